@@ -1,4 +1,4 @@
-//! What can be typed. Help texts teach: each says what the command does and shows how it is used.
+//! The command line. The help text of a command describes it and shows examples.
 
 use crate::config::ServeArgs;
 use crate::state::StateCommand;
@@ -15,55 +15,55 @@ pub use policy::{Lang, NewPolicy, PolicyCommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  berth node check                          What does this node still need?
-  berth config check /etc/berth/config.yaml  Would the daemon take this file?
+  berth node check                          What does this node need?
+  berth config check /etc/berth/config.yaml  Would the daemon accept this file?
   berth serve --config /etc/berth/config.yaml
-  berth gpu list                            GPUs, their health, what is held
-  berth gpu cordon 3 --reason 'new fan'     Grant nothing new on GPU 3; what runs goes on
-  berth allocation list --gpu 3             Who holds it?
-  berth state verify                        Is the store of a stopped daemon whole?
-  berth policy push my-policy.wasm          Upload a policy; nothing changes yet
-  berth policy activate stack.yaml          Swap the whole stack, or nothing
+  berth gpu list                            GPUs, their health and their allocations
+  berth gpu cordon 3 --reason 'new fan'     Grant nothing new on GPU 3; running pods keep it
+  berth allocation list --gpu 3             Which pods hold it?
+  berth state verify                        Is the store of a stopped daemon intact?
+  berth policy push my-policy.wasm          Upload a policy without using it yet
+  berth policy activate stack.yaml          Replace the whole stack, or nothing
 
-Exit codes: 0 done, 1 refused or failed (a file that is not there, a name that nobody knows, a no of the daemon),
-2 bad usage (what was typed cannot be meant).
-A setting of `berth serve` is a flag, an environment variable (`berth serve --help` names it) or a
+Exit codes: 0 success, 1 refused or failed (a missing file, an unknown name, a refusal by the daemon),
+2 bad usage (an invalid command line).
+A setting of `berth serve` is a flag, an environment variable (`berth serve --help` shows it) or a
 key of the configuration file, in that order of precedence.";
 
 /// Shares and guards this node's GPUs: the daemon, and its operator's commands
 #[derive(Parser, Debug)]
 #[command(name = "berth", version, after_help = EXAMPLES, disable_help_subcommand = true)]
 pub struct Cli {
-    /// How to reach a running daemon.
+    /// Access to a running daemon.
     #[command(flatten)]
     pub client: ClientArgs,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// A command.
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Run the daemon on this node
     ///
-    /// Finds the GPUs, takes over what running pods hold, registers with the kubelet, and serves the
-    /// admin API on loopback. Without a GPU or a kubelet it waits and says so. Ends on SIGTERM.
+    /// Finds the GPUs, adopts the allocations of running pods, registers with the kubelet, and serves the
+    /// admin API on loopback. Without a GPU or a kubelet it waits and logs that. Ends on SIGTERM.
     #[command(after_help = "\
 Examples:
   berth serve --config /etc/berth/config.yaml
   berth serve --gpus sim:8xh100 --kubelet-dir /tmp/kubelet --state-dir /tmp/berth   No GPU needed
-  BERTH_LOG_FILTER=berth_wasm=debug,info berth serve   More from one room (RUST_LOG works, too)")]
+  BERTH_LOG_FILTER=berth_wasm=debug,info berth serve   More from one crate (RUST_LOG works, too)")]
     Serve(Box<ServeArgs>),
-    /// What asks a running daemon.
+    /// Commands for a running daemon.
     #[command(flatten)]
     Client(ClientCommand),
-    /// Write policies, try them, upload them and choose which are asked
+    /// Write, test, upload and activate policies
     #[command(after_help = "\
-Without a daemon: new, check, test. A policy version is named by its name where that is plain, by its digest, the beginning of it, or
-`name@` and that:
+new, check and test need no daemon. A policy version is given by its name if that is unambiguous, by its digest or
+the beginning of it, or by `name@digest`:
   berth policy list
-  berth policy show timeslice     Which parameters does it take?
+  berth policy show timeslice     Which parameters does it have?
   berth policy push my-policy.wasm
   berth policy activate stack.yaml
   berth policy stack
@@ -71,53 +71,53 @@ Without a daemon: new, check, test. A policy version is named by its name where 
 
 `berth policy activate --help` shows a stack.yaml.")]
     Policy {
-        /// What to do.
+        /// The subcommand.
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Check a configuration file without starting anything, or make one from NVIDIA's
+    /// Check a configuration file without starting anything, or convert one of NVIDIA's
     Config {
-        /// What to do.
+        /// The subcommand.
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Check what this node has and still needs
+    /// Check the daemon's requirements on this node
     Node {
-        /// What to do.
+        /// The subcommand.
         #[command(subcommand)]
         command: NodeCommand,
     },
     /// Save, restore and check the allocation store of a stopped daemon
     #[command(after_help = "\
-The daemon must be stopped, or a copy of its state folder be named:
+Stop the daemon first, or give a copy of its state folder:
   berth state verify
   berth state export > state.jsonl
   berth state import --state-dir /var/lib/berth-new state.jsonl
-  berth state init                          # the store is lost, and there is no export: begin with an empty one
+  berth state init                          # the store is lost without an export: create an empty one
 
-JSON lines: a header with the format and the number of records, then one record a line. Modules of
-uploaded policies and the token are files beside the store and not in it: copy those, or push them anew.")]
+JSON lines: a header with the format and the number of records, then one record per line. The modules of
+uploaded policies and the token are not in the store: copy their files, or push the policies again.")]
     State {
-        /// What to do.
+        /// The subcommand.
         #[command(subcommand)]
         command: StateCommand,
     },
     /// Show or change the token of the admin API
     Token {
-        /// What to do.
+        /// The subcommand.
         #[command(subcommand)]
         command: TokenCommand,
     },
     /// Print the admin API's OpenAPI description
     Openapi,
-    /// Print what a shell needs to complete `berth`
+    /// Print the shell completions of `berth`
     #[command(after_help = "\
 Examples:
   source <(berth completions bash)
   berth completions zsh > ~/.zfunc/_berth
   berth completions fish > ~/.config/fish/completions/berth.fish")]
     Completions {
-        /// Which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
     /// Print the manual page, or write those of all commands into a folder
@@ -126,7 +126,7 @@ Examples:
   berth man | man -l -
   berth man --into /usr/local/share/man/man1")]
     Man {
-        /// The folder; made if it is not there
+        /// The folder; created if it does not exist
         #[arg(long, value_name = "FOLDER")]
         into: Option<PathBuf>,
     },
@@ -135,27 +135,26 @@ Examples:
 /// `berth token`.
 #[derive(Subcommand, Clone, Copy, Debug)]
 pub enum TokenCommand {
-    /// Put a new token into the token file
+    /// Write a new token to the token file
     ///
-    /// Works on the file that --token-file names, so run it on the node. A running daemon takes the
-    /// new token at once, without a restart, and the old one no more; hand the new one to whoever
-    /// has a copy.
+    /// Writes the file of --token-file, so run it on the node. A running daemon accepts the new token at once,
+    /// without a restart, and no longer the old one; give the new one to its users.
     Rotate,
     /// Print the token in the token file
     ///
-    /// For `kubectl exec POD -- berth token show > token`, since a pod of berth's has no shell. Whoever has it
-    /// is the operator.
+    /// For `kubectl exec POD -- berth token show > token`, since berth's pod has no shell. The token gives all
+    /// rights of the operator.
     Show,
 }
 
 /// `berth node`.
 #[derive(Subcommand, Debug)]
 pub enum NodeCommand {
-    /// One line for each thing that the daemon needs: ok, WARN or FAIL, with the fix
+    /// One line for each requirement of the daemon: ok, WARN or FAIL, with the fix
     ///
-    /// Takes the flags of `berth serve`, so that it looks where the daemon would. Changes nothing.
-    /// FAIL: the daemon would not start, or no container would get a GPU; the exit code is 1 then.
-    /// WARN: it would run, but wait or do less.
+    /// Has the flags of `berth serve` and changes nothing.
+    /// FAIL: the daemon would not start, or no container would get a GPU; the exit code is then 1.
+    /// WARN: it would run, but wait or lack a feature.
     Check(Box<ServeArgs>),
 }
 

@@ -1,4 +1,4 @@
-//! What the author of a policy needs and no daemon: `berth policy new`, `check` and `test`.
+//! `berth policy new`, `check` and `test`: commands for authors of policies, which need no daemon.
 
 use crate::args::PolicyCommand;
 use crate::scenario::{Bench, FILE_BYTES_MAX, POLICY_BYTES_MAX, Report};
@@ -14,21 +14,21 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// What a core module begins with; a component has another number behind it.
+/// The first bytes of a core module; a component has another version number.
 const CORE_MODULE: &[u8] = b"\0asm\x01\0\0\0";
 
-/// Runs one. 0 good, 1 refused or failed.
+/// Runs one of these commands. The exit code is 1 if the policy is refused, a scenario fails or an error occurs.
 pub(super) fn run(command: &PolicyCommand, out: &mut Out) -> ExitCode {
-    let good = match command {
+    let succeeded = match command {
         PolicyCommand::Check { file, parameters } => check(file, parameters.as_deref(), out),
         PolicyCommand::Test { file, scenarios, shipped } => {
             test(file.as_deref(), scenarios, shipped.as_deref(), out)
         }
         PolicyCommand::New(new) => policy_new::run(new, out).map(|()| true),
-        // `command` has sent these to the daemon.
+        // `command::run` sends these to the daemon.
         PolicyCommand::Client(_) => Ok(true),
     };
-    match good {
+    match succeeded {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -38,75 +38,76 @@ pub(super) fn run(command: &PolicyCommand, out: &mut Out) -> ExitCode {
     }
 }
 
-/// What `berth policy check` answers.
+/// The result of `berth policy check`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Checked {
+struct CheckResult {
     ok: bool,
     file: String,
     /// Why a daemon would refuse it.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
-    /// What a daemon takes and may yet surprise.
+    /// A problem with which a daemon accepts it nevertheless.
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    policy: Option<Described>,
+    policy: Option<Description>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    parameters: Option<Taken>,
+    parameters: Option<ParametersResult>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Described {
+struct Description {
     name: String,
     version: String,
     summary: String,
     hooks: Vec<&'static str>,
     digest: String,
-    /// `component`, or `coreModule` that became one.
+    /// `component`, or `coreModule` that is converted to one.
     kind: &'static str,
     bytes: u64,
     parameters_schema: serde_json::Value,
 }
 
-/// Whether it takes the parameters that were given.
+/// Whether the policy accepts the given parameters.
 #[derive(Serialize)]
-struct Taken {
+struct ParametersResult {
     taken: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
 
 fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result<bool> {
-    // One more, so that the size is refused in the daemon's own words.
+    // One byte more than allowed, so that `install` refuses the size with the daemon's error.
     let module = read_file(file, u64::try_from(POLICY_BYTES_MAX)?.saturating_add(1))?;
-    let parameters = parameters.map(|given| read_parameters("--parameters", given)).transpose()?;
+    let parameters = parameters.map(|text| read_parameters("--parameters", text)).transpose()?;
     let bench = Bench::new()?;
     let name = file.display().to_string();
     let checked = match bench.install(&module) {
         Err(error) => {
             let problem = Some(error.to_string());
-            Checked { ok: false, file: name, problem, warning: None, policy: None, parameters: None }
+            CheckResult { ok: false, file: name, problem, warning: None, policy: None, parameters: None }
         }
         Ok(version) => {
-            let taken = parameters.map(|json| bench.takes(&version, &json));
-            Checked {
-                ok: taken.as_ref().is_none_or(Result::is_ok),
+            let accepted = parameters.map(|json| bench.check_parameters(&version, &json));
+            CheckResult {
+                ok: accepted.as_ref().is_none_or(Result::is_ok),
                 file: name,
                 problem: None,
                 warning: bench.ships_another(&version).then(|| shipped_name(&version.name, &version.label())),
-                parameters: taken.map(|taken| Taken { taken: taken.is_ok(), problem: taken.err() }),
-                policy: Some(described(&version, module.starts_with(CORE_MODULE))),
+                parameters: accepted
+                    .map(|result| ParametersResult { taken: result.is_ok(), problem: result.err() }),
+                policy: Some(describe(&version, module.starts_with(CORE_MODULE))),
             }
         }
     };
-    out.answer(&checked, shown)?;
+    out.answer(&checked, as_text)?;
     Ok(checked.ok)
 }
 
-fn described(version: &PolicyVersion, core_module: bool) -> Described {
-    Described {
+fn describe(version: &PolicyVersion, core_module: bool) -> Description {
+    Description {
         name: version.name.clone(),
         version: version.version.clone(),
         summary: version.summary.clone(),
@@ -118,21 +119,24 @@ fn described(version: &PolicyVersion, core_module: bool) -> Described {
     }
 }
 
-fn shown(checked: &Checked) -> String {
+fn as_text(checked: &CheckResult) -> String {
     let mut text = match (&checked.problem, &checked.policy) {
         (Some(problem), _) => format!("refused: {}: {problem}\n", checked.file),
         (None, Some(p)) => {
-            let kind = if p.kind == "component" { "component" } else { "core module, becomes a component" };
-            let good = format!("ok: {} is a policy that a daemon takes\n", checked.file);
-            good + &facts(&[
-                ("name", p.name.clone()),
-                ("version", p.version.clone()),
-                ("summary", p.summary.clone()),
-                ("hooks", p.hooks.join(" ")),
-                ("kind", kind.into()),
-                ("bytes", p.bytes.to_string()),
-                ("digest", p.digest.clone()),
-            ]) + &parameters::shown(&p.parameters_schema)
+            let kind =
+                if p.kind == "component" { "component" } else { "core module, converted to a component" };
+            let verdict = format!("ok: {} is a valid policy\n", checked.file);
+            verdict
+                + &facts(&[
+                    ("name", p.name.clone()),
+                    ("version", p.version.clone()),
+                    ("summary", p.summary.clone()),
+                    ("hooks", p.hooks.join(" ")),
+                    ("kind", kind.into()),
+                    ("bytes", p.bytes.to_string()),
+                    ("digest", p.digest.clone()),
+                ])
+                + &parameters::shown(&p.parameters_schema)
         }
         (None, None) => String::new(),
     };
@@ -141,18 +145,18 @@ fn shown(checked: &Checked) -> String {
     }
     match &checked.parameters {
         None => {}
-        Some(Taken { problem: Some(problem), .. }) => {
-            text += &format!("refused: it does not take these parameters: {problem}\n");
+        Some(ParametersResult { problem: Some(problem), .. }) => {
+            text += &format!("refused: the parameters are not accepted: {problem}\n");
         }
-        Some(_) => text += "ok: it takes these parameters\n",
+        Some(_) => text += "ok: the parameters are accepted\n",
     }
     text
 }
 
-/// What `berth policy test` answers.
+/// The result of `berth policy test`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Tested {
+struct TestResult {
     policy: String,
     passed: usize,
     failed: usize,
@@ -165,20 +169,20 @@ fn test(
     shipped: Option<&str>,
     out: &mut Out,
 ) -> anyhow::Result<bool> {
-    usage_of_test(file, scenarios, shipped)?;
+    check_test_usage(file, scenarios, shipped)?;
     // With --shipped every path is a scenario.
-    let (module, named): (Option<&Path>, Vec<&Path>) = match (shipped, file) {
+    let (module, paths): (Option<&Path>, Vec<&Path>) = match (shipped, file) {
         (Some(_), file) => (None, file.into_iter().chain(scenarios.iter().map(PathBuf::as_path)).collect()),
         (None, file) => (file, scenarios.iter().map(PathBuf::as_path).collect()),
     };
-    let files = files(&named)?;
+    let files = scenario_files(&paths)?;
     let bench = Bench::new()?;
     let version = match (module, shipped) {
         (Some(file), _) => {
             let module = read_file(file, u64::try_from(POLICY_BYTES_MAX)?.saturating_add(1))?;
             bench.install(&module).map_err(|error| anyhow!("{}: {error}", file.display()))?
         }
-        (None, name) => bench.shipped(name.unwrap_or_default()).map_err(|why| anyhow!(why))?,
+        (None, name) => bench.shipped(name.unwrap_or_default()).map_err(|error| anyhow!(error))?,
     };
     let mut reports = Vec::new();
     for file in &files {
@@ -189,70 +193,75 @@ fn test(
     }
     let passed = reports.iter().filter(|report| report.passed).count();
     let failed = reports.len() - passed;
-    let tested = Tested { policy: version.label(), passed, failed, scenarios: reports };
+    let tested = TestResult { policy: version.label(), passed, failed, scenarios: reports };
     out.answer(&tested, |tested| {
-        let each: String = tested.scenarios.iter().map(Report::text).collect();
-        format!("{each}scenarios: {passed} passed, {failed} failed\n")
+        let reports: String = tested.scenarios.iter().map(Report::text).collect();
+        format!("{reports}scenarios: {passed} passed, {failed} failed\n")
     })?;
     Ok(failed == 0)
 }
 
-/// Exactly one policy must be named, and a scenario.
-fn usage_of_test(file: Option<&Path>, scenarios: &[PathBuf], shipped: Option<&str>) -> Result<(), BadUsage> {
-    let ends =
-        |path: &Path, with: &[&str]| path.extension().is_some_and(|end| with.iter().any(|w| end == *w));
+/// Checks that exactly one policy and at least one scenario are given.
+fn check_test_usage(
+    file: Option<&Path>,
+    scenarios: &[PathBuf],
+    shipped: Option<&str>,
+) -> Result<(), BadUsage> {
+    let has_extension = |path: &Path, extensions: &[&str]| {
+        path.extension().is_some_and(|end| extensions.iter().any(|e| end == *e))
+    };
     let paths = || file.into_iter().chain(scenarios.iter().map(PathBuf::as_path));
     if let Some(name) = shipped {
         if name.contains(['/', '.']) {
             return Err(BadUsage(format!(
-                "--shipped takes the name of a policy that came with this program, such as timeslice, and {name:?} is a \
+                "--shipped needs the name of a policy that is built into this program, such as timeslice, and {name:?} is a \
                  path: `berth policy test FILE SCENARIOS` tests the policy of a file"
             )));
         }
-        if let Some(policy) = paths().find(|path| ends(path, &["wasm"])) {
+        if let Some(policy) = paths().find(|path| has_extension(path, &["wasm"])) {
             return Err(BadUsage(format!(
-                "{} and --shipped {name} each name a policy, and one is tested: leave one of them out",
+                "{} and --shipped {name} each name a policy, but only one is tested: remove one of them",
                 policy.display()
             )));
         }
     }
-    if let (None, Some(story)) = (shipped, file.filter(|file| ends(file, &["yaml", "yml"]))) {
+    if let (None, Some(scenario)) = (shipped, file.filter(|file| has_extension(file, &["yaml", "yml"]))) {
         return Err(BadUsage(format!(
             "{} is a scenario: name the policy's file before it, or --shipped NAME",
-            story.display()
+            scenario.display()
         )));
     }
-    let named = scenarios.len() + usize::from(shipped.is_some() && file.is_some());
-    if named == 0 {
-        let given = file.map(|file| format!(", and not only {}", file.display())).unwrap_or_default();
+    let count = scenarios.len() + usize::from(shipped.is_some() && file.is_some());
+    if count == 0 {
+        let only = file.map(|file| format!(", and not only {}", file.display())).unwrap_or_default();
         return Err(BadUsage(format!(
-            "name a policy (its file, or --shipped NAME) and then a scenario file or a folder of them{given}"
+            "name a policy (its file, or --shipped NAME) and then a scenario file or a folder of them{only}"
         )));
     }
     Ok(())
 }
 
-/// The files that are named, and those of the folders that are, sorted within each.
-fn files(named: &[&Path]) -> anyhow::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for path in named {
+/// The given files, and the `.yaml` files of the given folders, sorted within each folder.
+fn scenario_files(paths: &[&Path]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
         if !path.is_dir() {
-            found.push(path.to_path_buf());
+            files.push(path.to_path_buf());
             continue;
         }
-        let reading = || format!("cannot read the folder {}", path.display());
-        let mut inside = Vec::new();
-        for entry in path.read_dir().with_context(reading)? {
-            let file = entry.with_context(reading)?.path();
+        let context = || format!("cannot read the folder {}", path.display());
+        let mut entries = Vec::new();
+        for entry in path.read_dir().with_context(context)? {
+            let file = entry.with_context(context)?.path();
             if file.extension().is_some_and(|end| end == "yaml" || end == "yml") {
-                inside.push(file);
+                entries.push(file);
             }
         }
-        if inside.is_empty() {
+        if entries.is_empty() {
             bail!("the folder {} has no .yaml file", path.display());
         }
-        inside.sort();
-        found.append(&mut inside);
+        entries.sort();
+        files.append(&mut entries);
     }
-    Ok(found)
+    Ok(files)
 }

@@ -1,14 +1,14 @@
-//! Lists the files that `berth policy new` writes, so that the program holds them.
+//! Embeds the files that `berth policy new` writes.
 
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Where the kit, the contract and the templates are.
+/// The folder of the SDK, the contract and the templates.
 const POLICIES_DIR: &str = "../../policies-wasm";
 
-/// `POLICY_FILES`: path and text of each file, sorted.
+/// Generates `POLICY_FILES`: path and text of each file, sorted.
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join(POLICIES_DIR);
     let mut files = Vec::new();
@@ -31,7 +31,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        // What is built inside a template stays there.
+        // Build outputs of templates are left out.
         if ["target", "build", "node_modules", "Cargo.lock", "__pycache__"].contains(&name) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! What can be checked before a start: a configuration file, and this node.
+//! Checks before a start: of a configuration file, and of this node.
 
 pub(crate) mod config;
 pub(crate) mod node;

@@ -1,8 +1,7 @@
-//! Runs one command of the command line. `serve` reads its settings here, and goes on in
-//! [`daemon`](crate::daemon).
+//! Runs a command. `serve` loads its settings here and runs [`daemon`](crate::daemon).
 
 use crate::args::{self, Cli, Command};
-use crate::config::{Choice, Config, ServeArgs, Without};
+use crate::config::{Choice, Config, ServeArgs, SkippedChecks};
 use crate::{author, checks, from_nvidia, shell, state, telemetry, token};
 use berth_cli::connection::ClientArgs;
 use berth_cli::output::{Out, print_error};
@@ -11,12 +10,12 @@ use berth_cli::{Request, colour};
 use berth_cluster::ApiServer;
 use std::process::ExitCode;
 
-/// A signal ended a start before the daemon was there.
+/// A signal during the start, before the daemon runs.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped by a signal while waiting for the node's label")]
 struct Interrupted;
 
-/// Runs one command. 0 done, 1 refused or failed; bad usage has ended with 2 before.
+/// Runs a command. The exit code is 0 for success and 1 for a failure; [`usage::parse`](crate::usage::parse) exits with 2.
 #[must_use]
 pub fn run(cli: &Cli) -> ExitCode {
     colour::decide();
@@ -28,22 +27,22 @@ pub fn run(cli: &Cli) -> ExitCode {
         _ => None,
     };
     if let Some(request) = request {
-        return ended(berth_cli::run(request, client, &mut out));
+        return report(berth_cli::run(request, client, &mut out));
     }
     if client.watch.is_some() {
-        return ended(Err(berth_cli::not_watched().into()));
+        return report(Err(berth_cli::not_watched().into()));
     }
-    let done = match &cli.command {
+    let result = match &cli.command {
         Command::Serve(args) => match load(args, client) {
-            // As at a signal later in the start.
+            // A signal is no error, as later in the start.
             Err(error) if error.is::<Interrupted>() => Ok(()),
             loaded => loaded.and_then(serve),
         },
         Command::Client(_) => Ok(()),
         Command::Policy { command } => return author::run(command, &mut out),
         Command::Config { command: args::ConfigCommand::Check { file, without_files, without_gpus } } => {
-            let without = Without { files: *without_files, gpus: *without_gpus };
-            checks::config::run(file, without, &mut out)
+            let skipped = SkippedChecks { files: *without_files, gpus: *without_gpus };
+            checks::config::run(file, skipped, &mut out)
         }
         Command::Config { command: args::ConfigCommand::FromNvidia { file } } => {
             from_nvidia::run(file, &mut out)
@@ -57,11 +56,12 @@ pub fn run(cli: &Cli) -> ExitCode {
         Command::Completions { shell } => shell::completions(*shell, &mut out),
         Command::Man { into } => shell::man(into.as_deref(), &mut out),
     };
-    ended(done)
+    report(result)
 }
 
-fn ended(done: anyhow::Result<()>) -> ExitCode {
-    match done {
+/// Prints an error and returns the exit code.
+fn report(result: anyhow::Result<()>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             print_error(&error);
@@ -70,7 +70,7 @@ fn ended(done: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// What a command that failed ends with. A log filter that cannot be meant is bad usage.
+/// The exit code of a failed command. An invalid log filter is bad usage.
 pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref() {
         Some(telemetry::TelemetryError::Filter { .. }) => ExitCode::from(usage::CODE),
@@ -85,21 +85,23 @@ fn serve(config: Config) -> anyhow::Result<()> {
     crate::daemon::serve(config, traces)
 }
 
-/// The settings, with GPUs that can be: a simulated profile that is not known would be waited for
-/// in vain.
+/// Loads the settings and checks the source of the GPUs: the daemon would wait forever for an unknown simulated profile.
+///
+/// # Errors
+/// If the settings are invalid, or the node's label cannot be read.
 pub fn load(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<Config> {
-    // One flag for all commands: to the daemon it says where the token is to be.
+    // The flag of all commands; the daemon creates the token in this file.
     let args = ServeArgs { token_file: client.token_file.clone(), ..args.clone() };
     let config =
-        Config::load(&args).map_err(|error| match (error.only("adminListen"), &args.admin_listen) {
-            // Only the file can say whether there is TLS.
+        Config::load(&args).map_err(|error| match (error.sole_error("adminListen"), &args.admin_listen) {
+            // A flag's error, found late because the rule depends on the file's TLS settings.
             (Some(what), Some(_)) => {
-                let words = format!("--admin-listen (or BERTH_ADMIN_LISTEN): {what}");
-                anyhow::Error::new(BadUsage(words))
+                let text = format!("--admin-listen (or BERTH_ADMIN_LISTEN): {what}");
+                anyhow::Error::new(BadUsage(text))
             }
             _ => error.into(),
         })?;
-    let config = match Choice::of(&args.choice) {
+    let config = match Choice::from_args(&args.choice) {
         Some(choice) => {
             let label = node_label(&config, &choice.label)?;
             Config::load_chosen(&args, choice, label)?
@@ -113,7 +115,7 @@ pub fn load(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// What chooses the configuration. Before there are logs: a failure that may pass goes to standard error.
+/// The label that selects the configuration file. Logs are not set up yet: temporary failures go to standard error.
 fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
     anyhow::ensure!(
         config.api_server != ApiServer::Off,
@@ -121,19 +123,19 @@ fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
     );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
-    let waits = |error: &berth_cluster::ConnectError| {
-        let longest = berth_cluster::LABEL_READ_MAX.as_secs();
+    let on_retry = |error: &berth_cluster::ConnectError| {
+        let max_wait = berth_cluster::LABEL_READ_MAX.as_secs();
         eprintln!(
-            "berth: waiting up to {longest} s for the node's label {key}: {}",
+            "berth: waiting up to {max_wait} s for the node's label {key}: {}",
             berth_cluster::error_chain(error)
         );
     };
     runtime.block_on(async {
         tokio::select! {
-            read = berth_cluster::node_label(&settings, key, waits) => read.map_err(|error| {
+            read = berth_cluster::node_label(&settings, key, on_retry) => read.map_err(|error| {
                 anyhow::anyhow!("cannot read the node's label {key}: {}", berth_cluster::error_chain(&error))
             }),
-            stopped = crate::daemon::stop_requested() => Err(stopped.map_or_else(Into::into, |()| Interrupted.into())),
+            stopped = crate::daemon::wait_for_stop_signal() => Err(stopped.map_or_else(Into::into, |()| Interrupted.into())),
         }
     })
 }

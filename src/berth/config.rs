@@ -1,5 +1,4 @@
-//! The settings: one struct, read once, from flags, environment, file and defaults, in that order
-//! of precedence. The only reader of files, environment and flags.
+//! The settings: one struct, read once, from flags, environment, file and defaults, in this order of precedence.
 
 mod admin;
 mod args;
@@ -19,7 +18,7 @@ mod trusted;
 
 pub use admin::AdminFile;
 pub use args::{NvidiaArgs, ServeArgs};
-pub use checks::{BadSetting, BadSettings, Findings, Without};
+pub use checks::{BadSetting, BadSettings, Findings, SkippedChecks};
 pub use choice::{Choice, ChoiceArgs, ChoiceError, Chosen};
 pub use error::ConfigError;
 pub use file::{FileConfig, StackEntryConfig};
@@ -45,125 +44,129 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Everything that can be set.
+/// All settings of the daemon.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The node's name, for the API and events.
     pub node_name: String,
-    /// The kubelet's folder; holds device-plugins/ and pod-resources/.
+    /// The kubelet's folder, with `device-plugins/` and `pod-resources/`.
     pub kubelet_dir: PathBuf,
-    /// Where the store, policies and the token live.
+    /// The folder of the store, the policies and the token.
     pub state_dir: PathBuf,
-    /// How the API server is reached.
+    /// Access to the API server.
     pub api_server: ApiServer,
-    /// Where GPUs come from.
+    /// The source of the GPUs.
     pub gpus: GpuSource,
-    /// Where the admin API listens.
+    /// Address of the admin API.
     pub admin_listen: SocketAddr,
-    /// Where only /livez, /readyz and /metrics are served, without a token.
+    /// Address that serves only `/livez`, `/readyz` and `/metrics`, without a token.
     pub health_listen: Option<SocketAddr>,
-    /// The bearer token's file; made on first start.
+    /// The bearer token's file, created at the first start.
     pub token_file: PathBuf,
-    /// Who else may ask the admin API.
+    /// Further access to the admin API: tokens, TLS, a Unix socket, cluster users.
     pub admin: AdminAccess,
-    /// How logs are written.
+    /// Format of the log.
     pub log: LogFormat,
-    /// Where traces go; `None`: nowhere.
+    /// Export of traces; `None` if it is off.
     pub tracing: Option<TracingSettings>,
-    /// What containers are given.
+    /// How allocated devices are passed to containers.
     pub edits: Edits,
-    /// The resource under which whole GPUs are offered if no policy says otherwise.
+    /// The resource of whole GPUs, unless a policy names another.
     pub resource: Resource,
-    /// What becomes of MIG if no policy says otherwise.
+    /// The MIG strategy, unless a policy decides otherwise.
     pub mig_strategy: MigStrategy,
-    /// The rules of the kernel.
+    /// The kernel's rules.
     pub rules: Rules,
-    /// How much is kept of what policies decided; `None`: nothing.
+    /// Limits of the journal of decisions; `None` if there is none.
     pub decisions: Option<JournalLimit>,
-    /// XIDs that say nothing of a GPU's health.
+    /// XIDs that do not make a GPU unhealthy.
     pub ignored_xids: Vec<u64>,
-    /// Which processes on GPUs are nobody's concern.
+    /// Processes on GPUs: which ones are ignored.
     pub processes: ProcessSettings,
-    /// How often all GPUs are looked at.
+    /// Interval of the inventory scans.
     pub poll: Duration,
-    /// How the node is labelled.
+    /// Labels of the node.
     pub labels: LabelSettings,
-    /// The waits of rounds.
+    /// Intervals of the reconcile passes.
     pub rounds: RoundTiming,
-    /// Register even if running pods cannot be adopted.
+    /// Whether Berth registers even if running pods cannot be adopted.
     pub skip_adoption: bool,
-    /// The stack of the file, first asked first.
+    /// The file's stack, in the order of evaluation.
     pub stack: Vec<StackEntryConfig>,
-    /// The file that these settings were read from, for the lines of what is found wrong later.
+    /// The file of these settings, for the line numbers of errors that are found later.
     pub source: Option<Arc<Source>>,
-    /// The file that a label of the node chose, where one does.
+    /// The file that a node label selected, if `--config-dir` is set.
     pub chosen: Option<Chosen>,
-    /// Whether readings and failing calls count against a GPU; without, only one that is gone is not granted.
+    /// Whether readings and failing calls make a GPU unhealthy; if not, only a missing GPU is withheld.
     pub health_checks: bool,
-    /// Whether GPUs that cannot be read at the start end the daemon.
+    /// Whether the daemon ends if the GPUs cannot be read at the start.
     pub fail_on_init_error: bool,
-    /// What was set and is not used, or is used in another way: one line each for the log.
+    /// Settings that are ignored or used differently, one log line each.
     pub notices: Vec<String>,
 }
 
-/// Where GPUs come from.
+/// The source of the GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuSource {
     /// NVML.
     Nvml {
-        /// `libnvidia-ml.so.1`, if not where the loader finds it.
+        /// Path of `libnvidia-ml.so.1`; by default the dynamic loader finds it.
         library: Option<PathBuf>,
-        /// Where the driver is installed, if not at `/`.
+        /// The folder of the driver's installation, if it is not `/`.
         driver_root: Option<PathBuf>,
     },
-    /// Simulated: a profile such as `8xh100`, or a file.
+    /// Simulated GPUs: a profile such as `8xh100`, or a file.
     Sim(String),
 }
 
-/// Whether the API server is used.
+/// Use of the API server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ApiServerMode {
-    /// With a kubeconfig, or the service account of our pod, where there is one.
+    /// Used if there is a kubeconfig or a service account of the pod.
     #[default]
     Auto,
-    /// Not at all.
+    /// Not used.
     Off,
 }
 
-/// How logs are written.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Readable text.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 impl Config {
-    /// Reads the settings of `berth serve`.
+    /// Loads the settings of `berth serve`.
     ///
     /// # Errors
-    /// If the file or a value cannot be used.
+    /// If the file or a value is invalid.
     pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
-        Self::load_over(args.config_file(), None, args)
+        Self::load_with_base(args.config_file(), None, args)
     }
 
-    /// The same by another file, with the keys that only the one below has.
-    fn load_over(file: Option<&Path>, below: Option<&Path>, args: &ServeArgs) -> Result<Self, ConfigError> {
-        let below = below.map(Source::read).transpose()?;
+    /// Loads `file`, with the keys of `base` that it lacks.
+    fn load_with_base(
+        file: Option<&Path>,
+        base: Option<&Path>,
+        args: &ServeArgs,
+    ) -> Result<Self, ConfigError> {
+        let base = base.map(Source::read).transpose()?;
         let mut config = match file.map(Source::read).transpose()? {
-            Some(source) => match source.settings_over(below.as_ref(), args) {
+            Some(source) => match source.settings_with_base(base.as_ref(), args) {
                 (Some(config), problems) if problems.is_empty() => config,
-                (_, problems) => return Err(source.wrong(problems)),
+                (_, problems) => return Err(source.error(problems)),
             },
             None => Self::merge(args, FileConfig::default())?,
         };
-        config.notices.extend(nvidia::unused_environment(|name| std::env::var(name).ok()));
+        config.notices.extend(nvidia::unused_environment_notices(|name| std::env::var(name).ok()));
         Ok(config)
     }
 
-    /// What was found wrong with a setting, with its place in the file that these settings come from.
+    /// The error of a setting, with its line in the file that these settings come from.
     #[must_use]
     pub fn locate(&self, bad: BadSetting) -> Problem {
         match &self.source {
@@ -172,61 +175,65 @@ impl Config {
         }
     }
 
-    /// Puts flags (with the environment in them) over a file's settings over the defaults.
+    /// Merges the flags (which include the environment), a file's settings and the defaults.
     ///
     /// # Errors
-    /// All values that cannot be used.
+    /// All invalid values.
     pub fn merge(args: &ServeArgs, file: FileConfig) -> Result<Self, BadSettings> {
         let mut checks = Checks::default();
-        let given = |flag: &Option<PathBuf>, file, default: &str| {
+        let path_or = |flag: &Option<PathBuf>, file, default: &str| {
             flag.clone().or(file).unwrap_or_else(|| default.into())
         };
-        let state_dir = checks.path("stateDir", given(&args.state_dir, file.state_dir, "/var/lib/berth"));
-        let kubelet_dir = given(&args.kubelet_dir(), file.kubelet_dir, "/var/lib/kubelet");
+        let state_dir =
+            checks.absolute_path("stateDir", path_or(&args.state_dir, file.state_dir, "/var/lib/berth"));
+        let kubelet_dir = path_or(&args.kubelet_dir(), file.kubelet_dir, "/var/lib/kubelet");
         let token_file = args.token_file.clone().or(file.token_file);
         let token_file = token_file.unwrap_or_else(|| state_dir.join("token"));
         let kubeconfig = args.kubeconfig.clone().or(file.kubeconfig);
-        let kubeconfig = kubeconfig.map(|path| checks.path("kubeconfig", path));
+        let kubeconfig = kubeconfig.map(|path| checks.absolute_path("kubeconfig", path));
         let overcommit = file.memory_overcommit.unwrap_or(1.0);
-        checks.within("memoryOvercommit", overcommit, 1.0, 16.0);
+        checks.in_range("memoryOvercommit", overcommit, 1.0, 16.0);
         let health = file.health.unwrap_or_default();
         let defaults = Timing::default();
         let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s.saturating_mul(1000));
-        let timing = file.timing.unwrap_or_default().over(&Timing { quiet_ms, ..defaults });
-        // One poll is a few calls a GPU; faster than this they would follow on each other.
+        let timing = file.timing.unwrap_or_default().resolve(&Timing { quiet_ms, ..defaults });
+        // A scan takes a few calls per GPU: shorter intervals would leave no pause between scans.
         let poll_seconds = health.poll_seconds.unwrap_or(5.0);
-        checks.within("health.pollSeconds", poll_seconds, 0.05, 3600.0);
-        let admin = file.admin.unwrap_or_default().over(args.admin_socket.clone(), &mut checks);
+        checks.in_range("health.pollSeconds", poll_seconds, 0.05, 3600.0);
+        let admin = file.admin.unwrap_or_default().resolve(args.admin_socket.clone(), &mut checks);
         let listen = args.admin_listen.clone().or(file.admin_listen);
         let listen = listen.as_deref().unwrap_or("127.0.0.1:9470");
-        let admin_listen = checks.see(admin::listen(listen, admin.tls.is_some()));
+        let admin_listen = checks.record_error(admin::listen(listen, admin.tls.is_some()));
         let health_listen = args.health_listen.clone().or(file.health_listen);
-        let health_listen = health_listen.as_deref().and_then(|h| checks.take(address("healthListen", h)));
+        let health_listen = health_listen.as_deref().and_then(|h| checks.ok(address("healthListen", h)));
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
         let resource = Resource::parse(&resource).map_err(|e| bad_because("resource", &resource, e.rule));
-        let resource = checks.see(resource);
-        let edits = file.container_edits.unwrap_or_default().under(args, &mut checks);
-        let driver = args::given(args.nvidia.driver_root_ctr_path.as_ref()).unwrap_or(&edits.driver_root);
-        let health_checks = HealthChecks::of(args);
+        let resource = checks.record_error(resource);
+        let edits = file.container_edits.unwrap_or_default().resolve(args, &mut checks);
+        let driver = args::non_empty(args.nvidia.driver_root_ctr_path.as_ref()).unwrap_or(&edits.driver_root);
+        let health_checks = HealthChecks::from_args(args);
         let mut notices = args.nvidia.notices(&mut checks);
-        notices.extend(args.outdone());
+        notices.extend(args.overridden_nvidia_args());
         notices.extend(health_checks.notices());
         notices.extend(edits::cdi_notice(&args.edits.device_list_strategy));
         let library = args.nvml_library.clone().or(file.nvml_library);
-        let library = library.map(|path| checks.plain("nvmlLibrary", path));
+        let library = library.map(|path| checks.plain_path("nvmlLibrary", path));
         let gpus = args.gpus.clone().or(file.gpus).unwrap_or_else(|| "nvml".into());
-        let gpus = checks.see(gpu_source(&gpus, library, driver));
-        let mig = checks.see(mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref()));
-        let history = checks.see(file.history.unwrap_or_default().limit());
-        let decisions = checks.see(file.decisions.unwrap_or_default().limit());
-        let tracing = checks.see(file.tracing.unwrap_or_default().under(args));
+        let gpus = checks.record_error(gpu_source(&gpus, library, driver));
+        let mig =
+            checks.record_error(mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref()));
+        let history = checks.record_error(file.history.unwrap_or_default().limit());
+        let decisions = checks.record_error(file.decisions.unwrap_or_default().limit());
+        let tracing = checks.record_error(file.tracing.unwrap_or_default().resolve(args));
         let trusted_keys = trusted::keys(file.trusted_keys, &mut checks);
-        let processes = file.processes.unwrap_or_default().over(ProcessSettings::default(), &mut checks);
-        let labels = file.labels.unwrap_or_default().checked(&mut checks);
-        let stack = args.nvidia.placed(file::stack(file.stack.unwrap_or_default(), &mut checks));
+        let processes = file.processes.unwrap_or_default().resolve(ProcessSettings::default(), &mut checks);
+        let labels = file.labels.unwrap_or_default().resolve(&mut checks);
+        let stack = args
+            .nvidia
+            .apply_allocation_policy(file::check_stack(file.stack.unwrap_or_default(), &mut checks));
         let (kubelet_dir, token_file) =
-            (checks.path("kubeletDir", kubelet_dir), checks.path("tokenFile", token_file));
-        checks.done()?;
+            (checks.absolute_path("kubeletDir", kubelet_dir), checks.absolute_path("tokenFile", token_file));
+        checks.finish()?;
         Ok(Self {
             node_name: node_name(args.node_name.clone().or(file.node_name)),
             kubelet_dir,
@@ -247,7 +254,7 @@ impl Config {
             processes,
             poll: Duration::from_secs_f64(poll_seconds),
             labels,
-            rounds: file.rounds.unwrap_or_default().over(&RoundTiming::default()),
+            rounds: file.rounds.unwrap_or_default().resolve(&RoundTiming::default()),
             skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
             stack,
             chosen: None,
@@ -269,21 +276,21 @@ fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Resul
     match text.split_once(':') {
         None if text == "nvml" => Ok(GpuSource::Nvml { library, driver_root }),
         Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
-        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (so many, of a known model), or sim:FILE")),
+        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (count and model), or sim:FILE")),
     }
 }
 
-/// By the words of NVIDIA's device plugin.
-fn mig_strategy(word: Option<&str>) -> Result<MigStrategy, BadSetting> {
+/// Parses the keywords of NVIDIA's device plugin.
+fn mig_strategy(keyword: Option<&str>) -> Result<MigStrategy, BadSetting> {
     let known = [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed];
     let known = known.map(|strategy| (strategy.as_str(), strategy));
-    word.map_or(Ok(MigStrategy::default()), |word| parse_keyword("migStrategy", word, &known))
+    keyword.map_or(Ok(MigStrategy::default()), |keyword| parse_keyword("migStrategy", keyword, &known))
 }
 
-/// A kubeconfig means that it is wanted; without one it is used where a pod's service account is.
-fn api_server(wanted: Option<ApiServerMode>, kubeconfig: Option<PathBuf>) -> ApiServer {
+/// `Auto` uses a kubeconfig, or else the pod's service account if there is one.
+fn api_server(mode: Option<ApiServerMode>, kubeconfig: Option<PathBuf>) -> ApiServer {
     let account = Path::new("/var/run/secrets/kubernetes.io/serviceaccount/token");
-    match (wanted.unwrap_or_default(), kubeconfig) {
+    match (mode.unwrap_or_default(), kubeconfig) {
         (ApiServerMode::Off, _) => ApiServer::Off,
         (ApiServerMode::Auto, Some(file)) => ApiServer::Kubeconfig(file),
         (ApiServerMode::Auto, None)
@@ -295,15 +302,15 @@ fn api_server(wanted: Option<ApiServerMode>, kubeconfig: Option<PathBuf>) -> Api
     }
 }
 
-/// The kubelet tells pods their node by this variable through the downward API.
-fn node_name(given: Option<String>) -> String {
-    given
+/// A pod template can set `NODE_NAME` by the downward API.
+fn node_name(setting: Option<String>) -> String {
+    setting
         .or_else(|| std::env::var("NODE_NAME").ok())
         .filter(|n| !n.is_empty())
         .unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 100 to 1600 by the caller's check
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the caller checks that it is 100 to 1600
 fn percent(overcommit: f64) -> u32 {
     (overcommit * 100.0).round() as u32
 }

@@ -1,6 +1,5 @@
-//! Berth: a Kubernetes node daemon that shares and guards a node's GPUs. This package puts the crates
-//! beside it together: the command line, configuration, start and stop, checks, scenarios, logs and
-//! traces.
+//! Berth: a Kubernetes node daemon that shares and guards a node's GPUs. This crate composes the other ones: command
+//! line, configuration, start and stop, checks, scenarios, logs and traces.
 
 pub mod args;
 mod author;
@@ -20,11 +19,10 @@ pub mod usage;
 
 use std::process::ExitCode;
 
-/// The whole program: arguments, then the command.
+/// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
-    // The program is the policies' compiler as well: the daemon starts it again for that, and then no
-    // argument of the command line is there.
+    // The daemon starts this program as the compiler of policies, too, without arguments of the command line.
     if let Some(code) = berth_wasm::compiler_process() {
         return code;
     }

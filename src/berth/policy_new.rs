@@ -1,5 +1,5 @@
-//! `berth policy new`: a folder to begin a policy in. What it holds is embedded (build.rs lists
-//! policies-wasm/templates, the kit and the contract), so that this program alone is enough.
+//! `berth policy new`: creates a folder for a new policy. Its files are embedded in the program (`build.rs` lists the
+//! templates, the SDK and the contract of `policies-wasm`).
 
 use crate::args::{Lang, NewPolicy};
 use anyhow::{Context, bail};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 include!(concat!(env!("OUT_DIR"), "/policy_files.rs"));
 
-/// What the templates call their policy, as a name, an identifier and a type.
+/// The policy's name in the templates, as a name, an identifier and a type.
 const NAME: &str = "my-policy";
 const IDENTIFIER: &str = "my_policy";
 const TYPE: &str = "MyPolicy";
@@ -25,59 +25,59 @@ pub(super) fn run(new: &NewPolicy, out: &mut Out) -> anyhow::Result<()> {
     check_name(&new.name).map_err(BadUsage)?;
     let folder = new.dir.clone().unwrap_or_else(|| PathBuf::from(&new.name));
     if folder.symlink_metadata().is_ok() {
-        bail!("{} is there already: name another folder with --dir", folder.display());
+        bail!("{} exists already: choose another folder with --dir", folder.display());
     }
     let files = files(new.lang, &new.name);
-    // Under another name first: a folder that is there is whole.
-    let draft = draft(&folder)?;
+    // Written under a temporary name, so that an existing folder is complete.
+    let draft = create_draft(&folder)?;
     let written = write_all(&draft, &files).and_then(|()| {
-        fs::rename(&draft, &folder).with_context(|| format!("cannot make {}", folder.display()))
+        fs::rename(&draft, &folder).with_context(|| format!("cannot create {}", folder.display()))
     });
     if written.is_err() {
         let _ = fs::remove_dir_all(&draft);
     }
     written?;
     let readme = files.iter().find(|(path, _)| path == "README.md").map_or("", |(_, text)| text.as_str());
-    let made = Made {
+    let created = CreatedPolicy {
         name: new.name.clone(),
         lang: new.lang.to_possible_value().map(|lang| lang.get_name().to_owned()).unwrap_or_default(),
         folder: folder.display().to_string(),
         files: files.iter().map(|(path, _)| path.clone()).collect(),
         commands: commands(readme),
     };
-    out.answer(&made, |made| {
-        let Made { folder, files, commands, .. } = made;
+    out.answer(&created, |created| {
+        let CreatedPolicy { folder, files, commands, .. } = created;
         let commands: String = commands.iter().map(|command| format!("  {command}\n")).collect();
-        format!("{folder} has {} files; begin with README.md:\n  cd {folder}\n{commands}", files.len())
+        format!("created {folder} with {} files; see README.md:\n  cd {folder}\n{commands}", files.len())
     })
 }
 
-/// What `berth policy new` answers.
+/// The result of `berth policy new`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Made {
+struct CreatedPolicy {
     name: String,
     lang: String,
     folder: String,
     /// Paths in the folder.
     files: Vec<String>,
-    /// How it is built, checked and tested, to be run in the folder.
+    /// The commands that build, check and test it, run in the folder.
     commands: Vec<String>,
 }
 
-/// The first block of commands of a README: how it is built, checked and tested.
+/// The first block of commands of a README, which builds, checks and tests the policy.
 fn commands(readme: &str) -> Vec<String> {
-    let from = readme.lines().skip_while(|line| !line.starts_with("    "));
-    let block = from.take_while(|line| line.starts_with("    "));
+    let from_block = readme.lines().skip_while(|line| !line.starts_with("    "));
+    let block = from_block.take_while(|line| line.starts_with("    "));
     block.map(|line| line.trim_start().to_owned()).collect()
 }
 
-/// A DNS label, as the contract wants it.
+/// Checks that the name is a DNS label, as the contract requires.
 fn check_name(name: &str) -> Result<(), String> {
-    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    let dashed = name.starts_with('-') || name.ends_with('-') || name.contains("--");
-    let letter = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
-    if name.len() > NAME_BYTES_MAX || dashed || !letter || !name.bytes().all(inner) {
+    let is_allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let has_bad_dash = name.starts_with('-') || name.ends_with('-') || name.contains("--");
+    let starts_with_letter = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
+    if name.len() > NAME_BYTES_MAX || has_bad_dash || !starts_with_letter || !name.bytes().all(is_allowed) {
         return Err(format!(
             "{name:?} is no name for a policy: lower-case letters, digits and single dashes, a letter first, at \
              most {NAME_BYTES_MAX} characters, such as fill-first"
@@ -94,16 +94,16 @@ fn files(lang: Lang, name: &str) -> Vec<(String, String)> {
         Lang::Js => "templates/js/",
         Lang::Python => "templates/python/",
     };
-    let named = |text: &str| {
-        let camel: String = name.split('-').map(capital).collect();
+    let rename = |text: &str| {
+        let camel: String = name.split('-').map(capitalize).collect();
         text.replace(NAME, name).replace(IDENTIFIER, &name.replace('-', "_")).replace(TYPE, &camel)
     };
     let mut files = Vec::new();
     for (path, text) in POLICY_FILES {
         if let Some(path) = path.strip_prefix(folder) {
-            // Under its own name it would hide files of this repository.
-            let path = if path == "gitignore" { ".gitignore".to_owned() } else { named(path) };
-            files.push((path, named(text)));
+            // A `.gitignore` in the templates would apply to this repository.
+            let path = if path == "gitignore" { ".gitignore".to_owned() } else { rename(path) };
+            files.push((path, rename(text)));
         } else if path.starts_with("wit/") || (path.starts_with("sdk/") && lang == Lang::Rust) {
             files.push(((*path).to_owned(), (*text).to_owned()));
         }
@@ -111,31 +111,31 @@ fn files(lang: Lang, name: &str) -> Vec<(String, String)> {
     files
 }
 
-fn capital(word: &str) -> String {
-    let mut letters = word.chars();
+fn capitalize(text: &str) -> String {
+    let mut letters = text.chars();
     letters.next().map_or(String::new(), |first| first.to_ascii_uppercase().to_string() + letters.as_str())
 }
 
-/// A folder beside the one that is wanted, which is not there yet.
-fn draft(folder: &Path) -> anyhow::Result<PathBuf> {
+/// Creates a temporary folder next to `folder`.
+fn create_draft(folder: &Path) -> anyhow::Result<PathBuf> {
     let name = folder.file_name().ok_or_else(|| BadUsage("--dir names no folder".into()))?.to_string_lossy();
     let draft = folder.with_file_name(format!(".{name}.draft-{}", std::process::id()));
     if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
-    fs::create_dir(&draft).with_context(|| format!("cannot make {}", draft.display()))?;
+    fs::create_dir(&draft).with_context(|| format!("cannot create {}", draft.display()))?;
     Ok(draft)
 }
 
 fn write_all(folder: &Path, files: &[(String, String)]) -> anyhow::Result<()> {
     for (path, text) in files {
         let path = folder.join(path);
-        let writing = || format!("cannot write {}", path.display());
+        let context = || format!("cannot write {}", path.display());
         if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).with_context(writing)?;
+            fs::create_dir_all(parent).with_context(context)?;
         }
-        let mut file = fs::File::create_new(&path).with_context(writing)?;
-        file.write_all(text.as_bytes()).with_context(writing)?;
+        let mut file = fs::File::create_new(&path).with_context(context)?;
+        file.write_all(text.as_bytes()).with_context(context)?;
     }
     Ok(())
 }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_keeps_the_templates_name_and_all_languages_have_the_contract() {
+    fn the_templates_name_is_replaced_and_all_languages_have_the_contract() {
         for lang in [Lang::Rust, Lang::C, Lang::Js, Lang::Python] {
             let files = files(lang, "fill-first");
             let has = |path: &str| files.iter().any(|(p, _)| p == path);
@@ -164,8 +164,8 @@ mod tests {
             }
             assert!(files.iter().any(|(path, _)| path.starts_with("scenarios/")), "{lang:?}");
             for (path, text) in files.iter().filter(|(path, _)| !path.starts_with("sdk/")) {
-                for word in [NAME, IDENTIFIER, TYPE] {
-                    assert!(!path.contains(word) && !text.contains(word), "{lang:?} {path}: {word}");
+                for name in [NAME, IDENTIFIER, TYPE] {
+                    assert!(!path.contains(name) && !text.contains(name), "{lang:?} {path}: {name}");
                 }
             }
             let readme = &files.iter().find(|(path, _)| path == "README.md").unwrap().1;

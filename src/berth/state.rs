@@ -13,35 +13,35 @@ use std::path::{Path, PathBuf};
 pub enum StateCommand {
     /// Write every record as JSON lines, to a new file or standard output
     Export {
-        /// Which store.
+        /// The state folder.
         #[command(flatten)]
         state: StateDir,
-        /// A file that is not there yet; standard output if not given
+        /// A new file [default: standard output]
         file: Option<PathBuf>,
     },
-    /// Make the store of a state folder that has none; all of it or nothing
+    /// Create the store of a state folder that has none; all records or nothing
     Import {
-        /// Which store.
+        /// The state folder.
         #[command(flatten)]
         state: StateDir,
-        /// What `berth state export` wrote; `-` reads standard input
+        /// The output of `berth state export`; `-` reads standard input
         file: PathBuf,
     },
-    /// Make an empty store in a state folder whose store is gone; cordons and the stack are lost with it
+    /// Create an empty store in a state folder whose store is lost; cordons and the stack are lost with it
     Init {
-        /// Which store.
+        /// The state folder.
         #[command(flatten)]
         state: StateDir,
     },
-    /// Read everything and say what there is, or what is damaged; exit code 1 then
+    /// Read all records and show their number, or what is damaged; exit code 1 then
     Verify {
-        /// Which store.
+        /// The state folder.
         #[command(flatten)]
         state: StateDir,
     },
 }
 
-/// Which store.
+/// The state folder of a command.
 #[derive(Args, Clone, Debug)]
 pub struct StateDir {
     /// The state folder of the daemon, or a copy of it
@@ -53,15 +53,15 @@ pub(super) fn run(command: &StateCommand, out: &mut Out) -> anyhow::Result<()> {
     match command {
         StateCommand::Export { state, file } => export(state, file.as_deref()),
         StateCommand::Import { state, file } => {
-            let done = if file == Path::new("-") {
+            let summary = if file == Path::new("-") {
                 berth_store::import(&state.state_dir, &mut std::io::stdin().lock())
             } else {
-                let opened = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
-                berth_store::import(&state.state_dir, &mut BufReader::new(opened))
+                let input = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+                berth_store::import(&state.state_dir, &mut BufReader::new(input))
             };
-            show(&done?, "imported", state, out)
+            show(&summary?, "imported", state, out)
         }
-        StateCommand::Init { state } => show(&berth_store::init(&state.state_dir)?, "made", state, out),
+        StateCommand::Init { state } => show(&berth_store::init(&state.state_dir)?, "created", state, out),
         StateCommand::Verify { state } => show(&berth_store::verify(&state.state_dir)?, "ok", state, out),
     }
 }
@@ -70,24 +70,24 @@ fn export(state: &StateDir, file: Option<&Path>) -> anyhow::Result<()> {
     let Some(file) = file else {
         return Ok(berth_store::export(&state.state_dir, &mut BufWriter::new(std::io::stdout().lock()))?);
     };
-    // Never over another export: that may be the only good one.
-    let opened = File::create_new(file).with_context(|| format!("cannot make {}", file.display()))?;
-    let done = berth_store::export(&state.state_dir, &mut BufWriter::new(&opened))
+    // An existing file is not overwritten: it may be the only good export.
+    let output = File::create_new(file).with_context(|| format!("cannot create {}", file.display()))?;
+    let exported = berth_store::export(&state.state_dir, &mut BufWriter::new(&output))
         .map_err(anyhow::Error::from)
-        .and_then(|()| opened.sync_all().context("writing the export"));
-    if done.is_err() {
-        // Half an export is of no use; that it stays is harmless, since an import notices.
+        .and_then(|()| output.sync_all().context("writing the export"));
+    if exported.is_err() {
+        // An incomplete export is useless. A failure to remove it is harmless, since an import detects it.
         let _ = std::fs::remove_file(file);
     }
-    done
+    exported
 }
 
-fn show(summary: &Summary, done: &str, state: &StateDir, out: &mut Out) -> anyhow::Result<()> {
+fn show(summary: &Summary, action: &str, state: &StateDir, out: &mut Out) -> anyhow::Result<()> {
     out.answer(summary, |summary| {
         let mut rows =
             vec![("  appends", summary.appends.to_string()), ("  records", summary.records.to_string())];
         let kinds: Vec<_> = summary.kinds.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
-        rows.push(("  of them", kinds.join(", ")));
-        format!("{done}: {}\n{}", state.state_dir.display(), facts(&rows))
+        rows.push(("  by kind", kinds.join(", ")));
+        format!("{action}: {}\n{}", state.state_dir.display(), facts(&rows))
     })
 }

@@ -1,5 +1,4 @@
-//! Logs, to standard error: text for people, or one JSON object a line. And traces, where a collector is
-//! configured.
+//! Sets up logs to standard error, as text or one JSON object per line, and traces, if a collector is configured.
 
 use crate::config::{Config, LogFormat};
 use crate::trace;
@@ -14,46 +13,45 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry};
 
-/// The filter if none is set.
-/// actix logs every start of a worker. `kube_runtime` warns of each request that is refused with 403 and returns the error
-/// as well, which Berth logs once; so does `kube_client` for each 5xx.
+/// The default filter. actix logs every start of a worker. `kube_runtime` warns of each request that is refused with 403 and
+/// also returns the error, which Berth logs once; so does `kube_client` for each 5xx.
 const DEFAULT_FILTER: &str = "info,actix_server=warn,kube_runtime=error,kube_client::client::builder=off";
 
 /// The target of audit lines.
 const AUDIT: &str = "audit";
 
-/// The HTTP library's logs: an error for each connection that sent what is not HTTP, which anyone may do.
-/// The admin API logs how many there were ([`MALFORMED`]).
+/// The target of the HTTP library, which logs an error for each connection with malformed HTTP. Any client can cause them,
+/// so the admin API logs only their number ([`MALFORMED`]).
 const HTTP: &str = "actix_http";
 
-/// Logs that cannot be started.
+/// Logs or traces cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter is malformed.
-    #[error("{variable} = {given:?} is no filter: levels with commas between, such as info,berth_wasm=debug")]
+    #[error("{variable} = {text:?} is no log filter; expected levels, such as info,berth_wasm=debug")]
     Filter {
-        /// Where it came from.
+        /// The environment variable.
         variable: &'static str,
-        /// What came.
-        given: String,
-        /// Why.
+        /// Its value.
+        text: String,
+        /// The cause.
         #[source]
         source: tracing_subscriber::filter::ParseError,
     },
-    /// Logs were started already.
-    #[error("logs were started twice")]
+    /// Logs are set up already.
+    #[error("logs are set up already")]
     Twice(#[source] tracing_subscriber::util::TryInitError),
-    /// What the collector of traces wants to know is malformed.
+    /// The headers for the collector of traces are malformed.
     #[error(transparent)]
     Traces(#[from] trace::HeaderError),
 }
 
-/// Starts logs, and traces if they are configured; the caller runs the returned task on its runtime. The filter is
-/// `BERTH_LOG_FILTER`, else `RUST_LOG`, else `info` except for libraries that log what Berth logs. Audit lines are logged
-/// unless the filter names them.
+/// Sets up logs, and traces if they are configured; the caller runs the returned task on its runtime. The filter is
+/// `BERTH_LOG_FILTER`, else `RUST_LOG`, else `info` except for libraries whose lines repeat those of Berth. Audit lines are
+/// logged unless the filter names their target.
 ///
 /// # Errors
-/// If the filter is malformed, the collector's headers are, or logs were started already.
+/// If the filter or the collector's headers are malformed, or logs are set up already.
 pub fn start(config: &Config) -> Result<Option<trace::Pump>, TelemetryError> {
     let filter = filter()?;
     let Some(tracing) = &config.tracing else {
@@ -65,11 +63,11 @@ pub fn start(config: &Config) -> Result<Option<trace::Pump>, TelemetryError> {
         return Ok(None);
     };
     let (layer, pump) = trace::start(tracing, &config.node_name)?;
-    // Libraries make spans, too, and the exporter's own would never end.
-    let ours = filter_fn(|span: &Metadata<'_>| span.is_span() && span.target() == spans::TARGET);
-    let layer = layer.with_filter(ours.with_max_level_hint(LevelFilter::INFO));
-    let logged = registry().with(layer).with(malformed()).with(logs(config.log, filter)).try_init();
-    logged.map_err(TelemetryError::Twice)?;
+    // Only Berth's spans: libraries create spans, too, and those of the exporter would cause further ones.
+    let own_spans = filter_fn(|span: &Metadata<'_>| span.is_span() && span.target() == spans::TARGET);
+    let layer = layer.with_filter(own_spans.with_max_level_hint(LevelFilter::INFO));
+    let initialized = registry().with(layer).with(malformed()).with(logs(config.log, filter)).try_init();
+    initialized.map_err(TelemetryError::Twice)?;
     Ok(Some(pump))
 }
 
@@ -82,12 +80,12 @@ fn logs<S: Subscriber + for<'s> LookupSpan<'s>>(format: LogFormat, filter: EnvFi
     logs.with_filter(filter)
 }
 
-/// Counts the connections that the HTTP library has an error for.
+/// Counts connections with malformed HTTP.
 fn malformed<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S> {
-    let of_http = |about: &Metadata<'_>| {
-        about.is_event() && *about.level() == Level::ERROR && about.target().starts_with(HTTP)
+    let is_http_error = |metadata: &Metadata<'_>| {
+        metadata.is_event() && *metadata.level() == Level::ERROR && metadata.target().starts_with(HTTP)
     };
-    Malformed.with_filter(filter_fn(of_http).with_max_level_hint(LevelFilter::ERROR))
+    Malformed.with_filter(filter_fn(is_http_error).with_max_level_hint(LevelFilter::ERROR))
 }
 
 struct Malformed;
@@ -99,38 +97,38 @@ impl<S: Subscriber> Layer<S> for Malformed {
 }
 
 fn filter() -> Result<EnvFilter, TelemetryError> {
-    let given = ["BERTH_LOG_FILTER", "RUST_LOG"].into_iter().find_map(|variable| {
+    let setting = ["BERTH_LOG_FILTER", "RUST_LOG"].into_iter().find_map(|variable| {
         let text = std::env::var(variable).ok().filter(|t| !t.trim().is_empty())?;
         Some((variable, text))
     });
-    let filter = match given {
+    let filter = match setting {
         None => EnvFilter::new(without_http(DEFAULT_FILTER)),
-        Some((variable, given)) => EnvFilter::try_new(without_http(&with_audit(&given)))
-            .map_err(|source| TelemetryError::Filter { variable, given, source })?,
+        Some((variable, text)) => EnvFilter::try_new(without_http(&with_audit(&text)))
+            .map_err(|source| TelemetryError::Filter { variable, text, source })?,
     };
-    // Log lines are complete without their spans, which are for traces. While traces are off, no span is made.
-    let none: Result<Directive, _> = format!("{}=off", spans::TARGET).parse();
-    Ok(none.into_iter().fold(filter, EnvFilter::add_directive))
+    // Log lines do not need the spans of traces. Without this directive they would be created while traces are off.
+    let no_spans: Result<Directive, _> = format!("{}=off", spans::TARGET).parse();
+    Ok(no_spans.into_iter().fold(filter, EnvFilter::add_directive))
 }
 
-/// A filter for something else keeps the audit lines; only one that names them changes them.
-fn with_audit(given: &str) -> String {
-    with(given, AUDIT, "info")
+/// Turns audit lines on, unless the filter names their target.
+fn with_audit(filter: &str) -> String {
+    with_default(filter, AUDIT, "info")
 }
 
-/// The same for the HTTP library's lines, which any stranger can cause.
-fn without_http(given: &str) -> String {
-    with(given, HTTP, "off")
+/// Turns the HTTP library's lines off, unless the filter names its target.
+fn without_http(filter: &str) -> String {
+    with_default(filter, HTTP, "off")
 }
 
-/// The filter with this level for a target that it does not name.
-fn with(given: &str, target: &str, level: &str) -> String {
+/// The filter, with this level for the target unless it names the target.
+fn with_default(filter: &str, target: &str, level: &str) -> String {
     let names = |directive: &str| {
-        let named = directive.trim().split(['=', '[']).next().unwrap_or_default();
-        named.strip_prefix(target).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+        let name = directive.trim().split(['=', '[']).next().unwrap_or_default();
+        name.strip_prefix(target).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
     };
-    let given = given.trim().trim_end_matches(',');
-    if given.split(',').any(names) { given.to_owned() } else { format!("{given},{target}={level}") }
+    let filter = filter.trim().trim_end_matches(',');
+    if filter.split(',').any(names) { filter.to_owned() } else { format!("{filter},{target}={level}") }
 }
 
 #[cfg(test)]
@@ -138,21 +136,21 @@ mod tests {
     use super::{with_audit, without_http};
 
     #[test]
-    fn lines_that_strangers_cause_are_off_unless_the_filter_names_them() {
-        for (given, becomes) in [
+    fn http_lines_are_off_unless_the_filter_names_them() {
+        for (filter, expected) in [
             ("info", "info,actix_http=off"),
             ("debug,actix_http=warn", "debug,actix_http=warn"),
             ("debug,actix_http[request]=trace", "debug,actix_http[request]=trace"),
             ("actix_https=info", "actix_https=info,actix_http=off"),
         ] {
-            assert_eq!(without_http(given), becomes);
-            tracing_subscriber::EnvFilter::try_new(becomes).unwrap();
+            assert_eq!(without_http(filter), expected);
+            tracing_subscriber::EnvFilter::try_new(expected).unwrap();
         }
     }
 
     #[test]
-    fn audit_lines_stay_unless_the_filter_names_them() {
-        for (given, becomes) in [
+    fn audit_lines_are_on_unless_the_filter_names_them() {
+        for (filter, expected) in [
             ("warn", "warn,audit=info"),
             ("off", "off,audit=info"),
             ("berth_wasm=debug, warn,", "berth_wasm=debug, warn,audit=info"),
@@ -161,8 +159,8 @@ mod tests {
             ("warn, audit", "warn, audit"),
             ("audit[change]=warn", "audit[change]=warn"),
         ] {
-            assert_eq!(with_audit(given), becomes);
-            tracing_subscriber::EnvFilter::try_new(becomes).unwrap();
+            assert_eq!(with_audit(filter), expected);
+            tracing_subscriber::EnvFilter::try_new(expected).unwrap();
         }
     }
 }

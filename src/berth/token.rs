@@ -10,7 +10,7 @@ pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> an
         TokenCommand::Rotate => {
             let path = args.token_file();
             berth_http::rotate_token(&path)?;
-            out.done(&format!("{} has a new token; the old one opens nothing any more", path.display()))
+            out.done(&format!("{} has a new token; the old one is no longer valid", path.display()))
         }
         TokenCommand::Show => out.text(&format!("{}\n", read(args)?)),
     }

@@ -159,7 +159,7 @@ fn check_says_what_the_daemon_would_say() {
         "{answer}"
     );
     let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", r#"{"replicas": "4"}"#]);
-    let words = "refused: it does not take these parameters: parameters.replicas: invalid type: string \"4\", expected a whole";
+    let words = "refused: the parameters are not accepted: parameters.replicas: invalid type: string \"4\", expected a whole";
     assert!(told(&output).contains(words), "{}", told(&output));
     let whole = std::fs::read(shipped).unwrap();
     std::fs::write(folder.path().join("cut.wasm"), &whole[..whole.len() / 2]).unwrap();
@@ -185,7 +185,7 @@ fn check_says_what_the_daemon_would_say() {
     std::fs::write(folder.path().join("p.json"), r#"{"replicas": 3}"#).unwrap();
     let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", "@p.json"]);
     assert!(
-        output.status.success() && told(&output).contains("ok: it takes these parameters"),
+        output.status.success() && told(&output).contains("ok: the parameters are accepted"),
         "{}",
         told(&output)
     );
@@ -254,7 +254,7 @@ fn a_new_policy_has_all_that_it_is_built_of() {
 
     let again = berth(folder.path(), &["policy", "new", "fill-first", "--lang", "python"]);
     assert_eq!(again.status.code(), Some(1), "{}", told(&again));
-    assert!(told(&again).contains("is there already"), "{}", told(&again));
+    assert!(told(&again).contains("exists already"), "{}", told(&again));
     let named = berth(folder.path(), &["policy", "new", "Fill_First"]);
     assert_eq!(named.status.code(), Some(2), "{}", told(&named));
     assert_eq!(folder.path().read_dir().unwrap().count(), 1, "no draft is left");

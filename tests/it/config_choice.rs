@@ -113,7 +113,7 @@ async fn beside_a_folder_of_files_the_environment_counts_and_is_named_as_without
     serving.stop();
     // Which is dropped beside Berth's own.
     let serving = house.serve_as(with_flag.env("CONFIG_FILE", "/nvidia.yaml"));
-    serving.line(|line| line.contains("set, not used: CONFIG_FILE=\"/nvidia.yaml\": --config is given, too"));
+    serving.line(|line| line.contains("set, not used: CONFIG_FILE=\"/nvidia.yaml\": --config is set, too"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

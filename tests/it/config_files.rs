@@ -71,9 +71,9 @@ fn who_is_let_in_and_how_is_shown() {
         "token ci by its SHA-256 (change)".into(),
         format!("client certificates of {at}/clients.crt (ops: change, others: read)"),
         format!("root at {at}/admin.sock (change)"),
-        "whom the API server knows".into(),
+        "users of the cluster, by their rights there".into(),
         "6000 reads and 7 changes a second".into(),
-        format!("note: the daemon makes {at}/state/token when it first starts"),
+        format!("note: the daemon creates {at}/state/token when it first starts"),
     ] {
         assert!(checked.out.contains(&says), "{says}: {}", checked.out);
     }
@@ -116,7 +116,7 @@ fn a_file_that_a_start_could_not_use_fails_the_check_and_may_be_left_out() {
         assert!(checked.err.contains("--without-files"), "{name}: {}", checked.err);
         let without = node.check(&["--without-files"]);
         assert_eq!(without.code, 0, "{name}: {}", without.err);
-        assert!(without.out.contains("note: the token and TLS files that it names were not read"));
+        assert!(without.out.contains("note: the token and TLS files were not read"));
         match before {
             Some(text) => node.secret(name, &text),
             None => remove_file(file(name)).unwrap(),
@@ -226,7 +226,7 @@ fn a_stack_that_cannot_be_asked_hides_nothing_that_is_wrong_with_the_file() {
         ran(command)
     };
     let wrong = "line 3, column 19: memoryOvercommit: \"0.5\" is not allowed";
-    let unasked = "cannot make a folder to ask the stack's policies in";
+    let unasked = "cannot create a temporary folder for the stack's policies";
     let check = said(&["config", "check"]);
     assert!(check.code == 1 && check.err.contains(wrong), "{}", check.err);
     assert!(check.err.contains(&format!("stack: was not checked: {unasked}")), "{}", check.err);

@@ -67,7 +67,7 @@ async fn keys_that_come_or_change_judge_what_was_kept() {
     assert_eq!(signed_by(&serving, &digest), Value::Null);
     let log = serving.log();
     let line = log.lines().find(|l| l.contains("no trusted key signed it")).unwrap();
-    assert!(line.contains(&digest[..12]) && line.contains("the active stack has it"), "{line}");
+    assert!(line.contains(&digest[..12]) && line.contains("the active stack runs without it"), "{line}");
     house.start("a", WHOLE, 1).await.unwrap();
     let stack = serving.call("GET", "/stack", &Value::Null);
     assert!(stack["entries"][0]["record"]["faults"]["byKind"]["missing"].as_u64().unwrap() > 0, "{stack}");

@@ -232,6 +232,6 @@ async fn a_journal_that_cannot_be_used_takes_no_gpu_away() {
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
     house.start("a", WHOLE, 1).await.unwrap();
-    assert!(serving.log().contains("decisions are not put down"), "{}", serving.log());
+    assert!(serving.log().contains("decisions are not recorded"), "{}", serving.log());
     assert_eq!(get(&serving, "/decisions")["type"], "/problems/no-journal");
 }

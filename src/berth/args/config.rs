@@ -8,8 +8,8 @@ use std::path::PathBuf;
 pub enum ConfigCommand {
     /// Check a configuration file as the daemon would and list its errors
     ///
-    /// Names all errors of the file, each with its line, and exits with 1 if there are any. Reads the token and TLS
-    /// files that it names, opens the GPUs, and runs the policies of its stack against them, as the daemon does at
+    /// Lists all errors of the file, each with its line, and exits with 1 if there are any. Reads the token and TLS
+    /// files, opens the GPUs, and runs the policies of its stack against them, as the daemon does at
     /// start.
     Check {
         /// The configuration file

@@ -1,5 +1,5 @@
-//! `berth node check`: what this node has and still needs, one line each, with the fix. Looks where
-//! the daemon would look, and changes nothing.
+//! `berth node check`: the daemon's requirements on this node, one line each, with the fix. Uses the daemon's settings and
+//! changes nothing.
 
 mod host;
 mod kubelet;
@@ -8,7 +8,7 @@ mod offers;
 mod running;
 mod state;
 
-use crate::config::{Config, Findings, GpuSource, ServeArgs, Without};
+use crate::config::{Config, Findings, GpuSource, ServeArgs, SkippedChecks};
 use crate::{command, daemon};
 use berth_cli::connection::ClientArgs;
 use berth_cli::output::{Out, print_error};
@@ -19,9 +19,9 @@ use line::{Level, Line};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What a look at the GPUs found.
-struct Looked {
-    /// In one line.
+/// The result of an inventory scan.
+struct FoundGpus {
+    /// One line for people.
     text: String,
     /// GPUs and MIG instances.
     parts: Vec<Part>,
@@ -35,12 +35,12 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> ExitC
             return command::exit_code(&error);
         }
     };
-    let mut lines = look_around(&config, Path::new("/"), look);
-    lines.push(processes(&config, daemon::sight));
-    // What is wrong with the GPUs has a line of its own.
-    let gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
-    lines.push(stack(&config, Without { files: false, gpus: !gpus }, daemon::rehearse));
-    lines.push(api_server(&config, reach));
+    let mut lines = check_all(&config, Path::new("/"), scan);
+    lines.push(processes(&config, daemon::process_visibility));
+    // Without GPUs the stack is not checked; the line of the GPUs has the reason.
+    let has_gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
+    lines.push(stack(&config, SkippedChecks { files: false, gpus: !has_gpus }, daemon::dry_run));
+    lines.push(api_server(&config, connect_api_server));
     let failed = lines.iter().any(|line| line.level == Level::Fail);
     if let Err(error) = out.answer(&lines, |lines| as_text(lines)) {
         print_error(&error);
@@ -49,32 +49,32 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> ExitC
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// What `berth node check` says of the GPUs.
-fn look(source: &GpuSource) -> anyhow::Result<Looked> {
+/// Opens and scans the GPUs.
+fn scan(source: &GpuSource) -> anyhow::Result<FoundGpus> {
     let gpus = crate::daemon::open_gpus(source.clone())?;
-    let found = gpus.look()?;
-    let count = found.parts.iter().filter(|p| p.parent.is_none()).count();
+    let inventory = gpus.look()?;
+    let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
     anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
     let mut text = format!("{count} GPUs, {}", gpus.describe());
-    for (gpu, trouble) in &found.troubles {
-        text += &format!("; {gpu} does not work: {trouble}");
+    for (gpu, error) in &inventory.troubles {
+        text += &format!("; {gpu} does not work: {error}");
     }
-    Ok(Looked { text, parts: found.parts })
+    Ok(FoundGpus { text, parts: inventory.parts })
 }
 
-/// What `berth node check` asks the API server.
-fn reach(config: &Config) -> anyhow::Result<()> {
+/// Connects to the API server once.
+fn connect_api_server(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
     let connected = runtime.block_on(berth_cluster::connect(&settings));
     connected.map(drop).map_err(|error| anyhow::anyhow!(berth_cluster::error_chain(&error)))
 }
 
-/// Everything, under `root`, which is `/` outside tests.
-fn look_around(config: &Config, root: &Path, look: fn(&GpuSource) -> anyhow::Result<Looked>) -> Vec<Line> {
-    let looked = look(&config.gpus);
-    let mut lines = vec![host::driver(config), gpus(&looked)];
-    lines.extend(looked.ok().map(|found| offers::mig(config, &found.parts)));
+/// The checks below `root`, which is `/` outside tests.
+fn check_all(config: &Config, root: &Path, scan: fn(&GpuSource) -> anyhow::Result<FoundGpus>) -> Vec<Line> {
+    let scanned = scan(&config.gpus);
+    let mut lines = vec![host::driver(config), gpus(&scanned)];
+    lines.extend(scanned.ok().map(|found| offers::mig(config, &found.parts)));
     lines.extend(kubelet::all(config));
     lines.push(state::folder(config));
     lines.push(running::ports(config));
@@ -85,78 +85,76 @@ fn look_around(config: &Config, root: &Path, look: fn(&GpuSource) -> anyhow::Res
     lines
 }
 
-fn gpus(looked: &anyhow::Result<Looked>) -> Line {
-    match looked {
-        Ok(Looked { text, .. }) if text.contains("does not work") => {
-            Line::warn("GPUs", text, "nvidia-smi -q tells more; what does not work is not granted")
+fn gpus(scanned: &anyhow::Result<FoundGpus>) -> Line {
+    match scanned {
+        Ok(FoundGpus { text, .. }) if text.contains("does not work") => {
+            Line::warn("GPUs", text, "nvidia-smi -q shows more; these GPUs are not granted")
         }
-        Ok(Looked { text, .. }) => Line::ok("GPUs", text),
+        Ok(FoundGpus { text, .. }) => Line::ok("GPUs", text),
         Err(error) => {
-            // Most errors of GPUs end with what to do, after a colon.
+            // Most GPU errors end with the fix, after a colon.
             let text = error.to_string();
             let (what, fix) = text.rsplit_once(": ").unwrap_or((
                 &text,
-                "see that nvidia-smi works on the node; try berth without a GPU with --gpus sim:8xh100",
+                "make nvidia-smi work on the node; to try berth without a GPU, use --gpus sim:8xh100",
             ));
             Line::fail("GPUs", what, fix)
         }
     }
 }
 
-/// Without them the daemon works, and says less: nobody is told from an intruder.
-fn processes(config: &Config, sight: fn(&Config) -> Sight) -> Line {
+/// A warning at most: without processes the daemon works, but cannot detect use without an allocation.
+fn processes(config: &Config, visibility: fn(&Config) -> Sight) -> Line {
     const CHECK: &str = "processes";
-    match sight(config) {
-        Sight::Visible => Line::ok(CHECK, "those on the GPUs can be told by their pods"),
+    match visibility(config) {
+        Sight::Visible => Line::ok(CHECK, "the pods of processes on the GPUs can be found"),
         Sight::Hidden { why, fix } => Line::warn(CHECK, why, fix),
         Sight::Unsupported { why } => {
-            Line::warn(CHECK, why, "mount the host's /proc, or say where it is: processes.procRoot")
+            Line::warn(CHECK, why, "mount the host's /proc and set processes.procRoot to its path")
         }
     }
 }
 
 fn stack(
     config: &Config,
-    without: Without,
-    rehearse: fn(&Config, Without) -> anyhow::Result<Findings>,
+    skipped: SkippedChecks,
+    dry_run: fn(&Config, SkippedChecks) -> anyhow::Result<Findings>,
 ) -> Line {
     const CHECK: &str = "stack";
-    match rehearse(config, without) {
-        Ok(found) if !found.errors.is_empty() => {
-            let errors: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
+    match dry_run(config, skipped) {
+        Ok(findings) if !findings.errors.is_empty() => {
+            let errors: Vec<_> = findings.errors.iter().map(ToString::to_string).collect();
             Line::fail(
                 CHECK,
                 errors.join("; "),
-                "correct the configuration; berth config check FILE says where",
+                "correct the configuration; berth config check FILE shows the lines",
             )
         }
         Ok(_) if config.stack.is_empty() => {
-            Line::ok(CHECK, "none in the configuration: whole GPUs are offered, or what was activated")
+            Line::ok(CHECK, "none in the configuration: whole GPUs are offered, unless a stack is activated")
         }
-        Ok(_) if without.gpus => {
-            Line::warn(CHECK, "the stack was not checked: there are no GPUs", "see the GPUs check")
-        }
-        Ok(found) if !found.notes.is_empty() => {
-            Line::warn(CHECK, found.notes.join("; "), "berth policy list shows what a running daemon knows")
-        }
-        Ok(_) => Line::ok(CHECK, "its policies take their parameters"),
-        Err(error) => {
-            Line::fail(CHECK, format!("{error:#}"), "fix the error named here, then run the check again")
-        }
+        Ok(_) if skipped.gpus => Line::warn(CHECK, "not checked: there are no GPUs", "see the GPUs check"),
+        Ok(findings) if !findings.notes.is_empty() => Line::warn(
+            CHECK,
+            findings.notes.join("; "),
+            "berth policy list shows the policies of a running daemon",
+        ),
+        Ok(_) => Line::ok(CHECK, "its policies accept their parameters"),
+        Err(error) => Line::fail(CHECK, format!("{error:#}"), "fix this error, then run the check again"),
     }
 }
 
-/// Optional, so that nothing of it fails the node.
-fn api_server(config: &Config, reach: fn(&Config) -> anyhow::Result<()>) -> Line {
+/// A warning at most, since the API server is optional.
+fn api_server(config: &Config, connect: fn(&Config) -> anyhow::Result<()>) -> Line {
     const CHECK: &str = "API server";
     if config.api_server == ApiServer::Off {
-        let what = "not used (--kubeconfig, or a pod's service account): no eviction, no Node events, and ends of pods take two rounds";
+        let what = "not used (--kubeconfig, or a pod's service account): no eviction, no Node events, and the end of a pod takes two reconcile passes";
         return Line::ok(CHECK, what);
     }
-    match reach(config) {
-        Ok(()) => Line::ok(CHECK, format!("it answers and knows node {}", config.node_name)),
+    match connect(config) {
+        Ok(()) => Line::ok(CHECK, format!("it answers and has node {}", config.node_name)),
         Err(error) => {
-            let fix = "see the address, the credentials and the role; the daemon goes on asking";
+            let fix = "check the address, the credentials and the role; the daemon keeps trying";
             Line::warn(CHECK, format!("{error:#}"), fix)
         }
     }
@@ -192,23 +190,23 @@ mod tests {
         lines.iter().find(|l| l.check == check).unwrap_or_else(|| panic!("no line {check}")).level
     }
 
-    fn found(_: &GpuSource) -> anyhow::Result<Looked> {
-        Ok(Looked { text: "1 GPUs".into(), parts: Vec::new() })
+    fn one_gpu(_: &GpuSource) -> anyhow::Result<FoundGpus> {
+        Ok(FoundGpus { text: "1 GPUs".into(), parts: Vec::new() })
     }
 
     #[test]
     fn a_bare_node_fails_with_a_fix_in_each_line_that_is_not_ok() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), "");
-        let lines = look_around(&config, dir.path(), |_| anyhow::bail!("no libnvidia-ml.so.1"));
+        let lines = check_all(&config, dir.path(), |_| anyhow::bail!("no libnvidia-ml.so.1"));
         assert_eq!(level(&lines, "GPUs"), Level::Fail);
         assert_eq!(level(&lines, "kubelet folder"), Level::Fail);
         assert!(lines.iter().all(|l| l.level == Level::Ok || l.fix.is_some()));
-        assert!(!dir.path().join("state").exists(), "it changed something");
+        assert!(!dir.path().join("state").exists(), "the check must change nothing");
     }
 
     #[test]
-    fn a_node_that_has_everything_is_ok_in_every_line() {
+    fn a_complete_node_is_ok_in_every_line() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), "containerEdits: {deviceListStrategy: [cdi-cri]}");
         let plugins = dir.path().join("kubelet/device-plugins");
@@ -225,14 +223,14 @@ mod tests {
         .unwrap();
         fs::write(dir.path().join("etc/cdi/nvidia.yaml"), "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
             .unwrap();
-        let lines = look_around(&config, dir.path(), found);
+        let lines = check_all(&config, dir.path(), one_gpu);
         for line in &lines {
             assert_eq!(line.level, Level::Ok, "{line:?}");
         }
     }
 
     #[test]
-    fn what_of_processes_cannot_be_seen_is_told_with_the_fix() {
+    fn hidden_processes_are_a_warning_with_a_fix() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), "");
         let hidden =
@@ -245,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_is_told_from_what_is_absent() {
+    fn broken_files_fail_and_absent_ones_warn() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), "containerEdits: {deviceListStrategy: [cdi-annotations]}");
         let plugins = dir.path().join("kubelet/device-plugins");
@@ -253,7 +251,7 @@ mod tests {
         fs::write(dir.path().join("state"), "a file").unwrap();
         fs::write(plugins.join("kubelet.sock"), "no socket").unwrap();
         fs::write(plugins.join("kubelet_internal_checkpoint"), "{").unwrap();
-        let lines = look_around(&config, dir.path(), found);
+        let lines = check_all(&config, dir.path(), one_gpu);
         assert_eq!(level(&lines, "kubelet folder"), Level::Ok);
         assert_eq!(level(&lines, "kubelet socket"), Level::Fail);
         assert_eq!(level(&lines, "pod-resources socket"), Level::Warn);

@@ -1,4 +1,4 @@
-//! `admin`: who may ask the admin API, by which ways, and how often.
+//! `admin`: callers of the admin API, their rights, TLS and rate limits.
 
 use super::address;
 use super::checks::{BadSetting, Checks, bad};
@@ -10,19 +10,19 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Most named tokens: whatever comes is compared with each of them, and the file of each is looked at.
+/// Most named tokens: each request is compared with all of them, and the file of each is checked.
 const TOKENS_MAX: usize = 32;
 /// Most names of client certificates.
 const CLIENTS_MAX: usize = 256;
 /// Most audiences of a review.
 const AUDIENCES_MAX: usize = 8;
-/// Highest rate that can be set, a second.
+/// Highest rate limit, requests per second.
 const PER_SECOND_MAX: u32 = 1_000_000;
 
 /// `admin` in the file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)] // each is documented at the setting that it becomes, above
+#[allow(missing_docs)] // documented at the settings that they become, in `AdminAccess`
 pub struct AdminFile {
     pub socket: Option<PathBuf>,
     #[serde(default)]
@@ -87,7 +87,7 @@ pub struct LimitsFile {
     pub changes_per_second: Option<u32>,
 }
 
-/// `kubernetes`; that it is there turns it on.
+/// `kubernetes`; its presence turns it on.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -97,19 +97,19 @@ pub struct KubernetesFile {
 }
 
 impl AdminFile {
-    /// With the flag over it.
-    pub(super) fn over(self, socket: Option<PathBuf>, checks: &mut Checks) -> AdminAccess {
+    /// The access settings; `socket`, a flag, takes precedence.
+    pub(super) fn resolve(self, socket: Option<PathBuf>, checks: &mut Checks) -> AdminAccess {
         AdminAccess {
             tokens: tokens(self.tokens, checks),
             tls: self.tls.map(|file| tls(file, checks)),
-            socket: socket.or(self.socket).map(|path| checks.path("admin.socket", path)),
+            socket: socket.or(self.socket).map(|path| checks.absolute_path("admin.socket", path)),
             limits: limits(&self.limits.unwrap_or_default(), checks),
             kubernetes: self.kubernetes.map(|file| kubernetes(file, checks)),
         }
     }
 }
 
-/// Where the admin API may listen: beyond this machine only where nobody on the way can read a token.
+/// The address of the admin API. Without TLS only a loopback address, since a token could be read on the network.
 pub(super) fn listen(text: &str, tls: bool) -> Result<SocketAddr, BadSetting> {
     let admin = address("adminListen", text)?;
     if !tls && !admin.ip().is_loopback() {
@@ -122,18 +122,18 @@ pub(super) fn listen(text: &str, tls: bool) -> Result<SocketAddr, BadSetting> {
 
 fn tokens(file: Vec<TokenFile>, checks: &mut Checks) -> Vec<NamedToken> {
     checks.at_most("admin.tokens", file.len(), TOKENS_MAX, "tokens");
-    let mut all: Vec<NamedToken> = Vec::with_capacity(file.len());
+    let mut tokens: Vec<NamedToken> = Vec::with_capacity(file.len());
     for (at, file) in file.into_iter().enumerate() {
-        let token = token(&format!("admin.tokens[{at}]"), file, &all, checks);
-        all.extend(checks.take(token));
+        let token = token(&format!("admin.tokens[{at}]"), file, &tokens, checks);
+        tokens.extend(checks.ok(token));
     }
-    all
+    tokens
 }
 
 fn token(
     at: &str,
     file: TokenFile,
-    before: &[NamedToken],
+    earlier: &[NamedToken],
     checks: &mut Checks,
 ) -> Result<NamedToken, BadSetting> {
     let TokenFile { name, file, sha256, right } = file;
@@ -143,13 +143,13 @@ fn token(
                     kubernetes:...)";
         return Err(bad(format!("{at}.name"), &name, rule));
     }
-    if before.iter().any(|token| token.name == name) {
-        return Err(bad(format!("{at}.name"), &name, "a name that is not used twice"));
+    if earlier.iter().any(|token| token.name == name) {
+        return Err(bad(format!("{at}.name"), &name, "a name that is used only once"));
     }
     let source = match (file, sha256) {
-        (Some(file), None) => TokenSource::File(checks.path(&format!("{at}.file"), file)),
+        (Some(file), None) => TokenSource::File(checks.absolute_path(&format!("{at}.file"), file)),
         (None, Some(text)) => TokenSource::Sha256(hash(&text).ok_or_else(|| {
-            // Not the value: a token that was put here by mistake should not be in a log.
+            // The value is hidden: it may be a token, given by mistake.
             let what = format!(
                 "the hash of token {name:?} is not allowed (value hidden); expected 64 hex digits, as printed by \
                  `printf %s TOKEN | sha256sum`"
@@ -165,15 +165,15 @@ fn token(
 
 fn tls(file: TlsFile, checks: &mut Checks) -> TlsFiles {
     let TlsFile { cert_file, key_file, client_ca_file, require_client_cert, clients, others_may } = file;
-    let asks = require_client_cert || clients.is_some() || others_may != OthersMay::None;
-    if client_ca_file.is_none() && asks {
+    let needs_ca = require_client_cert || clients.is_some() || others_may != OthersMay::None;
+    if client_ca_file.is_none() && needs_ca {
         let what = "missing; requireClientCert, clients and othersMay need a CA file";
         checks.add(BadSetting::new("admin.tls.clientCaFile", what));
     }
     TlsFiles {
-        cert: checks.path("admin.tls.certFile", cert_file),
-        key: checks.path("admin.tls.keyFile", key_file),
-        client_ca: client_ca_file.map(|path| checks.path("admin.tls.clientCaFile", path)),
+        cert: checks.absolute_path("admin.tls.certFile", cert_file),
+        key: checks.absolute_path("admin.tls.keyFile", key_file),
+        client_ca: client_ca_file.map(|path| checks.absolute_path("admin.tls.clientCaFile", path)),
         require_client_cert,
         clients: clients.map(|list| rights(list, checks)),
         others_may: match others_may {
@@ -189,17 +189,17 @@ fn rights(list: Vec<ClientFile>, checks: &mut Checks) -> BTreeMap<String, Right>
     let mut rights = BTreeMap::new();
     for (at, ClientFile { name, right }) in list.into_iter().enumerate() {
         let setting = format!("admin.tls.clients[{at}].name");
-        checks.take(check_name(&setting, &name));
+        checks.ok(check_name(&setting, &name));
         if rights.insert(name.clone(), right).is_some() {
-            checks.add(bad(setting, &name, "a name that is not used twice"));
+            checks.add(bad(setting, &name, "a name that is used only once"));
         }
     }
     rights
 }
 
 fn limits(file: &LimitsFile, checks: &mut Checks) -> RateLimits {
-    let mut rate = |key, given: Option<u32>, default| {
-        let value = given.unwrap_or(default);
+    let mut rate = |key, setting: Option<u32>, default| {
+        let value = setting.unwrap_or(default);
         if !(1..=PER_SECOND_MAX).contains(&value) {
             let rule = format!("1 to {PER_SECOND_MAX}");
             checks.add(bad(format!("admin.limits.{key}"), &value.to_string(), rule));
@@ -232,12 +232,12 @@ fn check_name(setting: &str, name: &str) -> Result<(), BadSetting> {
     Err(bad(setting, name, format!("1 to {NAME_BYTES_MAX} bytes without control characters")))
 }
 
-/// Names that records are signed with where no configured token made the change: the first start's token,
-/// users of the Unix socket, the configuration, nobody known, certificates and users of the cluster.
+/// Caller names that records use for changes without a named token: the first token, users of the Unix socket, the
+/// configuration, unknown callers, certificates and users of the cluster.
 fn is_reserved(name: &str) -> bool {
     let lower = name.to_lowercase();
     matches!(lower.as_str(), "admin" | "root" | "config" | "unknown")
-        || ["user-", "certificate:", "kubernetes:"].iter().any(|way| lower.starts_with(way))
+        || ["user-", "certificate:", "kubernetes:"].iter().any(|prefix| lower.starts_with(prefix))
 }
 
 fn hash(text: &str) -> Option<[u8; 32]> {

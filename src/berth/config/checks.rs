@@ -1,24 +1,24 @@
-//! Settings that cannot be used. All of them are collected, so that one run names them all.
+//! Checks of settings. Errors are collected, so that one run reports all of them.
 
 use berth_files::yaml::{nearest, shown};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// A setting that cannot be used: which, why, and what could be.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {what}")]
 pub struct BadSetting {
-    /// By its key in the file, such as `admin.tokens[1].name`.
+    /// Its key in the file, such as `admin.tokens[1].name`.
     pub setting: String,
-    /// What was given and what is wrong with it.
+    /// The value and what is wrong with it.
     pub what: String,
-    /// What it should be.
+    /// The rule for values.
     pub rule: String,
 }
 
 impl BadSetting {
-    /// What is wrong with a setting that was given well formed.
+    /// An error whose message is the rule, too.
     #[must_use]
     pub fn new(setting: impl Into<String>, what: impl Into<String>) -> Self {
         let what = what.into();
@@ -26,60 +26,60 @@ impl BadSetting {
     }
 }
 
-/// What a check of a configuration leaves out, since it is on the node and not on this machine.
+/// Parts of a configuration check that are skipped, since this machine is not the node.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Without {
-    /// The files of tokens and of TLS, and policies that were uploaded.
+pub struct SkippedChecks {
+    /// Token and TLS files, and uploaded policies.
     pub files: bool,
     /// The GPUs.
     pub gpus: bool,
 }
 
-/// What a check of a configuration found.
+/// The result of a configuration check.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// What would keep the daemon from starting, or from offering GPUs.
+    /// Errors with which the daemon does not start or offers no GPUs.
     pub errors: Vec<BadSetting>,
-    /// What cannot be known without the node, in sentences.
+    /// Facts that only a check on the node can verify, as sentences.
     pub notes: Vec<String>,
 }
 
-pub(super) fn bad(setting: impl Into<String>, given: &str, rule: impl Into<String>) -> BadSetting {
+pub(super) fn bad(setting: impl Into<String>, value: &str, rule: impl Into<String>) -> BadSetting {
     let rule = rule.into();
     BadSetting {
         setting: setting.into(),
-        what: format!("{} is not allowed; expected {rule}", shown(given)),
+        what: format!("{} is not allowed; expected {rule}", shown(value)),
         rule,
     }
 }
 
-/// As [`bad`], where the rule says what is wrong and not what is expected.
-pub(super) fn bad_because(setting: impl Into<String>, given: &str, why: &str) -> BadSetting {
-    BadSetting::new(setting, format!("{} is not allowed: {why}", shown(given)))
+/// As [`bad`], with the reason instead of the expected value.
+pub(super) fn bad_because(setting: impl Into<String>, value: &str, reason: &str) -> BadSetting {
+    BadSetting::new(setting, format!("{} is not allowed: {reason}", shown(value)))
 }
 
-/// The value of a keyword; an error names the known one that was probably meant.
+/// The value of a keyword; the error suggests the nearest known keyword.
 pub(super) fn parse_keyword<T: Copy>(
     setting: &str,
-    word: &str,
+    keyword: &str,
     known: &[(&str, T)],
 ) -> Result<T, BadSetting> {
-    if let Some((_, value)) = known.iter().find(|(name, _)| *name == word) {
+    if let Some((_, value)) = known.iter().find(|(name, _)| *name == keyword) {
         return Ok(*value);
     }
-    let words = || known.iter().map(|(name, _)| *name);
-    let mut rule = words().collect::<Vec<_>>().join(", ");
+    let names = || known.iter().map(|(name, _)| *name);
+    let mut rule = names().collect::<Vec<_>>().join(", ");
     if let Some(at) = rule.rfind(", ") {
         rule.replace_range(at..at + 2, " or ");
     }
-    let mut bad = bad(setting, word, rule);
-    if let Some(meant) = nearest(word, words()) {
+    let mut bad = bad(setting, keyword, rule);
+    if let Some(meant) = nearest(keyword, names()) {
         bad.what += &format!("; did you mean `{meant}`?");
     }
     Err(bad)
 }
 
-/// All settings that cannot be used.
+/// All invalid settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BadSettings(pub Vec<BadSetting>);
 
@@ -92,10 +92,10 @@ impl From<BadSetting> for BadSettings {
 impl fmt::Display for BadSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_slice() {
-            [one] => one.fmt(f),
-            several => {
-                write!(f, "{} settings cannot be used", several.len())?;
-                several.iter().try_for_each(|bad| write!(f, "\n  {bad}"))
+            [bad] => bad.fmt(f),
+            list => {
+                write!(f, "{} settings cannot be used", list.len())?;
+                list.iter().try_for_each(|bad| write!(f, "\n  {bad}"))
             }
         }
     }
@@ -103,7 +103,7 @@ impl fmt::Display for BadSettings {
 
 impl std::error::Error for BadSettings {}
 
-/// Collects what is wrong.
+/// Collects errors of settings.
 #[derive(Default)]
 pub(super) struct Checks(Vec<BadSetting>);
 
@@ -112,32 +112,32 @@ impl Checks {
         self.0.push(bad);
     }
 
-    /// The value, unless it cannot be used.
-    pub(super) fn take<T>(&mut self, result: Result<T, BadSetting>) -> Option<T> {
+    /// The value; an error is collected.
+    pub(super) fn ok<T>(&mut self, result: Result<T, BadSetting>) -> Option<T> {
         result.map_err(|bad| self.add(bad)).ok()
     }
 
-    /// As [`Self::take`], for a value that is taken out of the result after [`Self::done`].
-    pub(super) fn see<T>(&mut self, result: Result<T, BadSetting>) -> Result<T, BadSetting> {
+    /// Collects an error and returns the result, whose value is needed after [`Self::finish`].
+    pub(super) fn record_error<T>(&mut self, result: Result<T, BadSetting>) -> Result<T, BadSetting> {
         result.inspect_err(|bad| self.add(bad.clone()))
     }
 
-    /// A number between two others.
-    pub(super) fn within(&mut self, setting: &str, number: f64, least: f64, most: f64) {
-        if !(least..=most).contains(&number) {
-            self.add(bad(setting, &number.to_string(), format!("{least:?} to {most:?}")));
+    /// Checks that a number is `min` to `max`.
+    pub(super) fn in_range(&mut self, setting: &str, number: f64, min: f64, max: f64) {
+        if !(min..=max).contains(&number) {
+            self.add(bad(setting, &number.to_string(), format!("{min:?} to {max:?}")));
         }
     }
 
-    /// A list that is not too long. `what` is what is in it.
-    pub(super) fn at_most(&mut self, setting: &str, count: usize, most: usize, what: &str) {
-        if count > most {
-            self.add(bad(setting, &count.to_string(), format!("at most {most} {what}")));
+    /// Checks a list's length; `items` names its entries in the error.
+    pub(super) fn at_most(&mut self, setting: &str, count: usize, max: usize, items: &str) {
+        if count > max {
+            self.add(bad(setting, &count.to_string(), format!("at most {max} {items}")));
         }
     }
 
-    /// A path without control characters: with a NUL no system call takes it, and a line end breaks what lists it.
-    pub(super) fn plain(&mut self, setting: &str, path: PathBuf) -> PathBuf {
+    /// Checks that a path has no control characters: system calls refuse NUL, and a line end breaks listings.
+    pub(super) fn plain_path(&mut self, setting: &str, path: PathBuf) -> PathBuf {
         let bytes = path.as_os_str().as_bytes();
         if bytes.len() > PATH_BYTES_MAX || bytes.iter().any(u8::is_ascii_control) {
             self.add(bad(setting, &path.to_string_lossy(), PLAIN_PATH));
@@ -145,22 +145,21 @@ impl Checks {
         path
     }
 
-    /// As [`Self::plain`], and absolute, so that every user of the setting means the same folder, names it in full,
-    /// and finds its parents.
-    pub(super) fn path(&mut self, setting: &str, path: PathBuf) -> PathBuf {
-        let path = self.plain(setting, path);
-        // Fails only for an empty path or without a current folder: whatever opens it reports that.
+    /// As [`Self::plain_path`], made absolute, so that messages show it in full and its parents can be found.
+    pub(super) fn absolute_path(&mut self, setting: &str, path: PathBuf) -> PathBuf {
+        let path = self.plain_path(setting, path);
+        // Fails only for an empty path or without a current folder; opening the path reports that.
         std::path::absolute(&path).unwrap_or(path)
     }
 
     /// # Errors
-    /// All that was wrong.
-    pub(super) fn done(self) -> Result<(), BadSettings> {
+    /// All collected errors.
+    pub(super) fn finish(self) -> Result<(), BadSettings> {
         if self.0.is_empty() { Ok(()) } else { Err(BadSettings(self.0)) }
     }
 }
 
-/// Longest path, bytes, as in every system call of Linux (`PATH_MAX`, less its NUL).
+/// Longest path, bytes: Linux's `PATH_MAX` without the NUL.
 pub(super) const PATH_BYTES_MAX: usize = 4095;
-/// What a path must be.
+/// The rule for paths.
 pub(super) const PLAIN_PATH: &str = "a path of at most 4095 bytes without control characters";

@@ -1,19 +1,19 @@
-//! Which file of a folder configures the node: a label of the node names it, by the rules of the config-manager of
-//! NVIDIA's device plugin (v0.20, `cmd/config-manager`), so that its ConfigMaps and labels serve both.
+//! Selection of a configuration file by a node label, by the rules of the config-manager of NVIDIA's device plugin
+//! (v0.20, `cmd/config-manager`), so that its ConfigMaps and labels work for both.
 
 use super::{Config, ConfigError, ServeArgs};
 use clap::Args;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// The label that names the file, as NVIDIA's device plugin has it.
+/// Default key of the label, the same as for NVIDIA's device plugin.
 const LABEL: &str = "nvidia.com/device-plugin.config";
-/// The file that the fallback `named` takes.
+/// The file of the fallback `named`.
 const NAMED: &str = "default";
-/// Most files of the folder that an error names.
+/// Most files that an error lists.
 const SHOWN_MAX: usize = 20;
 
-/// The flags of the choice.
+/// The flags of the selection.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ChoiceArgs {
     /// Folder of configuration files; a node label selects one, and its keys replace those of --config
@@ -30,7 +30,7 @@ pub struct ChoiceArgs {
     pub config_fallbacks: Option<Fallbacks>,
 }
 
-/// What chooses where there is neither label nor default.
+/// What to use without label and default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fallback {
     /// The file `default`.
@@ -41,109 +41,109 @@ enum Fallback {
     Empty,
 }
 
-/// Those that are tried, in order.
+/// The fallbacks in the order in which they are tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fallbacks(Vec<Fallback>);
 
 fn fallbacks(text: &str) -> Result<Fallbacks, String> {
-    let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
-    let known = words.map(|word| match word {
+    let keywords = text.split(',').map(str::trim).filter(|keyword| !keyword.is_empty());
+    let parsed = keywords.map(|keyword| match keyword {
         "named" => Ok(Fallback::Named),
         "single" => Ok(Fallback::Single),
         "empty" => Ok(Fallback::Empty),
         _ => Err("expected named, single or empty, separated by commas".to_owned()),
     });
-    known.collect::<Result<_, _>>().map(Fallbacks)
+    parsed.collect::<Result<_, _>>().map(Fallbacks)
 }
 
-/// Why no file of the folder can be used.
+/// Why no file of the folder can be selected.
 #[derive(Debug, thiserror::Error)]
 pub enum ChoiceError {
     /// The folder cannot be read.
     #[error("cannot read the folder of configurations {folder}")]
     Unreadable {
-        /// Which one.
+        /// The folder.
         folder: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
     /// The folder holds no file.
     #[error("the folder of configurations {folder} holds no file")]
     Empty {
-        /// Which one.
+        /// The folder.
         folder: PathBuf,
     },
-    /// There is no file of that name.
-    #[error("{by} names the configuration {name:?}, but {folder} has only {there}")]
+    /// The folder has no file of this name.
+    #[error("{selector} names the configuration {name:?}, but {folder} has only {available}")]
     Absent {
-        /// What names it: the label, or the default.
-        by: String,
+        /// The label or the flag that names the file.
+        selector: String,
         /// The name.
         name: String,
-        /// Where it was searched.
+        /// The folder.
         folder: PathBuf,
-        /// The files that there are.
-        there: String,
+        /// The folder's files.
+        available: String,
     },
-    /// Nothing chooses.
+    /// Neither label, default nor fallbacks select a file.
     #[error(
-        "the node has no label {label}, and neither --config-default nor --config-fallbacks selects one of {there}: set \
+        "the node has no label {label}, and neither --config-default nor --config-fallbacks selects one of {available}: set \
          the label or --config-default"
     )]
     Undecided {
         /// The label's key.
         label: String,
-        /// The files that there are.
-        there: String,
+        /// The folder's files.
+        available: String,
     },
-    /// The chosen file cannot be used.
+    /// The selected file is invalid.
     #[error(transparent)]
     File(#[from] ConfigError),
 }
 
-/// How a node's file is chosen.
+/// The rules that select a node's file.
 #[derive(Clone, Debug)]
 pub struct Choice {
     folder: PathBuf,
-    /// The key of the label.
+    /// The label's key.
     pub label: String,
     default: Option<String>,
     fallbacks: Vec<Fallback>,
 }
 
 impl Choice {
-    /// `None` where the flags name no folder.
+    /// The selection of these flags; `None` without `--config-dir`.
     #[must_use]
-    pub fn of(args: &ChoiceArgs) -> Option<Self> {
-        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        let usual = || vec![Fallback::Named, Fallback::Single];
+    pub fn from_args(args: &ChoiceArgs) -> Option<Self> {
+        let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let defaults = || vec![Fallback::Named, Fallback::Single];
         Some(Self {
             folder: args.config_dir.clone()?,
-            label: given(&args.config_label).unwrap_or_else(|| LABEL.into()),
-            default: given(&args.config_default),
-            fallbacks: args.config_fallbacks.clone().map_or_else(usual, |Fallbacks(list)| list),
+            label: non_empty(&args.config_label).unwrap_or_else(|| LABEL.into()),
+            default: non_empty(&args.config_default),
+            fallbacks: args.config_fallbacks.clone().map_or_else(defaults, |Fallbacks(list)| list),
         })
     }
 
-    /// The name of the file for a node whose label has this value; `None`: none, by the fallback `empty`.
+    /// The file's name for this value of the label; `None` by the fallback `empty`.
     ///
     /// # Errors
-    /// If the named file is not there, or nothing names one.
-    pub fn name(&self, label: Option<&str>) -> Result<Option<String>, ChoiceError> {
+    /// If the named file does not exist, or no file is selected.
+    pub fn select(&self, label: Option<&str>) -> Result<Option<String>, ChoiceError> {
         let files = self.files()?;
-        let present = |by: String, name: &str| {
+        let existing = |selector: String, name: &str| {
             if files.contains(name) {
                 return Ok(Some(name.to_owned()));
             }
             let (name, folder) = (name.to_owned(), self.folder.clone());
-            Err(ChoiceError::Absent { by, name, folder, there: shown(&files) })
+            Err(ChoiceError::Absent { selector, name, folder, available: shown(&files) })
         };
         if let Some(value) = label.filter(|value| !value.is_empty()) {
-            return present(format!("the node's label {}", self.label), value);
+            return existing(format!("the node's label {}", self.label), value);
         }
         if let Some(name) = &self.default {
-            return present("--config-default".into(), name);
+            return existing("--config-default".into(), name);
         }
         for fallback in &self.fallbacks {
             match fallback {
@@ -153,16 +153,16 @@ impl Choice {
                 Fallback::Named | Fallback::Single => {}
             }
         }
-        Err(ChoiceError::Undecided { label: self.label.clone(), there: shown(&files) })
+        Err(ChoiceError::Undecided { label: self.label.clone(), available: shown(&files) })
     }
 
-    /// The names of the folder's files. A mounted ConfigMap has entries of its own besides, which begin with `..`.
+    /// The names of the folder's files, without the kubelet's own entries of a mounted ConfigMap, which begin with `..`.
     fn files(&self) -> Result<BTreeSet<String>, ChoiceError> {
         let unreadable = |source| ChoiceError::Unreadable { folder: self.folder.clone(), source };
         let mut files = BTreeSet::new();
         for entry in std::fs::read_dir(&self.folder).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
-            let is_file = std::fs::metadata(entry.path()).is_ok_and(|found| found.is_file());
+            let is_file = std::fs::metadata(entry.path()).is_ok_and(|metadata| metadata.is_file());
             if let (true, Ok(name)) = (is_file, entry.file_name().into_string())
                 && !name.starts_with("..")
             {
@@ -182,47 +182,47 @@ fn shown(files: &BTreeSet<String>) -> String {
     format!("{}{more}", names.join(", "))
 }
 
-/// The file that configures a running daemon, and what chooses it again.
+/// The selected file of a running daemon, with the rules to select again.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// How it was chosen.
+    /// The rules of the selection.
     pub choice: Choice,
-    /// The value of the label at the start.
+    /// The label's value at the start.
     pub label: Option<String>,
-    /// Its name; `None`: no file, by the fallback `empty`.
+    /// The file's name; `None` by the fallback `empty`.
     pub name: Option<String>,
-    /// The flags of the daemon, which win over every file.
+    /// The daemon's flags, which take precedence over every file.
     args: Box<ServeArgs>,
 }
 
 impl Chosen {
-    /// The name to show.
+    /// The file's name, or `none`.
     #[must_use]
     pub fn shown(&self) -> &str {
         self.name.as_deref().unwrap_or("none")
     }
 
-    /// The configuration of a node whose label now has this value, if it is another file's.
+    /// The new configuration, if this value of the label selects another file.
     ///
     /// # Errors
-    /// If no file can be chosen, or the chosen one cannot be used.
+    /// If no file can be selected, or the selected one is invalid.
     pub fn changed_for(&self, label: Option<&str>) -> Result<Option<Config>, ChoiceError> {
         let other = Config::load_chosen(&self.args, self.choice.clone(), label.map(str::to_owned))?;
-        let is_another = other.chosen.as_ref().is_some_and(|chosen| chosen.name != self.name);
-        Ok(is_another.then_some(other))
+        let changed = other.chosen.as_ref().is_some_and(|chosen| chosen.name != self.name);
+        Ok(changed.then_some(other))
     }
 }
 
 impl Config {
-    /// As [`Config::load`], with the keys of the file that the label chooses in place of those of `--config`.
+    /// As [`Config::load`], with the keys of the selected file in place of those of `--config`.
     ///
     /// # Errors
-    /// If no file can be chosen, or a file or a value cannot be used.
+    /// If no file can be selected, or a file or a value is invalid.
     pub fn load_chosen(args: &ServeArgs, choice: Choice, label: Option<String>) -> Result<Self, ChoiceError> {
-        let name = choice.name(label.as_deref())?;
+        let name = choice.select(label.as_deref())?;
         let mut config = match &name {
             None => Self::load(args)?,
-            Some(name) => Self::load_over(Some(&choice.folder.join(name)), args.config_file(), args)?,
+            Some(name) => Self::load_with_base(Some(&choice.folder.join(name)), args.config_file(), args)?,
         };
         config.chosen = Some(Chosen { choice, label, name, args: Box::new(args.clone()) });
         Ok(config)
@@ -239,7 +239,7 @@ mod tests {
         for name in files {
             std::fs::write(folder.path().join(name), "gpus: sim:1xt4\n").unwrap();
         }
-        // As the kubelet mounts a ConfigMap.
+        // The entries of a ConfigMap that the kubelet mounted.
         std::fs::create_dir(folder.path().join("..2026")).unwrap();
         std::os::unix::fs::symlink("..2026", folder.path().join("..data")).unwrap();
         folder
@@ -252,12 +252,12 @@ mod tests {
             config_default: Some(default.into()),
             config_fallbacks: fallback.map(|text| fallbacks(text).unwrap()),
         };
-        Choice::of(&args).unwrap()
+        Choice::from_args(&args).unwrap()
     }
 
-    /// Each row as NVIDIA's config-manager decides it.
+    /// The results are those of NVIDIA's config-manager.
     #[test]
-    fn label_default_and_fallbacks_choose_in_this_order() {
+    fn label_default_and_fallbacks_select_in_this_order() {
         let two = folder(&["default", "mig"]);
         let one = folder(&["only"]);
         let others = folder(&["a", "b"]);
@@ -277,50 +277,50 @@ mod tests {
             (&two, "", None, Some("..2026"), Err("has only default, mig")),
             (&folder(&[]), "", Some("empty"), None, Err("holds no file")),
         ] {
-            let found = choice(folder.path(), default, fallbacks).name(label);
-            match (found, expected) {
+            let selected = choice(folder.path(), default, fallbacks).select(label);
+            match (selected, expected) {
                 (Ok(name), Ok(expected)) => assert_eq!(name.as_deref(), expected),
-                (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
-                (found, expected) => panic!("{found:?}, not {expected:?}"),
+                (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
+                (selected, expected) => panic!("{selected:?}, not {expected:?}"),
             }
         }
         assert!(fallbacks("named, other").unwrap_err().contains("named, single or empty"));
     }
 
     #[test]
-    fn keys_of_the_chosen_file_replace_those_of_the_other() {
-        let (chosen, below) = (folder(&["t4"]), tempfile::tempdir().unwrap());
-        let config = below.path().join("config.yaml");
+    fn keys_of_the_selected_file_replace_those_of_the_base_file() {
+        let (folder, base) = (folder(&["t4"]), tempfile::tempdir().unwrap());
+        let config = base.path().join("config.yaml");
         std::fs::write(&config, "gpus: sim:8xh100\nresource: example.com/gpu\n").unwrap();
         let args = ServeArgs { config: Some(config), ..ServeArgs::default() };
         let load = |label: Option<&str>, fallbacks| {
-            let choice = choice(chosen.path(), "", fallbacks);
+            let choice = choice(folder.path(), "", fallbacks);
             Config::load_chosen(&args, choice, label.map(str::to_owned)).unwrap()
         };
-        let found = load(Some("t4"), None);
-        assert_eq!(found.gpus, super::super::GpuSource::Sim("1xt4".into()));
-        assert_eq!(found.resource.as_str(), "example.com/gpu");
-        // The same file is no other configuration, whatever names it.
-        let now = found.chosen.unwrap();
-        assert!(now.changed_for(None).unwrap().is_none());
-        assert!(now.changed_for(Some("gone")).is_err());
-        // NVIDIA's files have no `containerEdits`: their flags leave the other keys of it in force.
-        let edits =
+        let config = load(Some("t4"), None);
+        assert_eq!(config.gpus, super::super::GpuSource::Sim("1xt4".into()));
+        assert_eq!(config.resource.as_str(), "example.com/gpu");
+        // The selection of the same file by another rule is no change.
+        let chosen = config.chosen.unwrap();
+        assert!(chosen.changed_for(None).unwrap().is_none());
+        assert!(chosen.changed_for(Some("gone")).is_err());
+        // NVIDIA's files have no `containerEdits`: their flags replace single keys of it.
+        let base_edits =
             "containerEdits: { cdiKind: example.com/gpu, passDeviceSpecs: true, deviceIdStrategy: index }";
-        std::fs::write(args.config.as_ref().unwrap(), edits).unwrap();
+        std::fs::write(args.config.as_ref().unwrap(), base_edits).unwrap();
         let nvidia = "version: v1\nflags: { plugin: { passDeviceSpecs: false } }";
-        std::fs::write(chosen.path().join("nvidia"), nvidia).unwrap();
-        let found = load(Some("nvidia"), None).edits;
-        assert_eq!((found.cdi_kind.as_str(), found.pass_device_specs), ("example.com/gpu", false));
-        assert_eq!(found.id_strategy, berth_kubelet::DeviceIdStrategy::Index);
-        std::fs::write(chosen.path().join("nvidia"), "containerEdits: { passDeviceSpecs: false }").unwrap();
+        std::fs::write(folder.path().join("nvidia"), nvidia).unwrap();
+        let edits = load(Some("nvidia"), None).edits;
+        assert_eq!((edits.cdi_kind.as_str(), edits.pass_device_specs), ("example.com/gpu", false));
+        assert_eq!(edits.id_strategy, berth_kubelet::DeviceIdStrategy::Index);
+        std::fs::write(folder.path().join("nvidia"), "containerEdits: { passDeviceSpecs: false }").unwrap();
         assert_eq!(
             load(Some("nvidia"), None).edits.cdi_kind,
             "nvidia.com/gpu",
-            "a key of Berth's is replaced whole"
+            "a top-level key of a Berth file is replaced as a whole"
         );
 
-        std::fs::remove_file(chosen.path().join("nvidia")).unwrap();
+        std::fs::remove_file(folder.path().join("nvidia")).unwrap();
         std::fs::write(args.config.as_ref().unwrap(), "gpus: sim:8xh100\n").unwrap();
         let none = load(None, Some("empty"));
         assert_eq!(none.gpus, super::super::GpuSource::Sim("8xh100".into()));

@@ -1,41 +1,39 @@
-//! Why there are no settings.
-
 use super::BadSettings;
 use berth_files::yaml::Problems;
 use std::path::PathBuf;
 
-/// Why there are no settings: what cannot be used, why, and what could be.
+/// Why the settings cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}")]
     Unreadable {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// The file holds something that cannot be used.
+    /// The file is invalid.
     #[error("the configuration {path} is wrong: {problems}")]
     Wrong {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// All of it.
+        /// Its errors.
         problems: Problems,
     },
-    /// Flags hold something that cannot be used.
+    /// Flags are invalid.
     #[error(transparent)]
     Settings(#[from] BadSettings),
 }
 
 impl ConfigError {
-    /// What is wrong with this setting, if it is the only one that is wrong.
+    /// The error of this setting, if it is the only error.
     #[must_use]
-    pub fn only(&self, setting: &str) -> Option<String> {
+    pub fn sole_error(&self, setting: &str) -> Option<String> {
         match self {
             Self::Settings(BadSettings(bad)) => match bad.as_slice() {
-                [one] if one.setting == setting => Some(one.what.clone()),
+                [bad] if bad.setting == setting => Some(bad.what.clone()),
                 _ => None,
             },
             Self::Wrong { problems, .. } => {

@@ -1,4 +1,4 @@
-//! The configuration file. Unknown keys are refused; units are in the names.
+//! The configuration file. Unknown keys are refused.
 
 use super::admin::AdminFile;
 use super::checks::{BadSetting, Checks, bad};
@@ -20,7 +20,7 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The file as it is written.
+/// The file as written.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs)] // each is documented at the setting that it becomes, in `Config`
@@ -101,7 +101,7 @@ pub struct HealthFile {
     pub ignored_xids: Option<Vec<u64>>,
 }
 
-/// `history`: how much is kept of what has ended.
+/// `history`: how many ended allocations are kept.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -120,14 +120,14 @@ impl HistoryFile {
     }
 }
 
-/// Most that the journal of decisions may take, MiB: what a look through all of it still bears.
+/// Largest journal of decisions, MiB: a search reads all of it.
 const DECISIONS_MIB_MAX: u64 = 4096;
-/// Least: two files of it.
+/// Smallest journal, MiB: two files.
 const DECISIONS_MIB_MIN: u64 = 8;
-/// Longest that decisions are kept, days.
+/// Longest retention of decisions, days.
 const DECISIONS_DAYS_MAX: u64 = 365;
 
-/// `decisions`: how much is kept of what policies were asked and said. 0 MiB: nothing.
+/// `decisions`: limits of the journal of policy calls; 0 MiB turns it off.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -138,7 +138,7 @@ pub struct DecisionsFile {
 }
 
 impl DecisionsFile {
-    /// `None` where no journal is wanted.
+    /// `None` if the journal is off.
     pub(super) fn limit(self) -> Result<Option<JournalLimit>, BadSetting> {
         let mut limit = JournalLimit::default();
         if let Some(mib) = self.max_mib {
@@ -174,8 +174,8 @@ pub struct RoundsFile {
 }
 
 impl RoundsFile {
-    pub(super) fn over(&self, defaults: &RoundTiming) -> RoundTiming {
-        let ms = |given: Option<u64>, default| given.map_or(default, Duration::from_millis);
+    pub(super) fn resolve(&self, defaults: &RoundTiming) -> RoundTiming {
+        let ms = |millis: Option<u64>, default| millis.map_or(default, Duration::from_millis);
         RoundTiming {
             list_every: ms(self.list_every_ms, defaults.list_every),
             list_every_cordoned: ms(self.list_every_cordoned_ms, defaults.list_every_cordoned),
@@ -185,7 +185,7 @@ impl RoundsFile {
     }
 }
 
-/// `timing`: see [`Timing`]. Shortening these weakens what they guard.
+/// `timing`: see [`Timing`]. Shorter times weaken the guarantees that they protect.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -201,7 +201,7 @@ pub struct TimingFile {
 }
 
 impl TimingFile {
-    pub(super) fn over(&self, defaults: &Timing) -> Timing {
+    pub(super) fn resolve(&self, defaults: &Timing) -> Timing {
         Timing {
             retire_ms: self.retire_ms.unwrap_or(defaults.retire_ms),
             named_ms: self.named_ms.unwrap_or(defaults.named_ms),
@@ -220,23 +220,23 @@ impl TimingFile {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StackEntryConfig {
-    /// A shipped policy's name, or that of an uploaded one; `name@digest` says which version.
+    /// The name of a shipped or uploaded policy; `name@digest` selects a version.
     pub policy: String,
-    /// Which version; the shipped one if not given.
+    /// The version; by default the shipped one.
     pub digest: Option<String>,
-    /// Handed to the policy as JSON.
+    /// Passed to the policy as JSON.
     #[serde(default)]
     pub parameters: serde_json::Map<String, serde_json::Value>,
-    /// What it may do.
+    /// What the policy may do.
     #[serde(default)]
     pub permissions: PermissionsConfig,
-    /// What happens when it fails.
+    /// What happens when the policy fails.
     #[serde(default)]
     pub on_fault: OnFaultConfig,
 }
 
 impl StackEntryConfig {
-    /// An entry with nothing but a policy's name.
+    /// An entry with only a policy's name.
     #[must_use]
     pub fn named(policy: &str) -> Self {
         Self {
@@ -249,7 +249,7 @@ impl StackEntryConfig {
     }
 }
 
-/// `permissions` of an entry; what is not given is the default.
+/// `permissions` of an entry; absent keys have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -261,7 +261,7 @@ pub struct PermissionsConfig {
 }
 
 impl PermissionsConfig {
-    /// With the defaults filled in.
+    /// The permissions, with defaults.
     #[must_use]
     pub fn resolve(&self) -> Permissions {
         let defaults = Permissions::default();
@@ -294,68 +294,68 @@ impl From<OnFaultConfig> for OnFault {
 }
 
 impl FileConfig {
-    /// With the keys that only the other file has; a key of this one replaces that of the other, whole.
-    pub(super) fn over(self, below: Self) -> Self {
+    /// This file, with the keys of `base` that it lacks. A top-level key replaces that of `base` as a whole.
+    pub(super) fn overlay(self, base: Self) -> Self {
         Self {
-            node_name: self.node_name.or(below.node_name),
-            kubelet_dir: self.kubelet_dir.or(below.kubelet_dir),
-            state_dir: self.state_dir.or(below.state_dir),
-            gpus: self.gpus.or(below.gpus),
-            nvml_library: self.nvml_library.or(below.nvml_library),
-            api_server: self.api_server.or(below.api_server),
-            kubeconfig: self.kubeconfig.or(below.kubeconfig),
-            admin_listen: self.admin_listen.or(below.admin_listen),
-            admin: self.admin.or(below.admin),
-            health_listen: self.health_listen.or(below.health_listen),
-            token_file: self.token_file.or(below.token_file),
-            log: self.log.or(below.log),
-            tracing: self.tracing.or(below.tracing),
-            resource: self.resource.or(below.resource),
-            mig_strategy: self.mig_strategy.or(below.mig_strategy),
-            memory_overcommit: self.memory_overcommit.or(below.memory_overcommit),
-            skip_adoption: self.skip_adoption.or(below.skip_adoption),
-            fail_on_init_error: self.fail_on_init_error.or(below.fail_on_init_error),
-            health: self.health.or(below.health),
-            history: self.history.or(below.history),
-            decisions: self.decisions.or(below.decisions),
-            processes: self.processes.or(below.processes),
-            labels: self.labels.or(below.labels),
-            container_edits: self.container_edits.or(below.container_edits),
-            rounds: self.rounds.or(below.rounds),
-            timing: self.timing.or(below.timing),
-            trusted_keys: self.trusted_keys.or(below.trusted_keys),
-            stack: self.stack.or(below.stack),
+            node_name: self.node_name.or(base.node_name),
+            kubelet_dir: self.kubelet_dir.or(base.kubelet_dir),
+            state_dir: self.state_dir.or(base.state_dir),
+            gpus: self.gpus.or(base.gpus),
+            nvml_library: self.nvml_library.or(base.nvml_library),
+            api_server: self.api_server.or(base.api_server),
+            kubeconfig: self.kubeconfig.or(base.kubeconfig),
+            admin_listen: self.admin_listen.or(base.admin_listen),
+            admin: self.admin.or(base.admin),
+            health_listen: self.health_listen.or(base.health_listen),
+            token_file: self.token_file.or(base.token_file),
+            log: self.log.or(base.log),
+            tracing: self.tracing.or(base.tracing),
+            resource: self.resource.or(base.resource),
+            mig_strategy: self.mig_strategy.or(base.mig_strategy),
+            memory_overcommit: self.memory_overcommit.or(base.memory_overcommit),
+            skip_adoption: self.skip_adoption.or(base.skip_adoption),
+            fail_on_init_error: self.fail_on_init_error.or(base.fail_on_init_error),
+            health: self.health.or(base.health),
+            history: self.history.or(base.history),
+            decisions: self.decisions.or(base.decisions),
+            processes: self.processes.or(base.processes),
+            labels: self.labels.or(base.labels),
+            container_edits: self.container_edits.or(base.container_edits),
+            rounds: self.rounds.or(base.rounds),
+            timing: self.timing.or(base.timing),
+            trusted_keys: self.trusted_keys.or(base.trusted_keys),
+            stack: self.stack.or(base.stack),
         }
     }
 
-    /// The same for a translation of NVIDIA's file, which has no `containerEdits`: its flags stand there side by side,
-    /// and each replaces that of the other alone.
-    pub(super) fn translated_over(mut self, mut below: Self) -> Self {
-        self.container_edits = match (self.container_edits.take(), below.container_edits.take()) {
-            (Some(own), Some(other)) => Some(own.over(other)),
-            (own, other) => own.or(other),
+    /// As [`Self::overlay`], for the translation of an NVIDIA file. Its flags become keys of `containerEdits`, so each
+    /// of these keys replaces only its equal.
+    pub(super) fn overlay_translated(mut self, mut base: Self) -> Self {
+        self.container_edits = match (self.container_edits.take(), base.container_edits.take()) {
+            (Some(own), Some(base)) => Some(own.overlay(base)),
+            (own, base) => own.or(base),
         };
-        self.over(below)
+        self.overlay(base)
     }
 
-    /// Reads the text of a file. Empty text is all defaults.
+    /// Parses a file's text. Empty text means defaults.
     ///
     /// # Errors
-    /// All that is wrong, with lines.
+    /// All errors of the text, with lines.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         yaml::from_str(text)
     }
 }
 
-/// The entries of a file within the limits of a stack.
-pub(super) fn stack(entries: Vec<StackEntryConfig>, checks: &mut Checks) -> Vec<StackEntryConfig> {
+/// Checks the limits of a stack and returns the entries.
+pub(super) fn check_stack(entries: Vec<StackEntryConfig>, checks: &mut Checks) -> Vec<StackEntryConfig> {
     checks.at_most("stack", entries.len(), STACK_ENTRIES_MAX, "entries");
     for (at, entry) in entries.iter().enumerate() {
         let bytes = serde_json::to_string(&entry.parameters).map_or(usize::MAX, |json| json.len());
         if bytes > PARAMETERS_BYTES_MAX {
-            let given = format!("{bytes} bytes of JSON");
+            let size = format!("{bytes} bytes of JSON");
             let rule = format!("at most {PARAMETERS_BYTES_MAX} bytes");
-            checks.add(bad(format!("stack[{at}].parameters"), &given, rule));
+            checks.add(bad(format!("stack[{at}].parameters"), &size, rule));
         }
     }
     entries

@@ -1,13 +1,13 @@
-//! Which XIDs count against a GPU: `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`, in every
-//! spelling that NVIDIA's device plugin takes (`internal/rm/health.go` of its v0.20).
+//! XIDs that make a GPU unhealthy: `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`, in every spelling that
+//! NVIDIA's device plugin accepts (`internal/rm/health.go` of v0.20).
 
 use super::ServeArgs;
 use berth_kernel::health::APPLICATION_XIDS;
 
-/// Highest XID that `all` stands for; NVIDIA's numbers end well below this.
+/// Highest XID that `all` covers; NVIDIA's numbers end well below.
 const XID_MAX: u64 = 1024;
 
-/// One of the two lists.
+/// One of the two variables, parsed.
 #[derive(Debug, Default)]
 struct List {
     all: bool,
@@ -16,14 +16,14 @@ struct List {
 }
 
 impl List {
-    fn of(text: Option<&str>) -> Self {
+    fn parse(text: Option<&str>) -> Self {
         let mut list = Self::default();
-        for word in text.unwrap_or_default().split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            match word.to_ascii_lowercase().as_str() {
+        for item in text.unwrap_or_default().split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            match item.to_ascii_lowercase().as_str() {
                 "all" | "xids" => list.all = true,
                 number => match number.parse() {
                     Ok(xid) => list.xids.push(xid),
-                    Err(_) => list.malformed.push(word.to_owned()),
+                    Err(_) => list.malformed.push(item.to_owned()),
                 },
             }
         }
@@ -36,31 +36,31 @@ impl List {
 
     fn notices(&self, variable: &str) -> Vec<String> {
         let notice =
-            |word| format!("{variable}: {word:?} is not an XID and is left out, as by NVIDIA's plugin");
+            |item| format!("{variable}: {item:?} is not an XID and is ignored, as NVIDIA's plugin does");
         self.malformed.iter().map(notice).collect()
     }
 }
 
-/// Both lists; what is enabled wins.
+/// Both lists; enabled XIDs take precedence.
 pub(super) struct HealthChecks {
     disabled: List,
     enabled: List,
 }
 
 impl HealthChecks {
-    pub(super) fn of(args: &ServeArgs) -> Self {
+    pub(super) fn from_args(args: &ServeArgs) -> Self {
         Self {
-            disabled: List::of(args.disable_healthchecks.as_deref()),
-            enabled: List::of(args.enable_healthchecks.as_deref()),
+            disabled: List::parse(args.disable_healthchecks.as_deref()),
+            enabled: List::parse(args.enable_healthchecks.as_deref()),
         }
     }
 
-    /// Whether nothing counts against a GPU.
+    /// Whether nothing makes a GPU unhealthy.
     pub(super) fn is_off(&self) -> bool {
         self.disabled.all && self.enabled.is_empty()
     }
 
-    /// The XIDs that do not count, in order. `file` replaces those that are left out by default.
+    /// The ignored XIDs, sorted. `file` replaces those that are ignored by default.
     pub(super) fn ignored(&self, file: Option<Vec<u64>>) -> Vec<u64> {
         if self.enabled.all {
             return Vec::new();
@@ -88,11 +88,11 @@ mod tests {
     use super::*;
 
     fn checks(disabled: &str, enabled: &str) -> HealthChecks {
-        HealthChecks { disabled: List::of(Some(disabled)), enabled: List::of(Some(enabled)) }
+        HealthChecks { disabled: List::parse(Some(disabled)), enabled: List::parse(Some(enabled)) }
     }
 
     #[test]
-    fn every_spelling_of_nvidias_plugin_is_taken() {
+    fn every_spelling_of_nvidias_plugin_is_accepted() {
         for (disabled, enabled, ignored, malformed) in [
             ("", "", &[13, 31, 43, 45, 68, 109][..], 0),
             (",", ",", &[13, 31, 43, 45, 68, 109], 0),
@@ -113,9 +113,9 @@ mod tests {
     fn all_turns_the_checks_off_unless_some_are_enabled() {
         for all in ["all", "ALL", " all ", "xids", "xids,79", "79,All"] {
             assert!(checks(all, "").is_off(), "{all}");
-            let but_one = checks(all, "48");
-            assert!(!but_one.is_off());
-            let ignored = but_one.ignored(None);
+            let checks = checks(all, "48");
+            assert!(!checks.is_off());
+            let ignored = checks.ignored(None);
             assert!(ignored.contains(&79) && !ignored.contains(&48));
         }
     }

@@ -1,27 +1,27 @@
-//! `labels`: whether the node is labelled with what its GPUs are, and how.
+//! `labels`: whether and how the node is labelled with its GPUs.
 
 use super::checks::{Checks, bad};
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// How the node is labelled. By default not at all.
+/// How the node is labelled. Off by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelSettings {
-    /// The file from which node-feature-discovery takes labels.
+    /// The file from which node-feature-discovery reads labels.
     pub nfd_file: Option<PathBuf>,
     /// Whether the node object is patched.
     pub node: bool,
 }
 
 impl LabelSettings {
-    /// Whether the node is labelled in any way.
+    /// Whether the node is labelled.
     #[must_use]
     pub fn wanted(&self) -> bool {
         self.node || self.nfd_file.is_some()
     }
 }
 
-/// The section of the file.
+/// `labels` in the file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -31,16 +31,16 @@ pub struct LabelsFile {
 }
 
 impl LabelsFile {
-    pub(super) fn checked(self, checks: &mut Checks) -> LabelSettings {
-        let nfd_file = self.nfd_file.map(|path| checks.plain("labels.nfdFile", path));
+    pub(super) fn resolve(self, checks: &mut Checks) -> LabelSettings {
+        let nfd_file = self.nfd_file.map(|path| checks.plain_path("labels.nfdFile", path));
         let shown = || nfd_file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
         if nfd_file.as_ref().is_some_and(|path| !path.is_absolute() || path.file_name().is_none()) {
             let rule = "the absolute path of a file, such as /etc/kubernetes/node-feature-discovery/features.d/berth";
             checks.add(bad("labels.nfdFile", &shown(), rule));
         }
         if nfd_file.is_some() && self.node == Some(true) {
-            let rule = "only one of labels.nfdFile and labels.node: both write the same labels, and would take each other \
-                        for another writer";
+            let rule = "only one of labels.nfdFile and labels.node: both write the same labels, and each \
+                        would mistake the other for another writer";
             checks.add(bad("labels.nfdFile", &shown(), rule));
         }
         LabelSettings { nfd_file, node: self.node.unwrap_or(false) }

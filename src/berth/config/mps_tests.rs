@@ -1,4 +1,4 @@
-//! MPS in the file, by the resource whose containers it is for.
+//! `containerEdits.resources.<resource>.mps`.
 
 use crate::config::{Config, FileConfig, ServeArgs};
 use berth_kernel::names::Resource;
@@ -25,13 +25,13 @@ fn the_configuration_names_the_daemons_folders() {
 
 #[test]
 fn a_wrong_configuration_is_refused() {
-    for (yaml, says) in [
+    for (yaml, expected) in [
         ("{}", "pipeDirectory"),
         ("{pipeDirectory: run/mps}", "absolute"),
         ("{pipeDirectory: /run/mps, shm: /a/../b}", "absolute"),
         ("{pipeDirectory: /run/mps, pipes: /x}", "pipes"),
     ] {
-        let said = edits(yaml).unwrap_err();
-        assert!(said.contains(says), "{yaml}: {said}");
+        let error = edits(yaml).unwrap_err();
+        assert!(error.contains(expected), "{yaml}: {error}");
     }
 }

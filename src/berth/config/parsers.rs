@@ -1,15 +1,15 @@
-//! The values of flags and of the environment, checked at the door by the rules that hold for the
-//! file. What is taken stays text, since a file may give the same.
+//! clap parsers that check values of flags and of the environment by the rules of the file. The values stay text, as in
+//! the file.
 
 use super::{BadSetting, Protocol, edits, tracing};
 use clap::builder::{BoolishValueParser, TypedValueParser};
 use std::path::{Path, PathBuf};
 
-/// Only the rule: clap says the flag and the value.
+/// An error with only the rule: clap adds the flag and the value.
 fn rule<T>(checked: Result<T, BadSetting>, text: &str) -> Result<String, String> {
     match checked {
         Ok(_) => Ok(text.to_owned()),
-        Err(bad) => Err(format!("give {}", bad.rule)),
+        Err(bad) => Err(format!("expected {}", bad.rule)),
     }
 }
 
@@ -22,7 +22,7 @@ pub(super) fn mig_strategy(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn admin_listen(text: &str) -> Result<String, String> {
-    // Whether it may lie beyond this machine depends on the file: `Config::merge` says.
+    // A non-loopback address needs TLS, which the file sets: `Config::merge` checks that.
     rule(super::address("adminListen", text), text)
 }
 
@@ -30,21 +30,21 @@ pub(super) fn health_listen(text: &str) -> Result<String, String> {
     rule(super::address("healthListen", text), text)
 }
 
-/// As [`BoolishValueParser`]; an empty variable is false, as NVIDIA's plugin reads it.
+/// As [`BoolishValueParser`]; an empty variable is false, as in NVIDIA's plugin.
 pub(super) fn boolish(text: &str) -> Result<bool, String> {
     if text.is_empty() {
         return Ok(false);
     }
     let read = BoolishValueParser::new().parse_ref(&clap::Command::new("berth"), None, text.as_ref());
-    read.map_err(|_| "value was not a boolean: give true or false".into())
+    read.map_err(|_| "value was not a boolean: expected true or false".into())
 }
 
 pub(super) fn device_discovery_strategy(text: &str) -> Result<String, String> {
-    super::nvidia::discovery(text).map(|()| text.to_owned())
+    super::nvidia::check_discovery(text).map(|()| text.to_owned())
 }
 
-/// A path that may be empty: the variable then counts as not set.
-#[allow(clippy::unnecessary_wraps)] // the form that clap asks for
+/// A path; an empty one counts as not set.
+#[allow(clippy::unnecessary_wraps)] // clap requires this signature
 pub(super) fn path(text: &str) -> Result<PathBuf, String> {
     Ok(text.into())
 }
@@ -57,21 +57,22 @@ pub(super) fn device_id_strategy(text: &str) -> Result<String, String> {
     rule(edits::id_strategy(text), text)
 }
 
-/// An empty variable counts as none, by OpenTelemetry's rules.
+/// Checks the text unless it is empty, which OpenTelemetry defines as not set.
 fn unless_empty<T>(text: &str, check: impl FnOnce(&str) -> Result<T, BadSetting>) -> Result<String, String> {
     if text.trim().is_empty() { Ok(String::new()) } else { rule(check(text), text) }
 }
 
 pub(super) fn tracing_endpoint(text: &str) -> Result<String, String> {
-    // clap would show the value, which may hold a password: that is refused where it is read.
+    // clap would show the value, which may contain a password; `Config::merge` refuses it.
     if text.contains('@') {
         return Ok(text.to_owned());
     }
-    // A path is right for one protocol, which another flag may name.
-    let spoken = [Some(Protocol::HttpProtobuf), None].map(|spoken| tracing::endpoint(text, spoken).is_ok());
+    // A path is valid for `http/protobuf` only, which another flag may set.
+    let valid =
+        [Some(Protocol::HttpProtobuf), None].map(|protocol| tracing::endpoint(text, protocol).is_ok());
     unless_empty(
         text,
-        |text| if spoken.contains(&true) { Ok(()) } else { tracing::endpoint(text, None).map(drop) },
+        |text| if valid.contains(&true) { Ok(()) } else { tracing::endpoint(text, None).map(drop) },
     )
 }
 

@@ -1,15 +1,15 @@
-//! The configuration file: read once, kept for the lines of what turns out to be wrong with it.
+//! The configuration file: read once, and kept for the line numbers of later errors.
 
 use super::{BadSetting, BadSettings, Config, ConfigError, FileConfig, ServeArgs, nvidia};
 use berth_files::yaml::{Document, LeftOut, Problem, Problems, Reading};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Largest configuration file, bytes: what a ConfigMap holds at most.
+/// Largest configuration file, bytes: the limit of a ConfigMap.
 pub const CONFIG_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Most attempts to build the settings, each without the values that were wrong before.
-const LEAVING_OUT_MAX: usize = 4;
+/// Most attempts to build the settings, each without the values that were invalid before.
+const ATTEMPTS_MAX: usize = 4;
 
 /// Reads the text of a configuration file.
 ///
@@ -25,7 +25,7 @@ pub fn read_text(path: &Path) -> Result<String, ConfigError> {
 pub struct Source {
     path: PathBuf,
     document: Document,
-    /// Values left out because they were wrong.
+    /// Invalid values, which are left out.
     left_out: LeftOut,
     /// Notices on settings of an NVIDIA file that are ignored; `None` for a Berth file. For NVIDIA files the document
     /// is the translation, so its line numbers do not apply.
@@ -36,46 +36,51 @@ impl Source {
     /// Reads a file.
     ///
     /// # Errors
-    /// If it cannot be read, is too large or is not YAML; or if it is NVIDIA's and Berth cannot do what it asks for.
+    /// If it cannot be read, is too large or is not YAML, or is NVIDIA's with settings that Berth does not support.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = read_text(path)?;
-        let wrong = |problems| ConfigError::Wrong { path: path.into(), problems };
-        let document = Document::parse(&text).map_err(wrong)?;
+        let error = |problems| ConfigError::Wrong { path: path.into(), problems };
+        let document = Document::parse(&text).map_err(error)?;
         if !nvidia::is_nvidia(&document) {
             return Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: None });
         }
-        let translated = nvidia::translate(&document).and_then(nvidia::Translated::usable).map_err(wrong)?;
-        let document = Document::parse(&translated.yaml).map_err(wrong)?;
+        let translated =
+            nvidia::translate(&document).and_then(nvidia::Translated::into_usable).map_err(error)?;
+        let document = Document::parse(&translated.yaml).map_err(error)?;
         let notices = translated.findings.iter().map(ToString::to_string).collect();
         Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: Some(notices) })
     }
 
-    /// The settings, with flags over them, and all that is wrong with the file. Settings that cannot be used are left
-    /// out, so that what depends on the others can be checked too; `None` if too little remains.
+    /// The settings, with the flags' precedence, and all errors of the file. Invalid settings are left out, so that
+    /// checks that need the others can run; `None` if too little remains.
     #[must_use]
     pub fn settings(&self, args: &ServeArgs) -> (Option<Config>, Problems) {
-        self.settings_over(None, args)
+        self.settings_with_base(None, args)
     }
 
-    /// The same, with the keys that only the other file has. What is wrong with that one is left out.
-    pub(super) fn settings_over(&self, below: Option<&Self>, args: &ServeArgs) -> (Option<Config>, Problems) {
-        let notices: Vec<String> = [below, Some(self)]
+    /// As [`Self::settings`], with the keys of `base` that this file lacks, without the invalid ones.
+    pub(super) fn settings_with_base(
+        &self,
+        base: Option<&Self>,
+        args: &ServeArgs,
+    ) -> (Option<Config>, Problems) {
+        let notices: Vec<String> = [base, Some(self)]
             .into_iter()
             .flatten()
             .flat_map(|source| source.nvidia.iter().flatten().cloned())
             .collect();
-        let below = below.and_then(|below| below.document.read::<FileConfig>(LeftOut::default()).value);
-        let below = below.unwrap_or_default();
+        let base = base.and_then(|base| base.document.read::<FileConfig>(LeftOut::default()).value);
+        let base = base.unwrap_or_default();
         let Reading { value, mut problems, mut left_out } =
             self.document.read::<FileConfig>(LeftOut::default());
-        // Where the API may listen depends on `admin.tls`, which may be what could not be read.
-        let admin_unknown = problems.iter().any(|problem| problem.key.starts_with("admin"));
+        // The rule for `adminListen` depends on `admin.tls`, which may be unreadable.
+        let is_admin_unreadable = problems.iter().any(|problem| problem.key.starts_with("admin"));
         let mut file = value;
-        // What follows only from what was left out before is no problem of the file.
-        for attempt in 0..LEAVING_OUT_MAX {
+        // Errors of later attempts may only result from left out values, so they are not reported.
+        for attempt in 0..ATTEMPTS_MAX {
             let Some(read) = file else { break };
-            let below = below.clone();
-            let read = if self.nvidia.is_some() { read.translated_over(below) } else { read.over(below) };
+            let base = base.clone();
+            let read = if self.nvidia.is_some() { read.overlay_translated(base) } else { read.overlay(base) };
             let merged = Config::merge(args, read);
             let source = Self { left_out, ..self.clone() };
             let BadSettings(bad) = match merged {
@@ -88,7 +93,7 @@ impl Source {
             left_out = source.left_out.clone();
             for bad in bad {
                 self.document.leave_out(&bad.setting, &mut left_out);
-                if attempt == 0 && !(admin_unknown && bad.setting == "adminListen") {
+                if attempt == 0 && !(is_admin_unreadable && bad.setting == "adminListen") {
                     problems.push(source.locate(bad, args));
                 }
             }
@@ -97,18 +102,18 @@ impl Source {
         (None, problems)
     }
 
-    /// What is wrong with a setting, with its place in the file unless a flag gave it.
+    /// The error of a setting, with its line in the file unless a flag sets it.
     #[must_use]
     pub fn locate(&self, bad: BadSetting, args: &ServeArgs) -> Problem {
-        if args.gives(&bad.setting) || self.nvidia.is_some() {
+        if args.overrides(&bad.setting) || self.nvidia.is_some() {
             return Problem { place: None, key: bad.setting, what: bad.what };
         }
         self.document.locate(bad.setting, bad.what, &self.left_out)
     }
 
-    /// The error that lists what is wrong with this file.
+    /// The error that lists this file's problems.
     #[must_use]
-    pub fn wrong(&self, problems: Problems) -> ConfigError {
+    pub fn error(&self, problems: Problems) -> ConfigError {
         ConfigError::Wrong { path: self.path.clone(), problems }
     }
 }

@@ -7,7 +7,7 @@ fn merged(yaml: &str) -> Result<Config, BadSettings> {
 }
 
 #[test]
-fn an_empty_file_is_the_defaults() {
+fn an_empty_file_means_defaults() {
     let config = merged("").unwrap();
     assert_eq!(config.kubelet_dir, PathBuf::from("/var/lib/kubelet"));
     assert_eq!(config.token_file, PathBuf::from("/var/lib/berth/token"));
@@ -16,7 +16,7 @@ fn an_empty_file_is_the_defaults() {
 }
 
 #[test]
-fn flags_win_over_the_file() {
+fn flags_take_precedence_over_the_file() {
     let args = ServeArgs { gpus: Some("sim:2xt4".into()), ..ServeArgs::default() };
     let file = FileConfig::parse("gpus: nvml\nnodeName: n1").unwrap();
     let config = Config::merge(&args, file).unwrap();
@@ -38,18 +38,18 @@ fn an_empty_variable_counts_as_not_set() {
 }
 
 #[test]
-fn relative_folders_are_meant_from_where_berth_was_started() {
-    let here = std::env::current_dir().unwrap();
+fn relative_folders_are_relative_to_the_current_folder() {
+    let current = std::env::current_dir().unwrap();
     let config = merged("stateDir: st\nkubeletDir: ./k\n").unwrap();
-    assert_eq!(config.state_dir, here.join("st"));
-    assert_eq!(config.token_file, here.join("st/token"));
-    assert_eq!(config.kubelet_dir, here.join("k"));
-    assert_eq!(merged("tokenFile: t").unwrap().token_file, here.join("t"));
+    assert_eq!(config.state_dir, current.join("st"));
+    assert_eq!(config.token_file, current.join("st/token"));
+    assert_eq!(config.kubelet_dir, current.join("k"));
+    assert_eq!(merged("tokenFile: t").unwrap().token_file, current.join("t"));
 }
 
 #[test]
-fn wrong_settings_say_which_and_what_to_do() {
-    for (yaml, says) in [
+fn an_error_names_the_setting_and_the_rule() {
+    for (yaml, expected) in [
         ("gpuss: nvml", "gpuss"),
         ("gpus: amd", "sim:8xh100"),
         ("adminListen: 0.0.0.0:1", "loopback"),
@@ -64,13 +64,13 @@ fn wrong_settings_say_which_and_what_to_do() {
         ("stack: [{policy: mixed, parameterss: {}}]", "parameterss"),
         ("containerEdits: {deviceListStrategy: [env]}", "envvar"),
     ] {
-        let said = merged(yaml).unwrap_err().to_string();
-        assert!(said.contains(says), "{yaml}: {said}");
+        let error = merged(yaml).unwrap_err().to_string();
+        assert!(error.contains(expected), "{yaml}: {error}");
     }
 }
 
 #[test]
-fn what_is_enabled_wins_over_what_is_disabled() {
+fn enabled_xids_take_precedence_over_disabled_ones() {
     let args = ServeArgs {
         disable_healthchecks: Some("79, 48".into()),
         enable_healthchecks: Some("48,13".into()),
@@ -80,8 +80,8 @@ fn what_is_enabled_wins_over_what_is_disabled() {
     assert_eq!(config.ignored_xids, [31, 43, 45, 68, 79, 109]);
 }
 
-/// A configuration that has every kind of value.
-const WHOLE: &str = "
+/// A configuration with every kind of value.
+const COMPLETE: &str = "
 nodeName: n1
 gpus: sim:8xh100
 apiServer: off
@@ -117,8 +117,8 @@ stack:
 ";
 
 #[test]
-fn the_mutated_configuration_is_right_before_it_is_mutated() {
-    assert!(settings(WHOLE).0.is_some() && settings(WHOLE).1.is_empty(), "{}", settings(WHOLE).1);
+fn the_configuration_of_the_mutation_test_is_valid() {
+    assert!(settings(COMPLETE).0.is_some() && settings(COMPLETE).1.is_empty(), "{}", settings(COMPLETE).1);
 }
 
 fn settings(text: &str) -> (Option<Config>, berth_files::yaml::Problems) {
@@ -132,7 +132,7 @@ fn settings(text: &str) -> (Option<Config>, berth_files::yaml::Problems) {
     }
 }
 
-/// What a mutation puts into the text.
+/// The texts that a mutation inserts.
 const PIECES: [&str; 24] = [
     "", " ", "\n", "\n  ", ":", ": ", "- ", "[", "]", "{", "}", "'", "\"", "#", "&a ", "*a", "|", "~", "-1",
     "1e999", ".nan", "\"\\0\"", "true", "é\u{7f}",
@@ -141,25 +141,25 @@ const PIECES: [&str; 24] = [
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever becomes of a file, it is settings or a list of errors of which each has its line.
+    /// Every file gives settings, or errors that all have a line.
     #[test]
-    fn a_mutated_configuration_is_settings_or_errors_with_lines(
-        mutations in prop::collection::vec((0..WHOLE.len(), 0..20_usize, 0..PIECES.len()), 1..6),
+    fn a_mutated_configuration_gives_settings_or_errors_with_lines(
+        mutations in prop::collection::vec((0..COMPLETE.len(), 0..20_usize, 0..PIECES.len()), 1..6),
     ) {
-        let mut text: Vec<char> = WHOLE.chars().collect();
-        for (at, gone, piece) in mutations {
+        let mut text: Vec<char> = COMPLETE.chars().collect();
+        for (at, removed, piece) in mutations {
             let from = at.min(text.len());
-            let to = (from + gone).min(text.len());
+            let to = (from + removed).min(text.len());
             text.splice(from..to, PIECES[piece].chars());
         }
         let text: String = text.into_iter().collect();
-        let began = std::time::Instant::now();
+        let start = std::time::Instant::now();
         let (config, problems) = settings(&text);
         prop_assert!(config.is_some() || !problems.is_empty(), "{text}");
         for problem in problems.iter() {
             prop_assert!(problem.place.is_some(), "{text}\n{problem}");
             prop_assert!(problem.to_string().len() < 1500, "{text}\n{problem}");
         }
-        prop_assert!(began.elapsed().as_secs() < 5, "{text}");
+        prop_assert!(start.elapsed().as_secs() < 5, "{text}");
     }
 }

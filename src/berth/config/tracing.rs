@@ -1,5 +1,5 @@
-//! `tracing`: where traces go, by OTLP. Off unless there is an endpoint. The variables are those of
-//! OpenTelemetry, so that what injects them into pods works here, too.
+//! `tracing`: export of traces by OTLP. Off unless there is an endpoint. The variables are OpenTelemetry's, so that
+//! tools that inject them into pods work here, too.
 
 use super::ServeArgs;
 use super::checks::{BadSetting, bad, parse_keyword};
@@ -7,43 +7,43 @@ use serde::Deserialize;
 use std::fmt;
 use std::time::Duration;
 
-/// Where a collector takes gRPC, by OTLP's rules.
+/// Default port of a collector for gRPC, by OTLP's specification.
 const PORT_GRPC: u16 = 4317;
-/// Where it takes HTTP.
+/// Default port for HTTP.
 const PORT_HTTP: u16 = 4318;
-/// Where it takes traces by HTTP, below its endpoint.
+/// Path of traces by HTTP, appended to the endpoint.
 const PATH: &str = "/v1/traces";
 /// Longest endpoint, bytes.
 const ENDPOINT_BYTES_MAX: usize = 1024;
-/// How long one export may take, seconds, if nobody says.
+/// Default timeout of one export, seconds.
 const TIMEOUT_S: f64 = 5.0;
-/// Longest: what is not exported meanwhile waits in a queue that then overflows.
+/// Longest timeout, seconds: spans wait in a queue meanwhile, which would overflow.
 const TIMEOUT_S_MAX: f64 = 60.0;
 
-/// What an endpoint must be, in words.
+/// The rule for endpoints.
 const ENDPOINT_RULE: &str = "a URL with scheme, host and port, such as http://otel-collector.observability:4317 (gRPC) or http://otel-collector.observability:4318 (http/protobuf)";
 
-/// Where traces go.
+/// Export of traces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TracingSettings {
-    /// Where the collector is.
+    /// The collector.
     pub endpoint: Endpoint,
-    /// How much of all traces is kept, 0 to 1. A caller's own decision wins.
+    /// Fraction of traces that are exported, 0 to 1. A caller's own decision takes precedence.
     pub sample_ratio: f64,
-    /// How long one export may take.
+    /// Timeout of one export.
     pub timeout: Duration,
 }
 
 /// A collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Where requests go: for gRPC scheme, host and port, for HTTP the path too.
+    /// The URL of requests: scheme, host and port; for HTTP with the path.
     pub url: String,
-    /// What is spoken there.
+    /// Its protocol.
     pub protocol: Protocol,
 }
 
-/// What is spoken to a collector.
+/// The protocol of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// OTLP over gRPC.
@@ -64,7 +64,7 @@ impl fmt::Display for Protocol {
 /// `tracing` of the file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)] // each is documented at the setting that it becomes
+#[allow(missing_docs)] // documented at `TracingSettings`
 pub struct TracingFile {
     pub endpoint: Option<String>,
     pub protocol: Option<String>,
@@ -73,31 +73,32 @@ pub struct TracingFile {
 }
 
 impl TracingFile {
-    /// With flags and environment over it; `None` where no endpoint is named.
-    pub(super) fn under(self, args: &ServeArgs) -> Result<Option<TracingSettings>, BadSetting> {
-        // An empty variable counts as none, by OpenTelemetry's rules.
-        let given = |text: &Option<String>| text.clone().filter(|t| !t.trim().is_empty());
-        let ratio = match given(&args.tracing_sample_ratio) {
+    /// The settings, with the precedence of flags and environment; `None` without an endpoint.
+    pub(super) fn resolve(self, args: &ServeArgs) -> Result<Option<TracingSettings>, BadSetting> {
+        // OpenTelemetry defines an empty variable as not set.
+        let non_empty = |text: &Option<String>| text.clone().filter(|t| !t.trim().is_empty());
+        let ratio = match non_empty(&args.tracing_sample_ratio) {
             Some(text) => sample_ratio(&text)?,
             None => checked_ratio(self.sample_ratio.unwrap_or(1.0))?,
         };
-        let protocol = given(&args.tracing_protocol).or(self.protocol).map(|p| protocol(&p)).transpose()?;
+        let protocol =
+            non_empty(&args.tracing_protocol).or(self.protocol).map(|p| protocol(&p)).transpose()?;
         let seconds = self.timeout_seconds.unwrap_or(TIMEOUT_S);
         if !(0.1..=TIMEOUT_S_MAX).contains(&seconds) {
             let rule = format!("0.1 to {TIMEOUT_S_MAX}");
             return Err(bad("tracing.timeoutSeconds", &seconds.to_string(), rule));
         }
-        let Some(text) = given(&args.tracing_endpoint).or(self.endpoint) else { return Ok(None) };
+        let Some(text) = non_empty(&args.tracing_endpoint).or(self.endpoint) else { return Ok(None) };
         let endpoint = endpoint(&text, protocol)?;
         let timeout = Duration::from_secs_f64(seconds);
         Ok(Some(TracingSettings { endpoint, sample_ratio: ratio, timeout }))
     }
 }
 
-/// By the words of OpenTelemetry.
-pub(super) fn protocol(word: &str) -> Result<Protocol, BadSetting> {
+/// Parses the keywords of OpenTelemetry.
+pub(super) fn protocol(keyword: &str) -> Result<Protocol, BadSetting> {
     let known = [("grpc", Protocol::Grpc), ("http/protobuf", Protocol::HttpProtobuf)];
-    parse_keyword("tracing.protocol", word.trim(), &known)
+    parse_keyword("tracing.protocol", keyword.trim(), &known)
 }
 
 pub(super) fn sample_ratio(text: &str) -> Result<f64, BadSetting> {
@@ -112,31 +113,30 @@ fn checked_ratio(ratio: f64) -> Result<f64, BadSetting> {
     Err(bad("tracing.sampleRatio", &ratio.to_string(), "0 (none) to 1 (all)"))
 }
 
-/// Reads an endpoint. Where nobody says what is spoken there, the port tells: 4318 is HTTP's, all else
-/// is gRPC.
+/// Parses an endpoint. The default protocol is HTTP for port 4318, gRPC for all others.
 pub(super) fn endpoint(text: &str, protocol: Option<Protocol>) -> Result<Endpoint, BadSetting> {
     let text = text.trim();
-    // What may hold a password is not shown.
-    let wrong = |rule: &str| {
-        let shown = if text.contains('@') { "(hidden: it may hold a password)" } else { text };
+    // A value that may contain a password is not shown.
+    let invalid = |rule: &str| {
+        let shown = if text.contains('@') { "(hidden: it may contain a password)" } else { text };
         bad("tracing.endpoint", shown, rule)
     };
     if text.len() > ENDPOINT_BYTES_MAX || text.contains(|c: char| c.is_control() || c.is_whitespace()) {
         return Err(bad("tracing.endpoint", "(not shown)", ENDPOINT_RULE));
     }
     let Some((scheme @ ("http" | "https"), rest)) = text.split_once("://") else {
-        return Err(wrong(ENDPOINT_RULE));
+        return Err(invalid(ENDPOINT_RULE));
     };
     if rest.contains('@') {
-        return Err(wrong(
-            "a URL without user and password; what a collector wants to know goes into the environment variable OTEL_EXPORTER_OTLP_HEADERS",
+        return Err(invalid(
+            "a URL without user and password; set the headers that the collector needs in the environment variable OTEL_EXPORTER_OTLP_HEADERS",
         ));
     }
     if rest.contains(['?', '#']) {
-        return Err(wrong("a URL without a query"));
+        return Err(invalid("a URL without a query"));
     }
     let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
-    let (host, port) = host_and_port(authority).ok_or_else(|| wrong(ENDPOINT_RULE))?;
+    let (host, port) = host_and_port(authority).ok_or_else(|| invalid(ENDPOINT_RULE))?;
     let protocol = protocol.unwrap_or(match port {
         Some(PORT_HTTP) => Protocol::HttpProtobuf,
         _ => Protocol::Grpc,
@@ -144,10 +144,10 @@ pub(super) fn endpoint(text: &str, protocol: Option<Protocol>) -> Result<Endpoin
     let path = path.trim_end_matches('/');
     let url = match protocol {
         Protocol::Grpc if path.is_empty() => format!("{scheme}://{host}:{}", port.unwrap_or(PORT_GRPC)),
-        Protocol::Grpc => return Err(wrong("a URL without a path, as protocol grpc has none")),
+        Protocol::Grpc => return Err(invalid("a URL without a path, as protocol grpc has none")),
         Protocol::HttpProtobuf => {
-            let below = if path.ends_with(PATH) { "" } else { PATH };
-            format!("{scheme}://{host}:{}{path}{below}", port.unwrap_or(PORT_HTTP))
+            let suffix = if path.ends_with(PATH) { "" } else { PATH };
+            format!("{scheme}://{host}:{}{path}{suffix}", port.unwrap_or(PORT_HTTP))
         }
     };
     Ok(Endpoint { url, protocol })
@@ -165,16 +165,16 @@ fn host_and_port(authority: &str) -> Option<(&str, Option<u16>)> {
             None => (authority, None),
         },
     };
-    let named = |host: &str| host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
-    let known = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+    let is_name = |host: &str| host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    let is_valid = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
         Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && named(host),
+        None => !host.is_empty() && is_name(host),
     };
     let port = match port {
         Some(port) => Some(port.parse::<u16>().ok().filter(|p| *p != 0)?),
         None => None,
     };
-    known.then_some((host, port))
+    is_valid.then_some((host, port))
 }
 
 #[cfg(test)]
@@ -183,25 +183,27 @@ mod tests {
 
     use super::*;
 
-    fn at(text: &str) -> (String, String) {
-        let found = endpoint(text, None).unwrap();
-        (found.url, found.protocol.to_string())
+    fn parsed(text: &str) -> (String, String) {
+        let endpoint = endpoint(text, None).unwrap();
+        (endpoint.url, endpoint.protocol.to_string())
     }
 
     #[test]
-    fn the_port_tells_what_is_spoken_unless_somebody_does() {
-        let is = |text, url: &str, spoken: &str| assert_eq!(at(text), (url.to_owned(), spoken.to_owned()));
-        is("http://collector:4317", "http://collector:4317", "grpc");
-        is("http://collector", "http://collector:4317", "grpc");
-        is("https://[::1]:55/", "https://[::1]:55", "grpc");
-        is("http://10.0.0.1:4318", "http://10.0.0.1:4318/v1/traces", "http/protobuf");
-        is("http://c:4318/otlp/v1/traces", "http://c:4318/otlp/v1/traces", "http/protobuf");
-        let spoken = endpoint("http://tempo/otlp/", Some(Protocol::HttpProtobuf)).unwrap();
-        assert_eq!(spoken.url, "http://tempo:4318/otlp/v1/traces");
+    fn the_default_protocol_depends_on_the_port() {
+        let check = |text, url: &str, protocol: &str| {
+            assert_eq!(parsed(text), (url.to_owned(), protocol.to_owned()));
+        };
+        check("http://collector:4317", "http://collector:4317", "grpc");
+        check("http://collector", "http://collector:4317", "grpc");
+        check("https://[::1]:55/", "https://[::1]:55", "grpc");
+        check("http://10.0.0.1:4318", "http://10.0.0.1:4318/v1/traces", "http/protobuf");
+        check("http://c:4318/otlp/v1/traces", "http://c:4318/otlp/v1/traces", "http/protobuf");
+        let endpoint = endpoint("http://tempo/otlp/", Some(Protocol::HttpProtobuf)).unwrap();
+        assert_eq!(endpoint.url, "http://tempo:4318/otlp/v1/traces");
     }
 
     #[test]
-    fn a_bad_endpoint_is_named_with_what_it_should_be() {
+    fn an_invalid_endpoint_is_reported_with_the_rule() {
         for bad in
             ["collector:4317", "http://", "http://a:0", "http://a:b", "ftp://a", "http://[::1", "http://a b"]
         {
@@ -215,22 +217,22 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_variable_is_none_and_a_flag_wins_over_the_file() {
+    fn an_empty_variable_is_not_set_and_a_flag_takes_precedence() {
         let file = || TracingFile {
             endpoint: Some("http://file:4317".into()),
             sample_ratio: Some(0.25),
             ..TracingFile::default()
         };
         let mut args = ServeArgs { tracing_endpoint: Some(String::new()), ..ServeArgs::default() };
-        let settings = file().under(&args).unwrap().unwrap();
+        let settings = file().resolve(&args).unwrap().unwrap();
         assert_eq!((settings.endpoint.url.as_str(), settings.sample_ratio), ("http://file:4317", 0.25));
         args.tracing_endpoint = Some("http://flag:4318".into());
         args.tracing_sample_ratio = Some("1".into());
-        let settings = file().under(&args).unwrap().unwrap();
+        let settings = file().resolve(&args).unwrap().unwrap();
         assert_eq!(settings.endpoint.protocol, Protocol::HttpProtobuf);
         assert!(settings.sample_ratio > 0.99);
-        assert_eq!(TracingFile::default().under(&ServeArgs::default()).unwrap(), None);
+        assert_eq!(TracingFile::default().resolve(&ServeArgs::default()).unwrap(), None);
         let file = TracingFile { sample_ratio: Some(7.0), ..TracingFile::default() };
-        assert!(file.under(&ServeArgs::default()).unwrap_err().to_string().contains("tracing.sampleRatio"));
+        assert!(file.resolve(&ServeArgs::default()).unwrap_err().to_string().contains("tracing.sampleRatio"));
     }
 }

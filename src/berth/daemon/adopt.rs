@@ -1,38 +1,40 @@
 //! Adoption of the devices that running pods hold, and the wait for the kubelet's checkpoint, which lists them.
 
-use super::{Daemon, WAIT_AGAIN};
+use super::{Daemon, RETRY_INTERVAL};
 use berth_admin::Step;
 
 impl Daemon {
-    /// Takes over what pods hold before the first registration: a device that is in use must not be
-    /// offered as free.
+    /// Adopts the devices of running pods before the first registration, since a device in use must not be offered as free.
     pub(super) async fn adopt(&self, front: &berth_kubelet::Front) {
-        let known = self.door().snapshot();
-        // A store that knows of allocations is worth more than the checkpoint: that is asked only for
-        // what another plugin granted meanwhile, and not waited for.
-        let wait = known.live.is_empty() && known.ended.is_empty();
+        let ledger = self.door().snapshot();
+        // A store with allocations is more reliable than the checkpoint, which is then read only for devices that another
+        // plugin granted meanwhile, without waiting for it.
+        let is_required = ledger.live.is_empty() && ledger.ended.is_empty();
         if self.config.skip_adoption {
             tracing::warn!("running pods are not adopted (--skip-adoption)");
-            return self.progress.adoption(Step::Done);
+            return self.progress.set_adoption(Step::Done);
         }
-        let mut said = false;
+        let mut is_logged = false;
         loop {
             match front.adopt().await {
                 Ok(holdings) => {
-                    tracing::info!(holdings, "looked for what running pods hold");
-                    return self.progress.adoption(Step::Done);
+                    tracing::info!(holdings, "adopted the devices of running pods");
+                    return self.progress.set_adoption(Step::Done);
                 }
-                Err(error) if !wait => {
-                    tracing::warn!("nothing is adopted: {:#}", anyhow::Error::new(error));
-                    return self.progress.adoption(Step::Done);
+                Err(error) if !is_required => {
+                    tracing::warn!(
+                        "the devices of running pods are not adopted: {:#}",
+                        anyhow::Error::new(error)
+                    );
+                    return self.progress.set_adoption(Step::Done);
                 }
                 Err(error) => {
-                    let words = format!("{:#}", anyhow::Error::new(error));
-                    if !std::mem::replace(&mut said, true) {
-                        tracing::error!("{words}");
+                    let message = format!("{:#}", anyhow::Error::new(error));
+                    if !std::mem::replace(&mut is_logged, true) {
+                        tracing::error!("{message}");
                     }
-                    self.progress.adoption(Step::Waiting(words));
-                    tokio::time::sleep(WAIT_AGAIN).await;
+                    self.progress.set_adoption(Step::Waiting(message));
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
             }
         }

@@ -8,10 +8,10 @@ use berth_kernel::ports::{Gpus, GpusError, Processes as _};
 use berth_kernel::process::Sight;
 use std::sync::Arc;
 
-/// The GPU backend of the configuration.
+/// Opens the GPU backend of the configuration.
 ///
 /// # Errors
-/// If it cannot be opened; the error says what to do.
+/// If it cannot be opened; the error has the fix.
 pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
     Ok(match source {
         GpuSource::Nvml { library, driver_root } => Arc::new(NvmlGpus::open(NvmlOptions {
@@ -23,14 +23,14 @@ pub fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
     })
 }
 
-/// Resolves the owners of processes, by the folders of the configuration.
+/// The source of processes and their owners, by the settings of the configuration.
 #[must_use]
-pub fn processes(config: &Config) -> ProcFs {
+pub fn process_source(config: &Config) -> ProcFs {
     ProcFs::new(config.processes.proc_root.clone(), &config.processes.ignore)
 }
 
-/// Which owners of processes a daemon that is started here could see.
+/// Whether a daemon that is started here could find the owners of processes.
 #[must_use]
-pub fn sight(config: &Config) -> Sight {
-    processes(config).sight()
+pub fn process_visibility(config: &Config) -> Sight {
+    process_source(config).sight()
 }

@@ -14,46 +14,46 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Changes of the ledger are gathered this long: labels concern what comes and goes by the hour.
-const GATHER: Duration = Duration::from_secs(1);
-/// Interval of the checks whether the file is still there, and whether another writer came or went.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// Changes of the ledger within this time are handled together, since labels change rarely.
+const DEBOUNCE: Duration = Duration::from_secs(1);
+/// Interval of checks whether the file still exists, and whether there is another writer.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The file in which the machine reports its product name.
 const MACHINE: &str = "/sys/class/dmi/id/product_name";
 
 /// The channels to and from the task that patches the node object.
-pub(super) struct Labelling {
-    wanted: watch::Sender<Option<Labels>>,
-    told: watch::Sender<NodeLabelState>,
-    other: watch::Sender<OtherWriter>,
+pub(super) struct LabelChannels {
+    labels: watch::Sender<Option<Labels>>,
+    node_state: watch::Sender<NodeLabelState>,
+    other_writer: watch::Sender<OtherWriter>,
 }
 
-impl Default for Labelling {
+impl Default for LabelChannels {
     fn default() -> Self {
-        let waiting = NodeLabelState::Not("the API server was not asked yet".into());
+        let waiting = NodeLabelState::Not("not connected to the API server yet".into());
         Self {
-            wanted: watch::Sender::new(None),
-            told: watch::Sender::new(waiting),
-            other: watch::Sender::new(OtherWriter::Unasked),
+            labels: watch::Sender::new(None),
+            node_state: watch::Sender::new(waiting),
+            other_writer: watch::Sender::new(OtherWriter::Unasked),
         }
     }
 }
 
-impl Labelling {
-    /// For the task that patches the node object, if it is configured.
-    pub(super) fn work(&self, config: &Config) -> Option<NodeLabelTask> {
-        let work = || NodeLabelTask { wanted: self.wanted.subscribe(), state: self.told.clone() };
-        config.labels.node.then(work)
+impl LabelChannels {
+    /// The channels for the task that patches the node object, if it is configured.
+    pub(super) fn node_task(&self, config: &Config) -> Option<NodeLabelTask> {
+        let task = || NodeLabelTask { wanted: self.labels.subscribe(), state: self.node_state.clone() };
+        config.labels.node.then(task)
     }
 
-    /// For the task that reads the node object, if labels are written to a file.
+    /// The channel for the task that reads the node object, if labels are written to a file.
     pub(super) fn other_writer(&self, config: &Config) -> Option<watch::Sender<OtherWriter>> {
-        config.labels.nfd_file.is_some().then(|| self.other.clone())
+        config.labels.nfd_file.is_some().then(|| self.other_writer.clone())
     }
 }
 
 impl Daemon {
-    /// Runs once the GPUs were scanned and offered: labels show how they are shared.
+    /// Called after the GPUs are scanned and offered, since labels show how they are shared.
     pub(super) fn start_labels(&mut self) {
         let config = &self.config;
         if !config.labels.wanted() {
@@ -68,69 +68,74 @@ impl Daemon {
         let no_server = config.api_server == ApiServer::Off;
         let node = config.labels.node.then(|| {
             if no_server {
-                let why = "labels.node needs the API server, and none is configured (--kubeconfig, or a service account)";
-                tracing::warn!("the node object is not labelled: {why}");
-                self.labels.told.send_replace(NodeLabelState::Not(why.into()));
+                let reason = "labels.node needs the API server, and none is configured (--kubeconfig, or a service account)";
+                tracing::warn!("the node object is not labelled: {reason}");
+                self.labels.node_state.send_replace(NodeLabelState::Not(reason.into()));
             }
-            self.labels.told.subscribe()
+            self.labels.node_state.subscribe()
         });
-        let keeper = Keeper {
-            door: self.door().clone(),
+        let writer = LabelWriter {
+            kernel: self.door().clone(),
             facts,
             file: config.labels.nfd_file.clone(),
-            // Without an API server the files of the folder are all that is seen of another writer.
-            other: (config.labels.nfd_file.is_some() && !no_server).then(|| self.labels.other.subscribe()),
-            node,
-            wanted: self.labels.wanted.clone(),
+            // Without an API server another writer is detected only by its files in the folder.
+            other_writer: (config.labels.nfd_file.is_some() && !no_server)
+                .then(|| self.labels.other_writer.subscribe()),
+            node_state: node,
+            labels: self.labels.labels.clone(),
             progress: Arc::clone(&self.progress),
-            said: None,
+            last_logged: None,
         };
-        self.tasks.spawn(keeper.keep());
+        self.tasks.spawn(writer.run());
     }
 }
 
-/// What the task works with.
-struct Keeper {
-    door: Door,
+/// The task that computes and writes labels.
+struct LabelWriter {
+    kernel: Door,
     facts: Facts,
     file: Option<PathBuf>,
     /// Whether another writer labels the node object, if that is checked.
-    other: Option<watch::Receiver<OtherWriter>>,
+    other_writer: Option<watch::Receiver<OtherWriter>>,
     /// The state of the labels of the node object, if they are configured.
-    node: Option<watch::Receiver<NodeLabelState>>,
-    wanted: watch::Sender<Option<Labels>>,
+    node_state: Option<watch::Receiver<NodeLabelState>>,
+    labels: watch::Sender<Option<Labels>>,
     progress: Arc<Progress>,
-    /// What was last logged about the file.
-    said: Option<Step>,
+    /// The state of the file that was last logged.
+    last_logged: Option<Step>,
 }
 
-impl Keeper {
-    async fn keep(mut self) {
-        let mut snapshots = self.door.watch();
+impl LabelWriter {
+    async fn run(mut self) {
+        let mut snapshots = self.kernel.watch();
         loop {
-            let versions = self.door.figures().gpus.versions();
+            let versions = self.kernel.figures().gpus.versions();
             self.facts.driver_version = versions.driver;
             self.facts.cuda_version = versions.cuda;
             let labels = labels(&snapshots.borrow_and_update(), &self.facts);
-            let of_file = self.write(&labels).await;
-            self.wanted.send_if_modified(|wanted| {
-                let news = wanted.as_ref() != Some(&labels);
-                *wanted = Some(labels);
-                news
+            let file_step = self.write_file(&labels).await;
+            self.labels.send_if_modified(|sent| {
+                let is_changed = sent.as_ref() != Some(&labels);
+                *sent = Some(labels);
+                is_changed
             });
-            let of_node = self.node.as_ref().map(|told| match &*told.borrow() {
+            let node_step = self.node_state.as_ref().map(|state| match &*state.borrow() {
                 NodeLabelState::Done => Step::Done,
-                NodeLabelState::Not(why) => Step::Waiting(why.clone()),
+                NodeLabelState::Not(reason) => Step::Waiting(reason.clone()),
             });
             let waiting = |step: &Option<Step>| match step {
-                Some(Step::Waiting(why)) => Some(why.clone()),
+                Some(Step::Waiting(reason)) => Some(reason.clone()),
                 _ => None,
             };
-            let why: Vec<String> = [&of_file, &of_node].into_iter().filter_map(waiting).collect();
-            self.progress.labels(if why.is_empty() { Step::Done } else { Step::Waiting(why.join("; ")) });
-            let told = async {
-                match (&mut self.node, &mut self.other) {
-                    (Some(told), _) => drop(told.changed().await),
+            let reasons: Vec<String> = [&file_step, &node_step].into_iter().filter_map(waiting).collect();
+            self.progress.set_labels(if reasons.is_empty() {
+                Step::Done
+            } else {
+                Step::Waiting(reasons.join("; "))
+            });
+            let state_changed = async {
+                match (&mut self.node_state, &mut self.other_writer) {
+                    (Some(state), _) => drop(state.changed().await),
                     (None, Some(other)) => drop(other.changed().await),
                     (None, None) => std::future::pending().await,
                 }
@@ -140,24 +145,24 @@ impl Keeper {
                     if changed.is_err() {
                         return;
                     }
-                    tokio::time::sleep(GATHER).await;
+                    tokio::time::sleep(DEBOUNCE).await;
                 }
-                () = told => {}
-                () = tokio::time::sleep(LOOK_AGAIN) => {}
+                () = state_changed => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
         }
     }
 
-    /// Brings the file up to date. Says in the log what is news.
-    async fn write(&mut self, labels: &Labels) -> Option<Step> {
+    /// Updates the file and logs a change of its state.
+    async fn write_file(&mut self, labels: &Labels) -> Option<Step> {
         let path = self.file.clone()?;
         let labels = labels.clone();
         let other =
-            self.other.as_mut().map_or(OtherWriter::Absent, |other| other.borrow_and_update().clone());
+            self.other_writer.as_mut().map_or(OtherWriter::Absent, |other| other.borrow_and_update().clone());
         let shown = path.display().to_string();
-        let work = move || brought_up_to_date(&path, &labels, &other);
-        let step = tokio::task::spawn_blocking(work).await.ok()?;
-        if self.said.as_ref() != Some(&step) {
+        let update = move || update_file(&path, &labels, &other);
+        let step = tokio::task::spawn_blocking(update).await.ok()?;
+        if self.last_logged.as_ref() != Some(&step) {
             match &step {
                 Step::Done => {
                     tracing::info!(file = shown, "the label file for node-feature-discovery was written");
@@ -166,36 +171,39 @@ impl Keeper {
                     tracing::warn!(why, "the label file for node-feature-discovery is not written");
                 }
             }
-            self.said = Some(step.clone());
+            self.last_logged = Some(step.clone());
         }
         Some(step)
     }
 }
 
-fn brought_up_to_date(path: &Path, labels: &Labels, on_node: &OtherWriter) -> Step {
+/// Writes the file, or removes it if there is another writer.
+fn update_file(path: &Path, labels: &Labels, on_node: &OtherWriter) -> Step {
     let shown = path.display();
     let other = match (on_node, file::other_writer(path)) {
         (_, Some(other)) => Some(format!("in {}", other.display())),
         (OtherWriter::Present, None) => Some("on the node object".into()),
         (OtherWriter::Unasked, None) => {
-            // The earlier content stays.
+            // The existing content stays.
             return Step::Waiting(
-                "the API server was not asked yet whether another writer labels the node".into(),
+                "it is not known yet whether another writer labels the node: not connected to the API server"
+                    .into(),
             );
         }
         (OtherWriter::Absent, None) => None,
     };
     if let Some(other) = other {
-        let left = file::remove(path).err().map(|error| format!(" ({shown} cannot be removed: {error})"));
+        let not_removed =
+            file::remove(path).err().map(|error| format!(" ({shown} cannot be removed: {error})"));
         return Step::Waiting(format!(
-            "another writer's {OTHER_WRITER} is {other}: remove GPU feature discovery from the node, or take `labels.nfdFile` out{}",
-            left.unwrap_or_default()
+            "another writer's {OTHER_WRITER} is {other}: remove GPU feature discovery from the node, or remove `labels.nfdFile`{}",
+            not_removed.unwrap_or_default()
         ));
     }
     match file::write(path, labels) {
         Ok(_) => Step::Done,
         Err(error) => Step::Waiting(format!(
-            "{shown} cannot be written: {error} (the folder must be there and, in a pod, be mounted)"
+            "{shown} cannot be written: {error} (the folder must exist and, in a pod, be mounted)"
         )),
     }
 }

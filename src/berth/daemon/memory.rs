@@ -1,107 +1,104 @@
-//! How the daemon stays small. Reading the store and compiling policies take a few times what is kept, and
-//! a third of the program is read only to get going.
-#![allow(
-    unsafe_code,
-    reason = "calls of the C library's allocator, and one of the kernel, on pages of the program"
-)]
+//! Keeps the daemon's memory small. Reading the store and compiling policies need several times the memory that is kept,
+//! and a third of the program's pages is needed only for the start.
+#![allow(unsafe_code, reason = "calls the C library's allocator, and madvise on the program's pages")]
 
 use std::fs;
 use std::time::Duration;
 
-/// The start is over this long after the registration: the first reconcile passes have run, and pods that waited for this
-/// node have arrived.
-const SETTLED: Duration = Duration::from_secs(5);
+/// Time from the registration to the second trim: by then the first reconcile passes are over, and waiting pods have
+/// started.
+const START_TIME: Duration = Duration::from_secs(5);
 
-/// Interval of the checks whether there is much memory to give back.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// Longest interval between two checks while the memory that was added is in use.
-const LOOK_MAX: Duration = Duration::from_secs(320);
-/// What is worth the few milliseconds of a heap's lock, bytes.
-const GROWN_BYTES: u64 = 24 * 1024 * 1024;
+/// Interval of checks whether memory has grown.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// Longest interval of checks while the grown memory is in use.
+const CHECK_INTERVAL_MAX: Duration = Duration::from_secs(320);
+/// Growth that justifies a trim, which locks a heap for a few milliseconds, bytes.
+const GROWTH_BYTES_MIN: u64 = 24 * 1024 * 1024;
 
-/// Heaps that threads share. The C library makes one a thread, up to eight a processor, and a GPU node has
-/// 96 to 256 of those; with two the threads of an Allocate seldom meet.
-const HEAPS: i32 = 2;
-/// Blocks of so many bytes are mapped alone. The C library starts at half of it, and raises its mark to the
-/// largest block that was freed: the store is opened twice (on a copy first), and the second time its page
-/// table and counters, from 512 KiB to 4 MiB each and nearly all zero, would lie in a heap and be written
-/// through. Answers of the API and buffers of the decision record are smaller, and stay in the heaps.
-const MAPPED_ALONE_BYTES: i32 = 256 * 1024;
-/// So much free memory at a heap's end is kept for what comes next.
-const KEPT_BYTES: i32 = 512 * 1024;
+/// Heaps that threads share. By default the C library has up to eight per processor, and a GPU node has 96 to 256
+/// processors; with two heaps, the threads of an Allocate rarely contend.
+const HEAPS_MAX: i32 = 2;
+/// Size from which blocks are mapped outside of heaps. The C library starts at half of it and raises its threshold to the
+/// largest freed block. The store is opened twice (first a copy), so the second time its page table and counters, 512 KiB to
+/// 4 MiB each and mostly zero, would be in a heap and fully resident. API responses and buffers of the decision journal are
+/// smaller and stay in the heaps.
+const MMAP_THRESHOLD_BYTES: i32 = 256 * 1024;
+/// Free memory that is kept at a heap's end.
+const TRIM_THRESHOLD_BYTES: i32 = 512 * 1024;
 
-/// Tells the C library how to lay memory out; before there are threads.
-pub(super) fn lay_out() {
+/// Configures the C library's allocator; called before threads start.
+pub(super) fn configure_allocator() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (setting, value) in [
-        (libc::M_ARENA_MAX, HEAPS),
-        (libc::M_MMAP_THRESHOLD, MAPPED_ALONE_BYTES),
-        (libc::M_TRIM_THRESHOLD, KEPT_BYTES),
+        (libc::M_ARENA_MAX, HEAPS_MAX),
+        (libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
+        (libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
     ] {
-        // SAFETY: takes two numbers (mallopt(3)); one that is not taken changes nothing.
+        // SAFETY: takes two numbers (mallopt(3)); an invalid one changes nothing.
         unsafe {
             libc::mallopt(setting, value);
         }
     }
 }
 
-/// Gives back what only the start needed, at once and when its last steps are over; and from then on what a
-/// crowd of clients, an upload or a long list left behind.
-pub(super) async fn keep_small() {
-    for wait in [Duration::ZERO, SETTLED] {
+/// Returns memory to the system: that of the start, at once and after [`START_TIME`], then that of many clients, uploads or
+/// long lists, whenever memory has grown.
+pub(super) async fn trim_periodically() {
+    for wait in [Duration::ZERO, START_TIME] {
         tokio::time::sleep(wait).await;
-        // It ends early only with the daemon.
+        // Fails only while the daemon stops.
         let _ = tokio::task::spawn_blocking(trim).await;
     }
-    let mut looks = Looks { small: resident_bytes(), wait: LOOK_EVERY };
+    let mut schedule = TrimSchedule { smallest: resident_bytes(), wait: CHECK_INTERVAL };
     loop {
-        tokio::time::sleep(looks.wait).await;
-        if looks.has_grown(resident_bytes()) {
+        tokio::time::sleep(schedule.wait).await;
+        if schedule.has_grown(resident_bytes()) {
             let _ = tokio::task::spawn_blocking(trim_heaps).await;
-            looks.trimmed(resident_bytes());
+            schedule.record_trim(resident_bytes());
         }
     }
 }
 
-/// When to look again how much there is to give back.
-struct Looks {
-    /// How small the process was, bytes.
-    small: u64,
+/// Decides when to trim.
+struct TrimSchedule {
+    /// The smallest resident size so far, bytes.
+    smallest: u64,
     wait: Duration,
 }
 
-impl Looks {
+impl TrimSchedule {
     fn has_grown(&mut self, now: u64) -> bool {
-        self.small = self.small.min(now);
-        let grown = now > self.small + GROWN_BYTES;
+        self.smallest = self.smallest.min(now);
+        let grown = now > self.smallest + GROWTH_BYTES_MIN;
         if !grown {
-            self.wait = LOOK_EVERY;
+            self.wait = CHECK_INTERVAL;
         }
         grown
     }
 
-    /// What is in use stays, and is free some time: later each time, since it may be for good.
-    fn trimmed(&mut self, now: u64) {
-        let stays = now > self.small + GROWN_BYTES;
-        self.wait = if stays { (self.wait * 2).min(LOOK_MAX) } else { LOOK_EVERY };
+    /// Doubles the interval if the memory is still in use after a trim, since that may be permanent.
+    fn record_trim(&mut self, now: u64) {
+        let is_in_use = now > self.smallest + GROWTH_BYTES_MIN;
+        self.wait = if is_in_use { (self.wait * 2).min(CHECK_INTERVAL_MAX) } else { CHECK_INTERVAL };
     }
 }
 
-/// Of the process, by the kernel; 0 where it does not say.
+/// The resident memory of the process, bytes; 0 if it cannot be read.
 fn resident_bytes() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or_default();
     pages * rustix::param::page_size() as u64
 }
 
-/// All that there is. Takes a few milliseconds.
+/// Returns all unused memory. Takes a few milliseconds.
 fn trim() {
     trim_heaps();
     #[cfg(target_os = "linux")]
-    rest_program();
+    release_program_pages();
 }
 
-/// What was freed. The C library gives it back by itself only from a heap's end.
+/// Returns freed memory. The C library itself returns only free memory at a heap's end.
 fn trim_heaps() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes a number and no pointer, and may be called from any thread at any time
@@ -111,40 +108,40 @@ fn trim_heaps() {
     }
 }
 
-/// The kernel keeps pages of a program for it as long as they are mapped, used or not. Those that are needed again are mapped again from
-/// the page cache, or read from the file.
+/// Unmaps the program's pages, which otherwise stay resident after their last use. Needed ones are mapped again from the
+/// page cache or the file.
 #[cfg(target_os = "linux")]
-fn rest_program() {
+fn release_program_pages() {
     let (Ok(program), Ok(smaps)) = (fs::read_link("/proc/self/exe"), fs::read_to_string("/proc/self/smaps"))
     else {
         return;
     };
-    for (begin, end) in clean(&smaps, &program.to_string_lossy()) {
-        // SAFETY: a private mapping of a file that cannot be written to and of which no page differs from
-        // the file: the next access finds the same bytes (madvise(2), MADV_DONTNEED).
+    for (begin, end) in clean_mappings(&smaps, &program.to_string_lossy()) {
+        // SAFETY: a private, read-only mapping of a file whose pages all equal the file: the next access reads the same
+        // bytes (madvise(2), MADV_DONTNEED).
         unsafe {
             libc::madvise(std::ptr::without_provenance_mut(begin), end - begin, libc::MADV_DONTNEED);
         }
     }
 }
 
-/// The mappings of this file, as `/proc/self/smaps` shows them (proc_pid_smaps(5)), that are private,
-/// cannot be written to, and have no page of their own. What the loader has relocated has.
-fn clean(smaps: &str, program: &str) -> Vec<(usize, usize)> {
-    let mut found = Vec::new();
+/// The address ranges of the program's private, read-only mappings in `/proc/self/smaps` (proc_pid_smaps(5)) without
+/// modified pages. Pages with relocations of the loader are modified.
+fn clean_mappings(smaps: &str, program: &str) -> Vec<(usize, usize)> {
+    let mut ranges = Vec::new();
     let mut candidate = None;
     for line in smaps.lines() {
-        if let Some(mapping) = header(line) {
-            candidate = mapping.of(program);
-        } else if let Some(rest) = line.strip_prefix("Anonymous:") {
-            let own = rest.trim().trim_end_matches("kB").trim();
-            found.extend(candidate.take().filter(|_| own == "0"));
+        if let Some(mapping) = parse_header(line) {
+            candidate = mapping.read_only_range(program);
+        } else if let Some(size) = line.strip_prefix("Anonymous:") {
+            let anonymous_kib = size.trim().trim_end_matches("kB").trim();
+            ranges.extend(candidate.take().filter(|_| anonymous_kib == "0"));
         }
     }
-    found
+    ranges
 }
 
-/// One mapping.
+/// A mapping of `/proc/self/smaps`.
 struct Mapping<'s> {
     range: (usize, usize),
     rights: &'s str,
@@ -152,14 +149,15 @@ struct Mapping<'s> {
 }
 
 impl Mapping<'_> {
-    fn of(&self, program: &str) -> Option<(usize, usize)> {
-        let fixed = matches!(self.rights, "r--p" | "r-xp" | "--xp");
-        (fixed && self.path == program).then_some(self.range)
+    /// The mapping's range, if it is a private, read-only mapping of the program.
+    fn read_only_range(&self, program: &str) -> Option<(usize, usize)> {
+        let is_read_only = matches!(self.rights, "r--p" | "r-xp" | "--xp");
+        (is_read_only && self.path == program).then_some(self.range)
     }
 }
 
-/// `begin-end rights offset device inode path`, the path with whatever spaces it has.
-fn header(line: &str) -> Option<Mapping<'_>> {
+/// Parses `begin-end rights offset device inode path`; the path may contain spaces.
+fn parse_header(line: &str) -> Option<Mapping<'_>> {
     let (range, rest) = line.split_once(' ')?;
     let (begin, end) = range.split_once('-')?;
     let number = |hex| usize::from_str_radix(hex, 16).ok();
@@ -196,40 +194,40 @@ Anonymous:             0 kB
 ";
 
     #[test]
-    fn only_what_is_as_in_the_program_file_is_let_go_of() {
+    fn only_unmodified_mappings_of_the_program_are_released() {
         let range = |begin: usize, end: usize| (begin << 20, end << 20);
-        let fixed = [range(0x55d_0c00, 0x55d_0c10), range(0x55d_0c10, 0x55d_0c30)];
-        assert_eq!(clean(SMAPS, "/usr/bin/a berth"), fixed);
-        assert_eq!(clean(SMAPS, "/usr/bin/a"), []);
-        assert_eq!(clean("", ""), []);
+        let expected = [range(0x55d_0c00, 0x55d_0c10), range(0x55d_0c10, 0x55d_0c30)];
+        assert_eq!(clean_mappings(SMAPS, "/usr/bin/a berth"), expected);
+        assert_eq!(clean_mappings(SMAPS, "/usr/bin/a"), []);
+        assert_eq!(clean_mappings("", ""), []);
     }
 
     #[test]
-    fn what_is_in_use_is_looked_at_again_and_less_often() {
+    fn memory_in_use_is_checked_less_and_less_often() {
         const MIB: u64 = 1024 * 1024;
-        let mut looks = Looks { small: 20 * MIB, wait: LOOK_EVERY };
-        assert!(!looks.has_grown(44 * MIB) && looks.has_grown(120 * MIB));
+        let mut schedule = TrimSchedule { smallest: 20 * MIB, wait: CHECK_INTERVAL };
+        assert!(!schedule.has_grown(44 * MIB) && schedule.has_grown(120 * MIB));
         for seconds in [20, 40, 80, 160, 320, 320] {
-            looks.trimmed(118 * MIB);
-            assert_eq!(looks.wait, Duration::from_secs(seconds));
-            assert!(looks.has_grown(118 * MIB), "it did not become smaller");
+            schedule.record_trim(118 * MIB);
+            assert_eq!(schedule.wait, Duration::from_secs(seconds));
+            assert!(schedule.has_grown(118 * MIB), "it did not shrink");
         }
-        looks.trimmed(30 * MIB);
-        assert_eq!(looks.wait, LOOK_EVERY);
-        // What the crowd left is measured against how small it was before.
-        assert!(!looks.has_grown(18 * MIB) && looks.has_grown(43 * MIB));
-        looks.trimmed(43 * MIB);
-        assert!(!looks.has_grown(40 * MIB) && looks.wait == LOOK_EVERY);
+        schedule.record_trim(30 * MIB);
+        assert_eq!(schedule.wait, CHECK_INTERVAL);
+        // Growth is measured from the smallest size.
+        assert!(!schedule.has_grown(18 * MIB) && schedule.has_grown(43 * MIB));
+        schedule.record_trim(43 * MIB);
+        assert!(!schedule.has_grown(40 * MIB) && schedule.wait == CHECK_INTERVAL);
     }
 
     #[test]
-    fn this_program_runs_on_without_its_start() {
+    fn the_program_runs_after_its_pages_are_released() {
         let program = fs::read_link("/proc/self/exe").unwrap();
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
-        assert!(!clean(&smaps, &program.to_string_lossy()).is_empty());
-        // Addresses that the loader relocated: let go of, they would be those of the file.
+        assert!(!clean_mappings(&smaps, &program.to_string_lossy()).is_empty());
+        // An address that the loader relocated: a released page would have the file's value.
         type Clean = fn(&str, &str) -> Vec<(usize, usize)>;
-        static RELOCATED: [Clean; 1] = [clean];
+        static RELOCATED: [Clean; 1] = [clean_mappings];
         let address = || std::hint::black_box(&RELOCATED)[0] as usize;
         let before = address();
         trim();

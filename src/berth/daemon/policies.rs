@@ -1,4 +1,4 @@
-//! The policies that are there when the daemon starts: checked, and made callable.
+//! Loads policies at the start: checks their signatures and makes them callable.
 
 use super::Progress;
 use anyhow::Context;
@@ -12,179 +12,184 @@ use berth_kernel::trust_check::may_activate;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A start tries so often to make a policy of the active stack callable, so long apart.
-const RESTORE_TRIES: u32 = 3;
-const RESTORE_AGAIN: Duration = Duration::from_secs(2);
-/// A node that had to start without goes on trying, at least so often: one that fails for good, after a
-/// minute of processor time, takes at most a tenth of a processor then.
-const STACK_AGAIN_MAX: Duration = Duration::from_secs(600);
+/// Most attempts of a start to make a policy of the active stack callable.
+const RESTORE_ATTEMPTS_MAX: u32 = 3;
+/// Interval of these attempts.
+const RESTORE_INTERVAL: Duration = Duration::from_secs(2);
+/// Longest interval of attempts after the start. A policy that always fails after a minute of processor time then takes at
+/// most a tenth of a processor.
+const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(600);
 
-/// Registers the policies of this release and those of the store, and makes those of the active stack callable. The others
-/// are compiled when a request names them: nothing else is compiled while the kubelet waits. Signatures are checked again,
-/// since the trusted keys may have changed: a version that no trusted key signed is kept, but not callable. Returns why the
-/// active stack is not callable, if it is not.
+/// Registers the policies of this release and of the store, and makes those of the active stack callable. The others are
+/// compiled when a request names them, since the kubelet waits for the start. Signatures are checked again, since the trusted
+/// keys may have changed: a version without a trusted signature is kept, but not callable. Returns why the active stack is
+/// not callable, if it is not.
 ///
 /// # Errors
 /// If the versions cannot be recorded.
 pub(super) async fn load(
-    door: Door,
+    kernel: Door,
     policies: Arc<dyn Policies>,
     keys: Vec<TrustedKey>,
-) -> anyhow::Result<Option<NotNow>> {
-    // The API answers already: a version that it deletes meanwhile would be recorded again here.
-    let held = door.hold_files().await;
+) -> anyhow::Result<Option<NotCallable>> {
+    // The API already runs, and a version that it deletes meanwhile must not be recorded again.
+    let held = kernel.hold_files().await;
     let work = move || {
         let _held = held;
-        load_all(&Look { door: &door, policies: &*policies, keys: &keys, first: true })
+        load_all(&PolicyLoader { kernel: &kernel, policies: &*policies, keys: &keys, is_first_pass: true })
     };
     tokio::task::spawn_blocking(work).await.context("loading the policies")?
 }
 
-fn load_all(look: &Look<'_>) -> anyhow::Result<Option<NotNow>> {
-    let door = look.door;
-    let shipped = look.policies.shipped(door.now());
-    let newest = door.snapshot();
+fn load_all(loader: &PolicyLoader<'_>) -> anyhow::Result<Option<NotCallable>> {
+    let kernel = loader.kernel;
+    let shipped = loader.policies.shipped(kernel.now());
+    let newest = kernel.snapshot();
     for version in &shipped {
         match newest.policies.get(&version.digest) {
-            None => drop(door.keep(version.clone())?),
-            // It was recorded by a release without it, or was uploaded before.
+            None => drop(kernel.keep(version.clone())?),
+            // It was uploaded, or an earlier release without it recorded it.
             Some(known) if !known.shipped => {
-                door.keep(PolicyVersion { shipped: true, ..PolicyVersion::clone(known) })?;
+                kernel.keep(PolicyVersion { shipped: true, ..PolicyVersion::clone(known) })?;
             }
             Some(_) => {}
         }
     }
-    // What another release shipped is a version like an uploaded one now: a name means this release's.
+    // Policies of other releases become like uploaded ones: a name selects the version of this release.
     let now_shipped = |digest: &Digest| shipped.iter().any(|v| v.digest == *digest);
     for old in newest.policies.values().filter(|k| k.shipped && !now_shipped(&k.digest)) {
         let origin = Origin { once_shipped: true, ..old.origin.clone() };
-        door.keep(PolicyVersion { shipped: false, origin, ..PolicyVersion::clone(old) })?;
+        kernel.keep(PolicyVersion { shipped: false, origin, ..PolicyVersion::clone(old) })?;
     }
-    let known = door.snapshot();
-    look.at(known.policies.keys(), known.stack.revision)
+    let snapshot = kernel.snapshot();
+    loader.load(snapshot.policies.keys(), snapshot.stack.revision)
 }
 
 /// Why the active stack is not callable.
-pub(super) struct NotNow {
-    /// The revision of the stack that this is about.
+pub(super) struct NotCallable {
+    /// The revision of that stack.
     revision: u64,
-    why: String,
-    /// Whether it may go by itself soon.
-    passing: bool,
+    reason: String,
+    /// Whether the cause may be temporary.
+    is_temporary: bool,
 }
 
 /// One pass over the policies of the store.
-struct Look<'l> {
-    door: &'l Door,
+struct PolicyLoader<'l> {
+    kernel: &'l Door,
     policies: &'l dyn Policies,
     keys: &'l [TrustedKey],
-    /// Whether it is the first pass, which tries several times and logs what it finds.
-    first: bool,
+    /// The first pass retries temporary failures and logs its findings.
+    is_first_pass: bool,
 }
 
-impl Look<'_> {
-    /// Each by itself: one that is lost for good keeps no other out.
-    fn at<'d>(
+impl PolicyLoader<'_> {
+    /// Loads these versions, independently of each other.
+    fn load<'d>(
         &self,
         digests: impl IntoIterator<Item = &'d Digest>,
         revision: u64,
-    ) -> anyhow::Result<Option<NotNow>> {
-        let mut found: Option<NotNow> = None;
+    ) -> anyhow::Result<Option<NotCallable>> {
+        let mut not_callable: Option<NotCallable> = None;
         for digest in digests {
-            let node = self.door.snapshot();
+            let node = self.kernel.snapshot();
             let Some(version) = node.policies.get(digest) else { continue };
             let active = node.stack.entries.iter().any(|e| e.digest == *digest);
-            match self.restored(version, active) {
-                Found::Known(known) => self.record(version, &known)?,
-                Found::NotNow { why, passing } => {
-                    found = Some(match found {
-                        None => NotNow { revision, why, passing },
-                        // The last of them: whatever may still pass is worth another try soon.
-                        Some(before) => NotNow { why, passing: passing || before.passing, ..before },
+            match self.restore(version, active) {
+                Restored::Known(known) => self.record(version, &known)?,
+                Restored::NotCallable { reason, is_temporary } => {
+                    not_callable = Some(match not_callable {
+                        None => NotCallable { revision, reason, is_temporary },
+                        // The last reason is kept. One temporary failure is enough for an early retry.
+                        Some(before) => NotCallable {
+                            reason,
+                            is_temporary: is_temporary || before.is_temporary,
+                            ..before
+                        },
                     });
                 }
-                Found::Gone => {
+                Restored::Gone => {
                     tracing::info!(
                         policy = version.label(),
-                        "an earlier release had this policy, and it was never asked"
+                        "removed a policy of an earlier release that was never called"
                     );
-                    self.door.forget_policy(digest.clone())?;
+                    self.kernel.forget_policy(digest.clone())?;
                 }
             }
         }
-        Ok(found)
+        Ok(not_callable)
     }
 
-    /// What was found out of a version that was `was`: an upload may have brought another signature since.
-    fn record(&self, was: &PolicyVersion, known: &PolicyVersion) -> anyhow::Result<()> {
-        let node = self.door.snapshot();
-        let Some(newest) = node.policies.get(&was.digest) else { return Ok(()) };
+    /// Records the result of loading `old`. An upload may have changed its signature meanwhile.
+    fn record(&self, old: &PolicyVersion, loaded: &PolicyVersion) -> anyhow::Result<()> {
+        let node = self.kernel.snapshot();
+        let Some(newest) = node.policies.get(&old.digest) else { return Ok(()) };
         let mut origin = newest.origin.clone();
-        if origin.signature == was.origin.signature {
-            origin.signed_by.clone_from(&known.origin.signed_by);
+        if origin.signature == old.origin.signature {
+            origin.signed_by.clone_from(&loaded.origin.signed_by);
         }
         let recorded =
-            PolicyVersion { artifact: known.artifact.clone(), origin, ..PolicyVersion::clone(newest) };
+            PolicyVersion { artifact: loaded.artifact.clone(), origin, ..PolicyVersion::clone(newest) };
         if recorded != **newest {
-            self.door.keep(recorded)?;
+            self.kernel.keep(recorded)?;
         }
         Ok(())
     }
 
-    fn restored(&self, version: &PolicyVersion, active: bool) -> Found {
-        let mut tries_left = if self.first { RESTORE_TRIES - 1 } else { 0 };
+    fn restore(&self, version: &PolicyVersion, active: bool) -> Restored {
+        let mut attempts_left = if self.is_first_pass { RESTORE_ATTEMPTS_MAX - 1 } else { 0 };
         loop {
-            let error = match self.once(version, active) {
-                Ok(found) => return found,
+            let error = match self.try_restore(version, active) {
+                Ok(restored) => return restored,
                 Err(error) => error,
             };
-            let passing = matches!(error, InstallError::Busy | InstallError::Trouble { .. });
-            // The machine may be out of something for a moment, and the node must not start without it.
-            if active && passing && tries_left > 0 {
-                tries_left -= 1;
-                std::thread::sleep(RESTORE_AGAIN);
+            let is_temporary = matches!(error, InstallError::Busy | InstallError::Trouble { .. });
+            // Retried, since the node should not start without its stack because of a temporary failure.
+            if active && is_temporary && attempts_left > 0 {
+                attempts_left -= 1;
+                std::thread::sleep(RESTORE_INTERVAL);
                 continue;
             }
-            if self.first {
+            if self.is_first_pass {
                 tracing::error!(policy = version.label(), %error, "a policy of the store cannot be loaded");
             } else {
-                tracing::debug!(policy = version.label(), %error, "it still cannot be called");
+                tracing::debug!(policy = version.label(), %error, "the policy is still not callable");
             }
-            // So that it can be made callable later.
+            // Registered, so that it can be made callable later.
             self.policies.know(version);
             if active {
-                let why = format!("policy {} cannot be made callable here: {error}", version.label());
-                return Found::NotNow { why, passing };
+                let reason = format!("policy {} cannot be made callable: {error}", version.label());
+                return Restored::NotCallable { reason, is_temporary };
             }
-            return Found::Known(Box::new(version.clone()));
+            return Restored::Known(Box::new(version.clone()));
         }
     }
 
-    fn once(&self, version: &PolicyVersion, active: bool) -> Result<Found, InstallError> {
-        let version = self.signed(version)?;
+    fn try_restore(&self, version: &PolicyVersion, active: bool) -> Result<Restored, InstallError> {
+        let version = self.with_signer(version)?;
         if !may_activate(&version, self.keys) {
-            if self.first {
-                untrusted(&version, active);
+            if self.is_first_pass {
+                log_untrusted(&version, active);
             }
-            return Ok(Found::Known(Box::new(version)));
+            return Ok(Restored::Known(Box::new(version)));
         }
         if !active && self.policies.know(&version) {
-            return Ok(Found::Known(Box::new(version)));
+            return Ok(Restored::Known(Box::new(version)));
         }
-        let lost = || matches!(self.policies.module(&version.digest), Err(InstallError::Lost { .. }));
-        if !active && version.origin.once_shipped && lost() {
-            return Ok(Found::Gone);
+        let is_lost = || matches!(self.policies.module(&version.digest), Err(InstallError::Lost { .. }));
+        if !active && version.origin.once_shipped && is_lost() {
+            return Ok(Restored::Gone);
         }
-        Ok(Found::Known(Box::new(self.policies.restore(&version)?)))
+        Ok(Restored::Known(Box::new(self.policies.restore(&version)?)))
     }
 
-    /// The version with the key that signed it, as the keys are now.
+    /// The version with the name of the trusted key that signed it.
     ///
     /// # Errors
-    /// If its bytes cannot be read or are gone.
-    fn signed(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-        let made = version.origin.signature.filter(|_| !self.keys.is_empty());
-        let signed_by = match made {
+    /// If its module is missing or cannot be read.
+    fn with_signer(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        let signature = version.origin.signature.filter(|_| !self.keys.is_empty());
+        let signed_by = match signature {
             None => None,
             Some(signature) => {
                 let bytes = self.policies.module(&version.digest)?;
@@ -195,38 +200,38 @@ impl Look<'_> {
     }
 }
 
-fn untrusted(version: &PolicyVersion, active: bool) {
-    let then = if active { "; the active stack has it, and goes on without it" } else { "" };
+fn log_untrusted(version: &PolicyVersion, active: bool) {
+    let effect = if active { "; the active stack runs without it" } else { "" };
     tracing::error!(
         policy = version.label(),
-        "a known policy is not called: no trusted key signed it{then} (`berth policy push FILE --signature \
-         FILE.sig` brings a signature)"
+        "a known policy is not called: no trusted key signed it{effect} (`berth policy push FILE --signature \
+         FILE.sig` adds a signature)"
     );
 }
 
-/// What becomes of a version that the store knows.
-enum Found {
-    /// The version as it is: known, and callable where it is active.
+/// The result of loading a version of the store.
+enum Restored {
+    /// The version is registered, and callable if it is active.
     Known(Box<PolicyVersion>),
-    /// It is active, and this machine cannot make it callable now.
-    NotNow { why: String, passing: bool },
-    /// It came with another release and was never compiled, so its bytes were never kept.
+    /// The version is active, but cannot be made callable.
+    NotCallable { reason: String, is_temporary: bool },
+    /// The version is of another release and was never compiled, so that its module was never stored.
     Gone,
 }
 
-/// Tries until the active stack is callable, for a start that went on without; first after `wait`. Ends
-/// when another one is active: that was made callable before.
-pub(super) async fn go_on_trying(
-    door: Door,
+/// Retries until the active stack is callable, first after `wait`. Ends when another stack is active, since activation made
+/// that one callable.
+pub(super) async fn retry_until_callable(
+    kernel: Door,
     policies: Arc<dyn Policies>,
     keys: Vec<TrustedKey>,
     progress: Arc<Progress>,
-    not_now: NotNow,
+    cause: NotCallable,
     mut wait: Duration,
 ) {
-    let NotNow { revision, why, .. } = not_now;
-    progress.uncallable(Some(why));
-    let mut snapshots = door.watch();
+    let NotCallable { revision, reason, .. } = cause;
+    progress.set_uncallable(Some(reason));
+    let mut snapshots = kernel.watch();
     let keys: Arc<[TrustedKey]> = keys.into();
     loop {
         let another = snapshots.wait_for(|node| node.stack.revision != revision);
@@ -234,38 +239,39 @@ pub(super) async fn go_on_trying(
             tracing::info!("the stack whose policies could not be called is no longer active");
             break;
         }
-        match once_more(&door, &policies, &keys, revision).await {
+        match retry(&kernel, &policies, &keys, revision).await {
             Ok(None) => {
                 tracing::info!("the policies of the active stack can be called again");
                 break;
             }
-            Ok(Some(NotNow { why, passing, .. })) => {
-                if !passing {
-                    wait = (wait * 2).min(STACK_AGAIN_MAX);
+            Ok(Some(NotCallable { reason, is_temporary, .. })) => {
+                if !is_temporary {
+                    wait = (wait * 2).min(RETRY_INTERVAL_MAX);
                 }
-                progress.uncallable(Some(why));
+                progress.set_uncallable(Some(reason));
             }
             Err(error) => {
-                tracing::warn!("what came of the active stack's policies is not on the record: {error:#}");
+                tracing::warn!("the state of the active stack's policies could not be recorded: {error:#}");
             }
         }
     }
-    progress.uncallable(None);
+    progress.set_uncallable(None);
 }
 
-async fn once_more(
-    door: &Door,
+async fn retry(
+    kernel: &Door,
     policies: &Arc<dyn Policies>,
     keys: &Arc<[TrustedKey]>,
     revision: u64,
-) -> anyhow::Result<Option<NotNow>> {
-    let held = door.hold_files().await;
-    let (door, policies, keys) = (door.clone(), Arc::clone(policies), Arc::clone(keys));
+) -> anyhow::Result<Option<NotCallable>> {
+    let held = kernel.hold_files().await;
+    let (kernel, policies, keys) = (kernel.clone(), Arc::clone(policies), Arc::clone(keys));
     let work = move || {
         let _held = held;
-        let node = door.snapshot();
-        let look = Look { door: &door, policies: &*policies, keys: &keys, first: false };
-        look.at(node.stack.entries.iter().map(|entry| &entry.digest), revision)
+        let node = kernel.snapshot();
+        let loader =
+            PolicyLoader { kernel: &kernel, policies: &*policies, keys: &keys, is_first_pass: false };
+        loader.load(node.stack.entries.iter().map(|entry| &entry.digest), revision)
     };
-    tokio::task::spawn_blocking(work).await.context("looking after the active stack's policies")?
+    tokio::task::spawn_blocking(work).await.context("loading the active stack's policies")?
 }

@@ -1,4 +1,4 @@
-//! How far the start has come, for readiness and the API.
+//! The progress of the start, for readiness and the API.
 
 use crate::config::Config;
 use berth_admin::{FileStack, NodeFacts, Registration, Step};
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How often the runtime shows that it runs.
-const BEAT: Duration = Duration::from_secs(1);
+/// Interval of the runtime's heartbeat.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Filled while the daemon comes up; read at each request that shows it.
+/// The state of the daemon's parts, updated during the start and read by requests.
 #[derive(Default)]
 pub struct Progress {
     facts: Mutex<NodeFacts>,
@@ -23,7 +23,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing is done yet.
+    /// The state before the start.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let progress = Self::default();
@@ -36,7 +36,7 @@ impl Progress {
         progress
     }
 
-    /// What the API shows.
+    /// The facts that the API shows.
     #[must_use]
     pub fn facts(&self) -> NodeFacts {
         let mut facts = self.facts.lock().clone();
@@ -44,16 +44,19 @@ impl Progress {
             facts.registrations = registrations
                 .borrow()
                 .iter()
-                .map(|(resource, state)| Registration { resource: resource.clone(), state: step_of(state) })
+                .map(|(resource, state)| Registration {
+                    resource: resource.clone(),
+                    state: registration_step(state),
+                })
                 .collect();
             let waiting = facts.registrations.iter().find_map(|r| match &r.state {
-                Step::Waiting(why) => Some(format!("{}: {why}", r.resource)),
+                Step::Waiting(reason) => Some(format!("{}: {reason}", r.resource)),
                 Step::Done => None,
             });
             facts.kubelet = waiting.map_or(Step::Done, Step::Waiting);
         }
-        if let Some(link) = self.cluster.lock().as_ref() {
-            facts.api_server = match &*link.borrow() {
+        if let Some(status) = self.cluster.lock().as_ref() {
+            facts.api_server = match &*status.borrow() {
                 berth_cluster::ApiServerStatus::Off => None,
                 berth_cluster::ApiServerStatus::Watching => Some(Step::Done),
                 berth_cluster::ApiServerStatus::Connecting { last_error } => {
@@ -64,8 +67,8 @@ impl Progress {
         facts
     }
 
-    /// The GPUs were scanned.
-    pub fn gpus_found(&self, source: String, inventory: &Inventory) {
+    /// Sets the result of the first scan of the GPUs.
+    pub fn set_gpus(&self, source: String, inventory: &Inventory) {
         let mut facts = self.facts.lock();
         facts.gpu_source = source;
         facts.driver_version.clone_from(&inventory.driver_version);
@@ -73,60 +76,59 @@ impl Progress {
         facts.gpus = Step::Done;
     }
 
-    /// The GPUs cannot be scanned, and why.
-    pub fn gpus_wait(&self, why: String) {
-        self.facts.lock().gpus = Step::Waiting(why);
+    /// Sets the error with which a scan of the GPUs failed.
+    pub fn set_gpus_error(&self, error: String) {
+        self.facts.lock().gpus = Step::Waiting(error);
     }
 
-    /// What pods hold was taken over, or cannot be, and why.
-    pub fn adoption(&self, step: Step) {
+    /// Sets the state of the adoption of running pods.
+    pub fn set_adoption(&self, step: Step) {
         self.facts.lock().adoption = step;
     }
 
-    /// The stack of the file, resolved.
-    pub fn file_stack(&self, stack: FileStack) {
+    /// Sets the resolved stack of the file.
+    pub fn set_file_stack(&self, stack: FileStack) {
         self.facts.lock().file_stack = stack;
     }
 
-    /// The state of the node's labels.
-    pub fn labels(&self, step: Step) {
+    /// Sets the state of the node's labels.
+    pub fn set_labels(&self, step: Step) {
         self.facts.lock().labels = Some(step);
     }
 
-    /// Policies of the active stack cannot be called, and why; or they can.
-    pub fn uncallable(&self, why: Option<String>) {
-        self.facts.lock().uncallable = why;
+    /// Sets why policies of the active stack are not callable; `None` if they are.
+    pub fn set_uncallable(&self, reason: Option<String>) {
+        self.facts.lock().uncallable = reason;
     }
 
-    /// The API server is asked, or not.
-    pub fn cluster(&self, link: watch::Receiver<berth_cluster::ApiServerStatus>) {
-        *self.cluster.lock() = Some(link);
+    /// Sets the channel with the state of the connection to the API server.
+    pub fn set_cluster_status(&self, status: watch::Receiver<berth_cluster::ApiServerStatus>) {
+        *self.cluster.lock() = Some(status);
     }
 
-    /// The kubelet front end runs.
-    pub fn registering(&self, registrations: watch::Receiver<Registrations>) {
+    /// Sets the channel with the state of the registrations.
+    pub fn set_registrations(&self, registrations: watch::Receiver<Registrations>) {
         *self.registrations.lock() = Some(registrations);
     }
 }
 
-/// A sign of life of the runtime on which the kubelet is answered, each second: where none of its workers comes
-/// to it, none comes to an Allocate.
-pub(super) async fn beat(figures: Arc<Figures>) {
-    let mut every = tokio::time::interval(BEAT);
+/// The heartbeat of the runtime that answers the kubelet, each second. Without it no worker is free for an Allocate either.
+pub(super) async fn run_heartbeat(figures: Arc<Figures>) {
+    let mut every = tokio::time::interval(HEARTBEAT_INTERVAL);
     loop {
         drop(figures.front.begin());
         every.tick().await;
     }
 }
 
-fn step_of(state: &berth_kubelet::Registration) -> Step {
+fn registration_step(state: &berth_kubelet::Registration) -> Step {
     match state {
         berth_kubelet::Registration::Registered => Step::Done,
         berth_kubelet::Registration::Waiting { obstacle } => {
-            Step::Waiting(obstacle.clone().unwrap_or_else(|| "no kubelet is there yet".into()))
+            Step::Waiting(obstacle.clone().unwrap_or_else(|| "there is no kubelet yet".into()))
         }
         berth_kubelet::Registration::Registering { trouble: None } => Step::Waiting("registering".into()),
-        berth_kubelet::Registration::Registering { trouble: Some(why) } => Step::Waiting(why.clone()),
+        berth_kubelet::Registration::Registering { trouble: Some(error) } => Step::Waiting(error.clone()),
         berth_kubelet::Registration::Contested => Step::Waiting(
             "another device plugin registers the same resource: remove it from this node".into(),
         ),

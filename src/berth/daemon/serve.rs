@@ -1,4 +1,4 @@
-//! `berth serve`: the daemon between its start and the signal that ends it.
+//! `berth serve`: runs the daemon until a signal.
 
 use super::{Daemon, Options, clock, drains};
 use crate::config::Config;
@@ -12,35 +12,35 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Async workers. Fixed: GPU nodes have 96 to 256 processors, and each worker costs memory.
 const WORKERS: usize = 2;
-/// Longest that the last spans may take to a collector, once all else has stopped within a second.
+/// Longest time to send the last spans after the daemon has stopped.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
-/// How a run ended.
-enum End {
-    /// By a signal.
-    Stopped,
-    /// A label of the node chooses another configuration. With the receiver of signals until the program is replaced.
-    Reconfigured(Stop),
+/// Why the daemon stopped.
+enum StopReason {
+    /// A signal.
+    Signal,
+    /// The node's label selects another configuration. Contains the receiver of signals until the program is replaced.
+    Reconfigured(ShutdownSignals),
 }
 
-/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, at which other daemons read their configuration
-/// again, changes nothing. Where a label of the node chooses another configuration, the program stops as by a signal
-/// and starts again in the same process, which is no failure to a kubelet or systemd and waits for neither.
+/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, on which other daemons reload their configuration, changes nothing.
+/// When the node's label selects another configuration, the daemon stops and the program starts again in the same process,
+/// which neither the kubelet nor systemd counts as a failure.
 ///
 /// # Errors
-/// What is wrong and what to do about it, in one line with its causes.
+/// If the daemon cannot start or run, with the cause and the fix.
 pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
-    super::memory::lay_out();
-    match run(until_told(config, Options::default()), traces)? {
-        End::Stopped => Ok(()),
-        End::Reconfigured(_) => Err(start_again()),
+    super::memory::configure_allocator();
+    match run(run_until_signal(config, Options::default()), traces)? {
+        StopReason::Signal => Ok(()),
+        StopReason::Reconfigured(_) => Err(restart()),
     }
 }
 
-/// Returns only if it fails. Threads, locks and sockets end with the old program.
-fn start_again() -> anyhow::Error {
+/// Replaces the program; returns only on failure. Threads, locks and sockets end with the old program.
+fn restart() -> anyhow::Error {
     let mut arguments = std::env::args_os();
-    // By its path, so that it keeps its name in the process table; a program that was replaced is still that of /proc.
+    // By its path, so that it keeps its name in the process table. If the file was replaced, /proc has the running program.
     let path = std::env::current_exe().ok().filter(|path| path.exists());
     let mut program = Command::new(path.unwrap_or_else(|| "/proc/self/exe".into()));
     if let Some(name) = arguments.next() {
@@ -50,93 +50,96 @@ fn start_again() -> anyhow::Error {
         .context("cannot start again with the other configuration")
 }
 
-/// The same with other options.
+/// As [`serve`], with options and without traces.
 ///
 /// # Errors
 /// As [`serve`].
 pub fn serve_with(config: Config, options: Options) -> anyhow::Result<()> {
-    run(until_told(config, options), None).map(drop)
+    run(run_until_signal(config, options), None).map(drop)
 }
 
-fn run(work: impl Future<Output = anyhow::Result<End>>, traces: Option<Pump>) -> anyhow::Result<End> {
+fn run(
+    daemon: impl Future<Output = anyhow::Result<StopReason>>,
+    traces: Option<Pump>,
+) -> anyhow::Result<StopReason> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
     let outcome = runtime.block_on(async {
-        let pumping = traces.map(|pump| {
-            // For a collector that is asked over TLS.
+        let running_pump = traces.map(|pump| {
+            // For collectors with TLS.
             berth_cli::reach::use_ring();
             pump.run()
         });
-        let mut outcome = work.await;
-        if let Some(pumping) = pumping {
-            pumping.finish(FLUSH_MAX).await;
+        let mut outcome = daemon.await;
+        if let Some(pump) = running_pump {
+            pump.finish(FLUSH_MAX).await;
         }
-        // A signal that came during the stop has been taken from the system: the next program would not see it.
-        if let Ok(End::Reconfigured(stop)) = &mut outcome
-            && stop.told().now_or_never().is_some()
+        // A signal that arrived during the stop would be lost to the next program, so it ends this one.
+        if let Ok(StopReason::Reconfigured(signals)) = &mut outcome
+            && signals.recv().now_or_never().is_some()
         {
-            outcome = Ok(End::Stopped);
+            outcome = Ok(StopReason::Signal);
         }
         outcome
     });
-    // A thread inside a hung NVML call, or a store that is being opened, ends with the process; every
-    // Ok that was given is durable.
+    // A thread in a hung NVML call, or one that opens the store, ends with the process; acknowledged changes are durable.
     runtime.shutdown_timeout(Duration::from_millis(50));
     outcome
 }
 
-async fn until_told(config: Config, options: Options) -> anyhow::Result<End> {
-    let mut stop = Stop::new().context("cannot listen for signals")?;
-    // A task of its own: what it opens may hang with its disk, and a signal ends the start all the same.
+async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<StopReason> {
+    let mut signals = ShutdownSignals::new().context("cannot listen for signals")?;
+    // A separate task, so that a signal ends the start even if it hangs on the disk.
     let build = tokio::spawn(async {
-        clock::until_set().await;
+        clock::wait_until_set().await;
         Box::pin(Daemon::build(config, options)).await
     });
     let mut daemon = tokio::select! {
         built = build => built.context("the start panicked")??,
-        () = stop.told() => {
-            tracing::info!("stopping before the start was done");
-            return Ok(End::Stopped);
+        () = signals.recv() => {
+            tracing::info!("stopping before the start was complete");
+            return Ok(StopReason::Signal);
         }
     };
     if berth_core::spans::is_on() {
         tokio::spawn(drains::follow(daemon.door().watch()));
     }
-    let reconfigured = daemon.reconfigured();
+    let reconfigured = daemon.wait_for_reconfiguration();
     let outcome = tokio::select! {
         up = async {
             daemon.bring_up().await?;
             std::future::pending().await
         } => up,
-        () = stop.told() => Ok(false),
+        () = signals.recv() => Ok(false),
         () = reconfigured => Ok(true),
     };
     tracing::info!("stopping");
     daemon.stop().await;
-    outcome.map(|reconfigured| if reconfigured { End::Reconfigured(stop) } else { End::Stopped })
+    outcome
+        .map(|reconfigured| if reconfigured { StopReason::Reconfigured(signals) } else { StopReason::Signal })
 }
 
-/// Returns at a signal that ends the daemon, for what comes before [`serve`]: process 1 of a container ends at none
-/// that it does not listen for.
+/// Returns at a signal that ends the daemon. For code before [`serve`], since process 1 of a container ignores signals
+/// without a handler.
 ///
 /// # Errors
-/// If the handlers of the signals cannot be installed.
-pub async fn stop_requested() -> std::io::Result<()> {
-    Stop::new()?.told().await;
+/// If the signal handlers cannot be installed.
+pub async fn wait_for_stop_signal() -> std::io::Result<()> {
+    ShutdownSignals::new()?.recv().await;
     Ok(())
 }
 
-/// The signals that end the daemon, and the one that does not.
-struct Stop {
+/// The signals that end the daemon, and SIGHUP, which is only logged.
+struct ShutdownSignals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Stop {
+impl ShutdownSignals {
     fn new() -> std::io::Result<Self> {
         Ok(Self {
             hangup: signal(SignalKind::hangup())?,
@@ -145,7 +148,8 @@ impl Stop {
         })
     }
 
-    async fn told(&mut self) {
+    /// Returns at the next signal that ends the daemon.
+    async fn recv(&mut self) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,

@@ -1,4 +1,4 @@
-//! What a start makes of the configuration, once.
+//! Settings of other crates that are derived from the configuration.
 
 use crate::config::Config;
 use anyhow::Context;
@@ -16,7 +16,7 @@ pub(super) fn baseline(config: &Config) -> Baseline {
     }
 }
 
-/// How policies are asked that lie in this state folder.
+/// The settings of the policy runtime, with the policies of this state folder.
 pub(super) fn policies(config: &Config, folder: PathBuf) -> berth_wasm::Settings {
     berth_wasm::Settings {
         memory_overcommit_percent: config.rules.overcommit_percent,
@@ -26,11 +26,11 @@ pub(super) fn policies(config: &Config, folder: PathBuf) -> berth_wasm::Settings
     }
 }
 
-pub(super) fn make_state_dir(config: &Config) -> anyhow::Result<()> {
+pub(super) fn create_state_dir(config: &Config) -> anyhow::Result<()> {
     let path = &config.state_dir;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
         format!(
-            "cannot make the state folder {} (set --state-dir to a folder that this user may write)",
+            "cannot create the state folder {} (set --state-dir to a folder that this user can write)",
             path.display()
         )
     })

@@ -1,4 +1,4 @@
-//! From the file's stack to one that can be activated: names become versions.
+//! Resolves the stack of the configuration file: names become versions.
 
 use crate::config::{BadSetting, Config, StackEntryConfig};
 use berth_admin::{NoVersion, resolve_version};
@@ -8,40 +8,41 @@ use berth_kernel::stack::StackEntry;
 use berth_kernel::trust::TrustedKey;
 use berth_kernel::trust_check::check_trust;
 
-/// Why an entry of the file cannot be used; names the entry.
+/// Why an entry of the file cannot be used. The text names the entry.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unresolved {
-    /// The node knows no such version; another node may.
+    /// The node does not have the version; another node may.
     #[error("{0}")]
-    NotHere(String),
-    /// No node would take it.
+    UnknownVersion(String),
+    /// The entry is invalid on every node.
     #[error("{0}")]
-    Wrong(String),
+    Invalid(String),
 }
 
-/// Resolves the stack of a configuration against the versions that the node knows.
+/// Resolves the stack of a configuration to versions that the node has.
 ///
 /// # Errors
-/// All entries that cannot be used, with their lines: an unknown policy, or a digest that is another policy's.
+/// All invalid entries with their lines: an unknown policy, or a digest of another policy.
 pub(super) fn resolve(config: &Config, ledger: &Ledger) -> Result<Vec<StackEntry>, String> {
     let mut problems = Problems::default();
     let mut resolved = Vec::with_capacity(config.stack.len());
     for (at, entry) in config.stack.iter().enumerate() {
-        match resolve_one(entry, ledger) {
+        match resolve_entry(entry, ledger) {
             Ok(entry) => resolved.push(entry),
-            Err(why) => {
-                problems.push(config.locate(BadSetting::new(format!("stack[{at}].policy"), why.to_string())));
+            Err(error) => {
+                problems
+                    .push(config.locate(BadSetting::new(format!("stack[{at}].policy"), error.to_string())));
             }
         }
     }
     if problems.is_empty() { Ok(resolved) } else { Err(problems.to_string()) }
 }
 
-/// The entries, if every version of them may be activated with these keys.
+/// Returns the entries if all of their versions may be activated with these keys.
 ///
 /// # Errors
-/// Names those that may not.
-pub(super) fn trusted(
+/// The versions that may not.
+pub(super) fn check_trusted(
     entries: Vec<StackEntry>,
     ledger: &Ledger,
     keys: &[TrustedKey],
@@ -54,13 +55,13 @@ pub(super) fn trusted(
 ///
 /// # Errors
 /// See [`Unresolved`].
-pub(super) fn resolve_one(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, Unresolved> {
+pub(super) fn resolve_entry(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, Unresolved> {
     let name = &entry.policy;
-    let version = resolve_version(ledger, name, entry.digest.as_deref()).map_err(|why| {
-        let words = format!("stack entry {}: {why}", name.chars().take(80).collect::<String>());
-        match why {
-            NoVersion::NotHere(_) => Unresolved::NotHere(words),
-            NoVersion::Wrong(_) => Unresolved::Wrong(words),
+    let version = resolve_version(ledger, name, entry.digest.as_deref()).map_err(|error| {
+        let text = format!("stack entry {}: {error}", name.chars().take(80).collect::<String>());
+        match error {
+            NoVersion::NotHere(_) => Unresolved::UnknownVersion(text),
+            NoVersion::Wrong(_) => Unresolved::Invalid(text),
         }
     })?;
     let parameters = serde_json::Value::Object(entry.parameters.clone()).to_string();

@@ -1,26 +1,26 @@
-//! Time that passes when it is told to.
+//! A clock that only scenario steps advance.
 
 use berth_kernel::ports::Clock;
 use berth_kernel::time::Now;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Wall time of the first moment: 2027-01-15, so that nothing is as old as a default.
+/// Wall time at the start: 2027-01-15, later than any default value.
 const BEGIN_WALL_MS: u64 = 1_800_000_000_000;
-/// Monotonic time of the first moment: an hour, so that waits can lie in the past.
+/// Monotonic time at the start: one hour, so that times before the start can be expressed.
 const BEGIN_MONO_MS: u64 = 3_600_000;
 
-/// The first moment of every scenario.
+/// The start of every scenario.
 pub(super) const BEGIN: Now = Now { wall_ms: BEGIN_WALL_MS, mono_ms: BEGIN_MONO_MS };
 
-/// A clock that stands still between steps.
+/// A clock that changes only by [`StepClock::advance`].
 #[derive(Debug, Default)]
 pub(super) struct StepClock {
     passed_ms: AtomicU64,
 }
 
 impl StepClock {
-    /// Lets time pass.
-    pub(super) fn pass(&self, ms: u64) {
+    /// Advances the clock.
+    pub(super) fn advance(&self, ms: u64) {
         self.passed_ms.fetch_add(ms, Ordering::Relaxed);
     }
 }

@@ -1,11 +1,11 @@
-//! What a step is expected to bring, and how that differs from what came.
+//! The expectations of a step, and how its outcome differs from them.
 
 use serde::de::{MapAccess, SeqAccess, Visitor, value};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// `expect` of a step: what is not named is not checked.
+/// `expect` of a step: absent keys are not checked.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Expect {
@@ -14,16 +14,16 @@ pub(super) struct Expect {
     environment: Option<BTreeMap<String, String>>,
     limits: Option<Limits>,
     severity: Option<String>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "nullable")]
     again_after_seconds: Option<Option<u32>>,
     reason: Option<String>,
-    /// A part of why it was refused.
+    /// A part of the refusal.
     pub(super) refused: Option<String>,
-    /// A part of the fault that a policy is to have.
+    /// A part of a policy's fault.
     pub(super) fault: Option<String>,
 }
 
-/// By GPU what it is offered as, or the GPU of each device.
+/// The offered resources by GPU, or the GPU of each chosen device.
 #[derive(Clone, Debug)]
 enum Gpus {
     Offered(BTreeMap<u32, BTreeMap<String, u32>>),
@@ -31,13 +31,13 @@ enum Gpus {
 }
 
 impl<'de> Deserialize<'de> for Gpus {
-    // By hand, so that an error keeps its line.
+    // Not `#[serde(untagged)]`, which loses the lines of errors.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
+        struct GpusVisitor;
+        impl<'de> Visitor<'de> for GpusVisitor {
             type Value = Gpus;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of GPUs, or by GPU its resources")
+                f.write_str("a list of GPUs, or a mapping from GPU to resources")
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Gpus, A::Error> {
                 Deserialize::deserialize(value::MapAccessDeserializer::new(map)).map(Gpus::Offered)
@@ -46,71 +46,71 @@ impl<'de> Deserialize<'de> for Gpus {
                 Deserialize::deserialize(value::SeqAccessDeserializer::new(seq)).map(Gpus::Chosen)
             }
         }
-        deserializer.deserialize_any(Either)
+        deserializer.deserialize_any(GpusVisitor)
     }
 }
 
-/// What a container is told it may use; `null` is "nothing is said".
+/// The limits that a container gets; `null` means no limit.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Limits {
-    #[serde(default, rename = "memoryMiB", deserialize_with = "given")]
+    #[serde(default, rename = "memoryMiB", deserialize_with = "nullable")]
     memory_mib: Option<Option<u64>>,
-    #[serde(default, deserialize_with = "given")]
+    #[serde(default, deserialize_with = "nullable")]
     compute_percent: Option<Option<u32>>,
 }
 
-/// Tells a key that is `null` from one that is not there.
-fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+/// Distinguishes a key with `null` from an absent key.
+fn nullable<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(from).map(Some)
 }
 
-/// What a step brought, as far as it can be expected.
+/// The outcome of a step, as far as it can be expected.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Got {
-    /// By GPU and resource the number of devices offered.
+pub(super) struct Outcome {
+    /// The number of offered devices by GPU and resource.
     pub(super) offered: BTreeMap<u32, BTreeMap<String, u32>>,
-    /// By resource the devices to be had.
+    /// The number of free devices by resource.
     pub(super) free: BTreeMap<String, u32>,
     /// The GPU of each device, sorted.
     pub(super) gpus: Vec<u32>,
-    /// For the container.
+    /// The container's environment.
     pub(super) environment: BTreeMap<String, String>,
-    /// What it may use.
+    /// The container's memory limit, MiB.
     pub(super) memory_mib: Option<u64>,
-    /// What it may use.
+    /// The container's compute limit, percent.
     pub(super) compute_percent: Option<u32>,
-    /// What a reading means.
+    /// The severity of a reading.
     pub(super) severity: String,
-    /// When it is looked at again.
+    /// The time until the policy is called again.
     pub(super) again_after_seconds: Option<u32>,
-    /// Why.
+    /// The policies' reason.
     pub(super) reason: String,
-    /// Why not, if it was refused.
+    /// The refusal, if the request was refused.
     pub(super) refused: Option<String>,
 }
 
-/// One expectation that was not met.
+/// An unmet expectation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
     /// Its key.
     pub what: String,
-    /// As the file has it.
+    /// The expected value.
     pub expected: String,
-    /// As it was.
+    /// The actual value.
     pub got: String,
 }
 
 impl Difference {
-    pub(super) fn of(what: &str, expected: impl Into<String>, got: impl Into<String>) -> Self {
+    pub(super) fn new(what: &str, expected: impl Into<String>, got: impl Into<String>) -> Self {
         Self { what: what.into(), expected: expected.into(), got: got.into() }
     }
 }
 
 impl Expect {
-    /// GPUs that it names.
-    pub(super) fn gpus_named(&self) -> Vec<u32> {
+    /// The GPUs that the expectations name.
+    pub(super) fn named_gpus(&self) -> Vec<u32> {
         match &self.gpus {
             None => Vec::new(),
             Some(Gpus::Offered(map)) => map.keys().copied().collect(),
@@ -118,9 +118,9 @@ impl Expect {
         }
     }
 
-    /// Whether it asks for nothing but what this verb answers.
-    pub(super) fn fits(&self, verb: &str, answers: &[&str]) -> Result<(), String> {
-        let given = [
+    /// Checks that the verb supports all expected keys.
+    pub(super) fn check_keys(&self, verb: &str, supported: &[&str]) -> Result<(), String> {
+        let keys = [
             ("gpus", self.gpus.is_some()),
             ("free", self.free.is_some()),
             ("environment", self.environment.is_some()),
@@ -130,13 +130,14 @@ impl Expect {
             ("reason", self.reason.is_some()),
             ("refused", self.refused.is_some()),
         ];
-        if let Some((key, _)) = given.iter().find(|(key, given)| *given && !answers.contains(key)) {
-            let may = if answers.is_empty() { "fault".into() } else { answers.join(", ") + ", fault" };
-            return Err(format!("expect: `{key}` says nothing of `{verb}`; it may have: {may}"));
+        if let Some((key, _)) = keys.iter().find(|(key, is_set)| *is_set && !supported.contains(key)) {
+            let allowed =
+                if supported.is_empty() { "fault".into() } else { supported.join(", ") + ", fault" };
+            return Err(format!("expect: `{key}` cannot be expected of `{verb}`; allowed are {allowed}"));
         }
         match (&self.gpus, verb) {
             (Some(Gpus::Chosen(_)), "offer") => {
-                Err("expect.gpus of an offer is by GPU: {0: {nvidia.com/gpu: 1}}".into())
+                Err("expect.gpus of an offer is a mapping by GPU: {0: {nvidia.com/gpu: 1}}".into())
             }
             (Some(Gpus::Offered(_)), "allocate" | "place") => {
                 Err(format!("expect.gpus of `{verb}` is a list with the GPU of each device: [0, 1]"))
@@ -145,71 +146,87 @@ impl Expect {
         }
     }
 
-    /// What differs, but for refusals and faults, which the caller knows.
-    pub(super) fn differences(&self, got: &Got) -> Vec<Difference> {
-        let mut found = Vec::new();
+    /// The differences, without refusals and faults, which the caller compares.
+    pub(super) fn differences(&self, outcome: &Outcome) -> Vec<Difference> {
+        let mut differences = Vec::new();
         match &self.gpus {
             None => {}
             Some(Gpus::Offered(expected)) => {
                 let none = BTreeMap::new();
                 for (gpu, lines) in expected {
-                    let offered = got.offered.get(gpu).unwrap_or(&none);
+                    let offered = outcome.offered.get(gpu).unwrap_or(&none);
                     if offered != lines {
                         let what = format!("gpus.{gpu}");
-                        found.push(Difference::of(&what, counts(lines), counts(offered)));
+                        differences.push(Difference::new(&what, counts(lines), counts(offered)));
                     }
                 }
             }
             Some(Gpus::Chosen(expected)) => {
                 let mut sorted = expected.clone();
                 sorted.sort_unstable();
-                if sorted != got.gpus {
-                    found.push(Difference::of("gpus", format!("{sorted:?}"), format!("{:?}", got.gpus)));
+                if sorted != outcome.gpus {
+                    differences.push(Difference::new(
+                        "gpus",
+                        format!("{sorted:?}"),
+                        format!("{:?}", outcome.gpus),
+                    ));
                 }
             }
         }
         for (resource, expected) in self.free.iter().flatten() {
-            let free = got.free.get(resource).copied().unwrap_or(0);
+            let free = outcome.free.get(resource).copied().unwrap_or(0);
             if free != *expected {
                 let what = format!("free.{resource}");
-                found.push(Difference::of(&what, expected.to_string(), free.to_string()));
+                differences.push(Difference::new(&what, expected.to_string(), free.to_string()));
             }
         }
         for (key, expected) in self.environment.iter().flatten() {
-            let value = got.environment.get(key);
+            let value = outcome.environment.get(key);
             if value != Some(expected) {
                 let what = format!("environment.{key}");
                 let got = value.map_or("nothing".into(), |value| format!("{value:?}"));
-                found.push(Difference::of(&what, format!("{expected:?}"), got));
+                differences.push(Difference::new(&what, format!("{expected:?}"), got));
             }
         }
         let limits = self.limits.clone().unwrap_or_default();
-        found.extend(number("limits.memoryMiB", limits.memory_mib, got.memory_mib));
-        found.extend(number("limits.computePercent", limits.compute_percent, got.compute_percent));
-        if let Some(expected) = self.severity.as_ref().filter(|expected| **expected != got.severity) {
-            found.push(Difference::of("severity", expected, &got.severity));
+        differences.extend(number_difference("limits.memoryMiB", limits.memory_mib, outcome.memory_mib));
+        differences.extend(number_difference(
+            "limits.computePercent",
+            limits.compute_percent,
+            outcome.compute_percent,
+        ));
+        if let Some(expected) = self.severity.as_ref().filter(|expected| **expected != outcome.severity) {
+            differences.push(Difference::new("severity", expected, &outcome.severity));
         }
-        found.extend(number("againAfterSeconds", self.again_after_seconds, got.again_after_seconds));
-        if let Some(expected) = self.reason.as_ref().filter(|expected| !contains(&got.reason, expected)) {
-            found.push(Difference::of("reason", format!("...{expected}..."), format!("{:?}", got.reason)));
+        differences.extend(number_difference(
+            "againAfterSeconds",
+            self.again_after_seconds,
+            outcome.again_after_seconds,
+        ));
+        if let Some(expected) = self.reason.as_ref().filter(|expected| !contains(&outcome.reason, expected)) {
+            differences.push(Difference::new(
+                "reason",
+                format!("...{expected}..."),
+                format!("{:?}", outcome.reason),
+            ));
         }
-        found
+        differences
     }
 }
 
-/// Whether a text has a part, whatever the case.
+/// Whether a text contains a part, ignoring case.
 pub(super) fn contains(text: &str, part: &str) -> bool {
     text.to_lowercase().contains(&part.to_lowercase())
 }
 
-fn number<T: PartialEq + ToString + Copy>(
+fn number_difference<T: PartialEq + ToString + Copy>(
     what: &str,
     expected: Option<Option<T>>,
     got: Option<T>,
 ) -> Option<Difference> {
     let shown = |value: &Option<T>| value.as_ref().map_or("null".into(), ToString::to_string);
     let expected = expected.filter(|expected| *expected != got)?;
-    Some(Difference::of(what, shown(&expected), shown(&got)))
+    Some(Difference::new(what, shown(&expected), shown(&got)))
 }
 
 fn counts(lines: &BTreeMap<String, u32>) -> String {
@@ -221,32 +238,34 @@ fn counts(lines: &BTreeMap<String, u32>) -> String {
 mod tests {
     use super::*;
 
-    fn differ(yaml: &str, got: &Got) -> Vec<String> {
+    fn differ(yaml: &str, outcome: &Outcome) -> Vec<String> {
         let expect: Expect = berth_files::yaml::from_str(yaml).unwrap();
-        let all = expect.differences(got).into_iter();
-        all.map(|d| format!("{} {} / {}", d.what, d.expected, d.got)).collect()
+        let differences = expect.differences(outcome).into_iter();
+        differences.map(|d| format!("{} {} / {}", d.what, d.expected, d.got)).collect()
     }
 
     #[test]
-    fn only_what_is_named_is_compared_and_null_is_something() {
+    fn only_present_keys_are_compared_and_null_is_a_value() {
         let line = BTreeMap::from([("a/b".to_owned(), 4)]);
-        let got = Got {
+        let outcome = Outcome {
             offered: BTreeMap::from([(0, line)]),
             gpus: vec![0, 1],
             memory_mib: Some(5),
             reason: "It fell off the BUS".into(),
-            ..Got::default()
+            ..Outcome::default()
         };
-        assert!(differ("{}", &got).is_empty());
-        assert!(differ("{gpus: {0: {a/b: 4}, 1: {}}, reason: the bus}", &got).is_empty());
-        assert!(differ("{gpus: [1, 0], limits: {memoryMiB: 5}, againAfterSeconds: null}", &got).is_empty());
-        assert_eq!(differ("{gpus: {0: {}}}", &got), ["gpus.0 {} / {a/b: 4}"]);
-        assert_eq!(differ("{gpus: [0]}", &got), ["gpus [0] / [0, 1]"]);
-        assert_eq!(differ("{free: {a/b: 1}}", &got), ["free.a/b 1 / 0"]);
+        assert!(differ("{}", &outcome).is_empty());
+        assert!(differ("{gpus: {0: {a/b: 4}, 1: {}}, reason: the bus}", &outcome).is_empty());
+        assert!(
+            differ("{gpus: [1, 0], limits: {memoryMiB: 5}, againAfterSeconds: null}", &outcome).is_empty()
+        );
+        assert_eq!(differ("{gpus: {0: {}}}", &outcome), ["gpus.0 {} / {a/b: 4}"]);
+        assert_eq!(differ("{gpus: [0]}", &outcome), ["gpus [0] / [0, 1]"]);
+        assert_eq!(differ("{free: {a/b: 1}}", &outcome), ["free.a/b 1 / 0"]);
         assert_eq!(
-            differ("{limits: {memoryMiB: null, computePercent: 3}}", &got),
+            differ("{limits: {memoryMiB: null, computePercent: 3}}", &outcome),
             ["limits.memoryMiB null / 5", "limits.computePercent 3 / null"]
         );
-        assert_eq!(differ("{environment: {K: v}}", &got), ["environment.K \"v\" / nothing"]);
+        assert_eq!(differ("{environment: {K: v}}", &outcome), ["environment.K \"v\" / nothing"]);
     }
 }

@@ -1,4 +1,4 @@
-//! The form of a scenario file. Unknown keys are refused, with the line.
+//! The format of a scenario file. Unknown keys are refused.
 
 use super::expect::Expect;
 use berth_files::yaml;
@@ -6,27 +6,27 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// Largest scenario file, bytes: a story that somebody reads has a few KiB.
+/// Largest scenario file, bytes: readable ones have a few KiB.
 pub const FILE_BYTES_MAX: u64 = 256 * 1024;
-/// Most steps of one file: at some hundred microseconds a step a tenth of a second.
+/// Most steps of one file: a tenth of a second, at about 100 us per step.
 const STEPS_MAX: usize = 1000;
-/// Longest time that one step lets pass, seconds: a day. Each second is a tick and a look.
+/// Longest time of one step, seconds: a day. Each second takes a tick and an inventory scan.
 const SECONDS_MAX: u32 = 86_400;
 
-/// One story on one simulated node.
+/// A scenario on one simulated node.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Scenario {
-    /// What it shows, in a sentence.
+    /// Its purpose, in a sentence.
     pub(super) about: String,
     /// Groups of GPUs, in order of index.
     pub(super) node: Vec<Group>,
-    /// Who is asked, first asked first; the policy under test alone where nothing is said.
+    /// The stack, in order of evaluation; by default only the policy under test.
     #[serde(default)]
     pub(super) stack: Option<Vec<Entry>>,
-    /// What happens, in order.
+    /// The steps, in order.
     pub(super) steps: Vec<Step>,
-    /// The line of each step, where it could be found.
+    /// The line of each step; empty if the lines are unknown.
     #[serde(skip)]
     lines: Vec<usize>,
 }
@@ -35,11 +35,11 @@ pub(super) struct Scenario {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Group {
-    /// As `--gpus sim:8xh100` names it.
+    /// The model, as in `--gpus sim:8xh100`.
     pub(super) model: String,
-    /// How many.
+    /// The number of GPUs.
     pub(super) count: u32,
-    /// Profiles of MIG instances on each of them; none: not in MIG mode.
+    /// The profiles of each GPU's MIG instances; without any, MIG mode is off.
     #[serde(default)]
     pub(super) mig: Vec<String>,
 }
@@ -48,20 +48,20 @@ pub(super) struct Group {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Entry {
-    /// `this`, or the name of a shipped one.
+    /// `this`, or the name of a shipped policy.
     pub(super) policy: String,
-    /// Handed to it as JSON.
+    /// Passed to the policy as JSON.
     #[serde(default)]
     pub(super) parameters: Map<String, Value>,
-    /// What it may do.
+    /// What the policy may do.
     #[serde(default)]
     pub(super) permissions: Permissions,
-    /// What happens when it fails.
+    /// What happens when the policy fails.
     #[serde(default)]
     pub(super) on_fault: OnFault,
 }
 
-/// As in the daemon's stack; what is not given is the default there.
+/// As in the daemon's stack, with its defaults.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Permissions {
@@ -80,11 +80,11 @@ pub(super) enum OnFault {
     Deny,
 }
 
-/// One step as it is written: one verb, and what is expected of it.
+/// One step: a verb and its expectations.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Step {
-    offer: Option<Nothing>,
+    offer: Option<Empty>,
     allocate: Option<Allocate>,
     place: Option<Place>,
     release: Option<String>,
@@ -93,7 +93,7 @@ pub(super) struct Step {
     uncordon: Option<u32>,
     reading: Option<Reading>,
     seconds: Option<u32>,
-    /// What is checked; what it does not name is not.
+    /// The expectations; absent keys are not checked.
     #[serde(default)]
     pub(super) expect: Expect,
 }
@@ -101,78 +101,78 @@ pub(super) struct Step {
 /// `{}`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Nothing {}
+pub(super) struct Empty {}
 
-/// Somebody asks for devices.
+/// A container requests devices.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Allocate {
     pub(super) resource: String,
-    /// How many; those of `on` where that is given.
+    /// The number of devices; by default the length of `on`.
     pub(super) count: Option<usize>,
-    /// GPUs to take one free device of each, without asking which are best.
+    /// GPUs of which one device each is taken, without asking policies for a placement.
     pub(super) on: Option<Vec<u32>>,
     /// A name for later steps.
     #[serde(rename = "as")]
     pub(super) name: Option<String>,
-    /// Who may be asking; the first one becomes the holder.
+    /// The containers that may have sent the request; the first one becomes the holder.
     #[serde(default)]
     pub(super) candidates: Vec<Candidate>,
 }
 
-/// A container that may be asking.
+/// A container that may have sent a request.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Candidate {
     pub(super) namespace: String,
     pub(super) pod: String,
-    #[serde(default = "main")]
+    #[serde(default = "default_container")]
     pub(super) container: String,
     #[serde(default)]
     pub(super) labels: BTreeMap<String, String>,
 }
 
-fn main() -> String {
+fn default_container() -> String {
     "main".into()
 }
 
-/// Which devices would be best?
+/// The kubelet asks for the best devices.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Place {
     pub(super) resource: String,
     pub(super) count: usize,
-    /// GPUs to choose from; all where nothing is said.
+    /// GPUs to choose from; by default all.
     pub(super) among: Option<Vec<u32>>,
-    /// GPUs of which one device each must be taken.
+    /// GPUs of which one device each must be chosen.
     #[serde(default)]
     pub(super) required: Vec<u32>,
 }
 
-/// A GPU's health turns.
+/// A GPU's health changes.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Health {
     pub(super) gpu: u32,
-    pub(super) state: State,
+    pub(super) state: GpuState,
 }
 
-/// How a GPU fares.
+/// The state of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum State {
+pub(super) enum GpuState {
     Healthy,
     Degraded,
     Unhealthy,
     Vanished,
 }
 
-/// A GPU reports something.
+/// A GPU reports a reading.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Reading {
     pub(super) gpu: u32,
-    #[serde(default = "xid")]
+    #[serde(default = "default_source")]
     pub(super) source: String,
     #[serde(default)]
     pub(super) code: u64,
@@ -180,11 +180,11 @@ pub(super) struct Reading {
     pub(super) detail: String,
 }
 
-fn xid() -> String {
+fn default_source() -> String {
     "xid".into()
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb<'s> {
     Offer,
@@ -199,8 +199,8 @@ pub(super) enum Verb<'s> {
 }
 
 impl Verb<'_> {
-    /// As it is written.
-    pub(super) fn word(&self) -> &'static str {
+    /// The key of the verb.
+    pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Offer => "offer",
             Self::Allocate(_) => "allocate",
@@ -214,8 +214,8 @@ impl Verb<'_> {
         }
     }
 
-    /// What may be expected of it beside `fault`.
-    fn answers(&self) -> &'static [&'static str] {
+    /// The keys of `expect` that it supports, besides `fault`.
+    fn expected_keys(&self) -> &'static [&'static str] {
         match self {
             Self::Offer => &["gpus", "free"],
             Self::Allocate(_) => &["gpus", "environment", "limits", "reason", "refused"],
@@ -229,9 +229,9 @@ impl Verb<'_> {
 }
 
 impl Step {
-    /// Its one verb.
+    /// The step's only verb.
     pub(super) fn verb(&self) -> Result<Verb<'_>, String> {
-        let all = [
+        let verbs = [
             self.offer.map(|_| Verb::Offer),
             self.allocate.as_ref().map(Verb::Allocate),
             self.place.as_ref().map(Verb::Place),
@@ -242,25 +242,25 @@ impl Step {
             self.reading.as_ref().map(Verb::Reading),
             self.seconds.map(Verb::Seconds),
         ];
-        let given: Vec<Verb<'_>> = all.into_iter().flatten().collect();
-        match given.as_slice() {
+        let verbs: Vec<Verb<'_>> = verbs.into_iter().flatten().collect();
+        match verbs.as_slice() {
             [verb] => Ok(*verb),
             [] => Err("it has no verb: write one of offer (`offer: {}`), allocate, place, release, health, cordon, \
                        uncordon, reading, seconds"
                 .into()),
-            several => {
-                let words: Vec<_> = several.iter().map(Verb::word).collect();
-                Err(format!("it has several verbs ({}): make a step of each", words.join(", ")))
+            verbs => {
+                let names: Vec<_> = verbs.iter().map(Verb::as_str).collect();
+                Err(format!("it has several verbs ({}): write one step for each", names.join(", ")))
             }
         }
     }
 }
 
 impl Scenario {
-    /// Reads a file's text.
+    /// Parses a file's text.
     ///
     /// # Errors
-    /// In words, with the line where that is known.
+    /// The first error, with its line if known.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut scenario: Self = yaml::from_str(text).map_err(|error| error.to_string())?;
         let lines = step_lines(text);
@@ -277,17 +277,17 @@ impl Scenario {
 
     fn check(&self) -> Result<(), String> {
         if self.about.trim().is_empty() {
-            return Err("about: say in a sentence what it shows".into());
+            return Err("about: describe the scenario in a sentence".into());
         }
         if self.steps.is_empty() || self.steps.len() > STEPS_MAX {
             return Err(format!("steps: {} of them; 1 to {STEPS_MAX}", self.steps.len()));
         }
         let count: u64 = self.node.iter().map(|group| u64::from(group.count)).sum();
         let mut names = Vec::new();
-        for (place, step) in self.steps.iter().enumerate() {
-            self.check_step(step, count, &mut names).map_err(|why| match self.line(place) {
-                Some(line) => format!("step {} (line {line}): {why}", place + 1),
-                None => format!("step {}: {why}", place + 1),
+        for (index, step) in self.steps.iter().enumerate() {
+            self.check_step(step, count, &mut names).map_err(|error| match self.line(index) {
+                Some(line) => format!("step {} (line {line}): {error}", index + 1),
+                None => format!("step {}: {error}", index + 1),
             })?;
         }
         Ok(())
@@ -295,11 +295,13 @@ impl Scenario {
 
     fn check_step<'s>(&self, step: &'s Step, count: u64, names: &mut Vec<&'s str>) -> Result<(), String> {
         let verb = step.verb()?;
-        let mut gpus: Vec<u32> = step.expect.gpus_named();
+        let mut gpus: Vec<u32> = step.expect.named_gpus();
         match verb {
             Verb::Allocate(allocate) => {
                 match (&allocate.on, allocate.count) {
-                    (None, None) => return Err("allocate: say how many (count), or which GPUs (on)".into()),
+                    (None, None) => {
+                        return Err("allocate: set how many devices (count), or which GPUs (on)".into());
+                    }
                     (Some(on), Some(count)) if on.len() != count => {
                         return Err(format!("allocate: count is {count}, and on names {} GPUs", on.len()));
                     }
@@ -321,28 +323,28 @@ impl Scenario {
             }
             Verb::Offer | Verb::Release(_) | Verb::Seconds(_) => {}
         }
-        if let Some(strange) = gpus.into_iter().find(|gpu| u64::from(*gpu) >= count) {
-            return Err(format!("there is no GPU {strange}: the node has {count}, counted from 0"));
+        if let Some(unknown) = gpus.into_iter().find(|gpu| u64::from(*gpu) >= count) {
+            return Err(format!("there is no GPU {unknown}: the node has {count}, counted from 0"));
         }
-        step.expect.fits(verb.word(), verb.answers())
+        step.expect.check_keys(verb.as_str(), verb.expected_keys())
     }
 }
 
-/// The lines on which the items of `steps` begin, where it is written as a block.
+/// The first lines of the items of `steps`, if it is in block style.
 fn step_lines(text: &str) -> Vec<usize> {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let mut lines = (1..).zip(text.lines()).skip_while(|(_, line)| !line.starts_with("steps:")).skip(1);
-    let mut found = Vec::new();
-    let mut of_items = None;
+    let mut item_lines = Vec::new();
+    let mut item_indent = None;
     for (number, line) in &mut lines {
         let item = line.trim_start().starts_with("- ") || line.trim() == "-";
-        if item && *of_items.get_or_insert(indent(line)) == indent(line) {
-            found.push(number);
+        if item && *item_indent.get_or_insert(indent(line)) == indent(line) {
+            item_lines.push(number);
         } else if !item && indent(line) == 0 && !line.trim().is_empty() && !line.starts_with('#') {
             break;
         }
     }
-    found
+    item_lines
 }
 
 #[cfg(test)]
@@ -352,7 +354,7 @@ mod tests {
     const HEAD: &str = "about: x\nnode: [{model: l4, count: 2}]\nsteps:\n";
 
     #[test]
-    fn a_step_knows_its_line() {
+    fn the_line_of_each_step_is_known() {
         let text = format!(
             "{HEAD}  # first\n  - offer: {{}}\n    expect:\n      gpus:\n        0: {{}}\n\n  - seconds: 3\n"
         );
@@ -363,8 +365,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
-        for (steps, says) in [
+    fn errors_have_the_line_of_their_step() {
+        for (steps, expected) in [
             (
                 "- offer: {}\n- ofer: {}\n",
                 &["line 5", "steps[1]: the key \"ofer\" is not known; did you mean `offer`?"][..],
@@ -375,7 +377,7 @@ mod tests {
             ("- offer: {}\n  expect: {gpus: {3: {}}}\n", &["no GPU 3"]),
             ("- offer: {}\n  expect: {gpus: [0]}\n", &["offer", "by GPU"]),
             ("- place: {resource: a/b, count: 1}\n  expect: {gpus: {0: {}}}\n", &["place", "a list"]),
-            ("- cordon: 1\n  expect: {refused: x}\n", &["`refused` says nothing of `cordon`"]),
+            ("- cordon: 1\n  expect: {refused: x}\n", &["`refused` cannot be expected of `cordon`"]),
             (
                 "- offer: {}\n  expect: {gpu: {}}\n",
                 &["the key \"gpu\" is not known; did you mean `gpus`?", "line 5"],
@@ -391,8 +393,8 @@ mod tests {
             ("  []\n", &["1 to 1000"]),
         ] {
             let error = Scenario::parse(&format!("{HEAD}{steps}")).unwrap_err();
-            for word in says {
-                assert!(error.contains(word), "{steps}: {word}: {error}");
+            for part in expected {
+                assert!(error.contains(part), "{steps}: {part}: {error}");
             }
         }
     }

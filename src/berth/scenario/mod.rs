@@ -1,15 +1,16 @@
-//! Policies on trial, without a daemon: whether a file is a policy and takes its parameters, and
-//! whether it does in a story what its author expects.
+//! Tests of policies without a daemon: whether a module is a valid policy and accepts its parameters, and whether it
+//! does what a scenario file expects.
 //!
-//! - `format`, `expect`: the form of a scenario file; what is expected, and how that differs
-//! - `node`, `pods`, `clock`: a simulated node: the real keeper, a store in memory, time on demand
-//! - `run`, `report`: the story, and what came of it
-//! - `told`: what policies were asked and said, in lines
-//! - `sample`: asking a policy every question that it answers, once
+//! - `format`, `expect`: the format of a scenario file; expectations, and how results differ from them
+//! - `node`, `pods`, `clock`: a simulated node with the real keeper, a store in memory and a clock that steps advance
+//! - `run`, `report`: running the steps, and the results
+//! - `calls`: policy calls, formatted as lines
+//! - `sample`: one call of every hook of a policy
 //!
-//! The rules are the daemon's own: the same kernel, the same walk over the stack, the same compiler
-//! and the same limits. Absent: the kubelet, rounds, and threads; nothing happens between steps.
+//! The rules are the daemon's: the same kernel, stack evaluation, compiler and limits. There is no kubelet, no
+//! reconcile pass and no thread; nothing happens between steps.
 
+mod calls;
 mod clock;
 mod expect;
 mod format;
@@ -18,7 +19,6 @@ mod pods;
 mod report;
 mod run;
 mod sample;
-mod told;
 
 pub use expect::Difference;
 pub use format::FILE_BYTES_MAX;
@@ -37,35 +37,34 @@ use format::{Entry, Scenario};
 use node::Node;
 use std::path::PathBuf;
 
-/// Largest module that is taken, bytes.
+/// Largest module, bytes.
 pub const POLICY_BYTES_MAX: usize = MODULE_BYTES_MAX;
 
-/// What the policy under test is called in a scenario's stack.
+/// The name of the policy under test in a scenario's stack.
 const THIS: &str = "this";
 
-/// A place to try policies in. They are compiled as the daemon does, in a folder that is gone
-/// afterwards.
+/// Tests policies. They are compiled as in the daemon, in a temporary folder.
 pub struct Bench {
     policies: WasmPolicies,
     _state: Scratch,
 }
 
 impl Bench {
-    /// With this program as the compiler: its `main` calls [`berth_wasm::compiler_process`].
+    /// Uses this program as the compiler, whose `main` must call [`berth_wasm::compiler_process`].
     ///
     /// # Errors
-    /// If this machine has no room for it.
+    /// If the temporary folder cannot be created.
     pub fn new() -> Result<Self, InstallError> {
         Self::compiled_by(None)
     }
 
-    /// With another program as the compiler.
+    /// Uses another program as the compiler.
     ///
     /// # Errors
     /// As [`Bench::new`].
     pub fn compiled_by(compiler: Option<PathBuf>) -> Result<Self, InstallError> {
         let state = Scratch::new().map_err(|error| InstallError::Trouble {
-            what: format!("no folder to work in: {error} (TMPDIR names another place)"),
+            what: format!("cannot create a temporary folder: {error} (set TMPDIR to choose another parent)"),
         })?;
         let settings = Settings::new(state.path().to_owned());
         let compiler = compiler.unwrap_or_else(|| settings.compiler.clone());
@@ -73,50 +72,50 @@ impl Bench {
         Ok(Self { policies, _state: state })
     }
 
-    /// Takes a module as an upload would: checked, compiled, described.
+    /// Checks, compiles and describes a module as an upload does.
     ///
     /// # Errors
-    /// What the daemon would say.
+    /// The daemon's error for such an upload.
     pub fn install(&self, module: &[u8]) -> Result<PolicyVersion, InstallError> {
         self.policies.install(module, BEGIN)
     }
 
-    /// A policy that came with this program.
+    /// Returns a policy that is built into this program.
     ///
     /// # Errors
-    /// In words: there is none of this name, or it cannot be compiled here.
+    /// If no policy has this name, or it cannot be compiled.
     pub fn shipped(&self, name: &str) -> Result<PolicyVersion, String> {
-        let all = self.policies.shipped(BEGIN);
-        let version = all.iter().find(|version| version.name == name).ok_or_else(|| {
-            let names: Vec<&str> = all.iter().map(|version| version.name.as_str()).collect();
-            format!("no policy {name:?} is shipped; shipped are {}", names.join(", "))
+        let shipped = self.policies.shipped(BEGIN);
+        let version = shipped.iter().find(|version| version.name == name).ok_or_else(|| {
+            let names: Vec<&str> = shipped.iter().map(|version| version.name.as_str()).collect();
+            format!("no policy {name:?} is shipped; the shipped ones are {}", names.join(", "))
         })?;
         self.policies.restore(version).map_err(|error| error.to_string())
     }
 
-    /// Whether another policy of its name is shipped, which the name alone means.
+    /// Whether a different policy of the same name is shipped, which the name without a digest selects.
     #[must_use]
     pub fn ships_another(&self, version: &PolicyVersion) -> bool {
-        let all = self.policies.shipped(BEGIN);
-        all.iter().any(|shipped| shipped.name == version.name)
-            && all.iter().all(|shipped| shipped.digest != version.digest)
+        let shipped = self.policies.shipped(BEGIN);
+        shipped.iter().any(|shipped| shipped.name == version.name)
+            && shipped.iter().all(|shipped| shipped.digest != version.digest)
     }
 
-    /// Whether a policy takes these parameters: each of its hooks is asked once, on a sample node.
+    /// Checks that a policy accepts these parameters, by one call of each hook on a sample node.
     ///
     /// # Errors
-    /// In words, which hook failed and how.
-    pub fn takes(&self, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
-        check_parameters(parameters)?;
-        sample::ask_all(&Ear::new(&self.policies), version, parameters)
+    /// The hook that failed, with its fault.
+    pub fn check_parameters(&self, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
+        check_parameters_size(parameters)?;
+        sample::call_all_hooks(&Ear::new(&self.policies), version, parameters)
     }
 
-    /// Runs the text of a scenario file against a policy.
+    /// Runs a scenario file's text against a policy.
     #[must_use]
     pub fn run(&self, version: &PolicyVersion, name: &str, text: &str) -> Report {
         let scenario = match Scenario::parse(text) {
             Ok(scenario) => scenario,
-            Err(trouble) => return Report::trouble(name, "", trouble),
+            Err(error) => return Report::with_error(name, "", error),
         };
         match self.run_parsed(version, &scenario) {
             Ok(failures) => Report {
@@ -126,7 +125,7 @@ impl Bench {
                 failures,
                 trouble: None,
             },
-            Err(trouble) => Report::trouble(name, &scenario.about, trouble),
+            Err(error) => Report::with_error(name, &scenario.about, error),
         }
     }
 
@@ -140,7 +139,7 @@ impl Bench {
                 permissions: Permissions::default(),
                 on_fault: OnFault::default(),
             }],
-            Some(stack) => self.resolve(stack, version, &mut versions)?,
+            Some(stack) => self.resolve_stack(stack, version, &mut versions)?,
         };
         let policies = Ear::new(&self.policies);
         let mut node = Node::new(&scenario.node, &versions, &policies)?;
@@ -148,26 +147,26 @@ impl Bench {
         run::run(scenario, &mut node, &faults)
     }
 
-    fn resolve(
+    fn resolve_stack(
         &self,
         stack: &[Entry],
         this: &PolicyVersion,
         versions: &mut Vec<PolicyVersion>,
     ) -> Result<Vec<StackEntry>, String> {
         if stack.len() > STACK_ENTRIES_MAX {
-            return Err(format!("stack: {} entries; at most {STACK_ENTRIES_MAX} are taken", stack.len()));
+            return Err(format!("stack: {} entries; at most {STACK_ENTRIES_MAX} are allowed", stack.len()));
         }
         let mut entries = Vec::new();
         for entry in stack {
             let version = if entry.policy == THIS { this.clone() } else { self.shipped(&entry.policy)? };
             let parameters = serde_json::Value::Object(entry.parameters.clone()).to_string();
-            let wrong = |why: String| format!("stack entry {}: {why}", entry.policy);
-            check_parameters(&parameters).map_err(wrong)?;
+            let with_entry = |error: String| format!("stack entry {}: {error}", entry.policy);
+            check_parameters_size(&parameters).map_err(with_entry)?;
             entries.push(StackEntry {
                 name: version.name.clone(),
                 digest: version.digest.clone(),
                 parameters,
-                permissions: permissions(&entry.permissions).map_err(wrong)?,
+                permissions: permissions(&entry.permissions).map_err(with_entry)?,
                 on_fault: match entry.on_fault {
                     format::OnFault::Skip => OnFault::Skip,
                     format::OnFault::Deny => OnFault::Deny,
@@ -178,30 +177,30 @@ impl Bench {
             }
         }
         if !entries.iter().any(|entry| entry.digest == this.digest) {
-            return Err("stack: the policy under test is not in it; name it `policy: this`".into());
+            return Err("stack: add an entry with `policy: this`, the policy under test".into());
         }
         Ok(entries)
     }
 }
 
-fn check_parameters(parameters: &str) -> Result<(), String> {
+fn check_parameters_size(parameters: &str) -> Result<(), String> {
     if parameters.len() > PARAMETERS_BYTES_MAX {
         return Err(format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len()));
     }
     Ok(())
 }
 
-/// With the daemon's defaults filled in.
-fn permissions(given: &format::Permissions) -> Result<Permissions, String> {
+/// The permissions of an entry, with the daemon's defaults.
+fn permissions(entry: &format::Permissions) -> Result<Permissions, String> {
     let defaults = Permissions::default();
-    let share_max = given.share_max.unwrap_or(defaults.share_max);
+    let share_max = entry.share_max.unwrap_or(defaults.share_max);
     if !(1..=SHARES_PER_PART_MAX).contains(&share_max) {
         return Err(format!("permissions.shareMax: 1 to {SHARES_PER_PART_MAX}, not {share_max}"));
     }
-    let resources = given.resources.clone().unwrap_or(defaults.resources);
+    let resources = entry.resources.clone().unwrap_or(defaults.resources);
     if let Some(long) = resources.iter().find(|name| name.is_empty() || name.len() > RESOURCE_BYTES_MAX) {
-        return Err(format!("permissions.resources: {long:?} is no name of a resource"));
+        return Err(format!("permissions.resources: {long:?} is no resource name"));
     }
-    let environment = given.environment.clone().unwrap_or(defaults.environment);
-    Ok(Permissions { deny: given.deny.unwrap_or(defaults.deny), share_max, resources, environment })
+    let environment = entry.environment.clone().unwrap_or(defaults.environment);
+    Ok(Permissions { deny: entry.deny.unwrap_or(defaults.deny), share_max, resources, environment })
 }

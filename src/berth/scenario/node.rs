@@ -1,8 +1,8 @@
-//! A simulated node: the real keeper over a store in memory, simulated GPUs, a clock that is told to
-//! go on, and the same walk over the stack that the daemon takes.
+//! A simulated node: the real keeper and stack evaluation, with a store in memory, simulated GPUs and a clock that steps
+//! advance.
 
 use super::clock::StepClock;
-use super::format::{Group, Health, State};
+use super::format::{GpuState, Group, Health};
 use berth_core::admission::{Baseline, Ear, Faults, Heard, Offers, Walk};
 use berth_core::keeper::{Applied, AskError, Keeper, Snapshot};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
@@ -22,9 +22,8 @@ use std::sync::Arc;
 
 /// The store's name in allocation ids.
 const STORE: u32 = 0x5ce0_0001;
-/// Offers are asked again until nothing moves; a policy that answers something else each time is
-/// asked no more than so often a step.
-const SETTLE_MAX: usize = 4;
+/// Most calls of `offer` in one step, for a policy whose offers never settle.
+const SETTLE_CALLS_MAX: usize = 4;
 
 /// The node of one scenario.
 pub(super) struct Node<'p> {
@@ -35,19 +34,19 @@ pub(super) struct Node<'p> {
     rules: Rules,
     baseline: Baseline,
     faults: Faults,
-    /// Faults since they were last taken, each with its policy's label.
-    faulted: Vec<String>,
-    /// The generation for which offers were last asked.
-    offered: u64,
-    /// When a policy wants to be asked for its offers again, monotonic milliseconds.
-    again_mono_ms: Option<u64>,
+    /// Faults since the last [`Node::take_faults`], each with its policy's label.
+    new_faults: Vec<String>,
+    /// The ledger's generation at the last call of `offer`.
+    offered_generation: u64,
+    /// When a policy requested the next call of `offer`, monotonic milliseconds.
+    next_offer_mono_ms: Option<u64>,
 }
 
 impl<'p> Node<'p> {
-    /// A node with these GPUs and these versions of policies, and the baseline alone.
+    /// Creates a node with these GPUs and policy versions, and an empty stack.
     ///
     /// # Errors
-    /// In words, if there is no such machine.
+    /// If the GPUs cannot be simulated.
     pub(super) fn new(
         groups: &[Group],
         versions: &[PolicyVersion],
@@ -76,61 +75,60 @@ impl<'p> Node<'p> {
             rules,
             baseline,
             faults: Faults::default(),
-            faulted: Vec::new(),
-            offered: 0,
-            again_mono_ms: None,
+            new_faults: Vec::new(),
+            offered_generation: 0,
+            next_offer_mono_ms: None,
         };
         for version in versions {
             node.turn(&Command::KeepPolicy(version.clone())).map_err(|error| error.to_string())?;
         }
-        node.look()?;
+        node.scan()?;
         Ok(node)
     }
 
-    /// Activates a stack as the daemon does: asked on this node, swapped in if all answer well.
-    /// Answers the faults that kept it from that.
+    /// Activates a stack as the daemon does, if its policies have no fault on this node. Returns their faults.
     ///
     /// # Errors
-    /// In words, if the kernel refuses it.
+    /// If the kernel refuses the stack.
     pub(super) fn activate(&mut self, entries: Vec<StackEntry>) -> Result<Vec<String>, String> {
         let stack = NewStack { from_api: false, by: "scenario".into(), why: String::new(), entries };
         let candidate = stack.clone().into_stack(0, 0);
-        let offers = self.walk_on(&candidate, |walk| walk.offers());
-        let faults = std::mem::take(&mut self.faulted);
+        let offers = self.evaluate_stack(&candidate, |evaluation| evaluation.offers());
+        let faults = std::mem::take(&mut self.new_faults);
         if !faults.is_empty() {
             return Ok(faults);
         }
-        self.note(&offers);
+        self.schedule_offers(&offers);
         let command = Command::Activate { stack, expected: None, offers: offers.parts };
         self.turn(&command).map_err(|error| error.to_string())?;
         self.faults.reset();
         Ok(Vec::new())
     }
 
-    /// The newest snapshot.
+    /// The current snapshot.
     pub(super) fn snapshot(&self) -> Snapshot {
         self.keeper.snapshot()
     }
 
-    /// One turn of the keeper.
+    /// Runs one keeper turn.
     pub(super) fn turn(&mut self, command: &Command) -> Result<Applied, AskError> {
         self.keeper.turn(command)
     }
 
-    /// Asks the active stack.
-    pub(super) fn walk<T>(&mut self, ask: impl FnOnce(Walk<'_>) -> T) -> T {
+    /// Evaluates the active stack.
+    pub(super) fn evaluate<T>(&mut self, call: impl FnOnce(Walk<'_>) -> T) -> T {
         let stack = Arc::clone(&self.snapshot().stack);
-        self.walk_on(&stack, ask)
+        self.evaluate_stack(&stack, call)
     }
 
-    fn walk_on<T>(&mut self, stack: &Stack, ask: impl FnOnce(Walk<'_>) -> T) -> T {
+    fn evaluate_stack<T>(&mut self, stack: &Stack, call: impl FnOnce(Walk<'_>) -> T) -> T {
         let node = self.snapshot();
         let faults = |faults: &Faults| -> Vec<u64> {
-            let records = stack.entries.iter().enumerate().map(|(place, e)| faults.record(place, e));
+            let records = stack.entries.iter().enumerate().map(|(index, e)| faults.record(index, e));
             records.map(|record| record.failed()).collect()
         };
         let before = faults(&self.faults);
-        let answer = ask(Walk {
+        let answer = call(Walk {
             stack,
             policies: self.policies,
             node: &node,
@@ -141,70 +139,69 @@ impl<'p> Node<'p> {
             calls: &mut Vec::new(),
             leisure: 1,
         });
-        // An entry is asked once a walk, so its last fault is the one.
+        // An evaluation calls an entry once, so its last fault is the new one.
         let after = faults(&self.faults);
-        for (place, entry) in stack.entries.iter().enumerate() {
-            if after[place] > before[place] {
-                let record = self.faults.record(place, entry);
+        for (index, entry) in stack.entries.iter().enumerate() {
+            if after[index] > before[index] {
+                let record = self.faults.record(index, entry);
                 let suspended = if record.suspended { "; the entry is suspended now" } else { "" };
                 let last = record.last.unwrap_or_default();
-                self.faulted.push(format!("{} {last}{suspended}", entry.label()));
+                self.new_faults.push(format!("{} {last}{suspended}", entry.label()));
             }
         }
         answer
     }
 
-    /// Faults since the last time.
-    pub(super) fn faulted(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.faulted)
+    /// Takes the faults since the last call.
+    pub(super) fn take_faults(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.new_faults)
     }
 
-    /// What policies were asked since the last time.
-    pub(super) fn told(&self) -> VecDeque<Heard> {
+    /// Takes the policy calls since the last call.
+    pub(super) fn take_calls(&self) -> VecDeque<Heard> {
         self.policies.take()
     }
 
-    /// Asks for offers where the ledger moved since they were last asked, until it rests.
+    /// Calls `offer` until the ledger no longer changes.
     ///
     /// # Errors
-    /// In words, if the kernel does not take them.
+    /// If the kernel refuses the offers.
     pub(super) fn settle(&mut self) -> Result<(), String> {
-        for _ in 0..SETTLE_MAX {
-            let due = self.again_mono_ms.is_some_and(|at| self.clock.now().mono_ms >= at);
-            if !due && self.offered == self.snapshot().generation {
+        for _ in 0..SETTLE_CALLS_MAX {
+            let due = self.next_offer_mono_ms.is_some_and(|at| self.clock.now().mono_ms >= at);
+            if !due && self.offered_generation == self.snapshot().generation {
                 break;
             }
-            self.offered = self.snapshot().generation;
-            let offers = self.walk(|walk| walk.offers());
-            self.note(&offers);
+            self.offered_generation = self.snapshot().generation;
+            let offers = self.evaluate(|evaluation| evaluation.offers());
+            self.schedule_offers(&offers);
             let applied = self.turn(&Command::Offer(offers.parts));
-            applied.map_err(|error| format!("offers stay as they were: {error}"))?;
+            applied.map_err(|error| format!("the offers are refused: {error}"))?;
         }
         Ok(())
     }
 
-    fn note(&mut self, offers: &Offers) {
+    fn schedule_offers(&mut self, offers: &Offers) {
         let now = self.clock.now().mono_ms;
-        self.again_mono_ms = offers.again_after_s.map(|s| now + 1000 * u64::from(s.max(1)));
+        self.next_offer_mono_ms = offers.again_after_s.map(|s| now + 1000 * u64::from(s.max(1)));
     }
 
-    /// Lets time pass, second by second as the daemon does: a tick, a look, and offers where they
-    /// are due.
+    /// Advances the clock second by second, each with a tick, an inventory scan, and offers if they are due.
     ///
     /// # Errors
     /// As [`Node::settle`].
-    pub(super) fn pass(&mut self, seconds: u32) -> Result<(), String> {
+    pub(super) fn advance(&mut self, seconds: u32) -> Result<(), String> {
         for _ in 0..seconds {
-            self.clock.pass(1000);
+            self.clock.advance(1000);
             self.turn(&Command::Tick).map_err(|error| error.to_string())?;
-            self.look()?;
+            self.scan()?;
             self.settle()?;
         }
         Ok(())
     }
 
-    /// A look at the GPUs.
-    fn look(&mut self) -> Result<(), String> {
+    /// Runs an inventory scan.
+    fn scan(&mut self) -> Result<(), String> {
         let inventory = self.gpus.look().map_err(|error| error.to_string())?;
         self.turn(&Command::Look(inventory)).map(drop).map_err(|error| error.to_string())
     }
@@ -213,67 +210,66 @@ impl<'p> Node<'p> {
     pub(super) fn gpu(&self, index: u32) -> Result<PartId, String> {
         let node = self.snapshot();
         let mut parts = node.parts.values().map(|state| &state.part);
-        let found = parts.find(|part| part.parent.is_none() && part.gpu_index == index);
-        found.map(|part| part.id.clone()).ok_or_else(|| format!("there is no GPU {index}"))
+        let gpu = parts.find(|part| part.parent.is_none() && part.gpu_index == index);
+        gpu.map(|part| part.id.clone()).ok_or_else(|| format!("there is no GPU {index}"))
     }
 
     /// The index of a device's GPU.
     pub(super) fn index_of(&self, id: &DeviceId) -> u32 {
-        // A device that was granted is of a part that is known.
+        // The parts of granted devices are known.
         self.snapshot().part(&id.part).map_or(u32::MAX, |state| state.part.gpu_index)
     }
 
-    /// Devices to be had: listed Healthy, and nobody's.
+    /// Free devices: listed as healthy, and not held.
     pub(super) fn free(&self, resource: &Resource) -> Vec<DeviceId> {
         free_devices(&self.snapshot(), resource, self.rules.overcommit_percent)
     }
 
-    /// Devices that nobody holds and that are offered, whether or not they may be granted: what a
-    /// kubelet may name that did not hear yet.
+    /// Offered devices that are not held, whether or not they may be granted: a kubelet with an outdated list may name them.
     pub(super) fn unheld(&self, resource: &Resource) -> Vec<DeviceId> {
         let node = self.snapshot();
-        let mut found = Vec::new();
+        let mut devices = Vec::new();
         for state in node.parts.values() {
             for ((name, share), device) in &state.devices {
                 if name == resource && !device.held() && device.offered() {
-                    found.push(DeviceId { part: state.part.id.clone(), share: *share });
+                    devices.push(DeviceId { part: state.part.id.clone(), share: *share });
                 }
             }
         }
-        found
+        devices
     }
 
-    /// Turns a GPU's health.
+    /// Sets a GPU's health.
     ///
     /// # Errors
-    /// In words, if the kernel refuses.
-    pub(super) fn turn_health(&mut self, health: Health) -> Result<(), String> {
+    /// If the kernel refuses the change.
+    pub(super) fn set_health(&mut self, health: Health) -> Result<(), String> {
         let id = self.gpu(health.gpu)?;
-        self.gpus.change(|machine| machine.gpu(health.gpu).absent = health.state == State::Vanished)?;
-        self.look()?;
+        self.gpus.change(|machine| machine.gpu(health.gpu).absent = health.state == GpuState::Vanished)?;
+        self.scan()?;
         let severity = match health.state {
-            State::Vanished => return Ok(()),
-            State::Healthy => None,
-            State::Degraded => Some(Severity::Degraded),
-            State::Unhealthy => Some(Severity::Unhealthy),
+            GpuState::Vanished => return Ok(()),
+            GpuState::Healthy => None,
+            GpuState::Degraded => Some(Severity::Degraded),
+            GpuState::Unhealthy => Some(Severity::Unhealthy),
         };
-        // From any state to any other: a worse one is not made better by a lesser sign.
-        let heal = Command::Heal { gpu: id.clone(), by: "the scenario".into(), why: String::new() };
-        self.turn(&heal).map_err(|error| error.to_string())?;
+        // Marked healthy first, since a milder reading does not improve a worse state.
+        let mark_healthy = Command::Heal { gpu: id.clone(), by: "the scenario".into(), why: String::new() };
+        self.turn(&mark_healthy).map_err(|error| error.to_string())?;
         if let Some(severity) = severity {
             let (source, detail) = ("scenario".into(), String::new());
             let reading = Reading { part: id, source, code: 0, detail };
-            let reason = "the scenario says so".into();
+            let reason = "set by the scenario".into();
             let answer = TriageAnswer { severity, reason, again_after_s: None };
             self.turn(&Command::Triaged { reading, answer }).map_err(|error| error.to_string())?;
         }
         Ok(())
     }
 
-    /// Cordons a GPU, or lets it be granted again.
+    /// Cordons or uncordons a GPU.
     ///
     /// # Errors
-    /// In words, if the kernel refuses.
+    /// If the kernel refuses the change.
     pub(super) fn cordon(&mut self, gpu: u32, on: bool) -> Result<(), String> {
         let gpu = self.gpu(gpu)?;
         let since_wall_ms = self.clock.now().wall_ms;
@@ -284,8 +280,8 @@ impl<'p> Node<'p> {
 }
 
 fn machine(groups: &[Group]) -> Result<Machine, String> {
-    let of = |group: &Group| SimGroup { model: group.model.clone(), count: group.count };
-    let mut machine = Machine::from_groups(groups.iter().map(of).collect())?;
+    let sim_group = |group: &Group| SimGroup { model: group.model.clone(), count: group.count };
+    let mut machine = Machine::from_groups(groups.iter().map(sim_group).collect())?;
     let mut first = 0;
     for group in groups {
         for index in first..first + group.count {
@@ -295,7 +291,7 @@ fn machine(groups: &[Group]) -> Result<Machine, String> {
         }
         first += group.count;
     }
-    // Profiles are checked as a change is.
+    // A change checks the MIG profiles.
     let trial = SimGpus::from_machine(machine.clone());
     trial.change(|_| {}).map(|()| machine)
 }

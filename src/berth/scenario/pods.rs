@@ -1,4 +1,4 @@
-//! The pods of a scenario: who may be asking, and who holds what was granted.
+//! The pods of a scenario: candidates of requests, and holders of allocations.
 
 use super::format::Candidate;
 use super::node::Node;
@@ -11,18 +11,20 @@ use berth_kernel::reconcile::{Checkpointed, RoundView};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Pods by UID, those that hold something.
+/// The pods of the node.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
+    /// Pods that hold an allocation, by UID.
     running: BTreeMap<String, Arc<Pod>>,
+    /// UIDs of the holders.
     held: BTreeMap<AllocationId, String>,
-    /// Set once a pod was shown: before that, no source shows any.
-    shown: bool,
+    /// Whether pods were published to the keeper; without candidates there is no source of pods.
+    is_published: bool,
 }
 
 impl Pods {
-    /// Shows who may be asking now.
-    pub(super) fn ask(
+    /// Publishes the candidates of a request as waiting pods.
+    pub(super) fn publish_candidates(
         &mut self,
         node: &mut Node<'_>,
         candidates: &[Candidate],
@@ -34,14 +36,14 @@ impl Pods {
         }
         let mut pods = self.running.clone();
         for candidate in candidates {
-            let waiting = self.waiting(&pods, candidate, resource, count);
+            let waiting = self.waiting_pod(&pods, candidate, resource, count);
             pods.insert(waiting.uid.clone(), Arc::new(waiting));
         }
-        self.shown = true;
-        show(node, pods)
+        self.is_published = true;
+        publish(node, pods)
     }
 
-    fn waiting(
+    fn waiting_pod(
         &self,
         pods: &BTreeMap<String, Arc<Pod>>,
         candidate: &Candidate,
@@ -69,26 +71,25 @@ impl Pods {
         }
     }
 
-    /// The first of those who asked holds what was granted, and the others are gone; without a grant
-    /// all of them are.
-    pub(super) fn granted(
+    /// Makes the first candidate the holder of the allocation. The other candidates end; without an allocation, all do.
+    pub(super) fn record_grant(
         &mut self,
         node: &mut Node<'_>,
         candidates: &[Candidate],
         allocation: Option<&Allocation>,
     ) -> Result<(), String> {
         let (Some(first), Some(allocation)) = (candidates.first(), allocation) else {
-            return self.show_running(node);
+            return self.publish_running(node);
         };
         let uid = uid(first);
-        let shown = node.snapshot();
-        if let Some(pod) = shown.pods.as_ref().and_then(|view| view.pods.get(&uid)) {
+        let snapshot = node.snapshot();
+        if let Some(pod) = snapshot.pods.as_ref().and_then(|view| view.pods.get(&uid)) {
             let pod = Pod { stage: Stage::Admitted, ..Pod::clone(pod) };
             self.running.insert(uid.clone(), Arc::new(pod));
         }
         self.held.insert(allocation.id, uid.clone());
-        self.show_running(node)?;
-        // As a kubelet's checkpoint tells it. Without a `List` no round ends anything.
+        self.publish_running(node)?;
+        // The holder, as the kubelet's checkpoint has it. No allocation ends, since the pass has no `List` response.
         let entry = Checkpointed {
             pod_uid: uid,
             container: first.container.clone(),
@@ -104,27 +105,27 @@ impl Pods {
         node.turn(&Command::Observe(view)).map(drop).map_err(|error| error.to_string())
     }
 
-    /// An allocation has ended; its pod is gone once it holds nothing.
-    pub(super) fn released(&mut self, node: &mut Node<'_>, id: AllocationId) -> Result<(), String> {
+    /// Removes a released allocation, and its pod if it holds no other one.
+    pub(super) fn record_release(&mut self, node: &mut Node<'_>, id: AllocationId) -> Result<(), String> {
         if let Some(uid) = self.held.remove(&id)
             && !self.held.values().any(|other| *other == uid)
         {
             self.running.remove(&uid);
         }
-        self.show_running(node)
+        self.publish_running(node)
     }
 
-    fn show_running(&self, node: &mut Node<'_>) -> Result<(), String> {
-        if self.shown { show(node, self.running.clone()) } else { Ok(()) }
+    fn publish_running(&self, node: &mut Node<'_>) -> Result<(), String> {
+        if self.is_published { publish(node, self.running.clone()) } else { Ok(()) }
     }
 }
 
-/// With a dash, as the API server makes them.
+/// A UID with a dash, like those of the API server.
 fn uid(candidate: &Candidate) -> String {
     format!("{}-{}", candidate.namespace, candidate.pod)
 }
 
-fn show(node: &mut Node<'_>, pods: BTreeMap<String, Arc<Pod>>) -> Result<(), String> {
+fn publish(node: &mut Node<'_>, pods: BTreeMap<String, Arc<Pod>>) -> Result<(), String> {
     let view = PodsView {
         source: PodsSource::ApiServer,
         current: true,
@@ -144,7 +145,7 @@ mod tests {
     use berth_core::admission::Ear;
 
     #[test]
-    fn the_first_candidate_holds_what_was_granted_until_it_is_released() {
+    fn the_first_candidate_holds_the_allocation_until_its_release() {
         let bench = Bench::new().unwrap();
         let policies = Ear::new(&bench.policies);
         let group = Group { model: "l4".into(), count: 2, mig: Vec::new() };
@@ -152,19 +153,20 @@ mod tests {
         node.settle().unwrap();
         let text = "about: x\nnode: [{model: l4, count: 2}]\nsteps:\n  - allocate: {resource: nvidia.com/gpu, on: [1], \
                     as: a, candidates: [{namespace: n, pod: p, labels: {tier: gold}}, {namespace: n, pod: q}]}\n";
-        let granted = Scenario::parse(text).unwrap();
-        assert_eq!(run::run(&granted, &mut node, &[]), Ok(Vec::new()));
-        let shown = node.snapshot();
-        let holder = &shown.live.values().next().unwrap().holder;
-        let told = [&holder.namespace, &holder.pod, &holder.container, &holder.pod_uid];
-        assert_eq!(told.map(|text| text.as_deref().unwrap_or_default()), ["n", "p", "main", "n-p"]);
-        let pods: Vec<_> = shown.pods.as_ref().unwrap().pods.values().map(|pod| pod.name.as_str()).collect();
-        assert_eq!(pods, ["p"], "the other one asks no more");
+        let scenario = Scenario::parse(text).unwrap();
+        assert_eq!(run::run(&scenario, &mut node, &[]), Ok(Vec::new()));
+        let snapshot = node.snapshot();
+        let holder = &snapshot.live.values().next().unwrap().holder;
+        let names = [&holder.namespace, &holder.pod, &holder.container, &holder.pod_uid];
+        assert_eq!(names.map(|text| text.as_deref().unwrap_or_default()), ["n", "p", "main", "n-p"]);
+        let pods: Vec<_> =
+            snapshot.pods.as_ref().unwrap().pods.values().map(|pod| pod.name.as_str()).collect();
+        assert_eq!(pods, ["p"], "the other candidate has ended");
 
-        let released = Scenario::parse(&format!("{text}  - release: a\n")).unwrap();
-        let mut node = Node::new(&released.node, &[], &policies).unwrap();
+        let scenario = Scenario::parse(&format!("{text}  - release: a\n")).unwrap();
+        let mut node = Node::new(&scenario.node, &[], &policies).unwrap();
         node.settle().unwrap();
-        assert_eq!(run::run(&released, &mut node, &[]), Ok(Vec::new()));
+        assert_eq!(run::run(&scenario, &mut node, &[]), Ok(Vec::new()));
         assert!(node.snapshot().live.is_empty() && node.snapshot().pods.as_ref().unwrap().pods.is_empty());
     }
 }

@@ -1,50 +1,50 @@
-//! What came of a scenario, for people and for programs.
+//! The result of a scenario, as text and JSON.
 
 use super::expect::Difference;
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// What came of one file.
+/// The result of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// The file, as it was named.
+    /// The file's path.
     pub name: String,
-    /// What it shows, by its own word; empty where it cannot be read.
+    /// The scenario's own description; empty if the file cannot be read.
     pub about: String,
-    /// Whether all was as expected.
+    /// Whether all expectations were met.
     pub passed: bool,
-    /// Steps that went otherwise.
+    /// Steps with unmet expectations.
     pub failures: Vec<Failure>,
-    /// What kept it from being read or from going on, if anything.
+    /// The error with which reading or running it stopped, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
-/// One step that went otherwise.
+/// A step with unmet expectations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Failure {
-    /// Which, from 1.
+    /// Its number, from 1.
     pub step: usize,
-    /// Its line in the file, where that is known.
+    /// Its line in the file, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
-    /// What it does.
+    /// Its verb.
     pub verb: String,
-    /// What was not as expected.
+    /// The unmet expectations.
     pub differences: Vec<Difference>,
-    /// What policies were asked meanwhile and said, in lines.
+    /// The policy calls of the step, as lines.
     pub told: Vec<String>,
 }
 
 impl Report {
-    pub(super) fn trouble(name: &str, about: &str, trouble: String) -> Self {
+    pub(super) fn with_error(name: &str, about: &str, error: String) -> Self {
         let (name, about) = (name.into(), about.into());
-        Self { name, about, passed: false, failures: Vec::new(), trouble: Some(trouble) }
+        Self { name, about, passed: false, failures: Vec::new(), trouble: Some(error) }
     }
 
-    /// `ok NAME`, or `FAILED NAME` and below it what differs.
+    /// `ok NAME`, or `FAILED NAME` followed by the failures.
     #[must_use]
     pub fn text(&self) -> String {
         if self.passed {
@@ -58,9 +58,9 @@ impl Report {
         for failure in &self.failures {
             failure.write(&mut text);
         }
-        if let Some(trouble) = &self.trouble {
-            // A parser's words may have several lines.
-            text += &format!("  {}\n", trouble.trim_end().replace('\n', "\n  "));
+        if let Some(error) = &self.trouble {
+            // A parser's message may have several lines.
+            text += &format!("  {}\n", error.trim_end().replace('\n', "\n  "));
         }
         text
     }
@@ -69,7 +69,7 @@ impl Report {
 impl Failure {
     fn write(&self, text: &mut String) {
         let line = self.line.map_or(String::new(), |line| format!(", line {line}"));
-        // Writing to a text cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "  step {}{line}: {}", self.step, self.verb);
         let width = self.differences.iter().map(|d| d.what.len()).max().unwrap_or_default();
         for Difference { what, expected, got } in &self.differences {
@@ -77,7 +77,7 @@ impl Failure {
             let _ = writeln!(text, "    {:width$}       got {got}", "");
         }
         if !self.told.is_empty() {
-            let _ = writeln!(text, "    the policies said:");
+            let _ = writeln!(text, "    policy calls:");
         }
         for line in &self.told {
             let _ = writeln!(text, "      {line}");
@@ -90,12 +90,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_step_is_shown_with_line_difference_and_the_policys_words() {
+    fn a_failed_step_is_shown_with_line_differences_and_policy_calls() {
         let failure = Failure {
             step: 2,
             line: Some(7),
             verb: "place".into(),
-            differences: vec![Difference::of("gpus", "[0, 0]", "[0, 1]")],
+            differences: vec![Difference::new("gpus", "[0, 0]", "[0, 1]")],
             told: vec!["fill@abc place: GPU 0, GPU 1 (spread)".into(), "  log: hello".into()],
         };
         let report = Report {
@@ -106,7 +106,7 @@ mod tests {
             trouble: None,
         };
         let text = "FAILED a.yaml: Fills.\n  step 2, line 7: place\n    gpus  expected [0, 0]\n               got [0, 1]\n    \
-                    the policies said:\n      fill@abc place: GPU 0, GPU 1 (spread)\n        log: hello\n";
+                    policy calls:\n      fill@abc place: GPU 0, GPU 1 (spread)\n        log: hello\n";
         assert_eq!(report.text(), text);
     }
 }

@@ -1,4 +1,4 @@
-//! Every question that a policy answers, once, on a sample node: what parameters break shows.
+//! Calls every hook of a policy once, on a sample node, to check its parameters.
 
 use super::format::Group;
 use super::node::Node;
@@ -11,23 +11,27 @@ use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{Clock as _, Policies as _};
 use std::sync::Arc;
 
-/// The sample: what many nodes look like.
+/// The model of the sample node's GPUs.
 const MODEL: &str = "h100";
-/// As many as a board has.
+/// The number of its GPUs: those of one board.
 const COUNT: u32 = 8;
 
-/// Asks each hook.
+/// Calls each hook.
 ///
 /// # Errors
-/// In words, which one failed and how.
-pub(super) fn ask_all(policies: &Ear<'_>, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
+/// The hook that failed, with its fault.
+pub(super) fn call_all_hooks(
+    policies: &Ear<'_>,
+    version: &PolicyVersion,
+    parameters: &str,
+) -> Result<(), String> {
     let group = Group { model: MODEL.into(), count: COUNT, mig: Vec::new() };
     let mut node = Node::new(&[group], std::slice::from_ref(version), policies)?;
-    // The baseline's offer: there are devices to place and to admit.
+    // The baseline's offers provide devices to place and admit.
     node.settle()?;
-    let shown = node.snapshot();
-    // Parameters are read before a policy looks at any GPU: what they break, they break here.
-    let empty = Arc::new(Ledger { policies: shown.policies.clone(), ..Ledger::default() });
+    let full = node.snapshot();
+    // Policies read parameters before any GPU, so invalid ones fail on a node without GPUs, too.
+    let empty = Arc::new(Ledger { policies: full.policies.clone(), ..Ledger::default() });
     let resource = Resource::parse("nvidia.com/gpu").map_err(|error| error.to_string())?;
     let available: Vec<DeviceId> = node.free(&resource);
     let devices = available.iter().take(1).cloned().collect();
@@ -43,21 +47,21 @@ pub(super) fn ask_all(policies: &Ear<'_>, version: &PolicyVersion, parameters: &
             Hook::Admit => Question::Admit(&admit),
             Hook::Triage => Question::Triage(&reading),
         };
-        let nodes: &[&Arc<Ledger>] = if *hook == Hook::Offer { &[&empty, &shown] } else { &[&shown] };
-        for node_shown in nodes {
+        let nodes: &[&Arc<Ledger>] = if *hook == Hook::Offer { &[&empty, &full] } else { &[&full] };
+        for snapshot in nodes {
             let call = Call {
                 digest: &version.digest,
                 parameters,
-                node: node_shown,
+                node: snapshot,
                 now: node.clock.now(),
                 question,
                 wall_ms_max: CALL_MS_MAX,
             };
-            let gpus = if node_shown.parts.is_empty() { 0 } else { COUNT };
+            let gpus = if snapshot.parts.is_empty() { 0 } else { COUNT };
             policies.ask(call).map_err(|fault| match fault.kind {
-                // The same in every hook, whatever it is asked.
+                // Independent of hook and node.
                 FaultKind::Parameters => fault.to_string(),
-                _ => format!("`{hook}`, asked on a node of {gpus} GPUs: {fault}"),
+                _ => format!("`{hook}`, called on a node with {gpus} GPUs: {fault}"),
             })?;
         }
     }

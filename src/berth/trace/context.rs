@@ -1,4 +1,4 @@
-//! Whose trace a request is part of, by the header of the W3C.
+//! The trace that a request is part of, by the W3C header `traceparent`.
 
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
@@ -7,19 +7,19 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// Longest `tracestate` that is handed on, bytes: what the W3C asks of everybody.
+/// Longest `tracestate` that is propagated, bytes: the W3C's minimum.
 const STATE_BYTES_MAX: usize = 512;
 
-/// Makes a span that has not begun part of its caller's trace. What is malformed counts as none, so
-/// that the request begins a trace of its own.
+/// Makes a span that has not started part of its caller's trace. A malformed header is ignored, so that the request starts
+/// a new trace.
 pub(super) fn adopt(span: &Span, traceparent: Option<&str>, tracestate: Option<&str>) {
     let Some(parent) = traceparent.filter(|_| !span.is_none()) else { return };
     let state = tracestate.filter(|state| state.len() <= STATE_BYTES_MAX);
-    let theirs =
+    let context =
         TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers { parent, state });
-    if theirs.span().span_context().is_valid() {
-        // Fails for a span that has begun, or is not traced: then it stays as it is.
-        let _ = span.set_parent(theirs);
+    if context.span().span_context().is_valid() {
+        // An error for a started or untraced span, which then keeps its parent.
+        let _ = span.set_parent(context);
     }
 }
 

@@ -1,14 +1,14 @@
-//! What a collector wants to know of its clients, such as a token: from the variables of OpenTelemetry,
-//! since a secret belongs neither in a flag nor in a ConfigMap.
+//! Headers for the collector, such as a token. They are read from the variables of OpenTelemetry, since a secret belongs
+//! neither in a flag nor in a ConfigMap.
 
 use std::fmt;
 
-/// Where headers come from; the later wins.
+/// The variables with headers; the second one takes precedence.
 const VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"];
-/// Most headers that are sent.
+/// Most headers.
 const HEADERS_MAX: usize = 32;
 
-/// Headers that cannot be sent. Says which variable, and nothing of what is in it.
+/// A variable with malformed headers. The text does not contain its value.
 #[derive(Debug, thiserror::Error)]
 #[error("{variable} cannot be used: {rule}")]
 pub struct HeaderError {
@@ -20,7 +20,7 @@ pub struct HeaderError {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct Headers(pub(super) Vec<(String, String)>);
 
-/// Values are secrets.
+/// Without values, which are secrets.
 impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
@@ -29,18 +29,18 @@ impl fmt::Debug for Headers {
 
 impl Headers {
     pub(super) fn from_environment() -> Result<Self, HeaderError> {
-        let mut all = Self::default();
+        let mut headers = Self::default();
         for variable in VARIABLES {
             let text = std::env::var(variable).unwrap_or_default();
             let more = parse(&text).map_err(|rule| HeaderError { variable, rule })?;
-            all.0.retain(|(name, _)| more.iter().all(|(newer, _)| newer != name));
-            all.0.extend(more);
+            headers.0.retain(|(name, _)| more.iter().all(|(newer, _)| newer != name));
+            headers.0.extend(more);
         }
-        Ok(all)
+        Ok(headers)
     }
 }
 
-/// `name=value,name=value`, with values as in a URL.
+/// Parses `name=value,name=value`, with percent-encoded values.
 fn parse(text: &str) -> Result<Vec<(String, String)>, &'static str> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     let headers: Vec<_> = pairs.map(pair).collect::<Result<_, _>>()?;
@@ -51,32 +51,33 @@ fn parse(text: &str) -> Result<Vec<(String, String)>, &'static str> {
 }
 
 fn pair(text: &str) -> Result<(String, String), &'static str> {
-    const RULE: &str = "give name=value pairs with commas between, values percent-encoded, such as authorization=Bearer%20abc";
+    const RULE: &str = "expected name=value pairs, separated by commas, with percent-encoded values, such as authorization=Bearer%20abc";
     let (name, value) = text.split_once('=').ok_or(RULE)?;
     let name = name.trim().to_ascii_lowercase();
-    let usable = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-    // What ends so gRPC takes for bytes; what begins so is its own.
-    if name.is_empty() || !name.bytes().all(usable) || name.ends_with("-bin") || name.starts_with("grpc-") {
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    // gRPC reserves the prefix, and reads values of names with the suffix as bytes.
+    if name.is_empty() || !name.bytes().all(is_allowed) || name.ends_with("-bin") || name.starts_with("grpc-")
+    {
         return Err(RULE);
     }
-    let value = decoded(value.trim()).ok_or(RULE)?;
-    // Visible ASCII and blanks, as both gRPC and HTTP take them.
+    let value = decode(value.trim()).ok_or(RULE)?;
+    // Printable ASCII, which both gRPC and HTTP accept.
     if !value.bytes().all(|b| (b' '..=b'~').contains(&b)) {
         return Err(RULE);
     }
     Ok((name, value))
 }
 
-/// Undoes percent-encoding.
-fn decoded(text: &str) -> Option<String> {
+/// Decodes percent-encoded text.
+fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
+    let mut input = text.bytes();
+    while let Some(byte) = input.next() {
         if byte != b'%' {
             bytes.push(byte);
             continue;
         }
-        let mut digit = || char::from(rest.next()?).to_digit(16);
+        let mut digit = || char::from(input.next()?).to_digit(16);
         let (high, low) = (digit()?, digit()?);
         bytes.push(u8::try_from(high * 16 + low).ok()?);
     }
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_pairs_with_values_as_in_a_url() {
+    fn headers_are_pairs_with_percent_encoded_values() {
         let headers = parse(" Authorization=Bearer%20a%3Db==, x-scope = node ,").unwrap();
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(headers, [pair("authorization", "Bearer a=b=="), pair("x-scope", "node")]);
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_shown_nowhere() {
+    fn values_are_not_shown() {
         let headers = Headers(parse("authorization=secret").unwrap());
         assert_eq!(format!("{headers:?}"), "[\"authorization\"]");
     }

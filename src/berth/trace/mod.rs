@@ -1,13 +1,12 @@
-//! Traces by OTLP: takes the spans of [`berth_core::spans`], keeps them in a bounded queue, and sends them to
-//! a collector in the background. The end of a span never waits: a span for which the queue has no room is counted and
-//! dropped, and so is one that the collector does not accept.
+//! Traces by OTLP: queues the spans of [`berth_core::spans`] and sends them to a collector in the background. The end of a
+//! span never waits: spans that find the queue full, and spans that the collector refuses, are counted and dropped.
 //!
 //! ```text
 //!   spans (any thread) -> tracing-opentelemetry -> Queue (2048) -> Pump (a task) -> Client -> collector
 //! ```
 //!
-//! The exporter is our own, since those of the OpenTelemetry libraries do not report what they drop, and read their settings
-//! from the environment. Absent: metrics and logs by OTLP.
+//! The exporter is our own, since those of the OpenTelemetry libraries do not report dropped spans and read their settings
+//! from the environment. There are no metrics and logs by OTLP.
 
 mod client;
 mod context;
@@ -15,7 +14,7 @@ mod headers;
 mod pump;
 
 pub use headers::HeaderError;
-pub use pump::{Pump, Pumping, counts};
+pub use pump::{Pump, RunningPump, counts};
 
 use crate::config::TracingSettings;
 use berth_core::spans::{self, Exporter};
@@ -30,13 +29,13 @@ use tracing::Subscriber;
 use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::registry::LookupSpan;
 
-/// The scope that the spans are of.
+/// The instrumentation scope of the spans.
 const SCOPE: &str = "berth";
 
-/// Makes the layer that takes spans, and what sends them: nothing is sent before it runs.
+/// Creates the layer that queues spans, and the pump that sends them once it runs.
 ///
 /// # Errors
-/// If the variables with a collector's headers are malformed.
+/// If the variables with the collector's headers are malformed.
 pub fn start<S: Subscriber + for<'s> LookupSpan<'s>>(
     settings: &TracingSettings,
     node: &str,
@@ -44,14 +43,14 @@ pub fn start<S: Subscriber + for<'s> LookupSpan<'s>>(
     let client = Client::new(settings, Headers::from_environment()?);
     let resource = resource(node);
     let (queue, pump) = pump::new(client, &resource);
-    // A caller's own decision wins, so that a trace is whole or not there.
+    // The caller's decision takes precedence, so that traces are complete or absent.
     let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(settings.sample_ratio)));
     let provider = SdkTracerProvider::builder()
         .with_resource(resource)
         .with_sampler(sampler)
         .with_span_processor(queue)
         .build();
-    // The tracer keeps its provider, and the subscriber the tracer: as long as the process lives.
+    // The subscriber owns the tracer, and the tracer its provider, until the process ends.
     let layer = tracing_opentelemetry::layer()
         .with_tracer(provider.tracer(SCOPE))
         .with_location(false)

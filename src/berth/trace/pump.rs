@@ -1,6 +1,6 @@
-//! The queue before the collector, and the task that empties it.
+//! The queue of spans, and the task that sends them to the collector.
 
-use super::client::{Client, Taken};
+use super::client::{Client, ExportResult};
 use berth_core::spans::SpanCounts;
 use opentelemetry::Context;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -16,31 +16,31 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Spans that may wait. One is 1 to 2 KiB with its attributes, so 4 MiB at most; an Allocate makes five.
-const QUEUE: usize = 2048;
-/// Spans of one request: under 1 MiB on the wire, a quarter of what a gRPC server takes by default.
-const BATCH: usize = 512;
-/// How often the queue is emptied; earlier where a batch waits.
-const EVERY: Duration = Duration::from_secs(2);
-/// Interval of the log lines about a collector that accepts nothing.
-const SAY_EVERY: Duration = Duration::from_secs(60);
+/// Most queued spans. A span takes 1 to 2 KiB with its attributes, so the queue takes at most 4 MiB; an Allocate has five.
+const QUEUE_SPANS_MAX: usize = 2048;
+/// Most spans of a request: under 1 MiB encoded, a quarter of a gRPC server's default limit.
+const BATCH_SPANS_MAX: usize = 512;
+/// Interval of exports; a full batch is sent earlier.
+const EXPORT_EVERY: Duration = Duration::from_secs(2);
+/// Shortest interval of log lines about failed exports.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
 static EXPORTED: AtomicU64 = AtomicU64::new(0);
 static FAILED: AtomicU64 = AtomicU64::new(0);
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// What became of spans; of the process, like the subscriber that makes them.
+/// The counts of exported, failed and dropped spans since the process started.
 pub fn counts() -> SpanCounts {
-    let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     SpanCounts { exported: count(&EXPORTED), failed: count(&FAILED), dropped: count(&DROPPED) }
 }
 
-/// Where spans go as they end.
+/// The processor that queues ended spans.
 #[derive(Debug)]
 pub(super) struct Queue {
     spans: mpsc::Sender<SpanData>,
-    /// Told when a batch waits. Each span would wake the task at each Allocate.
-    much: Arc<Notify>,
+    /// Notified when a batch is full, not for each span, which would wake the task at each Allocate.
+    batch_ready: Arc<Notify>,
 }
 
 impl SpanProcessor for Queue {
@@ -53,12 +53,12 @@ impl SpanProcessor for Queue {
         if self.spans.try_send(span).is_err() {
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
-        if self.spans.capacity() <= QUEUE - BATCH {
-            self.much.notify_one();
+        if self.spans.capacity() <= QUEUE_SPANS_MAX - BATCH_SPANS_MAX {
+            self.batch_ready.notify_one();
         }
     }
 
-    // Both are the pump's: it has a limit, and what would wait here may be any thread.
+    // Nothing to do: `Pump` flushes with a time limit, and these calls may block any thread.
     fn force_flush(&self) -> OTelSdkResult {
         Ok(())
     }
@@ -68,46 +68,49 @@ impl SpanProcessor for Queue {
     }
 }
 
-/// The other end of the queue, not yet at work.
+/// The receiving end of the queue, not running yet.
 pub struct Pump {
     spans: mpsc::Receiver<SpanData>,
-    much: Arc<Notify>,
+    batch_ready: Arc<Notify>,
     client: Client,
     resource: ResourceAttributesWithSchema,
-    trouble: Trouble,
+    failure_log: FailureLog,
 }
 
 pub(super) fn new(client: Client, resource: &Resource) -> (Queue, Pump) {
-    let (sender, spans) = mpsc::channel(QUEUE);
-    let much = Arc::<Notify>::default();
-    let queue = Queue { spans: sender, much: Arc::clone(&much) };
-    (queue, Pump { spans, much, client, resource: resource.into(), trouble: Trouble::default() })
+    let (sender, spans) = mpsc::channel(QUEUE_SPANS_MAX);
+    let batch_ready = Arc::<Notify>::default();
+    let queue = Queue { spans: sender, batch_ready: Arc::clone(&batch_ready) };
+    (
+        queue,
+        Pump { spans, batch_ready, client, resource: resource.into(), failure_log: FailureLog::default() },
+    )
 }
 
-/// A pump at work.
-pub struct Pumping {
+/// A running pump.
+pub struct RunningPump {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
 impl Pump {
-    /// Sends what there is, from now on, on the runtime at hand.
+    /// Starts sending spans, on the current runtime.
     #[must_use]
-    pub fn run(self) -> Pumping {
+    pub fn run(self) -> RunningPump {
         let (stop, stopped) = watch::channel(false);
-        Pumping { stop, task: tokio::spawn(self.work(stopped)) }
+        RunningPump { stop, task: tokio::spawn(self.send_until(stopped)) }
     }
 
-    async fn work(mut self, mut stopped: watch::Receiver<bool>) {
+    async fn send_until(mut self, mut stopped: watch::Receiver<bool>) {
         loop {
             let last = tokio::select! {
-                () = tokio::time::sleep(EVERY) => false,
-                () = self.much.notified() => false,
+                () = tokio::time::sleep(EXPORT_EVERY) => false,
+                () = self.batch_ready.notified() => false,
                 _ = stopped.wait_for(|stop| *stop) => true,
             };
             loop {
-                let batch = self.batch();
-                // Of a collector that takes nothing the next batch would hear the same.
+                let batch = self.take_batch();
+                // After a failure the next batch would fail, too.
                 if batch.is_empty() || !self.send(batch).await {
                     break;
                 }
@@ -118,9 +121,9 @@ impl Pump {
         }
     }
 
-    fn batch(&mut self) -> Vec<SpanData> {
+    fn take_batch(&mut self) -> Vec<SpanData> {
         let mut batch = Vec::new();
-        while batch.len() < BATCH
+        while batch.len() < BATCH_SPANS_MAX
             && let Ok(span) = self.spans.try_recv()
         {
             batch.push(span);
@@ -128,70 +131,69 @@ impl Pump {
         batch
     }
 
-    /// Whether the collector answered. What it does not take is not sent again: it would push out what
-    /// is newer.
+    /// Sends a batch; returns whether the collector answered. Failed spans are not sent again: they would displace newer ones.
     async fn send(&mut self, batch: Vec<SpanData>) -> bool {
         let count = batch.len() as u64;
         let resource_spans = group_spans_by_resource_and_scope(batch, &self.resource);
         match self.client.export(ExportTraceServiceRequest { resource_spans }).await {
-            Ok(Taken { refused, why }) => {
+            Ok(ExportResult { refused, message }) => {
                 let refused = refused.min(count);
                 EXPORTED.fetch_add(count - refused, Ordering::Relaxed);
                 FAILED.fetch_add(refused, Ordering::Relaxed);
                 if refused == 0 {
-                    self.trouble.over(self.client.url());
+                    self.failure_log.log_recovery(self.client.url());
                 } else {
-                    self.trouble
-                        .say(self.client.url(), &format!("it refused {refused} of {count} spans: {why}"));
+                    self.failure_log
+                        .log(self.client.url(), &format!("it refused {refused} of {count} spans: {message}"));
                 }
                 true
             }
             Err(error) => {
                 FAILED.fetch_add(count, Ordering::Relaxed);
-                self.trouble.say(self.client.url(), &error.words());
+                self.failure_log.log(self.client.url(), &error.message());
                 false
             }
         }
     }
 }
 
-impl Pumping {
-    /// Sends what is left, for at most `limit`.
+impl RunningPump {
+    /// Sends the remaining spans, for at most `limit`.
     pub async fn finish(mut self, limit: Duration) {
         let _ = self.stop.send(true);
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {
             self.task.abort();
-            tracing::warn!("the last spans did not reach the collector of traces in time");
+            tracing::warn!("the last spans were not sent to the collector of traces in time");
         }
     }
 }
 
-/// What was last logged.
+/// Limits the log lines about failed exports.
 #[derive(Debug, Default)]
-struct Trouble {
-    /// When, and how much was lost until then.
-    said: Option<(Instant, SpanCounts)>,
+struct FailureLog {
+    /// Time and counts of the last log line since the last success.
+    last_logged: Option<(Instant, SpanCounts)>,
 }
 
-impl Trouble {
-    fn say(&mut self, collector: &str, why: &str) {
-        if self.said.as_ref().is_some_and(|(at, _)| at.elapsed() < SAY_EVERY) {
+impl FailureLog {
+    fn log(&mut self, collector: &str, why: &str) {
+        if self.last_logged.as_ref().is_some_and(|(at, _)| at.elapsed() < LOG_EVERY) {
             return;
         }
         let now = counts();
-        let before = self.said.map_or_else(SpanCounts::default, |(_, counts)| counts);
+        let before = self.last_logged.map_or_else(SpanCounts::default, |(_, counts)| counts);
         let lost = now.failed + now.dropped - before.failed - before.dropped;
         tracing::warn!(
             collector,
             why,
             lost,
-            "spans do not reach the collector of traces; all else goes on (said once a minute at most)"
+            "spans do not reach the collector of traces; the daemon is otherwise unaffected (logged at most once a minute)"
         );
-        self.said = Some((Instant::now(), now));
+        self.last_logged = Some((Instant::now(), now));
     }
 
-    fn over(&mut self, collector: &str) {
-        if self.said.take().is_some() {
+    fn log_recovery(&mut self, collector: &str) {
+        if self.last_logged.take().is_some() {
             tracing::info!(collector, "spans reach the collector of traces again");
         }
     }
@@ -207,41 +209,43 @@ mod tests {
     use opentelemetry::trace::{Tracer, TracerProvider};
     use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 
-    /// One test, since what is counted is counted for the process.
+    /// One test only, since the counters belong to the process.
     #[tokio::test]
-    async fn what_finds_no_room_is_dropped_at_once_and_what_cannot_be_sent_is_counted() {
+    async fn spans_beyond_the_queue_are_dropped_and_failed_exports_are_counted() {
         let settings = TracingSettings {
-            // Nobody listens at port 1.
+            // No process listens at port 1.
             endpoint: Endpoint { url: "http://127.0.0.1:1".into(), protocol: Protocol::Grpc },
             sample_ratio: 1.0,
             timeout: Duration::from_secs(5),
         };
         let resource = Resource::builder_empty().build();
         let (queue, mut pump) = new(Client::new(&settings, Headers::default()), &resource);
-        let much = Arc::clone(&queue.much);
+        let batch_ready = Arc::clone(&queue.batch_ready);
         let provider =
             SdkTracerProvider::builder().with_sampler(Sampler::AlwaysOn).with_span_processor(queue).build();
         let tracer = provider.tracer("test");
-        for _ in 0..QUEUE + 3 {
+        for _ in 0..QUEUE_SPANS_MAX + 3 {
             drop(tracer.start("a"));
         }
-        much.notified().await;
+        batch_ready.notified().await;
         assert_eq!(counts(), SpanCounts { exported: 0, failed: 0, dropped: 3 });
-        assert_eq!(pump.spans.len(), QUEUE);
+        assert_eq!(pump.spans.len(), QUEUE_SPANS_MAX);
         loop {
-            let batch = pump.batch();
-            assert!(batch.len() <= BATCH);
+            let batch = pump.take_batch();
+            assert!(batch.len() <= BATCH_SPANS_MAX);
             if batch.is_empty() {
                 break;
             }
             assert!(!pump.send(batch).await);
         }
-        assert_eq!(counts(), SpanCounts { exported: 0, failed: QUEUE as u64, dropped: 3 });
-        // Said once, whatever the number of batches.
-        assert!(pump.trouble.said.is_some_and(|(_, then)| then.failed == BATCH as u64));
-        // At the end, too, there is no wait for a collector that hangs or is away.
-        let began = Instant::now();
+        assert_eq!(counts(), SpanCounts { exported: 0, failed: QUEUE_SPANS_MAX as u64, dropped: 3 });
+        // Logged once for all batches.
+        assert!(
+            pump.failure_log.last_logged.is_some_and(|(_, counts)| counts.failed == BATCH_SPANS_MAX as u64)
+        );
+        // The end does not wait for an absent collector either.
+        let start = Instant::now();
         pump.run().finish(Duration::from_secs(60)).await;
-        assert!(began.elapsed() < Duration::from_secs(30));
+        assert!(start.elapsed() < Duration::from_secs(30));
     }
 }

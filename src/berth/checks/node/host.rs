@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::fs::{read_dir, read_to_string};
 use std::path::{Path, PathBuf};
 
-/// The kernel's half of the driver. Its files show the same in every mount namespace.
+/// The driver's kernel module. Its files are visible in every mount namespace.
 pub(super) fn driver(config: &Config) -> Line {
     const CHECK: &str = "driver";
     if let GpuSource::Sim(profile) = &config.gpus {
@@ -21,24 +21,25 @@ pub(super) fn driver(config: &Config) -> Line {
         version.lines().next().unwrap_or_default().trim_start_matches("NVRM version:").trim().to_owned();
     if !Path::new("/dev/nvidiactl").exists() && !config.edits.driver_root.join("dev/nvidiactl").exists() {
         let fix = "run nvidia-smi once, or `nvidia-modprobe -u -c=0`; in a pod: mount /dev";
-        return Line::warn(CHECK, format!("{version}, but /dev/nvidiactl is not there"), fix);
+        return Line::warn(CHECK, format!("{version}, but /dev/nvidiactl does not exist"), fix);
     }
     Line::ok(CHECK, version)
 }
 
 fn uses_cdi(config: &Config) -> bool {
-    let ways = &config.edits.strategies;
-    ways.contains(&DeviceListStrategy::CdiCri) || ways.contains(&DeviceListStrategy::CdiAnnotations)
+    let strategies = &config.edits.strategies;
+    strategies.contains(&DeviceListStrategy::CdiCri)
+        || strategies.contains(&DeviceListStrategy::CdiAnnotations)
 }
 
 pub(super) fn cdi(config: &Config, root: &Path) -> Line {
     const CHECK: &str = "CDI specs";
     if !uses_cdi(config) {
-        return Line::ok(CHECK, "not needed: containers are told their GPUs without CDI");
+        return Line::ok(CHECK, "not needed: no CDI strategy is configured");
     }
     let kind = &config.edits.cdi_kind;
     let folders = ["etc/cdi", "var/run/cdi"].map(|f| root.join(f));
-    match folders.iter().find_map(|folder| spec_of(folder, kind)) {
+    match folders.iter().find_map(|folder| find_spec(folder, kind)) {
         Some(file) => Line::ok(CHECK, format!("{} names the kind {kind}", file.display())),
         None => Line::fail(
             CHECK,
@@ -48,14 +49,14 @@ pub(super) fn cdi(config: &Config, root: &Path) -> Line {
     }
 }
 
-/// What is read of a CDI spec.
+/// The key of a CDI spec that is read.
 #[derive(Deserialize)]
 struct CdiSpec {
     kind: String,
 }
 
 /// A spec file that names this kind, in YAML or JSON.
-fn spec_of(folder: &Path, kind: &str) -> Option<PathBuf> {
+fn find_spec(folder: &Path, kind: &str) -> Option<PathBuf> {
     let names_kind = |path: &PathBuf| {
         let text = read_to_string(path).unwrap_or_default();
         berth_files::yaml::from_str::<CdiSpec>(&text).is_ok_and(|spec| spec.kind == kind)
@@ -65,34 +66,34 @@ fn spec_of(folder: &Path, kind: &str) -> Option<PathBuf> {
     specs.find(names_kind)
 }
 
-/// Something must turn NVIDIA_VISIBLE_DEVICES into devices: NVIDIA's runtime.
+/// NVIDIA's runtime, which turns `NVIDIA_VISIBLE_DEVICES` into devices.
 pub(super) fn runtime(config: &Config, root: &Path) -> Line {
     const CHECK: &str = "nvidia runtime";
-    let ways = &config.edits.strategies;
-    let by_runtime =
-        ways.contains(&DeviceListStrategy::Envvar) || ways.contains(&DeviceListStrategy::VolumeMounts);
-    if !by_runtime {
+    let strategies = &config.edits.strategies;
+    let needs_runtime = strategies.contains(&DeviceListStrategy::Envvar)
+        || strategies.contains(&DeviceListStrategy::VolumeMounts);
+    if !needs_runtime {
         return Line::ok(CHECK, "not needed: the container runtime injects GPUs by CDI");
     }
-    let places = ["usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit"];
+    let folders = ["usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit"];
     let installed =
-        places.map(|p| root.join(p).join("nvidia-container-runtime")).into_iter().find(|p| p.exists());
+        folders.map(|p| root.join(p).join("nvidia-container-runtime")).into_iter().find(|p| p.exists());
     let Some(program) = installed else {
         let fix = "install the NVIDIA container toolkit, then nvidia-ctk runtime configure --runtime=containerd; or \
                    use CDI: --device-list-strategy cdi-cri";
-        return Line::warn(CHECK, "nvidia-container-runtime is not to be seen here", fix);
+        return Line::warn(CHECK, "nvidia-container-runtime was not found", fix);
     };
     let configs = ["etc/containerd/config.toml", "etc/crio/crio.conf", "etc/docker/daemon.json"];
-    let folders = ["etc/containerd/conf.d", "etc/crio/crio.conf.d"];
-    let inside = folders.iter().filter_map(|f| read_dir(root.join(f)).ok()).flatten();
-    let files = configs.iter().map(|c| root.join(c)).chain(inside.filter_map(|e| e.ok().map(|e| e.path())));
-    let names_it =
+    let config_folders = ["etc/containerd/conf.d", "etc/crio/crio.conf.d"];
+    let entries = config_folders.iter().filter_map(|f| read_dir(root.join(f)).ok()).flatten();
+    let files = configs.iter().map(|c| root.join(c)).chain(entries.filter_map(|e| e.ok().map(|e| e.path())));
+    let names_runtime =
         |path: &PathBuf| read_to_string(path).is_ok_and(|t| t.contains("nvidia-container-runtime"));
-    match files.into_iter().find(names_it) {
+    match files.into_iter().find(names_runtime) {
         Some(file) => Line::ok(CHECK, format!("{} is used by {}", program.display(), file.display())),
         None => Line::warn(
             CHECK,
-            format!("{} is there, but no runtime's configuration names it", program.display()),
+            format!("{} is installed, but no container runtime's configuration names it", program.display()),
             "nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd",
         ),
     }

@@ -1,4 +1,4 @@
-//! The kubelet's folders, sockets and checkpoint, as the daemon will need them.
+//! The kubelet's folders, sockets and checkpoint.
 
 use super::line::{Level, Line};
 use crate::config::Config;
@@ -14,9 +14,9 @@ use std::path::Path;
 
 /// Most bytes of a checkpoint that the daemon reads.
 const CHECKPOINT_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// What to do where the kubelet's folder is not to be seen.
+/// The fix for a missing kubelet folder.
 const FOLDER_FIX: &str =
-    "run on the node, or mount it into the pod with a hostPath; another place: --kubelet-dir";
+    "run on the node, or mount it into the pod with a hostPath; set another path with --kubelet-dir";
 
 pub(super) fn all(config: &Config) -> [Line; 4] {
     let plugins = config.kubelet_dir.join("device-plugins");
@@ -33,13 +33,13 @@ fn folder(path: &Path) -> Line {
     let shown = path.display();
     match symlink_metadata(path) {
         Err(error) => Line::fail(CHECK, format!("{shown}: {error}"), FOLDER_FIX),
-        Ok(about) if !about.is_dir() => Line::fail(CHECK, format!("{shown} is no folder"), FOLDER_FIX),
+        Ok(metadata) if !metadata.is_dir() => Line::fail(CHECK, format!("{shown} is no folder"), FOLDER_FIX),
         Ok(_) => match access(path, Access::WRITE_OK | Access::EXEC_OK) {
-            Ok(()) => Line::ok(CHECK, format!("{shown} is there and writable")),
+            Ok(()) => Line::ok(CHECK, format!("{shown} exists and is writable")),
             Err(Errno::ROFS) => Line::fail(
                 CHECK,
                 format!("{shown} is read-only"),
-                "mount it writable: sockets are made in it",
+                "mount it writable: berth creates sockets in it",
             ),
             Err(error) => Line::fail(CHECK, format!("{shown} is not writable: {error}"), "run as root"),
         },
@@ -47,32 +47,33 @@ fn folder(path: &Path) -> Line {
 }
 
 fn socket(path: &Path) -> Line {
-    answers("kubelet socket", path, "start the kubelet (systemctl status kubelet); berth waits for it")
+    connect("kubelet socket", path, "start the kubelet (systemctl status kubelet); berth waits for it")
 }
 
 fn pod_resources(path: &Path) -> Line {
-    let start = "start the kubelet, or mount pod-resources/ into the pod; without it holders have no names";
-    answers("pod-resources socket", path, start)
+    let fix = "start the kubelet, or mount pod-resources/ into the pod; without it holders have no names";
+    connect("pod-resources socket", path, fix)
 }
 
-/// Whether a process answers on the socket at `path`; `start` mends it where there is none.
-fn answers(check: &'static str, path: &Path, start: &'static str) -> Line {
+/// Whether a process answers on the socket at `path`; `fix` is for a missing process.
+fn connect(check: &'static str, path: &Path, fix: &'static str) -> Line {
     let shown = path.display();
     match socket_metadata(path) {
         Ok(_) => match UnixStream::connect(path) {
             Ok(_) => Line::ok(check, format!("{shown} answers")),
-            Err(error) => Line::warn(check, format!("{shown} does not answer: {error}"), start),
+            Err(error) => Line::warn(check, format!("{shown} does not answer: {error}"), fix),
         },
-        Err(NoSocket::Absent) => Line::warn(check, format!("{shown} is not there"), start),
-        Err(why @ NoSocket::DanglingLink) => Line::warn(check, format!("{shown} {why}"), why.advice()),
-        Err(why) => Line::fail(check, format!("{shown} {why}"), why.advice()),
+        Err(NoSocket::Absent) => Line::warn(check, format!("{shown} does not exist"), fix),
+        Err(reason @ NoSocket::DanglingLink) => {
+            Line::warn(check, format!("{shown} {reason}"), reason.advice())
+        }
+        Err(reason) => Line::fail(check, format!("{shown} {reason}"), reason.advice()),
     }
 }
 
-/// The part of the checkpoint that every release of the kubelet has written. What is in it is for
-/// the daemon, and not for a terminal.
+/// The structure that the checkpoints of all kubelet releases share. The entries are not shown.
 #[derive(Deserialize)]
-struct Shape {
+struct Checkpoint {
     #[serde(rename = "Data")]
     data: Data,
 }
@@ -87,7 +88,7 @@ fn checkpoint(path: &Path, skip_adoption: bool) -> Line {
     match read_checkpoint(path) {
         line if skip_adoption && line.level == Level::Fail => Line {
             level: Level::Warn,
-            fix: Some("running pods are not adopted, as --skip-adoption says".into()),
+            fix: Some("running pods are not adopted, because of --skip-adoption".into()),
             ..line
         },
         line => line,
@@ -101,13 +102,13 @@ fn read_checkpoint(path: &Path) -> Line {
                it and restart the kubelet; or start berth with --skip-adoption";
     let bytes = match read(path) {
         Ok(Some(bytes)) => bytes,
-        Ok(None) => return Line::ok(CHECK, format!("{shown} is not there yet: no pod holds a device")),
-        Err(why) => return Line::fail(CHECK, format!("{shown} {why}"), fix),
+        Ok(None) => return Line::ok(CHECK, format!("{shown} does not exist yet: no pod holds a device")),
+        Err(reason) => return Line::fail(CHECK, format!("{shown} {reason}"), fix),
     };
-    match serde_json::from_slice::<Shape>(&bytes) {
-        Ok(shape) => {
-            let entries = shape.data.entries.map_or(0, |e| e.len());
-            Line::ok(CHECK, format!("{shown} can be read: {entries} entries"))
+    match serde_json::from_slice::<Checkpoint>(&bytes) {
+        Ok(checkpoint) => {
+            let entries = checkpoint.data.entries.map_or(0, |e| e.len());
+            Line::ok(CHECK, format!("{shown} is readable: {entries} entries"))
         }
         Err(error) => {
             Line::fail(CHECK, format!("{shown} is not in a format that berth knows ({error})"), fix)
@@ -115,24 +116,24 @@ fn read_checkpoint(path: &Path) -> Line {
     }
 }
 
-/// `None` where there is none.
+/// The file's bytes; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, String> {
-    // Not blocking, so that a pipe in its place does not hold the check up.
+    // Non-blocking, so that a pipe does not block the check.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(None),
         Err(error) => return Err(format!("cannot be opened: {error}")),
     };
-    let about = rustix::fs::fstat(&file).map_err(|e| format!("cannot be looked at: {e}"))?;
-    if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
+    let stat = rustix::fs::fstat(&file).map_err(|e| format!("cannot be inspected: {e}"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err("is no regular file".into());
     }
     let mut bytes = Vec::new();
     let mut limited = File::from(file).take(CHECKPOINT_BYTES_MAX + 1);
     limited.read_to_end(&mut bytes).map_err(|e| format!("cannot be read: {e}"))?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > CHECKPOINT_BYTES_MAX {
-        return Err(format!("is larger than the {CHECKPOINT_BYTES_MAX} bytes that are read"));
+        return Err(format!("is larger than the limit of {CHECKPOINT_BYTES_MAX} bytes"));
     }
     Ok(Some(bytes))
 }

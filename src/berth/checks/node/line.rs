@@ -2,27 +2,27 @@
 
 use serde::Serialize;
 
-/// One line.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Line {
-    /// What was looked at.
+    /// What was checked.
     pub(super) check: &'static str,
     pub(super) level: Level,
-    /// What was found.
+    /// The finding.
     pub(super) detail: String,
-    /// What to do.
+    /// The fix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fix: Option<String>,
 }
 
-/// How bad it is.
+/// The severity of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) enum Level {
-    /// As it should be.
+    /// The requirement is met.
     #[serde(rename = "ok")]
     Ok,
-    /// The daemon runs, but waits or does less.
+    /// The daemon runs, but waits or lacks a feature.
     #[serde(rename = "WARN")]
     Warn,
     /// The daemon would not start, or no container would get a GPU.

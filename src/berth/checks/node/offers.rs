@@ -1,5 +1,4 @@
-//! What the configuration makes of the GPUs: MIG by its strategy, and the MPS daemons that containers
-//! are sent to.
+//! What the configuration offers of the GPUs: the MIG strategy, and the MPS daemons of resources.
 
 use super::line::Line;
 use crate::config::Config;
@@ -8,14 +7,14 @@ use berth_kernel::mig::plan;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-/// The strategy, and what the baseline would list with it. What a stack offers is its own affair.
+/// The MIG strategy, and the resources that the baseline would list with it. A stack may offer others.
 pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
     const CHECK: &str = "MIG";
     let plan = plan(config.mig_strategy, &config.resource, parts, |_| true);
     let strategy = config.mig_strategy;
     if let Some(refusal) = plan.words.refusal {
         let (what, fix) =
-            refusal.rsplit_once(": ").unwrap_or((&refusal, "see that all GPUs are split alike"));
+            refusal.rsplit_once(": ").unwrap_or((&refusal, "give all GPUs the same MIG layout"));
         return Line::fail(CHECK, what, fix);
     }
     let counts: Vec<String> = plan.counts().iter().map(|(name, count)| format!("{count} {name}")).collect();
@@ -29,19 +28,19 @@ pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
     Line::warn(CHECK, format!("{detail}; {}", plan.words.notes.join("; ")), fix)
 }
 
-/// One line for each resource with MPS: without its daemon nothing of it is granted.
+/// One line for each resource with MPS, whose devices are granted only while its daemon runs.
 pub(super) fn mps(config: &Config, root: &Path) -> Vec<Line> {
     const CHECK: &str = "MPS";
     let under_root = |socket: &Path| -> PathBuf { root.join(socket.strip_prefix("/").unwrap_or(socket)) };
     let line = |(resource, socket): (_, PathBuf)| {
         let folder = socket.parent().unwrap_or(&socket).display();
-        let found = std::fs::metadata(under_root(&socket));
-        if found.is_ok_and(|f| f.file_type().is_socket() || f.file_type().is_fifo()) {
-            return Line::ok(CHECK, format!("{resource}: {} is there", socket.display()));
+        let metadata = std::fs::metadata(under_root(&socket));
+        if metadata.is_ok_and(|f| f.file_type().is_socket() || f.file_type().is_fifo()) {
+            return Line::ok(CHECK, format!("{resource}: {} exists", socket.display()));
         }
         Line::fail(
             CHECK,
-            format!("{resource}: no control daemon at {}, so nothing of it is granted", socket.display()),
+            format!("{resource}: no control daemon at {}, so its devices are not granted", socket.display()),
             format!(
                 "CUDA_MPS_PIPE_DIRECTORY={folder} nvidia-cuda-mps-control -d; if berth runs in a pod, mount {folder} \
                  into it"
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_strategy_is_told_with_what_follows_from_it() {
+    fn the_strategy_is_shown_with_its_resources() {
         let line = mig(&config("migStrategy: mixed"), &parts());
         assert_eq!(line.detail, "strategy mixed: 1 nvidia.com/gpu, 1 nvidia.com/mig-1g.10gb");
         assert_eq!(line.level, Level::Ok);

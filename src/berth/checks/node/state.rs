@@ -1,4 +1,4 @@
-//! The state folder: room, rights, the token, and whether another daemon has it.
+//! The state folder: space, permissions, the token, and use by another daemon.
 
 use super::line::Line;
 use super::running;
@@ -9,42 +9,42 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 const CHECK: &str = "state folder";
-/// Room below which the store and uploaded policies may soon not fit: the store is at most some
-/// 20 MiB, a policy and what it is compiled to at most some 100 MiB.
-const ROOM_BYTES_MIN: u64 = 256 * 1024 * 1024;
-/// Room below which the daemon does not start, or not for long: an empty store takes 2 MiB, and it
-/// grows by 2 MiB at a time.
-const ROOM_BYTES_START: u64 = 4 * 1024 * 1024;
-/// What to do where the folder cannot be used.
+/// Free space below which a warning is due: the store takes up to about 20 MiB, a policy with its compiled form up to
+/// about 100 MiB.
+const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
+/// Free space below which the daemon may not start: an empty store takes 2 MiB and grows in steps of 2 MiB.
+const FREE_BYTES_START: u64 = 4 * 1024 * 1024;
+/// The fix for an unusable folder.
 const ELSEWHERE: &str = "make it writable, or choose another with --state-dir";
 
 pub(super) fn folder(config: &Config) -> Line {
     let path = &config.state_dir;
     let shown = path.display();
-    // What is not there yet is made at the start, so what counts is the first folder that is there.
-    let Some(there) = path.ancestors().find(|p| p.exists()) else {
-        return Line::fail(CHECK, format!("{shown} cannot be looked at"), ELSEWHERE);
+    // Missing folders are created at the start, so the first existing parent is checked.
+    let Some(existing) = path.ancestors().find(|p| p.exists()) else {
+        return Line::fail(CHECK, format!("{shown} cannot be inspected"), ELSEWHERE);
     };
-    if !there.is_dir() {
-        return Line::fail(CHECK, format!("{} is no folder", there.display()), ELSEWHERE);
+    if !existing.is_dir() {
+        return Line::fail(CHECK, format!("{} is no folder", existing.display()), ELSEWHERE);
     }
-    if let Err(error) = access(there, Access::WRITE_OK | Access::EXEC_OK) {
-        return Line::fail(CHECK, format!("{} is not writable: {error}", there.display()), ELSEWHERE);
+    if let Err(error) = access(existing, Access::WRITE_OK | Access::EXEC_OK) {
+        return Line::fail(CHECK, format!("{} is not writable: {error}", existing.display()), ELSEWHERE);
     }
-    let wrong = token(&config.token_file).or_else(|| gone(path)).or_else(|| in_use(config)).or_else(|| {
-        let about = statvfs(there).ok()?;
-        room(path, about.f_bavail.saturating_mul(about.f_frsize))
-    });
-    wrong.unwrap_or_else(|| match there == path {
-        true => Line::ok(CHECK, format!("{shown} is there and writable")),
-        false => Line::ok(CHECK, format!("{shown} will be made at the first start")),
+    let finding =
+        token(&config.token_file).or_else(|| lost_store(path)).or_else(|| in_use(config)).or_else(|| {
+            let stat = statvfs(existing).ok()?;
+            free_space(path, stat.f_bavail.saturating_mul(stat.f_frsize))
+        });
+    finding.unwrap_or_else(|| match existing == path {
+        true => Line::ok(CHECK, format!("{shown} exists and is writable")),
+        false => Line::ok(CHECK, format!("{shown} will be created at the first start")),
     })
 }
 
-/// Only what is wrong with the token file.
+/// The error of the token file, if there is one.
 fn token(path: &Path) -> Option<Line> {
     if let Err(error) = berth_http::check_token_file(path) {
-        let fix = format!("mend {}, or delete it: the daemon makes a new one", path.display());
+        let fix = format!("correct {}, or delete it: the daemon creates a new one", path.display());
         return Some(Line::fail(CHECK, format!("{:#}", anyhow::Error::new(error)), fix));
     }
     let mode = metadata(path).ok()?.permissions().mode() & 0o777;
@@ -55,49 +55,48 @@ fn token(path: &Path) -> Option<Line> {
     })
 }
 
-/// Only whether a store was made here and is gone.
-fn gone(path: &Path) -> Option<Line> {
+/// A failure if the store existed and is missing now.
+fn lost_store(path: &Path) -> Option<Line> {
     (path.join("store.made").exists() && !path.join("store/data").exists()).then(|| {
-        let detail = format!("the store in {} is missing, although one was created there", path.display());
+        let detail = format!("the store in {} is missing, although one was created existing", path.display());
         let fix =
-            "put store/data back, or `berth state import FILE`; `berth state init` begins with an empty one";
+            "restore store/data, or run `berth state import FILE`; `berth state init` creates an empty store";
         Line::fail(CHECK, detail, fix)
     })
 }
 
-/// Only whether a daemon other than the one that answers under this configuration has the store.
+/// A failure if a process has the store, unless it is the daemon of this configuration.
 fn in_use(config: &Config) -> Option<Line> {
     let lock = metadata(config.state_dir.join("store/lock")).ok()?;
     let locks = read_to_string("/proc/locks").ok()?;
-    if !is_locked(&locks, lock.dev(), lock.ino()) || running::answers(config) {
+    if !is_locked(&locks, lock.dev(), lock.ino()) || running::is_running(config) {
         return None;
     }
     let detail = format!("{} is in use by another process", config.state_dir.display());
     Some(Line::fail(CHECK, detail, "stop it, or choose another folder with --state-dir"))
 }
 
-/// Whether the system's list of locks has one on this file that shuts others out. Read rather than
-/// tried, since a lock that is tried could hinder a daemon that starts just then.
+/// Whether `/proc/locks` has an exclusive lock on this file. Trying the lock could fail a daemon that starts meanwhile.
 fn is_locked(locks: &str, device: u64, inode: u64) -> bool {
     let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
-    locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|words| {
-        words.get(1) == Some(&"FLOCK")
-            && words.get(3) == Some(&"WRITE")
-            && words.get(5) == Some(&file.as_str())
+    locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|fields| {
+        fields.get(1) == Some(&"FLOCK")
+            && fields.get(3) == Some(&"WRITE")
+            && fields.get(5) == Some(&file.as_str())
     })
 }
 
-/// Only what is wrong with the room that is left.
-fn room(path: &Path, bytes: u64) -> Option<Line> {
+/// The finding for too little free space, if there is one.
+fn free_space(path: &Path, bytes: u64) -> Option<Line> {
     let fix = format!(
-        "free some: {} MiB are enough; or choose another disk with --state-dir",
-        ROOM_BYTES_MIN >> 20
+        "free space on it ({} MiB are enough), or choose another disk with --state-dir",
+        FREE_BYTES_MIN >> 20
     );
-    let detail = format!("{} has {} MiB of room left", path.display(), bytes >> 20);
-    if bytes < ROOM_BYTES_START {
+    let detail = format!("{} has {} MiB of free space", path.display(), bytes >> 20);
+    if bytes < FREE_BYTES_START {
         return Some(Line::fail(CHECK, detail + ", too little for the store", fix));
     }
-    (bytes < ROOM_BYTES_MIN).then(|| Line::warn(CHECK, detail, fix))
+    (bytes < FREE_BYTES_MIN).then(|| Line::warn(CHECK, detail, fix))
 }
 
 #[cfg(test)]
@@ -106,22 +105,22 @@ mod tests {
     use crate::checks::node::line::Level;
 
     #[test]
-    fn a_full_disk_fails_and_little_room_is_a_warning() {
-        let level = |bytes| room(Path::new("/s"), bytes).map(|line| line.level);
+    fn a_full_disk_fails_and_little_space_is_a_warning() {
+        let level = |bytes| free_space(Path::new("/s"), bytes).map(|line| line.level);
         assert_eq!(level(0), Some(Level::Fail));
-        assert_eq!(level(ROOM_BYTES_START - 1), Some(Level::Fail));
-        assert_eq!(level(ROOM_BYTES_START), Some(Level::Warn));
-        assert_eq!(level(ROOM_BYTES_MIN), None);
+        assert_eq!(level(FREE_BYTES_START - 1), Some(Level::Fail));
+        assert_eq!(level(FREE_BYTES_START), Some(Level::Warn));
+        assert_eq!(level(FREE_BYTES_MIN), None);
     }
 
     #[test]
-    fn a_store_that_is_gone_fails_and_one_that_never_was_does_not() {
+    fn a_lost_store_fails_and_a_store_that_never_existed_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(gone(dir.path()).is_none());
+        assert!(lost_store(dir.path()).is_none());
         std::fs::write(dir.path().join("store.made"), "").unwrap();
-        assert_eq!(gone(dir.path()).map(|line| line.level), Some(Level::Fail));
+        assert_eq!(lost_store(dir.path()).map(|line| line.level), Some(Level::Fail));
         std::fs::create_dir_all(dir.path().join("store/data")).unwrap();
-        assert!(gone(dir.path()).is_none());
+        assert!(lost_store(dir.path()).is_none());
     }
 
     #[test]
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_serve_would_refuse_fails() {
+    fn an_invalid_token_file_fails() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         assert!(token(&path).is_none());

@@ -1,5 +1,3 @@
-//! What is refused, and what is taken as it is written.
-
 use super::*;
 use crate::config::{Config, FileConfig, ServeArgs};
 
@@ -9,7 +7,7 @@ fn merged(yaml: &str) -> Result<Config, String> {
 }
 
 #[test]
-fn who_may_ask_is_read_as_it_is_written() {
+fn access_settings_are_read_from_the_file() {
     let digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
     let config = merged(&format!(
         "adminListen: 0.0.0.0:9470\n\
@@ -33,12 +31,12 @@ fn who_may_ask_is_read_as_it_is_written() {
     assert!(kubernetes.unwrap().audiences.is_empty());
     let none = merged("").unwrap().admin;
     assert!(none.tokens.is_empty() && none.tls.is_none() && none.socket.is_none());
-    assert!(none.kubernetes.is_none(), "off unless it is asked for");
+    assert!(none.kubernetes.is_none(), "off unless it is configured");
 }
 
 #[test]
-fn what_would_leave_a_door_open_is_refused() {
-    for (yaml, says) in [
+fn unsafe_or_invalid_access_settings_are_refused() {
+    for (yaml, expected) in [
         ("adminListen: 0.0.0.0:9470", "admin.tls"),
         ("admin: {tokens: [{name: a, right: read}]}", "exactly one of file and sha256"),
         ("admin: {tokens: [{name: a, file: /x, sha256: y, right: read}]}", "exactly one of file and sha256"),
@@ -47,7 +45,7 @@ fn what_would_leave_a_door_open_is_refused() {
         ("admin: {tokens: [{name: '', file: /x, right: read}]}", "1 to 64"),
         (
             "admin: {tokens: [{name: a, file: /x, right: read}, {name: a, file: /y, right: change}]}",
-            "a name that is not used twice",
+            "a name that is used only once",
         ),
         ("admin: {tokens: [{name: Root, file: /x, right: read}]}", "a name that is not reserved"),
         ("admin: {tokens: [{name: 'certificate:a', file: /x, right: read}]}", "a name that is not reserved"),
@@ -59,9 +57,9 @@ fn what_would_leave_a_door_open_is_refused() {
         ("admin: {kubernetes: {audiences: ['']}}", "such as berth"),
         ("admin: {token: x}", "token"),
     ] {
-        let said = merged(yaml).unwrap_err();
-        assert!(said.contains(says), "{yaml}: {said}");
+        let error = merged(yaml).unwrap_err();
+        assert!(error.contains(expected), "{yaml}: {error}");
     }
-    let said = merged("admin: {tokens: [{name: a, sha256: s3cret, right: read}]}").unwrap_err();
-    assert!(said.contains("sha256sum") && !said.contains("s3cret"), "{said}");
+    let error = merged("admin: {tokens: [{name: a, sha256: s3cret, right: read}]}").unwrap_err();
+    assert!(error.contains("sha256sum") && !error.contains("s3cret"), "{error}");
 }

@@ -7,9 +7,9 @@ use super::ServeArgs;
 use clap::Args;
 use std::path::{Path, PathBuf};
 
-/// Flags and variables by which NVIDIA's device plugin is started.
+/// Flags and variables of NVIDIA's device plugin.
 #[derive(Args, Clone, Debug, Default)]
-#[allow(missing_docs)] // NVIDIA's names, and each becomes a setting of `Config` or a notice
+#[allow(missing_docs)] // NVIDIA's names; each becomes a setting of `Config` or a notice
 pub struct NvidiaArgs {
     #[arg(long, env = "CONFIG_FILE", hide = true, value_parser = parsers::path)]
     pub config_file: Option<PathBuf>,
@@ -47,72 +47,74 @@ pub struct NvidiaArgs {
     pub cdi_disable_hooks: Vec<String>,
 }
 
-/// A path that is not empty: an empty variable counts as not set.
-pub(in crate::config) fn given(path: Option<&PathBuf>) -> Option<&Path> {
+/// The path, unless it is empty: an empty variable counts as not set.
+pub(in crate::config) fn non_empty(path: Option<&PathBuf>) -> Option<&Path> {
     path.map(PathBuf::as_path).filter(|path| !path.as_os_str().is_empty())
 }
 
 impl ServeArgs {
-    /// The configuration file, by our name or by NVIDIA's.
+    /// The configuration file, from `--config` or NVIDIA's `CONFIG_FILE`.
     #[must_use]
     pub fn config_file(&self) -> Option<&Path> {
-        self.config.as_deref().or_else(|| given(self.nvidia.config_file.as_ref()))
+        self.config.as_deref().or_else(|| non_empty(self.nvidia.config_file.as_ref()))
     }
 
-    /// What of NVIDIA's is given beside Berth's own name for it, which wins: one line each.
-    pub(in crate::config) fn outdone(&self) -> Vec<String> {
-        let (file, socket) = (given(self.nvidia.config_file.as_ref()), self.nvidia.folder_of_socket());
+    /// One notice for each flag of NVIDIA's that is ignored because Berth's own flag is set, too.
+    pub(in crate::config) fn overridden_nvidia_args(&self) -> Vec<String> {
+        let (file, socket) =
+            (non_empty(self.nvidia.config_file.as_ref()), self.nvidia.kubelet_dir_of_socket());
         let file = file.filter(|file| self.config.as_deref().is_some_and(|config| config != *file));
         let socket = socket.filter(|folder| self.kubelet_dir.as_ref().is_some_and(|dir| dir != folder));
         let socket = socket.and(self.nvidia.kubelet_socket.as_deref());
         [("CONFIG_FILE", file, "--config"), ("KUBELET_SOCKET", socket, "--kubelet-dir")]
             .into_iter()
             .filter_map(|(name, path, flag)| {
-                let why = format!("{flag} is given, too, and wins: remove one of the two");
-                Some(nvidia::unused(name, &path?.to_string_lossy(), &why))
+                let reason = format!("{flag} is set, too, and takes precedence: remove one of the two");
+                Some(nvidia::unused_notice(name, &path?.to_string_lossy(), &reason))
             })
             .collect()
     }
 
-    /// The kubelet's folder, by our name or by the socket in it.
+    /// The kubelet's folder, from `--kubelet-dir` or NVIDIA's `KUBELET_SOCKET`.
     #[must_use]
     pub fn kubelet_dir(&self) -> Option<PathBuf> {
-        self.kubelet_dir.clone().or_else(|| self.nvidia.folder_of_socket())
+        self.kubelet_dir.clone().or_else(|| self.nvidia.kubelet_dir_of_socket())
     }
 }
 
 impl NvidiaArgs {
     /// `K` of `K/device-plugins/kubelet.sock`.
-    fn folder_of_socket(&self) -> Option<PathBuf> {
-        let socket = given(self.kubelet_socket.as_ref())?;
+    fn kubelet_dir_of_socket(&self) -> Option<PathBuf> {
+        let socket = non_empty(self.kubelet_socket.as_ref())?;
         let plugins = socket.parent()?;
         let usual = socket.ends_with("kubelet.sock") && plugins.ends_with("device-plugins");
         usual.then(|| plugins.parent().map(Path::to_path_buf)).flatten()
     }
 
-    /// The stack with `binpack` first, or without it, as the allocation policy says.
+    /// The stack with `binpack` first for `packed`, and without it for `distributed`.
     #[must_use]
-    pub fn placed(&self, mut stack: Vec<StackEntryConfig>) -> Vec<StackEntryConfig> {
-        let packs = |entry: &StackEntryConfig| entry.policy == nvidia::PACKED;
+    pub fn apply_allocation_policy(&self, mut stack: Vec<StackEntryConfig>) -> Vec<StackEntryConfig> {
+        let is_binpack = |entry: &StackEntryConfig| entry.policy == nvidia::PACKED;
         match self.shared_devices_allocation_policy.as_deref() {
-            Some("packed") if !stack.iter().any(packs) => {
+            Some("packed") if !stack.iter().any(is_binpack) => {
                 stack.insert(0, StackEntryConfig::named(nvidia::PACKED));
             }
-            Some("distributed") => stack.retain(|entry| !packs(entry)),
+            Some("distributed") => stack.retain(|entry| !is_binpack(entry)),
             _ => {}
         }
         stack
     }
 
-    /// What is set and not used, one line each. What containers would lack is an error.
+    /// One notice for each setting that is not used. A setting that containers need is an error.
     pub(in crate::config) fn notices(&self, checks: &mut Checks) -> Vec<String> {
         let mut lines = Vec::new();
-        let mut unused = |name: &str, value: &str, why: &str| lines.push(nvidia::unused(name, value, why));
-        if let Some(socket) = given(self.kubelet_socket.as_ref())
-            && self.folder_of_socket().is_none()
+        let mut unused =
+            |name: &str, value: &str, reason: &str| lines.push(nvidia::unused_notice(name, value, reason));
+        if let Some(socket) = non_empty(self.kubelet_socket.as_ref())
+            && self.kubelet_dir_of_socket().is_none()
         {
-            let why = "the kubelet's socket is device-plugins/kubelet.sock in the folder of --kubelet-dir";
-            unused("KUBELET_SOCKET", &socket.to_string_lossy(), why);
+            let reason = "the kubelet's socket is device-plugins/kubelet.sock in the folder of --kubelet-dir";
+            unused("KUBELET_SOCKET", &socket.to_string_lossy(), reason);
         }
         let channels = self.imex_channel_ids.join(",");
         match channels.split(',').map(str::trim).collect::<Vec<_>>()[..] {
@@ -123,7 +125,7 @@ impl NvidiaArgs {
             ["0"] => unused("IMEX_CHANNEL_IDS", &channels, nvidia::IMEX),
             _ => checks.add(bad("IMEX_CHANNEL_IDS", &channels, "an empty value or 0")),
         }
-        for (name, value, why) in [
+        for (name, value, reason) in [
             ("MPS_ROOT", self.mps_root.as_slice(), nvidia::MPS_ROOT),
             ("NVIDIA_CDI_HOOK_PATH", self.nvidia_cdi_hook_path.as_slice(), nvidia::CDI),
             ("CDI_FEATURE_FLAGS", &self.cdi_feature_flags, nvidia::CDI),
@@ -131,7 +133,7 @@ impl NvidiaArgs {
         ] {
             let value = value.join(",");
             if !value.is_empty() {
-                unused(name, &value, why);
+                unused(name, &value, reason);
             }
         }
         lines

@@ -1,13 +1,13 @@
-//! Berth's file while it is being written, with comments where there is no equal.
+//! The Berth file that a translation writes, with comments for settings without an equal.
 
 use super::{Finding, Translated};
 use crate::config::file::FileConfig;
 use berth_files::yaml::{Document, LeftOut, Problems};
 use serde::Serialize;
 
-/// The part of the file that is being written.
+/// The part of the file to which lines are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum FilePart {
     #[default]
     Top,
     Edits,
@@ -16,46 +16,46 @@ pub(super) enum Place {
 
 #[derive(Debug, Default)]
 pub(super) struct Draft {
-    pub(super) place: Place,
+    pub(super) part: FilePart,
     top: Vec<String>,
     edits: Vec<String>,
     stack: Vec<String>,
     findings: Vec<Finding>,
-    /// Keys, and what is wrong with their values.
+    /// Keys, and the errors of their values.
     errors: Vec<(String, String)>,
 }
 
 impl Draft {
-    /// What NVIDIA's plugin would not start with either.
+    /// Adds an error with which NVIDIA's plugin would not start either.
     pub(super) fn error(&mut self, key: &str, rule: &str) {
         self.errors.push((key.to_owned(), rule.to_owned()));
     }
 
     pub(super) fn unused(&mut self, key: &str, note: &str) {
-        self.found(key, note, false);
+        self.add_finding(key, note, false);
     }
 
-    /// A setting without which containers would lack what they ask for.
+    /// Adds a finding for a setting that containers need.
     pub(super) fn refuse(&mut self, key: &str, note: &str) {
-        self.found(key, note, true);
+        self.add_finding(key, note, true);
     }
 
-    fn found(&mut self, key: &str, note: &str, refused: bool) {
-        // A key may be any text of the file; a comment is one line.
+    fn add_finding(&mut self, key: &str, note: &str, refused: bool) {
+        // A key may contain line ends; a comment is one line.
         let key = key.replace(char::is_control, " ");
         let finding = Finding { key, note: note.to_owned(), refused };
-        self.line(format!("# {finding}"));
+        self.push_line(format!("# {finding}"));
         self.findings.push(finding);
     }
 
     pub(super) fn set(&mut self, key: &str, value: &impl Serialize) {
-        // JSON is YAML, and quotes what must be quoted.
+        // JSON is valid YAML, with quotes where they are needed.
         let value = serde_json::to_string(value).unwrap_or_default();
-        self.line(format!("{key}: {value}"));
+        self.push_line(format!("{key}: {value}"));
     }
 
-    /// An entry of the stack, its parameters line by line.
-    pub(super) fn policy(&mut self, name: &str, parameters: &[String]) {
+    /// Adds a stack entry, with its parameters line by line.
+    pub(super) fn add_policy(&mut self, name: &str, parameters: &[String]) {
         self.stack.push(format!("- policy: {name}"));
         if !parameters.is_empty() {
             self.stack.push("  parameters:".into());
@@ -63,19 +63,19 @@ impl Draft {
         self.stack.extend(parameters.iter().map(|line| format!("    {line}")));
     }
 
-    fn line(&mut self, line: String) {
-        match self.place {
-            Place::Top => self.top.push(line),
-            Place::Edits => self.edits.push(line),
-            Place::Stack => self.stack.push(line),
+    fn push_line(&mut self, line: String) {
+        match self.part {
+            FilePart::Top => self.top.push(line),
+            FilePart::Edits => self.edits.push(line),
+            FilePart::Stack => self.stack.push(line),
         }
     }
 
-    /// `document` is NVIDIA's, for the lines of what is wrong with it.
+    /// The translation. `document` is NVIDIA's, for the lines of errors.
     pub(super) fn finish(self, document: &Document) -> Result<Translated, Problems> {
-        let problems = |wrong: Vec<(String, String)>| {
+        let problems = |errors: Vec<(String, String)>| {
             let mut problems = Problems::default();
-            for (key, what) in wrong {
+            for (key, what) in errors {
                 problems.push(document.locate(key, what, &LeftOut::default()));
             }
             problems

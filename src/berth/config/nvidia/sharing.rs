@@ -1,18 +1,18 @@
-//! `sharing` of a file of NVIDIA's: time-slicing becomes a stack; MPS needs its own control daemon.
+//! `sharing` of an NVIDIA file: time-slicing becomes a stack entry; MPS needs its own control daemon.
 
 use super::draft::Draft;
-use super::read::{Section, resource, scalar};
+use super::read::{Section, resource_name, scalar};
 use serde_json::Value;
 
-/// Shares of one device that `timeslice` makes at most.
+/// Most shares of one device by `timeslice`.
 const REPLICAS_MAX: u64 = 128;
 
 pub(super) fn translate(section: Option<Section<'_>>, draft: &mut Draft) {
     let Some(mut section) = section else { return };
-    // A `null` here is an empty section there.
+    // NVIDIA's plugin reads `null` as an empty section.
     let sliced = section.has("timeSlicing").then(|| section.value("timeSlicing").unwrap_or(&Value::Null));
     if let Some(mps) = section.value("mps") {
-        resources(Section::of("sharing.mps", mps, draft), draft);
+        resources(Section::new("sharing.mps", mps, draft), draft);
         draft.refuse(
             "sharing.mps",
             "Berth starts no MPS control daemon: run nvidia-cuda-mps-control on the node, share by `timeslice` or `memory`, and \
@@ -22,17 +22,17 @@ pub(super) fn translate(section: Option<Section<'_>>, draft: &mut Draft) {
             draft.unused("sharing.timeSlicing", "sharing.mps takes precedence, as in NVIDIA's plugin");
         }
     } else if let Some(sliced) = sliced {
-        let parameters = resources(Section::of("sharing.timeSlicing", sliced, draft), draft);
-        draft.policy("timeslice", &parameters);
+        let parameters = resources(Section::new("sharing.timeSlicing", sliced, draft), draft);
+        draft.add_policy("timeslice", &parameters);
     }
     section.report_unread(draft);
 }
 
 /// The parameters of `timeslice`, line by line.
 fn resources(mut section: Section<'_>, draft: &mut Draft) -> Vec<String> {
-    let rename = section.truth("renameByDefault", draft).unwrap_or(false);
+    let rename = section.bool("renameByDefault", draft).unwrap_or(false);
     let mut lines = Vec::new();
-    if section.truth("failRequestsGreaterThanOne", draft).unwrap_or(false) {
+    if section.bool("failRequestsGreaterThanOne", draft).unwrap_or(false) {
         lines.push("failRequestsGreaterThanOne: true".into());
     }
     lines.push("resources:".into());
@@ -41,24 +41,29 @@ fn resources(mut section: Section<'_>, draft: &mut Draft) -> Vec<String> {
         draft.error(&section.path("resources"), "names no resource");
     }
     for (path, entry) in entries {
-        let mut entry = Section::of(&path, entry, draft);
-        lines.extend(one(&mut entry, &path, rename, draft));
+        let mut entry = Section::new(&path, entry, draft);
+        lines.extend(resource(&mut entry, &path, rename, draft));
         entry.report_unread(draft);
     }
     section.report_unread(draft);
     lines
 }
 
-/// One resource and its replicas; `None` for what is an error or nothing.
-fn one(entry: &mut Section<'_>, path: &str, by_default: bool, draft: &mut Draft) -> Option<String> {
+/// One resource and its replicas; `None` if the entry has an error.
+fn resource(
+    entry: &mut Section<'_>,
+    path: &str,
+    rename_by_default: bool,
+    draft: &mut Draft,
+) -> Option<String> {
     let Some(name) = entry.text("name", draft) else {
         draft.error(path, "needs a `name`");
         return None;
     };
-    let name = resource(&format!("{path}.name"), &name, draft);
+    let name = resource_name(&format!("{path}.name"), &name, draft);
     let replicas = entry.value("replicas").and_then(Value::as_u64).filter(|replicas| *replicas >= 2);
     let rename = entry.text("rename", draft).filter(|rename| !rename.is_empty());
-    let rename = rename.and_then(|rename| resource(&format!("{path}.rename"), &rename, draft));
+    let rename = rename.and_then(|rename| resource_name(&format!("{path}.rename"), &rename, draft));
     let selected = devices(entry, path, draft);
     let Some(replicas) = replicas else {
         draft.error(&format!("{path}.replicas"), "must be a number, 2 or more");
@@ -71,7 +76,7 @@ fn one(entry: &mut Section<'_>, path: &str, by_default: bool, draft: &mut Draft)
         );
         draft.refuse(&format!("{path}.replicas"), &note);
     }
-    let shared = if by_default { format!("{name}.shared") } else { name.clone() };
+    let shared = if rename_by_default { format!("{name}.shared") } else { name.clone() };
     if let Some(rename) = rename.filter(|rename| *rename != shared) {
         let note = format!(
             "NVIDIA's plugin v0.20 ignores it too and offers them as {shared}; to use this name, add `rename: {rename}` \
@@ -86,31 +91,31 @@ fn one(entry: &mut Section<'_>, path: &str, by_default: bool, draft: &mut Draft)
         );
         draft.unused(&format!("{path}.devices"), &note);
     }
-    let rename = if by_default { format!(", rename: {shared}") } else { String::new() };
+    let rename = if rename_by_default { format!(", rename: {shared}") } else { String::new() };
     Some(format!("  - {{ name: {name}, replicas: {replicas}{rename} }}"))
 }
 
-/// `devices`, if it is not all of them. NVIDIA's plugin checks it and then shares every device.
+/// `devices`, unless it is all of them. NVIDIA's plugin checks it, but shares every device.
 fn devices(entry: &mut Section<'_>, path: &str, draft: &mut Draft) -> Option<String> {
-    // Missing is "all"; `null` is not.
-    let given =
+    // An absent key means "all"; `null` does not.
+    let value =
         if entry.has("devices") { entry.value("devices").unwrap_or(&Value::Null) } else { return None };
-    let fits = match given {
+    let is_valid = match value {
         Value::String(all) if all == "all" => return None,
         Value::Number(count) => count.as_u64().is_some_and(|count| count > 0),
         Value::Array(devices) => devices.iter().all(|device| scalar(device).is_some_and(|d| is_device(&d))),
         _ => false,
     };
-    if !fits {
+    if !is_valid {
         let rule =
             "must be `all`, a number of devices, or a list of GPU indices, MIG indices (0:1) and UUIDs";
         draft.error(&format!("{path}.devices"), rule);
         return None;
     }
-    serde_json::to_string(given).ok()
+    serde_json::to_string(value).ok()
 }
 
-/// A GPU index, a MIG index or a UUID, as NVIDIA's plugin takes them.
+/// Whether this is a GPU index, a MIG index or a UUID, as NVIDIA's plugin accepts them.
 fn is_device(text: &str) -> bool {
     let number = |text: &str| !text.is_empty() && text.parse::<u64>().is_ok();
     let uuid = |text: &str| {
@@ -119,7 +124,7 @@ fn is_device(text: &str) -> bool {
     };
     let gpu = |text: &str| text.strip_prefix("GPU-").is_some_and(uuid);
     let instance = |text: &str| match text.split('/').collect::<Vec<_>>()[..] {
-        [one] => uuid(one),
+        [instance] => uuid(instance),
         [parent, gpu_instance, compute_instance] => {
             gpu(parent) && number(gpu_instance) && number(compute_instance)
         }

@@ -110,9 +110,9 @@ fn time_slicing_becomes_a_stack() {
 }
 
 #[test]
-fn what_has_no_equal_is_named_with_what_to_do() {
+fn a_setting_without_an_equal_is_reported_with_its_replacement() {
     let one = "{name: gpu, replicas: 2";
-    for (text, key, says) in [
+    for (text, key, expected) in [
         ("flags: {mpsRoot: /run/nvidia/mps}", "flags.mpsRoot", "containerEdits.resources.<resource>.mps"),
         ("flags: {useNodeFeatureAPI: true}", "flags.useNodeFeatureAPI", "labels.node"),
         ("flags: {migstrategi: none}", "flags.migstrategi", "correct or remove it"),
@@ -153,58 +153,58 @@ fn what_has_no_equal_is_named_with_what_to_do() {
         ),
         ("imex: {channelIDs: [0]}", "imex.channelIDs", "no IMEX channels"),
     ] {
-        let found = translated(text);
-        let [finding] = &found.findings[..] else { panic!("{text}: {:?}", found.findings) };
+        let translated = translated(text);
+        let [finding] = &translated.findings[..] else { panic!("{text}: {:?}", translated.findings) };
         assert_eq!((finding.key.as_str(), finding.refused), (key, false), "{text}");
-        assert!(finding.note.contains(says), "{text}: {}", finding.note);
-        assert!(found.yaml.contains(&format!("# set, not used: {key}: ")), "{}", found.yaml);
-        assert!(found.usable().is_ok());
+        assert!(finding.note.contains(expected), "{text}: {}", finding.note);
+        assert!(translated.yaml.contains(&format!("# set, not used: {key}: ")), "{}", translated.yaml);
+        assert!(translated.into_usable().is_ok());
     }
 }
 
 #[test]
-fn what_containers_would_lack_is_refused_with_what_to_do() {
-    for (text, says) in [
+fn a_setting_that_containers_need_is_refused_with_its_replacement() {
+    for (text, expected) in [
         ("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}", "nvidia-cuda-mps-control"),
         ("imex: {channelIDs: [0], required: true}", "leave NVIDIA's plugin"),
         ("flags: {deviceDiscoveryStrategy: tegra}", "leave NVIDIA's plugin"),
         ("flags: {plugin: {deviceListStrategy: []}}", "write [envvar]"),
         (&shared("{resources: [{name: gpu, replicas: 129}]}"), "at most 128"),
     ] {
-        let found = translated(text);
-        assert!(found.yaml.contains("# not supported: "), "{}", found.yaml);
-        let error = found.usable().unwrap_err().to_string();
-        assert!(error.contains(says), "{text}: {error}");
+        let translated = translated(text);
+        assert!(translated.yaml.contains("# not supported: "), "{}", translated.yaml);
+        let error = translated.into_usable().unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
     }
 }
 
 #[test]
-fn yaml_merges_are_refused_wherever_they_are() {
+fn yaml_merges_are_refused_at_every_level() {
     let text = "\
 version: v1
 base: &base {failOnInitError: false}
 flags: {<<: *base, plugin: {<<: *base}}
 sharing: {timeSlicing: {resources: [{<<: *base, name: gpu, replicas: 2}]}}
 ";
-    let found = translated(text);
+    let translated = translated(text);
     let merges = ["flags.<<", "flags.plugin.<<", "sharing.timeSlicing.resources[0].<<"];
-    let refused = found.findings.iter().filter(|finding| finding.refused);
+    let refused = translated.findings.iter().filter(|finding| finding.refused);
     assert_eq!(refused.map(|finding| finding.key.as_str()).collect::<Vec<_>>(), merges);
-    let refused = found.usable().unwrap_err().to_string();
+    let refused = translated.into_usable().unwrap_err().to_string();
     assert!(
         refused.contains("line 3, column 8: flags.<<: ") && refused.contains("write the keys"),
         "{refused}"
     );
-    // What the merge would have brought is missed for that reason.
-    let missed = translate(&document("base: &base {}\nsharing: {timeSlicing: {<<: *base}}\n")).unwrap_err();
-    let missed = missed.to_string();
-    assert!(missed.contains("names no resource") && missed.contains("timeSlicing.<<"), "{missed}");
+    // The unresolved merge is reported with the error that it causes.
+    let error = translate(&document("base: &base {}\nsharing: {timeSlicing: {<<: *base}}\n")).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("names no resource") && error.contains("timeSlicing.<<"), "{error}");
 }
 
 #[test]
-fn what_nvidias_plugin_refuses_is_refused_at_its_place() {
+fn an_error_of_nvidias_plugin_is_an_error_with_its_line() {
     let one = |text: &str| shared(&format!("{{resources: [{text}]}}"));
-    for (text, says) in [
+    for (text, expected) in [
         ("version: v2", "version: unknown version \"v2\""),
         ("flags: {migStrategy: both}", "flags.migStrategy: \"both\" is not one of"),
         ("flags: {failOnInitError: maybe}", "flags.failOnInitError: must be true or false"),
@@ -238,19 +238,19 @@ fn what_nvidias_plugin_refuses_is_refused_at_its_place() {
         ("imex: {channelIDs: [1]}", "imex.channelIDs: must be [] or [0]"),
     ] {
         let error = translate(&document(text)).unwrap_err().to_string();
-        assert!(error.contains(says), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
     let both = translate(&document("version: v2\nflags: {migStrategy: both}")).unwrap_err().to_string();
     for line in [
         "line 1, column 10: version: unknown version \"v2\"",
         "line 2, column 22: flags.migStrategy: \"both\"",
     ] {
-        assert!(both.contains(line), "every error at once, with its line: {both}");
+        assert!(both.contains(line), "all errors are reported, with lines: {both}");
     }
 }
 
 #[test]
-fn every_form_of_a_device_is_taken() {
+fn every_form_of_a_device_is_accepted() {
     for device in [
         "all",
         "2",
@@ -267,16 +267,16 @@ fn every_form_of_a_device_is_taken() {
 }
 
 #[test]
-fn a_comment_is_one_line_whatever_the_file_holds() {
+fn a_key_with_line_ends_becomes_a_comment_of_one_line() {
     let text = "flags: {\"a\\nstack: [{policy: exclusive}]\\n\": 1}";
-    let found = translated(text);
-    assert_eq!(found.yaml.lines().count(), 1, "{}", found.yaml);
-    assert_eq!(found.file.stack, None);
+    let translated = translated(text);
+    assert_eq!(translated.yaml.lines().count(), 1, "{}", translated.yaml);
+    assert_eq!(translated.file.stack, None);
 }
 
 #[test]
 fn flags_win_over_the_file() {
-    let placed = |policy: &str, text: &str| {
+    let policies = |policy: &str, text: &str| {
         let args =
             NvidiaArgs { shared_devices_allocation_policy: Some(policy.into()), ..NvidiaArgs::default() };
         let args = ServeArgs { nvidia: args, ..ServeArgs::default() };
@@ -284,23 +284,23 @@ fn flags_win_over_the_file() {
         config.stack.iter().map(|entry| entry.policy.clone()).collect::<Vec<_>>()
     };
     let text = shared("{resources: [{name: gpu, replicas: 2}]}");
-    assert_eq!(placed("packed", &text), ["binpack", "timeslice"]);
+    assert_eq!(policies("packed", &text), ["binpack", "timeslice"]);
     let packed = "flags: {plugin: {sharedDevicesAllocationPolicy: packed}}";
-    assert_eq!(placed("packed", packed), ["binpack"]);
-    assert_eq!(placed("distributed", packed), [""; 0]);
+    assert_eq!(policies("packed", packed), ["binpack"]);
+    assert_eq!(policies("distributed", packed), [""; 0]);
 }
 
 #[test]
-fn variables_that_nothing_reads_are_named() {
+fn unused_variables_are_reported() {
     let set = |name: &str| ["GFD_ONESHOT", "NVIDIA_CTK_PATH"].contains(&name).then(|| "x".to_owned());
-    let lines = unused_environment(set);
+    let lines = unused_environment_notices(set);
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(lines.iter().all(|line| line.starts_with("set, not used: ") && line.contains("=\"x\": ")));
-    assert!(unused_environment(|_| Some(String::new())).is_empty());
+    assert!(unused_environment_notices(|_| Some(String::new())).is_empty());
 }
 
 #[test]
-fn flags_of_nvidias_that_are_not_used_are_named_and_what_is_needed_is_refused() {
+fn unused_flags_of_nvidias_are_reported_and_needed_ones_are_refused() {
     let with = |args: NvidiaArgs| ServeArgs { nvidia: args, ..ServeArgs::default() };
     let load = |args: NvidiaArgs| Config::merge(&with(args), FileConfig::default());
     let zero = || vec!["0".to_owned()];
@@ -330,16 +330,16 @@ fn flags_of_nvidias_that_are_not_used_are_named_and_what_is_needed_is_refused() 
     let empty = load(NvidiaArgs { kubelet_socket: Some("".into()), ..NvidiaArgs::default() }).unwrap();
     assert_eq!(empty.notices, [""; 0]);
 
-    // Beside Berth's own name for the same.
+    // Berth's own flags are set, too.
     let nvidia = NvidiaArgs { config_file: Some("/n.yaml".into()), ..by_socket() };
-    let beside = |config: &str, kubelet: &str| {
+    let notices = |config: &str, kubelet: &str| {
         let (config, kubelet_dir) = (Some(config.into()), Some(kubelet.into()));
         let args = ServeArgs { config, kubelet_dir, ..with(nvidia.clone()) };
         Config::merge(&args, FileConfig::default()).unwrap().notices
     };
-    assert_eq!(beside("/n.yaml", "/k"), [""; 0]);
-    let notices = beside("/c.yaml", "/j");
+    assert_eq!(notices("/n.yaml", "/k"), [""; 0]);
+    let notices = notices("/c.yaml", "/j");
     assert_eq!(notices.len(), 2, "{notices:?}");
-    assert!(notices[0].starts_with("set, not used: CONFIG_FILE=\"/n.yaml\": --config is given, too"));
+    assert!(notices[0].starts_with("set, not used: CONFIG_FILE=\"/n.yaml\": --config is set, too"));
     assert!(notices[1].starts_with(&format!("set, not used: KUBELET_SOCKET=\"{socket}\": --kubelet-dir is")));
 }

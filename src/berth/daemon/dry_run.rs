@@ -1,9 +1,9 @@
-//! What a start would say of a configuration's GPUs and stack, without a node: the GPUs are opened, and the shipped
-//! policies are asked about them as at a start, in a folder of their own that is removed afterwards.
+//! Checks a configuration's GPUs and stack as a start would, without a node: opens the GPUs and calls the shipped policies,
+//! compiled in a temporary folder.
 
-use super::stack::{Unresolved, resolve, resolve_one, trusted};
+use super::stack::{Unresolved, check_trusted, resolve, resolve_entry};
 use super::{SystemClock, open_gpus, setup};
-use crate::config::{BadSetting, Config, Findings, GpuSource, Without};
+use crate::config::{BadSetting, Config, Findings, GpuSource, SkippedChecks};
 use anyhow::Context;
 use berth_core::admission::{LEISURE, Trial};
 use berth_gpus::sim::SimGpus;
@@ -21,14 +21,14 @@ use berth_wasm::{self, Scratch, WasmPolicies};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The backend in place of the GPUs of another node.
+/// The simulated GPUs in place of those of another node.
 const SAMPLE: &str = "8xh100";
 
-/// Whether the GPU source can ever work: a simulated profile that is not known never will, while a
-/// library or a file may come yet.
+/// Checks that the GPU source can ever work. An unknown simulated profile cannot, while a missing library or file may still
+/// appear.
 ///
 /// # Errors
-/// What is wrong with the profile.
+/// If the profile is unknown.
 pub fn check_source(source: &GpuSource) -> anyhow::Result<()> {
     match source {
         GpuSource::Sim(profile) if SimGpus::is_profile(profile) => {
@@ -39,77 +39,78 @@ pub fn check_source(source: &GpuSource) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does with the GPUs and the stack what a start does, and finds all that would keep the daemon from starting or
-/// from offering them.
+/// Opens the GPUs and tests the stack as a start does. Returns all errors with which the daemon would not start or would
+/// offer no GPUs.
 ///
 /// # Errors
-/// If the policies cannot be asked on this machine.
-pub fn rehearse(config: &Config, without: Without) -> anyhow::Result<Findings> {
-    let mut found = Findings::default();
-    let (gpus, certain) = gpus(config, without, &mut found)?;
+/// If policies cannot be run on this machine.
+pub fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findings> {
+    let mut findings = Findings::default();
+    let (inventory, is_real) = inventory(config, skipped, &mut findings)?;
     if config.stack.is_empty() {
-        return Ok(found);
+        return Ok(findings);
     }
-    let scratch = Scratch::new()
-        .context("cannot make a folder to ask the stack's policies in (TMPDIR names another place)")?;
+    let scratch = Scratch::new().context(
+        "cannot create a temporary folder for the stack's policies (set TMPDIR to choose another parent)",
+    )?;
     let policies = WasmPolicies::new(setup::policies(config, scratch.path().to_owned()))?;
     let clock = SystemClock::default();
     let mut node = Ledger::default();
     apply(&mut node, policies.shipped(clock.now()).into_iter().map(Change::PolicyKept).collect(), &clock);
-    let mut entries = entries(config, without, &node, &mut found);
+    let mut entries = entries(config, skipped, &node, &mut findings);
     for (_, entry) in &entries {
         if let Some(version) = node.policies.get(&entry.digest) {
             policies.restore(version)?;
         }
     }
-    // Parameters are read before a policy gets any GPU.
-    let (mut faults, _) = ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
-    faults.iter_mut().for_each(|fault| fault.certain = true);
-    let changes = look(&node, &gpus, &config.rules, clock.now());
+    // Policies read parameters before any GPU, so these faults occur on every node.
+    let (mut failures, _) = run_trials(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+    failures.iter_mut().for_each(|failure| failure.is_certain = true);
+    let changes = look(&node, &inventory, &config.rules, clock.now());
     apply(&mut node, changes, &clock);
-    let (more, warnings) = ask(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
-    faults.extend(more);
-    if certain {
-        found.notes.extend(warnings);
+    let (more, warnings) = run_trials(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+    failures.extend(more);
+    if is_real {
+        findings.notes.extend(warnings);
     }
-    for Failed { at, policy, fault, certain: known } in faults {
+    for PolicyFailure { at, policy, fault, is_certain } in failures {
         let what = format!("policy {policy} fails: {fault}");
-        // What is not permitted or not well formed is so on all GPUs, and one that offers nothing never sees any.
+        // A fault of a policy without `offer`, or an invalid answer, does not depend on the GPUs.
         let version = node.policies.values().find(|version| version.label() == policy);
         let offers = version.is_some_and(|version| version.hooks.contains(&Hook::Offer));
-        if known || certain || !offers || fault.kind == FaultKind::Answer {
+        if is_certain || is_real || !offers || fault.kind == FaultKind::Answer {
             let key = if fault.kind == FaultKind::Parameters { ".parameters" } else { "" };
-            found.errors.push(BadSetting::new(format!("stack[{at}]{key}"), what));
+            findings.errors.push(BadSetting::new(format!("stack[{at}]{key}"), what));
         } else {
-            found.notes.push(format!("on a node with {SAMPLE} GPUs this stack would fail: {what}"));
+            findings.notes.push(format!("on a node with {SAMPLE} GPUs this stack would fail: {what}"));
         }
     }
-    Ok(found)
+    Ok(findings)
 }
 
-/// The stack that a start with this configuration would activate on the node, for a daemon that would end itself for
-/// it. The GPU source and the files are checked before, as by a start.
+/// The stack that a start with this configuration would activate on the node. Checks the GPU source and the files first, as a
+/// start does.
 ///
 /// # Errors
 /// If the start would fail.
-pub(super) fn stack_of_start(config: &Config, node: &Ledger) -> anyhow::Result<Vec<StackEntry>> {
+pub(super) fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<StackEntry>> {
     check_source(&config.gpus)?;
     if let Some((key, error)) = check_files(&config.token_file, &config.admin).into_iter().next() {
         return Err(anyhow::Error::new(error).context(key));
     }
-    // A start then shows what is wrong with the stack of its file, and goes on.
+    // A start then only shows an error of the file's stack.
     if node.stack.from_api {
         return Ok(Vec::new());
     }
     let entries = resolve(config, node).map_err(anyhow::Error::msg)?;
-    trusted(entries, node, &config.rules.trusted_keys).map_err(anyhow::Error::msg)
+    check_trusted(entries, node, &config.rules.trusted_keys).map_err(anyhow::Error::msg)
 }
 
-/// Tests that stack on the present state of the node, as the start would.
+/// Tests a stack on the node's current state, as a start does.
 ///
 /// # Errors
-/// If it could not be activated, also if the failure may be temporary.
-pub(super) fn try_stack(
+/// If it cannot be activated, even if the failure may be temporary.
+pub(super) fn test_stack(
     config: &Config,
     entries: Vec<StackEntry>,
     node: &Arc<Ledger>,
@@ -119,7 +120,7 @@ pub(super) fn try_stack(
     if entries.is_empty() {
         return Ok(());
     }
-    // Others than those that run: what these are shown follows from the configuration that is in force.
+    // A separate runtime, since that of the daemon has the settings of the current configuration.
     let policies = WasmPolicies::new(policies)?;
     for entry in &entries {
         if let Some(version) = node.policies.get(&entry.digest) {
@@ -138,25 +139,29 @@ pub(super) fn try_stack(
     })
 }
 
-/// The GPUs to ask about, and whether they are those that the daemon would have.
-fn gpus(config: &Config, without: Without, found: &mut Findings) -> anyhow::Result<(Inventory, bool)> {
+/// The inventory for the test, and whether it is the one that the daemon would have.
+fn inventory(
+    config: &Config,
+    skipped: SkippedChecks,
+    findings: &mut Findings,
+) -> anyhow::Result<(Inventory, bool)> {
     let sample = || anyhow::Ok((SimGpus::open(SAMPLE)?.look()?, false));
-    // A profile is known everywhere.
-    let profile = matches!(&config.gpus, GpuSource::Sim(profile) if SimGpus::is_profile(profile));
-    if without.gpus && !profile {
-        found.notes.push("the GPUs were not read".into());
+    // A profile does not depend on the machine.
+    let is_profile = matches!(&config.gpus, GpuSource::Sim(profile) if SimGpus::is_profile(profile));
+    if skipped.gpus && !is_profile {
+        findings.notes.push("the GPUs were not read".into());
         return sample();
     }
     match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.look()) {
         Ok(gpus) if gpus.parts.is_empty() => {
             let what = "there is no GPU (on a machine without GPUs, use --without-gpus)";
-            found.errors.push(BadSetting::new("gpus", what));
+            findings.errors.push(BadSetting::new("gpus", what));
             sample()
         }
         Ok(gpus) => Ok((gpus, true)),
         Err(error) => {
             let what = format!("{error} (on a machine without GPUs, use --without-gpus)");
-            found.errors.push(BadSetting::new("gpus", what));
+            findings.errors.push(BadSetting::new("gpus", what));
             sample()
         }
     }
@@ -165,56 +170,62 @@ fn gpus(config: &Config, without: Without, found: &mut Findings) -> anyhow::Resu
 /// The entries whose policies this node has, with their indices in the file.
 fn entries(
     config: &Config,
-    without: Without,
+    skipped: SkippedChecks,
     node: &Ledger,
-    found: &mut Findings,
+    findings: &mut Findings,
 ) -> Vec<(usize, StackEntry)> {
     let mut entries = Vec::new();
     for (at, entry) in config.stack.iter().enumerate() {
         let key = if entry.digest.is_some() { "digest" } else { "policy" };
-        match resolve_one(entry, node) {
+        match resolve_entry(entry, node) {
             Ok(resolved) => entries.push((at, resolved)),
-            Err(Unresolved::NotHere(why)) if without.files || has_uploads(&config.state_dir, node) => {
-                found.notes.push(format!(
-                    "{why}; the daemon starts with this file once it is uploaded to its node (`berth policy push`)"
+            Err(Unresolved::UnknownVersion(reason))
+                if skipped.files || has_uploads(&config.state_dir, node) =>
+            {
+                findings.notes.push(format!(
+                    "{reason}; the daemon starts with this file after the policy is uploaded to its node (`berth policy push`)"
                 ));
             }
-            Err(Unresolved::NotHere(why)) => {
-                let what = format!("{why} (if the policy was uploaded to another node, use --without-files)");
-                found.errors.push(BadSetting::new(format!("stack[{at}].{key}"), what));
+            Err(Unresolved::UnknownVersion(reason)) => {
+                let what =
+                    format!("{reason} (if the policy was uploaded to another node, use --without-files)");
+                findings.errors.push(BadSetting::new(format!("stack[{at}].{key}"), what));
             }
-            Err(Unresolved::Wrong(why)) => {
-                found.errors.push(BadSetting::new(format!("stack[{at}].{key}"), why));
+            Err(Unresolved::Invalid(reason)) => {
+                findings.errors.push(BadSetting::new(format!("stack[{at}].{key}"), reason));
             }
         }
     }
-    let untrusted = |entry: &StackEntry| trusted(vec![entry.clone()], node, &config.rules.trusted_keys).err();
+    let untrusted =
+        |entry: &StackEntry| check_trusted(vec![entry.clone()], node, &config.rules.trusted_keys).err();
     for (at, entry) in &entries {
-        found.errors.extend(untrusted(entry).map(|why| BadSetting::new(format!("stack[{at}].policy"), why)));
+        findings
+            .errors
+            .extend(untrusted(entry).map(|reason| BadSetting::new(format!("stack[{at}].policy"), reason)));
     }
     entries
 }
 
 /// A policy that fails.
-struct Failed {
-    /// Which entry of the file.
+struct PolicyFailure {
+    /// The index of its entry in the file.
     at: usize,
     policy: String,
     fault: Fault,
     /// Whether it fails on every node.
-    certain: bool,
+    is_certain: bool,
 }
 
-/// Asks the stack, without each entry that fails, until none does; answers these, and what the others warn of.
-/// What fails is taken out of `entries`.
-fn ask(
+/// Tests the stack repeatedly, each time without the entry that failed, until no entry fails. Returns the failures and the
+/// warnings of the others, and removes failed entries from `entries`.
+fn run_trials(
     config: &Config,
     policies: &dyn Policies,
     entries: &mut Vec<(usize, StackEntry)>,
     node: &Arc<Ledger>,
     clock: &SystemClock,
-) -> (Vec<Failed>, Vec<String>) {
-    let (mut failed, mut warnings) = (Vec::new(), Vec::new());
+) -> (Vec<PolicyFailure>, Vec<String>) {
+    let (mut failures, mut warnings) = (Vec::new(), Vec::new());
     while !entries.is_empty() {
         let stack = NewStack {
             from_api: false,
@@ -238,25 +249,24 @@ fn ask(
                 break;
             }
         };
-        let Some(place) = entries.iter().position(|(_, entry)| entry.label() == policy) else { break };
-        let (at, _) = entries.remove(place);
-        failed.push(Failed { at, policy, fault, certain: false });
+        let Some(index) = entries.iter().position(|(_, entry)| entry.label() == policy) else { break };
+        let (at, _) = entries.remove(index);
+        failures.push(PolicyFailure { at, policy, fault, is_certain: false });
     }
-    (failed, warnings)
+    (failures, warnings)
 }
 
 fn apply(node: &mut Ledger, changes: Vec<Change>, clock: &SystemClock) {
     node.apply(&Entry { at: clock.now(), changes });
 }
 
-/// Whether the state folder has policies that were uploaded. Their names are in the store, which belongs to the
-/// daemon.
+/// Whether the state folder has uploaded policies. Their names are only in the store, which the daemon locks.
 fn has_uploads(state_dir: &Path, node: &Ledger) -> bool {
     let Ok(files) = std::fs::read_dir(state_dir.join("policies")) else { return false };
-    let shipped = |digest: &str| node.policies.keys().any(|d| d.as_str() == digest);
+    let is_shipped = |digest: &str| node.policies.keys().any(|d| d.as_str() == digest);
     files.flatten().any(|file| {
         let path = file.path();
-        let component = path.extension().is_some_and(|e| e == "wasm");
-        component && path.file_stem().and_then(|s| s.to_str()).is_some_and(|digest| !shipped(digest))
+        let is_component = path.extension().is_some_and(|e| e == "wasm");
+        is_component && path.file_stem().and_then(|s| s.to_str()).is_some_and(|digest| !is_shipped(digest))
     })
 }

@@ -1,15 +1,15 @@
-//! Who may use the admin API by a configuration, and how: what `berth config check` shows of it.
+//! The access settings of the admin API, as `berth config check` shows them.
 
 use crate::config::Config;
 use berth_http::{Right, TokenSource};
 use serde::Serialize;
 use std::path::Path;
 
-/// The settings of the admin API, defaults filled in.
+/// The access settings of the admin API, with defaults.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Door {
-    /// The token that the first start makes.
+pub(super) struct AccessSummary {
+    /// The file of the token that the first start creates.
     token_file: String,
     /// Further tokens.
     tokens: Vec<Token>,
@@ -19,7 +19,7 @@ pub(super) struct Door {
     /// The Unix socket for root.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket: Option<String>,
-    /// Whether callers are taken that the API server knows.
+    /// Whether users of the cluster are accepted.
     kubernetes: bool,
     reads_per_second: u32,
     changes_per_second: u32,
@@ -29,7 +29,7 @@ pub(super) struct Door {
 struct Token {
     name: String,
     right: &'static str,
-    /// `None`: the configuration has its SHA-256.
+    /// `None` if the configuration has the token's SHA-256.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<String>,
 }
@@ -39,7 +39,7 @@ struct Token {
 struct Tls {
     cert_file: String,
     key_file: String,
-    /// Whose client certificates are taken, if any are.
+    /// The CA of client certificates, if they are accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     client_ca_file: Option<String>,
     require_client_cert: bool,
@@ -54,8 +54,8 @@ struct Client {
     right: &'static str,
 }
 
-impl Door {
-    pub(super) fn of(config: &Config) -> Self {
+impl AccessSummary {
+    pub(super) fn new(config: &Config) -> Self {
         let access = &config.admin;
         let shown = |path: &Path| path.display().to_string();
         let tokens = access.tokens.iter().map(|token| Token {
@@ -90,7 +90,7 @@ impl Door {
         }
     }
 
-    /// Where it listens, and whether with TLS.
+    /// The address, and whether it uses TLS.
     pub(super) fn address(&self, listen: &str) -> String {
         match &self.tls {
             Some(tls) => format!("https://{listen}, TLS by {} and {}", tls.cert_file, tls.key_file),
@@ -98,34 +98,31 @@ impl Door {
         }
     }
 
-    /// Each way in, and what it is good for.
-    pub(super) fn lets_in(&self) -> String {
-        let mut ways = vec![format!("the token in {} (change)", self.token_file)];
-        ways.extend(self.tokens.iter().map(|Token { name, right, file }| match file {
+    /// All kinds of callers, with their rights.
+    pub(super) fn callers(&self) -> String {
+        let mut callers = vec![format!("the token in {} (change)", self.token_file)];
+        callers.extend(self.tokens.iter().map(|Token { name, right, file }| match file {
             Some(file) => format!("token {name} in {file} ({right})"),
             None => format!("token {name} by its SHA-256 ({right})"),
         }));
         if let Some(tls) = &self.tls
             && let Some(ca) = &tls.client_ca_file
         {
-            let named = tls.clients.iter().map(|Client { name, right }| format!("{name}: {right}"));
+            let rights = tls.clients.iter().map(|Client { name, right }| format!("{name}: {right}"));
             let others = format!("others: {}", tls.others_may.unwrap_or("nothing"));
-            let rights = named.chain([others]).collect::<Vec<_>>().join(", ");
-            let asked = if tls.require_client_cert { ", and nobody without one" } else { "" };
-            ways.push(format!("client certificates of {ca} ({rights}){asked}"));
+            let rights = rights.chain([others]).collect::<Vec<_>>().join(", ");
+            let required = if tls.require_client_cert { ", required" } else { "" };
+            callers.push(format!("client certificates of {ca} ({rights}){required}"));
         }
-        ways.extend(self.socket.as_ref().map(|socket| format!("root at {socket} (change)")));
+        callers.extend(self.socket.as_ref().map(|socket| format!("root at {socket} (change)")));
         if self.kubernetes {
-            ways.push("whom the API server knows, by their rights there".into());
+            callers.push("users of the cluster, by their rights there".into());
         }
-        ways.join("; ")
+        callers.join("; ")
     }
 
-    /// How often one client may ask.
+    /// The rate limits of one client.
     pub(super) fn limits(&self) -> String {
-        format!(
-            "{} reads and {} changes a second of one client",
-            self.reads_per_second, self.changes_per_second
-        )
+        format!("{} reads and {} changes a second per client", self.reads_per_second, self.changes_per_second)
     }
 }

@@ -1,5 +1,5 @@
-//! A span for each drain, from the order until the GPU is empty or the drain is stopped. It may last hours, so it is no part
-//! of the trace of the request that ordered it.
+//! A span for each drain, from the order until the GPU is drained or the drain is stopped. A drain may last hours, so its span
+//! is not part of the trace of the request that ordered it.
 
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use tokio::sync::watch;
 use tracing::Span;
 
-/// Follows the drains of all GPUs until the ledger's keeper has ended. A drain that outlives the daemon
-/// has a span for each life of it.
+/// Follows the drains of all GPUs until the keeper has ended. A drain that lasts longer than the daemon has a span for each
+/// run of the daemon.
 pub(super) async fn follow(mut snapshots: watch::Receiver<Snapshot>) {
     let mut open = BTreeMap::new();
     loop {
-        turn(&mut open, &snapshots.borrow_and_update());
+        update(&mut open, &snapshots.borrow_and_update());
         if snapshots.changed().await.is_err() {
             open.values().for_each(|span| spans::ended(span, "daemonStopped"));
             return;
@@ -23,7 +23,7 @@ pub(super) async fn follow(mut snapshots: watch::Receiver<Snapshot>) {
     }
 }
 
-fn turn(open: &mut BTreeMap<PartId, Span>, ledger: &Ledger) {
+fn update(open: &mut BTreeMap<PartId, Span>, ledger: &Ledger) {
     let state = |gpu: &PartId| ledger.gpus.get(gpu).map(|gpu| &gpu.drain);
     open.retain(|gpu, span| {
         let outcome = match state(gpu) {

@@ -7,7 +7,7 @@
 
 use berth_api::Allocation;
 use berth_kernel::allocation;
-use berth_kernel::belongs::Owners;
+use berth_kernel::attribution::Attributions;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, Resource};
 use berth_kernel::part_state::PartState;
@@ -39,7 +39,7 @@ pub(crate) struct Text {
 
 impl Text {
     fn of(
-        owners: &Owners<'_>,
+        owners: &Attributions<'_>,
         mps: &BTreeSet<Resource>,
         allocation: &Arc<allocation::Allocation>,
     ) -> serde_json::Result<Self> {
@@ -88,7 +88,7 @@ impl Written {
         &self,
         ledger: &'l Ledger,
         mps: &BTreeSet<Resource>,
-        owners: impl Fn() -> &'l Owners<'l>,
+        owners: impl Fn() -> &'l Attributions<'l>,
         found: &[&Arc<allocation::Allocation>],
     ) -> serde_json::Result<Vec<Arc<Text>>> {
         let kept: Vec<Option<Arc<Text>>> = {
@@ -146,7 +146,7 @@ mod tests {
 
     /// Of all live allocations, what is kept and what is written anew.
     fn both(written: &Written, ledger: &Ledger, mps: &BTreeSet<Resource>) -> [Vec<String>; 2] {
-        let (owners, live) = (Owners::of(ledger), ledger.live.values().collect::<Vec<_>>());
+        let (owners, live) = (Attributions::new(ledger), ledger.live.values().collect::<Vec<_>>());
         let kept = written.of(ledger, mps, || &owners, &live).unwrap();
         let anew = live.iter().map(|a| serde_json::to_string(&Allocation::of(&owners, mps, a)).unwrap());
         [kept.iter().map(|text| text.json().to_string()).collect(), anew.collect()]

@@ -126,7 +126,7 @@ fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Failure {
         InstallError::Busy => problem(Kind::Busy).retry_after(COMPILE_RETRY_S),
         InstallError::Lost { .. } => problem(Kind::Lost),
         InstallError::Stopping => problem(Kind::Stopping),
-        InstallError::Trouble { .. } => problem(Kind::Internal)
+        InstallError::Failed { .. } => problem(Kind::Internal)
             .hint("no stack and no version changed; mend that on the node (the folder policies under the state folder, its disk, its memory) and do the same again"),
     }
 }

@@ -3,7 +3,7 @@
 use berth_api::ResourceUse;
 use berth_core::admission::Door;
 use berth_core::keeper::Snapshot;
-use berth_kernel::belongs::Owners;
+use berth_kernel::attribution::Attributions;
 use berth_kernel::names::{DeviceKey, PartId, Resource};
 use berth_kernel::part_state::PartState;
 use parking_lot::Mutex;
@@ -53,7 +53,7 @@ impl Survey {
             healthy.extend(listed.map(|l| DeviceKey { resource: resource.clone(), id: l.id }));
         }
         let mut bypasses = BTreeMap::new();
-        for bypass in Owners::of(&ledger).bypasses() {
+        for bypass in Attributions::new(&ledger).bypasses() {
             *bypasses.entry(bypass.gpu).or_insert(0) += 1;
         }
         let (mut by_gpu, mut all) = (BTreeMap::<&PartId, Counts<'_>>::new(), Counts::default());

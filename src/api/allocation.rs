@@ -1,7 +1,7 @@
 //! Allocations: who holds what, since when and why.
 
 use berth_kernel::allocation as kernel;
-use berth_kernel::belongs::Owners;
+use berth_kernel::attribution::Attributions;
 use berth_kernel::date::rfc3339;
 use berth_kernel::names::Resource;
 use berth_kernel::part_use;
@@ -202,7 +202,7 @@ pub struct End {
 
 impl Allocation {
     /// `mps`: resources whose containers are set up for MPS.
-    pub fn of(owners: &Owners<'_>, mps: &BTreeSet<Resource>, allocation: &kernel::Allocation) -> Self {
+    pub fn of(owners: &Attributions<'_>, mps: &BTreeSet<Resource>, allocation: &kernel::Allocation) -> Self {
         let ledger = owners.ledger;
         let limits = part_use::limits(ledger, allocation, mps.contains(&allocation.resource));
         let live = allocation.ended.is_none();

@@ -3,10 +3,10 @@
 use crate::gpu::OfferLine;
 use berth_kernel::date::rfc3339;
 use berth_kernel::decision as kernel;
-use berth_kernel::decision::Said;
+use berth_kernel::decision::CallOutcome;
 use berth_kernel::offer::PartOffer;
 use berth_kernel::policy::{Answer, Terms, TriageAnswer};
-use berth_kernel::ports::{Found, Standing};
+use berth_kernel::ports::{DecisionPage, JournalStats};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -164,8 +164,8 @@ pub struct DecisionCall {
 impl DecisionRecordList {
     /// What was found, beside the state of the journal.
     #[must_use]
-    pub fn of(found: &Found, standing: Standing) -> Self {
-        let Standing { kept, bytes, dropped, lost, .. } = standing;
+    pub fn of(found: &DecisionPage, standing: JournalStats) -> Self {
+        let JournalStats { kept, bytes, dropped, lost, .. } = standing;
         Self {
             items: found.decisions.iter().map(DecisionRecord::of).collect(),
             next: found.next.map(|seq| seq.to_string()),
@@ -198,7 +198,7 @@ impl DecisionRecord {
             gpus: texts(&decision.gpus),
             candidates: decision.candidates.clone(),
             calls: decision.calls.iter().map(DecisionCall::of).collect(),
-            outcome: outcome.word().to_owned(),
+            outcome: outcome.as_str().to_owned(),
             by: outcome.by().into_iter().map(str::to_owned).collect(),
             reason: outcome.reason().to_owned(),
             allocation: match outcome {
@@ -214,12 +214,12 @@ impl DecisionRecord {
 impl DecisionCall {
     /// Of one call of a policy.
     #[must_use]
-    pub fn of(call: &kernel::CallNote) -> Self {
-        let (said, answer, fault) = match &call.said {
-            Said::Pass => ("pass", None, None),
-            Said::Suspended => ("suspended", None, None),
-            Said::Fault(fault) => ("fault", None, Some(fault.to_string())),
-            Said::Answer(answer) => ("answer", Some(answered(answer)), None),
+    pub fn of(call: &kernel::CallRecord) -> Self {
+        let (said, answer, fault) = match &call.outcome {
+            CallOutcome::Pass => ("pass", None, None),
+            CallOutcome::Suspended => ("suspended", None, None),
+            CallOutcome::Fault(fault) => ("fault", None, Some(fault.to_string())),
+            CallOutcome::Answer(answer) => ("answer", Some(answered(answer)), None),
         };
         Self {
             policy: call.policy.clone(),

@@ -1,12 +1,12 @@
 //! Processes on GPUs: who they are, whose allocation they use, and who uses a GPU without one.
 
-use berth_kernel::belongs::{Belongs, Bypass as Found};
+use berth_kernel::attribution::{Attribution, Bypass as Found};
 use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::AllocationId;
 use berth_kernel::pod_bypass::PodBypass;
 use berth_kernel::pods::Pod;
-use berth_kernel::process::{self as kernel, Owner, PodProcess, Seen, Sight, Uses};
+use berth_kernel::process::{self as kernel, Owner, PodProcess, ProcessVisibility, TrackedProcess, Uses};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -213,13 +213,15 @@ pub struct ReachingPod {
 impl ProcessSight {
     /// Of how far processes are visible.
     #[must_use]
-    pub fn of(sight: Sight) -> Self {
+    pub fn of(sight: ProcessVisibility) -> Self {
         match sight {
-            Sight::Visible => Self { state: SightState::Visible, why: None, fix: None },
-            Sight::Hidden { why, fix } => {
+            ProcessVisibility::Visible => Self { state: SightState::Visible, why: None, fix: None },
+            ProcessVisibility::Hidden { why, fix } => {
                 Self { state: SightState::PidsHidden, why: Some(why), fix: Some(fix) }
             }
-            Sight::Unsupported { why } => Self { state: SightState::Unsupported, why: Some(why), fix: None },
+            ProcessVisibility::Unsupported { why } => {
+                Self { state: SightState::Unsupported, why: Some(why), fix: None }
+            }
         }
     }
 }
@@ -227,15 +229,17 @@ impl ProcessSight {
 impl Process {
     /// Of a process on the GPU `gpu`, with its owner.
     #[must_use]
-    pub fn of(ledger: &Ledger, gpu: &str, seen: &Seen, whose: &Belongs) -> Self {
-        let kernel::Process { pid, part, uses, memory_mib, who } = &seen.process;
+    pub fn of(ledger: &Ledger, gpu: &str, seen: &TrackedProcess, whose: &Attribution) -> Self {
+        let kernel::Process { pid, part, uses, memory_mib, identity: who } = &seen.process;
         let (right, allocations, reason) = match whose {
-            Belongs::To(id) => (Right::Allocation, vec![*id], None),
-            Belongs::Among(ids) => (Right::Shared, ids.clone(), Some(AMONG.to_owned())),
-            Belongs::Perhaps(ids) => (Right::Unclear, ids.clone(), Some(perhaps(&who.owner))),
-            Belongs::Ignored => (Right::Ignored, vec![], Some(IGNORED.to_owned())),
-            Belongs::Nobody(reason) if !seen.told => (Right::Settling, vec![], Some(reason.words())),
-            Belongs::Nobody(reason) => (Right::Bypass, vec![], Some(reason.words())),
+            Attribution::To(id) => (Right::Allocation, vec![*id], None),
+            Attribution::OneOf(ids) => (Right::Shared, ids.clone(), Some(AMONG.to_owned())),
+            Attribution::Possibly(ids) => (Right::Unclear, ids.clone(), Some(perhaps(&who.owner))),
+            Attribution::Ignored => (Right::Ignored, vec![], Some(IGNORED.to_owned())),
+            Attribution::Unexplained(reason) if !seen.is_reported => {
+                (Right::Settling, vec![], Some(reason.describe()))
+            }
+            Attribution::Unexplained(reason) => (Right::Bypass, vec![], Some(reason.describe())),
         };
         Self {
             pid: *pid,
@@ -264,7 +268,7 @@ const IGNORED: &str = "its name is among those that the configuration ignores";
 
 fn perhaps(owner: &Owner) -> String {
     match owner {
-        Owner::Unknown(unseen) => unseen.words().into(),
+        Owner::Unknown(unseen) => unseen.describe().into(),
         Owner::Pod(_) | Owner::NoPod { .. } => "whose these allocations are is not known yet".into(),
     }
 }
@@ -293,13 +297,13 @@ impl Bypass {
         let process = &found.process;
         Self {
             reason: found.reason.as_str().into(),
-            detail: found.reason.words(),
+            detail: found.reason.describe(),
             since: rfc3339(found.since_wall_ms),
-            pod: process.who.owner.pod().map(|pod| ProcessPod::of(ledger, pod)),
+            pod: process.identity.owner.pod().map(|pod| ProcessPod::of(ledger, pod)),
             gpu: found.gpu.to_string(),
             part: process.part.to_string(),
             pid: process.pid,
-            name: process.who.name.clone(),
+            name: process.identity.name.clone(),
             memory_mib: process.memory_mib,
         }
     }
@@ -313,7 +317,7 @@ impl ReachingPod {
             uid: pod.uid.clone(),
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
-            detail: by.words(),
+            detail: by.describe(),
         }
     }
 }

@@ -2,12 +2,12 @@
 //! the record of what was reported.
 
 use super::pending_event::{PendingEvent, Regarding};
-use berth_kernel::belongs::{Bypass, Owners, reaching};
+use berth_kernel::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use berth_kernel::pod_bypass::PodBypass;
 use berth_kernel::pods::Pod;
-use berth_kernel::process::{Process, Seen};
+use berth_kernel::process::{Process, TrackedProcess};
 use berth_kernel::transitions::GpuName;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,10 +63,11 @@ impl Bypasses {
     ) {
         self.open.retain(|key| ledger.gpus.contains_key(&key.gpu));
         // A process that replaced another a moment ago continues its bypass, before it counts as one itself.
-        let alone: BTreeSet<(&PartId, Actor)> = ledger.processes.on.iter().flat_map(unexplained).collect();
+        let alone: BTreeSet<(&PartId, Actor)> =
+            ledger.processes.by_gpu.iter().flat_map(unexplained).collect();
         let used = |gpu: &PartId| alone.iter().any(|(on, _)| *on == gpu);
         // The processes of a GPU that does not answer are unknown.
-        let answers = |gpu: &PartId| ledger.processes.on.contains_key(gpu);
+        let answers = |gpu: &PartId| ledger.processes.by_gpu.contains_key(gpu);
         let open: BTreeSet<PartId> = self.open.iter().map(|key| key.gpu.clone()).collect();
         for gpu in open.iter().filter(|gpu| answers(gpu) && !used(gpu)) {
             if notices.len() < max {
@@ -88,7 +89,7 @@ impl Bypasses {
         if let Some(view) = ledger.pods.as_ref().filter(|view| view.current) {
             self.pods.retain(|uid| view.pods.contains_key(uid));
         }
-        for (pod, by) in reaching(ledger) {
+        for (pod, by) in pods_with_gpu_bypass(ledger) {
             if notices.len() < max && !self.pods.contains(&pod.uid) {
                 notices.push(possible_bypass_event(pod, by));
                 self.pods.insert(pod.uid.clone());
@@ -98,22 +99,24 @@ impl Bypasses {
 }
 
 /// The actors on a GPU that no allocation explains, whether they count as a bypass already or not yet.
-fn unexplained<'l>((gpu, all): (&'l PartId, &'l Vec<Seen>)) -> impl Iterator<Item = (&'l PartId, Actor)> {
-    all.iter().filter(|seen| seen.alone_since.is_some()).map(move |seen| (gpu, actor(&seen.process)))
+fn unexplained<'l>(
+    (gpu, all): (&'l PartId, &'l Vec<TrackedProcess>),
+) -> impl Iterator<Item = (&'l PartId, Actor)> {
+    all.iter().filter(|seen| seen.unexplained_since.is_some()).map(move |seen| (gpu, actor(&seen.process)))
 }
 
 fn actor(process: &Process) -> Actor {
-    let named = || process.who.name.clone().unwrap_or_default();
-    process.who.owner.pod().map_or_else(|| Actor::Named(named()), |pod| Actor::Pod(pod.uid.clone()))
+    let named = || process.identity.name.clone().unwrap_or_default();
+    process.identity.owner.pod().map_or_else(|| Actor::Named(named()), |pod| Actor::Pod(pod.uid.clone()))
 }
 
 /// One bypass for each key.
 fn current_bypasses(ledger: &Ledger) -> BTreeMap<Key, Bypass> {
     // Checked first: this runs for every snapshot, and finding the owners of processes is expensive.
-    if !ledger.processes.on.values().flatten().any(|seen| seen.told) {
+    if !ledger.processes.by_gpu.values().flatten().any(|seen| seen.is_reported) {
         return BTreeMap::new();
     }
-    let all = Owners::of(ledger).bypasses().into_iter().map(|bypass| {
+    let all = Attributions::new(ledger).bypasses().into_iter().map(|bypass| {
         let (gpu, by) = (bypass.gpu.clone(), actor(&bypass.process));
         (Key { gpu, by, reason: bypass.reason.as_str() }, bypass)
     });
@@ -135,7 +138,7 @@ fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> PendingEvent {
         Actor::Named(name) => format!("process {}", name.escape_debug()),
     };
     let gpu = GpuName::IndexAndUuid.of(ledger, &key.gpu);
-    let note = format!("{gpu} is used without an allocation by {by}: {}", one.reason.words());
+    let note = format!("{gpu} is used without an allocation by {by}: {}", one.reason.describe());
     PendingEvent::of_node(true, "GPUBypassed", "Scan", note)
 }
 
@@ -143,7 +146,7 @@ fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> PendingEvent {
 /// takes variables from elsewhere, may not use them at all.
 fn possible_bypass_event(pod: &Pod, by: &PodBypass) -> PendingEvent {
     let warning = matches!(by, PodBypass::NamesGpus { .. } | PodBypass::MountsGpus { .. });
-    let note = format!("can use GPUs of this node without an allocation: {}", by.words());
+    let note = format!("can use GPUs of this node without an allocation: {}", by.describe());
     let event = PendingEvent::of_node(warning, "GPUBypassPossible", "Scan", note);
     PendingEvent { regarding: Regarding::pod(pod), ..event }
 }

@@ -7,8 +7,8 @@ use super::settings::Settings;
 use berth_core::admission::Door;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
-use berth_kernel::evict::{asks, is_wanted};
-use berth_kernel::eviction::{Ask, Outcome, Way};
+use berth_kernel::evict::{due_requests, is_being_evicted};
+use berth_kernel::eviction::{EvictionMethod, EvictionRequest, Outcome};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use k8s_openapi::api::core::v1::Pod;
@@ -49,7 +49,8 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
         listed = drains;
         // The wait comes before the plan, which may change meanwhile.
         sleep(settings.retry_after.delay(Duration::ZERO, Instant::now())).await;
-        let next = asks(&door.snapshot(), door.now()).into_iter().find(|ask| listed.contains(&ask.gpu));
+        let next =
+            due_requests(&door.snapshot(), door.now()).into_iter().find(|ask| listed.contains(&ask.gpu));
         match next {
             Some(ask) => carry_out(&client, door, &ask, &mut snapshots).await,
             None => drop(timeout(PLAN_INTERVAL, snapshots.changed()).await),
@@ -63,12 +64,17 @@ fn gpus_with_eviction(ledger: &Ledger) -> BTreeSet<PartId> {
 }
 
 /// Sends one eviction or deletion, logs its outcome and records it in the ledger.
-async fn carry_out(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watch::Receiver<Snapshot>) {
-    let (pod, delete) = (&ask.pod, ask.way == Way::Delete);
+async fn carry_out(
+    client: &Client,
+    door: &Door,
+    ask: &EvictionRequest,
+    snapshots: &mut watch::Receiver<Snapshot>,
+) {
+    let (pod, delete) = (&ask.pod, ask.method == EvictionMethod::Delete);
     let span = spans::evict(delete, &pod.namespace, &pod.name, &pod.uid, &ask.gpu);
     let outcome = tokio::select! {
         answered = timeout(ANSWER_MAX, Box::pin(send(client, ask)).instrument(span.clone())) => match answered {
-            Ok(answered) => outcome(ask.way, answered),
+            Ok(answered) => outcome(ask.method, answered),
             Err(_) => Outcome::Failed(format!("the API server did not answer within {} s", ANSWER_MAX.as_secs())),
         },
         () = until_unwanted(ask, snapshots) => return,
@@ -91,19 +97,19 @@ async fn carry_out(client: &Client, door: &Door, ask: &Ask, snapshots: &mut watc
 }
 
 /// Returns once the ledger no longer wants the pod evicted.
-async fn until_unwanted(ask: &Ask, snapshots: &mut watch::Receiver<Snapshot>) {
-    while is_wanted(&snapshots.borrow_and_update(), &ask.pod.uid) {
+async fn until_unwanted(ask: &EvictionRequest, snapshots: &mut watch::Receiver<Snapshot>) {
+    while is_being_evicted(&snapshots.borrow_and_update(), &ask.pod.uid) {
         if snapshots.changed().await.is_err() {
             return std::future::pending().await;
         }
     }
 }
 
-async fn send(client: &Client, ask: &Ask) -> Result<(), kube::Error> {
+async fn send(client: &Client, ask: &EvictionRequest) -> Result<(), kube::Error> {
     let (name, uid) = (&ask.pod.name, Some(ask.pod.uid.clone()));
     let pods: Api<Pod> = Api::namespaced(client.clone(), &ask.pod.namespace);
-    match ask.way {
-        Way::Evict => {
+    match ask.method {
+        EvictionMethod::Evict => {
             let preconditions = Some(Preconditions { uid, resource_version: None });
             let eviction = Eviction {
                 metadata: ObjectMeta {
@@ -118,7 +124,7 @@ async fn send(client: &Client, ask: &Ask) -> Result<(), kube::Error> {
             let sent = pods.create_subresource("eviction", name, &PostParams::default(), &eviction).await;
             sent.map(|_: serde_json::Value| ())
         }
-        Way::Delete => {
+        EvictionMethod::Delete => {
             // Without a grace period here, the pod's own applies.
             let preconditions = Some(kube::api::Preconditions { uid, resource_version: None });
             pods.delete(name, &DeleteParams { preconditions, ..DeleteParams::default() }).await.map(drop)
@@ -127,7 +133,7 @@ async fn send(client: &Client, ask: &Ask) -> Result<(), kube::Error> {
 }
 
 /// The outcome of an eviction or deletion, by its response.
-fn outcome(way: Way, answered: Result<(), kube::Error>) -> Outcome {
+fn outcome(way: EvictionMethod, answered: Result<(), kube::Error>) -> Outcome {
     let status = match answered {
         Ok(()) => return Outcome::Taken,
         Err(kube::Error::Api(status)) => status,
@@ -139,8 +145,8 @@ fn outcome(way: Way, answered: Result<(), kube::Error>) -> Outcome {
         429 => outcome_of_429(&status),
         403 => {
             let right = match way {
-                Way::Evict => "create pods/eviction; ClusterRole berth-evict",
-                Way::Delete => "delete pods; ClusterRole berth-delete",
+                EvictionMethod::Evict => "create pods/eviction; ClusterRole berth-evict",
+                EvictionMethod::Delete => "delete pods; ClusterRole berth-delete",
             };
             Outcome::Failed(format!(
                 "{} (the daemon needs: {right}, see deploy/cluster-role.yaml)",
@@ -163,17 +169,17 @@ fn outcome_of_429(status: &Status) -> Outcome {
 }
 
 /// Logs the outcome unless the ledger has the same one already.
-fn log_outcome(ledger: &Ledger, ask: &Ask, outcome: &Outcome) {
+fn log_outcome(ledger: &Ledger, ask: &EvictionRequest, outcome: &Outcome) {
     let known = ledger.evictions.get(&ask.pod.uid);
-    if known.is_some_and(|known| known.ask.way == ask.way && known.outcome == *outcome) {
+    if known.is_some_and(|known| known.ask.method == ask.method && known.outcome == *outcome) {
         return;
     }
     let (pod, gpu) = (format!("{}/{}", ask.pod.namespace, ask.pod.name), &ask.gpu);
-    match (outcome, ask.way) {
-        (Outcome::Taken, Way::Evict) => {
+    match (outcome, ask.method) {
+        (Outcome::Taken, EvictionMethod::Evict) => {
             tracing::info!(pod, %gpu, "a pod was evicted from a GPU that is drained");
         }
-        (Outcome::Taken, Way::Delete) => {
+        (Outcome::Taken, EvictionMethod::Delete) => {
             tracing::info!(pod, %gpu, "a pod was deleted at the deadline of a GPU's drain");
         }
         (Outcome::Gone, _) => tracing::info!(pod, %gpu, "a pod has left a GPU that is being drained"),
@@ -223,9 +229,11 @@ mod tests {
             (answer(500, "more than one budget", None), Outcome::Failed("more than one budget".into())),
         ];
         for (answered, expected) in table {
-            assert_eq!(outcome(Way::Evict, answered), expected);
+            assert_eq!(outcome(EvictionMethod::Evict, answered), expected);
         }
-        for (way, right) in [(Way::Evict, "create pods/eviction"), (Way::Delete, "delete pods")] {
+        for (way, right) in
+            [(EvictionMethod::Evict, "create pods/eviction"), (EvictionMethod::Delete, "delete pods")]
+        {
             let Outcome::Failed(why) = outcome(way, answer(403, "no", None)) else { panic!() };
             assert!(why.contains(right), "{why}");
         }

@@ -2,7 +2,7 @@
 
 use berth_core::policy_transitions::PolicyTransition;
 use berth_kernel::drain::Drain;
-use berth_kernel::eviction::{Asked, Outcome, Way};
+use berth_kernel::eviction::{Asked, EvictionMethod, Outcome};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pods::Pod;
@@ -89,9 +89,9 @@ impl PendingEvent {
         if asked.outcome != Outcome::Taken {
             return None;
         }
-        let done = match asked.ask.way {
-            Way::Evict => "evicted",
-            Way::Delete => "deleted at the deadline of a drain",
+        let done = match asked.ask.method {
+            EvictionMethod::Evict => "evicted",
+            EvictionMethod::Delete => "deleted at the deadline of a drain",
         };
         let mark = ledger.gpus.get(&asked.ask.gpu).and_then(|gpu| gpu.drain.mark());
         let by = mark.map_or_else(String::new, |mark| format!(" {}", mark.by_and_reason()));

@@ -31,11 +31,11 @@ pub fn convert_pod(pod: &ApiPod) -> Option<Pod> {
         name: meta.name.clone()?,
         labels: labels(meta.labels.as_ref()),
         is_static: mirror.is_some(),
-        of_daemon_set: owner("DaemonSet"),
+        is_of_daemon_set: owner("DaemonSet"),
         stage: stage(pod),
-        leaving_since_wall_ms: leaving_since(meta),
+        deletion_wall_ms: leaving_since(meta),
         created_wall_ms: u64::try_from(created).unwrap_or(0),
-        bypass: PodBypass::plainest(containers.iter().filter_map(|c| bypass(c))),
+        bypass: PodBypass::most_explicit(containers.iter().filter_map(|c| bypass(c))),
         containers: containers.into_iter().map(container).collect(),
     })
 }
@@ -64,7 +64,7 @@ fn container(container: &Container) -> PodContainer {
     let asks = limits.into_iter().flatten().filter_map(|(name, quantity)| {
         Some((Resource::parse(name).ok()?, quantity.0.parse().ok().filter(|n| *n > 0)?))
     });
-    PodContainer { name: container.name.clone(), asks: asks.collect() }
+    PodContainer { name: container.name.clone(), requests: asks.collect() }
 }
 
 fn bypass(container: &Container) -> Option<PodBypass> {
@@ -88,7 +88,7 @@ fn bypass(container: &Container) -> Option<PodBypass> {
     } else if privileged {
         Some(PodBypass::Privileged { container: name() })
     } else if takes_variables && !sets_it {
-        Some(PodBypass::TakesVariables { container: name() })
+        Some(PodBypass::ImportsVariables { container: name() })
     } else {
         None
     }
@@ -126,7 +126,7 @@ mod tests {
             .containers
             .iter()
             .map(|c| {
-                let asks: Vec<String> = c.asks.iter().map(|(r, n)| format!("{r}={n}")).collect();
+                let asks: Vec<String> = c.requests.iter().map(|(r, n)| format!("{r}={n}")).collect();
                 (c.name.as_str(), asks.join(","))
             })
             .collect();
@@ -164,7 +164,7 @@ mod tests {
         json["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:31Z");
         json["metadata"]["deletionGracePeriodSeconds"] = json!(30);
         let pod = pod(json);
-        assert_eq!(pod.leaving_since_wall_ms, Some(pod.created_wall_ms));
+        assert_eq!(pod.deletion_wall_ms, Some(pod.created_wall_ms));
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(with(mounts("/var/run/nvidia")), None);
         let takes =
             |prefix| json!({"name": "c", "envFrom": [{"prefix": prefix, "configMapRef": {"name": "m"}}]});
-        assert_eq!(with(takes("NVIDIA_")), Some(PodBypass::TakesVariables { container: "c".into() }));
+        assert_eq!(with(takes("NVIDIA_")), Some(PodBypass::ImportsVariables { container: "c".into() }));
         for prefix in ["", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_", "APP_"] {
             assert_eq!(with(takes(prefix)), None, "{prefix}");
         }

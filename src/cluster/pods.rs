@@ -7,8 +7,8 @@ use super::wait::{self, Backoff};
 use crate::pod::convert_pod;
 use berth_core::admission::Door;
 use berth_core::keeper::AskError;
-use berth_kernel::asking::{Haste, asks_for_ours, waits_anew};
 use berth_kernel::ledger::Ledger;
+use berth_kernel::pod_arrivals::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use futures_util::{FutureExt, Stream, StreamExt};
 use kube::Client;
@@ -57,12 +57,13 @@ impl KnownPods {
                     }
                 }
                 let now: Vec<Arc<Pod>> = self.view.pods.values().cloned().collect();
-                self.waiting
-                    .extend(now.into_iter().filter(|p| waits_anew(p, before.get(&p.uid).map(Arc::as_ref))));
+                self.waiting.extend(
+                    now.into_iter().filter(|p| is_newly_waiting(p, before.get(&p.uid).map(Arc::as_ref))),
+                );
                 self.view.listed_mono_ms = self.requested_mono_ms;
                 self.view.current = true;
                 self.complete = true;
-                self.view.shed();
+                self.view.drop_finished();
                 true
             }
             // Changes from while no watch was open follow within the time for which events are collected.
@@ -75,13 +76,13 @@ impl KnownPods {
                 if known.is_some_and(|known| **known == pod) {
                     return false;
                 }
-                let starts_waiting = waits_anew(&pod, known.map(Arc::as_ref));
+                let starts_waiting = is_newly_waiting(&pod, known.map(Arc::as_ref));
                 let pod = Arc::new(pod);
                 if starts_waiting {
                     self.waiting.push(Arc::clone(&pod));
                 }
                 self.view.pods.insert(pod.uid.clone(), pod);
-                self.view.shed();
+                self.view.drop_finished();
                 true
             }
             Event::Deleted(pod) => {
@@ -98,20 +99,20 @@ impl KnownPods {
     /// Records a deleted pod, but no mirror pod: its static pod may go on running.
     fn record_deleted(&mut self, pod: &Pod) {
         if !pod.is_static {
-            self.view.left(pod.uid.clone(), pod.stage == Stage::Finished);
+            self.view.record_removal(pod.uid.clone(), pod.stage == Stage::Finished);
         }
     }
 
     /// Whether a pod began to wait since the last call that may be the next to get an Allocate.
     fn has_next_candidate(&mut self, ledger: &Ledger) -> bool {
-        std::mem::take(&mut self.waiting).iter().any(|pod| asks_for_ours(pod, ledger))
+        std::mem::take(&mut self.waiting).iter().any(|pod| requests_listed_resource(pod, ledger))
     }
 
     /// The view to send, once there was a complete list: with half a list, pods would seem to be deleted.
     fn complete_view(&self) -> Option<PodsView> {
         match self.has_too_many() {
             _ if !self.complete => None,
-            true => Some(self.view.silenced()),
+            true => Some(self.view.ended_only()),
             false => Some(self.view.clone()),
         }
     }
@@ -128,7 +129,7 @@ pub(super) async fn keep(
     door: &Door,
     link: &watch::Sender<ApiServerStatus>,
 ) {
-    let (mut known, mut haste) = (KnownPods::new(), Haste::default());
+    let (mut known, mut haste) = (KnownPods::new(), ImmediateViewLimiter::default());
     let mut backoff = Backoff::new(settings.again);
     let mut stream = Box::pin(events(settings, client));
     loop {
@@ -164,7 +165,7 @@ pub(super) async fn keep(
 async fn gather(
     stream: &mut (impl Stream<Item = Result<Event, Error>> + Unpin),
     known: &mut KnownPods,
-    haste: &mut Haste,
+    haste: &mut ImmediateViewLimiter,
     door: &Door,
     settings: &Settings,
 ) -> Result<bool, Error> {
@@ -181,7 +182,7 @@ async fn gather(
         {
             changed |= known.apply(event?, door.now().mono_ms);
         }
-        if known.has_next_candidate(&door.snapshot()) && haste.take(door.now().mono_ms) {
+        if known.has_next_candidate(&door.snapshot()) && haste.try_acquire(door.now().mono_ms) {
             return Ok(changed);
         }
         tokio::select! {

@@ -147,7 +147,7 @@ impl Keeper {
     /// If the command is refused, or the store fails.
     pub fn turn(&mut self, command: &Command) -> Answered {
         let now = self.clock.now();
-        if matches!(command, Command::Look(_) | Command::Triaged { .. }) {
+        if matches!(command, Command::RecordScan(_) | Command::ApplyTriage { .. }) {
             self.publish_derived(&decide(&self.ledger, &self.rules, command, now).entry);
         }
         if self.reopen_at.is_some_and(|at| now.mono_ms >= at) {
@@ -162,7 +162,7 @@ impl Keeper {
         if !matches!(command, Command::Allocate { .. }) {
             let written = self.write_health();
             // An operator's command is durable before it is answered.
-            if matches!(command, Command::Heal { .. }) {
+            if matches!(command, Command::MarkHealthy { .. }) {
                 written?;
             }
         }

@@ -46,7 +46,7 @@ pub fn allocate(ledger: &Ledger, rules: &Rules, input: AllocateInput<'_>, now: N
                 changes.extend(end_changes(ledger, rules, &ends, &[]));
             }
             if ledger.breakers.contains_key(&request.resource) {
-                changes.push(Change::BreakerTurned { resource: request.resource.clone(), breaker: None });
+                changes.push(Change::BreakerChanged { resource: request.resource.clone(), breaker: None });
             }
             None
         }
@@ -54,7 +54,7 @@ pub fn allocate(ledger: &Ledger, rules: &Rules, input: AllocateInput<'_>, now: N
             if counts_for_breaker(&refusal, attempt) {
                 let next = breaker::after_denial(ledger.breakers.get(&request.resource), &rules.timing, now);
                 changes
-                    .push(Change::BreakerTurned { resource: request.resource.clone(), breaker: Some(next) });
+                    .push(Change::BreakerChanged { resource: request.resource.clone(), breaker: Some(next) });
             }
             Some(refusal)
         }
@@ -138,7 +138,7 @@ fn check_invariants(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now:
 /// Whether the kubelet reuses an init container's devices for an app container, which is granted whatever
 /// their health (I4).
 fn is_reused(device: &Device, named_ms: u64, now: Now) -> bool {
-    device.held() && device.named_mono_ms.is_some_and(|named| !now.passed(named, named_ms))
+    device.held() && device.last_allocate_mono_ms.is_some_and(|named| !now.passed(named, named_ms))
 }
 
 fn check_grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
@@ -169,7 +169,8 @@ fn check_fits(
         return Ok(());
     };
     let before = part.taken();
-    let holders = std::iter::once(part).chain(ledger.kin(part)).filter_map(|p| ledger.newest_on(p));
+    let holders =
+        std::iter::once(part).chain(ledger.parts_on_same_hardware(part)).filter_map(|p| ledger.newest_on(p));
     if let Some(holder) = holders.max_by_key(|a| a.id)
         && sum.wholes > 0
     {

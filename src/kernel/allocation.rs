@@ -63,7 +63,7 @@ impl Holder {
     }
 
     /// Fills the unset fields from `other`. Returns whether any was filled.
-    pub fn learn(&mut self, other: &Self) -> bool {
+    pub fn fill_from(&mut self, other: &Self) -> bool {
         let mut filled = false;
         let mut fill = |mine: &mut Option<String>, theirs: &Option<String>| {
             if mine.is_none() && theirs.is_some() {

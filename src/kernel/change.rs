@@ -48,32 +48,32 @@ pub enum Change {
     /// An operator removed a vanished GPU.
     GpuForgotten(PartId),
     /// The newest inventory scan's results other than the parts.
-    Looked {
+    InventoryScanned {
         /// Links between the GPUs.
         links: Arc<Links>,
         /// Memory in use and process counts of the parts.
         usage: Arc<BTreeMap<PartId, Usage>>,
         /// Errors of GPUs that could not be read.
-        troubles: Arc<BTreeMap<PartId, String>>,
+        scan_errors: Arc<BTreeMap<PartId, String>>,
     },
     /// The processes on the GPUs, or their memory, changed.
     ProcessesSeen(Arc<ProcessTable>),
     /// A GPU's health changed.
-    HealthTurned {
+    HealthChanged {
         /// The GPU.
         gpu: PartId,
         /// The new health.
         health: Health,
     },
     /// A GPU's drain state changed.
-    DrainTurned {
+    DrainChanged {
         /// The GPU.
         gpu: PartId,
         /// The new state.
         drain: Drain,
     },
     /// A draining GPU became empty as far as scans show, or no longer is.
-    Emptied {
+    EmptyChanged {
         /// The GPU.
         gpu: PartId,
         /// Since when it is empty; `None` if it is not.
@@ -97,14 +97,14 @@ pub enum Change {
     /// An allocation was granted or adopted.
     Granted(Allocation),
     /// A source showed more fields of a holder.
-    Learned {
+    HolderLearned {
         /// The allocation.
         id: AllocationId,
         /// The fields that the source showed.
         holder: Holder,
     },
     /// An overlap is resolved: both allocations are of one pod (I7).
-    Settled(AllocationId),
+    OverlapResolved(AllocationId),
     /// An allocation ended.
     Ended {
         /// The allocation.
@@ -115,30 +115,30 @@ pub enum Change {
     /// An ended allocation was removed from the history.
     Pruned(AllocationId),
     /// The results of a reconcile pass.
-    Sighted {
+    SightingsUpdated {
         /// Sightings of the live allocations.
         sightings: Arc<BTreeMap<AllocationId, Sighting>>,
         /// Why ends are withheld; `None` if they are not.
         hold: Option<Arc<str>>,
     },
     /// The reason that keeps allocations from ending changed; `None` if there is none.
-    EvidenceStuck(Option<Arc<Stuck>>),
+    StuckChanged(Option<Arc<Stuck>>),
     /// The view of the node's pods changed.
     PodsSeen(Arc<PodsView>),
     /// The newest eviction attempts, by pod UID.
-    Evicting(Arc<BTreeMap<String, Asked>>),
+    EvictionsUpdated(Arc<BTreeMap<String, Asked>>),
     /// A live allocation was seen under a kubelet.sock created at this time, milliseconds since 1970; see
     /// [`super::ledger::Ledger::kubelet_seen_wall_ms`].
     KubeletSeen(u64),
     /// A breaker changed.
-    BreakerTurned {
+    BreakerChanged {
         /// The resource.
         resource: Resource,
         /// The new state; `None` removes the breaker.
         breaker: Option<Breaker>,
     },
     /// A policy version was stored or recompiled.
-    PolicyKept(PolicyVersion),
+    PolicyStored(PolicyVersion),
     /// A policy version was deleted.
     PolicyDeleted(Digest),
     /// A stack was activated.
@@ -154,28 +154,28 @@ impl Change {
             Self::PartFound(_)
             | Self::PartForgotten(_)
             | Self::GpuForgotten(_)
-            | Self::DrainTurned { .. }
+            | Self::DrainChanged { .. }
             | Self::Offered { .. }
             | Self::Delisted(_)
             | Self::Granted(_)
-            | Self::Learned { .. }
-            | Self::Settled(_)
+            | Self::HolderLearned { .. }
+            | Self::OverlapResolved(_)
             | Self::Ended { .. }
             | Self::Pruned(_)
             | Self::KubeletSeen(_)
-            | Self::PolicyKept(_)
+            | Self::PolicyStored(_)
             | Self::PolicyDeleted(_)
             | Self::StackActivated(_) => true,
             Self::PartGone(_)
-            | Self::Looked { .. }
+            | Self::InventoryScanned { .. }
             | Self::ProcessesSeen(_)
-            | Self::HealthTurned { .. }
-            | Self::Emptied { .. }
-            | Self::Sighted { .. }
-            | Self::EvidenceStuck(_)
+            | Self::HealthChanged { .. }
+            | Self::EmptyChanged { .. }
+            | Self::SightingsUpdated { .. }
+            | Self::StuckChanged(_)
             | Self::PodsSeen(_)
-            | Self::Evicting(_)
-            | Self::BreakerTurned { .. } => false,
+            | Self::EvictionsUpdated(_)
+            | Self::BreakerChanged { .. } => false,
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The kernel's commands: every operation on the ledger, as one enum.
 
 use super::drain::{Mark, Order};
-use super::eviction::{Ask, Outcome};
+use super::eviction::{EvictionRequest, Outcome};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
 use super::pods::PodsView;
 use super::policy::{AdmitRequest, PolicyVersion, Terms, TriageAnswer};
-use super::reconcile::RoundView;
+use super::reconcile::ReconcileView;
 use super::stack::{Stack, StackEntry};
 
 /// One request to the keeper, the ledger's only writer.
@@ -20,16 +20,16 @@ pub enum Command {
         /// The stack's answer.
         answer: StackAnswer,
         /// The generation of the snapshot that the stack evaluated.
-        seen: u64,
+        generation: u64,
         /// Whether this is the second try after [`super::refusal::Refusal::Moved`].
-        again: bool,
+        is_retry: bool,
         /// Whether a reconcile pass may still clear a refusal.
         attempt: Attempt,
     },
     /// The result of an inventory scan.
-    Look(Inventory),
+    RecordScan(Inventory),
     /// The triage of a reading.
-    Triaged {
+    ApplyTriage {
         /// The reading.
         reading: Reading,
         /// Its severity and the reason.
@@ -38,7 +38,7 @@ pub enum Command {
     /// New offers of parts, each with the policy's label or `baseline`.
     Offer(Vec<(PartOffer, String)>),
     /// The sources' state for a reconcile pass.
-    Observe(RoundView),
+    Reconcile(ReconcileView),
     /// A source's view of all pods of this node.
     Pods(PodsView),
     /// An operator cordons a GPU. Legal in any state; a second cordon keeps the start time and records a
@@ -64,9 +64,9 @@ pub enum Command {
         gpu: PartId,
     },
     /// The outcome of an eviction request. Discarded if the pod no longer needs to be evicted.
-    Asked {
+    RecordEviction {
         /// The request.
-        ask: Ask,
+        ask: EvictionRequest,
         /// Its outcome.
         outcome: Outcome,
     },
@@ -76,7 +76,7 @@ pub enum Command {
         gpu: PartId,
     },
     /// An operator marks a GPU healthy, until the next bad reading.
-    Heal {
+    MarkHealthy {
         /// The GPU.
         gpu: PartId,
         /// The operator.
@@ -98,9 +98,9 @@ pub enum Command {
         force: bool,
     },
     /// Store a new or recompiled policy version.
-    KeepPolicy(PolicyVersion),
+    StorePolicy(PolicyVersion),
     /// A stored version was compiled on this machine.
-    Compiled {
+    RecordArtifact {
         /// The version.
         digest: Digest,
         /// sha256 of the artifact.
@@ -127,24 +127,24 @@ pub enum Command {
 impl Command {
     /// Its name in traces.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
             Self::Allocate { .. } => "allocate",
-            Self::Look(_) => "look",
-            Self::Triaged { .. } => "triaged",
+            Self::RecordScan(_) => "look",
+            Self::ApplyTriage { .. } => "triaged",
             Self::Offer(_) => "offer",
-            Self::Observe(_) => "observe",
+            Self::Reconcile(_) => "observe",
             Self::Pods(_) => "pods",
             Self::Cordon { .. } => "cordon",
             Self::Drain { .. } => "drain",
             Self::StopDrain { .. } => "stopDrain",
-            Self::Asked { .. } => "asked",
+            Self::RecordEviction { .. } => "asked",
             Self::Uncordon { .. } => "uncordon",
-            Self::Heal { .. } => "heal",
+            Self::MarkHealthy { .. } => "heal",
             Self::Forget { .. } => "forget",
             Self::End { .. } => "end",
-            Self::KeepPolicy(_) => "keepPolicy",
-            Self::Compiled { .. } => "compiled",
+            Self::StorePolicy(_) => "keepPolicy",
+            Self::RecordArtifact { .. } => "compiled",
             Self::DeletePolicy { .. } => "deletePolicy",
             Self::Activate { .. } => "activate",
             Self::Tick => "tick",

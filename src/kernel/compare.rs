@@ -3,7 +3,7 @@
 //! A candidate is one policy. If it passes, the stack would have called other policies: that is neither the
 //! same nor different, and is counted separately.
 
-use super::decision::{Asked, CallNote, Grant, Outcome, Said};
+use super::decision::{CallOutcome, CallRecord, Grant, Outcome, OwnedQuestion};
 use super::names::{DeviceId, PartId};
 use super::offer::{Consumes, OfferLine, PartOffer};
 use super::policy::{Answer, Fault, PlaceRequest, Placement, REASON_BYTES_MAX, Terms, TriageAnswer};
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The result of comparing a candidate's answer with the outcome of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Compared {
+pub enum AnswerComparison {
     /// The effect is the same: the same parts, terms, severity or offers. Reasons may differ.
     Same,
     /// The effect differs; the text says how.
@@ -27,15 +27,17 @@ pub enum Compared {
 /// can be checked without one is checked here.
 #[must_use]
 pub fn compare(
-    question: &Asked,
-    calls: &[CallNote],
+    question: &OwnedQuestion,
+    calls: &[CallRecord],
     outcome: &Outcome,
     name: &str,
     result: &Result<Option<Answer>, Fault>,
-) -> Compared {
+) -> AnswerComparison {
     let own = calls.iter().find(|call| call.policy.split('@').next() == Some(name));
-    match own.map(|call| &call.said) {
-        Some(Said::Answer(answer)) => compare_outcome(question, &outcome_of(answer, name), result, true),
+    match own.map(|call| &call.outcome) {
+        Some(CallOutcome::Answer(answer)) => {
+            compare_outcome(question, &outcome_of(answer, name), result, true)
+        }
         _ => compare_outcome(question, outcome, result, false),
     }
 }
@@ -59,22 +61,22 @@ fn outcome_of(answer: &Answer, name: &str) -> Outcome {
 }
 
 fn compare_outcome(
-    question: &Asked,
+    question: &OwnedQuestion,
     outcome: &Outcome,
     result: &Result<Option<Answer>, Fault>,
     is_own_answer: bool,
-) -> Compared {
+) -> AnswerComparison {
     let answer = match result {
-        Err(fault) => return Compared::Fails(fault.to_string()),
-        Ok(None) => return Compared::Passes,
+        Err(fault) => return AnswerComparison::Fails(fault.to_string()),
+        Ok(None) => return AnswerComparison::Passes,
         Ok(Some(answer)) => answer,
     };
     let difference = match (answer, outcome) {
         (Answer::Place(placement), Outcome::Placed(before, _)) => {
-            if let Asked::Place(request) = question
+            if let OwnedQuestion::Place(request) = question
                 && let Err(error) = check_placement(request, placement)
             {
-                return Compared::Fails(error);
+                return AnswerComparison::Fails(error);
             }
             placement_difference(before, placement)
         }
@@ -91,9 +93,9 @@ fn compare_outcome(
         (Answer::Deny(reason), _) => Some(format!("denies: {reason}")),
         (Answer::Offer(offers), Outcome::Offered(before)) => offer_difference(before, &offers.parts),
         (Answer::Triage(triage), Outcome::Triaged(before, _)) => triage_difference(before, triage),
-        _ => return Compared::Fails("the answer is for another hook".into()),
+        _ => return AnswerComparison::Fails("the answer is for another hook".into()),
     };
-    difference.map_or(Compared::Same, Compared::Differs)
+    difference.map_or(AnswerComparison::Same, AnswerComparison::Differs)
 }
 
 /// Checks that a placement has the requested number of distinct available devices, and all required ones.
@@ -257,20 +259,30 @@ mod tests {
         Placement { devices: devices.iter().map(|(p, n)| share(p, *n)).collect(), reason: String::new() }
     }
 
-    fn place(available: &[(&str, u32)], size: usize) -> Asked {
+    fn place(available: &[(&str, u32)], size: usize) -> OwnedQuestion {
         let resource = Resource::parse("nvidia.com/gpu.shared").unwrap();
         let available = available.iter().map(|(p, n)| share(p, *n)).collect();
-        Asked::Place(PlaceRequest { resource, available, required: Vec::new(), size })
+        OwnedQuestion::Place(PlaceRequest { resource, available, required: Vec::new(), size })
     }
 
     /// Compares the answer of a policy that took no part in the decision.
-    fn compare(question: &Asked, outcome: &Outcome, result: &Result<Option<Answer>, Fault>) -> Compared {
+    fn compare(
+        question: &OwnedQuestion,
+        outcome: &Outcome,
+        result: &Result<Option<Answer>, Fault>,
+    ) -> AnswerComparison {
         super::compare(question, &[], outcome, "new", result)
     }
 
-    fn call(policy: &str, said: Said) -> CallNote {
+    fn call(policy: &str, said: CallOutcome) -> CallRecord {
         let digest = Digest::parse(&"a".repeat(64)).unwrap();
-        CallNote { policy: policy.into(), digest, parameters: "{}".into(), said, cost: Cost::default() }
+        CallRecord {
+            policy: policy.into(),
+            digest,
+            parameters: "{}".into(),
+            outcome: said,
+            cost: Cost::default(),
+        }
     }
 
     #[test]
@@ -278,30 +290,30 @@ mod tests {
         let limits = Limits { memory_mib: Some(4096), compute_percent: None };
         let memory = Terms { limits, ..Terms::default() };
         let calls = [
-            call("quota@1", Said::Answer(Answer::Allow(Terms::default()))),
-            call("memory@1", Said::Answer(Answer::Allow(memory.clone()))),
+            call("quota@1", CallOutcome::Answer(Answer::Allow(Terms::default()))),
+            call("memory@1", CallOutcome::Answer(Answer::Allow(memory.clone()))),
         ];
         let granted = Outcome::Granted(Grant { limits, ..Grant::default() });
         let question = place(&[], 0);
         let same = |name: &str, terms: Terms| {
             super::compare(&question, &calls, &granted, name, &Ok(Some(Answer::Allow(terms))))
         };
-        assert_eq!(same("quota", Terms::default()), Compared::Same);
-        assert_eq!(same("memory", memory), Compared::Same);
+        assert_eq!(same("quota", Terms::default()), AnswerComparison::Same);
+        assert_eq!(same("memory", memory), AnswerComparison::Same);
         assert_eq!(text_of(same("memory", Terms::default())), "memory limit none instead of 4096 MiB");
         let denied = Outcome::Denied { by: "quota@1".into(), reason: "no".into() };
-        let calls = [call("quota@1", Said::Answer(Answer::Deny("no".into())))];
+        let calls = [call("quota@1", CallOutcome::Answer(Answer::Deny("no".into())))];
         let allow = Ok(Some(Answer::Allow(Terms::default())));
-        assert_eq!(super::compare(&question, &calls, &denied, "memory", &allow), Compared::Same);
+        assert_eq!(super::compare(&question, &calls, &denied, "memory", &allow), AnswerComparison::Same);
         assert_eq!(
             text_of(super::compare(&question, &calls, &denied, "quota", &allow)),
             "allows what quota denied: no"
         );
     }
 
-    fn text_of(compared: Compared) -> String {
+    fn text_of(compared: AnswerComparison) -> String {
         match compared {
-            Compared::Differs(text) | Compared::Fails(text) => text,
+            AnswerComparison::Differs(text) | AnswerComparison::Fails(text) => text,
             other => panic!("{other:?}"),
         }
     }
@@ -311,12 +323,12 @@ mod tests {
         let question = place(&[("GPU-a", 0), ("GPU-a", 1), ("GPU-b", 0)], 1);
         let before = Outcome::Placed(placement(&[("GPU-a", 0)]), "baseline".into());
         let answered = |devices| Ok(Some(Answer::Place(placement(devices))));
-        assert_eq!(compare(&question, &before, &answered(&[("GPU-a", 1)])), Compared::Same);
+        assert_eq!(compare(&question, &before, &answered(&[("GPU-a", 1)])), AnswerComparison::Same);
         let difference = text_of(compare(&question, &before, &answered(&[("GPU-b", 0)])));
         assert_eq!(difference, "chooses GPU-b instead of GPU-a");
         let failure = text_of(compare(&question, &before, &answered(&[("GPU-c", 0)])));
         assert_eq!(failure, "device GPU-c::0 is not available");
-        assert_eq!(compare(&question, &before, &Ok(None)), Compared::Passes);
+        assert_eq!(compare(&question, &before, &Ok(None)), AnswerComparison::Passes);
     }
 
     #[test]
@@ -326,7 +338,7 @@ mod tests {
         let question = place(&[], 0);
         let terms = Terms { limits, environment: vec![("A".into(), "1".into())], reason: "x".into() };
         let granted = Outcome::Granted(grant);
-        assert_eq!(compare(&question, &granted, &Ok(Some(Answer::Allow(terms)))), Compared::Same);
+        assert_eq!(compare(&question, &granted, &Ok(Some(Answer::Allow(terms)))), AnswerComparison::Same);
         let tighter = Limits { memory_mib: Some(512), compute_percent: None };
         let environment = vec![("B".into(), "2".into())];
         let other = Answer::Allow(Terms { environment, limits: tighter, ..Terms::default() });
@@ -342,10 +354,17 @@ mod tests {
         let question = place(&[], 0);
         let refused = Outcome::Refused { reason: "held".into() };
         let allow = Ok(Some(Answer::Allow(Terms::default())));
-        assert_eq!(compare(&question, &refused, &allow), Compared::Same);
+        assert_eq!(compare(&question, &refused, &allow), AnswerComparison::Same);
         let denied = Outcome::Denied { by: "quota@1".into(), reason: "too many".into() };
-        assert_eq!(compare(&question, &denied, &allow), Compared::Same, "another policy's denial stands");
-        assert_eq!(compare(&question, &denied, &Ok(Some(Answer::Deny("mine".into())))), Compared::Same);
+        assert_eq!(
+            compare(&question, &denied, &allow),
+            AnswerComparison::Same,
+            "another policy's denial stands"
+        );
+        assert_eq!(
+            compare(&question, &denied, &Ok(Some(Answer::Deny("mine".into())))),
+            AnswerComparison::Same
+        );
     }
 
     #[test]
@@ -359,9 +378,12 @@ mod tests {
         let offer = |id: &str, count| PartOffer { part: part(id), lines: vec![line(count)] };
         let before = Outcome::Offered(vec![(offer("GPU-a", 1), "x".into()), (offer("GPU-b", 1), "x".into())]);
         let answered = |parts| Ok(Some(Answer::Offer(OfferAnswer { parts, again_after_s: None })));
-        assert_eq!(compare(&Asked::Offer, &before, &answered(vec![offer("GPU-b", 1)])), Compared::Same);
         assert_eq!(
-            text_of(compare(&Asked::Offer, &before, &answered(vec![offer("GPU-b", 2)]))),
+            compare(&OwnedQuestion::Offer, &before, &answered(vec![offer("GPU-b", 1)])),
+            AnswerComparison::Same
+        );
+        assert_eq!(
+            text_of(compare(&OwnedQuestion::Offer, &before, &answered(vec![offer("GPU-b", 2)]))),
             "offers GPU-b as 2 nvidia.com/gpu (whole) instead of 1 nvidia.com/gpu (whole)"
         );
     }
@@ -373,10 +395,10 @@ mod tests {
         let before = Outcome::Triaged(answer(Severity::Unhealthy, None), "baseline".into());
         let answered = Ok(Some(Answer::Triage(answer(Severity::Degraded, Some(60)))));
         assert_eq!(
-            text_of(compare(&Asked::Offer, &before, &answered)),
+            text_of(compare(&OwnedQuestion::Offer, &before, &answered)),
             "degraded for 60 s instead of unhealthy until an operator marks it healthy"
         );
         let fault = Err(Fault { kind: FaultKind::Trap, detail: "boom".into() });
-        assert_eq!(text_of(compare(&Asked::Offer, &before, &fault)), "boom (trap)");
+        assert_eq!(text_of(compare(&OwnedQuestion::Offer, &before, &fault)), "boom (trap)");
     }
 }

@@ -8,14 +8,14 @@ use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::{PartOffer, RESOURCES_MAX};
-use super::offering::{check_offer, due_to_leave, reoffer};
+use super::offering::{check_offer, may_be_delisted, reoffer};
 use super::part_state::{Device, PartState};
 use super::pods::PodsView;
 use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::refusal::Refusal;
 use super::time::{Now, Timing};
 use super::trust_check::check_trust;
-use super::{allocate, breaker, evict, look, round, running};
+use super::{allocate, breaker, evict, round, running, scan};
 use std::sync::Arc;
 
 /// The decision on a command.
@@ -32,36 +32,36 @@ pub struct Verdict {
 #[must_use]
 pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Verdict {
     let decided = match command {
-        Command::Allocate { request, answer, seen, again, attempt } => {
+        Command::Allocate { request, answer, generation: seen, is_retry: again, attempt } => {
             let current = *seen == ledger.generation || *again;
             let input = allocate::AllocateInput { request, answer, current, attempt: *attempt };
             return allocate::allocate(ledger, rules, input, now);
         }
-        Command::Look(inventory) => Ok(look::look(ledger, inventory, rules, now)),
-        Command::Triaged { reading, answer } => Ok(look::triaged(ledger, reading, answer, now)),
+        Command::RecordScan(inventory) => Ok(scan::look(ledger, inventory, rules, now)),
+        Command::ApplyTriage { reading, answer } => Ok(scan::triaged(ledger, reading, answer, now)),
         Command::Offer(offers) => apply_offers(ledger, offers, rules, now),
-        Command::Observe(view) => Ok(round::observe(ledger, view, rules, now)),
+        Command::Reconcile(view) => Ok(round::observe(ledger, view, rules, now)),
         Command::Pods(view) => Ok(update_pods(ledger, view)),
-        Command::Asked { ask, outcome } => {
+        Command::RecordEviction { ask, outcome } => {
             Ok(evict::record_outcome(ledger, ask, outcome, rules.timing.evict_again_ms, now))
         }
         Command::Cordon { gpu, mark } => change_drain(ledger, gpu, |d| d.after_cordon(mark)),
         Command::Drain { gpu, mark, order } => change_drain(ledger, gpu, |d| d.after_order(mark, *order)),
         Command::StopDrain { gpu } => change_drain(ledger, gpu, Drain::after_cancel),
         Command::Uncordon { gpu } => change_drain(ledger, gpu, |_| Drain::Active),
-        Command::Heal { gpu, by, why } => mark_healthy(ledger, gpu, by, why, now),
+        Command::MarkHealthy { gpu, by, why } => mark_healthy(ledger, gpu, by, why, now),
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
         Command::End { id, force } => end(ledger, rules, *id, *force, now),
-        Command::KeepPolicy(version) => {
+        Command::StorePolicy(version) => {
             // The few versions that ship with the daemon are always stored.
             let has_room = version.shipped || ledger.policies.len() < VERSIONS_MAX;
             if !has_room && !ledger.policies.contains_key(&version.digest) {
                 Err(Refusal::TooManyVersions { limit: VERSIONS_MAX })
             } else {
-                Ok(vec![Change::PolicyKept(version.clone())])
+                Ok(vec![Change::PolicyStored(version.clone())])
             }
         }
-        Command::Compiled { digest, artifact } => record_artifact(ledger, digest, artifact),
+        Command::RecordArtifact { digest, artifact } => record_artifact(ledger, digest, artifact),
         Command::DeletePolicy { digest } => delete_policy(ledger, digest),
         Command::Activate { stack, expected, offers } => {
             activate(ledger, stack, *expected, offers, rules, now)
@@ -116,7 +116,7 @@ fn change_drain(
 ) -> Result<Vec<Change>, Refusal> {
     let old = &find_gpu(ledger, gpu)?.drain;
     let drain = transition(old);
-    Ok(if drain == *old { Vec::new() } else { vec![Change::DrainTurned { gpu: gpu.clone(), drain }] })
+    Ok(if drain == *old { Vec::new() } else { vec![Change::DrainChanged { gpu: gpu.clone(), drain }] })
 }
 
 fn mark_healthy(
@@ -131,7 +131,7 @@ fn mark_healthy(
     if !ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu) {
         return Err(Refusal::Vanished { gpu: gpu.clone() });
     }
-    if let Some(error) = ledger.troubles.get(gpu) {
+    if let Some(error) = ledger.scan_errors.get(gpu) {
         return Err(Refusal::NoAnswer { gpu: gpu.clone(), trouble: error.clone() });
     }
     match health.state {
@@ -140,7 +140,7 @@ fn mark_healthy(
         HealthState::Degraded | HealthState::Unhealthy => {
             let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
             let health = health.marked_healthy(&format!("marked healthy by {by}{why}"), now);
-            Ok(vec![Change::HealthTurned { gpu: gpu.clone(), health }])
+            Ok(vec![Change::HealthChanged { gpu: gpu.clone(), health }])
         }
     }
 }
@@ -156,7 +156,7 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
     }
     // Its ids leave the list with it, so they must have been Unhealthy and unheld for the full period (I10).
     let settled = |since_ms| now.passed(since_ms, rules.timing.retire_ms);
-    if parts().any(|p| !settled(p.turned_mono_ms) || !settled(p.idle_since_mono_ms)) {
+    if parts().any(|p| !settled(p.present_changed_mono_ms) || !settled(p.idle_since_mono_ms)) {
         return Err(Refusal::TooSoon { gpu: gpu.clone(), wait_ms: rules.timing.retire_ms });
     }
     Ok(vec![Change::GpuForgotten(gpu.clone())])
@@ -194,7 +194,7 @@ fn record_artifact(ledger: &Ledger, digest: &Digest, artifact: &Digest) -> Resul
     let known = known.ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
     let same = known.artifact == *artifact;
     let version = PolicyVersion { artifact: artifact.clone(), ..PolicyVersion::clone(known) };
-    Ok(if same { Vec::new() } else { vec![Change::PolicyKept(version)] })
+    Ok(if same { Vec::new() } else { vec![Change::PolicyStored(version)] })
 }
 
 fn delete_policy(ledger: &Ledger, digest: &Digest) -> Result<Vec<Change>, Refusal> {
@@ -235,12 +235,12 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     let mut changes = Vec::new();
     for (resource, state) in ledger.breakers.iter() {
         if let Some(breaker) = breaker::after_tick(state, timing, now) {
-            changes.push(Change::BreakerTurned { resource: resource.clone(), breaker });
+            changes.push(Change::BreakerChanged { resource: resource.clone(), breaker });
         }
     }
     for part in ledger.parts.values().filter(|p| p.present) {
         let due =
-            part.devices.iter().filter(|(_, d)| due_to_leave(d, timing.retire_ms, timing.named_ms, now));
+            part.devices.iter().filter(|(_, d)| may_be_delisted(d, timing.retire_ms, timing.named_ms, now));
         changes.extend(due.map(|((resource, share), _)| Change::Delisted(part.key(resource, *share))));
     }
     let gone = ledger.parts.iter().filter(|(_, part)| is_permanently_gone(ledger, part, timing, now));
@@ -257,11 +257,12 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
 fn is_permanently_gone(ledger: &Ledger, part: &PartState, timing: &Timing, now: Now) -> bool {
     let gpu = part.part.gpu();
     let gpu_is_present = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
-    let recently_named = |d: &Device| d.named_mono_ms.is_some_and(|at| !now.passed(at, timing.named_ms));
+    let recently_named =
+        |d: &Device| d.last_allocate_mono_ms.is_some_and(|at| !now.passed(at, timing.named_ms));
     !part.present
         && gpu_is_present
         && part.part.parent.is_some()
-        && now.passed(part.turned_mono_ms, timing.retire_ms)
+        && now.passed(part.present_changed_mono_ms, timing.retire_ms)
         && now.passed(part.idle_since_mono_ms, timing.retire_ms)
         && !part.devices.values().any(|d| d.held() || recently_named(d))
 }

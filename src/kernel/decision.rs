@@ -22,7 +22,7 @@ pub struct Cost {
 
 /// An owned [`Question`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum OwnedQuestion {
     /// See [`Question::Offer`].
     Offer,
     /// See [`Question::Place`].
@@ -33,7 +33,7 @@ pub enum Asked {
     Triage(Reading),
 }
 
-impl Asked {
+impl OwnedQuestion {
     /// The question, borrowed.
     #[must_use]
     pub fn question(&self) -> Question<'_> {
@@ -54,7 +54,7 @@ impl Asked {
 
 /// The result of one policy call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum CallOutcome {
     /// The next policy is called.
     Pass,
     /// An answer.
@@ -65,10 +65,10 @@ pub enum Said {
     Suspended,
 }
 
-impl Said {
+impl CallOutcome {
     /// Its name in the API and in traces.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
             Self::Pass => "pass",
             Self::Answer(_) => "answer",
@@ -80,7 +80,7 @@ impl Said {
 
 /// One policy call of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CallNote {
+pub struct CallRecord {
     /// The policy's label: `name@` and the beginning of the digest.
     pub policy: String,
     /// Digest of the version.
@@ -88,7 +88,7 @@ pub struct CallNote {
     /// The stack entry's parameters, JSON.
     pub parameters: String,
     /// The call's result.
-    pub said: Said,
+    pub outcome: CallOutcome,
     /// The call's cost.
     pub cost: Cost,
 }
@@ -136,7 +136,7 @@ pub struct Grant {
 impl Outcome {
     /// Its value in the API, which lists are filtered by.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         match self {
             Self::Offered(_) => "offered",
             Self::Placed(..) => "placed",
@@ -178,19 +178,19 @@ impl Outcome {
 
 /// A decision as it is sent to the journal. It is cheap to create because the node is shared.
 #[derive(Clone, Debug)]
-pub struct Note {
+pub struct NewDecision {
     /// The snapshot that the policies evaluated.
     pub node: Arc<Ledger>,
     /// The time of the decision.
     pub now: Now,
     /// The question.
-    pub asked: Asked,
+    pub question: OwnedQuestion,
     /// The calls of the stack's policies, in order.
-    pub calls: Vec<CallNote>,
+    pub calls: Vec<CallRecord>,
     /// The outcome.
     pub outcome: Outcome,
     /// Whether it repeats the previous decision, so that it need not be recorded.
-    pub again: bool,
+    pub is_repeat: bool,
 }
 
 /// Limits of the journal.
@@ -228,7 +228,7 @@ pub struct Decision {
     /// Pods that the request may be for, as `namespace/pod`.
     pub candidates: Vec<String>,
     /// The calls of the stack's policies, in order.
-    pub calls: Vec<CallNote>,
+    pub calls: Vec<CallRecord>,
     /// The outcome.
     pub outcome: Outcome,
     /// sha256 of the policies' input; `None` where the input could not be stored.
@@ -246,26 +246,26 @@ pub struct Request {
     pub devices: Vec<String>,
 }
 
-impl Note {
+impl NewDecision {
     /// The decision as the journal stores it, without a sequence number.
     #[must_use]
     pub fn decision(&self) -> Decision {
         let node = &*self.node;
         let ids = |devices: &[DeviceId]| devices.iter().map(ToString::to_string).collect();
-        let (request, reading) = match &self.asked {
-            Asked::Offer => (None, None),
-            Asked::Place(place) => {
+        let (request, reading) = match &self.question {
+            OwnedQuestion::Offer => (None, None),
+            OwnedQuestion::Place(place) => {
                 (Some(Request::new(&place.resource, place.size, ids(&place.required))), None)
             }
-            Asked::Admit(admit) => {
+            OwnedQuestion::Admit(admit) => {
                 (Some(Request::new(&admit.resource, admit.devices.len(), ids(&admit.devices))), None)
             }
-            Asked::Triage(reading) => (None, Some(reading.clone())),
+            OwnedQuestion::Triage(reading) => (None, Some(reading.clone())),
         };
         Decision {
             seq: 0,
             at_wall_ms: self.now.wall_ms,
-            hook: self.asked.hook(),
+            hook: self.question.hook(),
             generation: node.generation,
             request,
             reading,
@@ -280,12 +280,12 @@ impl Note {
     /// Sorted, without duplicates.
     fn gpus(&self) -> Vec<PartId> {
         let mut parts = BTreeSet::new();
-        match &self.asked {
-            Asked::Admit(admit) => parts.extend(admit.devices.iter().map(|id| &id.part)),
-            Asked::Triage(reading) => {
+        match &self.question {
+            OwnedQuestion::Admit(admit) => parts.extend(admit.devices.iter().map(|id| &id.part)),
+            OwnedQuestion::Triage(reading) => {
                 parts.insert(&reading.part);
             }
-            Asked::Offer | Asked::Place(_) => {}
+            OwnedQuestion::Offer | OwnedQuestion::Place(_) => {}
         }
         match &self.outcome {
             Outcome::Offered(offers) => parts.extend(offers.iter().map(|(offer, _)| &offer.part)),
@@ -297,12 +297,14 @@ impl Note {
     }
 
     fn candidates(&self) -> Vec<String> {
-        let found = match &self.asked {
-            Asked::Place(place) => pod_candidates::candidates(&self.node, &place.resource, place.size),
-            Asked::Admit(admit) => {
+        let found = match &self.question {
+            OwnedQuestion::Place(place) => {
+                pod_candidates::candidates(&self.node, &place.resource, place.size)
+            }
+            OwnedQuestion::Admit(admit) => {
                 pod_candidates::candidates(&self.node, &admit.resource, admit.devices.len())
             }
-            Asked::Offer | Asked::Triage(_) => Vec::new(),
+            OwnedQuestion::Offer | OwnedQuestion::Triage(_) => Vec::new(),
         };
         let mut names: Vec<_> =
             found.iter().map(|found| format!("{}/{}", found.pod.namespace, found.pod.name)).collect();
@@ -324,7 +326,7 @@ pub struct Filter {
     /// Decisions on this GPU.
     pub gpu: Option<PartId>,
     /// Decisions that led to one of these allocations, or whose request may be for this pod.
-    pub whose: Option<Whose>,
+    pub requester: Option<Requester>,
     /// Decisions in which a policy took part whose label begins with this text.
     pub policy: Option<String>,
     /// Decisions with this outcome ([`Outcome::word`]), or `fault` for those in which a policy failed.
@@ -341,7 +343,7 @@ pub struct Filter {
 
 /// The requester of a decision; matches by either field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Whose {
+pub struct Requester {
     /// Ids of the resulting allocations.
     pub allocations: Vec<AllocationId>,
     /// The pod, as `namespace/pod`, `/pod` for any namespace or `namespace/` for any pod.
@@ -351,7 +353,7 @@ pub struct Whose {
 impl Filter {
     /// Whether a decision matches the filter.
     #[must_use]
-    pub fn wants(&self, decision: &Decision) -> bool {
+    pub fn matches(&self, decision: &Decision) -> bool {
         let gpu = |gpu: &PartId| decision.gpus.contains(gpu);
         let policy = |label: &String| {
             let begins = |by: &str| by.starts_with(label.as_str());
@@ -359,11 +361,11 @@ impl Filter {
                 || decision.outcome.by().into_iter().any(begins)
         };
         let outcome = |name: &String| match name.as_str() {
-            "fault" => decision.calls.iter().any(|call| matches!(call.said, Said::Fault(_))),
-            name => decision.outcome.word() == name,
+            "fault" => decision.calls.iter().any(|call| matches!(call.outcome, CallOutcome::Fault(_))),
+            name => decision.outcome.as_str() == name,
         };
         self.gpu.as_ref().is_none_or(gpu)
-            && self.whose.as_ref().is_none_or(|whose| whose.matches(decision))
+            && self.requester.as_ref().is_none_or(|whose| whose.matches(decision))
             && self.policy.as_ref().is_none_or(policy)
             && self.outcome.as_ref().is_none_or(outcome)
             && self.hook.is_none_or(|hook| hook == decision.hook)
@@ -373,7 +375,7 @@ impl Filter {
     }
 }
 
-impl Whose {
+impl Requester {
     fn matches(&self, decision: &Decision) -> bool {
         if let Outcome::Granted(Grant { allocation: Some(id), .. }) = &decision.outcome
             && self.allocations.contains(id)

@@ -13,7 +13,7 @@ pub(super) fn update_drains(ledger: &Ledger, now: Now) -> Vec<Change> {
 }
 
 fn update_drain(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option<Change> {
-    let changed = |drain| Some(Change::DrainTurned { gpu: gpu.clone(), drain });
+    let changed = |drain| Some(Change::DrainChanged { gpu: gpu.clone(), drain });
     let is_held = is_held(ledger, gpu);
     match &state.drain {
         // A container may be granted its former devices again (I4), so that the GPU is not empty.
@@ -28,7 +28,7 @@ fn update_drain(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Op
         {
             changed(Drain::Cordoned(Mark { why: with_given_up(&mark.why), ..mark.clone() }))
         }
-        _ if is_held && state.empty.is_some() => Some(Change::Emptied { gpu: gpu.clone(), empty: None }),
+        _ if is_held && state.empty.is_some() => Some(Change::EmptyChanged { gpu: gpu.clone(), empty: None }),
         _ => None,
     }
 }
@@ -54,7 +54,7 @@ pub(super) fn looked(
     now: Now,
 ) -> Option<Change> {
     let state = ledger.gpus.get(gpu)?;
-    let emptied = |empty| (state.empty != empty).then(|| Change::Emptied { gpu: gpu.clone(), empty });
+    let emptied = |empty| (state.empty != empty).then(|| Change::EmptyChanged { gpu: gpu.clone(), empty });
     let Drain::Draining(mark, _) = &state.drain else {
         return emptied(None);
     };
@@ -68,7 +68,7 @@ pub(super) fn looked(
     };
     if state.empty.is_some_and(|empty| empty.is_long_enough(seen_empty, timing, now)) {
         let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });
-        return Some(Change::DrainTurned { gpu: gpu.clone(), drain });
+        return Some(Change::DrainChanged { gpu: gpu.clone(), drain });
     }
     let (before, now) = (state.empty, now.mono_ms);
     emptied(Some(Empty {

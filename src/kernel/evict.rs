@@ -6,7 +6,7 @@
 use super::allocation::Allocation;
 use super::change::Change;
 use super::drain::{AtDeadline, Order};
-use super::eviction::{Ask, Asked, Outcome, Way};
+use super::eviction::{Asked, EvictionMethod, EvictionRequest, Outcome};
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Fate, Pod, PodsSource, Stage};
@@ -19,7 +19,7 @@ const MESSAGE_BYTES_MAX: usize = 512;
 
 /// A pod that holds devices of a GPU, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HolderOn {
+pub struct GpuHolder {
     /// The pod's namespace, once known.
     pub namespace: Option<String>,
     /// The pod's name, once known.
@@ -31,24 +31,24 @@ pub struct HolderOn {
     /// Its allocations on the GPU.
     pub allocations: Vec<AllocationId>,
     /// Whether it belongs to a DaemonSet, which recreates it on this node.
-    pub comes_back: bool,
+    pub is_recreated: bool,
     /// Its eviction status.
-    pub leaving: Leaving,
+    pub status: EvictionStatus,
 }
 
 /// The eviction status of a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Leaving {
+pub enum EvictionStatus {
     /// No source has shown the holder yet.
-    NotKnown,
+    Unidentified,
     /// The API server has not shown this pod (yet), so it cannot be evicted.
     NotShown,
     /// No request has been sent.
-    NotAsked,
+    NotRequested,
     /// A static pod, which is a file on the node and cannot be evicted.
     Static,
     /// A request was accepted, and the pod is not terminating yet.
-    Asked {
+    Requested {
         /// When the first request was sent, milliseconds since 1970.
         since_wall_ms: u64,
     },
@@ -74,23 +74,23 @@ pub enum Leaving {
 impl Order {
     /// The method by which holders are removed at `now`; `None` without eviction.
     #[must_use]
-    pub fn way(&self, now: Now) -> Option<Way> {
+    pub fn eviction_method(&self, now: Now) -> Option<EvictionMethod> {
         let late = self.at_deadline == AtDeadline::Delete && self.is_late(now);
-        self.evict.then_some(if late { Way::Delete } else { Way::Evict })
+        self.evict.then_some(if late { EvictionMethod::Delete } else { EvictionMethod::Evict })
     }
 }
 
 /// The requests that are due, the longest waiting first. None while the API server's view is not current: a
 /// pod may have been replaced by another of the same name.
 #[must_use]
-pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
-    let mut asks: BTreeMap<&str, Ask> = BTreeMap::new();
+pub fn due_requests(ledger: &Ledger, now: Now) -> Vec<EvictionRequest> {
+    let mut asks: BTreeMap<&str, EvictionRequest> = BTreeMap::new();
     let Some(view) = ledger.pods.as_ref().filter(|view| view.current && view.source == PodsSource::ApiServer)
     else {
         return Vec::new();
     };
     for (gpu, state) in &ledger.gpus {
-        let Some(way) = state.drain.order().and_then(|order| order.way(now)) else {
+        let Some(way) = state.drain.order().and_then(|order| order.eviction_method(now)) else {
             continue;
         };
         for allocation in allocations_on(ledger, gpu) {
@@ -98,50 +98,51 @@ pub fn asks(ledger: &Ledger, now: Now) -> Vec<Ask> {
             let Some((uid, pod)) = pod.filter(|(_, pod)| can_be_evicted(pod)) else {
                 continue;
             };
-            let ask = Ask { pod: Arc::clone(pod), way, gpu: gpu.clone() };
+            let ask = EvictionRequest { pod: Arc::clone(pod), method: way, gpu: gpu.clone() };
             let known = asks.entry(uid).or_insert_with(|| ask.clone());
-            if known.way < way {
+            if known.method < way {
                 *known = ask;
             }
         }
     }
-    let newest = |ask: &Ask| ledger.evictions.get(&ask.pod.uid);
-    let is_due =
-        |ask: &Ask| newest(ask).is_none_or(|n| n.ask.way < ask.way || now.mono_ms >= n.again_mono_ms);
-    let mut due: Vec<Ask> = asks.into_values().filter(is_due).collect();
+    let newest = |ask: &EvictionRequest| ledger.evictions.get(&ask.pod.uid);
+    let is_due = |ask: &EvictionRequest| {
+        newest(ask).is_none_or(|n| n.ask.method < ask.method || now.mono_ms >= n.again_mono_ms)
+    };
+    let mut due: Vec<EvictionRequest> = asks.into_values().filter(is_due).collect();
     due.sort_by_key(|ask| newest(ask).map(|n| n.again_mono_ms));
     due
 }
 
 /// Whether this pod still holds devices of a GPU whose holders are evicted.
 #[must_use]
-pub fn is_wanted(ledger: &Ledger, uid: &str) -> bool {
+pub fn is_being_evicted(ledger: &Ledger, uid: &str) -> bool {
     pods_to_evict(ledger).contains(uid)
 }
 
 /// The holders of this GPU, sorted by name; those without a known name come last.
 #[must_use]
-pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<HolderOn> {
+pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<GpuHolder> {
     let evicts = ledger.gpus.get(gpu).is_some_and(|g| g.drain.evicts());
-    let mut holders: BTreeMap<HolderKey<'_>, HolderOn> = BTreeMap::new();
+    let mut holders: BTreeMap<HolderKey<'_>, GpuHolder> = BTreeMap::new();
     for allocation in allocations_on(ledger, gpu) {
         let named = allocation.holder.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid));
         let holder = &allocation.holder;
-        let known = holders.entry(holder_key(allocation)).or_insert_with(|| HolderOn {
+        let known = holders.entry(holder_key(allocation)).or_insert_with(|| GpuHolder {
             namespace: holder.namespace.clone().or_else(|| named.as_ref()?.namespace.clone()),
             pod: holder.pod.clone().or_else(|| named?.pod),
             uid: holder.pod_uid.clone(),
             containers: BTreeSet::new(),
             allocations: Vec::new(),
-            comes_back: pod_of(ledger, allocation).is_some_and(|pod| pod.of_daemon_set),
-            leaving: eviction_status(ledger, allocation, evicts),
+            is_recreated: pod_of(ledger, allocation).is_some_and(|pod| pod.is_of_daemon_set),
+            status: eviction_status(ledger, allocation, evicts),
         });
         known.containers.extend(holder.container.clone());
         known.allocations.push(allocation.id);
     }
-    let mut holders: Vec<HolderOn> = holders.into_values().collect();
+    let mut holders: Vec<GpuHolder> = holders.into_values().collect();
     holders.sort_by(|a, b| {
-        let name = |h: &HolderOn| (h.pod.is_none(), h.namespace.clone(), h.pod.clone());
+        let name = |h: &GpuHolder| (h.pod.is_none(), h.namespace.clone(), h.pod.clone());
         name(a).cmp(&name(b))
     });
     holders
@@ -149,9 +150,15 @@ pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<HolderOn> {
 
 /// Records the outcome of a request. No change if the pod is no longer to be evicted.
 #[must_use]
-pub fn record_outcome(ledger: &Ledger, ask: &Ask, outcome: &Outcome, again_ms: u64, now: Now) -> Vec<Change> {
+pub fn record_outcome(
+    ledger: &Ledger,
+    ask: &EvictionRequest,
+    outcome: &Outcome,
+    again_ms: u64,
+    now: Now,
+) -> Vec<Change> {
     let uid = &ask.pod.uid;
-    if !is_wanted(ledger, uid) {
+    if !is_being_evicted(ledger, uid) {
         return Vec::new();
     }
     let outcome = match outcome {
@@ -164,7 +171,7 @@ pub fn record_outcome(ledger: &Ledger, ask: &Ask, outcome: &Outcome, again_ms: u
     let newest = Asked { ask: ask.clone(), outcome, since_wall_ms, again_mono_ms };
     let mut evictions = BTreeMap::clone(&ledger.evictions);
     evictions.insert(uid.clone(), newest);
-    vec![Change::Evicting(Arc::new(evictions))]
+    vec![Change::EvictionsUpdated(Arc::new(evictions))]
 }
 
 /// Removes the records of pods that are no longer to be evicted.
@@ -178,7 +185,7 @@ pub(super) fn prune_evictions(ledger: &Ledger) -> Option<Change> {
     }
     let mut evictions = BTreeMap::clone(&ledger.evictions);
     evictions.retain(|uid, _| pods.contains(uid.as_str()));
-    Some(Change::Evicting(Arc::new(evictions)))
+    Some(Change::EvictionsUpdated(Arc::new(evictions)))
 }
 
 /// UIDs of all pods that hold devices of a GPU whose holders are evicted.
@@ -199,7 +206,7 @@ fn allocations_on<'l>(ledger: &'l Ledger, gpu: &PartId) -> impl Iterator<Item = 
 
 /// A terminating or finished pod need not be evicted; a static pod cannot be.
 fn can_be_evicted(pod: &Pod) -> bool {
-    !pod.is_static && pod.stage != Stage::Finished && pod.leaving_since_wall_ms.is_none()
+    !pod.is_static && pod.stage != Stage::Finished && pod.deletion_wall_ms.is_none()
 }
 
 /// The allocation's pod in the ledger's view of pods.
@@ -208,32 +215,34 @@ fn pod_of<'l>(ledger: &'l Ledger, allocation: &Allocation) -> Option<&'l Pod> {
     ledger.pods.as_ref()?.pods.get(uid).map(AsRef::as_ref)
 }
 
-fn eviction_status(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> Leaving {
+fn eviction_status(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> EvictionStatus {
     if allocation.holder.is_unknown() {
-        return Leaving::NotKnown;
+        return EvictionStatus::Unidentified;
     }
     let Some(pod) = pod_of(ledger, allocation) else {
         return match ledger.fate_of(allocation) {
-            Fate::Over | Fate::Gone => Leaving::Over,
-            Fate::Alive | Fate::Unknown if evicts => Leaving::NotShown,
-            Fate::Alive | Fate::Unknown => Leaving::NotAsked,
+            Fate::Over | Fate::Gone => EvictionStatus::Over,
+            Fate::Alive | Fate::Unknown if evicts => EvictionStatus::NotShown,
+            Fate::Alive | Fate::Unknown => EvictionStatus::NotRequested,
         };
     };
     let newest = ledger.evictions.get(&pod.uid).filter(|_| evicts);
     if pod.is_static {
-        Leaving::Static
+        EvictionStatus::Static
     } else if pod.stage == Stage::Finished {
-        Leaving::Over
-    } else if let Some(since_wall_ms) = pod.leaving_since_wall_ms {
-        Leaving::Terminating { since_wall_ms }
+        EvictionStatus::Over
+    } else if let Some(since_wall_ms) = pod.deletion_wall_ms {
+        EvictionStatus::Terminating { since_wall_ms }
     } else if let Some(newest) = newest {
         match &newest.outcome {
-            Outcome::Taken | Outcome::Gone => Leaving::Asked { since_wall_ms: newest.since_wall_ms },
-            Outcome::Budget(message) => Leaving::Budget { message: message.clone() },
-            Outcome::Failed(message) => Leaving::Failed { message: message.clone() },
+            Outcome::Taken | Outcome::Gone => {
+                EvictionStatus::Requested { since_wall_ms: newest.since_wall_ms }
+            }
+            Outcome::Budget(message) => EvictionStatus::Budget { message: message.clone() },
+            Outcome::Failed(message) => EvictionStatus::Failed { message: message.clone() },
         }
     } else {
-        Leaving::NotAsked
+        EvictionStatus::NotRequested
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// How a pod is removed, the gentler method first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum EvictionMethod {
     /// Eviction API: disruption budgets are respected.
     Evict,
     /// Deletion with the pod's own grace period: disruption budgets are ignored.
@@ -15,11 +15,11 @@ pub enum Way {
 
 /// One request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct EvictionRequest {
     /// The pod; its UID is the request's precondition.
     pub pod: Arc<Pod>,
     /// The method.
-    pub way: Way,
+    pub method: EvictionMethod,
     /// The GPU that is drained; the first if there are several.
     pub gpu: PartId,
 }
@@ -41,7 +41,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The request.
-    pub ask: Ask,
+    pub ask: EvictionRequest,
     /// Its outcome.
     pub outcome: Outcome,
     /// When the first request for the pod was sent, milliseconds since 1970.

@@ -3,7 +3,7 @@
 use super::allocation::{ADOPTED, Allocation, Holder};
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId};
-use super::reconcile::{Checkpointed, ListedHold, PodList, RoundView};
+use super::reconcile::{CheckpointEntry, ListedHolding, PodList, ReconcileView};
 
 /// What the sources of one reconcile pass show of an allocation.
 pub(super) struct Evidence {
@@ -20,9 +20,9 @@ pub(super) struct Evidence {
     /// `List` shows its pod.
     pub(super) listed: bool,
     /// The checkpoint shows the allocation, or `List` shows its pod.
-    pub(super) names: bool,
+    pub(super) is_shown: bool,
     /// The source that would show it could be read: `List` if its pod's name is known, else the checkpoint.
-    pub(super) can_name: bool,
+    pub(super) can_be_shown: bool,
 }
 
 impl Evidence {
@@ -32,7 +32,7 @@ impl Evidence {
     }
 
     /// No source shows it.
-    pub(super) fn gone(&self, allocation: &Allocation) -> bool {
+    pub(super) fn is_gone(&self, allocation: &Allocation) -> bool {
         let devices_gone = !self.by_device || (allocation.overlapped && self.under_another_id);
         // A pod that still runs other containers does not keep a superseded grant live.
         let pod_gone = !self.listed || (allocation.overlapped && self.under_another_id);
@@ -44,10 +44,10 @@ impl Evidence {
 pub(super) fn evidence(
     ledger: &Ledger,
     allocation: &Allocation,
-    view: &RoundView,
+    view: &ReconcileView,
     list: Option<&PodList>,
 ) -> Evidence {
-    let on_devices: Vec<&Checkpointed> = view
+    let on_devices: Vec<&CheckpointEntry> = view
         .checkpoint
         .iter()
         .flatten()
@@ -69,7 +69,7 @@ pub(super) fn evidence(
         learned.container = Some(c.container.clone());
     }
     let mut known = allocation.holder.clone();
-    known.learn(&learned);
+    known.fill_from(&learned);
     if let Some(hold) = listed_hold(ledger, allocation, &known, view, list) {
         learned.namespace = Some(hold.namespace.clone());
         learned.pod = Some(hold.pod.clone());
@@ -78,27 +78,27 @@ pub(super) fn evidence(
         if known.pod_uid.is_none()
             && view.checkpoint.is_none()
             && let Some(pods) = &ledger.pods
-            && let Some(pod) = pods.named(&hold.namespace, &hold.pod, allocation.granted_wall_ms)
+            && let Some(pod) = pods.find_by_name(&hold.namespace, &hold.pod, allocation.granted_wall_ms)
         {
             learned.pod_uid = Some(pod.uid.clone());
         }
     } else if known.pod.is_none() {
         // `List` shows no init containers: the name comes from the pod's other allocations or the pods view.
         if let Some(pod) = known.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid)) {
-            learned.learn(&pod);
+            learned.fill_from(&pod);
         }
     }
-    known.learn(&learned);
+    known.fill_from(&learned);
     let listed = match (&known.namespace, &known.pod, list) {
         (Some(namespace), Some(pod), Some(list)) => list.pods.contains(&(namespace.clone(), pod.clone())),
         _ => false,
     };
-    let is_other = |c: &&&Checkpointed| c.allocation.is_some_and(|id| id != allocation.id);
-    let is_of_other_pod = |c: &&Checkpointed| known.pod_uid.as_ref().is_some_and(|uid| *uid != c.pod_uid);
+    let is_other = |c: &&&CheckpointEntry| c.allocation.is_some_and(|id| id != allocation.id);
+    let is_of_other_pod = |c: &&CheckpointEntry| known.pod_uid.as_ref().is_some_and(|uid| *uid != c.pod_uid);
     Evidence {
         by_id: own.is_some(),
-        names: entry.is_some() || listed,
-        can_name: if known.pod.is_some() { list.is_some() } else { view.checkpoint.is_some() },
+        is_shown: entry.is_some() || listed,
+        can_be_shown: if known.pod.is_some() { list.is_some() } else { view.checkpoint.is_some() },
         by_device: !on_devices.is_empty(),
         under_another_pod: !on_devices.is_empty() && on_devices.iter().all(is_of_other_pod),
         under_another_id: !on_devices.is_empty()
@@ -115,9 +115,9 @@ fn listed_hold<'v>(
     ledger: &Ledger,
     allocation: &Allocation,
     known: &Holder,
-    view: &RoundView,
+    view: &ReconcileView,
     list: Option<&'v PodList>,
-) -> Option<&'v ListedHold> {
+) -> Option<&'v ListedHolding> {
     let newest = allocation.keys().all(|key| ledger.holders_of(&key).last() == Some(&allocation.id));
     let is_candidate = newest || newest_shares_pod(ledger, allocation, view);
     list?.held.iter().find(|h| {
@@ -132,7 +132,7 @@ fn listed_hold<'v>(
 }
 
 /// Whether all newer allocations of the same devices are of the same pod, by UID.
-pub(super) fn newest_shares_pod(ledger: &Ledger, allocation: &Allocation, view: &RoundView) -> bool {
+pub(super) fn newest_shares_pod(ledger: &Ledger, allocation: &Allocation, view: &ReconcileView) -> bool {
     let uid_of = |id: AllocationId| {
         let checkpointed =
             view.checkpoint.iter().flatten().find(|c| c.allocation == Some(id)).map(|c| c.pod_uid.clone());

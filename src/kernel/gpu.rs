@@ -1,7 +1,7 @@
 //! GPUs and their parts as found by a backend, and the links between them.
 
 use super::names::PartId;
-use super::process::{Process, Sight};
+use super::process::{Process, ProcessVisibility};
 use std::collections::BTreeMap;
 
 /// Most parts of one node: four times 16 GPUs with 7 MIG instances each.
@@ -143,9 +143,9 @@ pub struct Inventory {
     /// Whether these are all processes, whatever the daemon may see. Only simulated GPUs can set this.
     pub processes_complete: bool,
     /// Whether the owners of the processes could be determined.
-    pub sight: Sight,
+    pub sight: ProcessVisibility,
     /// Errors of GPUs (by UUID) that are present but cannot be read: lost, or a call hangs or fails.
-    pub troubles: BTreeMap<PartId, String>,
+    pub scan_errors: BTreeMap<PartId, String>,
     /// Health conditions of GPUs that answer, repeated in every scan while they last. As with events, the
     /// policies decide on their severity.
     pub signs: Vec<Reading>,

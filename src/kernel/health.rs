@@ -35,7 +35,7 @@ impl HealthState {
 
     /// Whether containers on it can be expected to work.
     #[must_use]
-    pub fn works(self) -> bool {
+    pub fn is_usable(self) -> bool {
         matches!(self, Self::Healthy | Self::Degraded)
     }
 }
@@ -60,12 +60,12 @@ pub struct Health {
     /// The end of the quiet time, monotonic milliseconds. It starts again with the daemon.
     pub again_mono_ms: u64,
     /// The previous states, oldest first; at most [`HEALTH_HISTORY_MAX`].
-    pub history: Vec<Turn>,
+    pub history: Vec<PastHealth>,
 }
 
 /// A previous state of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct PastHealth {
     /// The state.
     pub state: HealthState,
     /// The reason.
@@ -90,7 +90,7 @@ impl Health {
 
     /// The health after one scan of the GPU; `error` is why the backend could not read it.
     #[must_use]
-    pub fn after_look(&self, present: bool, error: Option<&str>, quiet_ms: u64, now: Now) -> Self {
+    pub fn after_scan(&self, present: bool, error: Option<&str>, quiet_ms: u64, now: Now) -> Self {
         if !present {
             return self.with_state(HealthState::Vanished, "NVML no longer lists it", now);
         }
@@ -162,7 +162,7 @@ impl Health {
             return self.clone();
         }
         let mut history = self.history.clone();
-        history.push(Turn {
+        history.push(PastHealth {
             state: self.state,
             reason: self.reason.clone(),
             since_wall_ms: self.since_wall_ms,
@@ -221,11 +221,11 @@ mod tests {
     fn a_repeated_sign_restarts_the_quiet_time() {
         let (mut health, sign) = (Health::healthy(at(0)), unhealthy(Some(10)));
         for ms in (0..60_000).step_by(5_000) {
-            health = health.after_look(true, None, 0, at(ms)).after_triage(&sign, at(ms));
+            health = health.after_scan(true, None, 0, at(ms)).after_triage(&sign, at(ms));
             assert_eq!(health.state, HealthState::Unhealthy, "{ms}");
         }
         assert_eq!(health.history.len(), 1, "a repeated sign adds no state");
-        assert_eq!(health.after_look(true, None, 0, at(65_000)).state, HealthState::Healthy);
+        assert_eq!(health.after_scan(true, None, 0, at(65_000)).state, HealthState::Healthy);
     }
 
     #[test]
@@ -243,29 +243,29 @@ mod tests {
     #[test]
     fn a_scan_after_the_quiet_time_makes_healthy() {
         let faulty = Health::healthy(at(0)).after_triage(&unhealthy(Some(10)), at(0));
-        assert_eq!(faulty.after_look(true, None, 0, at(9_999)).state, HealthState::Unhealthy);
-        assert_eq!(faulty.after_look(true, None, 0, at(10_000)).state, HealthState::Healthy);
+        assert_eq!(faulty.after_scan(true, None, 0, at(9_999)).state, HealthState::Unhealthy);
+        assert_eq!(faulty.after_scan(true, None, 0, at(10_000)).state, HealthState::Healthy);
     }
 
     #[test]
     fn a_policy_can_leave_recovery_to_an_operator() {
         let faulty = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
         let again = faulty.after_triage(&unhealthy(Some(1)), at(1));
-        let lost = again.after_look(true, Some("lost"), 5, at(2));
-        let gone = lost.after_look(false, None, 5, at(3));
+        let lost = again.after_scan(true, Some("lost"), 5, at(2));
+        let gone = lost.after_scan(false, None, 5, at(3));
         assert_eq!(gone.state, HealthState::Vanished);
-        assert_eq!(gone.after_look(true, None, 5, at(1_000_000)).state, HealthState::Unhealthy);
+        assert_eq!(gone.after_scan(true, None, 5, at(1_000_000)).state, HealthState::Unhealthy);
     }
 
     #[test]
     fn an_operator_marks_a_gpu_healthy_until_the_next_bad_reading() {
         let faulty = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
         let marked_healthy = faulty.marked_healthy("marked healthy by ada", at(5));
-        assert_eq!(marked_healthy.after_look(true, None, 5, at(6)), marked_healthy);
-        let again = marked_healthy.after_look(true, Some("lost"), 5, at(7));
+        assert_eq!(marked_healthy.after_scan(true, None, 5, at(6)), marked_healthy);
+        let again = marked_healthy.after_scan(true, Some("lost"), 5, at(7));
         assert_eq!(again.state, HealthState::Unhealthy);
         assert_eq!(
-            again.after_look(true, None, 5, at(12)).state,
+            again.after_scan(true, None, 5, at(12)).state,
             HealthState::Healthy,
             "the policy's permanent state is over"
         );
@@ -284,7 +284,7 @@ mod tests {
     fn the_history_and_its_reasons_are_bounded() {
         let mut health = Health::healthy(at(0));
         for i in 0..100 {
-            health = health.after_look(true, Some(&format!("{i} {}", "\u{e4}".repeat(400))), 5, at(i));
+            health = health.after_scan(true, Some(&format!("{i} {}", "\u{e4}".repeat(400))), 5, at(i));
         }
         assert_eq!(health.history.len(), HEALTH_HISTORY_MAX);
         assert!(health.history.iter().all(|t| t.reason.len() <= REASON_BYTES_MAX));
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_healthy_gpu_that_comes_back_is_healthy() {
-        let gone = Health::healthy(at(0)).after_look(false, None, 5, at(3));
-        assert_eq!(gone.after_look(true, None, 5, at(4)).state, HealthState::Healthy);
+        let gone = Health::healthy(at(0)).after_scan(false, None, 5, at(3));
+        assert_eq!(gone.after_scan(true, None, 5, at(4)).state, HealthState::Healthy);
     }
 }

@@ -12,7 +12,7 @@
 
 mod chunk;
 
-pub use chunk::{Entry, Past, weight};
+pub use chunk::{EndedAllocation, Entry, weight};
 
 use super::allocation::{Allocation, End};
 use super::names::{AllocationId, DeviceId};
@@ -89,19 +89,19 @@ impl History {
     }
 
     /// All allocations, oldest end first.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Past<'_>> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = EndedAllocation<'_>> {
         self.chunks.iter().flat_map(|chunk| chunk.pasts())
     }
 
     /// The allocation that ended last.
     #[must_use]
-    pub fn back(&self) -> Option<Past<'_>> {
+    pub fn back(&self) -> Option<EndedAllocation<'_>> {
         self.iter().next_back()
     }
 
     /// The allocation with this id. The search starts at the newest.
     #[must_use]
-    pub fn get(&self, id: AllocationId) -> Option<Past<'_>> {
+    pub fn get(&self, id: AllocationId) -> Option<EndedAllocation<'_>> {
         self.iter().rev().find(|past| past.id == id)
     }
 

@@ -8,10 +8,10 @@ use super::command::{Command, Rules};
 use super::histories::held::Held;
 use super::history::HistoryLimit;
 use super::ledger::Ledger;
-use super::listing::{Listed, listing};
+use super::listing::{ListedDevice, listing};
 use super::names::{AllocationId, PartId};
 use super::offer::Consumes;
-use super::part_state::Standing;
+use super::part_state::DeviceState;
 use super::pods::Fate;
 use super::record::{Record, RecordKey, records};
 use super::restore::{carry_over, restore};
@@ -30,18 +30,18 @@ pub(super) fn i1_no_two_pods_hold_one_device(ledger: &Ledger) {
     }
 }
 
-pub(super) fn i2_grants_never_take_more_than_there_is(ledger: &Ledger) {
+pub(super) fn i2_grants_never_exceed_a_part(ledger: &Ledger) {
     for part in ledger.parts.values() {
         let taken = ledger.taken(part);
         assert_eq!(taken.excess(part.part.memory_mib), None, "I2: {} {taken:?}", part.part.id);
     }
 }
 
-pub(super) fn i3_healthy_is_held_or_to_be_had(ledger: &Ledger) {
+pub(super) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
     for resource in ledger.resources() {
         let half_open = ledger.breakers.contains_key(&resource);
         let list = listing(ledger, &resource, 100);
-        let free = |l: &&Listed| l.healthy && !ledger.device(&resource, &l.id).unwrap().held();
+        let free = |l: &&ListedDevice| l.healthy && !ledger.device(&resource, &l.id).unwrap().held();
         for part in ledger.parts.values() {
             let listed = list.iter().filter(|l| l.id.part == part.part.id);
             // A GPU and its instances are the same hardware; the GPU is listed as free first.
@@ -53,7 +53,7 @@ pub(super) fn i3_healthy_is_held_or_to_be_had(ledger: &Ledger) {
                 let device = part.device(&resource, l.id.share).unwrap();
                 if device.held() {
                     let evicts = ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
-                    assert_eq!(l.healthy, ledger.works(part) && !evicts, "I3: held {:?}", l.id);
+                    assert_eq!(l.healthy, ledger.is_usable(part) && !evicts, "I3: held {:?}", l.id);
                 } else if l.healthy {
                     assert!(device.offered() && ledger.may_grant(part), "I3: {:?} cannot be granted", l.id);
                     assert_ne!(
@@ -93,13 +93,17 @@ pub(super) fn i4_nothing_new_on_a_gpu_that_grants_nothing(
             let part = before.part(&id.part).unwrap();
             let device = part.device(&allocation.resource, id.share).unwrap();
             let recent = device.held()
-                && device.named_mono_ms.is_some_and(|n| now.mono_ms < n + rules.timing.named_ms);
+                && device.last_allocate_mono_ms.is_some_and(|n| now.mono_ms < n + rules.timing.named_ms);
             assert!(before.may_grant(part) || recent, "I4: {id} was granted");
         }
     }
 }
 
-pub(super) fn i5_the_store_gives_the_ledger(ledger: &Ledger, disk: &BTreeMap<RecordKey, Record>, now: Now) {
+pub(super) fn i5_the_store_restores_the_ledger(
+    ledger: &Ledger,
+    disk: &BTreeMap<RecordKey, Record>,
+    now: Now,
+) {
     let stored: Vec<Record> = disk.values().cloned().collect();
     let mut expected = records(ledger);
     expected.retain(|r| r.key() != RecordKey::Stack || disk.contains_key(&RecordKey::Stack));
@@ -112,17 +116,22 @@ pub(super) fn i5_the_store_gives_the_ledger(ledger: &Ledger, disk: &BTreeMap<Rec
         let mut part = super::part_state::PartState::clone(part);
         for (key, device) in &mut part.devices {
             // The time at which a device became unoffered is not stored, so its wait starts again.
-            if let (Standing::Retiring { .. }, Some(original)) =
-                (device.standing, ledger.parts[id].devices.get(key))
+            if let (DeviceState::Retiring { .. }, Some(original)) =
+                (device.state, ledger.parts[id].devices.get(key))
             {
-                device.standing = original.standing;
+                device.state = original.state;
             }
         }
         assert_eq!(part, *ledger.parts[id], "I5");
     }
 }
 
-pub(super) fn i6_nothing_that_lives_ends(before: &Ledger, entry: &Entry, pods: &[Held], complete: bool) {
+pub(super) fn i6_no_allocation_of_a_running_pod_ends(
+    before: &Ledger,
+    entry: &Entry,
+    pods: &[Held],
+    complete: bool,
+) {
     for change in &entry.changes {
         let Change::Ended { id, reason } = change else {
             continue;
@@ -230,11 +239,11 @@ pub(super) fn i10_an_id_leaves_only_when_it_may(
             assert!(!device.held(), "I10: {id} {share:?} left while held");
             if part_forgotten(id) {
                 assert!(
-                    !part.present && now.mono_ms >= part.turned_mono_ms + rules.timing.retire_ms,
+                    !part.present && now.mono_ms >= part.present_changed_mono_ms + rules.timing.retire_ms,
                     "I10: {id}"
                 );
             } else if !forgotten(part) {
-                let Standing::Retiring { since_mono_ms } = device.standing else {
+                let DeviceState::Retiring { since_mono_ms } = device.state else {
                     panic!("I10: {id} {share:?} left while offered")
                 };
                 assert!(
@@ -242,7 +251,7 @@ pub(super) fn i10_an_id_leaves_only_when_it_may(
                     "I10: {id} {share:?} left too soon"
                 );
                 assert!(
-                    device.named_mono_ms.is_none_or(|n| now.mono_ms >= n + rules.timing.named_ms),
+                    device.last_allocate_mono_ms.is_none_or(|n| now.mono_ms >= n + rules.timing.named_ms),
                     "I10: just named"
                 );
             }

@@ -13,7 +13,7 @@ use super::health::Health;
 use super::history::History;
 use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
 use super::offer::{Consumes, claim_share};
-use super::part_state::{Device, PartState, Standing, Taken};
+use super::part_state::{Device, DeviceState, PartState, Taken};
 use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
@@ -61,7 +61,7 @@ pub struct Ledger {
     /// Utilisation of the parts at the last inventory scan.
     pub usage: Arc<BTreeMap<PartId, Usage>>,
     /// GPUs that are present but did not answer the last scan, with the error.
-    pub troubles: Arc<BTreeMap<PartId, String>>,
+    pub scan_errors: Arc<BTreeMap<PartId, String>>,
     /// Processes on the GPUs at the last scan.
     pub processes: Arc<ProcessTable>,
     /// Live allocations.
@@ -118,18 +118,18 @@ impl Ledger {
 
     /// Whether containers can use this part: it is present and its GPU works.
     #[must_use]
-    pub fn works(&self, part: &PartState) -> bool {
-        part.present && self.gpu_of(part).is_some_and(|g| g.health.state.works())
+    pub fn is_usable(&self, part: &PartState) -> bool {
+        part.present && self.gpu_of(part).is_some_and(|g| g.health.state.is_usable())
     }
 
     /// Whether new grants may be made on this part (I4).
     #[must_use]
     pub fn may_grant(&self, part: &PartState) -> bool {
-        self.works(part) && self.gpu_of(part).is_some_and(|g| g.drain == Drain::Active)
+        self.is_usable(part) && self.gpu_of(part).is_some_and(|g| g.drain == Drain::Active)
     }
 
     /// The parts on the same hardware: a GPU's instances, or an instance's GPU.
-    pub fn kin<'l>(&'l self, part: &'l PartState) -> impl Iterator<Item = &'l PartState> {
+    pub fn parts_on_same_hardware<'l>(&'l self, part: &'l PartState) -> impl Iterator<Item = &'l PartState> {
         let gpu = part.part.parent.as_ref().and_then(|gpu| self.part(gpu));
         let parts = part.part.parent.is_none().then(|| self.parts.values()).into_iter().flatten();
         let instances = parts.filter(|p| p.part.parent.as_ref() == Some(&part.part.id));
@@ -140,7 +140,7 @@ impl Ledger {
     #[must_use]
     pub fn taken(&self, part: &PartState) -> Taken {
         let own = part.taken();
-        if self.kin(part).any(PartState::held) { own.plus(Consumes::Whole) } else { own }
+        if self.parts_on_same_hardware(part).any(PartState::held) { own.plus(Consumes::Whole) } else { own }
     }
 
     /// The newest live allocation that names a device of this part.
@@ -163,29 +163,29 @@ impl Ledger {
             Change::PartFound(part) => self.add_part(part, at),
             Change::PartGone(id) => self.with_part(id, |p| {
                 p.present = false;
-                p.turned_mono_ms = at.mono_ms;
+                p.present_changed_mono_ms = at.mono_ms;
             }),
             Change::PartForgotten(id) => {
                 self.parts.remove(id);
             }
             Change::GpuForgotten(gpu) => self.forget_gpu(gpu),
-            Change::Looked { links, usage, troubles } => {
+            Change::InventoryScanned { links, usage, scan_errors: troubles } => {
                 self.links = Arc::clone(links);
                 self.usage = Arc::clone(usage);
-                self.troubles = Arc::clone(troubles);
+                self.scan_errors = Arc::clone(troubles);
             }
             Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
-            Change::HealthTurned { gpu, health } => {
+            Change::HealthChanged { gpu, health } => {
                 if let Some(state) = self.gpus.get_mut(gpu) {
                     Arc::make_mut(state).health = health.clone();
                 }
             }
-            Change::DrainTurned { gpu, drain } => {
+            Change::DrainChanged { gpu, drain } => {
                 if let Some(state) = self.gpus.get_mut(gpu) {
                     Arc::make_mut(state).drain = drain.clone();
                 }
             }
-            Change::Emptied { gpu, empty } => {
+            Change::EmptyChanged { gpu, empty } => {
                 if let Some(state) = self.gpus.get_mut(gpu) {
                     Arc::make_mut(state).empty = *empty;
                 }
@@ -209,28 +209,28 @@ impl Ledger {
                 p.devices.remove(&(key.resource.clone(), key.id.share));
             }),
             Change::Granted(allocation) => self.add_allocation(allocation, at),
-            Change::Learned { id, holder } => self.with_live(*id, |a| {
-                a.holder.learn(holder);
+            Change::HolderLearned { id, holder } => self.with_live(*id, |a| {
+                a.holder.fill_from(holder);
             }),
-            Change::Settled(id) => self.with_live(*id, |a| a.overlapped = false),
+            Change::OverlapResolved(id) => self.with_live(*id, |a| a.overlapped = false),
             Change::Ended { id, reason } => self.end_allocation(*id, *reason, at),
             Change::Pruned(id) => Arc::make_mut(&mut self.ended).remove(*id),
-            Change::Sighted { sightings, hold } => {
+            Change::SightingsUpdated { sightings, hold } => {
                 self.sightings = Arc::clone(sightings);
                 self.hold.clone_from(hold);
             }
-            Change::EvidenceStuck(stuck) => self.stuck.clone_from(stuck),
+            Change::StuckChanged(stuck) => self.stuck.clone_from(stuck),
             Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
-            Change::Evicting(evictions) => self.evictions = Arc::clone(evictions),
+            Change::EvictionsUpdated(evictions) => self.evictions = Arc::clone(evictions),
             Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),
-            Change::BreakerTurned { resource, breaker } => {
+            Change::BreakerChanged { resource, breaker } => {
                 let breakers = Arc::make_mut(&mut self.breakers);
                 match breaker {
                     Some(breaker) => breakers.insert(resource.clone(), breaker.clone()),
                     None => breakers.remove(resource),
                 };
             }
-            Change::PolicyKept(version) => {
+            Change::PolicyStored(version) => {
                 Arc::make_mut(&mut self.policies).insert(version.digest.clone(), Arc::new(version.clone()));
             }
             Change::PolicyDeleted(digest) => {
@@ -250,7 +250,7 @@ impl Ledger {
                 let state = Arc::make_mut(state);
                 state.part = part.clone();
                 if !state.present {
-                    state.turned_mono_ms = at.mono_ms;
+                    state.present_changed_mono_ms = at.mono_ms;
                 }
                 state.present = true;
             }
@@ -290,7 +290,7 @@ impl Ledger {
                 if let Some(device) = p.devices.get_mut(&(allocation.resource.clone(), id.share)) {
                     older.extend(device.holders.iter().copied());
                     device.holders.push(allocation.id);
-                    device.named_mono_ms = Some(at.mono_ms);
+                    device.last_allocate_mono_ms = Some(at.mono_ms);
                 }
             });
         }
@@ -313,8 +313,8 @@ impl Ledger {
             self.with_part(&device_id.part, |p| {
                 if let Some(device) = p.devices.get_mut(&(allocation.resource.clone(), device_id.share)) {
                     device.holders.retain(|h| *h != id);
-                    if device.holders.is_empty() && device.standing != Standing::Offered {
-                        device.standing = Standing::Retiring { since_mono_ms: at.mono_ms };
+                    if device.holders.is_empty() && device.state != DeviceState::Offered {
+                        device.state = DeviceState::Retiring { since_mono_ms: at.mono_ms };
                     }
                 }
                 if !p.held() {

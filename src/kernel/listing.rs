@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 /// One device of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedDevice {
     /// Its id.
     pub id: DeviceId,
     /// Healthy: held on a working GPU whose pods are not evicted, or free and grantable.
@@ -24,7 +24,7 @@ pub struct Listed {
 /// grants and the free devices before it. So the kubelet's allocatable count minus its assigned
 /// devices is what can be granted.
 #[must_use]
-pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<Listed> {
+pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<ListedDevice> {
     let mut list = Vec::new();
     let mut free_left = match ledger.breakers.get(resource).map(|b| b.phase) {
         None | Some(Phase::Closed) => usize::MAX,
@@ -35,7 +35,7 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
     // the first of them with a free device is listed as free under one resource.
     let mut free_parts: BTreeSet<&PartId> = BTreeSet::new();
     for part in ledger.parts.values() {
-        let promised = ledger.kin(part).any(|kin| free_parts.contains(&kin.part.id));
+        let promised = ledger.parts_on_same_hardware(part).any(|kin| free_parts.contains(&kin.part.id));
         let taken = ledger.taken(part);
         let taken = if promised { taken.plus(Consumes::Whole) } else { taken };
         let before = free_left;
@@ -62,11 +62,11 @@ fn list_part(
     overcommit_percent: u32,
     mut taken: Taken,
     free_left: &mut usize,
-    list: &mut Vec<Listed>,
+    list: &mut Vec<ListedDevice>,
 ) {
     // While a GPU's pods are evicted, the kubelet must not reassign a freed device before this
     // ledger records its release.
-    let works = ledger.works(part) && !ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
+    let works = ledger.is_usable(part) && !ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
     let may_grant = ledger.may_grant(part);
     let memory_mib = part.memory_to_grant_mib(overcommit_percent);
     let of_resource = (resource.clone(), None)..=(resource.clone(), Some(u32::MAX));
@@ -85,6 +85,6 @@ fn list_part(
             false
         };
         let id = DeviceId { part: part.part.id.clone(), share: *share };
-        list.push(Listed { id, healthy, numa_node: part.part.numa_node });
+        list.push(ListedDevice { id, healthy, numa_node: part.part.numa_node });
     }
 }

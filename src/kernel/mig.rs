@@ -60,7 +60,7 @@ pub fn resource_of_profile(profile: &str) -> Option<Resource> {
 
 /// Messages about a plan, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct PlanMessages {
     /// Why nothing new is offered, and how to fix it.
     pub refusal: Option<String>,
     /// Warnings, one sentence each.
@@ -72,7 +72,7 @@ pub struct Words {
 pub struct Plan {
     resources: BTreeMap<PartId, Resource>,
     /// Messages for operators.
-    pub words: Words,
+    pub messages: PlanMessages,
 }
 
 impl Plan {
@@ -175,7 +175,7 @@ impl<'a> Node<'a> {
             }
             plan.resources.insert(gpu.id.clone(), whole.clone());
             if gpu.mig_enabled {
-                plan.words.notes.push(format!(
+                plan.messages.notes.push(format!(
                     "{} is in MIG mode and offered as one whole GPU; migStrategy single or mixed offers its instances",
                     gpu_name(gpu)
                 ));
@@ -188,17 +188,17 @@ impl<'a> Node<'a> {
         let plain: Vec<_> = self.gpus.iter().filter(|g| !g.mig_enabled && open(&g.id)).collect();
         let mut kinds = Kinds::default();
         plain.iter().copied().copied().chain(self.open_instances(&open)).for_each(|part| kinds.add(part));
-        let mut words = Words { notes: self.notes_on_empty_gpus(&open), refusal: None };
+        let mut words = PlanMessages { notes: self.notes_on_empty_gpus(&open), refusal: None };
         if kinds.are_several() {
             words.refusal = Some(format!(
                 "migStrategy single lists every MIG instance as {whole}, so all GPUs must be in MIG mode with \
                  instances of one profile, but this node has {kinds}: give them the same layout, or set migStrategy \
                  to mixed. Until then nothing new is offered; running pods keep their devices"
             ));
-            return Plan { resources: BTreeMap::new(), words };
+            return Plan { resources: BTreeMap::new(), messages: words };
         }
         let parts = plain.into_iter().copied().chain(self.open_instances(&open));
-        Plan { resources: parts.map(|part| (part.id.clone(), whole.clone())).collect(), words }
+        Plan { resources: parts.map(|part| (part.id.clone(), whole.clone())).collect(), messages: words }
     }
 
     fn plan_mixed(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
@@ -216,7 +216,7 @@ impl<'a> Node<'a> {
                 )),
             }
         }
-        Plan { resources, words: Words { refusal: None, notes } }
+        Plan { resources, messages: PlanMessages { refusal: None, notes } }
     }
 
     /// One note for each GPU in MIG mode without instances.

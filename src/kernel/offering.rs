@@ -3,7 +3,7 @@
 use super::change::Change;
 use super::names::Resource;
 use super::offer::{Consumes, LINES_PER_PART_MAX, OfferLine, PartOffer, SHARES_PER_PART_MAX, share_numbers};
-use super::part_state::{Device, PartState, Standing};
+use super::part_state::{Device, DeviceState, PartState};
 use super::refusal::Refusal;
 use super::stack::Permissions;
 use super::time::Now;
@@ -106,17 +106,25 @@ pub fn reoffer(part: &PartState, offer: &PartOffer, by: &str, now: Now) -> Resul
     for (key, device) in &mut devices {
         match wanted.remove(key) {
             Some(consumes) => {
-                device.standing = Standing::Offered;
+                device.state = DeviceState::Offered;
                 if !device.held() {
                     device.consumes = consumes;
                 }
             }
-            None if device.offered() => device.standing = Standing::Retiring { since_mono_ms: now.mono_ms },
+            None if device.offered() => device.state = DeviceState::Retiring { since_mono_ms: now.mono_ms },
             None => {}
         }
     }
     devices.extend(wanted.into_iter().map(|(key, consumes)| {
-        (key, Device { consumes, standing: Standing::Offered, holders: Vec::new(), named_mono_ms: None })
+        (
+            key,
+            Device {
+                consumes,
+                state: DeviceState::Offered,
+                holders: Vec::new(),
+                last_allocate_mono_ms: None,
+            },
+        )
     }));
     let unchanged = devices == part.devices
         && ranges == part.ranges
@@ -134,11 +142,11 @@ pub fn reoffer(part: &PartState, offer: &PartOffer, by: &str, now: Now) -> Resul
 /// Whether a device may leave the list: unoffered and unheld for long enough, and not named by a recent
 /// Allocate, since the kubelet looks up the id after the reply (I10).
 #[must_use]
-pub fn due_to_leave(device: &Device, retire_ms: u64, named_ms: u64, now: Now) -> bool {
-    let Standing::Retiring { since_mono_ms } = device.standing else {
+pub fn may_be_delisted(device: &Device, retire_ms: u64, named_ms: u64, now: Now) -> bool {
+    let DeviceState::Retiring { since_mono_ms } = device.state else {
         return false;
     };
     !device.held()
         && now.passed(since_mono_ms, retire_ms)
-        && device.named_mono_ms.is_none_or(|named| now.passed(named, named_ms))
+        && device.last_allocate_mono_ms.is_none_or(|named| now.passed(named, named_ms))
 }

@@ -13,7 +13,7 @@ pub struct PartState {
     /// Whether the last inventory included it.
     pub present: bool,
     /// When `present` last changed, monotonic milliseconds.
-    pub turned_mono_ms: u64,
+    pub present_changed_mono_ms: u64,
     /// Source of the offer: a policy's label or `baseline`; empty before the first.
     pub offered_by: String,
     /// Its offer.
@@ -32,16 +32,16 @@ pub struct Device {
     /// What it takes of the part.
     pub consumes: Consumes,
     /// Whether it is offered or retiring.
-    pub standing: Standing,
+    pub state: DeviceState,
     /// Live allocations that name it, oldest first. Several only after a repeated Allocate (I7).
     pub holders: Vec<AllocationId>,
     /// When an Allocate last named it, monotonic milliseconds (I4, I10).
-    pub named_mono_ms: Option<u64>,
+    pub last_allocate_mono_ms: Option<u64>,
 }
 
 /// Whether a device is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum DeviceState {
     /// Part of the offer.
     Offered,
     /// Part of an older offer: listed until it is not held and its wait is over (I10).
@@ -62,9 +62,9 @@ impl Device {
                 None => Consumes::Whole,
                 Some(_) => Consumes::Slice { memory_mib: 0, compute_percent: 0 },
             },
-            standing: Standing::Retiring { since_mono_ms: now_mono_ms },
+            state: DeviceState::Retiring { since_mono_ms: now_mono_ms },
             holders: Vec::new(),
-            named_mono_ms: None,
+            last_allocate_mono_ms: None,
         }
     }
 
@@ -77,7 +77,7 @@ impl Device {
     /// Whether it is part of the current offer.
     #[must_use]
     pub fn offered(&self) -> bool {
-        self.standing == Standing::Offered
+        self.state == DeviceState::Offered
     }
 }
 
@@ -139,7 +139,7 @@ impl PartState {
         Self {
             part,
             present: true,
-            turned_mono_ms: now_mono_ms,
+            present_changed_mono_ms: now_mono_ms,
             offered_by: String::new(),
             lines: Vec::new(),
             ranges: Vec::new(),

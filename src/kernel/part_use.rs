@@ -1,12 +1,12 @@
 //! An allocation's limits on each part, how they are enforced, and what its processes use.
 
 use super::allocation::{ADOPTED, Allocation, Limits};
-use super::belongs::{Belongs, Owners};
+use super::attribution::{Attribution, Attributions};
 use super::gpu::Part;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId};
 use super::offer::Consumes;
-use super::process::Sight;
+use super::process::ProcessVisibility;
 use std::collections::BTreeSet;
 
 /// The mechanism that enforces a container's limits, weakest first.
@@ -69,7 +69,7 @@ pub struct PartUse {
 /// An allocation's limits and usage on each of its parts, sorted by part. An ended allocation has only
 /// the limits of its decision.
 #[must_use]
-pub fn part_uses(owners: &Owners<'_>, allocation: &Allocation) -> Vec<PartUse> {
+pub fn part_uses(owners: &Attributions<'_>, allocation: &Allocation) -> Vec<PartUse> {
     let parts: BTreeSet<&PartId> = allocation.devices.iter().map(|d| &d.part).collect();
     parts.into_iter().map(|part| part_use(owners, allocation, part)).collect()
 }
@@ -118,12 +118,12 @@ fn limits_of(ledger: &Ledger, allocation: &Allocation, part: &PartId) -> Limits 
     })
 }
 
-fn part_use(owners: &Owners<'_>, allocation: &Allocation, part: &PartId) -> PartUse {
+fn part_use(owners: &Attributions<'_>, allocation: &Allocation, part: &PartId) -> PartUse {
     let ledger = owners.ledger;
     let limits = limits_of(ledger, allocation, part);
     let mut sum = UsageSum::default();
     let gpu = ledger.part(part).map_or(part, |p| p.part.gpu());
-    let visible = ledger.processes.sight == Sight::Visible && allocation.ended.is_none();
+    let visible = ledger.processes.sight == ProcessVisibility::Visible && allocation.ended.is_none();
     let listed = owners.on(gpu).filter(|_| visible);
     for (seen, belongs) in listed.into_iter().flatten() {
         let process = &seen.process;
@@ -132,20 +132,22 @@ fn part_use(owners: &Owners<'_>, allocation: &Allocation, part: &PartId) -> Part
             continue;
         }
         match belongs {
-            Belongs::To(id) if *id == allocation.id && on_part => {
+            Attribution::To(id) if *id == allocation.id && on_part => {
                 sum.add_own(process.pid, process.memory_mib);
             }
             // NVML reports the GPU of the process but not its instance.
-            Belongs::To(id) if *id == allocation.id => sum.add_shared(process.pid, process.memory_mib, &[]),
-            Belongs::Among(ids) | Belongs::Perhaps(ids) if ids.contains(&allocation.id) => {
+            Attribution::To(id) if *id == allocation.id => {
+                sum.add_shared(process.pid, process.memory_mib, &[])
+            }
+            Attribution::OneOf(ids) | Attribution::Possibly(ids) if ids.contains(&allocation.id) => {
                 let others: Vec<_> = ids.iter().filter(|id| **id != allocation.id).copied().collect();
                 sum.add_shared(process.pid, process.memory_mib, &others);
             }
-            Belongs::To(_)
-            | Belongs::Among(_)
-            | Belongs::Perhaps(_)
-            | Belongs::Ignored
-            | Belongs::Nobody(_) => {}
+            Attribution::To(_)
+            | Attribution::OneOf(_)
+            | Attribution::Possibly(_)
+            | Attribution::Ignored
+            | Attribution::Unexplained(_) => {}
         }
     }
     let over_limit = limits.memory_mib.filter(|_| listed.is_some()).and_then(|limit| sum.exceeds(limit));

@@ -61,7 +61,7 @@ pub fn baseline(ledger: &Ledger, request: &PlaceRequest) -> Placement {
 /// would fail permanently. Devices on parts that grant nothing are removed first, then those that the
 /// ledger has as taken, since a reconcile pass before the refusal may still free these.
 #[must_use]
-pub fn narrowed(ledger: &Ledger, request: &PlaceRequest, overcommit_percent: u32) -> PlaceRequest {
+pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest, overcommit_percent: u32) -> PlaceRequest {
     let find = |id: &DeviceId| {
         let part = ledger.part(&id.part)?;
         Some((part, part.device(&request.resource, id.share)?))

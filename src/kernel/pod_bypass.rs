@@ -21,7 +21,7 @@ pub enum PodBypass {
         container: String,
     },
     /// A container imports variables (`envFrom`) under a prefix that a key may complete to [`VISIBLE_DEVICES`].
-    TakesVariables {
+    ImportsVariables {
         /// The container's name.
         container: String,
     },
@@ -37,12 +37,12 @@ pub const DEVICE_MOUNTS: &str = "nvidia-container-devices";
 impl PodBypass {
     /// The most explicit bypass of a pod's containers; of equal ones the first.
     #[must_use]
-    pub fn plainest(bypasses: impl Iterator<Item = Self>) -> Option<Self> {
+    pub fn most_explicit(bypasses: impl Iterator<Item = Self>) -> Option<Self> {
         bypasses.min_by_key(|bypass| match bypass {
             Self::NamesGpus { .. } => 0,
             Self::MountsGpus { .. } => 1,
             Self::Privileged { .. } => 2,
-            Self::TakesVariables { .. } => 3,
+            Self::ImportsVariables { .. } => 3,
         })
     }
 
@@ -68,7 +68,7 @@ impl PodBypass {
 
     /// One sentence for people.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Self::NamesGpus { container } => {
                 format!(
@@ -80,7 +80,7 @@ impl PodBypass {
                     "its container {container} mounts /var/run/{DEVICE_MOUNTS} itself, which may name any GPU"
                 )
             }
-            Self::TakesVariables { container } => {
+            Self::ImportsVariables { container } => {
                 format!(
                     "its container {container} takes variables from elsewhere under a prefix that may set \
                      NVIDIA_VISIBLE_DEVICES"

@@ -36,7 +36,7 @@ pub fn candidates(ledger: &Ledger, resource: &Resource, count: usize) -> Vec<Can
     for pod in view.pods.values().filter(|pod| pod.stage == Stage::Waiting) {
         for container in &pod.containers {
             let matches = container
-                .asks
+                .requests
                 .iter()
                 .any(|(name, n)| name == resource && usize::try_from(*n).is_ok_and(|n| n == count));
             if matches && !served.contains(&(pod.uid.as_str(), container.name.as_str())) {

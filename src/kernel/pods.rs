@@ -66,11 +66,11 @@ pub struct Pod {
     /// It is a static pod, defined by a file on the node, and cannot be evicted.
     pub is_static: bool,
     /// It belongs to a DaemonSet, which recreates an evicted pod on the same node at once.
-    pub of_daemon_set: bool,
+    pub is_of_daemon_set: bool,
     /// Its stage.
     pub stage: Stage,
     /// When its deletion was requested, milliseconds since 1970.
-    pub leaving_since_wall_ms: Option<u64>,
+    pub deletion_wall_ms: Option<u64>,
     /// When it was created, milliseconds since 1970.
     pub created_wall_ms: u64,
     /// Its containers, init containers first.
@@ -110,7 +110,7 @@ pub struct PodContainer {
     /// Its name.
     pub name: String,
     /// Requested extended resources, with the count of each.
-    pub asks: Vec<(Resource, u32)>,
+    pub requests: Vec<(Resource, u32)>,
 }
 
 /// What a view shows of one pod.
@@ -147,7 +147,7 @@ impl PodsView {
     }
 
     /// Records that the pod with this UID has left the view; `finished`: it had finished before.
-    pub fn left(&mut self, uid: String, finished: bool) {
+    pub fn record_removal(&mut self, uid: String, finished: bool) {
         let removed = if finished { &mut self.finished } else { &mut self.deleted };
         removed.retain(|known| *known != uid);
         removed.push_back(uid);
@@ -158,7 +158,7 @@ impl PodsView {
 
     /// Keeps only the UIDs of finished pods if there are more than [`PODS_MAX`] pods: a series of rejected
     /// admissions leaves thousands.
-    pub fn shed(&mut self) {
+    pub fn drop_finished(&mut self) {
         if self.pods.len() <= PODS_MAX {
             return;
         }
@@ -166,12 +166,12 @@ impl PodsView {
         let uids: Vec<String> =
             self.pods.iter().filter(|(_, pod)| finished(pod)).map(|(uid, _)| uid.clone()).collect();
         self.pods.retain(|_, pod| !finished(pod));
-        uids.into_iter().for_each(|uid| self.left(uid, true));
+        uids.into_iter().for_each(|uid| self.record_removal(uid, true));
     }
 
     /// The view for a node that has too many pods even so: only how pods ended, and no other pod.
     #[must_use]
-    pub fn silenced(&self) -> Self {
+    pub fn ended_only(&self) -> Self {
         Self { current: false, listed_mono_ms: 0, pods: BTreeMap::new(), ..self.clone() }
     }
 
@@ -185,7 +185,7 @@ impl PodsView {
 
     /// The only unfinished pod with this name, if it was created by `by_wall_ms`.
     #[must_use]
-    pub fn named(&self, namespace: &str, name: &str, by_wall_ms: u64) -> Option<&Pod> {
+    pub fn find_by_name(&self, namespace: &str, name: &str, by_wall_ms: u64) -> Option<&Pod> {
         let mut found = self
             .pods
             .values()
@@ -219,11 +219,11 @@ pub(super) mod tests {
             name: format!("pod-{uid}"),
             labels: Vec::new(),
             is_static: false,
-            of_daemon_set: false,
+            is_of_daemon_set: false,
             stage,
-            leaving_since_wall_ms: None,
+            deletion_wall_ms: None,
             created_wall_ms: 1_000,
-            containers: vec![PodContainer { name: "main".into(), asks: vec![(resource(), asks)] }],
+            containers: vec![PodContainer { name: "main".into(), requests: vec![(resource(), asks)] }],
             bypass: None,
         })
     }
@@ -277,12 +277,12 @@ pub(super) mod tests {
     #[test]
     fn a_name_identifies_a_pod_if_it_is_unique_and_older_than_the_grant() {
         let view = view(&[pod("a", Stage::Admitted, 1)]);
-        assert_eq!(view.named("team", "pod-a", 2_000).map(|p| p.uid.as_str()), Some("a"));
-        assert!(view.named("team", "pod-a", 500).is_none(), "created after the grant");
-        assert!(view.named("other", "pod-a", 2_000).is_none());
+        assert_eq!(view.find_by_name("team", "pod-a", 2_000).map(|p| p.uid.as_str()), Some("a"));
+        assert!(view.find_by_name("team", "pod-a", 500).is_none(), "created after the grant");
+        assert!(view.find_by_name("other", "pod-a", 2_000).is_none());
         let mut ambiguous = view.clone();
         let same_name = Pod { uid: "b".into(), ..Pod::clone(&view.pods["a"]) };
         ambiguous.pods.insert("b".into(), Arc::new(same_name));
-        assert!(ambiguous.named("team", "pod-a", 2_000).is_none(), "two pods have this name");
+        assert!(ambiguous.find_by_name("team", "pod-a", 2_000).is_none(), "two pods have this name");
     }
 }

@@ -303,7 +303,7 @@ impl FaultKind {
     /// Whether the policy caused the fault: consecutive faults of this kind suspend its entry. `Time` may be
     /// caused by a slow machine.
     #[must_use]
-    pub fn counts(self) -> bool {
+    pub fn is_policy_fault(self) -> bool {
         matches!(self, Self::Fuel | Self::Memory | Self::Trap | Self::Parameters | Self::Answer)
     }
 }

@@ -4,13 +4,13 @@ mod install_error;
 
 pub use install_error::InstallError;
 
-use crate::decision::{Asked, Cost, Decision, Filter};
+use crate::decision::{Cost, Decision, Filter, OwnedQuestion};
 use crate::gpu::{Inventory, Reading};
 use crate::ledger::Ledger;
 use crate::names::Digest;
 use crate::policy::{Answer, Fault, FaultKind, PolicyVersion, Question};
 use crate::policy_call::Call;
-use crate::process::{Sight, Who};
+use crate::process::{ProcessIdentity, ProcessVisibility};
 use crate::record::{Record, Write};
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ pub trait Gpus: Send + Sync {
     ///
     /// # Errors
     /// If the backend as a whole does not answer, with a fix.
-    fn look(&self) -> Result<Inventory, GpusError>;
+    fn scan(&self) -> Result<Inventory, GpusError>;
 
     /// Waits at most `wait` for the next event. `None` if there was none.
     ///
@@ -41,11 +41,11 @@ pub trait Gpus: Send + Sync {
 /// Identifies the processes on GPUs. Implemented by `procfs`; used by the GPU watch thread alone.
 pub trait Processes: Send + Sync {
     /// Whether NVML's process ids are valid in the daemon's PID namespace.
-    fn sight(&self) -> Sight;
+    fn sight(&self) -> ProcessVisibility;
 
     /// Identifies processes without blocking; the result has an entry for each id. Called once in each
     /// inventory scan with all processes of interest; others are removed from caches.
-    fn who(&self, pids: &BTreeSet<u32>) -> BTreeMap<u32, Who>;
+    fn identify(&self, pids: &BTreeSet<u32>) -> BTreeMap<u32, ProcessIdentity>;
 }
 
 /// A GPU backend failed.
@@ -208,7 +208,7 @@ pub trait Policies: Send + Sync {
 
     /// Registers a version of the store without loading it, which costs memory and perhaps a compilation:
     /// [`Policies::restore`] loads it before its first call. Returns whether its file exists.
-    fn know(&self, version: &PolicyVersion) -> bool {
+    fn register(&self, version: &PolicyVersion) -> bool {
         let _ = version;
         false
     }
@@ -231,7 +231,7 @@ pub trait Policies: Send + Sync {
     }
 
     /// Unloads a version's code; the next call loads it from its file again.
-    fn rest(&self, digest: &Digest) {
+    fn unload(&self, digest: &Digest) {
         let _ = digest;
     }
 
@@ -243,24 +243,24 @@ pub trait Policies: Send + Sync {
     ///
     /// # Errors
     /// If the policy trapped, exceeded a limit, or returned a malformed answer.
-    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault>;
+    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault>;
 
     /// As [`Policies::ask`], with the cost of the call, if it is measured.
-    fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
-        (self.ask(call), Cost::default())
+    fn call_with_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
+        (self.call(call), Cost::default())
     }
 
     /// As [`Policies::ask_at_cost`], with the policy's log lines, escaped and truncated.
-    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
-        let (answer, cost) = self.ask_at_cost(call);
-        Aloud { told: answer, cost, said: Vec::new() }
+    fn call_with_log(&self, call: Call<'_>) -> CallOutput {
+        let (answer, cost) = self.call_with_cost(call);
+        CallOutput { answer, cost, log_lines: Vec::new() }
     }
 
     /// The input of a call without the policy's parameters, so that the call can be repeated later.
     ///
     /// # Errors
     /// If the question names what the node does not have.
-    fn input(&self, node: &Arc<Ledger>, now: Now, question: Question<'_>) -> Result<Input, Fault> {
+    fn record_input(&self, node: &Arc<Ledger>, now: Now, question: Question<'_>) -> Result<Input, Fault> {
         let _ = (node, now, question);
         Err(Fault { kind: FaultKind::Missing, detail: "recording is not supported".into() })
     }
@@ -269,7 +269,12 @@ pub trait Policies: Send + Sync {
     ///
     /// # Errors
     /// A message, if this release cannot read the input.
-    fn ask_again(&self, digest: &Digest, parameters: &str, input: &Input) -> Result<AskedAgain, String> {
+    fn call_recorded(
+        &self,
+        digest: &Digest,
+        parameters: &str,
+        input: &Input,
+    ) -> Result<ReplayedCall, String> {
         let _ = (digest, parameters, input);
         Err("replaying recorded calls is not supported".into())
     }
@@ -286,22 +291,22 @@ pub struct Input {
 
 /// The result of a call with its cost and log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Aloud {
+pub struct CallOutput {
     /// The policy's answer.
-    pub told: Result<Option<Answer>, Fault>,
+    pub answer: Result<Option<Answer>, Fault>,
     /// The cost of the call.
     pub cost: Cost,
     /// Its log lines; empty where they are not captured.
-    pub said: Vec<String>,
+    pub log_lines: Vec<String>,
 }
 
 /// The result of a call with a recorded input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AskedAgain {
+pub struct ReplayedCall {
     /// The question of the input.
-    pub asked: Asked,
+    pub question: OwnedQuestion,
     /// The policy's answer now.
-    pub told: Result<Option<Answer>, Fault>,
+    pub answer: Result<Option<Answer>, Fault>,
     /// The cost of the call.
     pub cost: Cost,
 }
@@ -327,14 +332,14 @@ pub trait Journal: Send + Sync {
     ///
     /// # Errors
     /// If the journal cannot be read.
-    fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError>;
+    fn find(&self, filter: &Filter, limit: usize) -> Result<DecisionPage, JournalError>;
 
     /// Passes the matching decisions with the policies' inputs to `visit` until it returns false. Returns
     /// where to continue, starting with the decision that `visit` rejected.
     ///
     /// # Errors
     /// If the journal cannot be read.
-    fn each(&self, filter: &Filter, visit: &mut Visit<'_>) -> Result<Option<u64>, JournalError>;
+    fn visit_each(&self, filter: &Filter, visit: &mut Visit<'_>) -> Result<Option<u64>, JournalError>;
 
     /// One decision with the policies' input.
     ///
@@ -343,12 +348,12 @@ pub trait Journal: Send + Sync {
     fn open(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, JournalError>;
 
     /// The journal's statistics.
-    fn standing(&self) -> Standing;
+    fn stats(&self) -> JournalStats;
 
     /// The statistics without `oldest_wall_ms`, which is read from disk. Does not block, even if the disk
     /// hangs.
-    fn size(&self) -> Standing {
-        self.standing()
+    fn stats_without_oldest(&self) -> JournalStats {
+        self.stats()
     }
 }
 
@@ -357,7 +362,7 @@ pub type Visit<'v> = dyn FnMut(Decision, Option<Input>) -> bool + 'v;
 
 /// One page of decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct DecisionPage {
     /// Newest first.
     pub decisions: Vec<Decision>,
     /// If there may be more: [`Filter::before`] of the next page.
@@ -366,7 +371,7 @@ pub struct Found {
 
 /// Statistics of the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct JournalStats {
     /// Decisions in the journal.
     pub kept: u64,
     /// Bytes on disk and in memory.

@@ -21,7 +21,7 @@ pub struct Process {
     /// Its memory there, MiB; `None` where NVML does not report it.
     pub memory_mib: Option<u64>,
     /// Its identity.
-    pub who: Who,
+    pub identity: ProcessIdentity,
 }
 
 /// What a process uses a GPU for. NVML has a list for each kind; a process can be in several.
@@ -53,7 +53,7 @@ impl Uses {
 
 /// The identity of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Who {
+pub struct ProcessIdentity {
     /// Its command name, as `ps -o comm` shows it: at most 15 bytes. A process may set any name.
     pub name: Option<String>,
     /// Its start time, in the kernel's clock ticks since boot: distinguishes it from a later process with
@@ -76,12 +76,12 @@ pub enum Owner {
         container_id: Option<String>,
     },
     /// Not known.
-    Unknown(Unseen),
+    Unknown(UnknownReason),
 }
 
 impl Default for Owner {
     fn default() -> Self {
-        Self::Unknown(Unseen::NotAsked)
+        Self::Unknown(UnknownReason::NotLookedUp)
     }
 }
 
@@ -110,9 +110,9 @@ pub struct PodProcess {
 
 /// Why the owner of a process is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unseen {
+pub enum UnknownReason {
     /// It was not looked up in `/proc`.
-    NotAsked,
+    NotLookedUp,
     /// The daemon's process ids differ from NVML's: see [`Sight::Hidden`].
     Hidden,
     /// The process does not exist (any more); NVML may list a context whose process has exited.
@@ -123,12 +123,12 @@ pub enum Unseen {
     TooMany,
 }
 
-impl Unseen {
+impl UnknownReason {
     /// One sentence for people.
     #[must_use]
-    pub fn words(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
-            Self::NotAsked => "its owner has not been looked up",
+            Self::NotLookedUp => "its owner has not been looked up",
             Self::Hidden => "its owner is not visible: the daemon is in a PID namespace of its own",
             Self::Gone => {
                 "NVML lists it, but there is no such process: it exited, or its context was left behind"
@@ -141,7 +141,7 @@ impl Unseen {
 
 /// Whether the daemon can identify the owners of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum ProcessVisibility {
     /// NVML's process ids are those of the daemon's `/proc`.
     Visible,
     /// They are not, or NVML omits processes that the daemon may not see: an empty list does not mean
@@ -159,7 +159,7 @@ pub enum Sight {
     },
 }
 
-impl Default for Sight {
+impl Default for ProcessVisibility {
     fn default() -> Self {
         Self::Unsupported { why: "the GPUs have not been scanned yet".into() }
     }
@@ -167,25 +167,25 @@ impl Default for Sight {
 
 /// A process in the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct TrackedProcess {
     /// The process.
     pub process: Process,
     /// When it was first seen.
     pub first: Now,
     /// Since when no allocation explains it; `None` while one does, or if its name is ignored.
-    pub alone_since: Option<Now>,
+    pub unexplained_since: Option<Now>,
     /// Whether that has lasted long enough to be reported as a bypass.
-    pub told: bool,
+    pub is_reported: bool,
 }
 
 /// All processes of the newest scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessTable {
     /// Whether their owners are visible.
-    pub sight: Sight,
+    pub sight: ProcessVisibility,
     /// Whether the lists are complete even if owners are not visible.
     pub complete: bool,
     /// Processes by GPU, including those of its MIG instances. A GPU without an entry does not list its
     /// processes.
-    pub on: BTreeMap<PartId, Vec<Seen>>,
+    pub by_gpu: BTreeMap<PartId, Vec<TrackedProcess>>,
 }

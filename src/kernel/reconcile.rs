@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// The view of one reconcile pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RoundView {
+pub struct ReconcileView {
     /// When the pass began, monotonic milliseconds. It proves nothing about later grants.
     pub began_mono_ms: u64,
     /// When kubelet.sock was created; `None` if it does not exist.
@@ -28,7 +28,7 @@ pub struct RoundView {
     /// The reply of `List`; `None` if the call failed.
     pub list: Option<PodList>,
     /// The checkpoint; `None` if it could not be read.
-    pub checkpoint: Option<Vec<Checkpointed>>,
+    pub checkpoint: Option<Vec<CheckpointEntry>>,
     /// Whether the checkpoint was written after the pass began. An older one may show holdings that have
     /// ended, but lacks none.
     pub fresh: bool,
@@ -53,12 +53,12 @@ pub struct PodList {
     /// Every listed pod, as (namespace, name), with or without devices.
     pub pods: BTreeSet<(String, String)>,
     /// The containers' holdings of our resources.
-    pub held: Vec<ListedHold>,
+    pub held: Vec<ListedHolding>,
 }
 
 /// One container's devices of one resource in `List`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedHold {
+pub struct ListedHolding {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name.
@@ -73,7 +73,7 @@ pub struct ListedHold {
 
 /// One entry of the kubelet's checkpoint under one of our resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Checkpointed {
+pub struct CheckpointEntry {
     /// The pod's UID.
     pub pod_uid: String,
     /// The container's name.
@@ -96,7 +96,7 @@ pub struct Plan {
     /// Allocations that end.
     pub ended: Vec<(AllocationId, EndReason)>,
     /// Unknown holdings to adopt.
-    pub adopted: Vec<Checkpointed>,
+    pub adopted: Vec<CheckpointEntry>,
     /// The sightings for the next pass.
     pub sightings: BTreeMap<AllocationId, Sighting>,
     /// Why ends are withheld.
@@ -107,7 +107,7 @@ pub struct Plan {
 
 /// Turns the view of one reconcile pass into a plan.
 #[must_use]
-pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Plan {
+pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) -> Plan {
     let mut plan = Plan { hold: ledger.hold.clone(), ..Plan::default() };
     // A view shows the state at its beginning, however late it arrives: waits are measured from there, so
     // that a delayed view counts neither as two passes nor as one after a grant settled.
@@ -125,7 +125,7 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
         let evidence = evidence(ledger, allocation, view, list);
         if !evidence.learned.is_unknown() {
             let mut holder = allocation.holder.clone();
-            if holder.learn(&evidence.learned) {
+            if holder.fill_from(&evidence.learned) {
                 plan.learned.push((*id, evidence.learned.clone()));
             }
         }
@@ -137,14 +137,14 @@ pub fn plan(ledger: &Ledger, view: &RoundView, timing: &Timing, now: Now) -> Pla
             sighting.missed_mono_ms = None;
             sighting.kubelet_wall_ms = view.kubelet.map(|k| k.created_wall_ms).or(sighting.kubelet_wall_ms);
         }
-        sighting.named = evidence.names || (sighting.named && !evidence.can_name);
+        sighting.named = evidence.is_shown || (sighting.named && !evidence.can_be_shown);
         if allocation.overlapped && evidence.by_id && newest_shares_pod(ledger, allocation, view) {
             plan.settled.push(*id);
         }
         // A view of the same millisecond may be older than the grant.
         let since_grant = view.began_mono_ms > sighting.since_mono_ms;
         // A pass in which no source could name it does not count as a reading: an operator's `end` stays refused.
-        if since_grant && (sighting.shown.is_some() || evidence.can_name) {
+        if since_grant && (sighting.shown.is_some() || evidence.can_be_shown) {
             let before = sighting.shown.unwrap_or_default();
             let in_checkpoint = evidence.by_id || (evidence.by_device && !evidence.under_another_id);
             sighting.shown = Some(KubeletReading {
@@ -208,13 +208,13 @@ fn judge(
     ledger: &Ledger,
     allocation: &Allocation,
     evidence: &Evidence,
-    view: &RoundView,
+    view: &ReconcileView,
     sighting: &Sighting,
     timing: &Timing,
     at: Now,
 ) -> Outcome {
     // `List` must have answered in either case: it shows that the kubelet has loaded its pods.
-    if view.list.is_none() || !evidence.gone(allocation) {
+    if view.list.is_none() || !evidence.is_gone(allocation) {
         return Outcome::Kept;
     }
     let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms))
@@ -232,7 +232,7 @@ fn judge(
     }
 }
 
-fn end_reason(allocation: &Allocation, evidence: &Evidence, view: &RoundView) -> EndReason {
+fn end_reason(allocation: &Allocation, evidence: &Evidence, view: &ReconcileView) -> EndReason {
     if view.checkpoint.is_none() {
         EndReason::PodGone
     } else if allocation.overlapped && evidence.under_another_id {
@@ -248,7 +248,7 @@ fn end_reason(allocation: &Allocation, evidence: &Evidence, view: &RoundView) ->
 /// none is left, the kubelet may have lost its state.
 fn decide_ends(
     ledger: &Ledger,
-    view: &RoundView,
+    view: &ReconcileView,
     missed: Vec<(AllocationId, EndReason)>,
     seen_any: bool,
     plan: &mut Plan,
@@ -278,10 +278,10 @@ fn decide_ends(
 }
 
 /// Entries of our resources that belong to no live or ended allocation.
-fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
+fn unknown_holdings(ledger: &Ledger, view: &ReconcileView) -> Vec<CheckpointEntry> {
     // Known by its id, or by devices and holder. An allocation of another pod with one of the devices does
     // not make it known: it may have ended while the daemon was stopped, and then becomes overlapped (I7).
-    let known = |c: &Checkpointed| {
+    let known = |c: &CheckpointEntry| {
         c.allocation.is_some_and(|id| ledger.live.contains_key(&id))
             || ledger.live.values().any(|a| {
                 a.resource == c.resource
@@ -294,7 +294,7 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
     // an operator ended it while its pod ran. The same holds for adopted ones, with an id of another store
     // or without one: the history keeps them as long as a checkpoint may show them
     // (`Past::may_be_shown_again`).
-    let ended = |c: &Checkpointed| match c.allocation {
+    let ended = |c: &CheckpointEntry| match c.allocation {
         Some(id) if id.store == ledger.store => id.number < ledger.next_number,
         Some(id) => ledger.ended.get(id).is_some(),
         None => ledger.ended.iter().any(|past| {
@@ -305,7 +305,7 @@ fn unknown_holdings(ledger: &Ledger, view: &RoundView) -> Vec<Checkpointed> {
         }),
     };
     // A GPU of a holding may be absent at the first scan; it is held once it appears.
-    let is_ours = |c: &Checkpointed| {
+    let is_ours = |c: &CheckpointEntry| {
         c.devices.iter().any(|id| ledger.parts.contains_key(&id.part) || id.part.is_nvidia_uuid())
     };
     view.checkpoint

@@ -13,7 +13,7 @@ use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId, Resource};
 use super::offer::{Consumes, OfferLine, PartOffer};
 use super::offering::reoffer;
-use super::reconcile::{Checkpointed, KubeletAge, ListedHold, Plan, PodList, RoundView, plan};
+use super::reconcile::{CheckpointEntry, KubeletAge, ListedHolding, Plan, PodList, ReconcileView, plan};
 use super::time::{Now, Timing};
 use std::collections::BTreeMap;
 
@@ -76,8 +76,8 @@ fn grant(ledger: &mut Ledger, number: u64, devices: &[usize], when: u64) {
     ledger.apply(&Entry { at: at(when), changes: vec![Change::Granted(allocation)] });
 }
 
-fn entry(uid: &str, container: &str, devices: &[usize], allocation: Option<u64>) -> Checkpointed {
-    Checkpointed {
+fn entry(uid: &str, container: &str, devices: &[usize], allocation: Option<u64>) -> CheckpointEntry {
+    CheckpointEntry {
         pod_uid: uid.into(),
         container: container.into(),
         resource: resource(),
@@ -86,8 +86,8 @@ fn entry(uid: &str, container: &str, devices: &[usize], allocation: Option<u64>)
     }
 }
 
-fn hold(pod: &str, container: &str, devices: &[usize]) -> ListedHold {
-    ListedHold {
+fn hold(pod: &str, container: &str, devices: &[usize]) -> ListedHolding {
+    ListedHolding {
         namespace: "ns".into(),
         pod: pod.into(),
         container: container.into(),
@@ -97,8 +97,8 @@ fn hold(pod: &str, container: &str, devices: &[usize]) -> ListedHold {
 }
 
 /// The complete view of a pass that begins at `when`, with a kubelet that started long before.
-fn view(when: u64, checkpoint: Vec<Checkpointed>, held: Vec<ListedHold>) -> RoundView {
-    RoundView {
+fn view(when: u64, checkpoint: Vec<CheckpointEntry>, held: Vec<ListedHolding>) -> ReconcileView {
+    ReconcileView {
         began_mono_ms: START + when,
         kubelet: Some(KubeletAge { created_wall_ms: 5, created_mono_ms: 5 }),
         list: Some(PodList {
@@ -112,7 +112,7 @@ fn view(when: u64, checkpoint: Vec<Checkpointed>, held: Vec<ListedHold>) -> Roun
     }
 }
 
-fn reconcile(ledger: &mut Ledger, view: &RoundView, when: u64) -> Plan {
+fn reconcile(ledger: &mut Ledger, view: &ReconcileView, when: u64) -> Plan {
     let plan = plan(ledger, view, &Timing::default(), at(when));
     let changes = super::round::observe(ledger, view, &super::command::Rules::default(), at(when));
     ledger.apply(&Entry { at: at(when), changes });

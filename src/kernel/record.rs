@@ -7,7 +7,7 @@ use super::allocation::Allocation;
 use super::change::{Change, Entry};
 use super::drain::Drain;
 use super::gpu::Part;
-use super::health::{Health, HealthState, Turn};
+use super::health::{Health, HealthState, PastHealth};
 use super::ledger::{GpuState, Ledger};
 use super::names::{AllocationId, Digest, PartId, Resource};
 use super::offer::{Consumes, OfferLine, ShareRange};
@@ -81,7 +81,7 @@ pub struct HealthRecord {
     /// Time without bad readings until it is healthy again, milliseconds.
     pub quiet_ms: Option<u64>,
     /// Earlier states, oldest first.
-    pub history: Vec<Turn>,
+    pub history: Vec<PastHealth>,
 }
 
 /// Counters of the whole ledger.
@@ -211,7 +211,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
                 .filter(|p| p.part.gpu() == gpu)
                 .for_each(|p| add(RecordKey::Part(p.part.id.clone())));
         }
-        Change::DrainTurned { gpu, .. } => add(RecordKey::Drain(gpu.clone())),
+        Change::DrainChanged { gpu, .. } => add(RecordKey::Drain(gpu.clone())),
         Change::Granted(allocation) => {
             add(RecordKey::Meta);
             add(RecordKey::Allocation(allocation.id));
@@ -219,11 +219,14 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
             let holders = allocation.keys().flat_map(|k| next.holders_of(&k).to_vec());
             holders.for_each(|id| add(RecordKey::Allocation(id)));
         }
-        Change::Learned { id, .. } | Change::Settled(id) | Change::Ended { id, .. } | Change::Pruned(id) => {
+        Change::HolderLearned { id, .. }
+        | Change::OverlapResolved(id)
+        | Change::Ended { id, .. }
+        | Change::Pruned(id) => {
             add(RecordKey::Allocation(*id));
         }
         Change::KubeletSeen(_) => add(RecordKey::Meta),
-        Change::PolicyKept(version) => add(RecordKey::Policy(version.digest.clone())),
+        Change::PolicyStored(version) => add(RecordKey::Policy(version.digest.clone())),
         Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
         Change::StackActivated(_) => {
             add(RecordKey::Stack);
@@ -235,15 +238,15 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
             added.chain(removed).for_each(|stack| past_keys(stack).for_each(&mut add));
         }
         Change::PartGone(_)
-        | Change::Looked { .. }
-        | Change::HealthTurned { .. }
-        | Change::Emptied { .. }
-        | Change::Sighted { .. }
+        | Change::InventoryScanned { .. }
+        | Change::HealthChanged { .. }
+        | Change::EmptyChanged { .. }
+        | Change::SightingsUpdated { .. }
         | Change::ProcessesSeen(_)
-        | Change::EvidenceStuck(_)
+        | Change::StuckChanged(_)
         | Change::PodsSeen(_)
-        | Change::Evicting(_)
-        | Change::BreakerTurned { .. } => {}
+        | Change::EvictionsUpdated(_)
+        | Change::BreakerChanged { .. } => {}
     }
 }
 

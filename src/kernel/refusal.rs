@@ -70,7 +70,7 @@ pub enum Refusal {
 impl Refusal {
     /// Whether a reconcile pass may change the answer, if the holder has ended meanwhile.
     #[must_use]
-    pub fn round_may_cure(&self) -> bool {
+    pub fn reconcile_may_resolve(&self) -> bool {
         matches!(self, Self::Held { .. } | Self::DoesNotFit { .. })
     }
 

@@ -5,7 +5,7 @@ use super::health::Health;
 use super::history::History;
 use super::ledger::{GpuState, Ledger};
 use super::names::DeviceId;
-use super::part_state::{Device, PartState, Standing};
+use super::part_state::{Device, DeviceState, PartState};
 use super::record::{PartRecord, Record, StackHead};
 use super::sighting::Sighting;
 use super::stack::Stack;
@@ -99,9 +99,17 @@ fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
     state.lines = record.lines;
     state.ranges = record.ranges;
     for run in record.runs {
-        let standing =
-            if run.retiring { Standing::Retiring { since_mono_ms: now.mono_ms } } else { Standing::Offered };
-        let device = Device { consumes: run.consumes, standing, holders: Vec::new(), named_mono_ms: None };
+        let standing = if run.retiring {
+            DeviceState::Retiring { since_mono_ms: now.mono_ms }
+        } else {
+            DeviceState::Offered
+        };
+        let device = Device {
+            consumes: run.consumes,
+            state: standing,
+            holders: Vec::new(),
+            last_allocate_mono_ms: None,
+        };
         match run.first {
             None => {
                 state.devices.insert((run.resource, None), device);
@@ -137,7 +145,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.generation = old.generation + 1;
     restored.links = Arc::clone(&old.links);
     restored.usage = Arc::clone(&old.usage);
-    restored.troubles = Arc::clone(&old.troubles);
+    restored.scan_errors = Arc::clone(&old.scan_errors);
     restored.processes = Arc::clone(&old.processes);
     restored.breakers = Arc::clone(&old.breakers);
     restored.hold.clone_from(&old.hold);
@@ -150,14 +158,14 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
         };
         let state = Arc::make_mut(state);
         state.present = before.present;
-        state.turned_mono_ms = before.turned_mono_ms;
+        state.present_changed_mono_ms = before.present_changed_mono_ms;
         // If the held state differs, an end was stored without being applied: the part is idle from now on.
         if state.held() == before.held() {
             state.idle_since_mono_ms = before.idle_since_mono_ms;
         }
         for (key, device) in &mut state.devices {
             if let Some(device_before) = before.devices.get(key) {
-                device.named_mono_ms = device_before.named_mono_ms;
+                device.last_allocate_mono_ms = device_before.last_allocate_mono_ms;
             }
         }
     }

@@ -7,7 +7,7 @@ use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId, Resource};
 use super::offer::claim_share;
 use super::part_state::Device;
-use super::reconcile::{Checkpointed, RoundView, plan};
+use super::reconcile::{CheckpointEntry, ReconcileView, plan};
 use super::stuck_check::find_stuck;
 use super::time::Now;
 use std::collections::BTreeMap;
@@ -15,20 +15,20 @@ use std::sync::Arc;
 
 /// The changes of one reconcile pass.
 #[must_use]
-pub fn observe(ledger: &Ledger, view: &RoundView, rules: &Rules, now: Now) -> Vec<Change> {
+pub fn observe(ledger: &Ledger, view: &ReconcileView, rules: &Rules, now: Now) -> Vec<Change> {
     let plan = plan(ledger, view, &rules.timing, now);
     let stuck = find_stuck(ledger, view, &plan, &rules.timing, now);
     let mut changes: Vec<Change> =
-        plan.learned.into_iter().map(|(id, holder)| Change::Learned { id, holder }).collect();
-    changes.extend(plan.settled.into_iter().map(Change::Settled));
+        plan.learned.into_iter().map(|(id, holder)| Change::HolderLearned { id, holder }).collect();
+    changes.extend(plan.settled.into_iter().map(Change::OverlapResolved));
     if let Some(seen) = plan.kubelet_seen_wall_ms.filter(|s| Some(*s) != ledger.kubelet_seen_wall_ms) {
         changes.push(Change::KubeletSeen(seen));
     }
     if stuck.as_ref() != ledger.stuck.as_deref() {
-        changes.push(Change::EvidenceStuck(stuck.map(Arc::new)));
+        changes.push(Change::StuckChanged(stuck.map(Arc::new)));
     }
     if plan.sightings != *ledger.sightings || plan.hold != ledger.hold {
-        changes.push(Change::Sighted { sightings: Arc::new(plan.sightings), hold: plan.hold });
+        changes.push(Change::SightingsUpdated { sightings: Arc::new(plan.sightings), hold: plan.hold });
     }
     let resources: Vec<Resource> =
         plan.ended.iter().filter_map(|(id, _)| ledger.live.get(id)).map(|a| a.resource.clone()).collect();
@@ -49,7 +49,7 @@ pub fn end_changes(
         ends.iter().map(|(id, reason)| Change::Ended { id: *id, reason: *reason }).collect();
     for resource in resources {
         if ledger.breakers.contains_key(resource) {
-            changes.push(Change::BreakerTurned { resource: resource.clone(), breaker: None });
+            changes.push(Change::BreakerChanged { resource: resource.clone(), breaker: None });
         }
     }
     let ending = ends.iter().filter_map(|(id, _)| ledger.live.get(id)).map(Arc::as_ref);
@@ -58,7 +58,7 @@ pub fn end_changes(
 }
 
 /// Adopts holdings of our resources that this store did not grant.
-fn adopt(ledger: &Ledger, holdings: &[Checkpointed], now: Now, changes: &mut Vec<Change>) {
+fn adopt(ledger: &Ledger, holdings: &[CheckpointEntry], now: Now, changes: &mut Vec<Change>) {
     // Later holdings may be on parts that earlier ones changed.
     let mut scratch = ledger.clone();
     for holding in holdings {

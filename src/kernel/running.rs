@@ -2,7 +2,7 @@
 //! ledger, in the turn that would end the allocation.
 
 use super::allocation::Allocation;
-use super::belongs::{Belongs, belongs};
+use super::attribution::{Attribution, attribute_process};
 use super::ledger::Ledger;
 use super::pods::{Fate, PodsSource};
 use super::time::{Now, Timing};
@@ -100,13 +100,13 @@ pub fn running_sources(
 fn pids(ledger: &Ledger, allocation: &Allocation) -> Vec<u32> {
     let gpus = allocation.devices.iter().map(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()));
     let gpus: std::collections::BTreeSet<_> = gpus.collect();
-    let on = gpus.into_iter().filter_map(|gpu| Some((gpu, ledger.processes.on.get(gpu)?)));
+    let on = gpus.into_iter().filter_map(|gpu| Some((gpu, ledger.processes.by_gpu.get(gpu)?)));
     let mut pids: Vec<u32> = on
         .flat_map(|(gpu, processes)| processes.iter().map(move |seen| (gpu, &seen.process)))
-        .filter(|(gpu, process)| match belongs(ledger, gpu, process) {
-            Belongs::To(id) => id == allocation.id,
-            Belongs::Among(ids) => ids.contains(&allocation.id),
-            Belongs::Perhaps(_) | Belongs::Ignored | Belongs::Nobody(_) => false,
+        .filter(|(gpu, process)| match attribute_process(ledger, gpu, process) {
+            Attribution::To(id) => id == allocation.id,
+            Attribution::OneOf(ids) => ids.contains(&allocation.id),
+            Attribution::Possibly(_) | Attribution::Ignored | Attribution::Unexplained(_) => false,
         })
         .map(|(_, process)| process.pid)
         .collect();

@@ -2,7 +2,7 @@
 
 use super::ledger::Ledger;
 use super::pods::Fate;
-use super::reconcile::{Plan, RoundView};
+use super::reconcile::{Plan, ReconcileView};
 use super::stuck::Stuck;
 use super::time::{Now, Timing};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[must_use]
 pub(crate) fn find_stuck(
     ledger: &Ledger,
-    view: &RoundView,
+    view: &ReconcileView,
     plan: &Plan,
     timing: &Timing,
     now: Now,

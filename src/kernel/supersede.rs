@@ -71,8 +71,8 @@ fn has_process(ledger: &Ledger, allocation: &Allocation) -> bool {
     let Some(uid) = allocation.holder.pod_uid.as_deref() else { return false };
     let gpus: BTreeSet<_> =
         allocation.devices.iter().filter_map(|id| ledger.part(&id.part)).map(|p| p.part.gpu()).collect();
-    let mut seen = gpus.into_iter().filter_map(|gpu| ledger.processes.on.get(gpu)).flatten();
-    seen.any(|seen| seen.process.who.owner.pod().is_some_and(|pod| pod.uid == uid))
+    let mut seen = gpus.into_iter().filter_map(|gpu| ledger.processes.by_gpu.get(gpu)).flatten();
+    seen.any(|seen| seen.process.identity.owner.pod().is_some_and(|pod| pod.uid == uid))
 }
 
 fn of_same_pod(a: &Allocation, b: &Allocation) -> bool {

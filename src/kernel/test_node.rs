@@ -6,10 +6,10 @@ use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::Rules;
 use berth_kernel::gpu::{Inventory, Mig, Part};
 use berth_kernel::ledger::Ledger;
-use berth_kernel::look::look;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::part_state::{Device, PartState};
-use berth_kernel::process::{Owner, PodProcess, Process, Sight, Uses, Who};
+use berth_kernel::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
+use berth_kernel::scan::look;
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn facts(id: &str, parent: Option<&str>, mig_enabled: bool, memory_mib: u64) -> 
 pub(crate) struct Node {
     pub(crate) ledger: Ledger,
     pub(crate) now: Now,
-    pub(crate) sight: Sight,
+    pub(crate) sight: ProcessVisibility,
     next: u64,
 }
 
@@ -52,7 +52,7 @@ impl Node {
         let mut node = Self {
             ledger: Ledger::default(),
             now: Now { wall_ms: 1_000_000, mono_ms: 1_000 },
-            sight: Sight::Visible,
+            sight: ProcessVisibility::Visible,
             next: 1,
         };
         node.look(&[]);
@@ -121,7 +121,12 @@ pub(crate) fn process(pid: u32, on: &str, owner: Owner) -> Process {
         part: part(on),
         uses: Uses { compute: true, ..Uses::default() },
         memory_mib: Some(100),
-        who: Who { name: Some("python3".into()), started_ticks: Some(1), owner, ignored: false },
+        identity: ProcessIdentity {
+            name: Some("python3".into()),
+            started_ticks: Some(1),
+            owner,
+            ignored: false,
+        },
     }
 }
 

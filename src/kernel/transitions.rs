@@ -9,9 +9,9 @@ mod text;
 pub use text::GpuName;
 
 use super::allocation::Allocation;
-use super::belongs::{Bypass, Owners, reaching};
+use super::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use super::drain::Drain;
-use super::evict::{HolderOn, Leaving, holders};
+use super::evict::{EvictionStatus, GpuHolder, holders};
 use super::eviction::Asked;
 use super::health::{Health, HealthState};
 use super::ledger::{GpuState, Ledger};
@@ -104,7 +104,7 @@ impl Transitions {
     /// Starts at this ledger: transitions up to it are not reported, and its bypasses count as reported.
     #[must_use]
     pub fn since(ledger: Arc<Ledger>) -> Self {
-        let bypass_pods = reaching(&ledger).map(|(pod, _)| pod.uid.clone()).collect();
+        let bypass_pods = pods_with_gpu_bypass(&ledger).map(|(pod, _)| pod.uid.clone()).collect();
         Self { bypasses: bypasses(&ledger), bypass_pods, last: ledger }
     }
 
@@ -149,7 +149,7 @@ impl Transitions {
         if let Some(view) = ledger.pods.as_ref().filter(|view| view.current) {
             self.bypass_pods.retain(|uid| view.pods.contains_key(uid));
         }
-        for (pod, _) in reaching(ledger) {
+        for (pod, _) in pods_with_gpu_bypass(ledger) {
             if self.bypass_pods.insert(pod.uid.clone()) {
                 all.push(Transition::BypassPossible(Arc::new(pod.clone())));
             }
@@ -280,13 +280,15 @@ fn blocking_pods(ledger: &Ledger, gpu: &PartId) -> BTreeMap<String, String> {
     if !ledger.gpus.get(gpu).is_some_and(|state| state.drain.evicts()) {
         return BTreeMap::new();
     }
-    let reason = |holder: &HolderOn| match &holder.leaving {
-        Leaving::Static => Some("is a static pod: take its file out of the kubelet's manifests".to_owned()),
-        Leaving::Budget { message } => Some(format!("waits for its disruption budget: {message}")),
-        Leaving::Failed { message } => Some(format!("cannot be evicted: {message}")),
+    let reason = |holder: &GpuHolder| match &holder.status {
+        EvictionStatus::Static => {
+            Some("is a static pod: take its file out of the kubelet's manifests".to_owned())
+        }
+        EvictionStatus::Budget { message } => Some(format!("waits for its disruption budget: {message}")),
+        EvictionStatus::Failed { message } => Some(format!("cannot be evicted: {message}")),
         _ => None,
     };
-    let name = |holder: &HolderOn| {
+    let name = |holder: &GpuHolder| {
         let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".into());
         format!("{}/{}", or_unknown(&holder.namespace), or_unknown(&holder.pod))
     };
@@ -329,7 +331,7 @@ fn evictions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
     }
     let changed = new.evictions.iter().filter(|(uid, asked)| {
         let before = old.evictions.get(*uid);
-        before.is_none_or(|before| before.outcome != asked.outcome || before.ask.way != asked.ask.way)
+        before.is_none_or(|before| before.outcome != asked.outcome || before.ask.method != asked.ask.method)
     });
     changed.map(|(_, asked)| Transition::Eviction(asked.clone())).collect()
 }
@@ -360,12 +362,12 @@ fn may_change_bypasses(old: &Ledger, new: &Ledger) -> bool {
 
 fn bypasses(ledger: &Ledger) -> BTreeMap<BypassKey, Bypass> {
     // Checked first: no process counts as a bypass on most nodes.
-    if !ledger.processes.on.values().flatten().any(|seen| seen.told) {
+    if !ledger.processes.by_gpu.values().flatten().any(|seen| seen.is_reported) {
         return BTreeMap::new();
     }
-    let all = Owners::of(ledger).bypasses().into_iter().map(|bypass| {
+    let all = Attributions::new(ledger).bypasses().into_iter().map(|bypass| {
         let process = &bypass.process;
-        let key = (bypass.gpu.clone(), process.pid, process.who.started_ticks, process.part.clone());
+        let key = (bypass.gpu.clone(), process.pid, process.identity.started_ticks, process.part.clone());
         (key, bypass)
     });
     all.collect()

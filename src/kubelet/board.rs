@@ -1,6 +1,6 @@
 //! The device list of one resource, as its streams show it.
 
-use berth_kernel::listing::Listed;
+use berth_kernel::listing::ListedDevice;
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sheet {
     /// The whole list, sorted by id.
-    pub(super) devices: Arc<Vec<Listed>>,
+    pub(super) devices: Arc<Vec<ListedDevice>>,
     /// Counts changes and resends, so that a stream knows whether to send.
     pub(super) turn: u64,
 }
@@ -30,7 +30,7 @@ impl Board {
 
     /// Puts up a list. Streams hear of it only if it differs: most entries
     /// of a ledger change no list, and each message makes the kubelet write and fsync a file.
-    pub(super) fn show(&self, devices: Vec<Listed>) {
+    pub(super) fn show(&self, devices: Vec<ListedDevice>) {
         self.sheet.send_if_modified(|sheet| {
             let differs = *sheet.devices != devices;
             if differs {

@@ -9,7 +9,7 @@ use super::folder::FileId;
 use super::wire::v1beta1::ContainerAllocateResponse;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::reconcile::Checkpointed;
+use berth_kernel::reconcile::CheckpointEntry;
 use prost::Message;
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
@@ -30,7 +30,7 @@ pub const CHECKPOINT_BYTES_MAX: u64 = 64 * 1024 * 1024;
 #[derive(Debug)]
 pub struct Checkpoint {
     /// Entries of our resources.
-    pub entries: Vec<Checkpointed>,
+    pub entries: Vec<CheckpointEntry>,
     /// Entries under our resource names with ids that can be nobody's but another plugin's.
     pub foreign: usize,
     /// Changes whenever the kubelet writes.
@@ -184,7 +184,7 @@ struct RawEntry<'a> {
 }
 
 /// One of our entries; `None` if its ids cannot be ours.
-fn entry(raw: &RawEntry<'_>, resource: Resource) -> Result<Option<Checkpointed>, &'static str> {
+fn entry(raw: &RawEntry<'_>, resource: Resource) -> Result<Option<CheckpointEntry>, &'static str> {
     let by_numa: BTreeMap<String, Option<Vec<String>>> =
         serde_json::from_str(raw.device_ids.get()).map_err(|_| "DeviceIDs of an entry of ours")?;
     let mut devices = BTreeSet::new();
@@ -195,7 +195,7 @@ fn entry(raw: &RawEntry<'_>, resource: Resource) -> Result<Option<Checkpointed>,
         };
         devices.insert(id);
     }
-    Ok(Some(Checkpointed {
+    Ok(Some(CheckpointEntry {
         pod_uid: raw.pod_uid.clone().into_owned(),
         container: raw.container_name.clone().into_owned(),
         allocation: allocation_of(raw, &resource),

@@ -8,7 +8,7 @@ use crate::edits::{DeviceIdStrategy, DeviceListStrategy, Edits, MpsEdits, Resour
 use berth_kernel::allocation::{Allocation, Limits};
 use berth_kernel::gpu::Part;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::listing::Listed;
+use berth_kernel::listing::ListedDevice;
 use berth_kernel::names::Resource;
 use berth_kernel::part_use;
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ pub(super) fn allocation_key(resource: &Resource) -> String {
 }
 
 /// A listed device on the wire. A device without NUMA node carries no topology at all.
-pub(super) fn device(listed: &Listed) -> Device {
+pub(super) fn device(listed: &ListedDevice) -> Device {
     let health = if listed.healthy { HEALTHY } else { UNHEALTHY };
     Device {
         id: listed.id.to_string(),
@@ -345,7 +345,8 @@ mod tests {
 
     #[test]
     fn a_device_without_numa_node_carries_no_topology() {
-        let mut listed = Listed { id: DeviceId::parse("GPU-9::3").unwrap(), healthy: false, numa_node: None };
+        let mut listed =
+            ListedDevice { id: DeviceId::parse("GPU-9::3").unwrap(), healthy: false, numa_node: None };
         let wire = device(&listed);
         assert_eq!((wire.id.as_str(), wire.health.as_str()), ("GPU-9::3", "Unhealthy"));
         assert!(wire.topology.is_none());

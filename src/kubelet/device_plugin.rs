@@ -283,7 +283,7 @@ impl Desk {
     /// Asks once, and once more after a round where a holder may have left unnoticed.
     async fn grant(&self, admit: AdmitRequest) -> Result<Granted, AskError> {
         match self.door.allocate(admit.clone(), Attempt::First).await {
-            Err(AskError::Refused(refusal)) if refusal.round_may_cure() => {
+            Err(AskError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 tracing::info!(
                     resource = %self.resource, %refusal,
                     "looking whether the holder is still there"

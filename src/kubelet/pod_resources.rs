@@ -4,7 +4,7 @@ use super::wire::lazy_channel;
 use super::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use super::wire::v1::{ListPodResourcesRequest, ListPodResourcesResponse};
 use berth_kernel::names::{DeviceId, Resource};
-use berth_kernel::reconcile::{ListedHold, PodList};
+use berth_kernel::reconcile::{ListedHolding, PodList};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn understand(answer: ListPodResourcesResponse, ours: &BTreeSet<Resource>) -> Po
                 }
             }
             let held = by_resource.into_iter().filter(|(_, ids)| !ids.is_empty());
-            list.held.extend(held.map(|(resource, ids)| ListedHold {
+            list.held.extend(held.map(|(resource, ids)| ListedHolding {
                 namespace: pod.namespace.clone(),
                 pod: pod.name.clone(),
                 container: container.name.clone(),

@@ -13,7 +13,7 @@ use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
 use berth_core::admission::Door;
 use berth_core::keeper::{AskError, Snapshot};
-use berth_kernel::asking::{Haste, asks_for_ours, waits_anew};
+use berth_kernel::pod_arrivals::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Known {
                 if known == Some(&pod) {
                     return false;
                 }
-                let waits = waits_anew(&pod, known);
+                let waits = is_newly_waiting(&pod, known);
                 let pod = Arc::new(pod);
                 self.waits = waits.then(|| Arc::clone(&pod));
                 self.view.pods.insert(pod.uid.clone(), pod);
@@ -164,7 +164,8 @@ impl From<Status> for End {
 
 /// Watches for ever.
 pub(super) async fn keep(settings: Arc<Settings>, door: Door) {
-    let mut watch = Watch { settings, door, known: Known::default(), haste: Haste::default(), said: None };
+    let mut watch =
+        Watch { settings, door, known: Known::default(), haste: ImmediateViewLimiter::default(), said: None };
     let mut wait = watch.settings.waits.pods_again;
     loop {
         let began = Instant::now();
@@ -190,7 +191,7 @@ struct Watch {
     settings: Arc<Settings>,
     door: Door,
     known: Known,
-    haste: Haste,
+    haste: ImmediateViewLimiter,
     /// The last trouble, or that all is well; so that each is said once.
     said: Option<Option<String>>,
 }
@@ -259,7 +260,8 @@ impl Watch {
     /// Whether the last event brought a pod that may be the next to be asked for.
     fn hurries(&mut self) -> bool {
         let Some(pod) = &self.known.waits else { return false };
-        asks_for_ours(pod, &self.door.snapshot()) && self.haste.take(self.door.now().mono_ms)
+        requests_listed_resource(pod, &self.door.snapshot())
+            && self.haste.try_acquire(self.door.now().mono_ms)
     }
 
     /// Whether our view would be taken and is not there.

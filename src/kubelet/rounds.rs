@@ -15,7 +15,7 @@ use berth_core::spans;
 use berth_kernel::drain::Drain;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Resource;
-use berth_kernel::reconcile::{KubeletAge, PodList, RoundView};
+use berth_kernel::reconcile::{KubeletAge, PodList, ReconcileView};
 use berth_kernel::stuck::SourceError;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
@@ -161,7 +161,7 @@ impl Rounds {
     /// nothing, as it is never fresh.
     ///
     /// `view` was begun before its `List` was fetched, or has none yet.
-    async fn glance(&self, mut view: RoundView) -> Result<(), RoundError> {
+    async fn glance(&self, mut view: ReconcileView) -> Result<(), RoundError> {
         let ours = self.ours();
         if view.list.is_none() {
             view.list = self.list(&ours).await;
@@ -247,8 +247,12 @@ impl Rounds {
         }
     }
 
-    fn begin(&self) -> RoundView {
-        RoundView { began_mono_ms: self.door.now().mono_ms, kubelet: self.age(), ..RoundView::default() }
+    fn begin(&self) -> ReconcileView {
+        ReconcileView {
+            began_mono_ms: self.door.now().mono_ms,
+            kubelet: self.age(),
+            ..ReconcileView::default()
+        }
     }
 
     /// How old the kubelet's socket is. One that is older than this process is of moment 0; any
@@ -274,7 +278,7 @@ impl Rounds {
     }
 
     /// Hands a view in, with what keeps an account from being had.
-    async fn observe(&self, mut view: RoundView) -> Result<Applied, AskError> {
+    async fn observe(&self, mut view: ReconcileView) -> Result<Applied, AskError> {
         view.source_error = self.errors().first().cloned();
         self.door.observe(view).await
     }

@@ -218,5 +218,5 @@ fn read(pipe: Option<impl Read>, bytes_max: usize) -> Vec<u8> {
 }
 
 pub(super) fn trouble(what: String) -> InstallError {
-    InstallError::Trouble { what }
+    InstallError::Failed { what }
 }

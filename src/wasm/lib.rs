@@ -62,7 +62,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{Answer, Fault, FaultKind, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{Aloud, AskedAgain, Input, InstallError, Policies};
+use berth_kernel::ports::{CallOutput, Input, InstallError, Policies, ReplayedCall};
 use berth_kernel::time::Now;
 
 /// Wall time of a call about the past, milliseconds: nobody waits for it but an operator.
@@ -252,7 +252,7 @@ impl Policies for WasmPolicies {
         Ok(self.enter(version, Some(module)))
     }
 
-    fn know(&self, version: &PolicyVersion) -> bool {
+    fn register(&self, version: &PolicyVersion) -> bool {
         if self.installed(&version.digest).is_none() {
             if shipped::component(&version.digest).is_none() && !self.artifacts.has_component(&version.digest)
             {
@@ -282,7 +282,7 @@ impl Policies for WasmPolicies {
         read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
     }
 
-    fn rest(&self, digest: &Digest) {
+    fn unload(&self, digest: &Digest) {
         // Without the lock, which every call takes, while the disk is asked and memory given back.
         let loaded = self.installed(digest).filter(|entry| entry.module.get().is_some());
         let Some(old) = loaded.filter(|_| self.artifacts.has_artifact(digest)) else { return };
@@ -303,17 +303,17 @@ impl Policies for WasmPolicies {
         self.artifacts.remove(digest);
     }
 
-    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
-        self.ask_at_cost(call).0
+    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+        self.call_with_cost(call).0
     }
 
-    fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
-        let Aloud { told, cost, .. } = self.ask_aloud(call);
+    fn call_with_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
+        let CallOutput { answer: told, cost, .. } = self.call_with_log(call);
         (told, cost)
     }
 
-    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
-        let unasked = |fault| Aloud { told: Err(fault), cost: Cost::default(), said: Vec::new() };
+    fn call_with_log(&self, call: Call<'_>) -> CallOutput {
+        let unasked = |fault| CallOutput { answer: Err(fault), cost: Cost::default(), log_lines: Vec::new() };
         let Some(installed) = self.installed(call.digest) else {
             return unasked(not_installed(call.digest));
         };
@@ -336,26 +336,37 @@ impl Policies for WasmPolicies {
                 said.pop();
             }
             let told = answer.and_then(|told| convert::answer(view, told, &question));
-            Aloud { told, cost, said }
+            CallOutput { answer: told, cost, log_lines: said }
         })
     }
 
-    fn input(&self, node: &Arc<Ledger>, now: Now, question: Question<'_>) -> Result<Input, Fault> {
+    fn record_input(&self, node: &Arc<Ledger>, now: Now, question: Question<'_>) -> Result<Input, Fault> {
         self.views.with(node, now, "", |view| recorded::write(view, &view.question(question)?))
     }
 
-    fn ask_again(&self, digest: &Digest, parameters: &str, input: &Input) -> Result<AskedAgain, String> {
+    fn call_recorded(
+        &self,
+        digest: &Digest,
+        parameters: &str,
+        input: &Input,
+    ) -> Result<ReplayedCall, String> {
         let recorded = Recorded::read(input, parameters)?;
         let asked = recorded.asked()?;
         let Some(installed) = self.installed(digest) else {
-            return Ok(AskedAgain { asked, told: Err(not_installed(digest)), cost: Cost::default() });
+            return Ok(ReplayedCall {
+                question: asked,
+                answer: Err(not_installed(digest)),
+                cost: Cost::default(),
+            });
         };
         if !installed.version.hooks.contains(&asked.hook()) {
-            return Ok(AskedAgain { asked, told: Ok(None), cost: Cost::default() });
+            return Ok(ReplayedCall { question: asked, answer: Ok(None), cost: Cost::default() });
         }
         let module = match installed.module(self) {
             Ok(module) => module,
-            Err(fault) => return Ok(AskedAgain { asked, told: Err(fault), cost: Cost::default() }),
+            Err(fault) => {
+                return Ok(ReplayedCall { question: asked, answer: Err(fault), cost: Cost::default() });
+            }
         };
         let Called { answer, cost, .. } =
             module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
@@ -363,6 +374,6 @@ impl Policies for WasmPolicies {
             });
         let answer = answer.map_err(|fault| parameters::told(fault, parameters));
         let told = answer.and_then(|told| convert::answer(&recorded, told, &recorded.question));
-        Ok(AskedAgain { asked, told, cost })
+        Ok(ReplayedCall { question: asked, answer: told, cost })
     }
 }

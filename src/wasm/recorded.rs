@@ -110,20 +110,20 @@ impl Recorded {
     ///
     /// # Errors
     /// In words, if it names what its node has not.
-    pub(super) fn asked(&self) -> Result<decision::Asked, String> {
+    pub(super) fn asked(&self) -> Result<decision::OwnedQuestion, String> {
         Ok(match &self.question {
-            convert::Asked::Offer => decision::Asked::Offer,
-            convert::Asked::Place(asked) => decision::Asked::Place(PlaceRequest {
+            convert::Asked::Offer => decision::OwnedQuestion::Offer,
+            convert::Asked::Place(asked) => decision::OwnedQuestion::Place(PlaceRequest {
                 resource: self.resource(asked.request.resource)?,
                 available: self.ids(&asked.available)?,
                 required: self.ids(&asked.required)?,
                 size: usize::try_from(asked.size).unwrap_or(usize::MAX),
             }),
-            convert::Asked::Admit(asked) => decision::Asked::Admit(AdmitRequest {
+            convert::Asked::Admit(asked) => decision::OwnedQuestion::Admit(AdmitRequest {
                 resource: self.resource(asked.request.resource)?,
                 devices: self.ids(&asked.devices)?,
             }),
-            convert::Asked::Triage(asked) => decision::Asked::Triage(Reading {
+            convert::Asked::Triage(asked) => decision::OwnedQuestion::Triage(Reading {
                 part: self.part(asked.part).ok_or_else(|| unknown("part", asked.part))?,
                 source: asked.source.clone(),
                 code: asked.code,

@@ -15,7 +15,7 @@ use berth_kernel::gpu::{Inventory, Link, Part, Path, Usage};
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::policy::{AdmitRequest, Hook, PolicyVersion};
-use berth_kernel::reconcile::{Checkpointed, ListedHold, PodList, RoundView};
+use berth_kernel::reconcile::{CheckpointEntry, ListedHolding, PodList, ReconcileView};
 use berth_kernel::time::Timing;
 use berth_kernel::trust::TrustedKey;
 use serde_json::Value;
@@ -148,7 +148,7 @@ impl Bench {
     /// The same with one GPU in trouble.
     pub(crate) fn look_troubled(&self, gpus: u32, troubled: u32) {
         self.look_as(gpus, |seen| {
-            seen.troubles = BTreeMap::from([(gpu(troubled), "fell off the bus".to_owned())]);
+            seen.scan_errors = BTreeMap::from([(gpu(troubled), "fell off the bus".to_owned())]);
         });
     }
 
@@ -194,25 +194,25 @@ impl Bench {
             std::thread::sleep(Duration::from_millis(1));
         }
         let pods = held.iter().map(|(_, namespace, pod)| ((*namespace).to_owned(), (*pod).to_owned()));
-        let listed = held.iter().map(|(a, namespace, pod)| ListedHold {
+        let listed = held.iter().map(|(a, namespace, pod)| ListedHolding {
             namespace: (*namespace).into(),
             pod: (*pod).into(),
             container: "main".into(),
             resource: a.resource.clone(),
             devices: a.devices.clone(),
         });
-        let noted = held.iter().map(|(a, _, pod)| Checkpointed {
+        let noted = held.iter().map(|(a, _, pod)| CheckpointEntry {
             pod_uid: format!("uid-of-{pod}"),
             container: "main".into(),
             resource: a.resource.clone(),
             devices: a.devices.clone(),
             allocation: Some(a.id),
         });
-        let view = RoundView {
+        let view = ReconcileView {
             began_mono_ms: self.door.now().mono_ms,
             list: Some(PodList { pods: pods.collect(), held: listed.collect() }),
             checkpoint: Some(noted.collect()),
-            ..RoundView::default()
+            ..ReconcileView::default()
         };
         self.runtime.block_on(self.door.observe(view)).unwrap();
     }

@@ -2,12 +2,18 @@
 
 use crate::admin_bench::{Bench, GPU, gpu};
 use berth_kernel::names::Resource;
-use berth_kernel::process::{Process, Sight, Uses, Who};
+use berth_kernel::process::{Process, ProcessIdentity, ProcessVisibility, Uses};
 
 /// A process on a GPU whose owner nobody can tell.
 fn process(index: u32, pid: u32, memory_mib: u64) -> Process {
     let uses = Uses { compute: true, ..Uses::default() };
-    Process { pid, part: gpu(index), uses, memory_mib: Some(memory_mib), who: Who::default() }
+    Process {
+        pid,
+        part: gpu(index),
+        uses,
+        memory_mib: Some(memory_mib),
+        identity: ProcessIdentity::default(),
+    }
 }
 
 /// Every allocation of the list is as it is alone; answers all of them.
@@ -36,7 +42,7 @@ fn what_was_written_of_an_allocation_is_not_shown_once_it_has_changed() {
     };
     let visible = |on_first: Vec<Process>| {
         bench.look_as(3, |seen| {
-            seen.sight = Sight::Visible;
+            seen.sight = ProcessVisibility::Visible;
             seen.processes = [(gpu(0), on_first), (gpu(1), Vec::new()), (gpu(2), Vec::new())].into();
         });
     };

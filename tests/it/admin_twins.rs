@@ -151,7 +151,7 @@ impl Policies for KeptPolicies {
         self.modules.lock().unwrap().remove(digest);
     }
 
-    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let _turn = self.calls.lock().unwrap();
         let parameters: Value = serde_json::from_str(call.parameters).unwrap();

@@ -6,7 +6,7 @@ use berth_gpus::sim::{Machine, SimGpus, SimKind, SimProcess};
 use berth_kernel::gpu::{Inventory, Part, Path, RECOVERY, Reading};
 use berth_kernel::names::PartId;
 use berth_kernel::ports::Gpus;
-use berth_kernel::process::Who;
+use berth_kernel::process::ProcessIdentity;
 use fake_nvml::{Installed, Process, RecoveryAction, State};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -174,7 +174,7 @@ impl Rig for OverNvml {
 }
 
 fn look(rig: &dyn Rig) -> Inventory {
-    rig.gpus().look().expect("a look")
+    rig.gpus().scan().expect("a look")
 }
 
 fn gpu_id(inventory: &Inventory, index: u32) -> PartId {
@@ -216,7 +216,7 @@ fn shows_every_gpu_and_always_the_same(rig: &dyn Rig) {
         let usage = &inventory.usage[&part.id];
         assert_eq!((usage.memory_used_mib, usage.processes), (0, 0));
     }
-    assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
+    assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
     assert_eq!(look(rig), inventory);
     assert!(!rig.gpus().describe().is_empty());
 }
@@ -242,8 +242,8 @@ fn a_lost_gpu_is_in_trouble_and_its_facts_stay(rig: &dyn Rig) {
     let lost = look(rig);
     assert_eq!(lost.parts, before.parts, "its last known facts stay");
     assert_eq!(lost.links, before.links);
-    assert_eq!(lost.troubles.keys().collect::<Vec<_>>(), [&gone]);
-    assert!(lost.troubles[&gone].contains("fell off the bus"), "{:?}", lost.troubles);
+    assert_eq!(lost.scan_errors.keys().collect::<Vec<_>>(), [&gone]);
+    assert!(lost.scan_errors[&gone].contains("fell off the bus"), "{:?}", lost.scan_errors);
     assert!(!lost.usage.contains_key(&gone));
     assert_eq!(next_of(rig, "lost").part, gone);
     rig.lost(2, false);
@@ -256,7 +256,7 @@ fn a_gpu_that_ails_says_so_at_every_look_and_answers(rig: &dyn Rig) {
     let id = gpu_id(&before, 5);
     for _ in 0..2 {
         let ailing = look(rig);
-        assert!(ailing.troubles.is_empty(), "{:?}", ailing.troubles);
+        assert!(ailing.scan_errors.is_empty(), "{:?}", ailing.scan_errors);
         let [sign] = ailing.signs.as_slice() else { panic!("{:?}", ailing.signs) };
         assert_eq!((&sign.part, sign.source.as_str(), sign.code), (&id, RECOVERY, 1));
         assert!(sign.is_sign() && sign.detail.contains("reset"), "{sign:?}");
@@ -321,7 +321,9 @@ fn processes_are_told_one_by_one_with_what_they_do(rig: &dyn Rig) {
             (73, Some(64), false, false, true),
         ]
     );
-    assert!(inventory.processes[&id].iter().all(|p| p.part == id && p.who == Who::default()));
+    assert!(
+        inventory.processes[&id].iter().all(|p| p.part == id && p.identity == ProcessIdentity::default())
+    );
     let usage = &inventory.usage[&id];
     assert_eq!((usage.processes, usage.memory_used_mib), (2, 832), "who only draws is not counted");
 }
@@ -346,7 +348,7 @@ fn a_gpu_that_is_taken_away_leaves_the_inventory(rig: &dyn Rig) {
     let after = look(rig);
     assert_eq!(after.parts, before.parts[..6]);
     assert_eq!(after.links.iter().count(), 6 * 5 / 2);
-    assert!(after.troubles.is_empty());
+    assert!(after.scan_errors.is_empty());
 }
 
 fn mig_instances_are_parts_with_a_parent(rig: &dyn Rig) {

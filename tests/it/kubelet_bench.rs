@@ -192,7 +192,7 @@ impl Node {
         let inventory = Inventory {
             parts: self.gpus.iter().filter(there).cloned().collect(),
             links: Links::default(),
-            troubles: troubled.iter().map(|n| (gpu(*n), "fell off the bus".to_owned())).collect(),
+            scan_errors: troubled.iter().map(|n| (gpu(*n), "fell off the bus".to_owned())).collect(),
             ..Inventory::default()
         };
         let door = self.door.clone();

@@ -105,7 +105,7 @@ async fn an_init_containers_pod_is_named_by_it() {
     assert_eq!((holder.pod_uid, holder.container.as_deref()), (Some(uid.clone()), Some("load")));
     let snapshot = node.door.snapshot();
     let shown = &view(&snapshot).unwrap().pods[&uid];
-    assert_eq!((shown.stage, shown.containers[0].asks[0].1), (Stage::Admitted, 1));
+    assert_eq!((shown.stage, shown.containers[0].requests[0].1), (Stage::Admitted, 1));
     assert!(!shown.is_static);
     node.assert_harmless();
 }

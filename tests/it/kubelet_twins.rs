@@ -109,7 +109,7 @@ impl Policies for ToldPolicies {
 
     fn remove(&self, _: &Digest) {}
 
-    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         let words: Vec<&str> = call.parameters.split(' ').collect();
         let value = |key: &str| words.iter().find_map(|w| w.strip_prefix(key));
         match call.question {

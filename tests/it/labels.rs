@@ -36,7 +36,7 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
     let middle =
         berth_core::admission::start(keeper, policies, clock, Rules::default(), baseline, None).unwrap();
     let machine: Machine = serde_saphyr::from_str(machine).unwrap();
-    middle.door.looked(SimGpus::from_machine(machine).look().unwrap()).unwrap();
+    middle.door.looked(SimGpus::from_machine(machine).scan().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(middle.door.reoffer()).unwrap();
     let facts = Facts {

@@ -8,7 +8,7 @@ use berth_core::admission::{GpuWatch, Looker};
 use berth_core::figures::{At, Limits};
 use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::ports::{Gpus, GpusError, Processes};
-use berth_kernel::process::{Sight, Who};
+use berth_kernel::process::{ProcessIdentity, ProcessVisibility};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -94,7 +94,7 @@ struct HangingGpus {
 }
 
 impl Gpus for HangingGpus {
-    fn look(&self) -> Result<Inventory, GpusError> {
+    fn scan(&self) -> Result<Inventory, GpusError> {
         let _held = self.held.lock().unwrap();
         if *self.fails.lock().unwrap() {
             return Err(GpusError { what: "NVML cannot count the GPUs".into(), source: None });
@@ -115,11 +115,11 @@ impl Gpus for HangingGpus {
 struct Nobody;
 
 impl Processes for Nobody {
-    fn sight(&self) -> Sight {
-        Sight::default()
+    fn sight(&self) -> ProcessVisibility {
+        ProcessVisibility::default()
     }
 
-    fn who(&self, _: &BTreeSet<u32>) -> BTreeMap<u32, Who> {
+    fn identify(&self, _: &BTreeSet<u32>) -> BTreeMap<u32, ProcessIdentity> {
         BTreeMap::new()
     }
 }
@@ -161,7 +161,7 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
 struct DeadlyGpus;
 
 impl Gpus for DeadlyGpus {
-    fn look(&self) -> Result<Inventory, GpusError> {
+    fn scan(&self) -> Result<Inventory, GpusError> {
         panic!("at what it found");
     }
 

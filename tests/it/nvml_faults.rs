@@ -35,7 +35,7 @@ impl Bench {
 
     fn look(&self) -> Inventory {
         let began = Instant::now();
-        let inventory = self.gpus.look().expect("a look");
+        let inventory = self.gpus.scan().expect("a look");
         assert!(began.elapsed() < LOOK_MAX, "a look took {:?}", began.elapsed());
         inventory
     }
@@ -90,14 +90,14 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     });
     let during = bench.look();
     assert_eq!(during.parts, before.parts);
-    assert_eq!(during.troubles.keys().collect::<Vec<_>>(), [&hung]);
-    let text = &during.troubles[&hung];
+    assert_eq!(during.scan_errors.keys().collect::<Vec<_>>(), [&hung]);
+    let text = &during.scan_errors[&hung];
     assert!(text.contains("nvmlDeviceGetMemoryInfo_v2 does not answer"), "{text}");
     assert_eq!(during.usage.len(), 3, "the others are read");
     // It is known to hang now, and nobody waits for it again.
     let began = Instant::now();
     for _ in 0..10 {
-        assert_eq!(bench.look().troubles.len(), 1);
+        assert_eq!(bench.look().scan_errors.len(), 1);
     }
     assert!(began.elapsed() < DEADLINE * 9, "{:?}", began.elapsed());
     // Events of the others still come.
@@ -116,7 +116,7 @@ fn a_driver_that_hangs_altogether_leaves_all_gpus_known_and_in_trouble() {
     let during = bench.look();
     assert_eq!(during.parts, before.parts);
     assert_eq!(during.links, before.links);
-    assert_eq!(during.troubles.len(), 8);
+    assert_eq!(during.scan_errors.len(), 8);
     assert!(during.usage.is_empty());
     bench.change(|state| state.faults.clear());
     bench.look_until("well again", |inventory| *inventory == before);
@@ -129,7 +129,7 @@ fn all_gpus_hanging_at_once_take_two_deadlines_and_not_one_each() {
     bench.change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode")));
     let began = Instant::now();
     let during = bench.look();
-    assert_eq!(during.troubles.len(), 16);
+    assert_eq!(during.scan_errors.len(), 16);
     assert!(began.elapsed() < DEADLINE * 8, "{:?}", began.elapsed());
     bench.change(|state| state.faults.clear());
 }
@@ -148,7 +148,7 @@ fn an_error_on_one_gpu_is_told_in_words() {
             state.faults = vec![fault];
         });
         let inventory = bench.look();
-        assert!(inventory.troubles[&id].contains(says), "{:?}", inventory.troubles);
+        assert!(inventory.scan_errors[&id].contains(says), "{:?}", inventory.scan_errors);
         assert_eq!(inventory.parts.len(), 2);
     }
 }
@@ -162,7 +162,7 @@ fn rows_that_wait_and_memory_past_repair_are_signs() {
             (rows.pending, rows.failed) = (pending, failed);
         });
         let inventory = bench.look();
-        assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
+        assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
         inventory.signs
     };
     assert_eq!(rows(false, false), []);
@@ -246,14 +246,14 @@ fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_anew() {
     attach("0000:13:00.0");
     let options = NvmlOptions { attached: attached.clone(), ..options(installed.library(), folder.path()) };
     let gpus = NvmlGpus::open(options).expect("it opens");
-    let first = gpus.look().expect("a look");
+    let first = gpus.scan().expect("a look");
     assert_eq!(first.parts.len(), 2);
     installed.change(|state| state.gpus.extend(late)).expect("a change");
-    assert_eq!(gpus.look().expect("a look"), first, "NVML counts when it is opened");
+    assert_eq!(gpus.scan().expect("a look"), first, "NVML counts when it is opened");
     attach("0000:1f:00.0");
     attach("0000:2b:00.0");
-    let both = gpus.look().expect("a look");
-    assert_eq!((both.parts.len(), both.troubles.len()), (4, 0));
+    let both = gpus.scan().expect("a look");
+    assert_eq!((both.parts.len(), both.scan_errors.len()), (4, 0));
     assert_eq!(both.parts[..2], first.parts);
     // Its events come, too.
     let uuid = both.parts[3].id.to_string();
@@ -286,7 +286,7 @@ fn a_driver_that_is_replaced_costs_every_gpu_its_health_until_it_fits_again() {
         bench.look();
         bench.change(|state| state.faults = vec![Fault::fail(call, code)]);
         let during = bench.look_until("told", |inventory| {
-            inventory.troubles.len() == 2 && inventory.troubles.values().all(|text| text.contains(says))
+            inventory.scan_errors.len() == 2 && inventory.scan_errors.values().all(|text| text.contains(says))
         });
         assert_eq!((&during.parts, &during.links), (&before.parts, &before.links));
         bench.change(|state| state.faults.clear());
@@ -303,7 +303,7 @@ fn what_a_model_does_not_say_is_left_out() {
     state.faults.push(Fault::fail("nvmlDeviceGetComputeRunningProcesses_v3", Code::NoPermission));
     let bench = Bench::new(&state);
     let inventory = bench.look();
-    assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
+    assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
     assert_eq!(inventory.parts[0].numa_node, None);
     assert_eq!(inventory.links.iter().count(), 1);
     assert!(inventory.usage.is_empty(), "processes that cannot be seen are not none");
@@ -317,7 +317,7 @@ fn a_gpu_full_of_processes_is_told_up_to_a_limit_and_stays_healthy() {
         (0..running).for_each(|n| state.gpus[0].run(1000 + n, 1));
         let bench = Bench::new(&state);
         let inventory = bench.look();
-        assert!(inventory.troubles.is_empty(), "{:?}", inventory.troubles);
+        assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
         let id = &inventory.parts[0].id;
         assert_eq!((inventory.usage[id].processes, inventory.processes[id].len()), (running, told));
     }
@@ -325,7 +325,7 @@ fn a_gpu_full_of_processes_is_told_up_to_a_limit_and_stays_healthy() {
     let mut state = State::h100(1);
     (0..2000).for_each(|n| state.gpus[0].run(1000 + n, 1));
     let inventory = Bench::new(&state).look();
-    assert!(inventory.troubles.is_empty() && inventory.processes.is_empty());
+    assert!(inventory.scan_errors.is_empty() && inventory.processes.is_empty());
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn sysfs_knows_the_numa_node_best() {
         std::fs::write(slot.join("numa_node"), node).expect("a file");
     }
     let gpus = NvmlGpus::open(options(installed.library(), folder.path())).expect("it opens");
-    let inventory = gpus.look().expect("a look");
+    let inventory = gpus.scan().expect("a look");
     let nodes: Vec<_> = inventory.parts.iter().map(|part| part.numa_node).collect();
     assert_eq!(nodes, [Some(3), None], "-1 is no node");
 }
@@ -435,7 +435,7 @@ fn without_events_health_is_polled_and_that_is_said() {
     let mut state = State::h100(1);
     state.faults.push(Fault::fail("nvmlEventSetCreate", Code::NoPermission));
     let bench = Bench::new(&state);
-    assert!(bench.look().troubles.is_empty());
+    assert!(bench.look().scan_errors.is_empty());
     let began = Instant::now();
     loop {
         match bench.gpus.next_reading(Duration::from_millis(20)) {
@@ -463,8 +463,8 @@ fn a_driver_that_went_away_is_opened_anew() {
         state.faults.push(Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized));
     });
     let during = bench.look();
-    assert_eq!((&during.parts, during.troubles.len()), (&before.parts, 2));
-    assert!(during.troubles.values().all(|text| text.contains("nvidia-smi")), "{:?}", during.troubles);
+    assert_eq!((&during.parts, during.scan_errors.len()), (&before.parts, 2));
+    assert!(during.scan_errors.values().all(|text| text.contains("nvidia-smi")), "{:?}", during.scan_errors);
     assert!(bench.gpus.next_reading(Duration::ZERO).is_err());
     bench.change(|state| state.faults.clear());
     assert_eq!(bench.look(), before);

@@ -236,10 +236,10 @@ fn the_compiler_runs_with_nothing_but_its_pipes() {
 fn a_compiler_that_is_none_is_the_daemons_trouble() {
     let (policies, _state) = room(|settings| settings.compiler = "/nonexistent/berth".into());
     let error = policies.install(&guest("pass"), NOW).unwrap_err();
-    assert!(matches!(error, InstallError::Trouble { .. }), "{error:?}");
+    assert!(matches!(error, InstallError::Failed { .. }), "{error:?}");
     let (policies, _state) = room(|settings| settings.compiler = "/bin/false".into());
     let error = policies.install(&guest("pass"), NOW).unwrap_err();
-    assert!(matches!(error, InstallError::Trouble { .. }), "{error:?}");
+    assert!(matches!(error, InstallError::Failed { .. }), "{error:?}");
     let (policies, _state) = room(|settings| settings.compile.memory_bytes = Some(1 << 20));
     assert!(policies.install(&guest("pass"), NOW).is_err());
 }
@@ -261,7 +261,7 @@ fn a_version_that_the_store_knows_is_loaded_and_not_compiled_again() {
     }
     assert_eq!(second.restore_shipped(NOW).unwrap(), shipped);
     let node = shared_node(1, 1);
-    assert_eq!(second.ask(node.call(&version, "{}", Question::Offer)), Ok(None));
+    assert_eq!(second.call(node.call(&version, "{}", Question::Offer)), Ok(None));
 }
 
 #[test]
@@ -270,18 +270,18 @@ fn code_that_rests_is_read_again_by_the_next_call() {
     let shipped = policies.shipped(NOW).into_iter().find(|v| v.name == "spread").unwrap();
     let node = shared_node(1, 1);
     let place = node.place(SHARED, 1);
-    let ask = |version: &PolicyVersion| policies.ask(node.call(version, "{}", Question::Place(&place)));
+    let ask = |version: &PolicyVersion| policies.call(node.call(version, "{}", Question::Place(&place)));
     // Known and never compiled: a call must not wait for that.
-    assert!(policies.know(&shipped));
+    assert!(policies.register(&shipped));
     assert_eq!(ask(&shipped).unwrap_err().kind, FaultKind::Missing);
     let version = policies.restore(&shipped).unwrap();
     assert_ne!(version.artifact, shipped.artifact);
     let answer = ask(&version).unwrap();
 
-    policies.rest(&version.digest);
+    policies.unload(&version.digest);
     assert_eq!(ask(&version), Ok(answer.clone()));
     // It did rest: without its file it cannot come back.
-    policies.rest(&version.digest);
+    policies.unload(&version.digest);
     let folder = state.path().join("policies");
     let mut files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let artifact = files.find(|path| path.extension().is_some_and(|end| end == "cwasm")).unwrap();
@@ -292,7 +292,7 @@ fn code_that_rests_is_read_again_by_the_next_call() {
     assert_eq!(ask(&version), Ok(answer.clone()));
     // What has no file keeps its code.
     std::fs::remove_file(&artifact).unwrap();
-    policies.rest(&version.digest);
+    policies.unload(&version.digest);
     assert_eq!(ask(&version), Ok(answer));
 }
 
@@ -331,7 +331,7 @@ fn a_removed_version_is_gone() {
     let version = policies.install(&guest("pass"), NOW).unwrap();
     policies.remove(&version.digest);
     let node = shared_node(1, 1);
-    assert!(policies.ask(node.call(&version, "{}", Question::Offer)).is_err());
+    assert!(policies.call(node.call(&version, "{}", Question::Offer)).is_err());
     assert!(policies.module(&version.digest).is_err());
     assert_eq!(std::fs::read_dir(state.path().join("policies")).unwrap().count(), 0);
 }

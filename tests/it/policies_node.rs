@@ -11,7 +11,7 @@ use berth_kernel::gpu::{Link, Links, Mig, Part, Path, Usage};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
-use berth_kernel::part_state::{Device, Standing};
+use berth_kernel::part_state::{Device, DeviceState};
 use berth_kernel::policy::{PlaceRequest, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
 use berth_kernel::time::Now;
@@ -68,10 +68,10 @@ impl Node {
                 links.set(&gpu_id(index), &gpu_id(other), link);
             }
         }
-        self.apply(Change::Looked {
+        self.apply(Change::InventoryScanned {
             links: Arc::new(links),
             usage: Arc::new(usage),
-            troubles: Arc::default(),
+            scan_errors: Arc::default(),
         });
         self
     }
@@ -85,7 +85,7 @@ impl Node {
             }
         }
         let usage = self.0.usage.clone();
-        self.apply(Change::Looked { links: Arc::new(links), usage, troubles: Arc::default() });
+        self.apply(Change::InventoryScanned { links: Arc::new(links), usage, scan_errors: Arc::default() });
         self
     }
 
@@ -114,9 +114,9 @@ impl Node {
                 share += u32::from(number.is_some());
                 let device = Device {
                     consumes: *consumes,
-                    standing: Standing::Offered,
+                    state: DeviceState::Offered,
                     holders: Vec::new(),
-                    named_mono_ms: None,
+                    last_allocate_mono_ms: None,
                 };
                 devices.insert((resource(name), number), device);
             }

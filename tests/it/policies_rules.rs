@@ -112,7 +112,7 @@ impl Scene {
         };
         let native = entry::admit::<P>(&shown.context, &request).map(verdict);
         let request = AdmitRequest { resource: resource(SHARED), devices };
-        let wasm = policies().ask(self.node.call(version, parameters, Question::Admit(&request)));
+        let wasm = policies().call(self.node.call(version, parameters, Question::Admit(&request)));
         assert_eq!(wasm, Ok(native.clone()), "{parameters}");
         native
     }
@@ -126,11 +126,11 @@ fn pod(n: usize, namespace: &str) -> Arc<Pod> {
         name: format!("pod-{n}"),
         labels: Vec::new(),
         is_static: false,
-        of_daemon_set: false,
+        is_of_daemon_set: false,
         stage: Stage::Waiting,
-        leaving_since_wall_ms: None,
+        deletion_wall_ms: None,
         created_wall_ms: 0,
-        containers: vec![PodContainer { name: "main".into(), asks: vec![(resource(SHARED), 2)] }],
+        containers: vec![PodContainer { name: "main".into(), requests: vec![(resource(SHARED), 2)] }],
         bypass: None,
     })
 }
@@ -181,7 +181,7 @@ fn every_xid_is_judged_alike_both_ways() {
         });
         *severities.entry(format!("{severity:?}")).or_default() += 1;
         let reading = Reading { part: gpu_id(0), source: source.into(), code, detail: "x".into() };
-        let wasm = policies().ask(node.call(&version, "{}", Question::Triage(&reading)));
+        let wasm = policies().call(node.call(&version, "{}", Question::Triage(&reading)));
         assert_eq!(wasm, Ok(native), "{source} {code}");
     }
     assert_eq!(severities.len(), 4, "{severities:?}");
@@ -204,7 +204,7 @@ fn fuel_is_far_below_what_a_call_may_use() {
             ("triage-xid", "{}", "triage", Question::Triage(&reading)),
         ] {
             let version = shipped(name);
-            let (answer, cost) = policies().ask_at_cost(node.call(&version, parameters, question));
+            let (answer, cost) = policies().call_with_cost(node.call(&version, parameters, question));
             assert!(answer.unwrap().is_some(), "{name} {hook}");
             println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {} us", cost.fuel, cost.wall_us);
             assert!(cost.fuel < fuel_max, "{name} {hook}: {}", cost.fuel);

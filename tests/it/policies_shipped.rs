@@ -63,7 +63,7 @@ fn wrong_parameters_are_a_fault_that_names_them() {
         ("mixed", "nonsense", "must be a JSON object"),
     ] {
         let version = shipped(name);
-        let fault = policies().ask(node.call(&version, parameters, Question::Offer)).unwrap_err();
+        let fault = policies().call(node.call(&version, parameters, Question::Offer)).unwrap_err();
         assert_eq!(fault.kind, FaultKind::Parameters, "{fault}");
         assert!(fault.detail.starts_with("parameters"), "{fault}");
         assert!(!fault.to_string().contains("column") && !fault.to_string().ends_with(')'), "{fault}");
@@ -81,11 +81,11 @@ fn fuel_is_far_below_what_a_call_may_use() {
             let version = shipped(name);
             for (hook, question) in [("offer", Question::Offer), ("place", Question::Place(&place))] {
                 let call = node.call(&version, "{}", question);
-                let (answer, cost) = policies().ask_at_cost(call);
+                let (answer, cost) = policies().call_with_cost(call);
                 answer.unwrap();
                 println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {} us", cost.fuel, cost.wall_us);
                 assert!(cost.fuel < fuel_max, "{name} {hook}: {}", cost.fuel);
-                let (_, again) = policies().ask_at_cost(call);
+                let (_, again) = policies().call_with_cost(call);
                 assert_eq!(again.fuel, cost.fuel, "fuel is the same every time");
             }
         }
@@ -239,7 +239,7 @@ pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, si
     let shown = shown(&node.0, parameters);
     if version.hooks.contains(&Hook::Offer) {
         let native = entry::offer::<P>(&shown.context).map(|answer| shown.words.offer(&answer));
-        let wasm = policies().ask(node.call(&version, parameters, Question::Offer));
+        let wasm = policies().call(node.call(&version, parameters, Question::Offer));
         assert_eq!(wasm, Ok(native), "{name} {parameters}");
     }
     for resource in [SHARED, WHOLE] {
@@ -249,7 +249,7 @@ pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, si
         let mut request = node.place(resource, size);
         request.required = request.available.iter().rev().take(size / 2).cloned().collect();
         let native = shown.place::<P>(&request);
-        let wasm = policies().ask(node.call(&version, parameters, Question::Place(&request)));
+        let wasm = policies().call(node.call(&version, parameters, Question::Place(&request)));
         assert_eq!(wasm, Ok(native), "{name} {parameters}");
     }
 }
@@ -298,7 +298,7 @@ pub(crate) fn random_node(gpus: &[Gpu]) -> Node {
             }
             Gpu::Cordoned => {
                 let drain = Drain::Cordoned(Mark { by: "test".into(), why: String::new(), since_wall_ms: 0 });
-                node.apply(Change::DrainTurned { gpu: id, drain });
+                node.apply(Change::DrainChanged { gpu: id, drain });
             }
             Gpu::New | Gpu::Mig | Gpu::Whole { held: false } => {}
         }
@@ -350,7 +350,7 @@ fn a_node_of_every_kind_of_gpu_is_answered_alike() {
     both_ways::<Mixed>("mixed", &node, "{}", 3);
     // And not by both saying nothing.
     let version = shipped("exclusive");
-    let answer = policies().ask(node.call(&version, "{}", Question::Offer));
+    let answer = policies().call(node.call(&version, "{}", Question::Offer));
     let Ok(Some(Answer::Offer(answer))) = answer else {
         panic!("{answer:?}");
     };

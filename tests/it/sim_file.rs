@@ -38,15 +38,15 @@ fn next(gpus: &SimGpus) -> Reading {
 fn the_file_is_followed() {
     let (_folder, path) = file("model: h100\ncount: 4\n");
     let gpus = open(&path);
-    let before = gpus.look().expect("a look");
+    let before = gpus.scan().expect("a look");
     assert_eq!(before.parts.len(), 4);
     replace(
         &path,
         "model: h100\ncount: 6\ngpus: [{index: 1, lost: true}, {index: 2, processes: 3, memoryUsedMiB: 99}]\n",
     );
-    let after = gpus.look().expect("a look");
+    let after = gpus.scan().expect("a look");
     assert_eq!(after.parts.len(), 6);
-    assert_eq!(after.troubles.keys().collect::<Vec<_>>(), [&before.parts[1].id]);
+    assert_eq!(after.scan_errors.keys().collect::<Vec<_>>(), [&before.parts[1].id]);
     let usage = &after.usage[&before.parts[2].id];
     assert_eq!((usage.processes, usage.memory_used_mib), (3, 99));
     assert_eq!(next(&gpus).source, "lost");
@@ -77,14 +77,14 @@ fn a_file_that_turns_bad_is_told_and_a_good_one_is_taken_again() {
     let gpus = open(&path);
     for bad in ["model: l4\n", "model: l4\ncount: 99\n", "{"] {
         replace(&path, bad);
-        let error = gpus.look().expect_err("it cannot be used");
+        let error = gpus.scan().expect_err("it cannot be used");
         assert!(error.what.contains("machine.yaml"), "{error}");
         assert_eq!(gpus.next_reading(Duration::ZERO).expect("events work"), None);
     }
     fs::remove_file(&path).expect("it was there");
-    assert!(gpus.look().is_err());
+    assert!(gpus.scan().is_err());
     replace(&path, "model: l4\ncount: 2\n");
-    assert_eq!(gpus.look().expect("a look").parts.len(), 2);
+    assert_eq!(gpus.scan().expect("a look").parts.len(), 2);
 }
 
 #[test]

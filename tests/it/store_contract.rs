@@ -8,7 +8,7 @@ use berth_kernel::gpu::Part;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
-use berth_kernel::part_state::{Device, Standing};
+use berth_kernel::part_state::{Device, DeviceState};
 use berth_kernel::policy::{Hook, PolicyVersion};
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::{Meta, Record, RecordKey, Write, records, writes};
@@ -336,7 +336,12 @@ fn history(store: u32) -> Vec<Entry> {
     let (whole, shared) =
         (Resource::parse("nvidia.com/gpu").unwrap(), Resource::parse("nvidia.com/gpu.shared").unwrap());
     let slice = Consumes::Slice { memory_mib: 100, compute_percent: 5 };
-    let device = |standing| Device { consumes: slice, standing, holders: Vec::new(), named_mono_ms: None };
+    let device = |standing| Device {
+        consumes: slice,
+        state: standing,
+        holders: Vec::new(),
+        last_allocate_mono_ms: None,
+    };
     let offer = |count: u32, retiring: u32| Change::Offered {
         part: gpu.clone(),
         by: "timeslice@0".into(),
@@ -344,8 +349,8 @@ fn history(store: u32) -> Vec<Entry> {
         ranges: vec![ShareRange { resource: shared.clone(), first: 0, len: count + retiring }],
         devices: (0..count + retiring)
             .map(|n| {
-                let retired = Standing::Retiring { since_mono_ms: 5 };
-                let standing = if n < count { Standing::Offered } else { retired };
+                let retired = DeviceState::Retiring { since_mono_ms: 5 };
+                let standing = if n < count { DeviceState::Offered } else { retired };
                 ((shared.clone(), Some(n)), device(standing))
             })
             .collect(),
@@ -361,16 +366,16 @@ fn history(store: u32) -> Vec<Entry> {
         vec![Change::PartFound(part(&gpu)), offer(4, 0)],
         vec![grant(0, &[0, 1])],
         vec![grant(1, &[2])],
-        vec![Change::Learned { id: id(0), holder: learned }, Change::KubeletSeen(123)],
-        vec![Change::DrainTurned { gpu: gpu.clone(), drain: Drain::Cordoned(mark) }],
+        vec![Change::HolderLearned { id: id(0), holder: learned }, Change::KubeletSeen(123)],
+        vec![Change::DrainChanged { gpu: gpu.clone(), drain: Drain::Cordoned(mark) }],
         // The same devices again: the older one becomes overlapped.
         vec![grant(2, &[0, 1])],
         vec![Change::Ended { id: id(1), reason: EndReason::Released }],
-        vec![Change::PolicyKept(policy()), Change::StackActivated(stack(1, 3))],
+        vec![Change::PolicyStored(policy()), Change::StackActivated(stack(1, 3))],
         vec![Change::StackActivated(stack(2, 1))],
         vec![grant(3, &[3])],
         vec![Change::Ended { id: id(3), reason: EndReason::NeverStarted }, Change::Pruned(id(1))],
-        vec![Change::DrainTurned { gpu: gpu.clone(), drain: Drain::Active }],
+        vec![Change::DrainChanged { gpu: gpu.clone(), drain: Drain::Active }],
         vec![Change::PartFound(Part { model: whole.to_string(), ..part(&gpu) })],
     ];
     let at = Now { wall_ms: 50, mono_ms: 5 };

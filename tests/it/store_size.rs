@@ -71,8 +71,10 @@ impl House {
         let store = SledStore::open(folder).unwrap();
         let keeper = Keeper::open(Box::new(store), rules, Arc::new(SkipClock::default())).unwrap();
         let mut house = Self { keeper, folder: folder.to_owned() };
-        house
-            .turn(&Command::Look(Inventory { parts: (0..GPUS).map(part).collect(), ..Inventory::default() }));
+        house.turn(&Command::RecordScan(Inventory {
+            parts: (0..GPUS).map(part).collect(),
+            ..Inventory::default()
+        }));
         house
     }
 
@@ -101,8 +103,8 @@ impl House {
         let changes = self.turn(&Command::Allocate {
             request: AdmitRequest { resource: resource(), devices: vec![device] },
             answer: StackAnswer::Allow { by: vec!["mixed@0123456789ab".into()], terms },
-            seen: 0,
-            again: true,
+            generation: 0,
+            is_retry: true,
             attempt: Attempt::Last,
         });
         changes.iter().find_map(|c| if let Change::Granted(a) = c { Some(a.id) } else { None }).unwrap()

@@ -10,8 +10,8 @@ use berth_http::Failure;
 use berth_http::caller;
 use berth_http::{etag, paging};
 use berth_kernel::allocation;
-use berth_kernel::belongs::Owners;
-use berth_kernel::history::Past;
+use berth_kernel::attribution::Attributions;
+use berth_kernel::history::EndedAllocation;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
 use berth_kernel::refusal::Refusal;
@@ -91,7 +91,7 @@ impl Filter {
 #[derive(Clone, Copy)]
 enum Found<'l> {
     Live(&'l Arc<allocation::Allocation>),
-    Ended(Past<'l>),
+    Ended(EndedAllocation<'l>),
 }
 
 impl<'l> Found<'l> {
@@ -132,7 +132,7 @@ impl<'l> Found<'l> {
         }
     }
 
-    fn shown(self, owners: &Owners<'_>, mps: &BTreeSet<Resource>) -> Allocation {
+    fn shown(self, owners: &Attributions<'_>, mps: &BTreeSet<Resource>) -> Allocation {
         match self {
             Self::Live(a) => Allocation::of(owners, mps, a),
             Self::Ended(past) => Allocation::of(owners, mps, &past.allocation()),
@@ -184,7 +184,7 @@ pub(crate) async fn list(
     found.sort_unstable_by_key(newest_first);
     let next = found.last().filter(|_| more).map(|a| cursor(a.key()));
     let mps = (state.facts)().mps;
-    let owners = LazyCell::new(|| Owners::of(&ledger));
+    let owners = LazyCell::new(|| Attributions::new(&ledger));
     let live: Vec<_> = found.iter().filter_map(|a| a.live()).collect();
     let texts = state.written.of(&ledger, &mps, || &owners, &live).map_err(|error| unwritten(&error))?;
     let mut texts = texts.iter();
@@ -303,5 +303,5 @@ fn shown(state: &State, ledger: &Ledger, id: AllocationId) -> Result<Allocation,
     let found = Found::by_id(ledger, id)
         .ok_or(Refusal::UnknownAllocation { id })
         .map_err(IntoFailure::into_failure)?;
-    Ok(found.shown(&Owners::of(ledger), &(state.facts)().mps))
+    Ok(found.shown(&Attributions::new(ledger), &(state.facts)().mps))
 }

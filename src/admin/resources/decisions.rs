@@ -9,7 +9,7 @@ use berth_api::Kind;
 use berth_api::{DecisionRecord, DecisionRecordList, Explanation};
 use berth_http::Failure;
 use berth_http::{etag, paging};
-use berth_kernel::decision::{self, Whose};
+use berth_kernel::decision::{self, Requester};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::AllocationId;
 use berth_kernel::policy::Hook;
@@ -95,7 +95,7 @@ pub(crate) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
     }
     Ok(decision::Filter {
         gpu: query.gpu.as_deref().map(|gpu| gpu_of_query(ledger, gpu)).transpose()?,
-        whose: whose(ledger, query)?,
+        requester: whose(ledger, query)?,
         policy: query.policy.clone(),
         outcome: query.outcome.clone(),
         hook: hook.transpose()?,
@@ -106,10 +106,10 @@ pub(crate) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
 }
 
 /// A pod's decisions are those of its allocations, and those that it may have asked for.
-fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Whose>, Failure> {
+fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Requester>, Failure> {
     if let Some(text) = &query.allocation {
         let id = AllocationId::parse(text).map_err(|e| Failure::new(Kind::Query, e))?;
-        return Ok(Some(Whose { allocations: vec![id], pod: None }));
+        return Ok(Some(Requester { allocations: vec![id], pod: None }));
     }
     let (namespace, pod) = (query.namespace.as_deref(), query.pod.as_deref());
     if namespace.is_none() && pod.is_none() {
@@ -122,7 +122,7 @@ fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Whose>, Failure> {
     let ended = ledger.ended.iter().filter(|past| is(past.namespace(), past.pod()));
     let allocations = live.map(|a| a.id).chain(ended.map(|past| past.id)).collect();
     let pod = format!("{}/{}", namespace.unwrap_or_default(), pod.unwrap_or_default());
-    Ok(Some(Whose { allocations, pod: Some(pod) }))
+    Ok(Some(Requester { allocations, pod: Some(pod) }))
 }
 
 /// Decisions, newest first

@@ -3,7 +3,7 @@
 use crate::node_facts::Step;
 use berth_api::{AtDeadline, DrainHolder, DrainHolderState, DrainProgress, rfc3339};
 use berth_kernel::drain::{self, Order};
-use berth_kernel::evict::{HolderOn, Leaving, holders};
+use berth_kernel::evict::{EvictionStatus, GpuHolder, holders};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, PartId};
 use berth_kernel::time::Now;
@@ -62,18 +62,18 @@ fn warning(order: &Order, api_server: Option<&Step>) -> Option<String> {
     }
 }
 
-fn holder(holder: HolderOn) -> DrainHolder {
+fn holder(holder: GpuHolder) -> DrainHolder {
     use DrainHolderState as State;
-    let (state, message, since) = match holder.leaving {
-        Leaving::NotKnown => (State::NotKnown, None, None),
-        Leaving::NotShown => (State::NotShown, None, None),
-        Leaving::NotAsked => (State::NotAsked, None, None),
-        Leaving::Static => (State::StaticPod, None, None),
-        Leaving::Asked { since_wall_ms } => (State::Asked, None, Some(since_wall_ms)),
-        Leaving::Budget { message } => (State::DisruptionBudget, Some(message), None),
-        Leaving::Failed { message } => (State::Failed, Some(message), None),
-        Leaving::Terminating { since_wall_ms } => (State::Terminating, None, Some(since_wall_ms)),
-        Leaving::Over => (State::Over, None, None),
+    let (state, message, since) = match holder.status {
+        EvictionStatus::Unidentified => (State::NotKnown, None, None),
+        EvictionStatus::NotShown => (State::NotShown, None, None),
+        EvictionStatus::NotRequested => (State::NotAsked, None, None),
+        EvictionStatus::Static => (State::StaticPod, None, None),
+        EvictionStatus::Requested { since_wall_ms } => (State::Asked, None, Some(since_wall_ms)),
+        EvictionStatus::Budget { message } => (State::DisruptionBudget, Some(message), None),
+        EvictionStatus::Failed { message } => (State::Failed, Some(message), None),
+        EvictionStatus::Terminating { since_wall_ms } => (State::Terminating, None, Some(since_wall_ms)),
+        EvictionStatus::Over => (State::Over, None, None),
     };
     DrainHolder {
         namespace: holder.namespace,
@@ -81,7 +81,7 @@ fn holder(holder: HolderOn) -> DrainHolder {
         pod_uid: holder.uid,
         containers: holder.containers.into_iter().collect(),
         allocations: holder.allocations.iter().map(ToString::to_string).collect(),
-        comes_back: holder.comes_back,
+        comes_back: holder.is_recreated,
         state,
         message,
         since: since.map(rfc3339),

@@ -4,7 +4,7 @@
 use berth_api::{DecisionRecord, Explanation, rfc3339};
 use berth_core::admission::Door;
 use berth_kernel::allocation::Allocation;
-use berth_kernel::decision::{Decision, Filter, Outcome, Said, Whose};
+use berth_kernel::decision::{CallOutcome, Decision, Filter, Outcome, Requester};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, PartId};
 use berth_kernel::policy::Hook;
@@ -44,9 +44,9 @@ pub(crate) async fn explain(door: &Door, node: &Ledger, allocation: &Allocation)
 }
 
 async fn admitted(door: &Door, allocation: &Allocation) -> Option<Decision> {
-    let whose = Whose { allocations: vec![allocation.id], pod: None };
+    let whose = Requester { allocations: vec![allocation.id], pod: None };
     // By its id alone: clocks may have been set meanwhile.
-    let mut filter = Filter { whose: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
+    let mut filter = Filter { requester: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
     for _ in 0..PAGES {
         let (found, _) = door.decisions(filter.clone(), 1).await.ok()?;
         if let Some(decision) = found.decisions.into_iter().next() {
@@ -124,15 +124,15 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
         gpus(node, &placement.devices),
     )];
     for call in placed.calls.iter().filter(|call| &call.policy != by) {
-        match &call.said {
-            Said::Pass => sentences.push(format!("{} left the choice to others.", call.policy)),
-            Said::Fault(fault) => {
+        match &call.outcome {
+            CallOutcome::Pass => sentences.push(format!("{} left the choice to others.", call.policy)),
+            CallOutcome::Fault(fault) => {
                 sentences.push(format!("{} was asked first and failed: {fault}.", call.policy));
             }
-            Said::Suspended => {
+            CallOutcome::Suspended => {
                 sentences.push(format!("{} was not asked: it had failed too often.", call.policy));
             }
-            Said::Answer(_) => {}
+            CallOutcome::Answer(_) => {}
         }
     }
     if set(&placement.devices) != set(&allocation.devices) {
@@ -152,15 +152,15 @@ fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<Stri
     let by: Vec<_> = decision.by.iter().map(|by| name(by)).collect();
     let mut sentences = vec![format!("Allowed by {}{because}.", by.join(", "))];
     for call in admitted.iter().flat_map(|d| &d.calls) {
-        match &call.said {
-            Said::Pass => sentences.push(format!("{} had no objection.", call.policy)),
-            Said::Fault(fault) => {
+        match &call.outcome {
+            CallOutcome::Pass => sentences.push(format!("{} had no objection.", call.policy)),
+            CallOutcome::Fault(fault) => {
                 sentences.push(format!("{} failed and was passed over: {fault}.", call.policy));
             }
-            Said::Suspended => {
+            CallOutcome::Suspended => {
                 sentences.push(format!("{} was not asked: it had failed too often.", call.policy));
             }
-            Said::Answer(_) => {}
+            CallOutcome::Answer(_) => {}
         }
     }
     let memory = decision.limits.memory_mib.map(|m| format!("{m} MiB of memory"));

@@ -11,7 +11,7 @@ use berth_http::Failure;
 use berth_http::etag;
 use berth_http::query::Probe;
 use berth_http::sight;
-use berth_kernel::belongs::reaching;
+use berth_kernel::attribution::pods_with_gpu_bypass;
 use berth_kernel::breaker::{Breaker, Phase};
 use berth_kernel::drain::Drain;
 use berth_kernel::names::Resource;
@@ -222,12 +222,12 @@ fn counts(view: &View) -> Counts {
     let gpus = || ledger.gpus.values();
     Counts {
         gpus: ledger.gpus.len(),
-        working_gpus: gpus().filter(|g| g.health.state.works()).count(),
+        working_gpus: gpus().filter(|g| g.health.state.is_usable()).count(),
         cordoned_gpus: gpus().filter(|g| g.drain != Drain::Active).count(),
         allocations: ledger.live.len(),
         ended_allocations: ledger.ended.len(),
         bypasses: view.bypasses(),
-        bypassing_pods: ledger.pods.is_some().then(|| reaching(ledger).count()),
+        bypassing_pods: ledger.pods.is_some().then(|| pods_with_gpu_bypass(ledger).count()),
         policies: ledger.policies.len(),
     }
 }

@@ -7,8 +7,8 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
 use berth_http::Failure;
 use berth_http::{etag, paging};
-use berth_kernel::belongs;
-use berth_kernel::belongs::{Owners, reaching};
+use berth_kernel::attribution;
+use berth_kernel::attribution::{Attributions, pods_with_gpu_bypass};
 use berth_kernel::names::PartId;
 use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
@@ -38,7 +38,7 @@ pub(crate) async fn list(
     if !ledger.gpus.contains_key(&gpu) {
         return Err(Refusal::UnknownGpu { gpu }.into_failure());
     }
-    let owners = Owners::of(&ledger);
+    let owners = Attributions::new(&ledger);
     let all = owners.on(&gpu).unwrap_or_default().iter();
     let all = all.map(|(seen, whose)| Process::of(&ledger, gpu.as_str(), seen, whose));
     etag::fresh(&request, &ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) })
@@ -65,7 +65,7 @@ pub(crate) struct Filter {
 /// What tells a bypass from others: a process may be on several instances of a GPU.
 type Key = (PartId, u32, PartId);
 
-fn key(bypass: &belongs::Bypass) -> Key {
+fn key(bypass: &attribution::Bypass) -> Key {
     (bypass.gpu.clone(), bypass.process.pid, bypass.process.part.clone())
 }
 
@@ -98,7 +98,7 @@ pub(crate) async fn bypass(
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.door.snapshot();
     let gpu = filter.gpu.as_deref().map(|gpu| gpu_of_query(&ledger, gpu)).transpose()?;
-    let mut found = Owners::of(&ledger).bypasses();
+    let mut found = Attributions::new(&ledger).bypasses();
     found.retain(|bypass| gpu.as_ref().is_none_or(|gpu| bypass.gpu == *gpu));
     found.sort_by_cached_key(key);
     let total = found.len();
@@ -110,7 +110,7 @@ pub(crate) async fn bypass(
             items: found.iter().map(|b| Bypass::of(&ledger, b)).collect(),
             total,
             next: next.map(|(gpu, pid, part)| format!("{gpu} {pid} {part}")),
-            pods: ledger.pods.is_some().then(|| reaching(&ledger).map(ReachingPod::of).collect()),
+            pods: ledger.pods.is_some().then(|| pods_with_gpu_bypass(&ledger).map(ReachingPod::of).collect()),
         },
     )
 }

@@ -13,12 +13,12 @@ use berth_api::{
 use berth_core::admission::{self, TRIED_DEVICES_MAX, Tell, Tried, Wish, Wished};
 use berth_http::Failure;
 use berth_http::body;
-use berth_kernel::decision::{Outcome, Said};
+use berth_kernel::decision::{CallOutcome, Outcome};
+use berth_kernel::describe;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
 use berth_kernel::names::Resource;
 use berth_kernel::part_state::PartState;
-use berth_kernel::words;
 use std::collections::BTreeMap;
 
 /// Longest name of a pod, bytes: a DNS subdomain.
@@ -109,7 +109,7 @@ fn offers(tried: &Tried) -> Vec<TrialOffer> {
         let now = tried.node.part(&part.part.id);
         TrialOffer {
             part: part.part.id.to_string(),
-            name: words::gpu(&tried.then, &part.part.id),
+            name: describe::gpu(&tried.then, &part.part.id),
             offered: lines(part),
             by: part.offered_by.clone(),
             offered_now: now.map(lines).unwrap_or_default(),
@@ -156,10 +156,10 @@ fn outcome(then: &Ledger, wished: &Wished, wish: &Wish) -> TrialOutcome {
         count: wish.count,
         candidates: wished.candidates.clone(),
         devices: wished.devices.iter().map(ToString::to_string).collect(),
-        names: wished.devices.iter().map(|id| words::device(then, id)).collect(),
+        names: wished.devices.iter().map(|id| describe::device(then, id)).collect(),
         placed_by,
         placed_because: placed_because.unwrap_or_default(),
-        outcome: wished.outcome.word().to_owned(),
+        outcome: wished.outcome.as_str().to_owned(),
         by: wished.outcome.by().into_iter().map(str::to_owned).collect(),
         reason: wished.outcome.reason().to_owned(),
         environment: grant.map(|g| g.environment.iter().cloned().collect()).unwrap_or_default(),
@@ -169,11 +169,11 @@ fn outcome(then: &Ledger, wished: &Wished, wish: &Wish) -> TrialOutcome {
 }
 
 fn call(then: &Ledger, tell: &Tell) -> TrialCall {
-    let words = match &tell.note.said {
-        Said::Pass => "pass".to_owned(),
-        Said::Suspended => "not asked: it is suspended".to_owned(),
-        Said::Answer(answer) => words::answer(answer, then),
-        Said::Fault(fault) => format!("fault: {fault}"),
+    let words = match &tell.note.outcome {
+        CallOutcome::Pass => "pass".to_owned(),
+        CallOutcome::Suspended => "not asked: it is suspended".to_owned(),
+        CallOutcome::Answer(answer) => describe::answer(answer, then),
+        CallOutcome::Fault(fault) => format!("fault: {fault}"),
     };
     TrialCall {
         hook: tell.hook.to_string(),

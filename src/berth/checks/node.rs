@@ -14,7 +14,7 @@ use berth_cli::connection::ClientArgs;
 use berth_cli::output::{Out, print_error};
 use berth_cluster::ApiServer;
 use berth_kernel::gpu::Part;
-use berth_kernel::process::Sight;
+use berth_kernel::process::ProcessVisibility;
 use line::{Level, Line};
 use std::path::Path;
 use std::process::ExitCode;
@@ -52,11 +52,11 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> ExitC
 /// Opens and scans the GPUs.
 fn scan(source: &GpuSource) -> anyhow::Result<FoundGpus> {
     let gpus = crate::daemon::open_gpus(source.clone())?;
-    let inventory = gpus.look()?;
+    let inventory = gpus.scan()?;
     let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
     anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
     let mut text = format!("{count} GPUs, {}", gpus.describe());
-    for (gpu, error) in &inventory.troubles {
+    for (gpu, error) in &inventory.scan_errors {
         text += &format!("; {gpu} does not work: {error}");
     }
     Ok(FoundGpus { text, parts: inventory.parts })
@@ -104,12 +104,12 @@ fn gpus(scanned: &anyhow::Result<FoundGpus>) -> Line {
 }
 
 /// A warning at most: without processes the daemon works, but cannot detect use without an allocation.
-fn processes(config: &Config, visibility: fn(&Config) -> Sight) -> Line {
+fn processes(config: &Config, visibility: fn(&Config) -> ProcessVisibility) -> Line {
     const CHECK: &str = "processes";
     match visibility(config) {
-        Sight::Visible => Line::ok(CHECK, "the pods of processes on the GPUs can be found"),
-        Sight::Hidden { why, fix } => Line::warn(CHECK, why, fix),
-        Sight::Unsupported { why } => {
+        ProcessVisibility::Visible => Line::ok(CHECK, "the pods of processes on the GPUs can be found"),
+        ProcessVisibility::Hidden { why, fix } => Line::warn(CHECK, why, fix),
+        ProcessVisibility::Unsupported { why } => {
             Line::warn(CHECK, why, "mount the host's /proc and set processes.procRoot to its path")
         }
     }
@@ -233,12 +233,14 @@ mod tests {
     fn hidden_processes_are_a_warning_with_a_fix() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), "");
-        let hidden =
-            |_: &Config| Sight::Hidden { why: "own PID namespace".into(), fix: "hostPID: true".into() };
+        let hidden = |_: &Config| ProcessVisibility::Hidden {
+            why: "own PID namespace".into(),
+            fix: "hostPID: true".into(),
+        };
         let line = processes(&config, hidden);
         assert_eq!((line.level, line.fix.as_deref()), (Level::Warn, Some("hostPID: true")));
-        assert_eq!(processes(&config, |_| Sight::Visible).level, Level::Ok);
-        let unsupported = |_: &Config| Sight::Unsupported { why: "no /proc".into() };
+        assert_eq!(processes(&config, |_| ProcessVisibility::Visible).level, Level::Ok);
+        let unsupported = |_: &Config| ProcessVisibility::Unsupported { why: "no /proc".into() };
         assert!(processes(&config, unsupported).fix.is_some());
     }
 

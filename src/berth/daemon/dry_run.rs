@@ -12,9 +12,9 @@ use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::NewStack;
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::look::look;
 use berth_kernel::policy::{Fault, FaultKind, Hook};
 use berth_kernel::ports::{Clock, Gpus, Policies};
+use berth_kernel::scan::look;
 use berth_kernel::stack::StackEntry;
 use berth_kernel::time::Now;
 use berth_wasm::{self, Scratch, WasmPolicies};
@@ -56,7 +56,7 @@ pub fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findin
     let policies = WasmPolicies::new(setup::policies(config, scratch.path().to_owned()))?;
     let clock = SystemClock::default();
     let mut node = Ledger::default();
-    apply(&mut node, policies.shipped(clock.now()).into_iter().map(Change::PolicyKept).collect(), &clock);
+    apply(&mut node, policies.shipped(clock.now()).into_iter().map(Change::PolicyStored).collect(), &clock);
     let mut entries = entries(config, skipped, &node, &mut findings);
     for (_, entry) in &entries {
         if let Some(version) = node.policies.get(&entry.digest) {
@@ -145,14 +145,14 @@ fn inventory(
     skipped: SkippedChecks,
     findings: &mut Findings,
 ) -> anyhow::Result<(Inventory, bool)> {
-    let sample = || anyhow::Ok((SimGpus::open(SAMPLE)?.look()?, false));
+    let sample = || anyhow::Ok((SimGpus::open(SAMPLE)?.scan()?, false));
     // A profile does not depend on the machine.
     let is_profile = matches!(&config.gpus, GpuSource::Sim(profile) if SimGpus::is_profile(profile));
     if skipped.gpus && !is_profile {
         findings.notes.push("the GPUs were not read".into());
         return sample();
     }
-    match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.look()) {
+    match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.scan()) {
         Ok(gpus) if gpus.parts.is_empty() => {
             let what = "there is no GPU (on a machine without GPUs, use --without-gpus)";
             findings.errors.push(BadSetting::new("gpus", what));

@@ -5,7 +5,7 @@ use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_gpus::procfs::ProcFs;
 use berth_gpus::sim::SimGpus;
 use berth_kernel::ports::{Gpus, GpusError, Processes as _};
-use berth_kernel::process::Sight;
+use berth_kernel::process::ProcessVisibility;
 use std::sync::Arc;
 
 /// Opens the GPU backend of the configuration.
@@ -31,6 +31,6 @@ pub fn process_source(config: &Config) -> ProcFs {
 
 /// Whether a daemon that is started here could find the owners of processes.
 #[must_use]
-pub fn process_visibility(config: &Config) -> Sight {
+pub fn process_visibility(config: &Config) -> ProcessVisibility {
     process_source(config).sight()
 }

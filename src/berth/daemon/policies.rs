@@ -143,7 +143,7 @@ impl PolicyLoader<'_> {
                 Ok(restored) => return restored,
                 Err(error) => error,
             };
-            let is_temporary = matches!(error, InstallError::Busy | InstallError::Trouble { .. });
+            let is_temporary = matches!(error, InstallError::Busy | InstallError::Failed { .. });
             // Retried, since the node should not start without its stack because of a temporary failure.
             if active && is_temporary && attempts_left > 0 {
                 attempts_left -= 1;
@@ -156,7 +156,7 @@ impl PolicyLoader<'_> {
                 tracing::debug!(policy = version.label(), %error, "the policy is still not callable");
             }
             // Registered, so that it can be made callable later.
-            self.policies.know(version);
+            self.policies.register(version);
             if active {
                 let reason = format!("policy {} cannot be made callable: {error}", version.label());
                 return Restored::NotCallable { reason, is_temporary };
@@ -173,7 +173,7 @@ impl PolicyLoader<'_> {
             }
             return Ok(Restored::Known(Box::new(version)));
         }
-        if !active && self.policies.know(&version) {
+        if !active && self.policies.register(&version) {
             return Ok(Restored::Known(Box::new(version)));
         }
         let is_lost = || matches!(self.policies.module(&version.digest), Err(InstallError::Lost { .. }));

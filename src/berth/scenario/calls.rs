@@ -1,15 +1,15 @@
 //! Formats policy calls for authors of policies.
 
 use berth_core::admission::Heard;
+use berth_kernel::describe;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::Hook;
-use berth_kernel::words;
 
 /// The policy, the hook and the answer, followed by the lines that the policy logged. GPUs have their index on `node`.
 fn call_lines(call: &Heard, node: &Ledger) -> Vec<String> {
     let answer = match &call.answer {
         Ok(None) => "pass".into(),
-        Ok(Some(answer)) => words::answer(answer, node),
+        Ok(Some(answer)) => describe::answer(answer, node),
         Err(fault) => format!("fault: {fault}"),
     };
     let log = call.said.iter().map(|line| format!("  log: {line}"));

@@ -63,7 +63,7 @@ impl Bench {
     /// # Errors
     /// As [`Bench::new`].
     pub fn compiled_by(compiler: Option<PathBuf>) -> Result<Self, InstallError> {
-        let state = Scratch::new().map_err(|error| InstallError::Trouble {
+        let state = Scratch::new().map_err(|error| InstallError::Failed {
             what: format!("cannot create a temporary folder: {error} (set TMPDIR to choose another parent)"),
         })?;
         let settings = Settings::new(state.path().to_owned());

@@ -80,7 +80,7 @@ impl<'p> Node<'p> {
             next_offer_mono_ms: None,
         };
         for version in versions {
-            node.turn(&Command::KeepPolicy(version.clone())).map_err(|error| error.to_string())?;
+            node.turn(&Command::StorePolicy(version.clone())).map_err(|error| error.to_string())?;
         }
         node.scan()?;
         Ok(node)
@@ -202,8 +202,8 @@ impl<'p> Node<'p> {
 
     /// Runs an inventory scan.
     fn scan(&mut self) -> Result<(), String> {
-        let inventory = self.gpus.look().map_err(|error| error.to_string())?;
-        self.turn(&Command::Look(inventory)).map(drop).map_err(|error| error.to_string())
+        let inventory = self.gpus.scan().map_err(|error| error.to_string())?;
+        self.turn(&Command::RecordScan(inventory)).map(drop).map_err(|error| error.to_string())
     }
 
     /// The GPU with this index.
@@ -254,14 +254,15 @@ impl<'p> Node<'p> {
             GpuState::Unhealthy => Some(Severity::Unhealthy),
         };
         // Marked healthy first, since a milder reading does not improve a worse state.
-        let mark_healthy = Command::Heal { gpu: id.clone(), by: "the scenario".into(), why: String::new() };
+        let mark_healthy =
+            Command::MarkHealthy { gpu: id.clone(), by: "the scenario".into(), why: String::new() };
         self.turn(&mark_healthy).map_err(|error| error.to_string())?;
         if let Some(severity) = severity {
             let (source, detail) = ("scenario".into(), String::new());
             let reading = Reading { part: id, source, code: 0, detail };
             let reason = "set by the scenario".into();
             let answer = TriageAnswer { severity, reason, again_after_s: None };
-            self.turn(&Command::Triaged { reading, answer }).map_err(|error| error.to_string())?;
+            self.turn(&Command::ApplyTriage { reading, answer }).map_err(|error| error.to_string())?;
         }
         Ok(())
     }

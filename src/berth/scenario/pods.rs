@@ -7,7 +7,7 @@ use berth_kernel::command::Command;
 use berth_kernel::names::{AllocationId, Resource};
 use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use berth_kernel::ports::Clock as _;
-use berth_kernel::reconcile::{Checkpointed, RoundView};
+use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -55,16 +55,16 @@ impl Pods {
         let mut containers = known.map(|pod| pod.containers.clone()).unwrap_or_default();
         let asks = vec![(resource.clone(), u32::try_from(count).unwrap_or(u32::MAX))];
         containers.retain(|container| container.name != candidate.container);
-        containers.push(PodContainer { name: candidate.container.clone(), asks });
+        containers.push(PodContainer { name: candidate.container.clone(), requests: asks });
         Pod {
             uid,
             namespace: candidate.namespace.clone(),
             name: candidate.pod.clone(),
             labels: candidate.labels.clone().into_iter().collect(),
             is_static: false,
-            of_daemon_set: false,
+            is_of_daemon_set: false,
             stage: Stage::Waiting,
-            leaving_since_wall_ms: None,
+            deletion_wall_ms: None,
             created_wall_ms: 0,
             containers,
             bypass: None,
@@ -90,19 +90,19 @@ impl Pods {
         self.held.insert(allocation.id, uid.clone());
         self.publish_running(node)?;
         // The holder, as the kubelet's checkpoint has it. No allocation ends, since the pass has no `List` response.
-        let entry = Checkpointed {
+        let entry = CheckpointEntry {
             pod_uid: uid,
             container: first.container.clone(),
             resource: allocation.resource.clone(),
             devices: allocation.devices.clone(),
             allocation: Some(allocation.id),
         };
-        let view = RoundView {
+        let view = ReconcileView {
             began_mono_ms: node.clock.now().mono_ms,
             checkpoint: Some(vec![entry]),
-            ..RoundView::default()
+            ..ReconcileView::default()
         };
-        node.turn(&Command::Observe(view)).map(drop).map_err(|error| error.to_string())
+        node.turn(&Command::Reconcile(view)).map(drop).map_err(|error| error.to_string())
     }
 
     /// Removes a released allocation, and its pod if it holds no other one.

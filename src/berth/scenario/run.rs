@@ -220,7 +220,8 @@ impl Run<'_, '_> {
         let request = AdmitRequest { resource: resource.clone(), devices };
         let seen = self.node.snapshot().generation;
         let answer = self.node.evaluate(|evaluation| evaluation.admit(&request));
-        let command = Command::Allocate { request, answer, seen, again: false, attempt: Attempt::Last };
+        let command =
+            Command::Allocate { request, answer, generation: seen, is_retry: false, attempt: Attempt::Last };
         let applied = self.node.turn(&command).map_err(|error| match error {
             AskError::Refused(refusal) => refusal.to_string(),
             other => other.to_string(),
@@ -276,7 +277,7 @@ impl Run<'_, '_> {
             reason: answer.reason.clone(),
             ..Outcome::default()
         };
-        self.node.turn(&Command::Triaged { reading, answer }).map_err(|error| error.to_string())?;
+        self.node.turn(&Command::ApplyTriage { reading, answer }).map_err(|error| error.to_string())?;
         Ok(outcome)
     }
 

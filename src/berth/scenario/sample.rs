@@ -58,7 +58,7 @@ pub(super) fn call_all_hooks(
                 wall_ms_max: CALL_MS_MAX,
             };
             let gpus = if snapshot.parts.is_empty() { 0 } else { COUNT };
-            policies.ask(call).map_err(|fault| match fault.kind {
+            policies.call(call).map_err(|fault| match fault.kind {
                 // Independent of hook and node.
                 FaultKind::Parameters => fault.to_string(),
                 _ => format!("`{hook}`, called on a node with {gpus} GPUs: {fault}"),

@@ -5,14 +5,14 @@ use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::decide;
 use berth_kernel::drain::{AtDeadline, Mark, Order};
-use berth_kernel::eviction::Ask;
+use berth_kernel::eviction::EvictionRequest;
 use berth_kernel::gpu::{Inventory, Part};
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::pod_bypass::PodBypass;
 use berth_kernel::pods::{Pod, PodsSource, PodsView, Stage};
 use berth_kernel::policy::{Severity, TriageAnswer};
-use berth_kernel::process::{Owner, Process, Uses, Who};
+use berth_kernel::process::{Owner, Process, ProcessIdentity, Uses};
 use berth_kernel::time::Now;
 use berth_kernel::transitions::Transitions;
 use std::collections::{BTreeMap, VecDeque};
@@ -114,7 +114,7 @@ impl Node {
                 part: gpu(),
                 uses: Uses { compute: true, ..Uses::default() },
                 memory_mib: None,
-                who: Who {
+                identity: ProcessIdentity {
                     name: Some(if *pid < 1000 { "x\ny".into() } else { format!("p{pid}") }),
                     started_ticks: Some(1),
                     owner: Owner::NoPod { container_id: None },
@@ -123,7 +123,7 @@ impl Node {
             });
             inventory.processes.insert(gpu(), processes.collect());
         }
-        self.apply(&Command::Look(inventory))
+        self.apply(&Command::RecordScan(inventory))
     }
 
     fn pod(&mut self, is_static: bool) -> Vec<PendingEvent> {
@@ -137,9 +137,9 @@ impl Node {
             name: "web".into(),
             labels: Vec::new(),
             is_static,
-            of_daemon_set: false,
+            is_of_daemon_set: false,
             stage: Stage::Admitted,
-            leaving_since_wall_ms: None,
+            deletion_wall_ms: None,
             created_wall_ms: 1,
             containers: Vec::new(),
             bypass,
@@ -162,9 +162,12 @@ impl Node {
         self.apply(&Command::Drain { gpu: gpu(), mark: mark("fan"), order })
     }
 
-    fn asked(&mut self, way: Way, outcome: Outcome) -> Vec<PendingEvent> {
+    fn asked(&mut self, way: EvictionMethod, outcome: Outcome) -> Vec<PendingEvent> {
         let pod = Arc::clone(&self.ledger.pods.as_ref().unwrap().pods["u"]);
-        self.apply(&Command::Asked { ask: Ask { pod, way, gpu: gpu() }, outcome })
+        self.apply(&Command::RecordEviction {
+            ask: EvictionRequest { pod, method: way, gpu: gpu() },
+            outcome,
+        })
     }
 }
 
@@ -207,7 +210,7 @@ fn every_change_of_a_drain_is_one_event() {
 #[test]
 fn changes_of_health_are_events_with_their_reason() {
     let mut node = Node::new();
-    let sick = |severity, reason: &str| Command::Triaged {
+    let sick = |severity, reason: &str| Command::ApplyTriage {
         reading: berth_kernel::gpu::Reading {
             part: gpu(),
             source: "xid".into(),
@@ -242,12 +245,15 @@ fn changes_of_health_are_events_with_their_reason() {
 fn a_pod_that_blocks_a_drain_is_an_event_whenever_the_reason_changes() {
     let mut node = Node::new();
     node.drain(EVICT);
-    let notices = node.asked(Way::Evict, Outcome::Budget("needs 3".into()));
+    let notices = node.asked(EvictionMethod::Evict, Outcome::Budget("needs 3".into()));
     let expected =
         "GPU 3 (GPU-0) cannot be drained yet: pod team/web waits for its disruption budget: needs 3";
     assert_eq!(one(&notices), ("GPUDrainBlocked", true, expected));
-    assert_eq!(node.asked(Way::Evict, Outcome::Budget("needs 3".into())), []);
-    assert_eq!(one(&node.asked(Way::Evict, Outcome::Failed("no right".into()))).0, "GPUDrainBlocked");
+    assert_eq!(node.asked(EvictionMethod::Evict, Outcome::Budget("needs 3".into())), []);
+    assert_eq!(
+        one(&node.asked(EvictionMethod::Evict, Outcome::Failed("no right".into()))).0,
+        "GPUDrainBlocked"
+    );
 
     let mut node = Node::new();
     node.pod(true);
@@ -264,12 +270,12 @@ fn a_pod_that_blocks_a_drain_is_an_event_whenever_the_reason_changes() {
 fn an_evicted_pod_has_an_event_with_the_reason() {
     let mut node = Node::new();
     node.drain(EVICT);
-    let notices = node.asked(Way::Evict, Outcome::Taken);
+    let notices = node.asked(EvictionMethod::Evict, Outcome::Taken);
     let regarding = Regarding::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
     assert_eq!((notices.len(), &notices[0].regarding, notices[0].reason), (1, &regarding, "GPUDrain"));
     assert_eq!(notices[0].note, "evicted: GPU 3 (GPU-0) is being drained by ada (fan)");
-    assert_eq!(node.asked(Way::Evict, Outcome::Taken), []);
-    let notices = node.asked(Way::Delete, Outcome::Taken);
+    assert_eq!(node.asked(EvictionMethod::Evict, Outcome::Taken), []);
+    let notices = node.asked(EvictionMethod::Delete, Outcome::Taken);
     assert!(notices[0].note.starts_with("deleted at the deadline"), "{notices:?}");
 }
 
@@ -342,7 +348,7 @@ fn a_pod_whose_spec_reaches_gpus_is_one_event() {
     assert_eq!(node.pod_with(false, Some(by("main"))), []);
     // Nor again after the API server was unreachable, or the pods were too many.
     let view = PodsView::clone(node.ledger.pods.as_ref().unwrap());
-    node.apply(&Command::Pods(view.silenced()));
+    node.apply(&Command::Pods(view.ended_only()));
     assert_eq!(node.apply(&Command::Pods(view)), []);
     let mut node = Node::new();
     let notices = node.pod_with(false, Some(PodBypass::Privileged { container: "main".into() }));

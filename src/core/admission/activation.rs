@@ -11,7 +11,7 @@ use crate::keeper::{AskError, Snapshot};
 use crate::spans;
 use berth_kernel::command::{Command, NewStack, Rules};
 use berth_kernel::decide::decide;
-use berth_kernel::decision::{CallNote, Said};
+use berth_kernel::decision::{CallOutcome, CallRecord};
 use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
@@ -124,8 +124,8 @@ impl Trial<'_> {
                 _ => {}
             }
         }
-        let fault = calls.into_iter().find_map(|call: CallNote| match call.said {
-            Said::Fault(fault) => Some(fault),
+        let fault = calls.into_iter().find_map(|call: CallRecord| match call.outcome {
+            CallOutcome::Fault(fault) => Some(fault),
             _ => None,
         });
         fault.map_or(Ok(()), |fault| Err((entry.label(), fault)))
@@ -144,7 +144,7 @@ impl Trial<'_> {
         stack: &'w Stack,
         node: &'w Arc<Ledger>,
         faults: &'w mut Faults,
-        calls: &'w mut Vec<CallNote>,
+        calls: &'w mut Vec<CallRecord>,
     ) -> Walk<'w> {
         Walk {
             stack,

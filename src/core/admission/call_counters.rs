@@ -2,7 +2,7 @@
 //! the statistics of the active stack, an activation does not reset them.
 
 use super::call_stats::Fared;
-use berth_kernel::decision::CallNote;
+use berth_kernel::decision::CallRecord;
 use berth_kernel::policy::Hook;
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub struct PolicyCounters {
 
 impl CallCounters {
     /// Counts the calls of one evaluation.
-    pub(super) fn record_calls(&mut self, hook: Hook, calls: &[CallNote]) {
+    pub(super) fn record_calls(&mut self, hook: Hook, calls: &[CallRecord]) {
         self.evaluations += 1;
         for call in calls {
             if !self.policies.contains_key(&call.policy) {
@@ -41,7 +41,7 @@ impl CallCounters {
             }
             if let Some(counters) = self.policies.get_mut(&call.policy) {
                 counters.last_evaluation = self.evaluations;
-                counters.hooks.entry(hook).or_default().add(&call.said, call.cost);
+                counters.hooks.entry(hook).or_default().add(&call.outcome, call.cost);
             }
         }
     }
@@ -65,15 +65,15 @@ impl CallCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::decision::{Cost, Said};
+    use berth_kernel::decision::{CallOutcome, Cost};
     use berth_kernel::names::Digest;
 
-    fn call(policy: &str) -> CallNote {
-        CallNote {
+    fn call(policy: &str) -> CallRecord {
+        CallRecord {
             policy: policy.into(),
             digest: Digest::parse(&"a".repeat(64)).unwrap(),
             parameters: "{}".into(),
-            said: Said::Pass,
+            outcome: CallOutcome::Pass,
             cost: Cost { fuel: 1, wall_us: 40 },
         }
     }

@@ -4,7 +4,7 @@ use berth_kernel::decision::Cost;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{Answer, Fault, Hook, PolicyVersion};
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{Aloud, InstallError, Policies};
+use berth_kernel::ports::{CallOutput, InstallError, Policies};
 use berth_kernel::time::Now;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -61,20 +61,20 @@ impl Policies for Ear<'_> {
         self.policies.remove(digest);
     }
 
-    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
-        self.ask_aloud(call).told
+    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+        self.call_with_log(call).answer
     }
 
-    fn ask_at_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
-        let Aloud { told, cost, .. } = self.ask_aloud(call);
+    fn call_with_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
+        let CallOutput { answer: told, cost, .. } = self.call_with_log(call);
         (told, cost)
     }
 
-    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
+    fn call_with_log(&self, call: Call<'_>) -> CallOutput {
         let (digest, hook) = (call.digest.clone(), call.question.hook());
         let policy = call.node.policies.get(&digest).map_or_else(String::new, |version| version.label());
-        let aloud = self.policies.ask_aloud(call);
-        let (answer, said) = (aloud.told.clone(), aloud.said.clone());
+        let aloud = self.policies.call_with_log(call);
+        let (answer, said) = (aloud.answer.clone(), aloud.log_lines.clone());
         self.calls.lock().push_back(Heard { digest, policy, hook, answer, said });
         aloud
     }

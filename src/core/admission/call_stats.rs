@@ -1,6 +1,6 @@
 //! Call counts and latencies of one hook of one policy.
 
-use berth_kernel::decision::{Cost, Said};
+use berth_kernel::decision::{CallOutcome, Cost};
 use berth_kernel::policy::FaultKind;
 use std::collections::BTreeMap;
 
@@ -61,12 +61,12 @@ pub struct Fared {
 
 impl Fared {
     /// Counts a call. A suspended policy was not called and counts nothing.
-    pub fn add(&mut self, said: &Said, cost: Cost) {
+    pub fn add(&mut self, said: &CallOutcome, cost: Cost) {
         match said {
-            Said::Suspended => return,
-            Said::Pass => self.passes += 1,
-            Said::Answer(_) => {}
-            Said::Fault(fault) => *self.faults.entry(fault.kind).or_default() += 1,
+            CallOutcome::Suspended => return,
+            CallOutcome::Pass => self.passes += 1,
+            CallOutcome::Answer(_) => {}
+            CallOutcome::Fault(fault) => *self.faults.entry(fault.kind).or_default() += 1,
         }
         self.calls += 1;
         self.times.add(cost);
@@ -116,11 +116,13 @@ mod tests {
     #[test]
     fn a_call_is_an_answer_a_pass_or_a_fault() {
         let mut stats = Fared::default();
-        let fault = |kind| Said::Fault(Fault { kind, detail: String::new() });
-        stats.add(&Said::Suspended, cost(1));
+        let fault = |kind| CallOutcome::Fault(Fault { kind, detail: String::new() });
+        stats.add(&CallOutcome::Suspended, cost(1));
         assert_eq!(stats, Fared::default(), "it was not called");
         let answer = berth_kernel::policy::Answer::Deny("no".into());
-        for said in [Said::Pass, Said::Pass, Said::Answer(answer), fault(FaultKind::Trap)] {
+        for said in
+            [CallOutcome::Pass, CallOutcome::Pass, CallOutcome::Answer(answer), fault(FaultKind::Trap)]
+        {
             stats.add(&said, cost(1));
         }
         assert_eq!((stats.calls, stats.passes, stats.answers(), stats.failed()), (4, 2, 1, 1));

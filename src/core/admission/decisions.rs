@@ -10,7 +10,7 @@ use super::shadow::{SHADOWS_MAX, Shadow, Shadows};
 use crate::keeper::AskError;
 use berth_kernel::command::NewStack;
 use berth_kernel::decision::{Decision, Filter};
-use berth_kernel::ports::{Found, Input, Journal, JournalError, Policies, Standing};
+use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, Policies};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,14 +128,18 @@ impl Door {
     ///
     /// # Errors
     /// If there is no journal, or it cannot be read.
-    pub async fn decisions(&self, filter: Filter, limit: usize) -> Result<(Found, Standing), PastError> {
+    pub async fn decisions(
+        &self,
+        filter: Filter,
+        limit: usize,
+    ) -> Result<(DecisionPage, JournalStats), PastError> {
         let lost = self.decisions.lost.load(Ordering::Relaxed);
         self.decisions
             .read(move |journal, _| {
                 let found = journal.find(&filter, limit)?;
-                let stats = journal.standing();
+                let stats = journal.stats();
                 // Decisions lost in the recorder's queue, and those that could not be written.
-                Ok((found, Standing { lost: stats.lost + lost, ..stats }))
+                Ok((found, JournalStats { lost: stats.lost + lost, ..stats }))
             })
             .await
     }
@@ -176,10 +180,10 @@ impl Door {
 
     /// The journal's size and counts, without the time of its oldest decision; `None` if there is no journal. Does not block.
     #[must_use]
-    pub fn journal_stats(&self) -> Option<Standing> {
-        let size = self.decisions.journal.as_ref()?.size();
+    pub fn journal_stats(&self) -> Option<JournalStats> {
+        let size = self.decisions.journal.as_ref()?.stats_without_oldest();
         let lost = self.decisions.lost.load(Ordering::Relaxed);
-        Some(Standing { lost: size.lost + lost, ..size })
+        Some(JournalStats { lost: size.lost + lost, ..size })
     }
 
     /// Makes a candidate callable, and tries its parameters: if its hooks are rarely called, wrong parameters would

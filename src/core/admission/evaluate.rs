@@ -6,7 +6,7 @@ use super::faults::Faults;
 use crate::spans;
 use berth_kernel::command::StackAnswer;
 use berth_kernel::compare::check_placement;
-use berth_kernel::decision::{CallNote, Cost, Said};
+use berth_kernel::decision::{CallOutcome, CallRecord, Cost};
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::baseline_triage;
 use berth_kernel::ledger::Ledger;
@@ -18,7 +18,7 @@ use berth_kernel::policy::{
     FaultKind, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
 };
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{Aloud, Policies};
+use berth_kernel::ports::{CallOutput, Policies};
 use berth_kernel::stack::{OnFault, Stack, StackEntry};
 use berth_kernel::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +47,7 @@ pub struct Walk<'a> {
     /// Memory that may be granted, percent.
     pub overcommit_percent: u32,
     /// Receives the calls, in order.
-    pub calls: &'a mut Vec<CallNote>,
+    pub calls: &'a mut Vec<CallRecord>,
     /// Factor of the wall time limits of calls and of the evaluation: 1 while the kubelet waits.
     pub leisure: u32,
 }
@@ -89,7 +89,7 @@ impl Walk<'_> {
 
     /// Chooses devices. The first answer counts; never fails, since an error would fail the pod.
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
-        let request = &placement::narrowed(self.node, request, self.overcommit_percent);
+        let request = &placement::without_ungrantable(self.node, request, self.overcommit_percent);
         let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
         for (index, entry) in self.stack.entries.iter().enumerate() {
             let result = self.call(index, entry, Question::Place(request), deadline, |_, answer| {
@@ -145,7 +145,7 @@ impl Walk<'_> {
             return (CallResult::Pass, Vec::new());
         }
         if self.faults.suspended(index, entry) {
-            self.record(entry, Said::Suspended, Cost::default());
+            self.record(entry, CallOutcome::Suspended, Cost::default());
             return (CallResult::Suspended, Vec::new());
         }
         let left =
@@ -159,15 +159,15 @@ impl Walk<'_> {
             wall_ms_max: left.min(CALL_MS_MAX * u64::from(self.leisure)),
         };
         let span = spans::policy(hook.as_str(), || entry.label());
-        let Aloud { told, cost, said: lines } = if left == 0 {
+        let CallOutput { answer: told, cost, log_lines: lines } = if left == 0 {
             let detail = format!("the stack used up its {} s", (STACK_TIME_MAX * self.leisure).as_secs());
-            Aloud {
-                told: Err(Fault { kind: FaultKind::Time, detail }),
+            CallOutput {
+                answer: Err(Fault { kind: FaultKind::Time, detail }),
                 cost: Cost::default(),
-                said: Vec::new(),
+                log_lines: Vec::new(),
             }
         } else {
-            span.in_scope(|| self.policies.ask_aloud(call))
+            span.in_scope(|| self.policies.call_with_log(call))
         };
         let checked = told.and_then(|answer| match answer {
             None => Ok(None),
@@ -181,12 +181,12 @@ impl Walk<'_> {
             },
         });
         let said = match &checked {
-            Ok(None) => Said::Pass,
-            Ok(Some(answer)) => Said::Answer(answer.clone()),
-            Err(fault) => Said::Fault(fault.clone()),
+            Ok(None) => CallOutcome::Pass,
+            Ok(Some(answer)) => CallOutcome::Answer(answer.clone()),
+            Err(fault) => CallOutcome::Fault(fault.clone()),
         };
         let fault = checked.as_ref().err().map(|fault| fault.kind.as_str());
-        spans::policy_answered(&span, said.word(), fault, cost.fuel);
+        spans::policy_answered(&span, said.as_str(), fault, cost.fuel);
         self.faults.record_call(index, entry, hook, &said, cost);
         self.record(entry, said, cost);
         let result = match checked {
@@ -196,12 +196,12 @@ impl Walk<'_> {
         (result, lines)
     }
 
-    fn record(&mut self, entry: &StackEntry, said: Said, cost: Cost) {
-        self.calls.push(CallNote {
+    fn record(&mut self, entry: &StackEntry, said: CallOutcome, cost: Cost) {
+        self.calls.push(CallRecord {
             policy: entry.label(),
             digest: entry.digest.clone(),
             parameters: entry.parameters.clone(),
-            said,
+            outcome: said,
             cost,
         });
     }

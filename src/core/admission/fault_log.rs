@@ -1,7 +1,7 @@
 //! Logs faults of policies: the first one at once, and then one line a minute. A policy that fails at some calls only is
 //! never suspended, and may fail at every Allocate.
 
-use berth_kernel::decision::{CallNote, Said};
+use berth_kernel::decision::{CallOutcome, CallRecord};
 use berth_kernel::policy::{FaultKind, Hook};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -27,9 +27,9 @@ struct Logged {
 
 impl FaultLog {
     /// Logs the faults of one evaluation.
-    pub(super) fn log(&mut self, hook: Hook, calls: &[CallNote]) {
+    pub(super) fn log(&mut self, hook: Hook, calls: &[CallRecord]) {
         for call in calls {
-            let Said::Fault(fault) = &call.said else { continue };
+            let CallOutcome::Fault(fault) = &call.outcome else { continue };
             if let Some(omitted) = self.due(&call.policy, hook, fault.kind, Instant::now()) {
                 tracing::warn!(policy = call.policy, %hook, %fault, omitted, "a policy failed");
             }

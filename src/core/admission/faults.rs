@@ -1,7 +1,7 @@
 //! Call statistics of the active stack, and suspension of policies after several faults in a row.
 
 use super::call_stats::Fared;
-use berth_kernel::decision::{Cost, Said};
+use berth_kernel::decision::{CallOutcome, Cost};
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{FaultKind, Hook};
 use berth_kernel::stack::{Stack, StackEntry};
@@ -61,15 +61,22 @@ impl Faults {
     }
 
     /// Counts a call of the entry at this index. Several faults in a row suspend it.
-    pub fn record_call(&mut self, index: usize, entry: &StackEntry, hook: Hook, said: &Said, cost: Cost) {
+    pub fn record_call(
+        &mut self,
+        index: usize,
+        entry: &StackEntry,
+        hook: Hook,
+        said: &CallOutcome,
+        cost: Cost,
+    ) {
         let record = self.records.entry((index, entry.digest.clone())).or_default();
         record.hooks.entry(hook).or_default().add(said, cost);
-        let Said::Fault(fault) = said else {
+        let CallOutcome::Fault(fault) = said else {
             record.in_a_row = 0;
             return;
         };
         record.last = Some(format!("{hook}: {fault}"));
-        if fault.kind.counts() {
+        if fault.kind.is_policy_fault() {
             record.in_a_row += 1;
             record.suspended |= record.in_a_row >= FAULTS_TO_SUSPEND;
         }

@@ -17,7 +17,7 @@ impl Door {
         let (driver, cuda) = (inventory.driver_version.clone(), inventory.cuda_version.clone());
         self.figures().gpus.set_versions(Versions { driver, cuda });
         // The inventory first: a sign of an unknown GPU would be ignored.
-        let applied = self.keeper.execute(Command::Look(inventory));
+        let applied = self.keeper.execute(Command::RecordScan(inventory));
         for sign in signs {
             if let Err(error) = self.submit_reading(sign) {
                 tracing::warn!(%error, "a GPU reading could not be submitted; the next scan repeats it");

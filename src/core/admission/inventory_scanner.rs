@@ -2,7 +2,7 @@
 
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ports::{Gpus, GpusError, Processes};
-use berth_kernel::process::{Owner, Unseen, Who};
+use berth_kernel::process::{Owner, ProcessIdentity, UnknownReason};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -49,17 +49,20 @@ impl Looker {
     /// # Errors
     /// If the GPUs cannot be read.
     pub fn look(&self) -> Result<Inventory, GpusError> {
-        let mut inventory = self.gpus.look()?;
+        let mut inventory = self.gpus.scan()?;
         if !self.health_checks {
-            inventory.troubles.clear();
+            inventory.scan_errors.clear();
             inventory.signs.clear();
         }
         let pids: BTreeSet<u32> = inventory.processes.values().flatten().map(|p| p.pid).collect();
         inventory.sight = self.processes.sight();
-        let owners = self.processes.who(&pids);
+        let owners = self.processes.identify(&pids);
         for process in inventory.processes.values_mut().flatten() {
-            let unknown = || Who { owner: Owner::Unknown(Unseen::NotAsked), ..Who::default() };
-            process.who = owners.get(&process.pid).cloned().unwrap_or_else(unknown);
+            let unknown = || ProcessIdentity {
+                owner: Owner::Unknown(UnknownReason::NotLookedUp),
+                ..ProcessIdentity::default()
+            };
+            process.identity = owners.get(&process.pid).cloned().unwrap_or_else(unknown);
         }
         Ok(inventory)
     }

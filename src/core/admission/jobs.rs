@@ -88,6 +88,6 @@ impl Unprepared {
     /// Whether a retry may succeed: the machine is busy or lacks a resource.
     #[must_use]
     pub fn is_passing(&self) -> bool {
-        matches!(self.error, InstallError::Busy | InstallError::Trouble { .. })
+        matches!(self.error, InstallError::Busy | InstallError::Failed { .. })
     }
 }

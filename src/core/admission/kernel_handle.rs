@@ -11,14 +11,14 @@ use crate::figures::Figures;
 use crate::keeper::{Applied, AskError, Handle, Snapshot};
 use berth_kernel::command::{Attempt, Command, Rules};
 use berth_kernel::drain::{Mark, Order};
-use berth_kernel::eviction::{Ask, Outcome};
-use berth_kernel::listing::{Listed, listing};
+use berth_kernel::eviction::{EvictionRequest, Outcome};
+use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
 use berth_kernel::placement;
 use berth_kernel::pods::PodsView;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
 use berth_kernel::ports::{Clock, Policies};
-use berth_kernel::reconcile::RoundView;
+use berth_kernel::reconcile::ReconcileView;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
 use crossbeam_channel::{Sender, TrySendError};
@@ -88,7 +88,7 @@ impl Door {
 
     /// The devices of one resource as the kubelet is sent them (I3).
     #[must_use]
-    pub fn listing(&self, snapshot: &Snapshot, resource: &Resource) -> Vec<Listed> {
+    pub fn listing(&self, snapshot: &Snapshot, resource: &Resource) -> Vec<ListedDevice> {
         listing(snapshot, resource, self.rules.overcommit_percent)
     }
 
@@ -121,7 +121,7 @@ impl Door {
             }
         }
         let snapshot = self.snapshot();
-        let request = placement::narrowed(&snapshot, &request, self.rules.overcommit_percent);
+        let request = placement::without_ungrantable(&snapshot, &request, self.rules.overcommit_percent);
         (placement::baseline(&snapshot, &request), "baseline".into())
     }
 
@@ -129,8 +129,8 @@ impl Door {
     ///
     /// # Errors
     /// If they could not be recorded.
-    pub async fn observe(&self, view: RoundView) -> Result<Applied, AskError> {
-        self.command(Command::Observe(view)).await
+    pub async fn observe(&self, view: ReconcileView) -> Result<Applied, AskError> {
+        self.command(Command::Reconcile(view)).await
     }
 
     /// Submits a source's view of all pods of this node.
@@ -169,8 +169,8 @@ impl Door {
     ///
     /// # Errors
     /// If it could not be recorded.
-    pub async fn asked(&self, ask: Ask, outcome: Outcome) -> Result<Applied, AskError> {
-        self.command(Command::Asked { ask, outcome }).await
+    pub async fn asked(&self, ask: EvictionRequest, outcome: Outcome) -> Result<Applied, AskError> {
+        self.command(Command::RecordEviction { ask, outcome }).await
     }
 
     /// Calls a drain off; the GPU stays cordoned.
@@ -194,7 +194,7 @@ impl Door {
     /// # Errors
     /// If there is no such GPU, it is not present, or the order could not be recorded.
     pub async fn heal(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
-        self.command(Command::Heal { gpu, by, why }).await
+        self.command(Command::MarkHealthy { gpu, by, why }).await
     }
 
     /// Forgets a GPU that vanished.
@@ -228,7 +228,7 @@ impl Door {
     /// # Errors
     /// If it could not be recorded.
     pub fn keep(&self, version: PolicyVersion) -> Result<Applied, AskError> {
-        self.keeper.execute(Command::KeepPolicy(version))
+        self.keeper.execute(Command::StorePolicy(version))
     }
 
     /// Removes the record of a policy version, from a thread that may block: at start.

@@ -37,7 +37,7 @@ pub struct Offers {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
     /// Messages about MIG.
-    pub mig: mig::Words,
+    pub mig: mig::PlanMessages,
     /// Warnings of policies, such as about a GPU in their parameters that the node does not have.
     pub warnings: Vec<String>,
 }
@@ -107,7 +107,7 @@ impl Walk<'_> {
             let lines = plan.resource(id).map(line).into_iter().collect();
             (PartOffer { part: id.clone(), lines }, BASELINE.to_owned())
         }));
-        offers.notes.mig = plan.words;
+        offers.notes.mig = plan.messages;
         self.withhold_ambiguous(&mut offers);
         offers.notes.limit_warnings();
         offers

@@ -16,7 +16,7 @@ use crate::keeper::{Applied, AskError, Handle, Snapshot};
 use crate::spans;
 use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
-use berth_kernel::decision::{Asked, CallNote, Grant, Note, Outcome, Said};
+use berth_kernel::decision::{CallOutcome, CallRecord, Grant, NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::gpu::Reading;
 use berth_kernel::names::{Digest, PartId};
 use berth_kernel::offer::PartOffer;
@@ -42,11 +42,11 @@ struct Evaluated {
     /// Time of the evaluation.
     now: Now,
     /// The policies' calls.
-    calls: Vec<CallNote>,
+    calls: Vec<CallRecord>,
 }
 
 /// Offers, and the calls that led to them: version, parameters, answer.
-pub(super) type RecordedOffers = (Vec<(PartOffer, String)>, Vec<(Digest, String, Said)>);
+pub(super) type RecordedOffers = (Vec<(PartOffer, String)>, Vec<(Digest, String, CallOutcome)>);
 
 /// State of the policy thread.
 pub(super) struct Worker {
@@ -131,11 +131,11 @@ impl Worker {
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
                 // The journal records the request as policies see it.
-                let request = placement::narrowed(&node, &request, self.rules.overcommit_percent);
+                let request = placement::without_ungrantable(&node, &request, self.rules.overcommit_percent);
                 let ((placement, by), evaluated) =
                     self.evaluate(&node, Hook::Place, |evaluation| evaluation.place(&request));
                 let _ = reply.send((placement.clone(), by.clone()));
-                self.record(&node, Asked::Place(request), evaluated, Outcome::Placed(placement, by));
+                self.record(&node, OwnedQuestion::Place(request), evaluated, Outcome::Placed(placement, by));
             }
         }
     }
@@ -191,10 +191,17 @@ impl Worker {
         (answer, evaluated)
     }
 
-    fn record(&self, node: &Snapshot, asked: Asked, evaluated: Evaluated, outcome: Outcome) {
+    fn record(&self, node: &Snapshot, asked: OwnedQuestion, evaluated: Evaluated, outcome: Outcome) {
         let Evaluated { now, calls } = evaluated;
-        self.policy_stats.record_outcome(asked.hook(), outcome.word());
-        self.recorder.submit(Note { node: Arc::clone(node), now, asked, calls, outcome, again: false });
+        self.policy_stats.record_outcome(asked.hook(), outcome.as_str());
+        self.recorder.submit(NewDecision {
+            node: Arc::clone(node),
+            now,
+            question: asked,
+            calls,
+            outcome,
+            is_repeat: false,
+        });
     }
 
     /// Evaluates the stack and submits the answer to the keeper; repeats both once if the node changed in between.
@@ -207,8 +214,13 @@ impl Worker {
                 None => self.evaluate(&node, Hook::Admit, |evaluation| evaluation.admit(request)),
             };
             let stack_answer = answer.clone();
-            let command =
-                Command::Allocate { request: request.clone(), answer, seen: node.generation, again, attempt };
+            let command = Command::Allocate {
+                request: request.clone(),
+                answer,
+                generation: node.generation,
+                is_retry: again,
+                attempt,
+            };
             let granted = match self.keeper.execute(command) {
                 Err(AskError::Refused(Refusal::Moved)) if !again => {
                     again = true;
@@ -218,7 +230,12 @@ impl Worker {
                 // still fail.
                 result => result.and_then(|applied| granted(applied).ok_or(AskError::Stopping)),
             };
-            self.record(&node, Asked::Admit(request.clone()), evaluated, outcome(stack_answer, &granted));
+            self.record(
+                &node,
+                OwnedQuestion::Admit(request.clone()),
+                evaluated,
+                outcome(stack_answer, &granted),
+            );
             return granted;
         }
     }
@@ -234,14 +251,14 @@ impl Worker {
             );
             self.record(
                 &node,
-                Asked::Triage(reading.clone()),
+                OwnedQuestion::Triage(reading.clone()),
                 evaluated,
                 Outcome::Triaged(answer.clone(), by),
             );
         } else {
             self.policy_stats.record_outcome(Hook::Triage, "triaged");
         }
-        if let Err(error) = self.keeper.execute(Command::Triaged { reading, answer }) {
+        if let Err(error) = self.keeper.execute(Command::ApplyTriage { reading, answer }) {
             tracing::error!(%error, "a GPU reading could not be recorded");
         }
     }
@@ -278,7 +295,7 @@ impl Worker {
         let answers = evaluated
             .calls
             .iter()
-            .map(|call| (call.digest.clone(), call.parameters.clone(), call.said.clone()));
+            .map(|call| (call.digest.clone(), call.parameters.clone(), call.outcome.clone()));
         let offers = Some((parts.to_vec(), answers.collect()));
         let Evaluated { now, calls } = evaluated;
         if calls.is_empty() {
@@ -287,7 +304,14 @@ impl Worker {
         // Shadows are called for repeated offers, too.
         let again = self.last_offers.replace(offers.clone()) == offers;
         let (node, outcome) = (Arc::clone(node), Outcome::Offered(parts.to_vec()));
-        self.recorder.submit(Note { node, now, asked: Asked::Offer, calls, outcome, again });
+        self.recorder.submit(NewDecision {
+            node,
+            now,
+            question: OwnedQuestion::Offer,
+            calls,
+            outcome,
+            is_repeat: again,
+        });
     }
 
     /// Evaluates a new stack's offers on the live node, and activates the stack only if none of its policies fails.
@@ -348,10 +372,10 @@ impl Worker {
     }
 
     /// Records the calls of an evaluation of the active stack. Only this thread writes the statistics.
-    pub(super) fn record_calls(&self, stack: &Stack, hook: Hook, calls: &[CallNote], faults: Faults) {
+    pub(super) fn record_calls(&self, stack: &Stack, hook: Hook, calls: &[CallRecord], faults: Faults) {
         self.policy_stats.call_counters.lock().record_calls(hook, calls);
         self.fault_log.borrow_mut().log(hook, calls);
-        let failed = calls.iter().any(|call| matches!(call.said, Said::Fault(_)));
+        let failed = calls.iter().any(|call| matches!(call.outcome, CallOutcome::Fault(_)));
         let before = {
             let mut current = self.policy_stats.faults.lock();
             std::mem::replace(&mut *current, faults)

@@ -62,7 +62,7 @@ impl Door {
                 let restored = policies.restore(&version).map_err(|error| failed(&label, error))?;
                 if restored.artifact != version.artifact {
                     let (digest, artifact) = (restored.digest, restored.artifact);
-                    if let Err(error) = kernel.keeper.execute(Command::Compiled { digest, artifact }) {
+                    if let Err(error) = kernel.keeper.execute(Command::RecordArtifact { digest, artifact }) {
                         tracing::warn!(
                             policy = label,
                             %error,
@@ -97,7 +97,7 @@ impl Door {
             let needed: BTreeSet<&Digest> =
                 active.chain(shadows.iter().map(|shadow| &shadow.candidate.digest)).collect();
             let idle = ledger.policies.keys().filter(|digest| !needed.contains(digest));
-            idle.for_each(|digest| kernel.policies.rest(digest));
+            idle.for_each(|digest| kernel.policies.unload(digest));
         });
     }
 }

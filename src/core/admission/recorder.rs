@@ -1,7 +1,7 @@
 //! The recorder: writes decisions to the journal and calls shadows, on a thread of its own that no caller waits for.
 
 use super::shadow::Shadows;
-use berth_kernel::decision::Note;
+use berth_kernel::decision::NewDecision;
 use berth_kernel::ports::{Input, Journal, JournalError, Policies};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) fn at_low_priority<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T
 /// A handle to the recorder. Never blocks.
 #[derive(Clone)]
 pub(super) struct Recorder {
-    notes: Sender<Note>,
+    notes: Sender<NewDecision>,
     lost: Arc<AtomicU64>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Recording {
 
 impl Recorder {
     /// Queues a decision. If the queue is full, the decision is lost and counted.
-    pub(super) fn submit(&self, note: Note) {
+    pub(super) fn submit(&self, note: NewDecision) {
         if let Err(TrySendError::Full(_)) = self.notes.try_send(note) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -91,11 +91,11 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(mut self, notes: &Receiver<Note>) {
+    fn run(mut self, notes: &Receiver<NewDecision>) {
         loop {
             match notes.recv_timeout(FLUSH) {
                 Ok(note) => {
-                    let seq = if note.again { None } else { self.record(&note) };
+                    let seq = if note.is_repeat { None } else { self.record(&note) };
                     // The timeout below never occurs while decisions keep arriving.
                     if self.flushed.elapsed() >= FLUSH {
                         self.flush();
@@ -113,7 +113,7 @@ impl Worker {
     }
 
     /// Writes a decision to the journal. Returns its number, if it was recorded.
-    fn record(&mut self, note: &Note) -> Option<u64> {
+    fn record(&mut self, note: &NewDecision) -> Option<u64> {
         let journal = self.journal.clone()?;
         let input = self.input(note);
         // The journal counts failed appends itself.
@@ -125,8 +125,8 @@ impl Worker {
 
     /// The input of the decision's calls; `None` if it concerns a device that is no longer part of the node, which the
     /// input's indices cannot express.
-    fn input(&self, note: &Note) -> Option<Input> {
-        self.policies.input(&note.node, note.now, note.asked.question()).ok()
+    fn input(&self, note: &NewDecision) -> Option<Input> {
+        self.policies.record_input(&note.node, note.now, note.question.question()).ok()
     }
 
     fn flush(&mut self) {

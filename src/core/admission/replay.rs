@@ -63,7 +63,7 @@ pub(super) fn replay(
     let mut filter = filter.clone();
     loop {
         let mut done = false;
-        let next = journal.each(&filter, &mut |decision, input| {
+        let next = journal.visit_each(&filter, &mut |decision, input| {
             done = report.looked >= limit || Instant::now() > end;
             if !done {
                 report.add(candidate, &decision, input, policies);
@@ -90,13 +90,13 @@ impl Report {
         policies: &dyn Policies,
     ) {
         self.looked += 1;
-        let call = |input| policies.ask_again(&candidate.digest, &candidate.parameters, &input).ok();
+        let call = |input| policies.call_recorded(&candidate.digest, &candidate.parameters, &input).ok();
         let Some(again) = input.and_then(call) else {
             self.unreadable += 1;
             return;
         };
         let comparison =
-            compare(&again.asked, &decision.calls, &decision.outcome, candidate.name(), &again.told);
+            compare(&again.question, &decision.calls, &decision.outcome, candidate.name(), &again.answer);
         let (seq, at_wall_ms, hook) = (Some(decision.seq), decision.at_wall_ms, decision.hook);
         let difference = self.counts.entry(hook).or_default().add(comparison);
         if let Some((failed, words)) = difference.filter(|_| self.differences.len() < DIFFERENCES_MAX) {

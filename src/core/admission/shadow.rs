@@ -3,8 +3,8 @@
 
 use super::evaluate::CALL_MS_MAX;
 use super::replay::Candidate;
-use berth_kernel::compare::{Compared, compare};
-use berth_kernel::decision::Note;
+use berth_kernel::compare::{AnswerComparison, compare};
+use berth_kernel::decision::NewDecision;
 use berth_kernel::policy::Hook;
 use berth_kernel::policy_call::Call;
 use berth_kernel::ports::Policies;
@@ -49,15 +49,15 @@ pub struct Counts {
 
 impl Counts {
     /// Counts a comparison. Returns whether the candidate failed and a message, if it failed or differed.
-    pub(super) fn add(&mut self, comparison: Compared) -> Option<(bool, String)> {
+    pub(super) fn add(&mut self, comparison: AnswerComparison) -> Option<(bool, String)> {
         match comparison {
-            Compared::Same => self.same += 1,
-            Compared::Passes => self.passes += 1,
-            Compared::Differs(words) => {
+            AnswerComparison::Same => self.same += 1,
+            AnswerComparison::Passes => self.passes += 1,
+            AnswerComparison::Differs(words) => {
                 self.differs += 1;
                 return Some((false, words));
             }
-            Compared::Fails(words) => {
+            AnswerComparison::Fails(words) => {
                 self.fails += 1;
                 return Some((true, words));
             }
@@ -116,13 +116,13 @@ impl Shadows {
 
     /// Calls each shadow for a decision that the journal has under the number `seq`, without holding the lock. Skips the calls
     /// if `busy`.
-    pub(super) fn compare(&self, note: &Note, seq: Option<u64>, policies: &dyn Policies, busy: bool) {
+    pub(super) fn compare(&self, note: &NewDecision, seq: Option<u64>, policies: &dyn Policies, busy: bool) {
         for shadow in self.all() {
             let comparison = (!busy).then(|| compare_answer(&shadow.candidate, note, policies));
             let mut state = self.lock();
             // The shadow may have been removed meanwhile.
             let Some(shadow) = state.1.iter_mut().find(|s| s.id == shadow.id) else { continue };
-            let hook = note.asked.hook();
+            let hook = note.question.hook();
             let counts = shadow.counts.entry(hook).or_default();
             let Some(comparison) = comparison else {
                 counts.skipped += 1;
@@ -139,19 +139,19 @@ impl Shadows {
     }
 }
 
-fn compare_answer(candidate: &Candidate, note: &Note, policies: &dyn Policies) -> Compared {
-    let hook = note.asked.hook();
+fn compare_answer(candidate: &Candidate, note: &NewDecision, policies: &dyn Policies) -> AnswerComparison {
+    let hook = note.question.hook();
     let has_hook = note.node.policies.get(&candidate.digest).is_none_or(|v| v.hooks.contains(&hook));
     if !has_hook {
-        return Compared::Passes;
+        return AnswerComparison::Passes;
     }
-    let answer = policies.ask(Call {
+    let answer = policies.call(Call {
         digest: &candidate.digest,
         parameters: &candidate.parameters,
         node: &note.node,
         now: note.now,
-        question: note.asked.question(),
+        question: note.question.question(),
         wall_ms_max: CALL_MS_MAX,
     });
-    compare(&note.asked, &note.calls, &note.outcome, candidate.name(), &answer)
+    compare(&note.question, &note.calls, &note.outcome, candidate.name(), &answer)
 }

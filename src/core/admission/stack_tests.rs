@@ -11,7 +11,7 @@ use super::faults::Faults;
 use berth_kernel::allocation::Limits;
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::StackAnswer;
-use berth_kernel::decision::{CallNote, Cost};
+use berth_kernel::decision::{CallRecord, Cost};
 use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::mig::MigStrategy;
@@ -21,7 +21,7 @@ use berth_kernel::policy::{
     AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Terms,
 };
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{Aloud, InstallError, Policies};
+use berth_kernel::ports::{CallOutput, InstallError, Policies};
 use berth_kernel::stack::{OnFault, Stack, StackEntry};
 use berth_kernel::time::Now;
 use parking_lot::Mutex;
@@ -54,14 +54,14 @@ impl Policies for ScriptedPolicies {
         Err(InstallError::Busy)
     }
     fn remove(&self, _: &Digest) {}
-    fn ask(&self, call: Call<'_>) -> PolicyAnswer {
+    fn call(&self, call: Call<'_>) -> PolicyAnswer {
         let letter = call.digest.as_str().chars().next().unwrap();
         self.calls.lock().push((letter, call.wall_ms_max));
         std::thread::sleep(self.delay);
         self.answers.get(&letter).cloned().unwrap_or(Ok(None))
     }
-    fn ask_aloud(&self, call: Call<'_>) -> Aloud {
-        Aloud { told: self.ask(call), cost: Cost::default(), said: self.lines.clone() }
+    fn call_with_log(&self, call: Call<'_>) -> CallOutput {
+        CallOutput { answer: self.call(call), cost: Cost::default(), log_lines: self.lines.clone() }
     }
 }
 
@@ -111,7 +111,7 @@ struct Case {
     policies: ScriptedPolicies,
     faults: Faults,
     baseline: Baseline,
-    calls: Vec<CallNote>,
+    calls: Vec<CallRecord>,
 }
 
 impl Case {

@@ -14,7 +14,7 @@ use crate::keeper::Snapshot;
 use crate::spans;
 use berth_kernel::command::{Attempt, Command, NewStack, StackAnswer};
 use berth_kernel::decide::{Verdict, decide};
-use berth_kernel::decision::{CallNote, Grant, Outcome, Said};
+use berth_kernel::decision::{CallOutcome, CallRecord, Grant, Outcome};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
 use berth_kernel::names::{DeviceId, Resource};
@@ -102,7 +102,7 @@ pub struct Tell {
     /// The hook that was called.
     pub hook: Hook,
     /// The call, with the checked answer.
-    pub note: CallNote,
+    pub note: CallRecord,
     /// Lines that the policy logged.
     pub said: Vec<String>,
 }
@@ -279,7 +279,7 @@ impl<'k> RunningTrial<'k> {
             required: Vec::new(),
             size: wish.count,
         };
-        let request = placement::narrowed(&node, &request, self.kernel.rules().overcommit_percent);
+        let request = placement::without_ungrantable(&node, &request, self.kernel.rules().overcommit_percent);
         let (placement, by) = self.evaluate(Hook::Place, &node, |evaluation| evaluation.place(&request));
         let mut devices = placement.devices;
         let index = |id: &DeviceId| node.part(&id.part).map(|part| part.part.gpu_index);
@@ -313,7 +313,8 @@ impl<'k> RunningTrial<'k> {
         for note in calls {
             // A suspended entry was not called, and has no recorded call.
             let matches = recorded.front().is_some_and(|call| call.digest == note.digest);
-            let call = if matches && note.said != Said::Suspended { recorded.pop_front() } else { None };
+            let call =
+                if matches && note.outcome != CallOutcome::Suspended { recorded.pop_front() } else { None };
             self.report.calls.push(Tell { hook, note, said: call.map(|call| call.said).unwrap_or_default() });
         }
         answer
@@ -339,7 +340,8 @@ fn decide_allocate(
         }
     };
     let seen = node.generation;
-    let command = Command::Allocate { request, answer, seen, again: true, attempt: Attempt::Last };
+    let command =
+        Command::Allocate { request, answer, generation: seen, is_retry: true, attempt: Attempt::Last };
     match decide(node, kernel.rules(), &command, now).refusal {
         Some(refusal) => Outcome::Refused { reason: refusal.to_string() },
         None => Outcome::Granted(Grant {
@@ -366,18 +368,18 @@ fn with_pod(node: &Ledger, namespace: &str, name: &str, wish: &Wish, now: Now) -
     let existing = view.pods.values().find(|pod| pod.namespace == namespace && pod.name == name);
     let labels = existing.map(|pod| pod.labels.clone()).unwrap_or_default();
     view.pods.retain(|_, pod| pod.stage != Stage::Waiting);
-    let asks = vec![(wish.resource.clone(), u32::try_from(wish.count).unwrap_or(u32::MAX))];
+    let requests = vec![(wish.resource.clone(), u32::try_from(wish.count).unwrap_or(u32::MAX))];
     let pod = Pod {
         uid: SIMULATED_UID.into(),
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         labels,
         is_static: false,
-        of_daemon_set: false,
+        is_of_daemon_set: false,
         stage: Stage::Waiting,
-        leaving_since_wall_ms: None,
+        deletion_wall_ms: None,
         created_wall_ms: now.wall_ms,
-        containers: vec![PodContainer { name: "main".into(), asks }],
+        containers: vec![PodContainer { name: "main".into(), requests }],
         bypass: None,
     };
     view.pods.insert(SIMULATED_UID.into(), Arc::new(pod));

@@ -111,7 +111,7 @@ impl Door {
                 merged
             }
         };
-        match self.command(Command::KeepPolicy(version.clone())).await {
+        match self.command(Command::StorePolicy(version.clone())).await {
             Ok(_) => Ok(version),
             Err(error) => {
                 // After `Late` the version may still be recorded, and then needs its files.

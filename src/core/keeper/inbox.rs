@@ -152,7 +152,7 @@ fn handle_request(keeper: &mut Keeper, request: Request) {
     if matches!(request.command, Command::Allocate { .. }) && request.reply.is_closed() {
         return;
     }
-    let span = spans::turn(&request.span, request.command.word());
+    let span = spans::turn(&request.span, request.command.as_str());
     let answer = span.in_scope(|| turn(keeper, &request.command));
     let failed = matches!(answer, Err(AskError::Store(_)));
     let outcome = answer.as_ref().err().map_or("applied", AskError::kind);

@@ -100,7 +100,7 @@ fn keeper() -> (Keeper, Disk, Arc<ManualClock>) {
     let (disk, clock) = (Disk::default(), Arc::new(ManualClock::default()));
     let store = Box::new(disk.clone());
     let mut keeper = Keeper::open(store, Rules::default(), clock.clone()).unwrap();
-    keeper.turn(&Command::Look(gpus(2))).unwrap();
+    keeper.turn(&Command::RecordScan(gpus(2))).unwrap();
     let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
     let offer = |i| (PartOffer { part: gpu(i), lines: vec![line.clone()] }, "test".into());
     keeper.turn(&Command::Offer((0..2).map(offer).collect())).unwrap();
@@ -111,8 +111,8 @@ fn allocate(i: u32) -> Command {
     Command::Allocate {
         request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(&gpu(i))] },
         answer: StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
-        seen: 0,
-        again: true,
+        generation: 0,
+        is_retry: true,
         attempt: Attempt::Last,
     }
 }
@@ -143,17 +143,17 @@ fn a_failed_gpu_is_published_although_the_disk_is_gone() {
     assert!(matches!(keeper.turn(&allocate(0)), Err(AskError::Store(_))));
     clock.0.fetch_add(10_000, Ordering::Relaxed);
     // One GPU vanished. That cannot be recorded, but it is published.
-    let _ = keeper.turn(&Command::Look(gpus(1)));
+    let _ = keeper.turn(&Command::RecordScan(gpus(1)));
     let snapshot = keeper.snapshot();
-    assert!(!snapshot.works(snapshot.part(&gpu(1)).unwrap()));
-    assert!(snapshot.works(snapshot.part(&gpu(0)).unwrap()));
+    assert!(!snapshot.is_usable(snapshot.part(&gpu(1)).unwrap()));
+    assert!(snapshot.is_usable(snapshot.part(&gpu(0)).unwrap()));
     assert!(snapshot.live.is_empty());
     // Granting works again once the disk does.
     disk.set_fault(None);
     clock.0.fetch_add(10_000, Ordering::Relaxed);
     keeper.turn(&allocate(0)).unwrap();
     let snapshot = keeper.snapshot();
-    assert!(!snapshot.works(snapshot.part(&gpu(1)).unwrap()), "the vanished GPU stays withdrawn");
+    assert!(!snapshot.is_usable(snapshot.part(&gpu(1)).unwrap()), "the vanished GPU stays withdrawn");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn gpu_health_survives_a_restart_and_a_failed_write_is_repeated() {
     let (mut keeper, disk, clock) = keeper();
     let failing = || {
         let troubles = [(gpu(1), "fell off the bus".to_owned())].into();
-        Command::Look(Inventory { troubles, ..gpus(2) })
+        Command::RecordScan(Inventory { scan_errors: troubles, ..gpus(2) })
     };
     let health_after_restart = || {
         let keeper = Keeper::open(Box::new(disk.clone()), Rules::default(), clock.clone()).unwrap();
@@ -193,6 +193,6 @@ fn gpu_health_survives_a_restart_and_a_failed_write_is_repeated() {
     keeper.turn(&failing()).unwrap();
     assert_eq!(*disk.records.lock(), before);
     clock.0.fetch_add(400_000, Ordering::Relaxed);
-    keeper.turn(&Command::Look(gpus(2))).unwrap();
+    keeper.turn(&Command::RecordScan(gpus(2))).unwrap();
     assert_eq!(health_after_restart(), ("healthy", String::new(), 2));
 }

@@ -3,8 +3,8 @@
 use super::families::{Families, wall_seconds};
 use super::scrape::Scrape;
 use super::table;
-use berth_kernel::belongs::Owners;
-use berth_kernel::evict::{Leaving, holders};
+use berth_kernel::attribution::Attributions;
+use berth_kernel::evict::{EvictionStatus, holders};
 use berth_kernel::gpu::Part;
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
@@ -61,7 +61,7 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     let processes = gpus().filter_map(|(labels, id)| Some((labels, ledger.processes_on(id)?.into())));
     families.gauge(&table::GPU_PROCESSES, processes)?;
     let mut bypasses: BTreeMap<PartId, u64> = BTreeMap::new();
-    for bypass in Owners::of(ledger).bypasses() {
+    for bypass in Attributions::new(ledger).bypasses() {
         *bypasses.entry(bypass.gpu).or_default() += 1;
     }
     let bypassed = gpus().map(|(labels, id)| (labels, bypasses.get(id).copied().unwrap_or(0)));
@@ -115,11 +115,14 @@ fn encode_drains(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
         &table::DRAIN_HOLDERS,
         held.iter().map(|(labels, holders)| (labels.clone(), count(holders.len()))),
     )?;
-    let blocks = |leaving: &Leaving| {
-        matches!(leaving, Leaving::Static | Leaving::Budget { .. } | Leaving::Failed { .. })
+    let blocks = |leaving: &EvictionStatus| {
+        matches!(
+            leaving,
+            EvictionStatus::Static | EvictionStatus::Budget { .. } | EvictionStatus::Failed { .. }
+        )
     };
     let blockers = held.iter().map(|(labels, holders)| {
-        (labels.clone(), count(holders.iter().filter(|holder| blocks(&holder.leaving)).count()))
+        (labels.clone(), count(holders.iter().filter(|holder| blocks(&holder.status)).count()))
     });
     families.gauge(&table::DRAIN_BLOCKERS, blockers)?;
     let since =

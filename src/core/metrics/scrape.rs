@@ -3,9 +3,9 @@
 use crate::admission::{CallCounters, Standings};
 use crate::figures::Figures;
 use crate::keeper::Snapshot;
-use berth_kernel::listing::Listed;
+use berth_kernel::listing::ListedDevice;
 use berth_kernel::names::{PartId, Resource};
-use berth_kernel::ports::Standing;
+use berth_kernel::ports::JournalStats;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(super) struct Scrape {
     pub(super) ledger: Snapshot,
     /// Index and UUID of the GPUs with metrics.
     pub(super) gpus: Vec<(String, PartId)>,
-    pub(super) listed: BTreeMap<Resource, Vec<Listed>>,
+    pub(super) listed: BTreeMap<Resource, Vec<ListedDevice>>,
     /// Resources with metrics of grants and ends.
     pub(super) counted: BTreeSet<String>,
     pub(super) policy_statuses: Standings,
@@ -37,7 +37,7 @@ pub(super) struct Scrape {
     pub(super) figures: Arc<Figures>,
     pub(super) call_counters: CallCounters,
     /// `None` if decisions are not recorded.
-    pub(super) journal: Option<Standing>,
+    pub(super) journal: Option<JournalStats>,
 }
 
 impl fmt::Debug for Scrape {

@@ -70,8 +70,8 @@ impl Node {
         };
         let mut inventory =
             Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
-        inventory.troubles.extend(error.map(|error| (gpu(), error.to_owned())));
-        self.apply(&Command::Look(inventory));
+        inventory.scan_errors.extend(error.map(|error| (gpu(), error.to_owned())));
+        self.apply(&Command::RecordScan(inventory));
     }
 }
 
@@ -113,7 +113,7 @@ fn each_change_of_a_gpus_health_is_logged_once_and_an_operators_order_is_not() {
     node.scan_with_error("lost");
     one(&mut log, &node, true, "is unhealthy: lost");
     node.scan(true);
-    node.apply(&Command::Heal { gpu: gpu(), by: "ada".into(), why: String::new() });
+    node.apply(&Command::MarkHealthy { gpu: gpu(), by: "ada".into(), why: String::new() });
     assert_eq!(new_lines(&mut log, &node), [], "the admin API logs it");
 }
 

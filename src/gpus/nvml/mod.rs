@@ -163,7 +163,7 @@ fn attached(folder: &Path) -> Option<BTreeSet<OsString>> {
 }
 
 impl Gpus for NvmlGpus {
-    fn look(&self) -> Result<Inventory, GpusError> {
+    fn scan(&self) -> Result<Inventory, GpusError> {
         self.scan().or_else(|error| {
             // The driver was unloaded or replaced.
             self.retire();

@@ -6,7 +6,7 @@ use super::map;
 use super::raw::{self, ProcessList};
 use berth_kernel::gpu::Part;
 use berth_kernel::names::PartId;
-use berth_kernel::process::{Process, Uses, Who};
+use berth_kernel::process::{Process, ProcessIdentity, Uses};
 use nvml_wrapper::Device;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
@@ -110,7 +110,7 @@ impl GpuProcess {
             part: instance.map_or(gpu, |part| &part.id).clone(),
             uses: self.uses,
             memory_mib: self.memory_mib,
-            who: Who::default(),
+            identity: ProcessIdentity::default(),
         }
     }
 }

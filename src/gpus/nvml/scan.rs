@@ -284,6 +284,6 @@ impl LastScan {
     fn add_with_error(&self, error: &str, inventory: &mut Inventory) {
         inventory.parts.push(self.part.clone());
         inventory.parts.extend(self.instances.iter().cloned());
-        inventory.troubles.insert(self.part.id.clone(), error.to_owned());
+        inventory.scan_errors.insert(self.part.id.clone(), error.to_owned());
     }
 }

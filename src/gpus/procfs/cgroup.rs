@@ -12,7 +12,7 @@
 //! systemd creates `kubepods-burstable-pod<UID>.slice:cri-containerd:<id>`. For a reader in a cgroup namespace of its
 //! own, paths are relative to that: `/../../kubepods-...`.
 
-use berth_kernel::process::{Owner, PodProcess, Unseen};
+use berth_kernel::process::{Owner, PodProcess, UnknownReason};
 
 /// The owner of a process, by its `cgroup` file: a line for each hierarchy, `0::PATH` in v2, `N:names:PATH` in v1. The
 /// pod may be in any of them.
@@ -22,7 +22,7 @@ pub(super) fn owner(text: &str) -> Owner {
         return Owner::Pod(pod);
     }
     if paths().next().is_none() {
-        return Owner::Unknown(Unseen::Unreadable);
+        return Owner::Unknown(UnknownReason::Unreadable);
     }
     let container_id = paths().find_map(|path| parts(path).find_map(|part| long_id(part)));
     Owner::NoPod { container_id: container_id.map(String::from) }
@@ -201,7 +201,7 @@ mod tests {
             assert_eq!(owner(&text), expected, "{text}");
         }
         for text in ["", "\n", "nonsense"] {
-            assert_eq!(owner(text), Owner::Unknown(Unseen::Unreadable), "{text:?}");
+            assert_eq!(owner(text), Owner::Unknown(UnknownReason::Unreadable), "{text:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ mod mounts;
 mod stat;
 
 use berth_kernel::ports::Processes;
-use berth_kernel::process::{Owner, Sight, Unseen, Who};
+use berth_kernel::process::{Owner, ProcessIdentity, ProcessVisibility, UnknownReason};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, read_link};
@@ -37,7 +37,7 @@ pub struct ProcFs {
     /// Names of ignored processes, truncated as in the kernel.
     ignore: BTreeSet<String>,
     /// The identities from the last call, by process id and start: a known process costs only one `stat`.
-    known: Mutex<BTreeMap<u32, (u64, Who)>>,
+    known: Mutex<BTreeMap<u32, (u64, ProcessIdentity)>>,
 }
 
 impl ProcFs {
@@ -50,7 +50,11 @@ impl ProcFs {
     }
 
     /// Identifies one process; returns its start, too.
-    fn identify(&self, pid: u32, known: Option<&(u64, Who)>) -> Result<(u64, Who), Unseen> {
+    fn read_identity(
+        &self,
+        pid: u32,
+        known: Option<&(u64, ProcessIdentity)>,
+    ) -> Result<(u64, ProcessIdentity), UnknownReason> {
         let folder = self.root.join(pid.to_string());
         let before = self.stat(&folder)?;
         if let Some((started, who)) = known
@@ -68,9 +72,9 @@ impl ProcFs {
         // The start is read again: if it changed, the files were of two processes with one id.
         let after = self.stat(&folder)?;
         if after.started_ticks != before.started_ticks {
-            return Err(Unseen::Gone);
+            return Err(UnknownReason::Gone);
         }
-        let who = Who {
+        let who = ProcessIdentity {
             ignored: self.ignore.contains(&before.name),
             name: Some(before.name),
             started_ticks: Some(before.started_ticks),
@@ -79,17 +83,17 @@ impl ProcFs {
         Ok((before.started_ticks, who))
     }
 
-    fn stat(&self, folder: &Path) -> Result<stat::Stat, Unseen> {
+    fn stat(&self, folder: &Path) -> Result<stat::Stat, UnknownReason> {
         let text = read_text(&folder.join("stat"), STAT_BYTES_MAX).map_err(|error| unseen(&error))?;
-        stat::parse(&text).ok_or(Unseen::Unreadable)
+        stat::parse(&text).ok_or(UnknownReason::Unreadable)
     }
 }
 
 impl Processes for ProcFs {
-    fn sight(&self) -> Sight {
+    fn sight(&self) -> ProcessVisibility {
         match read_link(self.root.join("self/ns/pid")) {
-            Ok(own) if own.as_os_str() == HOST_PID_NAMESPACE => Sight::Visible,
-            Ok(own) => Sight::Hidden {
+            Ok(own) if own.as_os_str() == HOST_PID_NAMESPACE => ProcessVisibility::Visible,
+            Ok(own) => ProcessVisibility::Hidden {
                 why: format!(
                     "berth runs in a PID namespace of its own ({}, the host's is {HOST_PID_NAMESPACE}): NVML reports \
                      process ids of the host, or omits those processes",
@@ -97,19 +101,22 @@ impl Processes for ProcFs {
                 ),
                 fix: "set hostPID: true in the pod template of berth's DaemonSet".into(),
             },
-            Err(error) => Sight::Unsupported {
+            Err(error) => ProcessVisibility::Unsupported {
                 why: format!("{} cannot be read: {error}", self.root.join("self/ns/pid").display()),
             },
         }
     }
 
-    fn who(&self, pids: &BTreeSet<u32>) -> BTreeMap<u32, Who> {
-        let unknown = |unseen| Who { owner: Owner::Unknown(unseen), ..Who::default() };
+    fn identify(&self, pids: &BTreeSet<u32>) -> BTreeMap<u32, ProcessIdentity> {
+        let unknown =
+            |unseen| ProcessIdentity { owner: Owner::Unknown(unseen), ..ProcessIdentity::default() };
         match self.sight() {
-            Sight::Visible => {}
-            Sight::Hidden { .. } => return pids.iter().map(|pid| (*pid, unknown(Unseen::Hidden))).collect(),
-            Sight::Unsupported { .. } => {
-                return pids.iter().map(|pid| (*pid, unknown(Unseen::Unreadable))).collect();
+            ProcessVisibility::Visible => {}
+            ProcessVisibility::Hidden { .. } => {
+                return pids.iter().map(|pid| (*pid, unknown(UnknownReason::Hidden))).collect();
+            }
+            ProcessVisibility::Unsupported { .. } => {
+                return pids.iter().map(|pid| (*pid, unknown(UnknownReason::Unreadable))).collect();
             }
         }
         // Valid after a panic, too: each identity in it is complete.
@@ -117,8 +124,11 @@ impl Processes for ProcFs {
         let mut found = BTreeMap::new();
         let mut answer = BTreeMap::new();
         for (index, pid) in pids.iter().enumerate() {
-            let identity =
-                if index < PIDS_MAX { self.identify(*pid, known.get(pid)) } else { Err(Unseen::TooMany) };
+            let identity = if index < PIDS_MAX {
+                self.read_identity(*pid, known.get(pid))
+            } else {
+                Err(UnknownReason::TooMany)
+            };
             answer.insert(
                 *pid,
                 identity.map_or_else(unknown, |(started, who)| {
@@ -143,11 +153,11 @@ fn read_text_or_empty(path: &Path, bytes_max: u64) -> String {
     read_text(path, bytes_max).unwrap_or_default()
 }
 
-fn unseen(error: &io::Error) -> Unseen {
+fn unseen(error: &io::Error) -> UnknownReason {
     // ESRCH: the process ended while its file was open.
     let gone = error.kind() == ErrorKind::NotFound
         || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error());
-    if gone { Unseen::Gone } else { Unseen::Unreadable }
+    if gone { UnknownReason::Gone } else { UnknownReason::Unreadable }
 }
 
 #[cfg(test)]

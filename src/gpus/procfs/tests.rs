@@ -34,8 +34,8 @@ impl FakeProc {
 }
 
 /// The identity of one process.
-fn identify(procfs: &ProcFs, pid: u32) -> Who {
-    let mut who = procfs.who(&BTreeSet::from([pid]));
+fn identify(procfs: &ProcFs, pid: u32) -> ProcessIdentity {
+    let mut who = procfs.identify(&BTreeSet::from([pid]));
     assert_eq!(who.len(), 1);
     who.remove(&pid).unwrap()
 }
@@ -49,7 +49,7 @@ fn a_process_of_a_pod_is_known_by_pod_and_container() {
     );
     fs::write(fake.0.path().join("7/mountinfo"), log).unwrap();
     let procfs = fake.open(&[]);
-    assert_eq!(procfs.sight(), Sight::Visible);
+    assert_eq!(procfs.sight(), ProcessVisibility::Visible);
     let who = identify(&procfs, 7);
     assert_eq!((who.name.as_deref(), who.started_ticks, who.ignored), (Some("python3"), Some(99), false));
     let container_id = Some("ab".repeat(32));
@@ -71,7 +71,7 @@ fn a_later_process_with_the_same_id_is_read_again_and_the_same_process_is_not() 
     fake.add_process(7, "b", 2, "0::/\n");
     assert_eq!(identify(&procfs, 7).owner, Owner::NoPod { container_id: None });
     // Processes that a call does not name are forgotten.
-    procfs.who(&BTreeSet::new());
+    procfs.identify(&BTreeSet::new());
     assert!(procfs.known.lock().is_empty());
 }
 
@@ -85,10 +85,13 @@ fn a_process_that_cannot_be_identified_has_a_reason() {
         Owner::Unknown(unseen) => unseen,
         other => panic!("{other:?}"),
     };
-    assert_eq!((unseen(7), unseen(8), unseen(9)), (Unseen::Gone, Unseen::Unreadable, Unseen::Unreadable));
+    assert_eq!(
+        (unseen(7), unseen(8), unseen(9)),
+        (UnknownReason::Gone, UnknownReason::Unreadable, UnknownReason::Unreadable)
+    );
     let many: BTreeSet<u32> = (1..=u32::try_from(PIDS_MAX).unwrap() + 1).collect();
-    let last = procfs.who(&many).pop_last().unwrap().1;
-    assert_eq!(last.owner, Owner::Unknown(Unseen::TooMany));
+    let last = procfs.identify(&many).pop_last().unwrap().1;
+    assert_eq!(last.owner, Owner::Unknown(UnknownReason::TooMany));
 }
 
 #[test]
@@ -96,11 +99,11 @@ fn in_a_pid_namespace_of_its_own_no_process_is_identified() {
     let fake = FakeProc::new("pid:[4026532271]");
     fake.add_process(7, "innocent", 1, &format!("0::/kubepods/pod{UID}\n"));
     let procfs = fake.open(&[]);
-    assert!(matches!(procfs.sight(), Sight::Hidden { fix, .. } if fix.contains("hostPID: true")));
-    assert_eq!(identify(&procfs, 7).owner, Owner::Unknown(Unseen::Hidden));
+    assert!(matches!(procfs.sight(), ProcessVisibility::Hidden { fix, .. } if fix.contains("hostPID: true")));
+    assert_eq!(identify(&procfs, 7).owner, Owner::Unknown(UnknownReason::Hidden));
     let none = ProcFs::new("/nowhere".into(), &[]);
-    assert!(matches!(none.sight(), Sight::Unsupported { .. }));
-    assert_eq!(identify(&none, 7).owner, Owner::Unknown(Unseen::Unreadable));
+    assert!(matches!(none.sight(), ProcessVisibility::Unsupported { .. }));
+    assert_eq!(identify(&none, 7).owner, Owner::Unknown(UnknownReason::Unreadable));
 }
 
 #[test]
@@ -118,14 +121,14 @@ fn this_process_is_read_from_the_real_proc() {
     let procfs = ProcFs::new("/proc".into(), &[]);
     let pid = std::process::id();
     match procfs.sight() {
-        Sight::Visible => {
+        ProcessVisibility::Visible => {
             let who = identify(&procfs, pid);
             assert!(who.name.is_some() && who.started_ticks.is_some(), "{who:?}");
         }
-        Sight::Hidden { why, .. } => assert!(why.contains("pid:["), "{why}"),
-        Sight::Unsupported { why } => panic!("{why}"),
+        ProcessVisibility::Hidden { why, .. } => assert!(why.contains("pid:["), "{why}"),
+        ProcessVisibility::Unsupported { why } => panic!("{why}"),
     }
-    let (started, who) = procfs.identify(pid, None).unwrap();
+    let (started, who) = procfs.read_identity(pid, None).unwrap();
     assert!(started > 0 && !matches!(who.owner, Owner::Unknown(_)), "{who:?}");
-    assert_eq!(procfs.identify(u32::MAX, None), Err(Unseen::Gone));
+    assert_eq!(procfs.read_identity(u32::MAX, None), Err(UnknownReason::Gone));
 }

@@ -4,7 +4,7 @@ use super::machine::{Machine, SimGpu, SimKind, SimProcess};
 use super::model::Model;
 use berth_kernel::gpu::{Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage};
 use berth_kernel::names::PartId;
-use berth_kernel::process::{Process, Uses, Who};
+use berth_kernel::process::{Process, ProcessIdentity, Uses};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
         let instances = instances(model, &gpu, &state.mig)?;
         if state.lost {
             let text = "the GPU fell off the bus (simulated)".to_owned();
-            inventory.troubles.insert(gpu.id.clone(), text);
+            inventory.scan_errors.insert(gpu.id.clone(), text);
         } else {
             add_usage(&mut inventory, &gpu, &instances, state);
             inventory.signs.extend(state.trouble.iter().map(|text| Reading {
@@ -72,7 +72,7 @@ fn add_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &
                 graphics: running.kind == SimKind::Graphics,
             },
             memory_mib: Some(running.memory_mib),
-            who: Who::default(),
+            identity: ProcessIdentity::default(),
         });
         inventory.processes.insert(gpu.id.clone(), processes.collect());
     }

@@ -162,7 +162,7 @@ impl State {
 }
 
 impl Gpus for SimGpus {
-    fn look(&self) -> Result<Inventory, GpusError> {
+    fn scan(&self) -> Result<Inventory, GpusError> {
         let state = self.current();
         if let (Some(why), Some(path)) = (&state.error, &self.file) {
             return Err(simulation_error(&path.display().to_string(), why));

@@ -71,7 +71,7 @@ impl Storm {
         let line = OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole };
         let offer = |p: &Part| (PartOffer { part: p.id.clone(), lines: vec![line.clone()] }, "test".into());
         let offers = parts.iter().map(offer).collect();
-        storm.submit(&Command::Look(Inventory { parts, ..Inventory::default() }));
+        storm.submit(&Command::RecordScan(Inventory { parts, ..Inventory::default() }));
         storm.submit(&Command::Offer(offers));
         storm
     }
@@ -123,8 +123,8 @@ impl Storm {
             self.submit(&Command::Allocate {
                 request: AdmitRequest { resource: resource(), devices: vec![id] },
                 answer: answer.clone(),
-                seen: self.ledger.generation,
-                again: true,
+                generation: self.ledger.generation,
+                is_retry: true,
                 attempt: Attempt::Last,
             })
         });

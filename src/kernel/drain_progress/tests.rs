@@ -72,19 +72,19 @@ impl Node {
         };
         let mut inventory = Inventory { parts: vec![part], ..Inventory::default() };
         if self.hangs {
-            inventory.troubles.insert(gpu(), "a call hangs".into());
+            inventory.scan_errors.insert(gpu(), "a call hangs".into());
         } else if self.lists_processes {
             inventory.usage.insert(gpu(), Usage { memory_used_mib: 0, processes: self.processes });
         }
-        self.apply(&Command::Look(inventory)).unwrap();
+        self.apply(&Command::RecordScan(inventory)).unwrap();
     }
 
     fn grant(&mut self) -> Result<(), Refusal> {
         self.apply(&Command::Allocate {
             request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(&gpu())] },
             answer: command::StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
-            seen: self.ledger.generation,
-            again: true,
+            generation: self.ledger.generation,
+            is_retry: true,
             attempt: command::Attempt::Last,
         })
     }

@@ -45,9 +45,9 @@ fn pod(uid: &str) -> Pod {
         name: format!("pod-{uid}"),
         labels: Vec::new(),
         is_static: false,
-        of_daemon_set: false,
+        is_of_daemon_set: false,
         stage: Stage::Admitted,
-        leaving_since_wall_ms: None,
+        deletion_wall_ms: None,
         created_wall_ms: 1,
         containers: Vec::new(),
         bypass: None,
@@ -71,7 +71,7 @@ impl Node {
             next: 0,
         };
         let parts = vec![part("GPU-0", None), part("GPU-1", None), part("MIG-1", Some("GPU-1"))];
-        node.submit(&Command::Look(Inventory { parts, ..Inventory::default() }));
+        node.submit(&Command::RecordScan(Inventory { parts, ..Inventory::default() }));
         let line = OfferLine {
             resource: resource(),
             count: 8,
@@ -131,9 +131,9 @@ impl Node {
         self.submit(&Command::Drain { gpu: id(gpu), mark, order });
     }
 
-    fn record(&mut self, uid: &str, way: Way, outcome: Outcome) {
-        let ask = Ask { pod: Arc::new(pod(uid)), way, gpu: id("GPU-0") };
-        self.submit(&Command::Asked { ask, outcome });
+    fn record(&mut self, uid: &str, way: EvictionMethod, outcome: Outcome) {
+        let ask = EvictionRequest { pod: Arc::new(pod(uid)), method: way, gpu: id("GPU-0") };
+        self.submit(&Command::RecordEviction { ask, outcome });
     }
 
     fn wait(&mut self, ms: u64) {
@@ -142,35 +142,35 @@ impl Node {
         self.submit(&Command::Tick);
     }
 
-    fn asks(&self) -> Vec<(String, Way)> {
-        asks(&self.ledger, self.now).into_iter().map(|a| (a.pod.uid.clone(), a.way)).collect()
+    fn asks(&self) -> Vec<(String, EvictionMethod)> {
+        due_requests(&self.ledger, self.now).into_iter().map(|a| (a.pod.uid.clone(), a.method)).collect()
     }
 
-    fn leaving(&self, gpu: &str) -> Vec<Leaving> {
-        holders(&self.ledger, &id(gpu)).into_iter().map(|h| h.leaving).collect()
+    fn leaving(&self, gpu: &str) -> Vec<EvictionStatus> {
+        holders(&self.ledger, &id(gpu)).into_iter().map(|h| h.status).collect()
     }
 }
 
 const EVICT: Order = Order { evict: true, deadline_wall_ms: None, at_deadline: AtDeadline::Wait };
 
-fn evict(uid: &str) -> (String, Way) {
-    (uid.into(), Way::Evict)
+fn evict(uid: &str) -> (String, EvictionMethod) {
+    (uid.into(), EvictionMethod::Evict)
 }
 
 #[test]
 fn only_running_and_waiting_pods_are_evicted() {
-    type Case = (&'static str, fn(&mut Pod), bool, Leaving);
+    type Case = (&'static str, fn(&mut Pod), bool, EvictionStatus);
     let cases: [Case; 6] = [
-        ("a running pod", |_| {}, true, Leaving::NotAsked),
-        ("a waiting pod", |p| p.stage = Stage::Waiting, true, Leaving::NotAsked),
-        ("a pod of a DaemonSet", |p| p.of_daemon_set = true, true, Leaving::NotAsked),
-        ("a static pod", |p| p.is_static = true, false, Leaving::Static),
-        ("a finished pod", |p| p.stage = Stage::Finished, false, Leaving::Over),
+        ("a running pod", |_| {}, true, EvictionStatus::NotRequested),
+        ("a waiting pod", |p| p.stage = Stage::Waiting, true, EvictionStatus::NotRequested),
+        ("a pod of a DaemonSet", |p| p.is_of_daemon_set = true, true, EvictionStatus::NotRequested),
+        ("a static pod", |p| p.is_static = true, false, EvictionStatus::Static),
+        ("a finished pod", |p| p.stage = Stage::Finished, false, EvictionStatus::Over),
         (
             "a terminating pod",
-            |p| p.leaving_since_wall_ms = Some(9),
+            |p| p.deletion_wall_ms = Some(9),
             false,
-            Leaving::Terminating { since_wall_ms: 9 },
+            EvictionStatus::Terminating { since_wall_ms: 9 },
         ),
     ];
     for (name, change, is_evicted, status) in cases {
@@ -182,7 +182,7 @@ fn only_running_and_waiting_pods_are_evicted() {
         node.drain("GPU-0", EVICT);
         assert_eq!(node.asks(), if is_evicted { vec![evict("a")] } else { Vec::new() }, "{name}");
         assert_eq!(node.leaving("GPU-0"), [status], "{name}");
-        assert_eq!(holders(&node.ledger, &id("GPU-0"))[0].comes_back, a.of_daemon_set, "{name}");
+        assert_eq!(holders(&node.ledger, &id("GPU-0"))[0].is_recreated, a.is_of_daemon_set, "{name}");
     }
 }
 
@@ -192,7 +192,7 @@ fn no_pod_is_evicted_without_an_order_or_a_current_source_or_by_name_alone() {
     node.grant(Some("a"), "main", &["GPU-0"]);
     node.drain("GPU-0", EVICT);
     assert!(node.asks().is_empty(), "no source of pods");
-    assert_eq!(node.leaving("GPU-0"), [Leaving::NotShown]);
+    assert_eq!(node.leaving("GPU-0"), [EvictionStatus::NotShown]);
     node.show_pods(&[pod("a")]);
     assert_eq!(node.asks(), [evict("a")]);
     node.submit_view(false, &[]);
@@ -202,7 +202,7 @@ fn no_pod_is_evicted_without_an_order_or_a_current_source_or_by_name_alone() {
     node.show_pods(&[pod("a")]);
     node.drain("GPU-0", Order::default());
     assert!(node.asks().is_empty(), "an order without eviction replaced the first");
-    assert_eq!(node.leaving("GPU-0"), [Leaving::NotAsked]);
+    assert_eq!(node.leaving("GPU-0"), [EvictionStatus::NotRequested]);
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn each_holder_of_the_gpu_is_evicted_once() {
     let two = holders.iter().find(|h| h.uid.as_deref() == Some("two-containers")).unwrap();
     assert_eq!((two.pod.as_deref(), two.namespace.as_deref()), (Some("pod-two-containers"), Some("team")));
     assert_eq!((two.allocations.len(), two.containers.len()), (2, 2));
-    assert_eq!(holders.last().unwrap().leaving, Leaving::NotKnown, "unknown holders come last");
+    assert_eq!(holders.last().unwrap().status, EvictionStatus::Unidentified, "unknown holders come last");
     // A pod that also holds another draining GPU is still evicted once.
     node.drain("GPU-0", EVICT);
     assert_eq!(node.asks(), ["elsewhere", "on-both", "on-its-instance", "two-containers"].map(evict));
@@ -235,18 +235,21 @@ fn evictions_are_repeated_after_a_while_the_longest_waiting_first() {
     node.grant(Some("b"), "main", &["GPU-0"]);
     node.show_pods(&[pod("a"), pod("b")]);
     node.drain("GPU-0", EVICT);
-    node.record("a", Way::Evict, Outcome::Budget("needs 3\u{1b}".into()));
+    node.record("a", EvictionMethod::Evict, Outcome::Budget("needs 3\u{1b}".into()));
     assert_eq!(node.asks(), [evict("b")]);
-    assert_eq!(node.leaving("GPU-0"), [Leaving::Budget { message: "needs 3 ".into() }, Leaving::NotAsked]);
+    assert_eq!(
+        node.leaving("GPU-0"),
+        [EvictionStatus::Budget { message: "needs 3 ".into() }, EvictionStatus::NotRequested]
+    );
     node.wait(1_000);
-    node.record("b", Way::Evict, Outcome::Failed("x".repeat(2 * MESSAGE_BYTES_MAX)));
+    node.record("b", EvictionMethod::Evict, Outcome::Failed("x".repeat(2 * MESSAGE_BYTES_MAX)));
     assert_eq!(node.asks(), []);
-    assert_eq!(node.leaving("GPU-0")[1], Leaving::Failed { message: "x".repeat(MESSAGE_BYTES_MAX) });
+    assert_eq!(node.leaving("GPU-0")[1], EvictionStatus::Failed { message: "x".repeat(MESSAGE_BYTES_MAX) });
     node.wait(AGAIN_MS);
     assert_eq!(node.asks(), [evict("a"), evict("b")]);
     let since_wall_ms = node.ledger.evictions["a"].since_wall_ms;
-    node.record("a", Way::Evict, Outcome::Taken);
-    assert_eq!(node.leaving("GPU-0")[0], Leaving::Asked { since_wall_ms });
+    node.record("a", EvictionMethod::Evict, Outcome::Taken);
+    assert_eq!(node.leaving("GPU-0")[0], EvictionStatus::Requested { since_wall_ms });
     // Accepted, but the pod is not terminating: the request is repeated.
     node.wait(AGAIN_MS);
     assert_eq!(node.asks(), [evict("b"), evict("a")]);
@@ -254,24 +257,26 @@ fn evictions_are_repeated_after_a_while_the_longest_waiting_first() {
 
 #[test]
 fn the_order_decides_whether_pods_are_deleted_at_the_deadline() {
-    for (at_deadline, way) in
-        [(AtDeadline::Wait, Way::Evict), (AtDeadline::Delete, Way::Delete), (AtDeadline::GiveUp, Way::Evict)]
-    {
+    for (at_deadline, way) in [
+        (AtDeadline::Wait, EvictionMethod::Evict),
+        (AtDeadline::Delete, EvictionMethod::Delete),
+        (AtDeadline::GiveUp, EvictionMethod::Evict),
+    ] {
         let mut node = Node::new();
         node.grant(Some("a"), "main", &["GPU-0"]);
         node.grant(Some("static"), "main", &["GPU-0"]);
         node.show_pods(&[pod("a"), Pod { is_static: true, ..pod("static") }]);
         let deadline_wall_ms = Some(node.now.wall_ms + 2_000);
         node.drain("GPU-0", Order { evict: true, deadline_wall_ms, at_deadline });
-        node.record("a", Way::Evict, Outcome::Budget(String::new()));
+        node.record("a", EvictionMethod::Evict, Outcome::Budget(String::new()));
         assert_eq!(node.asks(), [], "{at_deadline:?}");
         node.now.wall_ms += 2_000;
         node.now.mono_ms += 2_000;
         // A deletion need not wait for the interval after an eviction.
-        let expected = if way == Way::Delete { vec![("a".into(), way)] } else { Vec::new() };
+        let expected = if way == EvictionMethod::Delete { vec![("a".into(), way)] } else { Vec::new() };
         assert_eq!(node.asks(), expected, "{at_deadline:?}");
-        if way == Way::Delete {
-            node.record("a", Way::Delete, Outcome::Taken);
+        if way == EvictionMethod::Delete {
+            node.record("a", EvictionMethod::Delete, Outcome::Taken);
             assert_eq!(node.asks(), [], "it is not repeated at once");
         }
     }
@@ -285,8 +290,8 @@ fn a_pod_of_two_gpus_is_deleted_if_either_order_deletes() {
     node.drain("GPU-0", EVICT);
     let late = Order { deadline_wall_ms: Some(1), at_deadline: AtDeadline::Delete, ..EVICT };
     node.drain("GPU-1", late);
-    assert_eq!(node.asks(), [("a".to_owned(), Way::Delete)]);
-    assert_eq!(asks(&node.ledger, node.now)[0].gpu, id("GPU-1"));
+    assert_eq!(node.asks(), [("a".to_owned(), EvictionMethod::Delete)]);
+    assert_eq!(due_requests(&node.ledger, node.now)[0].gpu, id("GPU-1"));
 }
 
 #[test]
@@ -296,11 +301,11 @@ fn uncordoning_ends_evictions_at_once_and_removes_their_records() {
         node.grant(Some("a"), "main", &["GPU-0"]);
         node.show_pods(&[pod("a")]);
         node.drain("GPU-0", EVICT);
-        node.record("a", Way::Evict, Outcome::Budget(String::new()));
-        assert!(is_wanted(&node.ledger, "a"));
+        node.record("a", EvictionMethod::Evict, Outcome::Budget(String::new()));
+        assert!(is_being_evicted(&node.ledger, "a"));
         node.submit(&command);
-        assert!(!is_wanted(&node.ledger, "a"));
-        node.record("a", Way::Evict, Outcome::Taken);
+        assert!(!is_being_evicted(&node.ledger, "a"));
+        node.record("a", EvictionMethod::Evict, Outcome::Taken);
         node.wait(AGAIN_MS);
         assert_eq!(node.asks(), []);
         assert!(node.ledger.evictions.is_empty());
@@ -313,11 +318,11 @@ fn a_deleted_pod_is_over_until_the_kubelet_releases_its_devices() {
     node.grant(Some("a"), "main", &["GPU-0"]);
     node.show_pods(&[pod("a")]);
     node.drain("GPU-0", EVICT);
-    node.record("a", Way::Evict, Outcome::Gone);
-    assert!(matches!(node.leaving("GPU-0")[0], Leaving::Asked { .. }));
+    node.record("a", EvictionMethod::Evict, Outcome::Gone);
+    assert!(matches!(node.leaving("GPU-0")[0], EvictionStatus::Requested { .. }));
     node.pods.clear();
     node.submit_view(true, &["a"]);
-    assert_eq!(node.leaving("GPU-0"), [Leaving::Over]);
+    assert_eq!(node.leaving("GPU-0"), [EvictionStatus::Over]);
     assert_eq!(node.asks(), []);
 }
 

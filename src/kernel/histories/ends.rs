@@ -5,10 +5,10 @@ use super::world::{World, gpu, resource};
 use crate::allocation::{ADOPTED, Allocation, Holder};
 use crate::change::{Change, Entry};
 use crate::command::Command;
-use crate::invariants::i6_nothing_that_lives_ends;
+use crate::invariants::i6_no_allocation_of_a_running_pod_ends;
 use crate::ledger::Ledger;
 use crate::names::{DeviceId, PartId};
-use crate::reconcile::{Checkpointed, RoundView};
+use crate::reconcile::{CheckpointEntry, ReconcileView};
 use std::sync::Arc;
 
 impl World {
@@ -80,16 +80,16 @@ impl World {
 
     /// Adopts allocations from the checkpoint, as before the first registration.
     pub(super) fn adopt(&mut self) {
-        let view = RoundView {
+        let view = ReconcileView {
             began_mono_ms: self.now.mono_ms,
             kubelet: Some(self.kubelet),
             checkpoint: Some(self.checkpoint.iter().map(checkpointed).collect()),
             adopt: true,
-            ..RoundView::default()
+            ..ReconcileView::default()
         };
         let before = self.ledger.clone();
-        let entry = self.apply(&Command::Observe(view)).unwrap();
-        i6_nothing_that_lives_ends(&before, &entry, &self.pods, false);
+        let entry = self.apply(&Command::Reconcile(view)).unwrap();
+        i6_no_allocation_of_a_running_pod_ends(&before, &entry, &self.pods, false);
         for pod in self.pods.iter().filter(|p| p.allocation.is_none()) {
             let known = self.ledger.live.values().any(|a| a.holder.pod_uid.as_ref() == Some(&pod.uid));
             let ended = self.ended_holders.contains(&(pod.uid.clone(), pod.devices.clone()));
@@ -111,8 +111,8 @@ impl World {
     }
 }
 
-pub(super) fn checkpointed(held: &Held) -> Checkpointed {
-    Checkpointed {
+pub(super) fn checkpointed(held: &Held) -> CheckpointEntry {
+    CheckpointEntry {
         pod_uid: held.uid.clone(),
         container: "main".into(),
         resource: held.resource.clone(),

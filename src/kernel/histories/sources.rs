@@ -7,12 +7,12 @@ use crate::allocation::EndReason;
 use crate::change::{Change, Entry};
 use crate::command::Command;
 use crate::drain::Drain;
-use crate::evict::{asks, is_wanted};
+use crate::evict::{due_requests, is_being_evicted};
 use crate::eviction::Outcome;
 use crate::gpu::Inventory;
 use crate::ledger::Ledger;
 use crate::pods::{Pod, PodsSource, PodsView, Stage};
-use crate::process::{Owner, PodProcess, Process, Sight, Uses, Who};
+use crate::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -99,7 +99,7 @@ impl World {
                 view.current = false;
                 Some(view.clone())
             }
-            (PodsUpdate::TooMany, Some(view)) => Some(view.silenced()),
+            (PodsUpdate::TooMany, Some(view)) => Some(view.ended_only()),
         };
         let Some(view) = view else { return };
         if update != PodsUpdate::Repeated && now.is_multiple_of(3) {
@@ -117,14 +117,14 @@ impl World {
             view.pods.insert(held.uid.clone(), Arc::new(pod_object(&held.uid, Stage::Admitted)));
         }
         for uid in (0..self.next_pod).map(|n| format!("uid-{n}")).filter(|uid| !self.is_running(uid)) {
-            view.left(uid, false);
+            view.record_removal(uid, false);
         }
         view
     }
 
     /// One of the due evictions is sent and answered.
     pub(super) fn evict(&mut self, which: usize, outcome: usize) {
-        let due = asks(&self.ledger, self.now);
+        let due = due_requests(&self.ledger, self.now);
         let Some(ask) = due.get(which % due.len().max(1)).cloned() else { return };
         let uid = ask.pod.uid.clone();
         let view = self.ledger.pods.as_ref().unwrap();
@@ -132,7 +132,7 @@ impl World {
             view.current && view.source == PodsSource::ApiServer,
             "pods are evicted only with a current view"
         );
-        assert!(view.pods.contains_key(&uid) && is_wanted(&self.ledger, &uid), "{uid} is evicted");
+        assert!(view.pods.contains_key(&uid) && is_being_evicted(&self.ledger, &uid), "{uid} is evicted");
         let outcome = match outcome {
             _ if !self.sources.objects.contains_key(&uid) => Outcome::Gone,
             0 => Outcome::Budget("one more".into()),
@@ -143,9 +143,9 @@ impl World {
             self.pods.retain(|held| held.uid != uid);
             self.sources.lost_from_checkpoint.retain(|held| held.uid != uid);
         }
-        self.apply(&Command::Asked { ask, outcome }).unwrap();
+        self.apply(&Command::RecordEviction { ask, outcome }).unwrap();
         assert!(self.ledger.evictions.contains_key(&uid));
-        let again = asks(&self.ledger, self.now);
+        let again = due_requests(&self.ledger, self.now);
         assert!(again.iter().all(|ask| ask.pod.uid != uid), "the eviction of {uid} is repeated at once");
     }
 
@@ -153,7 +153,7 @@ impl World {
     pub(super) fn scan_processes(&mut self, host: bool) {
         let mut inventory = Inventory {
             parts: (0..PARTS).map(part).collect(),
-            sight: Sight::Visible,
+            sight: ProcessVisibility::Visible,
             ..Inventory::default()
         };
         for gpu in (0..PARTS).map(|i| part(i).gpu().clone()) {
@@ -162,8 +162,8 @@ impl World {
         let uses = Uses { compute: true, ..Uses::default() };
         let mut add = |pid, on: &crate::names::PartId, owner| {
             let gpu = (0..PARTS).map(part).find(|p| p.id == *on).unwrap().gpu().clone();
-            let who = Who { name: None, started_ticks: Some(1), owner, ignored: false };
-            let process = Process { pid, part: on.clone(), uses, memory_mib: None, who };
+            let who = ProcessIdentity { name: None, started_ticks: Some(1), owner, ignored: false };
+            let process = Process { pid, part: on.clone(), uses, memory_mib: None, identity: who };
             inventory.processes.get_mut(&gpu).unwrap().push(process);
         };
         for (pid, held) in self.pods.iter().chain(&self.sources.lost_from_checkpoint).enumerate() {
@@ -177,9 +177,9 @@ impl World {
         if host {
             add(1, &part(0).id, Owner::NoPod { container_id: None });
         }
-        let entry = self.apply(&Command::Look(inventory.clone())).unwrap();
+        let entry = self.apply(&Command::RecordScan(inventory.clone())).unwrap();
         for change in &entry.changes {
-            if let Change::DrainTurned { gpu, drain: Drain::Drained(_) } = change {
+            if let Change::DrainChanged { gpu, drain: Drain::Drained(_) } = change {
                 assert!(inventory.processes[gpu].is_empty(), "{gpu} is drained while processes are on it");
             }
         }
@@ -212,7 +212,7 @@ impl World {
 fn refresh(view: &mut PodsView, objects: &BTreeMap<String, Arc<Pod>>) {
     for (uid, pod) in std::mem::replace(&mut view.pods, objects.clone()) {
         if !objects.contains_key(&uid) {
-            view.left(uid, pod.stage == Stage::Finished);
+            view.record_removal(uid, pod.stage == Stage::Finished);
         }
     }
     view.current = true;
@@ -237,9 +237,9 @@ fn pod_object(uid: &str, stage: Stage) -> Pod {
         name: uid.into(),
         labels: Vec::new(),
         is_static: false,
-        of_daemon_set: false,
+        is_of_daemon_set: false,
         stage,
-        leaving_since_wall_ms: None,
+        deletion_wall_ms: None,
         created_wall_ms: 0,
         containers: Vec::new(),
         bypass: None,

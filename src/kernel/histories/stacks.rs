@@ -28,7 +28,7 @@ impl World {
     pub(super) fn activate(&mut self, entries: usize) {
         let version = version();
         if !self.ledger.policies.contains_key(&version.digest) {
-            self.apply(&Command::KeepPolicy(version.clone())).unwrap();
+            self.apply(&Command::StorePolicy(version.clone())).unwrap();
         }
         let entry = |i: usize| StackEntry {
             name: version.name.clone(),

@@ -11,17 +11,17 @@ use crate::drain::{AtDeadline, Mark, Order};
 use crate::gpu::{Inventory, Part, Reading};
 use crate::history::HistoryLimit;
 use crate::invariants::{
-    i1_no_two_pods_hold_one_device, i2_grants_never_take_more_than_there_is, i3_healthy_is_held_or_to_be_had,
-    i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_gives_the_ledger,
-    i6_a_grant_ends_only_what_newer_ones_hold, i6_nothing_that_lives_ends, i10_an_id_leaves_only_when_it_may,
-    i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
+    i1_no_two_pods_hold_one_device, i2_grants_never_exceed_a_part, i3_a_healthy_device_is_held_or_grantable,
+    i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_restores_the_ledger,
+    i6_a_grant_ends_only_what_newer_ones_hold, i6_no_allocation_of_a_running_pod_ends,
+    i10_an_id_leaves_only_when_it_may, i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
 };
 use crate::ledger::Ledger;
 use crate::listing::listing;
 use crate::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
 use crate::policy::{AdmitRequest, Severity, Terms, TriageAnswer};
-use crate::reconcile::{KubeletAge, ListedHold, PodList, RoundView};
+use crate::reconcile::{KubeletAge, ListedHolding, PodList, ReconcileView};
 use crate::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
 use crate::refusal::Refusal;
 use crate::restore::restore;
@@ -165,9 +165,9 @@ impl World {
 
     fn check_state(&self) {
         i1_no_two_pods_hold_one_device(&self.ledger);
-        i2_grants_never_take_more_than_there_is(&self.ledger);
-        i3_healthy_is_held_or_to_be_had(&self.ledger);
-        i5_the_store_gives_the_ledger(&self.ledger, &self.disk, self.now);
+        i2_grants_never_exceed_a_part(&self.ledger);
+        i3_a_healthy_device_is_held_or_grantable(&self.ledger);
+        i5_the_store_restores_the_ledger(&self.ledger, &self.disk, self.now);
     }
 
     pub(super) fn allocate(
@@ -180,8 +180,8 @@ impl World {
         let command = Command::Allocate {
             request: AdmitRequest { resource: resource.clone(), devices },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
-            seen: self.ledger.generation,
-            again: false,
+            generation: self.ledger.generation,
+            is_retry: false,
             attempt: crate::command::Attempt::Last,
         };
         let entry = self.apply(&command)?;
@@ -237,7 +237,8 @@ impl World {
                 let _ = self.apply(&Command::StopDrain { gpu: gpu(*i) });
             }
             Op::MarkHealthy(i) => {
-                let _ = self.apply(&Command::Heal { gpu: gpu(*i), by: "me".into(), why: String::new() });
+                let _ =
+                    self.apply(&Command::MarkHealthy { gpu: gpu(*i), by: "me".into(), why: String::new() });
             }
             Op::Uncordon(i) => {
                 let _ = self.apply(&Command::Uncordon { gpu: gpu(*i) });
@@ -250,11 +251,11 @@ impl World {
                     reason: "xid".into(),
                     again_after_s: *again_s,
                 };
-                self.apply(&Command::Triaged { reading, answer }).unwrap();
+                self.apply(&Command::ApplyTriage { reading, answer }).unwrap();
             }
             Op::Scan { mask } => {
                 let parts = (0..PARTS).filter(|i| mask & (1 << i) != 0).map(part).collect();
-                self.apply(&Command::Look(Inventory { parts, ..Inventory::default() })).unwrap();
+                self.apply(&Command::RecordScan(Inventory { parts, ..Inventory::default() })).unwrap();
             }
             Op::Forget(i) => {
                 let _ = self.apply(&Command::Forget { gpu: gpu(*i) });
@@ -351,7 +352,7 @@ impl World {
             held: self
                 .pods
                 .iter()
-                .map(|h| ListedHold {
+                .map(|h| ListedHolding {
                     namespace: "ns".into(),
                     pod: h.uid.clone(),
                     container: "main".into(),
@@ -360,7 +361,7 @@ impl World {
                 })
                 .collect(),
         };
-        let view = RoundView {
+        let view = ReconcileView {
             began_mono_ms: self.now.mono_ms,
             kubelet: Some(self.kubelet),
             list: list.then_some(pods),
@@ -377,10 +378,10 @@ impl World {
             self.checkpoint.clone_from(&self.pods);
         }
         let before = self.ledger.clone();
-        let entry = self.apply(&Command::Observe(view)).unwrap();
+        let entry = self.apply(&Command::Reconcile(view)).unwrap();
         let mut running = self.pods.clone();
         running.retain(|held| !without_checkpoint || !self.sources.force_deleted.contains(&held.uid));
-        i6_nothing_that_lives_ends(&before, &entry, &running, complete || without_checkpoint);
+        i6_no_allocation_of_a_running_pod_ends(&before, &entry, &running, complete || without_checkpoint);
         self.i6_ends_agree_with_the_view_of_all_pods(&before, &entry, checkpoint);
     }
 }

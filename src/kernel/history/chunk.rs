@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A reference to one ended allocation in its chunk.
 #[derive(Clone, Copy, Debug)]
-pub struct Past<'h> {
+pub struct EndedAllocation<'h> {
     entry: &'h Entry,
     text: &'h str,
 }
@@ -35,7 +35,7 @@ struct Span {
     len: u32,
 }
 
-impl Deref for Past<'_> {
+impl Deref for EndedAllocation<'_> {
     type Target = Entry;
 
     fn deref(&self) -> &Entry {
@@ -43,7 +43,7 @@ impl Deref for Past<'_> {
     }
 }
 
-impl PartialEq for Past<'_> {
+impl PartialEq for EndedAllocation<'_> {
     fn eq(&self, other: &Self) -> bool {
         // The spans of the names differ between chunks.
         self.allocation() == other.allocation()
@@ -59,7 +59,7 @@ pub(super) struct Common {
     decision: Decision,
 }
 
-impl<'h> Past<'h> {
+impl<'h> EndedAllocation<'h> {
     /// The requested resource.
     #[must_use]
     pub fn resource(self) -> &'h Resource {
@@ -203,12 +203,12 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    pub(super) fn past(&self, entry: usize) -> Past<'_> {
-        Past { entry: &self.entries[entry], text: &self.text }
+    pub(super) fn past(&self, entry: usize) -> EndedAllocation<'_> {
+        EndedAllocation { entry: &self.entries[entry], text: &self.text }
     }
 
-    pub(super) fn pasts(&self) -> impl DoubleEndedIterator<Item = Past<'_>> {
-        self.entries.iter().map(|entry| Past { entry, text: &self.text })
+    pub(super) fn pasts(&self) -> impl DoubleEndedIterator<Item = EndedAllocation<'_>> {
+        self.entries.iter().map(|entry| EndedAllocation { entry, text: &self.text })
     }
 
     /// Adds an allocation. Returns its weight.

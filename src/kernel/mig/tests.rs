@@ -85,17 +85,20 @@ fn none_offers_every_gpu_whole_and_no_instance() {
     let plan = plan_of(MigStrategy::None, &["-", "1g.10gb 1g.10gb", ""]);
     assert_eq!(counts(&plan), [("nvidia.com/gpu", 3)]);
     assert_eq!(plan.resource(&id("MIG-1-0")), None);
-    assert_eq!(plan.words.refusal, None);
-    assert_eq!(plan.words.notes.len(), 2, "both in MIG mode: {:?}", plan.words);
+    assert_eq!(plan.messages.refusal, None);
+    assert_eq!(plan.messages.notes.len(), 2, "both in MIG mode: {:?}", plan.messages);
 }
 
 #[test]
 fn single_offers_instances_of_one_profile_as_gpus() {
     let plan = plan_of(MigStrategy::Single, &["1g.10gb 1g.10gb", "1g.10gb"]);
-    assert_eq!((counts(&plan), &plan.words), (vec![("nvidia.com/gpu", 3)], &Words::default()));
+    assert_eq!((counts(&plan), &plan.messages), (vec![("nvidia.com/gpu", 3)], &PlanMessages::default()));
     assert_eq!(plan.resource(&id("GPU-0")), None);
     let without = plan_of(MigStrategy::Single, &["-", "-"]);
-    assert_eq!((counts(&without), &without.words), (vec![("nvidia.com/gpu", 2)], &Words::default()));
+    assert_eq!(
+        (counts(&without), &without.messages),
+        (vec![("nvidia.com/gpu", 2)], &PlanMessages::default())
+    );
 }
 
 #[test]
@@ -108,7 +111,7 @@ fn single_refuses_several_kinds_of_devices_and_names_them() {
     for (gpus, facts) in table {
         let plan = plan_of(MigStrategy::Single, gpus);
         assert_eq!(counts(&plan), [], "{gpus:?}");
-        let refusal = plan.words.refusal.unwrap();
+        let refusal = plan.messages.refusal.unwrap();
         assert!(refusal.contains("mixed") && facts.iter().all(|s| refusal.contains(s)), "{refusal}");
     }
 }
@@ -122,14 +125,14 @@ fn mixed_offers_each_profile_under_its_name_next_to_whole_gpus() {
         ("nvidia.com/mig-1g.10gb.me", 1),
         ("nvidia.com/mig-3g.40gb", 1),
     ];
-    assert_eq!((counts(&plan), &plan.words), (expected.to_vec(), &Words::default()));
+    assert_eq!((counts(&plan), &plan.messages), (expected.to_vec(), &PlanMessages::default()));
 }
 
 #[test]
 fn mixed_does_not_offer_a_profile_without_a_name_and_notes_it() {
     let plan = plan_of(MigStrategy::Mixed, &["1c.2g.20gb 1g.10gb"]);
     assert_eq!(counts(&plan), [("nvidia.com/mig-1g.10gb", 1)]);
-    assert!(plan.words.notes[0].contains("1c.2g.20gb"), "{:?}", plan.words);
+    assert!(plan.messages.notes[0].contains("1c.2g.20gb"), "{:?}", plan.messages);
 }
 
 #[test]
@@ -137,8 +140,8 @@ fn a_gpu_in_mig_mode_without_instances_does_not_affect_the_others() {
     for strategy in [MigStrategy::Single, MigStrategy::Mixed] {
         let plan = plan_of(strategy, &["1g.10gb", ""]);
         assert_eq!(plan.counts().values().sum::<usize>(), 1);
-        assert_eq!(plan.words.refusal, None);
-        assert!(plan.words.notes[0].contains("GPU 1 (GPU-1)"), "{:?}", plan.words);
+        assert_eq!(plan.messages.refusal, None);
+        assert!(plan.messages.notes[0].contains("GPU 1 (GPU-1)"), "{:?}", plan.messages);
     }
 }
 
@@ -148,7 +151,7 @@ fn parts_that_a_policy_offers_are_left_to_it() {
     let resource = whole();
     // The policy shares GPU 0 under another name, so all remaining parts are of one kind.
     let planned = plan(MigStrategy::Single, &resource, &parts, |part| *part != id("GPU-0"));
-    assert_eq!((counts(&planned), &planned.words.refusal), (vec![("nvidia.com/gpu", 2)], &None));
+    assert_eq!((counts(&planned), &planned.messages.refusal), (vec![("nvidia.com/gpu", 2)], &None));
     // The policy offers an instance, so its GPU is not offered whole as well.
     let planned = plan(MigStrategy::None, &resource, &parts, |part| *part != id("MIG-1-1"));
     assert_eq!(counts(&planned), [("nvidia.com/gpu", 1)]);

@@ -25,7 +25,7 @@ fn slice(memory_mib: u64) -> Consumes {
 }
 
 fn only_use(node: &Node, id: AllocationId) -> PartUse {
-    let uses = part_uses(&Owners::of(&node.ledger), &node.ledger.live[&id]);
+    let uses = part_uses(&Attributions::new(&node.ledger), &node.ledger.live[&id]);
     assert_eq!(uses.len(), 1);
     uses.into_iter().next().unwrap()
 }
@@ -111,7 +111,7 @@ fn usage_is_unknown_where_processes_are_hidden() {
     let mut node = Node::new();
     let id = node.grant("GPU-0", Some(0), "pod", "a");
     limit(&mut node, id, slice(1_000), None);
-    node.sight = Sight::Hidden { why: String::new(), fix: String::new() };
+    node.sight = ProcessVisibility::Hidden { why: String::new(), fix: String::new() };
     node.look(&[]);
     let hidden = only_use(&node, id);
     assert_eq!(

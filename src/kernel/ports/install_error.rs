@@ -34,7 +34,7 @@ pub enum InstallError {
     /// The daemon is stopping.
     Stopping,
     /// The daemon could not compile or store it: disk full, permission denied, no child process.
-    Trouble {
+    Failed {
         /// The error, and how to fix it.
         what: String,
     },
@@ -55,7 +55,7 @@ impl fmt::Display for InstallError {
                 write!(f, "the files of policy {digest} are missing or changed: upload it again")
             }
             Self::Stopping => f.write_str("the daemon is stopping"),
-            Self::Trouble { what } => write!(f, "cannot compile or store policies: {what}"),
+            Self::Failed { what } => write!(f, "cannot compile or store policies: {what}"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Processes that keep a GPU busy, and hidden processes.
 
-use super::super::process::{Owner, Unseen, Uses};
+use super::super::process::{Owner, UnknownReason, Uses};
 use super::*;
 use crate::command::{Command, Rules};
 use crate::decide::decide;
@@ -15,7 +15,7 @@ fn graphics_only(mut process: Process) -> Process {
 }
 
 fn ignored(mut process: Process) -> Process {
-    process.who.ignored = true;
+    process.identity.ignored = true;
     process
 }
 
@@ -25,9 +25,9 @@ fn ignored_daemons_and_the_hosts_display_do_not_keep_a_gpu_busy() {
     for (process, busy) in [
         (on(HOST), 1),
         (on(of_pod("other-pod", "main")), 1),
-        (on(Owner::Unknown(Unseen::Gone)), 1),
+        (on(Owner::Unknown(UnknownReason::Gone)), 1),
         (graphics_only(on(HOST)), 0),
-        (graphics_only(on(Owner::Unknown(Unseen::Hidden))), 0),
+        (graphics_only(on(Owner::Unknown(UnknownReason::Hidden))), 0),
         (graphics_only(on(of_pod("other-pod", "main"))), 1),
         (ignored(on(HOST)), 0),
         (ignored(on(of_pod("dcgm", "exporter"))), 0),
@@ -57,19 +57,19 @@ fn a_process_on_several_instances_counts_once_for_the_gpu() {
 #[test]
 fn an_empty_list_does_not_mean_no_processes_where_they_are_hidden() {
     let mut node = Node::new();
-    node.sight = Sight::Unsupported { why: "no /proc".into() };
+    node.sight = ProcessVisibility::Unsupported { why: "no /proc".into() };
     node.look(&[]);
     assert_eq!(
         node.ledger.processes_on(&part("GPU-0")),
         None,
         "the daemon may be in a PID namespace of its own"
     );
-    node.sight = Sight::Hidden { why: "own PID namespace".into(), fix: "hostPID".into() };
+    node.sight = ProcessVisibility::Hidden { why: "own PID namespace".into(), fix: "hostPID".into() };
     node.look(&[]);
     assert_eq!(node.ledger.processes_on(&part("GPU-0")), None);
-    node.look(&[("GPU-0", process(1, "GPU-0", Owner::Unknown(Unseen::Hidden)))]);
+    node.look(&[("GPU-0", process(1, "GPU-0", Owner::Unknown(UnknownReason::Hidden)))]);
     assert_eq!(node.ledger.processes_on(&part("GPU-0")), Some(1), "processes that NVML lists count");
-    assert!(matches!(node.ledger.sight(), Sight::Hidden { .. }));
+    assert!(matches!(node.ledger.sight(), ProcessVisibility::Hidden { .. }));
     // Simulated GPUs have complete lists.
     node.look(&[]);
     let table = ProcessTable { complete: true, ..ProcessTable::clone(&node.ledger.processes) };
@@ -80,10 +80,10 @@ fn an_empty_list_does_not_mean_no_processes_where_they_are_hidden() {
 #[test]
 fn processes_are_unsupported_if_no_gpu_lists_them() {
     let mut ledger = Node::new().ledger;
-    assert_eq!(ledger.sight(), Sight::Visible);
-    ledger.processes = ProcessTable { sight: Sight::Visible, ..ProcessTable::default() }.into();
-    assert!(matches!(ledger.sight(), Sight::Unsupported { .. }));
-    assert!(matches!(Ledger::default().sight(), Sight::Unsupported { .. }));
+    assert_eq!(ledger.sight(), ProcessVisibility::Visible);
+    ledger.processes = ProcessTable { sight: ProcessVisibility::Visible, ..ProcessTable::default() }.into();
+    assert!(matches!(ledger.sight(), ProcessVisibility::Unsupported { .. }));
+    assert!(matches!(Ledger::default().sight(), ProcessVisibility::Unsupported { .. }));
 }
 
 /// Drains `GPU-0`, scans every five seconds for this long, and returns its drain state.
@@ -115,12 +115,12 @@ fn an_ignored_daemon_does_not_block_a_drain_and_a_leftover_process_does() {
 #[test]
 fn a_drain_waits_longer_where_processes_are_hidden() {
     let mut node = Node::new();
-    node.sight = Sight::Hidden { why: String::new(), fix: String::new() };
+    node.sight = ProcessVisibility::Hidden { why: String::new(), fix: String::new() };
     assert_eq!(drain_state_after(&mut node, 50, &[]), "draining");
     assert_eq!(drain_state_after(&mut node, 20, &[]), "drained");
     let mut node = Node::new();
-    node.sight = Sight::Hidden { why: String::new(), fix: String::new() };
-    let listed = [("GPU-0", process(1, "GPU-0", Owner::Unknown(Unseen::Hidden)))];
+    node.sight = ProcessVisibility::Hidden { why: String::new(), fix: String::new() };
+    let listed = [("GPU-0", process(1, "GPU-0", Owner::Unknown(UnknownReason::Hidden)))];
     assert_eq!(drain_state_after(&mut node, 100, &listed), "draining");
 }
 
@@ -137,5 +137,5 @@ fn a_scan_with_the_same_processes_changes_nothing() {
     assert_eq!(node.ledger.processes, before);
     let many: Vec<_> = (1..=300).map(|pid| ("GPU-0", process(pid, "GPU-0", HOST))).collect();
     node.look(&many);
-    assert_eq!(node.ledger.processes.on[&part("GPU-0")].len(), PROCESSES_PER_GPU_MAX);
+    assert_eq!(node.ledger.processes.by_gpu[&part("GPU-0")].len(), PROCESSES_PER_GPU_MAX);
 }

@@ -32,7 +32,7 @@ fn a_sighting_between_two_misses_resets_the_count() {
 
 #[test]
 fn no_allocation_ends_while_a_source_cannot_be_read() {
-    let incomplete: [fn(&mut RoundView); 5] = [
+    let incomplete: [fn(&mut ReconcileView); 5] = [
         |v| v.list = None,
         |v| v.checkpoint = None,
         |v| v.fresh = false,
@@ -106,14 +106,14 @@ fn ends_are_withheld_if_all_allocations_vanish_across_a_kubelet_restart() {
     reconcile(&mut ledger, &running(10), 10);
     let empty = |when| {
         let kubelet = Some(KubeletAge { created_wall_ms: 60_000, created_mono_ms: START + 60_000 });
-        RoundView { kubelet, ..view(when, vec![], vec![]) }
+        ReconcileView { kubelet, ..view(when, vec![], vec![]) }
     };
     for when in [100_000, 110_000, 120_000] {
         assert!(reconcile(&mut ledger, &empty(when), when).ended.is_empty());
     }
     assert!(ledger.hold.is_some());
     // One of them is seen again, so the other has ended.
-    let first_only = |when| RoundView {
+    let first_only = |when| ReconcileView {
         kubelet: empty(0).kubelet,
         ..view(when, vec![entry("u", "c", &[0], Some(1))], vec![hold("p", "c", &[0])])
     };
@@ -130,7 +130,7 @@ fn a_single_allocation_may_end_across_a_kubelet_restart() {
     reconcile(&mut ledger, &view(10, vec![entry("u", "c", &[0], Some(1))], vec![hold("p", "c", &[0])]), 10);
     let empty = |when| {
         let kubelet = Some(KubeletAge { created_wall_ms: 60_000, created_mono_ms: START + 60_000 });
-        RoundView { kubelet, ..view(when, vec![], vec![]) }
+        ReconcileView { kubelet, ..view(when, vec![], vec![]) }
     };
     reconcile(&mut ledger, &empty(100_000), 100_000);
     assert_eq!(reconcile(&mut ledger, &empty(105_000), 105_000).ended, [(id(1), EndReason::Released)]);

@@ -48,14 +48,14 @@ fn a_newer_container_of_the_same_name_gives_no_pod_to_an_older_allocation() {
     // The checkpoint showed the first pod, but `List` never did before the pod was gone.
     reconcile(
         &mut ledger,
-        &RoundView { fresh: false, ..view(1_000, vec![entry("u1", "main", &[0], Some(1))], vec![]) },
+        &ReconcileView { fresh: false, ..view(1_000, vec![entry("u1", "main", &[0], Some(1))], vec![]) },
         1_000,
     );
     grant(&mut ledger, 2, &[0], 2_000);
     let stale = vec![entry("u1", "main", &[0], Some(1))];
     reconcile(
         &mut ledger,
-        &RoundView { fresh: false, ..view(3_000, stale, vec![hold("b", "main", &[0])]) },
+        &ReconcileView { fresh: false, ..view(3_000, stale, vec![hold("b", "main", &[0])]) },
         3_000,
     );
     assert_eq!(ledger.live[&id(1)].holder.pod, None);

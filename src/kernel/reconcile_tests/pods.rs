@@ -13,9 +13,9 @@ pub(super) fn pods(alive: &[&str], deleted: &[&str]) -> Option<Arc<PodsView>> {
         name: format!("pod-{uid}"),
         labels: Vec::new(),
         is_static: false,
-        of_daemon_set: false,
+        is_of_daemon_set: false,
         stage: Stage::Admitted,
-        leaving_since_wall_ms: None,
+        deletion_wall_ms: None,
         created_wall_ms: START,
         containers: Vec::new(),
         bypass: None,
@@ -50,13 +50,13 @@ fn a_finished_pod_ends_in_one_pass_and_a_force_deleted_one_in_two() {
         let held = |when| view(when, vec![entry("u", "c", &[0], Some(1))], vec![hold("pod-u", "c", &[0])]);
         reconcile(&mut ledger, &held(10), 10);
         let mut over = PodsView::clone(&pods(&[], &[]).unwrap());
-        over.left("u".into(), finished);
+        over.record_removal("u".into(), finished);
         ledger.pods = Some(Arc::new(over));
         assert!(
             reconcile(&mut ledger, &held(1_000), 1_000).ended.is_empty(),
             "the kubelet has not released the device"
         );
-        let stale = RoundView { fresh: false, ..view(1_500, vec![], vec![]) };
+        let stale = ReconcileView { fresh: false, ..view(1_500, vec![], vec![]) };
         assert!(
             reconcile(&mut ledger, &stale, 1_500).ended.is_empty(),
             "the checkpoint is older than the pass"
@@ -95,11 +95,12 @@ fn without_a_checkpoint_only_a_deletion_at_the_api_server_ends_an_allocation_in_
         let mut ledger = node();
         grant(&mut ledger, 1, &[0], 0);
         reconcile(&mut ledger, &view(10, vec![entry("u", "c", &[0], Some(1))], vec![]), 10);
-        let unreadable = |when| RoundView { checkpoint: None, fresh: false, ..view(when, vec![], vec![]) };
+        let unreadable =
+            |when| ReconcileView { checkpoint: None, fresh: false, ..view(when, vec![], vec![]) };
         ledger.pods = if deleted.is_empty() { None } else { pods(&[], &deleted) };
         assert!(reconcile(&mut ledger, &unreadable(1_000), 1_000).ended.is_empty(), "settling");
         assert!(reconcile(&mut ledger, &unreadable(100_000), 100_000).ended.is_empty(), "the first of two");
-        let no_list = RoundView { list: None, ..unreadable(106_000) };
+        let no_list = ReconcileView { list: None, ..unreadable(106_000) };
         assert!(reconcile(&mut ledger, &no_list, 106_000).ended.is_empty(), "the kubelet does not answer");
         let plan = reconcile(&mut ledger, &unreadable(107_000), 107_000);
         // The reason marks that a later checkpoint may show it again.
@@ -117,7 +118,7 @@ fn a_hold_ends_once_the_api_server_shows_the_fate_of_every_pod() {
     reconcile(&mut ledger, &view(10, both, vec![hold("pod-u", "c", &[0]), hold("pod-v", "c", &[1])]), 10);
     let empty = |when| {
         let kubelet = Some(KubeletAge { created_wall_ms: 60_000, created_mono_ms: START + 60_000 });
-        RoundView { kubelet, ..view(when, vec![], vec![]) }
+        ReconcileView { kubelet, ..view(when, vec![], vec![]) }
     };
     for when in [100_000, 110_000] {
         assert!(reconcile(&mut ledger, &empty(when), when).ended.is_empty());
@@ -138,6 +139,6 @@ fn a_uid_is_learned_by_name_only_if_the_checkpoint_cannot_be_read() {
     let listed = vec![hold("pod-u", "c", &[0])];
     reconcile(&mut ledger, &view(10, vec![], listed.clone()), 10);
     assert_eq!(ledger.live[&id(1)].holder.pod_uid, None, "the checkpoint can be read and will have the UID");
-    reconcile(&mut ledger, &RoundView { checkpoint: None, ..view(20, vec![], listed) }, 20);
+    reconcile(&mut ledger, &ReconcileView { checkpoint: None, ..view(20, vec![], listed) }, 20);
     assert_eq!(ledger.live[&id(1)].holder.pod_uid.as_deref(), Some("u"));
 }

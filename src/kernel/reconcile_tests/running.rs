@@ -20,19 +20,19 @@ fn running_sources(ledger: &Ledger, when: u64) -> Vec<RunningSource> {
     }
 }
 
-fn held(when: u64) -> RoundView {
+fn held(when: u64) -> ReconcileView {
     view(when, vec![entry("u", "c", &[0], Some(1))], vec![hold("p", "c", &[0])])
 }
 
 #[test]
 fn each_source_of_the_kubelet_keeps_an_allocation_from_ending() {
     let empty = |when| view(when, vec![], vec![]);
-    type Case = (fn(u64) -> RoundView, &'static [RunningSource]);
+    type Case = (fn(u64) -> ReconcileView, &'static [RunningSource]);
     let table: [Case; 3] = [
         (held, &[RunningSource::Checkpoint, RunningSource::List]),
-        (|when| RoundView { checkpoint: Some(vec![]), ..held(when) }, &[RunningSource::List]),
+        (|when| ReconcileView { checkpoint: Some(vec![]), ..held(when) }, &[RunningSource::List]),
         (
-            |when| RoundView { list: view(when, vec![], vec![]).list, ..held(when) },
+            |when| ReconcileView { list: view(when, vec![], vec![]).list, ..held(when) },
             &[RunningSource::Checkpoint],
         ),
     ];
@@ -52,10 +52,10 @@ fn a_source_that_cannot_be_read_counts_as_it_was_last_read() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
     reconcile(&mut ledger, &held(40_000), 40_000);
-    let unread = RoundView { list: None, checkpoint: None, ..held(41_000) };
+    let unread = ReconcileView { list: None, checkpoint: None, ..held(41_000) };
     reconcile(&mut ledger, &unread, 41_000);
     assert_eq!(running_sources(&ledger, 41_001), [RunningSource::Checkpoint, RunningSource::List]);
-    reconcile(&mut ledger, &RoundView { list: None, ..view(42_000, vec![], vec![]) }, 42_000);
+    reconcile(&mut ledger, &ReconcileView { list: None, ..view(42_000, vec![], vec![]) }, 42_000);
     assert_eq!(running_sources(&ledger, 42_001), [RunningSource::List]);
 }
 
@@ -68,7 +68,7 @@ fn a_new_or_never_reconciled_allocation_does_not_end() {
         [RunningSource::NotRead, RunningSource::JustGranted { age_ms: 5_000 }]
     );
     assert_eq!(running_sources(&ledger, 30_000), [RunningSource::NotRead]);
-    let before = RoundView { began_mono_ms: START, ..view(0, vec![], vec![]) };
+    let before = ReconcileView { began_mono_ms: START, ..view(0, vec![], vec![]) };
     reconcile(&mut ledger, &before, 30_001);
     assert_eq!(
         running_sources(&ledger, 30_001),
@@ -77,11 +77,11 @@ fn a_new_or_never_reconciled_allocation_does_not_end() {
     );
     reconcile(
         &mut ledger,
-        &RoundView { list: None, checkpoint: None, ..view(31_000, vec![], vec![]) },
+        &ReconcileView { list: None, checkpoint: None, ..view(31_000, vec![], vec![]) },
         31_000,
     );
     assert_eq!(running_sources(&ledger, 31_001), [RunningSource::NotRead], "neither source was read");
-    reconcile(&mut ledger, &RoundView { checkpoint: None, ..view(32_000, vec![], vec![]) }, 32_000);
+    reconcile(&mut ledger, &ReconcileView { checkpoint: None, ..view(32_000, vec![], vec![]) }, 32_000);
     assert_eq!(
         running_sources(&ledger, 32_001),
         [RunningSource::NotRead],
@@ -108,7 +108,7 @@ fn a_pod_that_the_api_server_shows_alive_keeps_an_allocation_from_ending() {
     // A finished pod has no containers left, although the kubelet still lists it; a force-deleted one may.
     for (finished, shown) in [(true, &[][..]), (false, &[RunningSource::Checkpoint, RunningSource::List])] {
         let mut over = PodsView::clone(&pods(&[], &[]).unwrap());
-        over.left("u".into(), finished);
+        over.record_removal("u".into(), finished);
         ledger.pods = Some(Arc::new(over));
         reconcile(&mut ledger, &held(41_000), 41_000);
         assert_eq!(running_sources(&ledger, 41_001), shown, "finished: {finished}");

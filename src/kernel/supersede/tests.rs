@@ -8,8 +8,8 @@ use crate::names::{PartId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
 use crate::pods::{Pod, PodsSource, PodsView, Stage};
 use crate::policy::Terms;
-use crate::process::{Owner, PodProcess, Process, Sight, Uses, Who};
-use crate::reconcile::{KubeletAge, PodList, RoundView};
+use crate::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
+use crate::reconcile::{KubeletAge, PodList, ReconcileView};
 use crate::time::Now;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Node {
         let offers = Command::Offer(offers.collect());
         let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
         let mut node = Self { ledger: Ledger::default(), now, parts };
-        node.turn(&Command::Look(Inventory { parts: node.parts.clone(), ..Inventory::default() }));
+        node.turn(&Command::RecordScan(Inventory { parts: node.parts.clone(), ..Inventory::default() }));
         node.turn(&offers);
         node
     }
@@ -79,8 +79,8 @@ impl Node {
         let entry = self.turn(&Command::Allocate {
             request: AdmitRequest { resource: resource(), devices: devices.to_vec() },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
-            seen: self.ledger.generation,
-            again: true,
+            generation: self.ledger.generation,
+            is_retry: true,
             attempt: Attempt::Last,
         });
         let mut granted = None;
@@ -101,20 +101,20 @@ impl Node {
             pod_uid: Some(format!("uid-{pod}")),
             container: Some("main".into()),
         };
-        self.ledger.apply(&Entry { at: self.now, changes: vec![Change::Learned { id, holder }] });
+        self.ledger.apply(&Entry { at: self.now, changes: vec![Change::HolderLearned { id, holder }] });
     }
 
     /// Reads the kubelet's `List` with these pods; its checkpoint cannot be read.
     fn observe_list(&mut self, pods: &[&str]) {
         self.now.mono_ms += STEP_MS;
-        self.turn(&Command::Observe(RoundView {
+        self.turn(&Command::Reconcile(ReconcileView {
             began_mono_ms: self.now.mono_ms,
             kubelet: Some(KubeletAge { created_wall_ms: 5, created_mono_ms: 5 }),
             list: Some(PodList {
                 pods: pods.iter().map(|pod| ("ns".into(), (*pod).into())).collect(),
                 held: Vec::new(),
             }),
-            ..RoundView::default()
+            ..ReconcileView::default()
         }));
     }
 
@@ -171,9 +171,9 @@ fn api_server_shows(uid: &str) -> Command {
         name: "runs".into(),
         labels: Vec::new(),
         is_static: false,
-        of_daemon_set: false,
+        is_of_daemon_set: false,
         stage: Stage::Admitted,
-        leaving_since_wall_ms: None,
+        deletion_wall_ms: None,
         created_wall_ms: 0,
         containers: Vec::new(),
         bypass: None,
@@ -191,12 +191,12 @@ fn api_server_shows(uid: &str) -> Command {
 fn process_of(node: &Node, uid: &str) -> Command {
     let owner =
         Owner::Pod(PodProcess { uid: uid.into(), container_id: None, container: Some("main".into()) });
-    let who = Who { name: None, started_ticks: Some(1), owner, ignored: false };
+    let who = ProcessIdentity { name: None, started_ticks: Some(1), owner, ignored: false };
     let uses = Uses { compute: true, ..Uses::default() };
-    let process = Process { pid: 2, part: part(0), uses, memory_mib: None, who };
-    Command::Look(Inventory {
+    let process = Process { pid: 2, part: part(0), uses, memory_mib: None, identity: who };
+    Command::RecordScan(Inventory {
         parts: node.parts.clone(),
-        sight: Sight::Visible,
+        sight: ProcessVisibility::Visible,
         processes: BTreeMap::from([(part(0), vec![process])]),
         ..Inventory::default()
     })
@@ -228,7 +228,10 @@ fn a_record_ends_once_the_kubelet_no_longer_lists_its_pod() {
     node.learn(ran, "ran");
     node.observe_list(&["ran"]);
     // A failed `List` proves nothing.
-    node.turn(&Command::Observe(RoundView { began_mono_ms: node.now.mono_ms, ..RoundView::default() }));
+    node.turn(&Command::Reconcile(ReconcileView {
+        began_mono_ms: node.now.mono_ms,
+        ..ReconcileView::default()
+    }));
     for _ in many() {
         node.grant(&[share(0, 0)]);
     }

@@ -7,7 +7,7 @@ use crate::drain::{Mark, Order};
 use crate::gpu::{Inventory, Part};
 use crate::names::{AllocationId, DeviceId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
-use crate::process::{Owner, Process, Uses, Who};
+use crate::process::{Owner, Process, ProcessIdentity, Uses};
 use crate::time::Now;
 
 fn gpu() -> PartId {
@@ -87,7 +87,7 @@ impl Node {
             part: gpu(),
             memory_mib: None,
             uses: Uses { compute: true, ..Uses::default() },
-            who: Who {
+            identity: ProcessIdentity {
                 name: Some("train".into()),
                 started_ticks: Some(1),
                 owner: Owner::NoPod { container_id: None },
@@ -99,7 +99,7 @@ impl Node {
             processes: BTreeMap::from([(gpu(), pids.iter().map(process).collect())]),
             ..Inventory::default()
         };
-        self.turn(&Command::Look(inventory));
+        self.turn(&Command::RecordScan(inventory));
     }
 
     fn offer(&mut self, count: u32) {
@@ -188,7 +188,7 @@ fn allocations_are_reported_even_if_they_end_before_the_next_step() {
     node.grant(1);
     assert_eq!(node.text(), "00000007-1 granted by timeslice@1: 1 x nvidia.com/gpu.shared");
     let holder = Holder { namespace: Some("default".into()), pod: Some("a".into()), ..Holder::default() };
-    node.apply(Change::Learned { id: id(1), holder });
+    node.apply(Change::HolderLearned { id: id(1), holder });
     assert_eq!(node.text(), "00000007-1 is held by default/a/?");
     node.turn(&Command::End { id: id(1), force: true });
     node.grant(2);
@@ -242,7 +242,10 @@ fn the_first_step_reports_no_bypass_of_the_ledger_that_it_starts_at() {
 #[test]
 fn a_hold_is_reported_when_it_begins_and_ends() {
     let mut node = Node::with_gpu();
-    let hold = |hold: Option<&str>| Change::Sighted { sightings: Arc::default(), hold: hold.map(Into::into) };
+    let hold = |hold: Option<&str>| Change::SightingsUpdated {
+        sightings: Arc::default(),
+        hold: hold.map(Into::into),
+    };
     node.apply(hold(Some("all vanished at once")));
     assert_eq!(node.text(), "no allocation ends at present: all vanished at once");
     node.apply(hold(None));

@@ -3,8 +3,9 @@
 use super::Transition;
 use crate::allocation::Allocation;
 use crate::date::rfc3339_seconds;
+use crate::describe;
 use crate::drain::{AtDeadline, Drain, Mark, Order};
-use crate::eviction::{Asked, Outcome, Way};
+use crate::eviction::{Asked, EvictionMethod, Outcome};
 use crate::health::{Health, HealthState};
 use crate::ledger::Ledger;
 use crate::names::PartId;
@@ -12,7 +13,6 @@ use crate::part_state::PartState;
 use crate::pod_bypass::PodBypass;
 use crate::policy::PolicyVersion;
 use crate::stack::{Stack, StackEntry};
-use crate::words;
 
 /// How a text names GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Transition {
     pub fn describe(&self, ledger: &Ledger, name: GpuName) -> String {
         match self {
             Self::PartFound(part) => {
-                let (gpu, part) = (words::gpu(ledger, &part.part.id), &part.part);
+                let (gpu, part) = (describe::gpu(ledger, &part.part.id), &part.part);
                 format!("{gpu} was found: {}, {} MiB", part.model, part.memory_mib)
             }
             Self::OffersChanged(part) => describe_offers(ledger, part),
@@ -80,15 +80,16 @@ impl Transition {
             Self::BypassStarted(bypass) => {
                 let process = &bypass.process;
                 // A process chooses its own name, which may contain line breaks.
-                let named = process.who.name.as_deref().map(|name| format!(" ({})", name.escape_debug()));
-                let pod = process.who.owner.pod().map(|pod| format!(" of pod {}", pod.uid));
+                let named =
+                    process.identity.name.as_deref().map(|name| format!(" ({})", name.escape_debug()));
+                let pod = process.identity.owner.pod().map(|pod| format!(" of pod {}", pod.uid));
                 format!(
                     "{} is used without an allocation by process {}{}{}: {}",
                     name.of(ledger, &bypass.gpu),
                     process.pid,
                     named.unwrap_or_default(),
                     pod.unwrap_or_default(),
-                    bypass.reason.words()
+                    bypass.reason.describe()
                 )
             }
             Self::BypassEnded(bypass) => {
@@ -96,7 +97,7 @@ impl Transition {
                 format!("process {pid} no longer uses {gpu} without an allocation")
             }
             Self::BypassPossible(pod) => {
-                let how = pod.bypass.as_ref().map(PodBypass::words).unwrap_or_default();
+                let how = pod.bypass.as_ref().map(PodBypass::describe).unwrap_or_default();
                 format!("pod {}/{} can use GPUs without an allocation: {how}", pod.namespace, pod.name)
             }
         }
@@ -105,7 +106,7 @@ impl Transition {
 
 fn describe_offers(ledger: &Ledger, part: &PartState) -> String {
     let by = if part.offered_by.is_empty() { "no policy" } else { &part.offered_by };
-    format!("{} is offered as {} by {by}", words::gpu(ledger, &part.part.id), words::lines(&part.lines))
+    format!("{} is offered as {} by {by}", describe::gpu(ledger, &part.part.id), describe::lines(&part.lines))
 }
 
 fn describe_health(name: &str, before: &Health, now: &Health) -> String {
@@ -182,9 +183,9 @@ fn describe_devices(allocation: &Allocation) -> String {
 }
 
 fn describe_eviction(name: &str, asked: &Asked) -> String {
-    let outcome = match (&asked.outcome, asked.ask.way) {
-        (Outcome::Taken, Way::Evict) => "was evicted".to_owned(),
-        (Outcome::Taken, Way::Delete) => "was deleted at the deadline".to_owned(),
+    let outcome = match (&asked.outcome, asked.ask.method) {
+        (Outcome::Taken, EvictionMethod::Evict) => "was evicted".to_owned(),
+        (Outcome::Taken, EvictionMethod::Delete) => "was deleted at the deadline".to_owned(),
         (Outcome::Gone, _) => "no longer exists".to_owned(),
         (Outcome::Budget(message), _) => format!("waits for its disruption budget: {message}"),
         (Outcome::Failed(message), _) => format!("could not be evicted: {message}"),

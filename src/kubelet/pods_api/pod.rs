@@ -30,11 +30,14 @@ pub(super) fn understand(bytes: &[u8]) -> Option<Pod> {
         name: meta.name?,
         labels,
         is_static: meta.annotations.get(CONFIG_SOURCE).is_some_and(|source| source != OF_API_SERVER),
-        of_daemon_set: meta.owner_references.iter().any(|owner| owner.kind.as_deref() == Some("DaemonSet")),
+        is_of_daemon_set: meta
+            .owner_references
+            .iter()
+            .any(|owner| owner.kind.as_deref() == Some("DaemonSet")),
         stage: Stage::of(status.phase.as_deref(), status.start_time.is_some()),
-        leaving_since_wall_ms,
+        deletion_wall_ms: leaving_since_wall_ms,
         created_wall_ms: meta.creation_timestamp.map_or(0, wall_ms),
-        bypass: PodBypass::plainest(containers().filter_map(bypass)),
+        bypass: PodBypass::most_explicit(containers().filter_map(bypass)),
         containers: containers().map(asks).collect(),
     })
 }
@@ -65,7 +68,7 @@ fn asks(container: &core::Container) -> PodContainer {
         })
         .collect();
     asks.sort_unstable();
-    PodContainer { name: container.name().to_owned(), asks }
+    PodContainer { name: container.name().to_owned(), requests: asks }
 }
 
 fn bypass(container: &core::Container) -> Option<PodBypass> {
@@ -82,7 +85,7 @@ fn bypass(container: &core::Container) -> Option<PodBypass> {
     } else if container.security_context.as_ref().is_some_and(core::SecurityContext::privileged) {
         Some(PodBypass::Privileged { container: name() })
     } else if takes_variables && own.is_none() {
-        Some(PodBypass::TakesVariables { container: name() })
+        Some(PodBypass::ImportsVariables { container: name() })
     } else {
         None
     }
@@ -130,7 +133,8 @@ mod tests {
         assert_eq!((&*pod.uid, &*pod.namespace, &*pod.name), ("u-1", "team", "p"));
         assert_eq!(pod.labels, [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())]);
         assert_eq!((pod.created_wall_ms, pod.stage, pod.is_static), (5007, Stage::Waiting, false));
-        let asks: Vec<String> = pod.containers.iter().map(|c| format!("{} {:?}", c.name, c.asks)).collect();
+        let asks: Vec<String> =
+            pod.containers.iter().map(|c| format!("{} {:?}", c.name, c.requests)).collect();
         assert_eq!(
             asks,
             ["init [(\"nvidia.com/gpu\", 1)]", "main [(\"nvidia.com/gpu.shared\", 2)]", "side []"]
@@ -147,8 +151,8 @@ mod tests {
         meta.deletion_grace_period_seconds = Some(30);
         pod.status = Some(core::PodStatus { phase: None, start_time: Some(core::Time::default()) });
         let pod = read(&pod);
-        assert!(pod.is_static && pod.of_daemon_set);
-        assert_eq!(pod.leaving_since_wall_ms, Some(10_000));
+        assert!(pod.is_static && pod.is_of_daemon_set);
+        assert_eq!(pod.deletion_wall_ms, Some(10_000));
         assert_eq!(pod.stage, Stage::Admitted);
     }
 
@@ -177,7 +181,7 @@ mod tests {
         assert_eq!(with(&mounts), Some(PodBypass::MountsGpus { container: "main".into() }));
         let source = core::EnvFromSource { prefix: Some("NVIDIA_VISIBLE_".into()) };
         let takes = |c: &mut core::Container| c.env_from.push(source.clone());
-        assert_eq!(with(&takes), Some(PodBypass::TakesVariables { container: "main".into() }));
+        assert_eq!(with(&takes), Some(PodBypass::ImportsVariables { container: "main".into() }));
         let with_own = |c: &mut core::Container| {
             takes(c);
             c.env.push(env("void", None));
@@ -201,14 +205,14 @@ mod tests {
             ("3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1", "default", "trainer-0")
         );
         assert_eq!(pod.labels, [("app".to_owned(), "trainer".to_owned())]);
-        assert!(pod.of_daemon_set && !pod.is_static && pod.leaving_since_wall_ms.is_none());
+        assert!(pod.is_of_daemon_set && !pod.is_static && pod.deletion_wall_ms.is_none());
         assert_eq!((pod.stage, pod.created_wall_ms), (Stage::Admitted, 1_770_000_000_000));
         let gpu = |name: &str, n| vec![(Resource::parse(name).unwrap(), n)];
         assert_eq!(
             pod.containers,
             [
-                PodContainer { name: "prepare".into(), asks: gpu("nvidia.com/gpu", 1) },
-                PodContainer { name: "main".into(), asks: gpu("nvidia.com/gpu.shared", 2) },
+                PodContainer { name: "prepare".into(), requests: gpu("nvidia.com/gpu", 1) },
+                PodContainer { name: "main".into(), requests: gpu("nvidia.com/gpu.shared", 2) },
             ]
         );
         assert_eq!(pod.bypass, Some(PodBypass::NamesGpus { container: "main".into() }));

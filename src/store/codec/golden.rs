@@ -6,7 +6,7 @@ use berth_kernel::allocation::{
 };
 use berth_kernel::drain::{AtDeadline, Drain, Mark, Order};
 use berth_kernel::gpu::{Mig, Part};
-use berth_kernel::health::{HealthState, Turn};
+use berth_kernel::health::{HealthState, PastHealth};
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
 use berth_kernel::policy::{Hook, PolicyVersion};
@@ -190,7 +190,11 @@ fn golden() -> Vec<Golden> {
                 reason: "XID 79".into(),
                 since_wall_ms: 6,
                 quiet_ms: Some(300_000),
-                history: vec![Turn { state: HealthState::Healthy, reason: String::new(), since_wall_ms: 5 }],
+                history: vec![PastHealth {
+                    state: HealthState::Healthy,
+                    reason: String::new(),
+                    since_wall_ms: 5,
+                }],
             }),
         ),
         (

@@ -1,6 +1,6 @@
 //! The serialized form of a GPU's health and its history.
 
-use berth_kernel::health::{HealthState, Turn};
+use berth_kernel::health::{HealthState, PastHealth};
 use berth_kernel::names::PartId;
 use berth_kernel::record::HealthRecord;
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ impl Health {
     }
 
     pub(crate) fn into_kernel(self, gpu: PartId) -> HealthRecord {
-        let turn = |past: PastState| Turn {
+        let turn = |past: PastState| PastHealth {
             state: past.state.into_kernel(),
             reason: past.reason,
             since_wall_ms: past.since_ms,

@@ -1,7 +1,7 @@
 //! The serialized form of decisions.
 
 use berth_kernel::allocation::Limits;
-use berth_kernel::decision::{CallNote, Cost, Decision, Grant, Outcome, Request, Said};
+use berth_kernel::decision::{CallOutcome, CallRecord, Cost, Decision, Grant, Outcome, Request};
 use berth_kernel::gpu::Reading;
 use berth_kernel::names::{AllocationId, BadName, DeviceId, Digest, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
@@ -180,55 +180,55 @@ impl Entry {
 }
 
 impl CallEntry {
-    fn new(call: &CallNote) -> Self {
+    fn new(call: &CallRecord) -> Self {
         Self {
             policy: call.policy.clone(),
             digest: call.digest.to_string(),
             parameters: call.parameters.clone(),
-            outcome: CallOutcomeEntry::new(&call.said),
+            outcome: CallOutcomeEntry::new(&call.outcome),
             fuel: call.cost.fuel,
             us: call.cost.wall_us,
         }
     }
 
-    fn into_record(self) -> Result<CallNote, BadEntry> {
-        Ok(CallNote {
+    fn into_record(self) -> Result<CallRecord, BadEntry> {
+        Ok(CallRecord {
             policy: self.policy,
             digest: Digest::parse(&self.digest)?,
             parameters: self.parameters,
-            said: self.outcome.into_outcome()?,
+            outcome: self.outcome.into_outcome()?,
             cost: Cost { fuel: self.fuel, wall_us: self.us },
         })
     }
 }
 
 impl CallOutcomeEntry {
-    fn new(outcome: &Said) -> Self {
+    fn new(outcome: &CallOutcome) -> Self {
         match outcome {
-            Said::Pass => Self::Pass,
-            Said::Suspended => Self::Suspended,
-            Said::Fault(Fault { kind, detail }) => {
+            CallOutcome::Pass => Self::Pass,
+            CallOutcome::Suspended => Self::Suspended,
+            CallOutcome::Fault(Fault { kind, detail }) => {
                 Self::Fault { kind: kind.as_str().to_owned(), detail: detail.clone() }
             }
-            Said::Answer(Answer::Offer(answer)) => Self::Offer {
+            CallOutcome::Answer(Answer::Offer(answer)) => Self::Offer {
                 parts: answer.parts.iter().map(OfferEntry::new).collect(),
                 again_s: answer.again_after_s,
             },
-            Said::Answer(Answer::Place(p)) => {
+            CallOutcome::Answer(Answer::Place(p)) => {
                 Self::Place { devices: to_strings(&p.devices), reason: p.reason.clone() }
             }
-            Said::Answer(Answer::Allow(terms)) => Self::Allow(TermsEntry::new(terms)),
-            Said::Answer(Answer::Deny(why)) => Self::Deny(why.clone()),
-            Said::Answer(Answer::Triage(answer)) => Self::Triage(TriageEntry::new(answer)),
+            CallOutcome::Answer(Answer::Allow(terms)) => Self::Allow(TermsEntry::new(terms)),
+            CallOutcome::Answer(Answer::Deny(why)) => Self::Deny(why.clone()),
+            CallOutcome::Answer(Answer::Triage(answer)) => Self::Triage(TriageEntry::new(answer)),
         }
     }
 
-    fn into_outcome(self) -> Result<Said, BadEntry> {
-        Ok(Said::Answer(match self {
-            Self::Pass => return Ok(Said::Pass),
-            Self::Suspended => return Ok(Said::Suspended),
+    fn into_outcome(self) -> Result<CallOutcome, BadEntry> {
+        Ok(CallOutcome::Answer(match self {
+            Self::Pass => return Ok(CallOutcome::Pass),
+            Self::Suspended => return Ok(CallOutcome::Suspended),
             Self::Fault { kind, detail } => {
-                return Ok(Said::Fault(Fault {
+                return Ok(CallOutcome::Fault(Fault {
                     kind: parse_name("fault", &kind, FaultKind::parse)?,
                     detail,
                 }));

@@ -16,7 +16,7 @@ mod segments;
 
 use berth_kernel::decision::{Decision, Filter, JournalLimit};
 use berth_kernel::names::Digest;
-use berth_kernel::ports::{Found, Input, Journal, JournalError, Standing, Visit};
+use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, Visit};
 use entry::Entry;
 use frame::{Frame, Head, frames};
 use parking_lot::{Mutex, MutexGuard};
@@ -283,7 +283,7 @@ impl Journal for FileJournal {
         self.write(&mut self.lock_mut())
     }
 
-    fn find(&self, filter: &Filter, limit: usize) -> Result<Found, JournalError> {
+    fn find(&self, filter: &Filter, limit: usize) -> Result<DecisionPage, JournalError> {
         {
             let state = self.lock();
             if let Some(found) = state.recent.find(filter, limit, state.oldest()) {
@@ -298,10 +298,10 @@ impl Journal for FileJournal {
             }
             has_room
         })?;
-        Ok(Found { decisions, next })
+        Ok(DecisionPage { decisions, next })
     }
 
-    fn each(&self, filter: &Filter, visit: &mut Visit<'_>) -> Result<Option<u64>, JournalError> {
+    fn visit_each(&self, filter: &Filter, visit: &mut Visit<'_>) -> Result<Option<u64>, JournalError> {
         self.scan(filter, true, visit)
     }
 
@@ -309,9 +309,9 @@ impl Journal for FileJournal {
         self.read_decision(seq)
     }
 
-    fn size(&self) -> Standing {
+    fn stats_without_oldest(&self) -> JournalStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Standing {
+        JournalStats {
             kept: read(&self.published.kept),
             bytes: read(&self.published.bytes),
             oldest_wall_ms: None,
@@ -320,8 +320,8 @@ impl Journal for FileJournal {
         }
     }
 
-    fn standing(&self) -> Standing {
-        let mut stats = self.size();
+    fn stats(&self) -> JournalStats {
+        let mut stats = self.stats_without_oldest();
         let (oldest, known) = {
             let state = self.lock();
             (state.segments.list.front().cloned(), state.oldest_wall_ms)

@@ -2,7 +2,7 @@
 //! 4 MiB.
 
 use berth_kernel::decision::{Decision, Filter};
-use berth_kernel::ports::Found;
+use berth_kernel::ports::DecisionPage;
 use std::collections::VecDeque;
 
 /// Decisions in memory: the API's default page of 50, one more, and some spare. At most about 4 KiB each,
@@ -28,11 +28,11 @@ impl Recent {
 
     /// As [`berth_kernel::ports::Journal::find`], among decisions from number `oldest` on. `None` if there are
     /// too few matches in memory, so that the files must be read.
-    pub(super) fn find(&self, filter: &Filter, limit: usize, oldest: u64) -> Option<Found> {
+    pub(super) fn find(&self, filter: &Filter, limit: usize, oldest: u64) -> Option<DecisionPage> {
         let kept = self.0.iter().rev().take_while(|decision| decision.seq >= oldest);
-        let matches = kept.filter(|decision| filter.wants(decision));
+        let matches = kept.filter(|decision| filter.matches(decision));
         // Counted before any decision is cloned.
         let after = matches.clone().nth(limit)?;
-        Some(Found { decisions: matches.take(limit).cloned().collect(), next: Some(after.seq + 1) })
+        Some(DecisionPage { decisions: matches.take(limit).cloned().collect(), next: Some(after.seq + 1) })
     }
 }

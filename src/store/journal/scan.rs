@@ -42,7 +42,7 @@ impl FileJournal {
                     tracing::debug!(seq, "cannot read a decision of the journal");
                     continue;
                 };
-                if filter.wants(&decision) && !visit(decision, input) {
+                if filter.matches(&decision) && !visit(decision, input) {
                     return Ok(Some(seq + 1));
                 }
             }

@@ -1,6 +1,6 @@
 use super::*;
 use berth_kernel::allocation::Limits;
-use berth_kernel::decision::{CallNote, Cost, Grant, Outcome, Request, Said};
+use berth_kernel::decision::{CallOutcome, CallRecord, Cost, Grant, Outcome, Request};
 use berth_kernel::gpu::Reading;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
@@ -53,11 +53,11 @@ fn decisions_of_each_kind() -> Vec<Decision> {
     let offer = PartOffer { part: gpu(1), lines: vec![line(Consumes::Whole), line(slice)] };
     let placement = Placement { devices: vec![device], reason: "near".into() };
     let triage = TriageAnswer { severity: Severity::Degraded, reason: "hot".into(), again_after_s: Some(60) };
-    let call = |said| CallNote {
+    let call = |said| CallRecord {
         policy: "p@1".into(),
         digest: Digest::parse(&"a".repeat(64)).unwrap(),
         parameters: "{\"a\":1}".into(),
-        said,
+        outcome: said,
         cost: Cost { fuel: 12, wall_us: 34 },
     };
     let terms = berth_kernel::policy::Terms {
@@ -76,24 +76,27 @@ fn decisions_of_each_kind() -> Vec<Decision> {
     let fault = Fault { kind: FaultKind::Fuel, detail: "too much".into() };
     vec![
         Decision {
-            calls: vec![call(Said::Pass), call(Said::Answer(Answer::Offer(answers)))],
+            calls: vec![call(CallOutcome::Pass), call(CallOutcome::Answer(Answer::Offer(answers)))],
             ..decision(Hook::Offer, 1, Outcome::Offered(vec![(offer, "p@1".into())]))
         },
         Decision {
             request: Some(Request { resource: "r".into(), count: 1, devices: vec!["d".into()] }),
-            calls: vec![call(Said::Fault(fault)), call(Said::Answer(Answer::Place(placement.clone())))],
+            calls: vec![
+                call(CallOutcome::Fault(fault)),
+                call(CallOutcome::Answer(Answer::Place(placement.clone()))),
+            ],
             ..decision(Hook::Place, 2, Outcome::Placed(placement, "p@1".into()))
         },
         Decision {
             candidates: vec!["team/pod".into()],
-            calls: vec![call(Said::Suspended), call(Said::Answer(Answer::Allow(terms)))],
+            calls: vec![call(CallOutcome::Suspended), call(CallOutcome::Answer(Answer::Allow(terms)))],
             ..decision(Hook::Admit, 3, Outcome::Granted(grant))
         },
-        Decision { calls: vec![call(Said::Answer(Answer::Deny("no 4".into())))], ..denied(4) },
+        Decision { calls: vec![call(CallOutcome::Answer(Answer::Deny("no 4".into())))], ..denied(4) },
         decision(Hook::Admit, 5, Outcome::Refused { reason: "held".into() }),
         Decision {
             reading: Some(Reading { part: gpu(6), source: "xid".into(), code: 79, detail: "gone".into() }),
-            calls: vec![call(Said::Answer(Answer::Triage(triage.clone())))],
+            calls: vec![call(CallOutcome::Answer(Answer::Triage(triage.clone())))],
             ..decision(Hook::Triage, 6, Outcome::Triaged(triage, "p@1".into()))
         },
     ]
@@ -114,8 +117,8 @@ fn appended_decisions_are_found_before_and_after_a_restart() {
     let journal = open(&folder);
     assert_eq!(journal.find(&Filter::default(), 100).unwrap().decisions, expected);
     assert_eq!(journal.append(&denied(9), None).unwrap(), 7, "numbers continue");
-    assert_eq!(journal.standing().kept, 7);
-    assert_eq!(journal.standing().oldest_wall_ms, Some(1_001));
+    assert_eq!(journal.stats().kept, 7);
+    assert_eq!(journal.stats().oldest_wall_ms, Some(1_001));
 }
 
 #[test]
@@ -139,7 +142,7 @@ fn find_returns_the_matching_decisions() {
     assert_eq!(with(|f| f.until_wall_ms = Some(1_003)), [2, 1]);
     assert_eq!(with(|f| f.before = Some(3)), [2, 1]);
     let of_pod = |pod: &str| Filter {
-        whose: Some(berth_kernel::decision::Whose { pod: Some(pod.into()), ..Default::default() }),
+        requester: Some(berth_kernel::decision::Requester { pod: Some(pod.into()), ..Default::default() }),
         ..Filter::default()
     };
     for pod in ["team/pod", "team/", "/pod"] {
@@ -239,13 +242,13 @@ fn the_oldest_decisions_are_dropped_and_counted() {
     let limits = JournalLimit { bytes: 3 * SEGMENT_BYTES, ..JournalLimit::default() };
     let journal = FileJournal::open(folder.path(), limits).unwrap();
     let mut n = 0;
-    while journal.standing().dropped == 0 {
+    while journal.stats().dropped == 0 {
         n += 1;
         journal.append(&denied(0), Some(&input(&noise(n), "{}"))).unwrap();
-        assert!(journal.standing().bytes <= limits.bytes + 256 * 1024, "after {n}");
+        assert!(journal.stats().bytes <= limits.bytes + 256 * 1024, "after {n}");
         assert!(n < 2_000, "nothing was dropped");
     }
-    let stats = journal.standing();
+    let stats = journal.stats();
     assert_eq!(stats.kept + stats.dropped, n);
     assert_eq!(journal.open(1).unwrap(), None);
     let mut filter = Filter::default();
@@ -282,7 +285,7 @@ fn a_file_is_dropped_for_its_age_after_an_hour_at_the_earliest() {
     journal.lock().last_age_prune = hour_ago;
     journal.append(&denied(4), None).unwrap();
     assert_eq!(seqs(&journal, &Filter::default()), [4, 3, 2]);
-    assert_eq!(journal.standing().dropped, 1);
+    assert_eq!(journal.stats().dropped, 1);
 }
 
 #[test]
@@ -311,7 +314,7 @@ fn each_decision_has_the_policies_input() {
     journal.append(&denied(4), None).unwrap();
     let mut seen = Vec::new();
     let mut visit_up_to = |filter: &Filter, limit: usize| {
-        let next = journal.each(filter, &mut |decision, input| {
+        let next = journal.visit_each(filter, &mut |decision, input| {
             let has_room = seen.len() < limit;
             if has_room {
                 seen.push((decision.seq, input));
@@ -363,7 +366,7 @@ fn a_failed_write_loses_only_the_pending_decisions() {
     journal.append(&denied(2), None).unwrap();
     let error = journal.flush().unwrap_err();
     assert!(error.to_string().contains("cannot be written"), "{error}");
-    assert_eq!(journal.standing().lost, 1);
+    assert_eq!(journal.stats().lost, 1);
     journal.append(&denied(3), None).unwrap();
     assert_eq!(seqs(&journal, &Filter::default()), [3, 1]);
 }
@@ -384,18 +387,18 @@ fn statistics_are_read_without_the_lock() {
     let folder = tempfile::tempdir().unwrap();
     let journal = std::sync::Arc::new(open(&folder));
     journal.append(&denied(1), None).unwrap();
-    let before = journal.size();
+    let before = journal.stats_without_oldest();
     assert_eq!((before.kept, before.lost), (1, 0));
     assert!(before.bytes > 0);
     // A hanging write holds the lock.
     let held = journal.lock();
     let (sender, receiver) = std::sync::mpsc::channel();
     let reader_journal = std::sync::Arc::clone(&journal);
-    let reader = std::thread::spawn(move || sender.send(reader_journal.size()));
+    let reader = std::thread::spawn(move || sender.send(reader_journal.stats_without_oldest()));
     let stats = receiver.recv_timeout(std::time::Duration::from_secs(20));
     drop(held);
     assert_eq!(stats.ok(), Some(before), "it waited for the lock");
     reader.join().unwrap().unwrap();
     drop(journal);
-    assert_eq!(open(&folder).size().kept, 1, "known right after opening");
+    assert_eq!(open(&folder).stats_without_oldest().kept, 1, "known right after opening");
 }

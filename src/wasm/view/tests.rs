@@ -13,11 +13,11 @@ fn candidates_are_shown_with_their_labels() {
         name: "p".into(),
         labels: vec![("app".into(), "x".into())],
         is_static: false,
-        of_daemon_set: false,
+        is_of_daemon_set: false,
         stage: Stage::Waiting,
-        leaving_since_wall_ms: None,
+        deletion_wall_ms: None,
         created_wall_ms: 0,
-        containers: vec![PodContainer { name: "main".into(), asks: vec![(resource.clone(), 2)] }],
+        containers: vec![PodContainer { name: "main".into(), requests: vec![(resource.clone(), 2)] }],
         bypass: None,
     };
     let view = PodsView {

@@ -12,7 +12,7 @@ pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
     const CHECK: &str = "MIG";
     let plan = plan(config.mig_strategy, &config.resource, parts, |_| true);
     let strategy = config.mig_strategy;
-    if let Some(refusal) = plan.words.refusal {
+    if let Some(refusal) = plan.messages.refusal {
         let (what, fix) =
             refusal.rsplit_once(": ").unwrap_or((&refusal, "give all GPUs the same MIG layout"));
         return Line::fail(CHECK, what, fix);
@@ -21,11 +21,11 @@ pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
     let listed = if counts.is_empty() { "nothing".into() } else { counts.join(", ") };
     let stack = if config.stack.is_empty() { "" } else { " where policies pass" };
     let detail = format!("strategy {strategy}: {listed}{stack}");
-    if plan.words.notes.is_empty() {
+    if plan.messages.notes.is_empty() {
         return Line::ok(CHECK, detail);
     }
     let fix = "docs/sharing.md, \"MIG\", describes each strategy (--mig-strategy, MIG_STRATEGY)";
-    Line::warn(CHECK, format!("{detail}; {}", plan.words.notes.join("; ")), fix)
+    Line::warn(CHECK, format!("{detail}; {}", plan.messages.notes.join("; ")), fix)
 }
 
 /// One line for each resource with MPS, whose devices are granted only while its daemon runs.

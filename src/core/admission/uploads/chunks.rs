@@ -107,7 +107,7 @@ mod tests {
             Ok(self.0.lock().clone())
         }
         fn remove(&self, _: &Digest) {}
-        fn ask(&self, _: Call<'_>) -> Result<Option<Answer>, Fault> {
+        fn call(&self, _: Call<'_>) -> Result<Option<Answer>, Fault> {
             Ok(None)
         }
     }

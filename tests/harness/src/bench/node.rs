@@ -148,7 +148,7 @@ impl<'h> Node<'h> {
         };
         let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
         let door = admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline, None)?.door;
-        let inventory = SimGpus::open(recipe.gpus)?.look()?;
+        let inventory = SimGpus::open(recipe.gpus)?.scan()?;
         door.looked(inventory.clone())?;
         match recipe.policy {
             Some((name, parameters)) => activate(house, &door, name, parameters)?,

@@ -10,7 +10,7 @@ use berth_kernel::gpu::{Inventory, Usage};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
-use berth_kernel::part_state::{Device, Standing};
+use berth_kernel::part_state::{Device, DeviceState};
 use berth_kernel::placement::{Pairs, baseline, best_set};
 use berth_kernel::policy::PlaceRequest;
 use berth_kernel::ports::Gpus as _;
@@ -87,16 +87,17 @@ fn shared(effort: Effort, table: &mut Table) -> Result<()> {
 
 fn shared_node(gpus: u32, shares: u32, size: usize) -> Result<(Ledger, PlaceRequest)> {
     let resource = Resource::parse("nvidia.com/gpu.shared")?;
-    let inventory: Inventory = SimGpus::open(&format!("{gpus}xh100"))?.look()?;
+    let inventory: Inventory = SimGpus::open(&format!("{gpus}xh100"))?.scan()?;
     let mut changes: Vec<Change> = inventory.parts.iter().cloned().map(Change::PartFound).collect();
     let usage: BTreeMap<_, _> = inventory.parts.iter().map(|p| (p.id.clone(), Usage::default())).collect();
-    changes.push(Change::Looked {
+    changes.push(Change::InventoryScanned {
         links: Arc::new(inventory.links),
         usage: Arc::new(usage),
-        troubles: Arc::default(),
+        scan_errors: Arc::default(),
     });
     let consumes = Consumes::Slice { memory_mib: 600, compute_percent: 0 };
-    let device = Device { consumes, standing: Standing::Offered, holders: Vec::new(), named_mono_ms: None };
+    let device =
+        Device { consumes, state: DeviceState::Offered, holders: Vec::new(), last_allocate_mono_ms: None };
     changes.extend(inventory.parts.iter().map(|part| Change::Offered {
         part: part.id.clone(),
         by: "bench".into(),

@@ -66,7 +66,7 @@ fn health(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let mut node = Node::start(house, recipe)?;
     let mut troubled = node.inventory.clone();
     let gpu = troubled.parts.first().context("no GPU")?.id.clone();
-    troubled.troubles.insert(gpu, "fell off the bus".into());
+    troubled.scan_errors.insert(gpu, "fell off the bus".into());
     let mut series = Series::default();
     let mut stream = Stream::open(house, &mut node.client, DEVICES)?;
     for _ in 0..effort.runs() {

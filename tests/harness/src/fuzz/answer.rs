@@ -17,7 +17,7 @@ use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::placement::narrowed;
+use berth_kernel::placement::without_ungrantable;
 use berth_kernel::policy::{
     AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Question,
     REASON_BYTES_MAX, Severity, Terms, TriageAnswer,
@@ -128,8 +128,8 @@ impl Turn<'_> {
         let command = Command::Allocate {
             request: request.clone(),
             answer,
-            seen,
-            again: bytes.flag(),
+            generation: seen,
+            is_retry: bytes.flag(),
             attempt: if bytes.flag() { Attempt::First } else { Attempt::Last },
         };
         let granted = self.turn(&command);
@@ -173,7 +173,7 @@ impl Turn<'_> {
         let size = required.len().max(bytes.below(available.len() + 2));
         let request = PlaceRequest { resource, available, required, size };
         let (placement, by) = self.walk(bytes, |walk| walk.place(&request));
-        let shown = narrowed(self.ledger, &request, self.rules.overcommit_percent);
+        let shown = without_ungrantable(self.ledger, &request, self.rules.overcommit_percent);
         // The kubelet asks for no more than is available; who does gets what there is.
         if request.size <= shown.available.len() {
             hold(answers::place(&shown, &placement.devices));
@@ -193,7 +193,7 @@ impl Turn<'_> {
         let (answer, by) = self.walk(bytes, |walk| walk.triage(&reading));
         let words = answer.reason.len() <= REASON_BYTES_MAX && !answer.reason.chars().any(char::is_control);
         assert!(words, "I8: {by} gives the reason {:?}", answer.reason);
-        self.turn(&Command::Triaged { reading, answer });
+        self.turn(&Command::ApplyTriage { reading, answer });
     }
 
     /// What else changes what may be granted.
@@ -207,7 +207,7 @@ impl Turn<'_> {
                 Some(id) => Command::End { id: *id, force: true },
                 None => Command::Tick,
             },
-            _ => Command::Heal { gpu, by: "x".into(), why: String::new() },
+            _ => Command::MarkHealthy { gpu, by: "x".into(), why: String::new() },
         };
         self.turn(&command);
     }
@@ -311,7 +311,7 @@ impl Policies for Told {
         Err(InstallError::Busy)
     }
     fn remove(&self, _: &Digest) {}
-    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         self.asked.lock().unwrap().push(call.digest.clone());
         // Any answer to any question, but for one: this hook has no other.
         let _: Question<'_> = call.question;

@@ -83,7 +83,7 @@ pub fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) {
         }
     }
     for note in &calls {
-        if let berth_kernel::decision::Said::Fault(fault) = &note.said {
+        if let berth_kernel::decision::CallOutcome::Fault(fault) = &note.outcome {
             let line = !fault.detail.contains('\n') && fault.detail.len() <= REASON_BYTES_MAX;
             assert!(line, "a fault is one line: {fault:?}");
         }

@@ -118,13 +118,13 @@ impl<'a, P: Policies> Both<'a, P> {
         let natively = (native.ask)(context, question, words);
         let mut fuel = None;
         for instance in 1..=2 {
-            let asked = self.policies.ask_again(&version.digest, &context.parameters, input)?;
+            let asked = self.policies.call_recorded(&version.digest, &context.parameters, input)?;
             let same =
-                asked.told.as_ref() == Ok(&natively) && fuel.is_none_or(|fuel| fuel == asked.cost.fuel);
+                asked.answer.as_ref() == Ok(&natively) && fuel.is_none_or(|fuel| fuel == asked.cost.fuel);
             if !same {
                 return Err(format!(
                     "{} {} {question:?}\nnatively: {natively:?}\ninstance {instance}: {:?}, fuel {}, before {fuel:?}",
-                    native.name, context.parameters, asked.told, asked.cost.fuel
+                    native.name, context.parameters, asked.answer, asked.cost.fuel
                 ));
             }
             fuel = Some(asked.cost.fuel);

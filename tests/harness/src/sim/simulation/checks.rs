@@ -71,7 +71,7 @@ impl Checks {
         if heard.taken_in {
             self.heard_operator(heard.command);
         }
-        if let (Command::Observe(view), true) = (heard.command, heard.taken_in)
+        if let (Command::Reconcile(view), true) = (heard.command, heard.taken_in)
             && view.adopt
         {
             // What is taken over counts as granted now: nobody knows when it was.
@@ -208,7 +208,7 @@ impl Checks {
     /// I11: one more with each applied entry. A look is shown before it is recorded, and a store that
     /// was read back counts one; health is written after the entry, so a turn can read it back twice.
     fn generation(&mut self, before: &Ledger, after: &Ledger, heard: &Heard<'_>) {
-        let shown_first = matches!(heard.command, Command::Look(_) | Command::Triaged { .. });
+        let shown_first = matches!(heard.command, Command::RecordScan(_) | Command::ApplyTriage { .. });
         let most = before.generation + 3 + u64::from(shown_first);
         let right = after.generation >= before.generation && after.generation <= most;
         if !right {

@@ -8,7 +8,7 @@ use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId};
 use berth_kernel::pods::{PodsSource, PodsView, Stage};
-use berth_kernel::reconcile::{Checkpointed, RoundView};
+use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
 use berth_kernel::supersede::RECORDS_PER_DEVICE;
 use berth_kernel::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// What a round saw, and when in true time.
 #[derive(Clone, Debug)]
 pub(crate) struct Sight {
-    pub(crate) view: RoundView,
+    pub(crate) view: ReconcileView,
     pub(crate) began_ms: u64,
     /// When the kubelet.sock of then was made.
     pub(crate) kubelet_ms: u64,
@@ -264,15 +264,15 @@ impl Ends {
 }
 
 /// Whether both of the kubelet's accounts answered, the checkpoint as it is now.
-fn good(view: &RoundView) -> bool {
+fn good(view: &ReconcileView) -> bool {
     view.fresh && view.list.is_some() && view.checkpoint.is_some()
 }
 
-fn entries(sight: &Sight) -> impl Iterator<Item = &Checkpointed> {
+fn entries(sight: &Sight) -> impl Iterator<Item = &CheckpointEntry> {
     sight.view.checkpoint.iter().flatten()
 }
 
-fn overlaps(entry: &Checkpointed, allocation: &Allocation) -> bool {
+fn overlaps(entry: &CheckpointEntry, allocation: &Allocation) -> bool {
     entry.resource == allocation.resource && entry.devices.iter().any(|id| allocation.devices.contains(id))
 }
 

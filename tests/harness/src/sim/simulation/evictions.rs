@@ -4,8 +4,8 @@ use super::ends::Cause;
 use super::violation::Violation;
 use super::world::World;
 use berth_kernel::command::Command;
-use berth_kernel::evict::{asks, is_wanted};
-use berth_kernel::eviction::{Ask, Outcome, Way};
+use berth_kernel::evict::{due_requests, is_being_evicted};
+use berth_kernel::eviction::{EvictionMethod, EvictionRequest, Outcome};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pods::PodsSource;
 use berth_kernel::ports::Clock;
@@ -15,9 +15,9 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(crate) struct Evictions {
     /// Asked, and the answer has not been handed in.
-    under_way: Option<(Ask, Outcome)>,
+    under_way: Option<(EvictionRequest, Outcome)>,
     /// What was handed in last of each pod: how it was asked, and when (true time).
-    answered: BTreeMap<String, (Way, u64)>,
+    answered: BTreeMap<String, (EvictionMethod, u64)>,
 }
 
 impl Evictions {
@@ -35,12 +35,12 @@ impl World {
         }
         let ledger = if stale { self.older.clone() } else { self.newest() };
         let now = self.around.hands.now();
-        let due = asks(&ledger, now);
+        let due = due_requests(&ledger, now);
         let Some(ask) = due.get(which as usize % due.len().max(1)).cloned() else { return };
         self.checks.note(may_be_asked(&ledger, &ask));
         if !stale && let Some((way, at_ms)) = self.evictions.answered.get(&ask.pod.uid) {
             let again = at_ms + self.around.rules.timing.evict_again_ms;
-            if *way >= ask.way && self.around.hands.true_ms() < again {
+            if *way >= ask.method && self.around.hands.true_ms() < again {
                 let what = format!("pod {} is asked again before it is time", ask.pod.uid);
                 self.checks.note(Err(Violation::new("evict", what)));
             }
@@ -65,16 +65,16 @@ impl World {
     /// The answer is handed in, at times once more later.
     pub(crate) fn evict_answered(&mut self, keep: bool) {
         let Some((ask, outcome)) = self.evictions.under_way.take() else { return };
-        let (uid, way) = (ask.pod.uid.clone(), ask.way);
-        let wanted = is_wanted(self.ledger(), &uid);
+        let (uid, way) = (ask.pod.uid.clone(), ask.method);
+        let wanted = is_being_evicted(self.ledger(), &uid);
         let before = self.ledger().evictions.get(&uid).cloned();
         if keep {
             self.evictions.under_way = Some((ask.clone(), outcome.clone()));
         }
-        if let Some(Ok(applied)) = self.turn(&Command::Asked { ask, outcome }, Cause::Nothing) {
+        if let Some(Ok(applied)) = self.turn(&Command::RecordEviction { ask, outcome }, Cause::Nothing) {
             let now = applied.snapshot.evictions.get(&uid);
             let right =
-                if wanted { now.is_some_and(|now| now.ask.way == way) } else { now == before.as_ref() };
+                if wanted { now.is_some_and(|now| now.ask.method == way) } else { now == before.as_ref() };
             if !right {
                 let what = format!("pod {uid} is wanted away: {wanted}, and {now:?} is kept of it");
                 self.checks.note(Err(Violation::new("evict", what)));
@@ -88,7 +88,7 @@ impl World {
     /// After a tick only those are remembered whom somebody wanted away before it.
     pub(crate) fn evictions_ticked(&mut self, before: &Ledger) {
         let ledger = self.newest();
-        let left = ledger.evictions.keys().find(|uid| !is_wanted(before, uid));
+        let left = ledger.evictions.keys().find(|uid| !is_being_evicted(before, uid));
         if let Some(uid) = left {
             let what = format!("pod {uid} is remembered as asked, and nobody wants it away");
             self.checks.note(Err(Violation::new("evict", what)));
@@ -99,7 +99,7 @@ impl World {
 
 /// Only a pod that the API server shows now, that holds something of a GPU that is emptied by force,
 /// and that can go; by the UID that the kubelet knows.
-fn may_be_asked(ledger: &Ledger, ask: &Ask) -> Result<(), Violation> {
+fn may_be_asked(ledger: &Ledger, ask: &EvictionRequest) -> Result<(), Violation> {
     let shown = ledger.pods.as_ref().is_some_and(|view| {
         view.current && view.source == PodsSource::ApiServer && view.pods.contains_key(&ask.pod.uid)
     });
@@ -108,7 +108,7 @@ fn may_be_asked(ledger: &Ledger, ask: &Ask) -> Result<(), Violation> {
         let on = |part| ledger.part(part).is_some_and(|p| p.part.gpu() == &ask.gpu);
         a.holder.pod_uid.as_ref() == Some(&ask.pod.uid) && a.devices.iter().any(|d| on(&d.part))
     });
-    let leaves = ask.pod.leaving_since_wall_ms.is_some();
+    let leaves = ask.pod.deletion_wall_ms.is_some();
     if shown && evicts && holds && !ask.pod.is_static && !leaves {
         return Ok(());
     }

@@ -1,9 +1,9 @@
 //! The kubelet as far as it matters here: its pods, its books of who holds which devices, the
 //! checkpoint file, and the device lists that it last read. Its books are the truth.
 
-use berth_kernel::listing::Listed;
+use berth_kernel::listing::ListedDevice;
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::reconcile::{Checkpointed, ListedHold, PodList};
+use berth_kernel::reconcile::{CheckpointEntry, ListedHolding, PodList};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest that a kubelet takes to write a grant down, milliseconds: less than the 30 s after our
@@ -28,8 +28,8 @@ pub(crate) fn uid(pod: u32) -> String {
 }
 
 impl Hold {
-    fn checkpointed(&self) -> Checkpointed {
-        Checkpointed {
+    fn checkpointed(&self) -> CheckpointEntry {
+        CheckpointEntry {
             pod_uid: uid(self.pod),
             container: self.container.into(),
             resource: self.resource.clone(),
@@ -54,7 +54,7 @@ pub(crate) struct Kubelet {
     /// A grant that it was answered and has not written down, and since when (true time).
     slow: Option<(Hold, u64)>,
     /// What it was last told to be there, by resource.
-    pub(crate) lists: BTreeMap<Resource, Vec<Listed>>,
+    pub(crate) lists: BTreeMap<Resource, Vec<ListedDevice>>,
     /// When kubelet.sock was made: wall time, true time.
     pub(crate) created_ms: (u64, u64),
 }
@@ -177,7 +177,7 @@ impl Kubelet {
         self.file.1
     }
 
-    pub(crate) fn checkpoint(&self) -> Vec<Checkpointed> {
+    pub(crate) fn checkpoint(&self) -> Vec<CheckpointEntry> {
         self.file.0.iter().map(Hold::checkpointed).collect()
     }
 
@@ -192,7 +192,7 @@ impl Kubelet {
         let known = |pod: u32| self.alive.contains(&pod) && (self.ready || pod.is_multiple_of(2));
         let pods = self.alive.iter().filter(|pod| known(**pod)).map(|pod| name(*pod)).collect();
         let apps = self.books.iter().filter(|h| h.container != "init" && known(h.pod));
-        let held = apps.map(|h| ListedHold {
+        let held = apps.map(|h| ListedHolding {
             namespace: "ns".into(),
             pod: name(h.pod).1,
             container: h.container.into(),

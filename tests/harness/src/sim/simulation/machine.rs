@@ -75,7 +75,7 @@ impl Machine {
         let gpus: BTreeSet<&PartId> = parts.iter().map(Part::gpu).collect();
         let troubled = self.troubled.iter().filter(|gpu| gpus.contains(gpu));
         let troubles = troubled.map(|gpu| (gpu.clone(), "it does not answer".to_owned())).collect();
-        Inventory { parts, troubles, ..Inventory::default() }
+        Inventory { parts, scan_errors: troubles, ..Inventory::default() }
     }
 }
 

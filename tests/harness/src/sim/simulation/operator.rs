@@ -55,7 +55,7 @@ impl World {
             }
             Event::Heal { gpu: which } => {
                 let why = String::new();
-                (Command::Heal { gpu: gpu(self, *which), by: "me".into(), why }, Cause::Nothing)
+                (Command::MarkHealthy { gpu: gpu(self, *which), by: "me".into(), why }, Cause::Nothing)
             }
             Event::Uncordon { gpu: which } => (Command::Uncordon { gpu: gpu(self, *which) }, Cause::Nothing),
             Event::Forget { gpu: which } => (Command::Forget { gpu: gpu(self, *which) }, Cause::Nothing),
@@ -64,7 +64,7 @@ impl World {
                 let Some(id) = live.keys().nth(*which as usize % live.len().max(1)).copied() else { return };
                 (Command::End { id, force: true }, Cause::Operator(id))
             }
-            Event::Upload { policy } => (Command::KeepPolicy(version(*policy)), Cause::Nothing),
+            Event::Upload { policy } => (Command::StorePolicy(version(*policy)), Cause::Nothing),
             Event::Delete { policy } => (Command::DeletePolicy { digest: digest(*policy) }, Cause::Nothing),
             Event::Activate { policies, expected } => {
                 let entries = policies.iter().map(|line| entry(*line)).collect();

@@ -8,7 +8,7 @@ use berth_kernel::drain::Drain;
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
-use berth_kernel::process::{Owner, PodProcess, Process, Sight, Uses, Who};
+use berth_kernel::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
 use berth_kernel::time::Timing;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,12 +32,12 @@ impl World {
         if !self.sources {
             return inventory;
         }
-        inventory.sight = Sight::Visible;
+        inventory.sight = ProcessVisibility::Visible;
         let parents: BTreeMap<&PartId, &PartId> =
             self.machine.parts().iter().map(|p| (&p.id, p.gpu())).collect();
         let there: BTreeSet<PartId> = inventory.parts.iter().map(|p| p.gpu().clone()).collect();
         let tells =
-            |gpu: &&PartId| !self.people.silent.contains(*gpu) && !inventory.troubles.contains_key(*gpu);
+            |gpu: &&PartId| !self.people.silent.contains(*gpu) && !inventory.scan_errors.contains_key(*gpu);
         for gpu in there.iter().filter(tells) {
             let mut all = Vec::new();
             for hold in self.kubelet.held().chain(&self.people.leftovers) {
@@ -121,9 +121,9 @@ impl People {
                 return Err(Violation::new("drain", what));
             }
         }
-        for (gpu, all) in &after.processes.on {
-            for seen in all.iter().filter(|seen| seen.told) {
-                let Some(pod) = seen.process.who.owner.pod() else { continue };
+        for (gpu, all) in &after.processes.by_gpu {
+            for seen in all.iter().filter(|seen| seen.is_reported) {
+                let Some(pod) = seen.process.identity.owner.pod() else { continue };
                 let holds = after.live.values().any(|a| {
                     a.holder.pod_uid.as_ref() == Some(&pod.uid)
                         && a.holder.container == pod.container
@@ -146,6 +146,6 @@ fn process(pid: u32, part: &PartId, owner: Owner) -> Process {
         part: part.clone(),
         uses: Uses { compute: true, ..Uses::default() },
         memory_mib: Some(1),
-        who: Who { name: Some("job".into()), started_ticks: Some(1), owner, ignored: false },
+        identity: ProcessIdentity { name: Some("job".into()), started_ticks: Some(1), owner, ignored: false },
     }
 }

@@ -183,7 +183,7 @@ impl World {
     fn allocate(&mut self, resource: &Resource, devices: Vec<DeviceId>, stale: bool) -> Option<AllocationId> {
         let request = AdmitRequest { resource: resource.clone(), devices };
         match self.attempt(&request, Attempt::First, stale)? {
-            Err(AskError::Refused(refusal)) if refusal.round_may_cure() => {
+            Err(AskError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 self.whole_round(Look { list: true, write: true, read: true });
                 self.attempt(&request, Attempt::Last, false)?.ok()
             }
@@ -206,7 +206,13 @@ impl World {
             let answer = self.take(answer)?;
             let allowed = matches!(answer, StackAnswer::Allow { .. });
             let seen = node.generation;
-            let command = Command::Allocate { request: request.clone(), answer, seen, again, attempt };
+            let command = Command::Allocate {
+                request: request.clone(),
+                answer,
+                generation: seen,
+                is_retry: again,
+                attempt,
+            };
             let grantable = allowed && self.may_have_again(&before, request);
             match self.turn(&command, Cause::Grant)? {
                 Err(AskError::Refused(Refusal::Moved)) if !again => again = true,
@@ -241,8 +247,8 @@ impl World {
                 self.around.hands.true_ms(),
             );
             // A restart forgets when a device was named.
-            let lately =
-                lately && ledger.device(&request.resource, id).is_some_and(|d| d.named_mono_ms.is_some());
+            let lately = lately
+                && ledger.device(&request.resource, id).is_some_and(|d| d.last_allocate_mono_ms.is_some());
             ledger.device(&request.resource, id).is_some_and(|d| d.held())
                 && part.is_some_and(|part| ledger.may_grant(part) || lately)
         })

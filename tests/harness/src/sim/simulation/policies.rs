@@ -105,7 +105,7 @@ impl Policies for Told {
 
     fn remove(&self, _: &Digest) {}
 
-    fn ask(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(call.digest.clone());
         let moods = self.moods.lock().unwrap_or_else(PoisonError::into_inner);
         let mood = moods.get(call.digest).copied().unwrap_or_default();

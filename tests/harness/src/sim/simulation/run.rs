@@ -76,7 +76,7 @@ fn rest(world: &mut World) {
     let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();
     for gpu in gpus {
         // Some policies leave it to an operator to say that a GPU works again, and a restart does not.
-        world.turn(&Command::Heal { gpu, by: "me".into(), why: String::new() }, Cause::Nothing);
+        world.turn(&Command::MarkHealthy { gpu, by: "me".into(), why: String::new() }, Cause::Nothing);
     }
     for _ in 0..3 {
         world.step(&Event::Wait { ms: 31_000 });

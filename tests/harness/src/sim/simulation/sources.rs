@@ -6,7 +6,7 @@ use super::violation::Violation;
 use super::world::World;
 use berth_kernel::command::Command;
 use berth_kernel::ports::Clock;
-use berth_kernel::reconcile::{KubeletAge, RoundView};
+use berth_kernel::reconcile::{KubeletAge, ReconcileView};
 
 /// Rounds that may wait to be handed in.
 const WAITING_MAX: usize = 6;
@@ -89,17 +89,17 @@ impl World {
         let (created_wall_ms, kubelet_ms) = self.kubelet.created_ms;
         // A socket that is older than the process is of moment 0.
         let created_mono_ms = kubelet_ms.saturating_sub(self.around.hands.true_of(0));
-        let view = RoundView {
+        let view = ReconcileView {
             began_mono_ms: now.mono_ms,
             kubelet: Some(KubeletAge { created_wall_ms, created_mono_ms }),
             list: if list && self.lost.0 != Some(Lost::List) { self.kubelet.list() } else { None },
-            ..RoundView::default()
+            ..ReconcileView::default()
         };
         let version = self.kubelet.file_version();
         (Sight { view, began_ms: self.around.hands.true_ms(), kubelet_ms }, version)
     }
 
-    fn read(&mut self, view: &mut RoundView, version: u64, write: bool, read: bool) {
+    fn read(&mut self, view: &mut ReconcileView, version: u64, write: bool, read: bool) {
         if write && self.daemon.is_some() {
             self.kubelet.write();
         }
@@ -115,7 +115,7 @@ impl World {
     }
 
     fn hand_in(&mut self, sight: Sight) -> bool {
-        let command = Command::Observe(sight.view.clone());
+        let command = Command::Reconcile(sight.view.clone());
         matches!(self.turn(&command, Cause::Round(Box::new(sight))), Some(Ok(_)))
     }
 }

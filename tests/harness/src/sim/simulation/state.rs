@@ -5,7 +5,7 @@ use berth_kernel::allocation::ADOPTED;
 use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decide::decide;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::listing::{Listed, listing};
+use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
 use berth_kernel::offer::Consumes;
 use berth_kernel::part_state::PartState;
@@ -92,7 +92,7 @@ fn counters(ledger: &Ledger, part: &PartState, rules: &Rules) -> Result<(), Viol
 /// could be granted beside that is Healthy too, lowest numbers first.
 fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Result<(), Violation> {
     let list = listing(ledger, resource, rules.overcommit_percent);
-    let bad = |l: &Listed, why: &str| {
+    let bad = |l: &ListedDevice, why: &str| {
         let health = if l.healthy { "Healthy" } else { "Unhealthy" };
         Err(Violation::new("I3", format!("{} of {resource} is listed {health} {why}", l.id)))
     };
@@ -106,7 +106,7 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
         };
         if device.held() {
             let evicts = ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
-            if l.healthy != (ledger.works(part) && !evicts) {
+            if l.healthy != (ledger.is_usable(part) && !evicts) {
                 return bad(l, "while held");
             }
         } else if l.healthy {
@@ -114,8 +114,8 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
         } else if device.offered() && ledger.may_grant(part) && !ledger.breakers.contains_key(resource) {
             let lower =
                 list.iter().filter(|o| o.id.part == l.id.part && o.healthy && !held(ledger, resource, &o.id));
-            let promised = |o: &&Listed| o.healthy && !held(ledger, resource, &o.id);
-            let mut kin = ledger.kin(part);
+            let promised = |o: &&ListedDevice| o.healthy && !held(ledger, resource, &o.id);
+            let mut kin = ledger.parts_on_same_hardware(part);
             if kin.any(|k| list.iter().filter(promised).any(|o| o.id.part == k.part.id)) {
                 continue;
             }
@@ -156,8 +156,8 @@ fn allow(resource: &Resource, devices: Vec<DeviceId>, ledger: &Ledger) -> Comman
     Command::Allocate {
         request: AdmitRequest { resource: resource.clone(), devices },
         answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
-        seen: ledger.generation,
-        again: true,
+        generation: ledger.generation,
+        is_retry: true,
         attempt: Attempt::Last,
     }
 }

@@ -102,7 +102,7 @@ impl Views {
     fn pods(&self) -> BTreeMap<String, Arc<Pod>> {
         let pods = self.rows.iter().map(|(pod, row)| {
             let pod = Pod {
-                leaving_since_wall_ms: row.leaving_since_wall_ms,
+                deletion_wall_ms: row.leaving_since_wall_ms,
                 created_wall_ms: row.created_wall_ms,
                 ..shown(*pod, row.stage)
             };
@@ -128,7 +128,7 @@ impl Views {
             Showing::List | Showing::Watch => {
                 for (uid, pod) in std::mem::replace(&mut known.pods, pods) {
                     if !known.pods.contains_key(&uid) && !pod.is_static {
-                        known.left(uid, pod.stage == Stage::Finished);
+                        known.record_removal(uid, pod.stage == Stage::Finished);
                     }
                 }
                 known.current = true;
@@ -137,7 +137,7 @@ impl Views {
                 }
             }
             Showing::Silent => known.current = false,
-            Showing::TooMany => return Some(known.silenced()),
+            Showing::TooMany => return Some(known.ended_only()),
             Showing::KubeletPods | Showing::KubeletSilent => {}
         }
         Some(known.clone())
@@ -153,9 +153,9 @@ fn shown(pod: u32, stage: Stage) -> Pod {
         namespace: "ns".into(),
         name: format!("pod-{pod}"),
         labels: Vec::new(),
-        of_daemon_set: false,
+        is_of_daemon_set: false,
         stage,
-        leaving_since_wall_ms: None,
+        deletion_wall_ms: None,
         created_wall_ms: 0,
         containers: Vec::new(),
         bypass: None,
@@ -182,7 +182,7 @@ fn of_kubelet(kubelet: &Kubelet, current: bool) -> Option<PodsView> {
     view.current = current;
     for pod in 1..=kubelet.made() {
         if !kubelet.is_alive(pod) {
-            view.left(uid(pod), false);
+            view.record_removal(uid(pod), false);
         } else if kubelet.ready || is_of_static_pod(&uid(pod)) {
             let holds = kubelet.held().any(|h| h.pod == pod);
             let pod = shown(pod, if holds { Stage::Admitted } else { Stage::Waiting });

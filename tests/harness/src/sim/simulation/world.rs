@@ -25,7 +25,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::listing;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::ports::Clock;
-use berth_kernel::reconcile::Checkpointed;
+use berth_kernel::reconcile::CheckpointEntry;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ pub(crate) struct World {
     /// Rounds that wait to be handed in.
     pub(crate) views: Vec<Sight>,
     /// Which of the kubelet's accounts is lost, and its checkpoint of when that began.
-    pub(crate) lost: (Option<Lost>, Vec<Checkpointed>),
+    pub(crate) lost: (Option<Lost>, Vec<CheckpointEntry>),
     looks: Vec<Inventory>,
     /// Whether the kubelet reads new device lists at once.
     eager: bool,
@@ -234,7 +234,7 @@ impl World {
         };
         let truth = Truth { kubelet: &self.kubelet, views: &self.shows };
         self.checks.turn(&before, &after, &heard, &self.around.rules, truth, &self.around.disk);
-        if let (Command::Look(look), true) = (command, heard.taken_in) {
+        if let (Command::RecordScan(look), true) = (command, heard.taken_in) {
             let (timing, true_ms) = (&self.around.rules.timing, heard.true_ms);
             self.checks.note(self.people.looked(&before, &after, look, timing, true_ms));
         }
@@ -308,7 +308,7 @@ impl World {
     }
 
     fn bring_up(&mut self) -> bool {
-        let look = Command::Look(self.inventory());
+        let look = Command::RecordScan(self.inventory());
         if !matches!(self.turn(&look, Cause::Nothing), Some(Ok(_))) {
             return false;
         }
@@ -336,7 +336,7 @@ impl World {
     }
 
     fn look(&mut self, inventory: Inventory) {
-        self.turn(&Command::Look(inventory), Cause::Nothing);
+        self.turn(&Command::RecordScan(inventory), Cause::Nothing);
     }
 
     fn look_arrives(&mut self, which: u32, keep: bool) {
@@ -355,7 +355,7 @@ impl World {
         let Some(daemon) = &mut self.daemon else { return };
         let answer = daemon.triage(&self.around, &reading);
         if let Some(answer) = self.take(answer) {
-            self.turn(&Command::Triaged { reading, answer }, Cause::Nothing);
+            self.turn(&Command::ApplyTriage { reading, answer }, Cause::Nothing);
         }
     }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[must_use]
 pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> Vec<Change> {
     let mut changes = Vec::new();
-    let processes = ProcessTable::after_look(ledger, inventory, rules.timing.bypass_ms, now);
+    let processes = ProcessTable::after_scan(ledger, inventory, rules.timing.bypass_ms, now);
     let parts = &inventory.parts[..inventory.parts.len().min(PARTS_MAX)];
     let seen: BTreeSet<_> = parts.iter().map(|p| &p.id).collect();
     for part in parts {
@@ -33,22 +33,22 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
     let gpus_seen: BTreeSet<_> = parts.iter().map(super::gpu::Part::gpu).collect();
     for gpu in ledger.gpus.keys().chain(gpus_seen.iter().copied()).collect::<BTreeSet<_>>() {
         let old = ledger.gpus.get(gpu).map_or_else(|| Health::healthy(now), |g| g.health.clone());
-        let error = inventory.troubles.get(gpu).map(String::as_str);
-        let new = old.after_look(gpus_seen.contains(gpu), error, rules.timing.quiet_ms, now);
+        let error = inventory.scan_errors.get(gpu).map(String::as_str);
+        let new = old.after_scan(gpus_seen.contains(gpu), error, rules.timing.quiet_ms, now);
         if new != old {
-            changes.push(Change::HealthTurned { gpu: gpu.clone(), health: new });
+            changes.push(Change::HealthChanged { gpu: gpu.clone(), health: new });
         }
         let found = || found_on(ledger, inventory, &processes, gpu, gpus_seen.contains(gpu));
         changes.extend(drain_progress::looked(ledger, gpu, found, &rules.timing, now));
     }
     if *ledger.links != inventory.links
         || *ledger.usage != inventory.usage
-        || *ledger.troubles != inventory.troubles
+        || *ledger.scan_errors != inventory.scan_errors
     {
-        changes.push(Change::Looked {
+        changes.push(Change::InventoryScanned {
             links: Arc::new(inventory.links.clone()),
             usage: Arc::new(inventory.usage.clone()),
-            troubles: Arc::new(inventory.troubles.clone()),
+            scan_errors: Arc::new(inventory.scan_errors.clone()),
         });
     }
     if *ledger.processes != processes {
@@ -66,11 +66,11 @@ fn found_on(
     gpu: &PartId,
     present: bool,
 ) -> Found {
-    if processes.on.contains_key(gpu) {
+    if processes.by_gpu.contains_key(gpu) {
         return match processes.count(ledger, gpu) {
             // NVML lists no processes to a daemon that cannot see those of others.
             None => Found::Unknown,
-            Some(0) if inventory.troubles.contains_key(gpu) => Found::Unknown,
+            Some(0) if inventory.scan_errors.contains_key(gpu) => Found::Unknown,
             Some(0) => Found::Empty,
             Some(_) => Found::Busy,
         };
@@ -79,7 +79,7 @@ fn found_on(
     let busy = |part: &PartId| inventory.usage.get(part).is_some_and(|u| u.processes > 0);
     if parts.chain([gpu]).any(busy) {
         Found::Busy
-    } else if inventory.troubles.contains_key(gpu) {
+    } else if inventory.scan_errors.contains_key(gpu) {
         Found::Unknown
     } else if present && !inventory.usage.contains_key(gpu) {
         // The GPU answers but neither lists nor counts its processes. Counts of some instances do
@@ -101,5 +101,5 @@ pub fn triaged(ledger: &Ledger, reading: &Reading, answer: &TriageAnswer, now: N
         return Vec::new();
     };
     let health = state.health.after_triage(answer, now);
-    if health == state.health { Vec::new() } else { vec![Change::HealthTurned { gpu: gpu.clone(), health }] }
+    if health == state.health { Vec::new() } else { vec![Change::HealthChanged { gpu: gpu.clone(), health }] }
 }

@@ -2,28 +2,28 @@
 //! depends only on the newest ledger: a holder that a source shows later explains a process from then on.
 
 use super::allocation::Allocation;
-use super::history::Past;
+use super::history::EndedAllocation;
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pod_bypass::PodBypass;
 use super::pods::{Pod, Stage};
-use super::process::{Owner, PodProcess, Process, Seen, Unseen};
+use super::process::{Owner, PodProcess, Process, TrackedProcess, UnknownReason};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The relation of a process on a GPU to the live allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Belongs {
+pub enum Attribution {
     /// It uses this allocation.
     To(AllocationId),
     /// It uses one of these, all of one pod: the pod's containers share the GPU, and the process's
     /// container is not known.
-    Among(Vec<AllocationId>),
+    OneOf(Vec<AllocationId>),
     /// It may use one of these: their holders, or the process's owner, are not known (yet).
-    Perhaps(Vec<AllocationId>),
+    Possibly(Vec<AllocationId>),
     /// It has the name of a process that the configuration ignores.
     Ignored,
     /// No allocation explains it.
-    Nobody(Reason),
+    Unexplained(Reason),
 }
 
 /// Why no allocation explains a process.
@@ -52,7 +52,7 @@ pub enum Reason {
     /// It is in no pod.
     HostProcess,
     /// Its owner cannot be determined, and no allocation holds the GPU.
-    Unknown(Unseen),
+    Unknown(UnknownReason),
 }
 
 impl Reason {
@@ -71,7 +71,7 @@ impl Reason {
 
     /// A sentence for people, with the usual cause.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Self::PodHoldsNothing { by } => {
                 format!("its pod was granted no GPU of this node: {}", bypass_cause(by.as_ref()))
@@ -95,7 +95,7 @@ impl Reason {
             Self::HostProcess => {
                 "it is in no pod: it was started on the host, or by another container runtime".into()
             }
-            Self::Unknown(unseen) => unseen.words().into(),
+            Self::Unknown(unseen) => unseen.describe().into(),
         }
     }
 }
@@ -103,7 +103,7 @@ impl Reason {
 fn bypass_cause(by: Option<&PodBypass>) -> String {
     by.map_or_else(
         || "it sets NVIDIA_VISIBLE_DEVICES itself, is privileged, or mounts the devices".into(),
-        PodBypass::words,
+        PodBypass::describe,
     )
 }
 
@@ -122,16 +122,16 @@ pub struct Bypass {
 
 /// The relation of a process on `gpu` to the live allocations.
 #[must_use]
-pub fn belongs(ledger: &Ledger, gpu: &PartId, process: &Process) -> Belongs {
-    explained(ledger, gpu, process)
-        .unwrap_or_else(|| Belongs::Nobody(unexplained_reason(ledger, gpu, process)))
+pub fn attribute_process(ledger: &Ledger, gpu: &PartId, process: &Process) -> Attribution {
+    find_attribution(ledger, gpu, process)
+        .unwrap_or_else(|| Attribution::Unexplained(unexplained_reason(ledger, gpu, process)))
 }
 
 /// As [`belongs`], but `None` where no allocation explains the process. The reason is left out because it
 /// may need a search of all ended allocations, and each inventory scan calls this for every process.
-pub(super) fn explained(ledger: &Ledger, gpu: &PartId, process: &Process) -> Option<Belongs> {
+pub(super) fn find_attribution(ledger: &Ledger, gpu: &PartId, process: &Process) -> Option<Attribution> {
     let candidates = holders(ledger, gpu, &process.part);
-    match &process.who.owner {
+    match &process.identity.owner {
         Owner::Pod(pod) => {
             let of_same_pod: Vec<_> =
                 candidates.iter().copied().filter(|a| is_held_by(a, &pod.uid)).collect();
@@ -140,21 +140,21 @@ pub(super) fn explained(ledger: &Ledger, gpu: &PartId, process: &Process) -> Opt
             if !of_same_pod.is_empty() {
                 select_within_pod(&of_same_pod, pod)
             } else if !unattributed.is_empty() {
-                Some(Belongs::Perhaps(unattributed))
+                Some(Attribution::Possibly(unattributed))
             } else {
-                process.who.ignored.then_some(Belongs::Ignored)
+                process.identity.ignored.then_some(Attribution::Ignored)
             }
         }
-        _ if process.who.ignored => Some(Belongs::Ignored),
+        _ if process.identity.ignored => Some(Attribution::Ignored),
         Owner::NoPod { .. } => None,
         Owner::Unknown(_) if candidates.is_empty() => None,
-        Owner::Unknown(_) => Some(Belongs::Perhaps(candidates.iter().map(|a| a.id).collect())),
+        Owner::Unknown(_) => Some(Attribution::Possibly(candidates.iter().map(|a| a.id).collect())),
     }
 }
 
 /// Why no allocation explains a process for which [`explained`] is `None`.
 fn unexplained_reason(ledger: &Ledger, gpu: &PartId, process: &Process) -> Reason {
-    match &process.who.owner {
+    match &process.identity.owner {
         Owner::Pod(pod) => {
             let pod_holds_part =
                 || holders(ledger, gpu, &process.part).into_iter().any(|a| is_held_by(a, &pod.uid));
@@ -171,25 +171,28 @@ fn unexplained_reason(ledger: &Ledger, gpu: &PartId, process: &Process) -> Reaso
 }
 
 /// All processes on the GPUs of one snapshot with their allocations, computed once for many queries.
-pub struct Owners<'l> {
+pub struct Attributions<'l> {
     /// The snapshot.
     pub ledger: &'l Ledger,
-    on: BTreeMap<&'l PartId, Vec<(&'l Seen, Belongs)>>,
+    on: BTreeMap<&'l PartId, Vec<(&'l TrackedProcess, Attribution)>>,
 }
 
-impl<'l> Owners<'l> {
+impl<'l> Attributions<'l> {
     /// Attributes the processes of the ledger's newest inventory scan.
     #[must_use]
-    pub fn of(ledger: &'l Ledger) -> Self {
-        let on = ledger.processes.on.iter().map(|(gpu, processes)| {
-            (gpu, processes.iter().map(|seen| (seen, belongs(ledger, gpu, &seen.process))).collect())
+    pub fn new(ledger: &'l Ledger) -> Self {
+        let on = ledger.processes.by_gpu.iter().map(|(gpu, processes)| {
+            (
+                gpu,
+                processes.iter().map(|seen| (seen, attribute_process(ledger, gpu, &seen.process))).collect(),
+            )
         });
         Self { ledger, on: on.collect() }
     }
 
     /// The processes on a GPU and its instances; `None` where the GPU does not list its processes.
     #[must_use]
-    pub fn on(&self, gpu: &PartId) -> Option<&[(&'l Seen, Belongs)]> {
+    pub fn on(&self, gpu: &PartId) -> Option<&[(&'l TrackedProcess, Attribution)]> {
         self.on.get(gpu).map(Vec::as_slice)
     }
 
@@ -200,8 +203,8 @@ impl<'l> Owners<'l> {
             self.on.iter().flat_map(|(gpu, on_gpu)| on_gpu.iter().map(move |process| (*gpu, process)));
         let bypasses = processes.filter_map(|(gpu, (seen, attribution))| {
             // A holder may have become known since the scan.
-            let Belongs::Nobody(reason) = attribution else { return None };
-            let since = seen.alone_since.filter(|_| seen.told)?;
+            let Attribution::Unexplained(reason) = attribution else { return None };
+            let since = seen.unexplained_since.filter(|_| seen.is_reported)?;
             Some(Bypass {
                 reason: reason.clone(),
                 since_wall_ms: since.wall_ms,
@@ -215,7 +218,7 @@ impl<'l> Owners<'l> {
 
 /// Pods of this node whose spec gives access to GPUs without a grant, whether or not they use it. Empty
 /// where no source shows pods.
-pub fn reaching(ledger: &Ledger) -> impl Iterator<Item = (&Pod, &PodBypass)> {
+pub fn pods_with_gpu_bypass(ledger: &Ledger) -> impl Iterator<Item = (&Pod, &PodBypass)> {
     let pods = ledger.pods.iter().flat_map(|view| view.pods.values());
     let unfinished = pods.filter(|pod| pod.stage != Stage::Finished);
     unfinished.filter_map(|pod| Some((pod.as_ref(), pod.bypass.as_ref()?)))
@@ -240,7 +243,7 @@ fn is_held_by(allocation: &Allocation, uid: &str) -> bool {
 }
 
 /// Which of a pod's allocations a process of that pod uses; `None` if other containers hold them.
-fn select_within_pod(allocations: &[&Allocation], pod: &PodProcess) -> Option<Belongs> {
+fn select_within_pod(allocations: &[&Allocation], pod: &PodProcess) -> Option<Attribution> {
     let held_by = |container: &Option<String>| -> Vec<&Allocation> {
         allocations.iter().filter(|a| a.holder.container == *container).copied().collect()
     };
@@ -255,15 +258,15 @@ fn select_within_pod(allocations: &[&Allocation], pod: &PodProcess) -> Option<Be
     // A newer grant of the same devices to the same container replaces an older one (I7).
     let newest: Vec<_> = candidates.iter().filter(|a| !a.overlapped).map(|a| a.id).collect();
     Some(match newest.as_slice() {
-        [] => Belongs::Among(candidates.iter().map(|a| a.id).collect()),
-        [only] => Belongs::To(*only),
-        _ => Belongs::Among(newest),
+        [] => Attribution::OneOf(candidates.iter().map(|a| a.id).collect()),
+        [only] => Attribution::To(*only),
+        _ => Attribution::OneOf(newest),
     })
 }
 
 /// Why no allocation explains a process of a pod.
 fn unexplained_pod_reason(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
-    let on_gpu = |past: &Past<'_>| {
+    let on_gpu = |past: &EndedAllocation<'_>| {
         past.devices().iter().any(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()) == gpu)
     };
     if let Some(ended) = ledger.ended.iter().rev().find(|past| past.pod_uid() == Some(uid) && on_gpu(past)) {

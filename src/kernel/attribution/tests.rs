@@ -16,28 +16,38 @@ fn a_process_uses_the_allocation_of_its_pod_on_its_part() {
     let whole = node.grant("GPU-0", None, "pod-a", "main");
     let (a, b) = (node.grant("MIG-a", None, "pod-b", "main"), node.grant("MIG-b", None, "pod-b", "main"));
     for (gpu, on, owner, expected) in [
-        ("GPU-0", "GPU-0", of_pod("pod-a", "main"), Belongs::To(whole)),
-        ("GPU-0", "GPU-0", of_pod("pod-a", ""), Belongs::To(whole)),
-        ("GPU-1", "MIG-a", of_pod("pod-b", "main"), Belongs::To(a)),
-        ("GPU-1", "MIG-b", of_pod("pod-b", ""), Belongs::To(b)),
+        ("GPU-0", "GPU-0", of_pod("pod-a", "main"), Attribution::To(whole)),
+        ("GPU-0", "GPU-0", of_pod("pod-a", ""), Attribution::To(whole)),
+        ("GPU-1", "MIG-a", of_pod("pod-b", "main"), Attribution::To(a)),
+        ("GPU-1", "MIG-b", of_pod("pod-b", ""), Attribution::To(b)),
         // NVML did not name the instance.
-        ("GPU-1", "GPU-1", of_pod("pod-b", "main"), Belongs::Among(vec![a, b])),
-        ("GPU-0", "GPU-0", of_pod("pod-b", "main"), Belongs::Nobody(Reason::PodHoldsOthers { by: None })),
-        ("GPU-0", "GPU-0", of_pod("pod-c", "main"), Belongs::Nobody(Reason::PodHoldsNothing { by: None })),
-        ("GPU-0", "GPU-0", HOST, Belongs::Nobody(Reason::HostProcess)),
-        ("GPU-0", "GPU-0", Owner::Unknown(Unseen::Hidden), Belongs::Perhaps(vec![whole])),
+        ("GPU-1", "GPU-1", of_pod("pod-b", "main"), Attribution::OneOf(vec![a, b])),
+        (
+            "GPU-0",
+            "GPU-0",
+            of_pod("pod-b", "main"),
+            Attribution::Unexplained(Reason::PodHoldsOthers { by: None }),
+        ),
+        (
+            "GPU-0",
+            "GPU-0",
+            of_pod("pod-c", "main"),
+            Attribution::Unexplained(Reason::PodHoldsNothing { by: None }),
+        ),
+        ("GPU-0", "GPU-0", HOST, Attribution::Unexplained(Reason::HostProcess)),
+        ("GPU-0", "GPU-0", Owner::Unknown(UnknownReason::Hidden), Attribution::Possibly(vec![whole])),
         (
             "GPU-0",
             "GPU-0",
             of_pod("pod-a", "sidecar"),
-            Belongs::Nobody(Reason::ContainerHoldsNothing { container: "sidecar".into() }),
+            Attribution::Unexplained(Reason::ContainerHoldsNothing { container: "sidecar".into() }),
         ),
     ] {
         let process = process(1, on, owner);
-        assert_eq!(belongs(&node.ledger, &part(gpu), &process), expected, "{process:?}");
-        let unexplained = matches!(expected, Belongs::Nobody(_));
+        assert_eq!(attribute_process(&node.ledger, &part(gpu), &process), expected, "{process:?}");
+        let unexplained = matches!(expected, Attribution::Unexplained(_));
         let expected = (!unexplained).then_some(expected);
-        assert_eq!(explained(&node.ledger, &part(gpu), &process), expected, "{process:?}");
+        assert_eq!(find_attribution(&node.ledger, &part(gpu), &process), expected, "{process:?}");
     }
 }
 
@@ -46,21 +56,21 @@ fn containers_of_one_pod_are_distinguished_where_the_container_is_known() {
     let mut node = Node::new();
     let (a, b) = (node.grant("GPU-0", Some(0), "pod", "a"), node.grant("GPU-0", Some(1), "pod", "b"));
     let attribution = |node: &Node, container: &str| {
-        belongs(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod("pod", container)))
+        attribute_process(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod("pod", container)))
     };
-    assert_eq!(attribution(&node, "a"), Belongs::To(a));
-    assert_eq!(attribution(&node, "b"), Belongs::To(b));
-    assert_eq!(attribution(&node, ""), Belongs::Among(vec![a, b]));
+    assert_eq!(attribution(&node, "a"), Attribution::To(a));
+    assert_eq!(attribution(&node, "b"), Attribution::To(b));
+    assert_eq!(attribution(&node, ""), Attribution::OneOf(vec![a, b]));
     // One container with two devices of the GPU.
     let c = node.grant("GPU-0", Some(2), "pod", "a");
-    assert_eq!(attribution(&node, "a"), Belongs::Among(vec![a, c]));
+    assert_eq!(attribution(&node, "a"), Attribution::OneOf(vec![a, c]));
     // An allocation whose container is not known yet.
     let d = node.grant("GPU-0", Some(3), "pod", "");
-    assert_eq!(attribution(&node, "z"), Belongs::To(d));
+    assert_eq!(attribution(&node, "z"), Attribution::To(d));
     // The same container is granted the device again: the newer record counts (I7).
     let e = node.grant("GPU-0", Some(1), "pod", "b");
     assert!(node.ledger.live[&b].overlapped);
-    assert_eq!(attribution(&node, "b"), Belongs::To(e));
+    assert_eq!(attribution(&node, "b"), Attribution::To(e));
 }
 
 #[test]
@@ -68,20 +78,20 @@ fn a_process_that_may_use_an_allocation_without_known_holder_is_no_bypass() {
     let mut node = Node::new();
     let unattributed = node.grant("GPU-0", Some(0), "", "");
     let on = |owner| process(1, "GPU-0", owner);
-    let attribution = |node: &Node, owner| belongs(&node.ledger, &part("GPU-0"), &on(owner));
-    assert_eq!(attribution(&node, of_pod("pod", "a")), Belongs::Perhaps(vec![unattributed]));
+    let attribution = |node: &Node, owner| attribute_process(&node.ledger, &part("GPU-0"), &on(owner));
+    assert_eq!(attribution(&node, of_pod("pod", "a")), Attribution::Possibly(vec![unattributed]));
     assert_eq!(
         attribution(&node, HOST),
-        Belongs::Nobody(Reason::HostProcess),
+        Attribution::Unexplained(Reason::HostProcess),
         "the host was granted nothing"
     );
     let holder = Holder { pod_uid: Some("pod".into()), container: Some("a".into()), ..Holder::default() };
-    let learned = Change::Learned { id: unattributed, holder };
+    let learned = Change::HolderLearned { id: unattributed, holder };
     node.ledger.apply(&Entry { at: node.now, changes: vec![learned] });
-    assert_eq!(attribution(&node, of_pod("pod", "a")), Belongs::To(unattributed));
+    assert_eq!(attribution(&node, of_pod("pod", "a")), Attribution::To(unattributed));
     assert_eq!(
         attribution(&node, of_pod("other", "a")),
-        Belongs::Nobody(Reason::PodHoldsNothing { by: None })
+        Attribution::Unexplained(Reason::PodHoldsNothing { by: None })
     );
 }
 
@@ -90,15 +100,15 @@ fn an_ignored_name_counts_only_where_no_allocation_explains_the_process() {
     let mut node = Node::new();
     let ignored = |owner| {
         let mut process = process(1, "GPU-0", owner);
-        process.who.ignored = true;
+        process.identity.ignored = true;
         process
     };
-    let attribution = |node: &Node, owner| belongs(&node.ledger, &part("GPU-0"), &ignored(owner));
-    for owner in [HOST, of_pod("dcgm", "exporter"), Owner::Unknown(Unseen::Gone)] {
-        assert_eq!(attribution(&node, owner), Belongs::Ignored);
+    let attribution = |node: &Node, owner| attribute_process(&node.ledger, &part("GPU-0"), &ignored(owner));
+    for owner in [HOST, of_pod("dcgm", "exporter"), Owner::Unknown(UnknownReason::Gone)] {
+        assert_eq!(attribution(&node, owner), Attribution::Ignored);
     }
     let held = node.grant("GPU-0", None, "pod", "main");
-    assert_eq!(attribution(&node, of_pod("pod", "main")), Belongs::To(held));
+    assert_eq!(attribution(&node, of_pod("pod", "main")), Attribution::To(held));
 }
 
 #[test]
@@ -108,7 +118,7 @@ fn a_bypass_is_reported_after_the_grace_period_and_only_while_it_lasts() {
     let processes =
         [("GPU-0", process(1, "GPU-0", of_pod("pod", "main"))), ("GPU-0", process(2, "GPU-0", HOST))];
     let reported = |node: &Node| -> Vec<(u32, Reason)> {
-        let bypasses = Owners::of(&node.ledger).bypasses();
+        let bypasses = Attributions::new(&node.ledger).bypasses();
         bypasses.into_iter().map(|b| (b.process.pid, b.reason)).collect()
     };
     node.look(&processes);
@@ -120,7 +130,7 @@ fn a_bypass_is_reported_after_the_grace_period_and_only_while_it_lasts() {
     assert_eq!(reported(&node), [], "a scan reports it, not time alone");
     node.look(&processes);
     assert_eq!(reported(&node), [(2, Reason::HostProcess)]);
-    let since = Owners::of(&node.ledger).bypasses()[0].since_wall_ms;
+    let since = Attributions::new(&node.ledger).bypasses()[0].since_wall_ms;
     assert_eq!(since, 1_000_000);
     // The pod ends and its process runs on: the grace period starts at the end.
     node.end(held);
@@ -131,7 +141,7 @@ fn a_bypass_is_reported_after_the_grace_period_and_only_while_it_lasts() {
     assert_eq!(reported(&node), [(1, Reason::Leftover { allocation: held }), (2, Reason::HostProcess)]);
     // Another process with the same id has its own grace period.
     let mut later = process(2, "GPU-0", HOST);
-    later.who.started_ticks = Some(2);
+    later.identity.started_ticks = Some(2);
     node.look(&[("GPU-0", later)]);
     assert_eq!(reported(&node), []);
 }
@@ -142,9 +152,9 @@ fn a_holder_learned_after_a_scan_explains_its_processes_at_once() {
     node.look(&[("GPU-0", process(1, "GPU-0", of_pod("pod", "main")))]);
     node.pass(20);
     node.look(&[("GPU-0", process(1, "GPU-0", of_pod("pod", "main")))]);
-    assert_eq!(Owners::of(&node.ledger).bypasses().len(), 1);
+    assert_eq!(Attributions::new(&node.ledger).bypasses().len(), 1);
     node.grant("GPU-0", None, "pod", "main");
-    assert_eq!(Owners::of(&node.ledger).bypasses(), []);
+    assert_eq!(Attributions::new(&node.ledger).bypasses(), []);
 }
 
 #[test]
@@ -155,10 +165,10 @@ fn every_reason_has_a_distinct_name_and_text() {
         Reason::ContainerHoldsNothing { container: "sidecar".into() },
         Reason::Leftover { allocation: AllocationId { store: 1, number: 2 } },
         Reason::HostProcess,
-        Reason::Unknown(Unseen::Gone),
+        Reason::Unknown(UnknownReason::Gone),
     ];
     let names: BTreeSet<_> = all.iter().map(Reason::as_str).collect();
-    let texts: BTreeSet<_> = all.iter().map(Reason::words).collect();
+    let texts: BTreeSet<_> = all.iter().map(Reason::describe).collect();
     assert_eq!((names.len(), texts.len()), (all.len(), all.len()));
     assert!(texts.iter().all(|text| !text.contains("  ")), "{texts:?}");
 }
@@ -174,9 +184,9 @@ fn the_reason_shows_how_a_pods_spec_gives_access_to_gpus() {
             name: format!("pod-{uid}"),
             labels: Vec::new(),
             is_static: false,
-            of_daemon_set: false,
+            is_of_daemon_set: false,
             stage,
-            leaving_since_wall_ms: None,
+            deletion_wall_ms: None,
             created_wall_ms: 0,
             containers: Vec::new(),
             bypass: bypass.cloned(),
@@ -197,11 +207,12 @@ fn the_reason_shows_how_a_pods_spec_gives_access_to_gpus() {
     };
     let seen = Change::PodsSeen(Arc::new(view));
     node.ledger.apply(&Entry { at: node.now, changes: vec![seen] });
-    let attribution = |uid| belongs(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod(uid, "main")));
+    let attribution =
+        |uid| attribute_process(&node.ledger, &part("GPU-0"), &process(1, "GPU-0", of_pod(uid, "main")));
     let known = Reason::PodHoldsNothing { by: Some(by) };
-    assert!(known.words().contains("main sets NVIDIA_VISIBLE_DEVICES"), "{}", known.words());
-    assert_eq!(attribution("taker"), Belongs::Nobody(known));
-    assert_eq!(attribution("plain"), Belongs::Nobody(Reason::PodHoldsNothing { by: None }));
-    let with_bypass: Vec<_> = reaching(&node.ledger).map(|(pod, _)| pod.uid.as_str()).collect();
+    assert!(known.describe().contains("main sets NVIDIA_VISIBLE_DEVICES"), "{}", known.describe());
+    assert_eq!(attribution("taker"), Attribution::Unexplained(known));
+    assert_eq!(attribution("plain"), Attribution::Unexplained(Reason::PodHoldsNothing { by: None }));
+    let with_bypass: Vec<_> = pods_with_gpu_bypass(&node.ledger).map(|(pod, _)| pod.uid.as_str()).collect();
     assert_eq!(with_bypass, ["taker"]);
 }

@@ -13,30 +13,30 @@ pub const IMMEDIATE_VIEWS_PER_SECOND_MAX: u32 = 20;
 
 /// Whether `pod` waits for devices of any kind and its previous version `known` did not.
 #[must_use]
-pub fn waits_anew(pod: &Pod, known: Option<&Pod>) -> bool {
+pub fn is_newly_waiting(pod: &Pod, known: Option<&Pod>) -> bool {
     pod.stage == Stage::Waiting
-        && pod.containers.iter().any(|container| !container.asks.is_empty())
+        && pod.containers.iter().any(|container| !container.requests.is_empty())
         && known.is_none_or(|known| known.stage != Stage::Waiting || known.containers != pod.containers)
 }
 
 /// Whether a pod requests a resource with a listed device. The kubelet sends Berth no Allocate for others.
 #[must_use]
-pub fn asks_for_ours(pod: &Pod, ledger: &Ledger) -> bool {
+pub fn requests_listed_resource(pod: &Pod, ledger: &Ledger) -> bool {
     let is_listed =
         |resource| ledger.parts.values().any(|part| part.devices.keys().any(|(name, _)| name == resource));
-    pod.containers.iter().flat_map(|container| &container.asks).any(|(resource, _)| is_listed(resource))
+    pod.containers.iter().flat_map(|container| &container.requests).any(|(resource, _)| is_listed(resource))
 }
 
 /// Rate limiter of the views that are submitted without delay.
 #[derive(Debug, Default)]
-pub struct Haste {
+pub struct ImmediateViewLimiter {
     second_mono_ms: Option<u64>,
     taken: u32,
 }
 
-impl Haste {
+impl ImmediateViewLimiter {
     /// Whether one more view may be submitted without delay; if so, it is counted.
-    pub fn take(&mut self, now_mono_ms: u64) -> bool {
+    pub fn try_acquire(&mut self, now_mono_ms: u64) -> bool {
         if self.second_mono_ms.is_none_or(|start| now_mono_ms.saturating_sub(start) >= 1_000) {
             (self.second_mono_ms, self.taken) = (Some(now_mono_ms), 0);
         }
@@ -53,18 +53,18 @@ mod tests {
     use crate::pods::PodContainer;
 
     fn pod(stage: Stage, asks: &[(&str, u32)]) -> Pod {
-        let asks = asks.iter().map(|(name, n)| (Resource::parse(name).unwrap(), *n)).collect();
+        let requests = asks.iter().map(|(name, n)| (Resource::parse(name).unwrap(), *n)).collect();
         Pod {
             uid: "u-1".into(),
             namespace: "team".into(),
             name: "p".into(),
             labels: Vec::new(),
             is_static: false,
-            of_daemon_set: false,
+            is_of_daemon_set: false,
             stage,
-            leaving_since_wall_ms: None,
+            deletion_wall_ms: None,
             created_wall_ms: 0,
-            containers: vec![PodContainer { name: "main".into(), asks }],
+            containers: vec![PodContainer { name: "main".into(), requests }],
             bypass: None,
         }
     }
@@ -73,19 +73,23 @@ mod tests {
     fn a_pod_starts_waiting_when_it_appears_and_when_its_requests_change() {
         let (one, two) = ([("nvidia.com/gpu", 1)], [("nvidia.com/gpu", 2)]);
         let waiting = pod(Stage::Waiting, &one);
-        assert!(waits_anew(&waiting, None));
-        assert!(waits_anew(&waiting, Some(&pod(Stage::Waiting, &two))));
+        assert!(is_newly_waiting(&waiting, None));
+        assert!(is_newly_waiting(&waiting, Some(&pod(Stage::Waiting, &two))));
         let labelled = Pod { labels: vec![("a".into(), "b".into())], ..waiting.clone() };
-        assert!(!waits_anew(&labelled, Some(&waiting)), "other changes of a waiting pod are not urgent");
-        assert!(!waits_anew(&pod(Stage::Admitted, &one), None));
-        assert!(!waits_anew(&pod(Stage::Waiting, &[]), None));
+        assert!(
+            !is_newly_waiting(&labelled, Some(&waiting)),
+            "other changes of a waiting pod are not urgent"
+        );
+        assert!(!is_newly_waiting(&pod(Stage::Admitted, &one), None));
+        assert!(!is_newly_waiting(&pod(Stage::Waiting, &[]), None));
     }
 
     #[test]
     fn a_burst_of_pods_is_limited_per_second() {
-        let mut limiter = Haste::default();
-        let taken =
-            |limiter: &mut Haste, from: u64, to: u64| (from..to).filter(|ms| limiter.take(*ms)).count();
+        let mut limiter = ImmediateViewLimiter::default();
+        let taken = |limiter: &mut ImmediateViewLimiter, from: u64, to: u64| {
+            (from..to).filter(|ms| limiter.try_acquire(*ms)).count()
+        };
         assert_eq!(taken(&mut limiter, 5_000, 6_000), IMMEDIATE_VIEWS_PER_SECOND_MAX as usize);
         assert_eq!(taken(&mut limiter, 6_000, 6_999), IMMEDIATE_VIEWS_PER_SECOND_MAX as usize);
     }

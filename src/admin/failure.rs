@@ -2,8 +2,10 @@
 //! not compile until somebody decides what the API says.
 
 use berth_api::{Action, Kind, Operation};
-use berth_core::admission::{ActivateError, DeleteError, PastError, TryError, Unprepared, UploadError};
-use berth_core::keeper::AskError;
+use berth_core::admission::{
+    ActivateError, DecisionsError, DeleteError, TrialError, Unprepared, UploadError,
+};
+use berth_core::keeper::CommandError;
 use berth_core::trust::SignatureError;
 use berth_http::Failure;
 use berth_kernel::ports::InstallError;
@@ -88,17 +90,19 @@ impl IntoFailure for Refusal {
     }
 }
 
-impl IntoFailure for AskError {
+impl IntoFailure for CommandError {
     fn into_failure(self) -> Failure {
         let error = self;
         match error {
-            AskError::Refused(refusal) => refusal.into_failure(),
-            AskError::Store(_) => Failure::new(Kind::Store, &error)
+            CommandError::Refused(refusal) => refusal.into_failure(),
+            CommandError::Store(_) => Failure::new(Kind::Store, &error)
                 .hint("look at the disk under the state folder: full, read-only, gone?")
                 .retry_after(STORE_RETRY_S),
-            AskError::Busy => Failure::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
-            AskError::Late(_) => Failure::new(Kind::Late, &error).hint("read the state again before a retry"),
-            AskError::Stopping => Failure::new(Kind::Stopping, &error),
+            CommandError::Busy => Failure::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
+            CommandError::Late(_) => {
+                Failure::new(Kind::Late, &error).hint("read the state again before a retry")
+            }
+            CommandError::Stopping => Failure::new(Kind::Stopping, &error),
         }
     }
 }
@@ -140,7 +144,7 @@ impl IntoFailure for UploadError {
                 SignatureError::CoreModule => "make a component of it first, and sign that",
             }),
             UploadError::Install(error) => error.into_failure(),
-            UploadError::Ask(error) => error.into_failure(),
+            UploadError::Command(error) => error.into_failure(),
         }
     }
 }
@@ -152,7 +156,7 @@ impl IntoFailure for DeleteError {
             DeleteError::AtWork => Failure::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
             DeleteError::Changed => Failure::new(Kind::Changed, "it was changed since it was read")
                 .hint("read it again before you repeat the request"),
-            DeleteError::Ask(error) => error.into_failure(),
+            DeleteError::Command(error) => error.into_failure(),
         }
     }
 }
@@ -168,43 +172,43 @@ impl IntoFailure for ActivateError {
             ActivateError::Fails { .. } => Failure::new(Kind::StackFails, &error)
                 .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
             ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &error),
-            ActivateError::Ask(error) => error.into_failure(),
+            ActivateError::Command(error) => error.into_failure(),
         }
     }
 }
 
-impl IntoFailure for PastError {
+impl IntoFailure for DecisionsError {
     fn into_failure(self) -> Failure {
         let error = self;
         match error {
-            PastError::None => {
+            DecisionsError::None => {
                 Failure::new(Kind::NoJournal, &error).hint("set decisions.maxMiB in the configuration")
             }
-            PastError::Journal { .. } => Failure::new(Kind::Internal, &error),
-            PastError::Unprepared(error) => error.into_failure(),
-            PastError::Fails { .. } => {
+            DecisionsError::Journal { .. } => Failure::new(Kind::Internal, &error),
+            DecisionsError::Unprepared(error) => error.into_failure(),
+            DecisionsError::Fails { .. } => {
                 Failure::new(Kind::StackFails, &error).hint("mend the policy or its parameters")
             }
-            PastError::Ask(error) => error.into_failure(),
-            PastError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
-            PastError::ShadowsFull => Failure::new(Kind::Limit, &error)
+            DecisionsError::Command(error) => error.into_failure(),
+            DecisionsError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
+            DecisionsError::ShadowsFull => Failure::new(Kind::Limit, &error)
                 .hint("end one of the shadows")
                 .action(Operation::ListShadows),
-            PastError::Stopping => Failure::new(Kind::Stopping, &error),
+            DecisionsError::Stopping => Failure::new(Kind::Stopping, &error),
         }
     }
 }
 
-impl IntoFailure for TryError {
+impl IntoFailure for TrialError {
     fn into_failure(self) -> Failure {
         let error = self;
         match error {
-            TryError::Unprepared(error) => error.into_failure(),
-            TryError::Busy => Failure::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
-            TryError::Full => {
+            TrialError::Unprepared(error) => error.into_failure(),
+            TrialError::Busy => Failure::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
+            TrialError::Full => {
                 Failure::new(Kind::Limit, error).hint("`\"alone\": true` leaves the others out")
             }
-            TryError::Stopping => Failure::new(Kind::Stopping, error),
+            TrialError::Stopping => Failure::new(Kind::Stopping, error),
         }
     }
 }

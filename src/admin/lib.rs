@@ -20,7 +20,7 @@ pub use openapi::openapi_json;
 pub use resources::stack_entries::{NoVersion, resolve_version};
 
 use actix_web::web::{Data, ServiceConfig};
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_http::{AdminError, Application, Running};
 use state::State;
 use std::future::Future;
@@ -43,8 +43,8 @@ impl Server {
     ///
     /// # Errors
     /// If the system gives no thread or socket; whatever was started ends again.
-    pub fn run(self, door: Door, facts: Facts) -> Result<Running, AdminError> {
-        let figures = Arc::clone(door.figures());
+    pub fn run(self, door: KernelHandle, facts: Facts) -> Result<Running, AdminError> {
+        let figures = Arc::clone(door.counters());
         self.0.run(figures, move |http| Api(Data::new(State::new(facts, http, door))))
     }
 }

@@ -5,7 +5,7 @@ use crate::event_feed::Feed;
 use crate::node_facts::Facts;
 use crate::survey::Surveys;
 use crate::upload_permits::UploadPermits;
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_core::metrics::Metrics;
 use berth_http::context::Context;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 /// Shared by all workers.
 pub(crate) struct State {
-    pub(crate) door: Door,
+    pub(crate) door: KernelHandle,
     pub(crate) metrics: Metrics,
     pub(crate) facts: Facts,
     pub(crate) http: Arc<Context>,
@@ -30,7 +30,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(facts: Facts, http: Arc<Context>, door: Door) -> Self {
+    pub(crate) fn new(facts: Facts, http: Arc<Context>, door: KernelHandle) -> Self {
         Self {
             metrics: Metrics::new(door.clone()),
             feed: Feed::new(door.now()),

@@ -1,7 +1,7 @@
 //! What the kubelet is told of one snapshot, and what is counted from that: found once for all who read it.
 
 use berth_api::ResourceUse;
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_kernel::attribution::Attributions;
 use berth_kernel::names::{DeviceKey, PartId, Resource};
@@ -30,7 +30,7 @@ pub(crate) struct Surveys(Mutex<Option<Arc<Survey>>>);
 
 impl Surveys {
     /// The door's newest snapshot. Seen outside the lock: two may do so at once, and nobody waits.
-    pub(crate) fn newest(&self, door: &Door) -> Arc<Survey> {
+    pub(crate) fn newest(&self, door: &KernelHandle) -> Arc<Survey> {
         let ledger = door.snapshot();
         let last = self.0.lock().clone();
         // A snapshot in hand is no other's place in memory, so the same place is the same snapshot.
@@ -46,7 +46,7 @@ impl Surveys {
 }
 
 impl Survey {
-    fn of(door: &Door, ledger: Snapshot) -> Self {
+    fn of(door: &KernelHandle, ledger: Snapshot) -> Self {
         let mut healthy = HashSet::new();
         for resource in ledger.resources() {
             let listed = door.listing(&ledger, &resource).into_iter().filter(|l| l.healthy);

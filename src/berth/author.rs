@@ -1,7 +1,7 @@
 //! `berth policy new`, `check` and `test`: commands for authors of policies, which need no daemon.
 
 use crate::args::PolicyCommand;
-use crate::scenario::{Bench, FILE_BYTES_MAX, POLICY_BYTES_MAX, Report};
+use crate::scenario::{FILE_BYTES_MAX, POLICY_BYTES_MAX, PolicyTester, Report};
 use crate::{command, policy_new};
 use anyhow::{Context, anyhow, bail};
 use berth_cli::input_file::read_file;
@@ -82,7 +82,7 @@ fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result
     // One byte more than allowed, so that `install` refuses the size with the daemon's error.
     let module = read_file(file, u64::try_from(POLICY_BYTES_MAX)?.saturating_add(1))?;
     let parameters = parameters.map(|text| read_parameters("--parameters", text)).transpose()?;
-    let bench = Bench::new()?;
+    let bench = PolicyTester::new()?;
     let name = file.display().to_string();
     let checked = match bench.install(&module) {
         Err(error) => {
@@ -176,7 +176,7 @@ fn test(
         (None, file) => (file, scenarios.iter().map(PathBuf::as_path).collect()),
     };
     let files = scenario_files(&paths)?;
-    let bench = Bench::new()?;
+    let bench = PolicyTester::new()?;
     let version = match (module, shipped) {
         (Some(file), _) => {
             let module = read_file(file, u64::try_from(POLICY_BYTES_MAX)?.saturating_add(1))?;

@@ -27,8 +27,8 @@ use setup::{baseline, create_state_dir};
 use crate::config::Config;
 use anyhow::Context;
 use berth_admin::{self, FileStack};
-use berth_core::admission::{self, Door, GpuWatch, Looker, Middle};
-use berth_core::keeper::{AskError, Keeper, Snapshot};
+use berth_core::admission::{self, GpuWatch, InventoryScanner, KernelHandle, RunningCore};
+use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::transition_log;
 use berth_kernel::command::NewStack;
 use berth_kernel::gpu::Inventory;
@@ -85,7 +85,7 @@ impl Default for Options {
 pub struct Daemon {
     config: Config,
     options: Options,
-    middle: Middle,
+    middle: RunningCore,
     progress: Arc<Progress>,
     admin: berth_http::Running,
     gpus: Option<GpuWatch>,
@@ -133,7 +133,7 @@ impl Daemon {
             admission::start(keeper, Arc::clone(&policies), clock, rules, baseline, open_journal(&config))
                 .context("cannot start the keeper")?;
         let node_progress = Arc::clone(&progress);
-        let admin = admin.run(middle.door.clone(), Arc::new(move || node_progress.facts()))?;
+        let admin = admin.run(middle.handle.clone(), Arc::new(move || node_progress.facts()))?;
         tracing::info!(
             token_file = %config.token_file.display(),
             "admin API: Swagger UI at {}/swagger-ui/", admin.url
@@ -152,9 +152,9 @@ impl Daemon {
             configuration,
             tasks: JoinSet::new(),
         };
-        daemon.tasks.spawn(progress::run_heartbeat(Arc::clone(daemon.door().figures())));
+        daemon.tasks.spawn(progress::run_heartbeat(Arc::clone(daemon.kernel().counters())));
         let keys = daemon.config.rules.trusted_keys.clone();
-        let (kernel, progress) = (daemon.door().clone(), Arc::clone(&daemon.progress));
+        let (kernel, progress) = (daemon.kernel().clone(), Arc::clone(&daemon.progress));
         if let Some(cause) = policies::load(kernel.clone(), Arc::clone(&policies), keys.clone()).await? {
             let interval = daemon.options.stack_again;
             daemon
@@ -167,8 +167,8 @@ impl Daemon {
 
     /// The handle of the kernel.
     #[must_use]
-    pub fn door(&self) -> &Door {
-        &self.middle.door
+    pub fn kernel(&self) -> &KernelHandle {
+        &self.middle.handle
     }
 
     /// The progress of the start.
@@ -197,7 +197,7 @@ impl Daemon {
         self.progress.set_gpus(scanner.gpus().describe(), &inventory);
         self.record_inventory(inventory).await?;
         self.gpus = Some(
-            GpuWatch::start(&scanner, self.door(), self.config.poll)
+            GpuWatch::start(&scanner, self.kernel(), self.config.poll)
                 .context("cannot start the GPU threads")?,
         );
         let settings = berth_kubelet::Settings {
@@ -206,13 +206,13 @@ impl Daemon {
             edits: self.config.edits.clone(),
             rounds: self.config.rounds.clone(),
         };
-        let front = berth_kubelet::Front::new(settings, self.door().clone());
+        let front = berth_kubelet::Front::new(settings, self.kernel().clone());
         // Adoption may wait indefinitely for a readable checkpoint.
         self.start_cluster();
         // Before the stack offers devices, so that adopted devices keep their share numbers.
         self.adopt(&front).await;
         self.activate_file_stack().await?;
-        if let Err(error) = self.door().reoffer().await {
+        if let Err(error) = self.kernel().reoffer().await {
             // The policy thread tries again by itself.
             tracing::warn!(
                 "the policies' first offers could not be recorded; they will be requested again: {error}"
@@ -230,13 +230,13 @@ impl Daemon {
     fn start_cluster(&mut self) {
         if self.cluster.is_none() {
             let (api_server, node) = (self.config.api_server.clone(), self.config.node_name.clone());
-            let previous = self.previous.take().unwrap_or_else(|| self.door().snapshot());
+            let previous = self.previous.take().unwrap_or_else(|| self.kernel().snapshot());
             let mut settings = berth_cluster::Settings::new(api_server, node);
             settings.labels = self.labels.node_task(&self.config);
             settings.other_writer = self.labels.other_writer(&self.config);
             settings.followed = self.configuration.as_ref().map(configuration::Configuration::watched_label);
-            self.tasks.spawn(transition_log::run(self.door().clone(), Arc::clone(&previous)));
-            let cluster = berth_cluster::start(settings, self.door().clone(), previous);
+            self.tasks.spawn(transition_log::run(self.kernel().clone(), Arc::clone(&previous)));
+            let cluster = berth_cluster::start(settings, self.kernel().clone(), previous);
             self.progress.set_cluster_status(cluster.link());
             self.cluster = Some(cluster);
         }
@@ -246,11 +246,11 @@ impl Daemon {
     async fn record_inventory(&self, inventory: Inventory) -> anyhow::Result<()> {
         let mut is_logged = false;
         loop {
-            let (kernel, inventory) = (self.door().clone(), inventory.clone());
-            let recorded = tokio::task::spawn_blocking(move || kernel.looked(inventory));
+            let (kernel, inventory) = (self.kernel().clone(), inventory.clone());
+            let recorded = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
             match recorded.await.context("recording the GPUs")? {
                 Ok(_) => return Ok(()),
-                Err(error @ (AskError::Store(_) | AskError::Busy | AskError::Late(_))) => {
+                Err(error @ (CommandError::Store(_) | CommandError::Busy | CommandError::Late(_))) => {
                     if !std::mem::replace(&mut is_logged, true) {
                         let every = RETRY_INTERVAL.as_secs();
                         tracing::error!("the GPUs cannot be recorded: {error}; trying again every {every} s");
@@ -266,16 +266,16 @@ impl Daemon {
     ///
     /// # Errors
     /// If the scan fails and the configuration has `failOnInitError`.
-    async fn find_gpus(&self) -> anyhow::Result<(Looker, Inventory)> {
+    async fn find_gpus(&self) -> anyhow::Result<(InventoryScanner, Inventory)> {
         let mut is_logged = false;
         let processes = Arc::new(process_source(&self.config));
         loop {
             let (source, given) = (self.config.gpus.clone(), self.options.gpus.clone());
             let (processes, health_checks) = (Arc::clone(&processes), self.config.health_checks);
-            let open = move || -> Result<(Looker, Inventory), GpusError> {
+            let open = move || -> Result<(InventoryScanner, Inventory), GpusError> {
                 let gpus = given.map_or_else(|| open_gpus(source), Ok)?;
-                let scanner = Looker::new(gpus, processes).with_health_checks(health_checks);
-                let inventory = scanner.look()?;
+                let scanner = InventoryScanner::new(gpus, processes).with_health_checks(health_checks);
+                let inventory = scanner.scan()?;
                 Ok((scanner, inventory))
             };
             match tokio::task::spawn_blocking(open).await {
@@ -305,7 +305,7 @@ impl Daemon {
     /// Resolves the versions of the file's stack. An invalid stack stops the start, unless a stack of the API is active: then
     /// the error is only shown.
     fn resolve_file_stack(&self) -> anyhow::Result<()> {
-        let snapshot = self.door().snapshot();
+        let snapshot = self.kernel().snapshot();
         match stack::resolve(&self.config, &snapshot)
             .and_then(|entries| stack::check_trusted(entries, &snapshot, &self.config.rules.trusted_keys))
         {
@@ -321,7 +321,7 @@ impl Daemon {
 
     /// Activates the file's stack, unless a stack of the API is active, which takes precedence until it is reset.
     async fn activate_file_stack(&self) -> anyhow::Result<()> {
-        let snapshot = self.door().snapshot();
+        let snapshot = self.kernel().snapshot();
         let entries = self.progress.facts().file_stack.entries;
         if snapshot.stack.from_api {
             if snapshot.stack.entries != entries {
@@ -333,14 +333,14 @@ impl Daemon {
             return Ok(());
         }
         let mut is_logged = false;
-        while self.door().snapshot().stack.entries != entries {
+        while self.kernel().snapshot().stack.entries != entries {
             let stack = NewStack {
                 from_api: false,
                 by: "config".into(),
                 why: String::new(),
                 entries: entries.clone(),
             };
-            match self.door().activate(stack, None).await {
+            match self.kernel().activate(stack, None).await {
                 Ok(_) => break,
                 // A starting node is busy and its disks are slow, so a timeout does not mean that the stack is bad.
                 Err(error) if error.is_passing() => {
@@ -359,7 +359,7 @@ impl Daemon {
     /// Stops all parts: tasks, GPU threads, the connection to the API server, both front ends, and the keeper with its store.
     pub async fn stop(self) {
         let Self { middle, options, admin, gpus, cluster, kubelet, mut tasks, .. } = self;
-        let Middle { door: kernel, threads } = middle;
+        let RunningCore { handle: kernel, threads } = middle;
         tasks.shutdown().await;
         if let Some(gpus) = gpus {
             gpus.stop();

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, LogFormat};
 use crate::trace;
-use berth_core::figures::MALFORMED;
+use berth_core::counters::MALFORMED;
 use berth_core::spans;
 use std::io::IsTerminal;
 use std::sync::atomic::Ordering;

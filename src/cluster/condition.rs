@@ -4,7 +4,7 @@
 use super::client::{ANSWER_MAX, error_chain};
 use super::settings::Settings;
 use super::wait::{self, Backoff, REFRESH_MEAN, RetryAfter, jittered};
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_kernel::date::rfc3339_seconds;
 use berth_kernel::drain::Drain;
 use berth_kernel::health::HealthState;
@@ -121,7 +121,7 @@ fn join<'t>(texts: impl ExactSizeIterator<Item = &'t str>) -> String {
 }
 
 /// Keeps the condition up to date; never returns.
-pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
+pub(super) async fn keep(settings: &Settings, client: Client, door: &KernelHandle) {
     let mut snapshots = door.watch();
     let mut node_condition = NodeConditionWriter {
         nodes: Api::all(client),

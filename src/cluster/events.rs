@@ -7,7 +7,7 @@ use super::pending_event::{PendingEvent, Regarding};
 use super::policies::PolicyEvents;
 use super::settings::Settings;
 use super::wait::{self, Backoff};
-use berth_core::admission::{Door, Standings};
+use berth_core::admission::{KernelHandle, PolicyStatuses};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::transitions::Transitions;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -44,13 +44,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// as the store had it.
 pub(super) async fn collect(
     settings: &Settings,
-    door: &Door,
+    door: &KernelHandle,
     before: Arc<Ledger>,
     out: Sender<PendingEvent>,
 ) {
     let mut snapshots = door.watch();
     snapshots.mark_changed();
-    let mut standings = door.watch_standings();
+    let mut standings = door.watch_policy_statuses();
     standings.mark_changed();
     let mut collector = Collector::new(before, Instant::now());
     loop {
@@ -112,7 +112,7 @@ impl Collector {
     }
 
     /// Queues the events of policies. Like those of bypasses, they leave the reserved part of the queue free.
-    fn step_policies(&mut self, status: Arc<Standings>, out: &Sender<PendingEvent>, now: Instant) {
+    fn step_policies(&mut self, status: Arc<PolicyStatuses>, out: &Sender<PendingEvent>, now: Instant) {
         for event in self.policies.events(status, now) {
             let allowed = out.capacity() > RESERVED && self.policy_allowance.take(now);
             if !allowed || out.try_send(event).is_err() {

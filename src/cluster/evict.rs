@@ -4,11 +4,11 @@
 
 use super::client::{ANSWER_MAX, error_chain};
 use super::settings::Settings;
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
 use berth_kernel::evict::{due_requests, is_being_evicted};
-use berth_kernel::eviction::{EvictionMethod, EvictionRequest, Outcome};
+use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRequest};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use k8s_openapi::api::core::v1::Pod;
@@ -30,7 +30,7 @@ const BUDGET: &str = "DisruptionBudget";
 
 /// Carries out the kernel's eviction plan; never returns. One request at a time: a node has tens of such pods at most,
 /// and the API server answers within milliseconds.
-pub(super) async fn keep(settings: &Settings, client: Client, door: &Door) {
+pub(super) async fn keep(settings: &Settings, client: Client, door: &KernelHandle) {
     let mut snapshots = door.watch();
     // GPUs whose held devices are Unhealthy in the list that the kubelet has received.
     let mut listed = BTreeSet::new();
@@ -66,7 +66,7 @@ fn gpus_with_eviction(ledger: &Ledger) -> BTreeSet<PartId> {
 /// Sends one eviction or deletion, logs its outcome and records it in the ledger.
 async fn carry_out(
     client: &Client,
-    door: &Door,
+    door: &KernelHandle,
     ask: &EvictionRequest,
     snapshots: &mut watch::Receiver<Snapshot>,
 ) {
@@ -75,21 +75,21 @@ async fn carry_out(
     let outcome = tokio::select! {
         answered = timeout(ANSWER_MAX, Box::pin(send(client, ask)).instrument(span.clone())) => match answered {
             Ok(answered) => outcome(ask.method, answered),
-            Err(_) => Outcome::Failed(format!("the API server did not answer within {} s", ANSWER_MAX.as_secs())),
+            Err(_) => EvictionOutcome::Failed(format!("the API server did not answer within {} s", ANSWER_MAX.as_secs())),
         },
         () = until_unwanted(ask, snapshots) => return,
     };
     spans::ended(
         &span,
         match outcome {
-            Outcome::Taken => "taken",
-            Outcome::Gone => "gone",
-            Outcome::Budget(_) => "budget",
-            Outcome::Failed(_) => "failed",
+            EvictionOutcome::Accepted => "taken",
+            EvictionOutcome::Gone => "gone",
+            EvictionOutcome::Budget(_) => "budget",
+            EvictionOutcome::Failed(_) => "failed",
         },
     );
     log_outcome(&door.snapshot(), ask, &outcome);
-    if let Err(error) = door.asked(ask.clone(), outcome).await {
+    if let Err(error) = door.record_eviction(ask.clone(), outcome).await {
         tracing::warn!(%error, "the result of an eviction could not be recorded; it is tried again");
         // Without the outcome the next plan is the same.
         sleep(PLAN_INTERVAL).await;
@@ -133,60 +133,60 @@ async fn send(client: &Client, ask: &EvictionRequest) -> Result<(), kube::Error>
 }
 
 /// The outcome of an eviction or deletion, by its response.
-fn outcome(way: EvictionMethod, answered: Result<(), kube::Error>) -> Outcome {
+fn outcome(way: EvictionMethod, answered: Result<(), kube::Error>) -> EvictionOutcome {
     let status = match answered {
-        Ok(()) => return Outcome::Taken,
+        Ok(()) => return EvictionOutcome::Accepted,
         Err(kube::Error::Api(status)) => status,
-        Err(error) => return Outcome::Failed(error_chain(&error)),
+        Err(error) => return EvictionOutcome::Failed(error_chain(&error)),
     };
     match status.code {
         // 409: another pod has this name by now, or another client changes the disruption budget at this moment.
-        404 | 409 => Outcome::Gone,
+        404 | 409 => EvictionOutcome::Gone,
         429 => outcome_of_429(&status),
         403 => {
             let right = match way {
                 EvictionMethod::Evict => "create pods/eviction; ClusterRole berth-evict",
                 EvictionMethod::Delete => "delete pods; ClusterRole berth-delete",
             };
-            Outcome::Failed(format!(
+            EvictionOutcome::Failed(format!(
                 "{} (the daemon needs: {right}, see deploy/cluster-role.yaml)",
                 status.message
             ))
         }
-        _ => Outcome::Failed(status.message.clone()),
+        _ => EvictionOutcome::Failed(status.message.clone()),
     }
 }
 
 /// 429 is the status of a disruption budget, and of an overloaded API server.
-fn outcome_of_429(status: &Status) -> Outcome {
+fn outcome_of_429(status: &Status) -> EvictionOutcome {
     let causes = status.details.iter().flat_map(|d| &d.causes).filter(|cause| cause.reason == BUDGET);
     let causes: Vec<&str> = causes.map(|cause| cause.message.as_str()).collect();
     match causes.as_slice() {
-        [] if status.message.contains("disruption budget") => Outcome::Budget(status.message.clone()),
-        [] => Outcome::Failed(status.message.clone()),
-        causes => Outcome::Budget(causes.join("; ")),
+        [] if status.message.contains("disruption budget") => EvictionOutcome::Budget(status.message.clone()),
+        [] => EvictionOutcome::Failed(status.message.clone()),
+        causes => EvictionOutcome::Budget(causes.join("; ")),
     }
 }
 
 /// Logs the outcome unless the ledger has the same one already.
-fn log_outcome(ledger: &Ledger, ask: &EvictionRequest, outcome: &Outcome) {
+fn log_outcome(ledger: &Ledger, ask: &EvictionRequest, outcome: &EvictionOutcome) {
     let known = ledger.evictions.get(&ask.pod.uid);
-    if known.is_some_and(|known| known.ask.method == ask.method && known.outcome == *outcome) {
+    if known.is_some_and(|known| known.request.method == ask.method && known.outcome == *outcome) {
         return;
     }
     let (pod, gpu) = (format!("{}/{}", ask.pod.namespace, ask.pod.name), &ask.gpu);
     match (outcome, ask.method) {
-        (Outcome::Taken, EvictionMethod::Evict) => {
+        (EvictionOutcome::Accepted, EvictionMethod::Evict) => {
             tracing::info!(pod, %gpu, "a pod was evicted from a GPU that is drained");
         }
-        (Outcome::Taken, EvictionMethod::Delete) => {
+        (EvictionOutcome::Accepted, EvictionMethod::Delete) => {
             tracing::info!(pod, %gpu, "a pod was deleted at the deadline of a GPU's drain");
         }
-        (Outcome::Gone, _) => tracing::info!(pod, %gpu, "a pod has left a GPU that is being drained"),
-        (Outcome::Budget(why), _) => {
+        (EvictionOutcome::Gone, _) => tracing::info!(pod, %gpu, "a pod has left a GPU that is being drained"),
+        (EvictionOutcome::Budget(why), _) => {
             tracing::info!(pod, %gpu, why, "a disruption budget keeps a pod on a GPU that is drained");
         }
-        (Outcome::Failed(why), _) => {
+        (EvictionOutcome::Failed(why), _) => {
             tracing::warn!(pod, %gpu, why, "a pod could not be asked to leave a GPU that is drained");
         }
     }
@@ -220,13 +220,16 @@ mod tests {
         let needs = "The disruption budget web needs 3 healthy pods and has 3 currently";
         let violates = "Cannot evict pod as it would violate the pod's disruption budget.";
         let table = [
-            (Ok(()), Outcome::Taken),
-            (answer(404, "", None), Outcome::Gone),
-            (answer(409, "", None), Outcome::Gone),
-            (answer(429, violates, Some((BUDGET, needs))), Outcome::Budget(needs.into())),
-            (answer(429, violates, None), Outcome::Budget(violates.into())),
-            (answer(429, "too many requests", None), Outcome::Failed("too many requests".into())),
-            (answer(500, "more than one budget", None), Outcome::Failed("more than one budget".into())),
+            (Ok(()), EvictionOutcome::Accepted),
+            (answer(404, "", None), EvictionOutcome::Gone),
+            (answer(409, "", None), EvictionOutcome::Gone),
+            (answer(429, violates, Some((BUDGET, needs))), EvictionOutcome::Budget(needs.into())),
+            (answer(429, violates, None), EvictionOutcome::Budget(violates.into())),
+            (answer(429, "too many requests", None), EvictionOutcome::Failed("too many requests".into())),
+            (
+                answer(500, "more than one budget", None),
+                EvictionOutcome::Failed("more than one budget".into()),
+            ),
         ];
         for (answered, expected) in table {
             assert_eq!(outcome(EvictionMethod::Evict, answered), expected);
@@ -234,7 +237,7 @@ mod tests {
         for (way, right) in
             [(EvictionMethod::Evict, "create pods/eviction"), (EvictionMethod::Delete, "delete pods")]
         {
-            let Outcome::Failed(why) = outcome(way, answer(403, "no", None)) else { panic!() };
+            let EvictionOutcome::Failed(why) = outcome(way, answer(403, "no", None)) else { panic!() };
             assert!(why.contains(right), "{why}");
         }
     }

@@ -28,7 +28,7 @@ pub use settings::{
 };
 pub use wait::{BACKOFF_MAX, RetryAfter};
 
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_kernel::ledger::Ledger;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -58,7 +58,7 @@ impl Running {
 /// Starts the tasks and returns at once. `before` is the ledger as the last process stored it: changes since then are
 /// published as events.
 #[must_use]
-pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
+pub fn start(settings: Settings, door: KernelHandle, before: Arc<Ledger>) -> Running {
     if settings.api_server == ApiServer::Off {
         return Running { link: watch::channel(ApiServerStatus::Off).1, tasks: Vec::new() };
     }
@@ -69,7 +69,12 @@ pub fn start(settings: Settings, door: Door, before: Arc<Ledger>) -> Running {
 
 /// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the
 /// start, before the connection exists.
-async fn run(settings: &Settings, door: &Door, link: &watch::Sender<ApiServerStatus>, before: Arc<Ledger>) {
+async fn run(
+    settings: &Settings,
+    door: &KernelHandle,
+    link: &watch::Sender<ApiServerStatus>,
+    before: Arc<Ledger>,
+) {
     let (event_sender, mut events) = mpsc::channel(events::EVENTS_WAITING_MAX);
     let client_tasks = async {
         let client = client::connect_with_retries(settings, link).await;

@@ -2,7 +2,7 @@
 
 use berth_core::policy_transitions::PolicyTransition;
 use berth_kernel::drain::Drain;
-use berth_kernel::eviction::{Asked, EvictionMethod, Outcome};
+use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pods::Pod;
@@ -85,18 +85,18 @@ impl PendingEvent {
     }
 
     /// The event of a pod that was evicted or deleted; it regards the pod.
-    fn of_eviction(asked: &Asked, ledger: &Ledger) -> Option<Self> {
-        if asked.outcome != Outcome::Taken {
+    fn of_eviction(asked: &EvictionRecord, ledger: &Ledger) -> Option<Self> {
+        if asked.outcome != EvictionOutcome::Accepted {
             return None;
         }
-        let done = match asked.ask.method {
+        let done = match asked.request.method {
             EvictionMethod::Evict => "evicted",
             EvictionMethod::Delete => "deleted at the deadline of a drain",
         };
-        let mark = ledger.gpus.get(&asked.ask.gpu).and_then(|gpu| gpu.drain.mark());
+        let mark = ledger.gpus.get(&asked.request.gpu).and_then(|gpu| gpu.drain.mark());
         let by = mark.map_or_else(String::new, |mark| format!(" {}", mark.by_and_reason()));
-        let gpu = GpuName::IndexAndUuid.of(ledger, &asked.ask.gpu);
-        let regarding = Regarding::pod(&asked.ask.pod);
+        let gpu = GpuName::IndexAndUuid.of(ledger, &asked.request.gpu);
+        let regarding = Regarding::pod(&asked.request.pod);
         let note = format!("{done}: {gpu} is being drained{by}");
         Some(Self { regarding, ..Self::of_node(false, "GPUDrain", "Evict", note) })
     }

@@ -5,8 +5,8 @@ use super::pod_watch::{Error, Event, events};
 use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
 use crate::pod::convert_pod;
-use berth_core::admission::Door;
-use berth_core::keeper::AskError;
+use berth_core::admission::KernelHandle;
+use berth_core::keeper::CommandError;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pod_arrivals::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
@@ -126,7 +126,7 @@ impl KnownPods {
 pub(super) async fn keep(
     settings: &Settings,
     client: Client,
-    door: &Door,
+    door: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
 ) {
     let (mut known, mut haste) = (KnownPods::new(), ImmediateViewLimiter::default());
@@ -166,7 +166,7 @@ async fn gather(
     stream: &mut (impl Stream<Item = Result<Event, Error>> + Unpin),
     known: &mut KnownPods,
     haste: &mut ImmediateViewLimiter,
-    door: &Door,
+    door: &KernelHandle,
     settings: &Settings,
 ) -> Result<bool, Error> {
     let Some(first) = stream.next().await else {
@@ -196,7 +196,7 @@ async fn gather(
 async fn send_view(
     known: &KnownPods,
     settings: &Settings,
-    door: &Door,
+    door: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
 ) {
     let Some(view) = known.complete_view() else {
@@ -206,7 +206,7 @@ async fn send_view(
         report_error(link, &TooMany { pods: known.view.pods.len() });
     }
     while let Err(error) = door.pods(view.clone()).await {
-        if error == AskError::Stopping {
+        if error == CommandError::Stopping {
             return;
         }
         // The keeper is busy. Events that come meanwhile wait in the watch.

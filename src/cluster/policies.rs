@@ -1,7 +1,7 @@
 //! Limits the events of policies: the faults of a policy that fails at every call are one event a minute.
 
 use super::pending_event::PendingEvent;
-use berth_core::admission::Standings;
+use berth_core::admission::PolicyStatuses;
 use berth_core::policy_transitions::{PolicyTransition, policy_transitions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const FAULT_EVENT_INTERVAL: Duration = Duration::from_secs(60);
 /// The policies' last status, and their faults.
 #[derive(Debug, Default)]
 pub(super) struct PolicyEvents {
-    last: Arc<Standings>,
+    last: Arc<PolicyStatuses>,
     faults: BTreeMap<String, Faults>,
 }
 
@@ -31,7 +31,7 @@ struct Faults {
 
 impl PolicyEvents {
     /// The events of this status.
-    pub(super) fn events(&mut self, standings: Arc<Standings>, now: Instant) -> Vec<PendingEvent> {
+    pub(super) fn events(&mut self, standings: Arc<PolicyStatuses>, now: Instant) -> Vec<PendingEvent> {
         self.faults.retain(|label, _| standings.contains_key(label));
         let mut events = Vec::new();
         for transition in policy_transitions(&self.last, &standings) {
@@ -72,12 +72,16 @@ impl PolicyEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_core::admission::Standing;
+    use berth_core::admission::PolicyStatus;
 
-    fn status(label: &str, faults: u64, suspended: bool) -> Arc<Standings> {
-        let standing =
-            Standing { revision: 1, faults, suspended, last: Some(format!("admit: fault {faults} (trap)")) };
-        Arc::new(Standings::from([(label.to_owned(), standing)]))
+    fn status(label: &str, faults: u64, suspended: bool) -> Arc<PolicyStatuses> {
+        let standing = PolicyStatus {
+            revision: 1,
+            faults,
+            suspended,
+            last: Some(format!("admit: fault {faults} (trap)")),
+        };
+        Arc::new(PolicyStatuses::from([(label.to_owned(), standing)]))
     }
 
     /// Reason, whether it is a warning, and note of each event.

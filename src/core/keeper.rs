@@ -8,7 +8,7 @@ mod inbox;
 
 pub use inbox::{Handle, KUBELET_INBOX, OTHER_INBOX, Running, spawn};
 
-use crate::figures::Figures;
+use crate::counters::Counters;
 use crate::spans;
 use berth_kernel::allocation::ADOPTED;
 use berth_kernel::change::{Change, Entry};
@@ -44,7 +44,7 @@ pub struct Applied {
 
 /// Error of a command that was not applied. A refusal is distinct from a failure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AskError {
+pub enum CommandError {
     /// The kernel refused the command.
     #[error("{0}")]
     Refused(Refusal),
@@ -62,7 +62,7 @@ pub enum AskError {
     Stopping,
 }
 
-impl AskError {
+impl CommandError {
     /// The error's kind, or the refusal's.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -76,14 +76,14 @@ impl AskError {
     }
 }
 
-impl From<Refusal> for AskError {
+impl From<Refusal> for CommandError {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
     }
 }
 
 /// The keeper's answer to a command.
-pub type Answered = Result<Applied, AskError>;
+pub type CommandResult = Result<Applied, CommandError>;
 
 /// The keeper's state.
 pub struct Keeper {
@@ -97,7 +97,7 @@ pub struct Keeper {
     store_failure: StoreFailure,
     /// When to read the store again, monotonic milliseconds; set while memory and store may differ.
     reopen_at: Option<u64>,
-    figures: Arc<Figures>,
+    figures: Arc<Counters>,
 }
 
 /// Error of the store, for readiness; `None` while the store works.
@@ -113,7 +113,7 @@ impl Keeper {
         let persisted_health = health_of(&records);
         let ledger = Arc::new(restore(records, clock.now()));
         let (publisher, _) = watch::channel(Arc::clone(&ledger));
-        let figures = Arc::<Figures>::default();
+        let figures = Arc::<Counters>::default();
         figures.keeper.set_store_bytes(store.bytes());
         Ok(Self {
             ledger,
@@ -136,7 +136,7 @@ impl Keeper {
 
     /// Error of the store, if it failed: until it is read again, memory and disk may differ.
     #[must_use]
-    pub fn store_trouble(&self) -> Option<String> {
+    pub fn store_error(&self) -> Option<String> {
         self.store_failure.lock().clone()
     }
 
@@ -145,7 +145,7 @@ impl Keeper {
     ///
     /// # Errors
     /// If the command is refused, or the store fails.
-    pub fn turn(&mut self, command: &Command) -> Answered {
+    pub fn turn(&mut self, command: &Command) -> CommandResult {
         let now = self.clock.now();
         if matches!(command, Command::RecordScan(_) | Command::ApplyTriage { .. }) {
             self.publish_derived(&decide(&self.ledger, &self.rules, command, now).entry);
@@ -183,12 +183,12 @@ impl Keeper {
         }
     }
 
-    fn commit(&mut self, entry: &Entry) -> Result<(), AskError> {
+    fn commit(&mut self, entry: &Entry) -> Result<(), CommandError> {
         let mut next = Ledger::clone(&self.ledger);
         next.apply(entry);
         if entry.is_durable() {
             if self.reopen_at.is_some() {
-                return Err(AskError::Store(self.failure_message()));
+                return Err(CommandError::Store(self.failure_message()));
             }
             self.append(&writes(&self.ledger, entry, &next))?;
         }
@@ -216,7 +216,7 @@ impl Keeper {
         }
     }
 
-    fn append(&mut self, writes: &[Write]) -> Result<(), AskError> {
+    fn append(&mut self, writes: &[Write]) -> Result<(), CommandError> {
         pass(Step::BeforeAppend);
         let began = Instant::now();
         let span = spans::append(writes.len());
@@ -234,18 +234,18 @@ impl Keeper {
             self.set_store_failure(Some(message.clone()));
             self.reopen();
         }
-        Err(AskError::Store(message))
+        Err(CommandError::Store(message))
     }
 
     /// Writes changed health records to the store. A failed write is repeated with the next command.
-    fn write_health(&mut self) -> Result<(), AskError> {
+    fn write_health(&mut self) -> Result<(), CommandError> {
         let now = health_records(&self.ledger);
         let writes = health_writes(&self.persisted_health, &now);
         if writes.is_empty() {
             return Ok(());
         }
         if self.reopen_at.is_some() {
-            return Err(AskError::Store(self.failure_message()));
+            return Err(CommandError::Store(self.failure_message()));
         }
         self.append(&writes)?;
         self.persisted_health = now;

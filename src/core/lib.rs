@@ -2,7 +2,7 @@
 //! thread that calls the policies ([`admission`]), and the counters of both.
 
 pub mod admission;
-pub mod figures;
+pub mod counters;
 pub mod keeper;
 pub mod metrics;
 pub mod policy_transitions;

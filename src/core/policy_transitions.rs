@@ -1,6 +1,6 @@
 //! Computes what changed from one status of the active policies to a later one. Pure.
 
-use crate::admission::{FAULTS_TO_SUSPEND, Standings};
+use crate::admission::{FAULTS_TO_SUSPEND, PolicyStatuses};
 
 /// The text of a fault without one.
 const NO_ERROR_TEXT: &str = "no error text";
@@ -59,7 +59,7 @@ impl PolicyTransition {
 
 /// The changes from one status to a later one. A policy that left the stack has none.
 #[must_use]
-pub fn policy_transitions(old: &Standings, new: &Standings) -> Vec<PolicyTransition> {
+pub fn policy_transitions(old: &PolicyStatuses, new: &PolicyStatuses) -> Vec<PolicyTransition> {
     let mut all = Vec::new();
     for (label, now) in new {
         let before = old.get(label).cloned().unwrap_or_default();
@@ -83,24 +83,24 @@ pub fn policy_transitions(old: &Standings, new: &Standings) -> Vec<PolicyTransit
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::Standing;
+    use crate::admission::PolicyStatus;
 
-    fn status(revision: u64, faults: u64, suspended: bool) -> Standings {
-        let standing = Standing { revision, faults, suspended, last: Some("place: trap".into()) };
-        Standings::from([("a@1".into(), standing)])
+    fn status(revision: u64, faults: u64, suspended: bool) -> PolicyStatuses {
+        let standing = PolicyStatus { revision, faults, suspended, last: Some("place: trap".into()) };
+        PolicyStatuses::from([("a@1".into(), standing)])
     }
 
-    fn texts(old: &Standings, new: &Standings) -> Vec<String> {
+    fn texts(old: &PolicyStatuses, new: &PolicyStatuses) -> Vec<String> {
         policy_transitions(old, new).iter().map(PolicyTransition::describe).collect()
     }
 
     #[test]
     fn new_faults_are_counted_since_the_earlier_status() {
-        assert!(texts(&Standings::new(), &status(1, 0, false)).is_empty());
+        assert!(texts(&PolicyStatuses::new(), &status(1, 0, false)).is_empty());
         assert_eq!(texts(&status(1, 0, false), &status(1, 1, false)), ["policy a@1 failed: place: trap"]);
         let more = texts(&status(1, 1, false), &status(1, 4, false));
         assert_eq!(more, ["policy a@1 failed 3 times, with the last error: place: trap"]);
-        assert!(texts(&status(1, 4, false), &Standings::new()).is_empty(), "it left the stack");
+        assert!(texts(&status(1, 4, false), &PolicyStatuses::new()).is_empty(), "it left the stack");
     }
 
     #[test]

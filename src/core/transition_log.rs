@@ -1,7 +1,7 @@
 //! Logs the transitions of the node that no operator ordered: health, the end of drains, and GPUs that are used without
 //! an allocation. Operators' orders are logged by the admin API.
 
-use crate::admission::Door;
+use crate::admission::KernelHandle;
 use berth_kernel::drain::{AtDeadline, Drain, was_given_up};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
@@ -20,7 +20,7 @@ const DEADLINE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const BYPASS_LINES_MAX: usize = 20;
 
 /// Logs the transitions of each snapshot; never returns. `before` is the ledger as the last process stored it.
-pub async fn run(door: Door, before: Arc<Ledger>) {
+pub async fn run(door: KernelHandle, before: Arc<Ledger>) {
     let mut snapshots = door.watch();
     snapshots.mark_changed();
     let mut log = Log::new(before);

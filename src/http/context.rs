@@ -7,7 +7,7 @@ use actix_web::Error;
 use actix_web::dev::ServiceRequest;
 use actix_web::web::Data;
 use berth_api::Kind;
-use berth_core::figures::Figures;
+use berth_core::counters::Counters;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -19,11 +19,11 @@ pub struct Context {
     pub(super) budget: Budget,
     pub(super) gate: Gate,
     /// Where answers are counted.
-    pub(super) figures: Arc<Figures>,
+    pub(super) figures: Arc<Counters>,
 }
 
 impl Context {
-    pub(super) fn new(access: Access, figures: Arc<Figures>) -> Self {
+    pub(super) fn new(access: Access, figures: Arc<Counters>) -> Self {
         Self { access, budget: Budget::default(), gate: Gate::default(), figures }
     }
 }

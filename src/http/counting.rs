@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use actix_web::HttpRequest;
-use berth_core::figures::Method;
+use berth_core::counters::Method;
 use std::time::Instant;
 
 /// The route of what is in no route table, or was refused before one was looked for.

@@ -23,7 +23,7 @@ use actix_web::rt;
 use actix_web::rt::net::{TcpStream, UnixStream};
 use actix_web::web::{Data, ServiceConfig};
 use actix_web::{App, dev};
-use berth_core::figures::{Figures, MALFORMED};
+use berth_core::counters::{Counters, MALFORMED};
 use std::future::{Future, ready};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
@@ -145,7 +145,7 @@ impl Server {
     /// If the system gives no thread or socket; whatever was started ends again.
     pub fn run<A: Application>(
         self,
-        figures: Arc<Figures>,
+        figures: Arc<Counters>,
         application: impl FnOnce(Arc<Context>) -> A + Send + 'static,
     ) -> Result<Running, AdminError> {
         let address = self.admin.local_addr().map_err(AdminError::Threads)?;
@@ -173,7 +173,7 @@ impl Server {
 
     async fn serve<A: Application>(
         self,
-        figures: Arc<Figures>,
+        figures: Arc<Counters>,
         application: impl FnOnce(Arc<Context>) -> A,
         mut stops: tokio::sync::mpsc::Receiver<()>,
         started: &mpsc::Sender<io::Result<()>>,

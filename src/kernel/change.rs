@@ -3,7 +3,7 @@
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
 use super::drain::{Drain, Empty};
-use super::eviction::Asked;
+use super::eviction::EvictionRecord;
 use super::gpu::{Links, Part, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
@@ -126,7 +126,7 @@ pub enum Change {
     /// The view of the node's pods changed.
     PodsSeen(Arc<PodsView>),
     /// The newest eviction attempts, by pod UID.
-    EvictionsUpdated(Arc<BTreeMap<String, Asked>>),
+    EvictionsUpdated(Arc<BTreeMap<String, EvictionRecord>>),
     /// A live allocation was seen under a kubelet.sock created at this time, milliseconds since 1970; see
     /// [`super::ledger::Ledger::kubelet_seen_wall_ms`].
     KubeletSeen(u64),

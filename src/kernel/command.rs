@@ -1,7 +1,7 @@
 //! The kernel's commands: every operation on the ledger, as one enum.
 
 use super::drain::{Mark, Order};
-use super::eviction::{EvictionRequest, Outcome};
+use super::eviction::{EvictionOutcome, EvictionRequest};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
@@ -68,7 +68,7 @@ pub enum Command {
         /// The request.
         ask: EvictionRequest,
         /// Its outcome.
-        outcome: Outcome,
+        outcome: EvictionOutcome,
     },
     /// An operator uncordons a GPU. Legal in any state.
     Uncordon {

@@ -35,7 +35,7 @@ fn update_drain(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Op
 
 /// What an inventory scan found on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum Occupancy {
     /// There are processes.
     Busy,
     /// There is no process, or the GPU is gone.
@@ -46,10 +46,10 @@ pub(super) enum Found {
 
 /// The change of one GPU's drain state by an inventory scan. Only scans make a GPU drained: a pod that was
 /// force-deleted leaves the kubelet's `List` while its processes still run.
-pub(super) fn looked(
+pub(super) fn after_scan(
     ledger: &Ledger,
     gpu: &PartId,
-    found: impl FnOnce() -> Found,
+    found: impl FnOnce() -> Occupancy,
     timing: &Timing,
     now: Now,
 ) -> Option<Change> {
@@ -62,9 +62,9 @@ pub(super) fn looked(
         return emptied(None);
     }
     let seen_empty = match found() {
-        Found::Busy => return emptied(None),
-        Found::Empty => true,
-        Found::Unknown => false,
+        Occupancy::Busy => return emptied(None),
+        Occupancy::Empty => true,
+        Occupancy::Unknown => false,
     };
     if state.empty.is_some_and(|empty| empty.is_long_enough(seen_empty, timing, now)) {
         let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });

@@ -6,7 +6,7 @@
 use super::allocation::Allocation;
 use super::change::Change;
 use super::drain::{AtDeadline, Order};
-use super::eviction::{Asked, EvictionMethod, EvictionRequest, Outcome};
+use super::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord, EvictionRequest};
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Fate, Pod, PodsSource, Stage};
@@ -107,7 +107,7 @@ pub fn due_requests(ledger: &Ledger, now: Now) -> Vec<EvictionRequest> {
     }
     let newest = |ask: &EvictionRequest| ledger.evictions.get(&ask.pod.uid);
     let is_due = |ask: &EvictionRequest| {
-        newest(ask).is_none_or(|n| n.ask.method < ask.method || now.mono_ms >= n.again_mono_ms)
+        newest(ask).is_none_or(|n| n.request.method < ask.method || now.mono_ms >= n.again_mono_ms)
     };
     let mut due: Vec<EvictionRequest> = asks.into_values().filter(is_due).collect();
     due.sort_by_key(|ask| newest(ask).map(|n| n.again_mono_ms));
@@ -153,7 +153,7 @@ pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<GpuHolder> {
 pub fn record_outcome(
     ledger: &Ledger,
     ask: &EvictionRequest,
-    outcome: &Outcome,
+    outcome: &EvictionOutcome,
     again_ms: u64,
     now: Now,
 ) -> Vec<Change> {
@@ -162,13 +162,13 @@ pub fn record_outcome(
         return Vec::new();
     }
     let outcome = match outcome {
-        Outcome::Taken | Outcome::Gone => outcome.clone(),
-        Outcome::Budget(message) => Outcome::Budget(sanitized(message)),
-        Outcome::Failed(message) => Outcome::Failed(sanitized(message)),
+        EvictionOutcome::Accepted | EvictionOutcome::Gone => outcome.clone(),
+        EvictionOutcome::Budget(message) => EvictionOutcome::Budget(sanitized(message)),
+        EvictionOutcome::Failed(message) => EvictionOutcome::Failed(sanitized(message)),
     };
     let since_wall_ms = ledger.evictions.get(uid).map_or(now.wall_ms, |a| a.since_wall_ms);
     let again_mono_ms = now.mono_ms.saturating_add(again_ms);
-    let newest = Asked { ask: ask.clone(), outcome, since_wall_ms, again_mono_ms };
+    let newest = EvictionRecord { request: ask.clone(), outcome, since_wall_ms, again_mono_ms };
     let mut evictions = BTreeMap::clone(&ledger.evictions);
     evictions.insert(uid.clone(), newest);
     vec![Change::EvictionsUpdated(Arc::new(evictions))]
@@ -235,11 +235,11 @@ fn eviction_status(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> Ev
         EvictionStatus::Terminating { since_wall_ms }
     } else if let Some(newest) = newest {
         match &newest.outcome {
-            Outcome::Taken | Outcome::Gone => {
+            EvictionOutcome::Accepted | EvictionOutcome::Gone => {
                 EvictionStatus::Requested { since_wall_ms: newest.since_wall_ms }
             }
-            Outcome::Budget(message) => EvictionStatus::Budget { message: message.clone() },
-            Outcome::Failed(message) => EvictionStatus::Failed { message: message.clone() },
+            EvictionOutcome::Budget(message) => EvictionStatus::Budget { message: message.clone() },
+            EvictionOutcome::Failed(message) => EvictionStatus::Failed { message: message.clone() },
         }
     } else {
         EvictionStatus::NotRequested

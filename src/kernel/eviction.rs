@@ -26,9 +26,9 @@ pub struct EvictionRequest {
 
 /// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum EvictionOutcome {
     /// The API server accepted the request.
-    Taken,
+    Accepted,
     /// The API server has no pod with this UID.
     Gone,
     /// A disruption budget forbids it at present; the API server's message.
@@ -39,11 +39,11 @@ pub enum Outcome {
 
 /// The newest request for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct EvictionRecord {
     /// The request.
-    pub ask: EvictionRequest,
+    pub request: EvictionRequest,
     /// Its outcome.
-    pub outcome: Outcome,
+    pub outcome: EvictionOutcome,
     /// When the first request for the pod was sent, milliseconds since 1970.
     pub since_wall_ms: u64,
     /// When the next request may be sent, monotonic milliseconds.

@@ -7,7 +7,7 @@ use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
 use super::drain::{Drain, Empty};
-use super::eviction::Asked;
+use super::eviction::EvictionRecord;
 use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::history::History;
@@ -73,7 +73,7 @@ pub struct Ledger {
     /// The pods of this node, if a source lists them.
     pub pods: Option<Arc<PodsView>>,
     /// Evictions requested for GPUs that are being drained, by pod UID.
-    pub evictions: Arc<BTreeMap<String, Asked>>,
+    pub evictions: Arc<BTreeMap<String, EvictionRecord>>,
     /// Why no allocation may end at present: all vanished across a kubelet restart.
     pub hold: Option<Arc<str>>,
     /// Why allocations have been unable to end for some time.

@@ -3,7 +3,7 @@
 use super::change::Change;
 use super::command::Rules;
 use super::drain_progress;
-use super::drain_progress::Found;
+use super::drain_progress::Occupancy;
 use super::gpu::{Inventory, PARTS_MAX, Reading};
 use super::health::Health;
 use super::ledger::Ledger;
@@ -39,7 +39,7 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
             changes.push(Change::HealthChanged { gpu: gpu.clone(), health: new });
         }
         let found = || found_on(ledger, inventory, &processes, gpu, gpus_seen.contains(gpu));
-        changes.extend(drain_progress::looked(ledger, gpu, found, &rules.timing, now));
+        changes.extend(drain_progress::after_scan(ledger, gpu, found, &rules.timing, now));
     }
     if *ledger.links != inventory.links
         || *ledger.usage != inventory.usage
@@ -65,28 +65,28 @@ fn found_on(
     processes: &ProcessTable,
     gpu: &PartId,
     present: bool,
-) -> Found {
+) -> Occupancy {
     if processes.by_gpu.contains_key(gpu) {
         return match processes.count(ledger, gpu) {
             // NVML lists no processes to a daemon that cannot see those of others.
-            None => Found::Unknown,
-            Some(0) if inventory.scan_errors.contains_key(gpu) => Found::Unknown,
-            Some(0) => Found::Empty,
-            Some(_) => Found::Busy,
+            None => Occupancy::Unknown,
+            Some(0) if inventory.scan_errors.contains_key(gpu) => Occupancy::Unknown,
+            Some(0) => Occupancy::Empty,
+            Some(_) => Occupancy::Busy,
         };
     }
     let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu).map(|p| &p.part.id);
     let busy = |part: &PartId| inventory.usage.get(part).is_some_and(|u| u.processes > 0);
     if parts.chain([gpu]).any(busy) {
-        Found::Busy
+        Occupancy::Busy
     } else if inventory.scan_errors.contains_key(gpu) {
-        Found::Unknown
+        Occupancy::Unknown
     } else if present && !inventory.usage.contains_key(gpu) {
         // The GPU answers but neither lists nor counts its processes. Counts of some instances do
         // not cover the others.
-        Found::Unknown
+        Occupancy::Unknown
     } else {
-        Found::Empty
+        Occupancy::Empty
     }
 }
 

@@ -12,7 +12,7 @@ use super::allocation::Allocation;
 use super::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use super::drain::Drain;
 use super::evict::{EvictionStatus, GpuHolder, holders};
-use super::eviction::Asked;
+use super::eviction::EvictionRecord;
 use super::health::{Health, HealthState};
 use super::ledger::{GpuState, Ledger};
 use super::names::PartId;
@@ -71,7 +71,7 @@ pub enum Transition {
     /// An allocation ended; `ended` is set.
     Ended(Arc<Allocation>),
     /// The API server was asked to evict or delete a pod, with another outcome than before.
-    Eviction(Asked),
+    Eviction(EvictionRecord),
     /// Allocations no longer end by themselves, with the reason; or end again.
     HoldChanged(Option<Arc<str>>),
     /// A version of a policy was uploaded, or came with the daemon.
@@ -172,7 +172,7 @@ impl Transition {
                 let part = allocation.devices.first().map(|device| &device.part);
                 part.map(|part| ledger.part(part).map_or(part, |known| known.part.gpu()).clone())
             }
-            Self::Eviction(asked) => Some(asked.ask.gpu.clone()),
+            Self::Eviction(asked) => Some(asked.request.gpu.clone()),
             Self::BypassStarted(bypass) | Self::BypassEnded(bypass) => Some(bypass.gpu.clone()),
             Self::HoldChanged(_)
             | Self::PolicyAdded(_)
@@ -331,7 +331,9 @@ fn evictions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
     }
     let changed = new.evictions.iter().filter(|(uid, asked)| {
         let before = old.evictions.get(*uid);
-        before.is_none_or(|before| before.outcome != asked.outcome || before.ask.method != asked.ask.method)
+        before.is_none_or(|before| {
+            before.outcome != asked.outcome || before.request.method != asked.request.method
+        })
     });
     changed.map(|(_, asked)| Transition::Eviction(asked.clone())).collect()
 }

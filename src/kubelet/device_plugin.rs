@@ -12,9 +12,9 @@ use super::wire::v1beta1::{
 };
 use super::{convert, parse, parse::BadRequest, status};
 use crate::edits::Edits;
-use berth_core::admission::{Attempt, Door, Granted};
-use berth_core::figures::{CODES, Rpc};
-use berth_core::keeper::AskError;
+use berth_core::admission::{Attempt, Granted, KernelHandle};
+use berth_core::counters::{CODES, Rpc};
+use berth_core::keeper::CommandError;
 use berth_core::spans;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::names::{DeviceId, Resource};
@@ -33,7 +33,7 @@ const CONTAINERS_MAX: usize = 16;
 /// What the calls of one resource need. One a resource, shared by all its connections.
 pub(super) struct Desk {
     pub(super) resource: Resource,
-    pub(super) door: Door,
+    pub(super) door: KernelHandle,
     pub(super) edits: Arc<Edits>,
     pub(super) rounds: Arc<Rounds>,
     pub(super) board: Arc<Board>,
@@ -186,14 +186,14 @@ struct Watched<'d> {
 
 impl<'d> Watched<'d> {
     fn new(desk: &'d Desk) -> Self {
-        desk.door.figures().kubelet.stream_began(desk.resource.as_str());
+        desk.door.counters().kubelet.stream_began(desk.resource.as_str());
         Self { desk, _counted: Counted::new(&desk.streams) }
     }
 }
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        self.desk.door.figures().kubelet.stream_ended(self.desk.resource.as_str());
+        self.desk.door.counters().kubelet.stream_ended(self.desk.resource.as_str());
     }
 }
 
@@ -205,7 +205,7 @@ impl Desk {
         rpc: Rpc,
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
-        let call = self.door.figures().kubelet.begin(rpc);
+        let call = self.door.counters().kubelet.begin(rpc);
         let span = spans::grpc(rpc.as_str(), &self.resource);
         let answer = answer.instrument(span.clone()).await;
         let code = answer.as_ref().err().map_or(0, |status| status.code().into());
@@ -261,11 +261,11 @@ impl Desk {
     ) -> Result<Vec<ContainerAllocateResponse>, Status> {
         let ledger = self.door.snapshot();
         let (admit, containers) = parse::admit(&ledger, &self.resource, requests).map_err(|error| {
-            self.door.figures().kubelet.refused_allocate("badRequest");
+            self.door.counters().kubelet.count_refusal("badRequest");
             status::bad_request(&error)
         })?;
         let Granted { allocation, snapshot } = self.grant(admit).await.map_err(|error| {
-            self.door.figures().kubelet.refused_allocate(error.kind());
+            self.door.counters().kubelet.count_refusal(error.kind());
             tracing::warn!(resource = %self.resource, %error, "no grant");
             status::declined(&self.resource, &error)
         })?;
@@ -281,9 +281,9 @@ impl Desk {
     }
 
     /// Asks once, and once more after a round where a holder may have left unnoticed.
-    async fn grant(&self, admit: AdmitRequest) -> Result<Granted, AskError> {
+    async fn grant(&self, admit: AdmitRequest) -> Result<Granted, CommandError> {
         match self.door.allocate(admit.clone(), Attempt::First).await {
-            Err(AskError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
+            Err(CommandError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 tracing::info!(
                     resource = %self.resource, %refusal,
                     "looking whether the holder is still there"

@@ -8,7 +8,7 @@ use super::pods_api;
 use super::rounds::{RoundError, Rounds};
 use super::settings::Settings;
 use super::supervisor::Supervisor;
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -29,7 +29,7 @@ pub enum AdoptError {
 /// The kubelet front end, not started yet.
 pub struct Front {
     settings: Arc<Settings>,
-    door: Door,
+    door: KernelHandle,
     folder: Folder,
     boards: Arc<Boards>,
     rounds: Arc<Rounds>,
@@ -38,7 +38,7 @@ pub struct Front {
 impl Front {
     /// Begins to watch the kubelet's folder. Needs a tokio runtime around it.
     #[must_use]
-    pub fn new(settings: Settings, door: Door) -> Self {
+    pub fn new(settings: Settings, door: KernelHandle) -> Self {
         let settings = Arc::new(settings);
         let folder = Folder::watch(&settings);
         let boards = Arc::new(Boards::default());

@@ -24,7 +24,7 @@ use super::register::{Tried, register};
 use super::settings::Settings;
 use super::socket::Socket;
 use crate::socket_path::NoSocket;
-use berth_core::figures::At;
+use berth_core::counters::RegistrationState;
 use berth_kernel::names::Resource;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
@@ -57,12 +57,12 @@ pub enum Registration {
 }
 
 impl Registration {
-    fn at(&self) -> At {
+    fn at(&self) -> RegistrationState {
         match self {
-            Self::Waiting { .. } => At::Waiting,
-            Self::Registering { .. } => At::Registering,
-            Self::Registered => At::Registered,
-            Self::Contested => At::Contested,
+            Self::Waiting { .. } => RegistrationState::Waiting,
+            Self::Registering { .. } => RegistrationState::Registering,
+            Self::Registered => RegistrationState::Registered,
+            Self::Contested => RegistrationState::Contested,
         }
     }
 }
@@ -166,7 +166,7 @@ impl Plugin {
         self.registrations.send_modify(|all| {
             all.remove(&resource);
         });
-        self.desk.door.figures().kubelet.turned(resource.as_str(), None);
+        self.desk.door.counters().kubelet.set_registration(resource.as_str(), None);
     }
 
     async fn keep_registered(&mut self) {
@@ -222,11 +222,11 @@ impl Plugin {
         match self.try_register(kubelet).await {
             None | Some(Tried::NobodyThere(_)) => return,
             Some(Tried::Refused(why)) => {
-                self.desk.door.figures().kubelet.register_answered(false);
+                self.desk.door.counters().kubelet.count_registration(false);
                 self.refused(kubelet, why).await;
                 return;
             }
-            Some(Tried::Registered) => self.desk.door.figures().kubelet.register_answered(true),
+            Some(Tried::Registered) => self.desk.door.counters().kubelet.count_registration(true),
         }
         self.known_to = Some(kubelet);
         self.refused_wait = self.settings.waits.refused_again;
@@ -369,7 +369,7 @@ impl Plugin {
     /// Publishes where we stand; true if that is news.
     fn turn(&self, registration: Registration) -> bool {
         let resource = &self.desk.resource;
-        self.desk.door.figures().kubelet.turned(resource.as_str(), Some(registration.at()));
+        self.desk.door.counters().kubelet.set_registration(resource.as_str(), Some(registration.at()));
         self.registrations.send_if_modified(|all| {
             // The same trouble after another try is no news.
             let news = all.get(resource) != Some(&registration);

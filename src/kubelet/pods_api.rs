@@ -11,8 +11,8 @@ use super::settings::Settings;
 use super::wire::dial;
 use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
-use berth_core::admission::Door;
-use berth_core::keeper::{AskError, Snapshot};
+use berth_core::admission::KernelHandle;
+use berth_core::keeper::{CommandError, Snapshot};
 use berth_kernel::pod_arrivals::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use std::collections::{BTreeMap, VecDeque};
@@ -163,7 +163,7 @@ impl From<Status> for End {
 }
 
 /// Watches for ever.
-pub(super) async fn keep(settings: Arc<Settings>, door: Door) {
+pub(super) async fn keep(settings: Arc<Settings>, door: KernelHandle) {
     let mut watch =
         Watch { settings, door, known: Known::default(), haste: ImmediateViewLimiter::default(), said: None };
     let mut wait = watch.settings.waits.pods_again;
@@ -189,7 +189,7 @@ pub(super) async fn keep(settings: Arc<Settings>, door: Door) {
 
 struct Watch {
     settings: Arc<Settings>,
-    door: Door,
+    door: KernelHandle,
     known: Known,
     haste: ImmediateViewLimiter,
     /// The last trouble, or that all is well; so that each is said once.
@@ -276,7 +276,7 @@ impl Watch {
     ///
     /// # Errors
     /// If there is nobody any more to hand it to.
-    async fn hand_in(&mut self) -> Result<(), AskError> {
+    async fn hand_in(&mut self) -> Result<(), CommandError> {
         let (view, too_many) = match self.known.taken() {
             Ok(view) => (view, false),
             Err(pods) => {
@@ -290,7 +290,7 @@ impl Watch {
             }
         };
         while let Err(error) = self.door.pods(view.clone()).await {
-            if error == AskError::Stopping {
+            if error == CommandError::Stopping {
                 return Err(error);
             }
             // The keeper is busy. What happens meanwhile waits in the stream.

@@ -9,8 +9,8 @@ use super::disputes::Disputes;
 use super::folder::{FileId, Seen};
 use super::pod_resources::PodResources;
 use super::settings::Settings;
-use berth_core::admission::Door;
-use berth_core::keeper::{Applied, AskError};
+use berth_core::admission::KernelHandle;
+use berth_core::keeper::{Applied, CommandError};
 use berth_core::spans;
 use berth_kernel::drain::Drain;
 use berth_kernel::ledger::Ledger;
@@ -30,13 +30,13 @@ use tracing::Instrument;
 pub enum RoundError {
     /// What was seen could not be handed over.
     #[error("the round's findings could not be applied")]
-    Ask(#[source] AskError),
+    Ask(#[source] CommandError),
 }
 
 /// Takes rounds, one at a time.
 pub(super) struct Rounds {
     settings: Arc<Settings>,
-    door: Door,
+    door: KernelHandle,
     boards: Arc<Boards>,
     seen: watch::Receiver<Seen>,
     pod_resources: PodResources,
@@ -76,7 +76,7 @@ impl Errors {
 impl Rounds {
     pub(super) fn new(
         settings: Arc<Settings>,
-        door: Door,
+        door: KernelHandle,
         boards: Arc<Boards>,
         seen: watch::Receiver<Seen>,
     ) -> Self {
@@ -98,7 +98,7 @@ impl Rounds {
     pub(super) async fn round(&self) -> Result<(), RoundError> {
         let mut last = self.last.lock().await;
         let began = Instant::now();
-        let span = spans::round();
+        let span = spans::reconcile_pass();
         let taken = self.take(&mut last).instrument(span.clone()).await;
         let outcome = match taken {
             Ok(true) => "applied",
@@ -106,7 +106,7 @@ impl Rounds {
             Err(_) => "failed",
         };
         spans::ended(&span, outcome);
-        self.door.figures().kubelet.round(outcome, began.elapsed());
+        self.door.counters().kubelet.count_pass(outcome, began.elapsed());
         taken.map(drop)
     }
 
@@ -278,7 +278,7 @@ impl Rounds {
     }
 
     /// Hands a view in, with what keeps an account from being had.
-    async fn observe(&self, mut view: ReconcileView) -> Result<Applied, AskError> {
+    async fn observe(&self, mut view: ReconcileView) -> Result<Applied, CommandError> {
         view.source_error = self.errors().first().cloned();
         self.door.observe(view).await
     }

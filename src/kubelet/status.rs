@@ -2,7 +2,7 @@
 //! where a person reads it: so it names the GPU and the resource, and says what to do.
 
 use super::parse::BadRequest;
-use berth_core::keeper::AskError;
+use berth_core::keeper::CommandError;
 use berth_kernel::names::Resource;
 use berth_kernel::refusal::Refusal;
 use tonic::{Code, Status};
@@ -19,16 +19,18 @@ pub(super) fn bad_request(error: &BadRequest) -> Status {
 }
 
 /// Why there was no grant.
-pub(super) fn declined(resource: &Resource, error: &AskError) -> Status {
+pub(super) fn declined(resource: &Resource, error: &CommandError) -> Status {
     let text = |advice: &str| format!("{resource}: {error}; {advice}");
     match error {
-        AskError::Refused(refusal) => {
+        CommandError::Refused(refusal) => {
             let (code, advice) = advice(refusal);
             Status::new(code, text(&advice))
         }
-        AskError::Store(_) => Status::unavailable(text("see `berth node check` and its state folder's disk")),
-        AskError::Busy => Status::resource_exhausted(text("make the pod anew")),
-        AskError::Late(_) | AskError::Stopping => Status::unavailable(text("make the pod anew")),
+        CommandError::Store(_) => {
+            Status::unavailable(text("see `berth node check` and its state folder's disk"))
+        }
+        CommandError::Busy => Status::resource_exhausted(text("make the pod anew")),
+        CommandError::Late(_) | CommandError::Stopping => Status::unavailable(text("make the pod anew")),
     }
 }
 

@@ -8,7 +8,7 @@ use super::plugin::{LoggedReason, Plugin, Registrations};
 use super::rounds::Rounds;
 use super::settings::Settings;
 use crate::edits::Edits;
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_kernel::names::Resource;
 use berth_kernel::offer::RESOURCES_MAX;
@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 /// What every plugin needs.
 pub(super) struct Supervisor {
     pub(super) settings: Arc<Settings>,
-    pub(super) door: Door,
+    pub(super) door: KernelHandle,
     pub(super) rounds: Arc<Rounds>,
     pub(super) boards: Arc<Boards>,
     pub(super) seen: watch::Receiver<Seen>,

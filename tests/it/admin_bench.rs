@@ -4,8 +4,8 @@ use crate::admin_twins::{KeptPolicies, SwitchStore, digest_of};
 use crate::kubelet_twins::RealClock;
 use crate::port::Port;
 use berth_admin::{FileStack, NodeFacts, Server, Step};
-use berth_core::admission::{Baseline, Door, Middle};
-use berth_core::figures::At;
+use berth_core::admission::{Baseline, KernelHandle, RunningCore};
+use berth_core::counters::RegistrationState;
 use berth_core::keeper::Keeper;
 use berth_http::AdminAccess;
 use berth_http::{Running, Settings};
@@ -31,7 +31,7 @@ pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 
 /// The running node.
 pub(crate) struct Bench {
-    pub(crate) door: Door,
+    pub(crate) door: KernelHandle,
     pub(crate) api: Option<Running>,
     pub(crate) dir: TempDir,
     pub(crate) token: String,
@@ -71,7 +71,7 @@ impl Bench {
             quiet_ms: 1000,
         };
         let policies = Arc::new(KeptPolicies::default());
-        let Middle { door, .. } =
+        let RunningCore { handle: door, .. } =
             berth_core::admission::start(keeper, policies.clone(), clock, rules, baseline, None).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let facts = Arc::new(Mutex::new(NodeFacts {
@@ -97,7 +97,7 @@ impl Bench {
         bench.look(gpus);
         bench.runtime.block_on(bench.door.reoffer()).unwrap();
         // There is no kubelet; what readiness is held against says that it took the resource.
-        bench.door.figures().kubelet.turned(GPU, Some(At::Registered));
+        bench.door.counters().kubelet.set_registration(GPU, Some(RegistrationState::Registered));
         bench.start();
         bench
     }
@@ -164,7 +164,7 @@ impl Bench {
         }
         inventory.parts = parts;
         about(&mut inventory);
-        self.door.looked(inventory).unwrap();
+        self.door.record_scan(inventory).unwrap();
     }
 
     /// Grants one device of whole GPU `index`.
@@ -232,7 +232,7 @@ impl Bench {
             since_wall_ms,
             origin: berth_kernel::trust::Origin::default(),
         };
-        self.door.keep(version.clone()).unwrap();
+        self.door.record_policy(version.clone()).unwrap();
         version
     }
 

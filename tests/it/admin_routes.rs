@@ -3,7 +3,7 @@
 use crate::admin_bench::{Bench, GPU, SHARED};
 use crate::admin_twins::module;
 use berth_admin::{Registration, Step};
-use berth_core::figures::At;
+use berth_core::counters::RegistrationState;
 use berth_kernel::names::Resource;
 use std::sync::atomic::Ordering;
 
@@ -27,14 +27,14 @@ fn the_node_shows_itself_its_resources_and_what_it_waits_for() {
 
     let waiting = Step::Waiting("no kubelet.sock".into());
     let registration = Registration { resource: Resource::parse(GPU).unwrap(), state: waiting };
-    bench.door.figures().kubelet.turned(GPU, None);
+    bench.door.counters().kubelet.set_registration(GPU, None);
     bench.facts.lock().unwrap().registrations = vec![registration];
     let node = bench.get("/api/v1/node").expect(200);
     assert_eq!(node["resources"][0]["registration"]["waiting"], "no kubelet.sock");
     assert_eq!(node["ready"], false, "it was never registered, and a rollout is not to go on");
-    let kubelet = &bench.door.figures().kubelet;
-    kubelet.turned(GPU, Some(At::Registered));
-    kubelet.turned(GPU, Some(At::Waiting));
+    let kubelet = &bench.door.counters().kubelet;
+    kubelet.set_registration(GPU, Some(RegistrationState::Registered));
+    kubelet.set_registration(GPU, Some(RegistrationState::Waiting));
     let node = bench.get("/api/v1/node").expect(200);
     assert_eq!(node["ready"], true, "a kubelet that went is waited for");
     bench.delete(&format!("/api/v1/allocations/{}?force=true", allocation.id)).expect(200);
@@ -326,16 +326,16 @@ fn readiness_names_what_is_missing_and_health_needs_no_token() {
 #[test]
 fn a_node_is_not_ready_before_the_kubelet_took_all_that_there_is() {
     let bench = Bench::new(1);
-    let kubelet = &bench.door.figures().kubelet;
+    let kubelet = &bench.door.counters().kubelet;
     // As before the front end has begun: nobody waits for anything yet, and nothing is registered.
-    kubelet.turned(GPU, None);
+    kubelet.set_registration(GPU, None);
     let says = bench.get("/readyz").problem(503, "not-ready");
     assert!(says.contains("kubelet: waiting: the kubelet has not taken nvidia.com/gpu yet"), "{says}");
-    kubelet.turned(GPU, Some(At::Registering));
+    kubelet.set_registration(GPU, Some(RegistrationState::Registering));
     bench.get("/readyz").problem(503, "not-ready");
-    kubelet.turned(GPU, Some(At::Registered));
+    kubelet.set_registration(GPU, Some(RegistrationState::Registered));
     bench.get("/readyz").expect(200);
-    kubelet.turned(GPU, Some(At::Waiting));
+    kubelet.set_registration(GPU, Some(RegistrationState::Waiting));
     bench.get("/readyz").expect(200);
     // A further resource is another one to wait for.
     bench.upload(&module("share", "1")).expect(201);
@@ -343,7 +343,7 @@ fn a_node_is_not_ready_before_the_kubelet_took_all_that_there_is() {
     bench.json("PUT", "/api/v1/stack", &entries.to_string()).expect(200);
     let says = bench.get("/readyz").problem(503, "not-ready");
     assert!(says.contains(SHARED), "{says}");
-    kubelet.turned(SHARED, Some(At::Registered));
+    kubelet.set_registration(SHARED, Some(RegistrationState::Registered));
     bench.get("/readyz").expect(200);
     // Where there is no GPU there is nothing to wait for.
     Bench::new(0).get("/readyz").expect(200);

@@ -188,7 +188,7 @@ fn what_is_kept_unsigned_is_not_activated_until_a_signature_comes() {
     // As a node has it that got its keys later.
     let mut version = bench.ship(&share, "share", 1);
     version.shipped = false;
-    bench.door.keep(version.clone()).unwrap();
+    bench.door.record_policy(version.clone()).unwrap();
     let body = json!({ "entries": shares(2) }).to_string();
     let says = bench.json("PUT", "/api/v1/stack", &body).problem(403, "untrusted");
     assert!(says.contains(&version.label()), "{says}");

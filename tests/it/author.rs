@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use berth::scenario::Bench;
+use berth::scenario::PolicyTester;
 
 use crate::policies_guests::{guest, module};
 
@@ -22,8 +22,8 @@ fn told(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-fn bench() -> Bench {
-    Bench::compiled_by(Some(env!("CARGO_BIN_EXE_berth").into())).unwrap()
+fn bench() -> PolicyTester {
+    PolicyTester::with_compiler(Some(env!("CARGO_BIN_EXE_berth").into())).unwrap()
 }
 
 /// Scenario files by shipped policy: they lie with its sources.
@@ -62,7 +62,7 @@ fn the_shipped_policies_do_what_their_scenarios_say() {
 const HEAD: &str = "about: A test.\nnode: [{model: l4, count: 2}]\n";
 
 /// Runs a story against a policy and answers the report's text.
-fn story(bench: &Bench, module: &[u8], text: &str) -> String {
+fn story(bench: &PolicyTester, module: &[u8], text: &str) -> String {
     let version = bench.install(module).unwrap();
     bench.run(&version, "story.yaml", &format!("{HEAD}{text}")).text()
 }

@@ -236,7 +236,7 @@ fn the_admin_api_is_on_the_network_over_tls_alone() {
 #[test]
 fn nodes_are_labelled_only_where_that_is_asked_for() {
     for deployed in Deployed::all() {
-        assert!(!deployed.config().labels.wanted());
+        assert!(!deployed.config().labels.is_enabled());
         assert!(!deployed.pod().to_string().contains("features.d"));
     }
 }

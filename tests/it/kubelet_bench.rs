@@ -2,7 +2,7 @@
 //! and the stand-in kubelet.
 
 use crate::kubelet_twins::{MapStore, SkipClock, ToldPolicies, told_version};
-use berth_core::admission::{self, ActivateError, Baseline, Door};
+use berth_core::admission::{self, ActivateError, Baseline, KernelHandle};
 use berth_core::keeper::Keeper;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{NewStack, Rules};
@@ -31,7 +31,7 @@ pub(crate) const MEMORY_MIB: u64 = 81_920;
 /// A node under test.
 pub(crate) struct Node {
     pub(crate) kubelet: Kubelet,
-    pub(crate) door: Door,
+    pub(crate) door: KernelHandle,
     pub(crate) settings: Settings,
     pub(crate) running: Option<Running>,
     pub(crate) clock: Arc<SkipClock>,
@@ -129,7 +129,7 @@ impl Recipe {
         };
         let node = Node {
             kubelet: Kubelet::new(options),
-            door: middle.door,
+            door: middle.handle,
             settings,
             running: None,
             clock: skip,
@@ -196,7 +196,7 @@ impl Node {
             ..Inventory::default()
         };
         let door = self.door.clone();
-        let looked = tokio::task::spawn_blocking(move || door.looked(inventory));
+        let looked = tokio::task::spawn_blocking(move || door.record_scan(inventory));
         looked.await.unwrap().unwrap();
     }
 
@@ -204,7 +204,7 @@ impl Node {
     pub(crate) async fn look_with(&self, signs: Vec<Reading>) {
         let inventory = Inventory { parts: self.gpus.clone(), signs, ..Inventory::default() };
         let door = self.door.clone();
-        let looked = tokio::task::spawn_blocking(move || door.looked(inventory));
+        let looked = tokio::task::spawn_blocking(move || door.record_scan(inventory));
         looked.await.unwrap().unwrap();
     }
 
@@ -218,7 +218,7 @@ impl Node {
         let version = told_version();
         let door = self.door.clone();
         let kept = version.clone();
-        tokio::task::spawn_blocking(move || door.keep(kept)).await.unwrap().unwrap();
+        tokio::task::spawn_blocking(move || door.record_policy(kept)).await.unwrap().unwrap();
         let entry = StackEntry {
             name: version.name,
             digest: version.digest,

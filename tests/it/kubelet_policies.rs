@@ -48,7 +48,7 @@ async fn a_policy_that_fails_in_place_fails_no_pod() {
         }
         let asked = node.kubelet.calls(Rpc::GetPreferredAllocation, GPU);
         assert_eq!((asked.count, asked.errors), (7, 0), "{told}");
-        let record = node.door.record(0, &node.door.snapshot().stack.entries[0]);
+        let record = node.door.entry_stats(0, &node.door.snapshot().stack.entries[0]);
         assert!(record.faults().contains_key(&kind), "{told}: {record:?}");
         assert_eq!(node.live().len(), 7, "{told}");
         node.assert_harmless();

@@ -2,7 +2,7 @@
 //! tells, a pod resources API that refuses.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
-use berth_core::keeper::AskError;
+use berth_core::keeper::CommandError;
 use berth_kernel::allocation::EndReason;
 use berth_kernel::refusal::Refusal;
 use berth_kernel::time::Timing;
@@ -91,7 +91,7 @@ async fn the_ids_of_a_vanished_gpu_leave_the_list_by_an_operators_word_alone() {
     node.door.forget(gpu(3)).await.unwrap();
     node.kubelet.wait_capacity(GPU, 3, SOON).await.unwrap();
     let refused = node.door.forget(gpu(2)).await.unwrap_err();
-    assert!(matches!(refused, AskError::Refused(Refusal::StillThere { .. })), "{refused}");
+    assert!(matches!(refused, CommandError::Refused(Refusal::StillThere { .. })), "{refused}");
     node.assert_harmless();
 }
 

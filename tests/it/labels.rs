@@ -36,9 +36,9 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
     let middle =
         berth_core::admission::start(keeper, policies, clock, Rules::default(), baseline, None).unwrap();
     let machine: Machine = serde_saphyr::from_str(machine).unwrap();
-    middle.door.looked(SimGpus::from_machine(machine).scan().unwrap()).unwrap();
+    middle.handle.record_scan(SimGpus::from_machine(machine).scan().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(middle.door.reoffer()).unwrap();
+    runtime.block_on(middle.handle.reoffer()).unwrap();
     let facts = Facts {
         driver_version: Some("580.65.06".into()),
         cuda_version: Some("13.0".into()),
@@ -46,7 +46,7 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
         mig,
         mps: BTreeSet::new(),
     };
-    labels(&middle.door.snapshot(), &facts)
+    labels(&middle.handle.snapshot(), &facts)
 }
 
 /// Those under a prefix, without it.

@@ -4,8 +4,8 @@
 use crate::admin_bench::{Bench, GPU, ask};
 use crate::admin_twins::module;
 use crate::wait::until_some;
-use berth_core::admission::{GpuWatch, Looker};
-use berth_core::figures::{At, Limits};
+use berth_core::admission::{GpuWatch, InventoryScanner};
+use berth_core::counters::{LivenessLimits, RegistrationState};
 use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::ports::{Gpus, GpusError, Processes};
 use berth_kernel::process::{ProcessIdentity, ProcessVisibility};
@@ -16,7 +16,8 @@ use std::time::Duration;
 const SOON: Duration = Duration::from_secs(20);
 
 /// So long that nothing else is missed meanwhile.
-const LONG: Limits = Limits { keeper: SOON, policies: SOON, look: SOON, front: SOON, stream: SOON };
+const LONG: LivenessLimits =
+    LivenessLimits { keeper: SOON, policies: SOON, scan: SOON, front: SOON, stream: SOON };
 /// So short that a test sees it.
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -41,7 +42,7 @@ fn alive_again(bench: &Bench) {
 fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
     let bench = Bench::new(1);
     // Longer than the second in which the writer moves by itself.
-    bench.door.figures().set_limits(Limits { keeper: Duration::from_secs(3), ..LONG });
+    bench.door.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
     assert_eq!(trouble(&bench), None);
     let held = bench.store_held.lock().unwrap();
     // Its append waits for the store.
@@ -71,7 +72,7 @@ fn a_policy_thread_that_does_not_come_back_is_no_life() {
     bench.upload(&module("share", "1")).expect(201);
     let entries = serde_json::json!({"entries": [{"policy": "share", "parameters": {"shares": 2}}]});
     bench.json("PUT", "/api/v1/stack", &entries.to_string()).expect(200);
-    bench.door.figures().set_limits(Limits { policies: SHORT, ..LONG });
+    bench.door.counters().set_limits(LivenessLimits { policies: SHORT, ..LONG });
     let policies = Arc::clone(&bench.policies);
     let held = policies.calls.lock().unwrap();
     let door = bench.door.clone();
@@ -127,11 +128,11 @@ impl Processes for Nobody {
 #[test]
 fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     let bench = Bench::new(1);
-    bench.door.figures().set_limits(Limits { look: SHORT, ..LONG });
+    bench.door.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let gpus = Arc::new(HangingGpus::default());
-    let looker = Looker::new(gpus.clone(), Arc::new(Nobody));
+    let looker = InventoryScanner::new(gpus.clone(), Arc::new(Nobody));
     let watch = GpuWatch::start(&looker, &bench.door, Duration::from_millis(50)).unwrap();
-    let figures = &bench.door.figures().gpus;
+    let figures = &bench.door.counters().gpus;
     until_some("it looks", || figures.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
@@ -149,7 +150,7 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     });
     assert!(said.contains("NVML cannot count the GPUs"), "{said}");
     *gpus.fails.lock().unwrap() = false;
-    until_some("the failure is over", || figures.trouble().is_none().then_some(()));
+    until_some("the failure is over", || figures.last_error().is_none().then_some(()));
     // A thread that ended, however: no look is begun any more.
     alive_again(&bench);
     watch.stop();
@@ -178,8 +179,8 @@ impl Gpus for DeadlyGpus {
 #[test]
 fn a_thread_of_looks_that_died_is_no_life() {
     let bench = Bench::new(1);
-    bench.door.figures().set_limits(Limits { look: SHORT, ..LONG });
-    let looker = Looker::new(Arc::new(DeadlyGpus), Arc::new(Nobody));
+    bench.door.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
+    let looker = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(Nobody));
     let watch = GpuWatch::start(&looker, &bench.door, Duration::from_millis(50)).unwrap();
     let says = until_some("it is missed", || trouble(&bench));
     assert!(says.contains("looks: "), "{says}");
@@ -189,26 +190,26 @@ fn a_thread_of_looks_that_died_is_no_life() {
 #[test]
 fn a_runtime_that_answers_no_kubelet_is_no_life() {
     let bench = Bench::new(1);
-    bench.door.figures().set_limits(Limits { front: SHORT, ..LONG });
+    bench.door.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
     assert_eq!(trouble(&bench), None, "nobody promised a sign yet");
-    drop(bench.door.figures().front.begin());
+    drop(bench.door.counters().front.begin());
     let says = until_some("it is missed", || trouble(&bench));
     assert!(
         says.contains("kubelet: the runtime that answers the kubelet gave no sign of life for"),
         "{says}"
     );
-    drop(bench.door.figures().front.begin());
+    drop(bench.door.counters().front.begin());
     alive_again(&bench);
 }
 
 #[test]
 fn a_resource_that_is_registered_and_not_watched_is_no_life() {
     let bench = Bench::new(1);
-    bench.door.figures().set_limits(Limits { stream: SHORT, ..LONG });
-    let kubelet = &bench.door.figures().kubelet;
-    kubelet.turned(GPU, Some(At::Registering));
+    bench.door.counters().set_limits(LivenessLimits { stream: SHORT, ..LONG });
+    let kubelet = &bench.door.counters().kubelet;
+    kubelet.set_registration(GPU, Some(RegistrationState::Registering));
     kubelet.stream_began(GPU);
-    kubelet.turned(GPU, Some(At::Registered));
+    kubelet.set_registration(GPU, Some(RegistrationState::Registered));
     assert_eq!(trouble(&bench), None);
     kubelet.stream_ended(GPU);
     let says = until_some("the stream is missed", || trouble(&bench));
@@ -217,6 +218,6 @@ fn a_resource_that_is_registered_and_not_watched_is_no_life() {
         "{says}"
     );
     // Whoever waits for a kubelet lives.
-    kubelet.turned(GPU, Some(At::Waiting));
+    kubelet.set_registration(GPU, Some(RegistrationState::Waiting));
     alive_again(&bench);
 }

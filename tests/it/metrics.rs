@@ -231,8 +231,8 @@ fn whoever_tells_of_policies_hears_of_faults_suspension_and_its_end() {
     bench.upload(&module("share", "1")).expect(201);
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
     bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
-    let mut told = bench.door.watch_standings();
-    let standing = |told: &berth_core::admission::Standings| told.values().next().unwrap().clone();
+    let mut told = bench.door.watch_policy_statuses();
+    let standing = |told: &berth_core::admission::PolicyStatuses| told.values().next().unwrap().clone();
     assert_eq!(standing(&told.borrow_and_update()).faults, 0);
     bench.policies.broken.store(true, Ordering::SeqCst);
     for faults in 1..=u64::from(berth_core::admission::FAULTS_TO_SUSPEND) {
@@ -405,8 +405,8 @@ fn no_client_and_no_pod_adds_labels() {
         bench.get(&format!("/api/v1/gpus/GPU-x{n}")).problem(404, "unknown-gpu");
         ask(bench.address(), "GET", &format!("/nothing/{n}"), &[], b"").problem(404, "no-such-route");
         ask(bench.address(), &format!("BREW{}", char::from(b'A' + (n % 26) as u8)), "/livez", &[], b"");
-        door.figures().gpus.xid("GPU-0", 1_000 + n);
-        door.figures().gpus.xid(&format!("GPU-{n}"), 79);
+        door.counters().gpus.xid("GPU-0", 1_000 + n);
+        door.counters().gpus.xid(&format!("GPU-{n}"), 79);
     }
     let after = scraped(&bench);
     assert_eq!(routes(&after), routes(&before));
@@ -414,7 +414,7 @@ fn no_client_and_no_pod_adds_labels() {
     assert_eq!(after.sum("berth_http_requests_total", &unknown), 201.0);
     assert_eq!(after.sum("berth_http_requests_total", &["route=\"unmatched\""]), 201.0);
     let xids = after.values.keys().filter(|s| s.starts_with("berth_gpu_xids_total{")).count();
-    assert_eq!(xids, berth_core::figures::XIDS_COUNTED_MAX + 1);
+    assert_eq!(xids, berth_core::counters::XIDS_COUNTED_MAX + 1);
     assert_eq!(after.sum("berth_gpu_xids_total", &[]), 400.0);
     assert!(after.values.len() < 2_000, "{} series", after.values.len());
 }
@@ -432,7 +432,14 @@ fn a_scrape_waits_neither_for_the_ledger_nor_for_policies() {
         })
     };
     let end = Instant::now() + SOON;
-    while bench.door.figures().keeper.beat.busy_for().is_none_or(|busy| busy < Duration::from_millis(300)) {
+    while bench
+        .door
+        .counters()
+        .keeper
+        .heartbeat
+        .busy_for()
+        .is_none_or(|busy| busy < Duration::from_millis(300))
+    {
         assert!(Instant::now() < end, "it never waits for its store");
         std::thread::sleep(Duration::from_millis(5));
     }

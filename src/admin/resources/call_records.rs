@@ -6,7 +6,7 @@ use berth_kernel::policy::Hook;
 use std::collections::BTreeMap;
 
 /// How the calls of one entry of the stack went.
-pub(crate) fn record(calls: &admission::Record) -> Record {
+pub(crate) fn record(calls: &admission::EntryStats) -> Record {
     let by_kind = calls.faults().into_iter();
     let hooks = || calls.hooks.iter();
     Record {
@@ -21,15 +21,15 @@ pub(crate) fn record(calls: &admission::Record) -> Record {
     }
 }
 
-fn hook_record(fared: &admission::Fared) -> HookRecord {
-    let percentile = |percent| fared.times.percentile_us(percent).unwrap_or(0);
+fn hook_record(fared: &admission::CallStats) -> HookRecord {
+    let percentile = |percent| fared.latencies.percentile_us(percent).unwrap_or(0);
     HookRecord {
         calls: fared.calls,
         passes: fared.passes,
         faults: fared.failed(),
         p50_microseconds: percentile(50),
         p99_microseconds: percentile(99),
-        worst_microseconds: fared.times.worst_us,
+        worst_microseconds: fared.latencies.worst_us,
     }
 }
 
@@ -37,7 +37,7 @@ fn hook_record(fared: &admission::Fared) -> HookRecord {
 pub(crate) fn replay(policy: &str, report: &admission::Report) -> Replay {
     Replay {
         policy: policy.to_owned(),
-        looked: report.looked,
+        looked: report.decisions,
         unreadable: report.unreadable,
         counts: counts(&report.counts),
         differences: report.differences.iter().map(difference).collect(),
@@ -64,7 +64,7 @@ fn difference(difference: &admission::Difference) -> Difference {
         at: rfc3339(difference.at_wall_ms),
         hook: difference.hook.to_string(),
         failed: difference.failed,
-        words: difference.words.clone(),
+        words: difference.message.clone(),
     }
 }
 

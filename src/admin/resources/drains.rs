@@ -177,7 +177,7 @@ pub(crate) async fn mark_healthy(
     check_reason(&reason)?;
     let applied = state
         .door
-        .heal(gpu.clone(), caller::name(), reason.clone())
+        .mark_healthy(gpu.clone(), caller::name(), reason.clone())
         .await
         .map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {

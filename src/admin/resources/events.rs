@@ -39,7 +39,7 @@ const LAST_EVENT_ID: &str = "last-event-id";
 /// Adds the transitions of each new ledger to the feed; returns when the keeper ends. The first comparison starts at the
 /// ledger of the call, not of the first poll, so that a change between the two is an event.
 pub(crate) fn run(state: web::Data<State>) -> impl Future<Output = ()> {
-    let (mut snapshots, mut standings) = (state.door.watch(), state.door.watch_standings());
+    let (mut snapshots, mut standings) = (state.door.watch(), state.door.watch_policy_statuses());
     let mut transitions = Transitions::since(snapshots.borrow_and_update().clone());
     let mut policies = standings.borrow_and_update().clone();
     async move {

@@ -2,7 +2,7 @@
 //! verdict of the policies, and what of it is no longer on the record.
 
 use berth_api::{DecisionRecord, Explanation, rfc3339};
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::decision::{CallOutcome, Decision, Filter, Outcome, Requester};
 use berth_kernel::ledger::Ledger;
@@ -19,7 +19,7 @@ const PLACEMENTS: usize = 100;
 const PAGES: usize = 8;
 
 /// Explains. Where the journal cannot be read, by what the allocation itself says.
-pub(crate) async fn explain(door: &Door, node: &Ledger, allocation: &Allocation) -> Explanation {
+pub(crate) async fn explain(door: &KernelHandle, node: &Ledger, allocation: &Allocation) -> Explanation {
     let admitted = admitted(door, allocation).await;
     let placed = match &admitted {
         Some(admitted) => placed(door, allocation, admitted).await,
@@ -43,7 +43,7 @@ pub(crate) async fn explain(door: &Door, node: &Ledger, allocation: &Allocation)
     Explanation { allocation: allocation.id.to_string(), sentences, decisions }
 }
 
-async fn admitted(door: &Door, allocation: &Allocation) -> Option<Decision> {
+async fn admitted(door: &KernelHandle, allocation: &Allocation) -> Option<Decision> {
     let whose = Requester { allocations: vec![allocation.id], pod: None };
     // By its id alone: clocks may have been set meanwhile.
     let mut filter = Filter { requester: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
@@ -59,7 +59,7 @@ async fn admitted(door: &Door, allocation: &Allocation) -> Option<Decision> {
 
 /// The newest placement of just these devices, else of as many of this resource that its own pod may
 /// have asked for.
-async fn placed(door: &Door, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
+async fn placed(door: &KernelHandle, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
     let filter = Filter {
         hook: Some(Hook::Place),
         since_wall_ms: Some(admitted.at_wall_ms.saturating_sub(PLACED_BEFORE_MS)),

@@ -9,8 +9,8 @@ use crate::state::State;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Alive, Check};
-use berth_core::admission::Door;
-use berth_core::figures::At;
+use berth_core::admission::KernelHandle;
+use berth_core::counters::RegistrationState;
 use berth_http::Failure;
 use berth_http::query::Probe;
 use berth_http::sight;
@@ -41,8 +41,8 @@ pub(crate) async fn livez(
 }
 
 /// What life is held against.
-pub(crate) fn checks(door: &Door) -> Vec<Check> {
-    let figures = door.figures();
+pub(crate) fn checks(door: &KernelHandle) -> Vec<Check> {
+    let figures = door.counters();
     let limits = figures.limits();
     let check = |name: &str, trouble: Option<String>, note: Option<String>| Check {
         name: name.into(),
@@ -52,16 +52,16 @@ pub(crate) fn checks(door: &Door) -> Vec<Check> {
     // The keeper owns the sending half, so an error means that its thread has ended.
     let ended = door.watch().has_changed().is_err();
     let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
-    let silent = figures.keeper.beat.silent_for().filter(|silent| *silent > limits.keeper);
+    let silent = figures.keeper.heartbeat.silent_for().filter(|silent| *silent > limits.keeper);
     let silent = silent
         .map(|silent| format!("the thread that owns the ledger has taken no turn for {}", seconds(silent)));
     let stuck = figures.policies.busy_for().filter(|busy| *busy > limits.policies);
     let stuck = stuck.map(|busy| format!("the policy thread is at one question for {}", seconds(busy)));
-    let hangs = figures.gpus.beat.busy_for().filter(|busy| *busy > limits.look);
+    let hangs = figures.gpus.heartbeat.busy_for().filter(|busy| *busy > limits.scan);
     let hangs =
         hangs.map(|busy| format!("a look at the GPUs hangs for {}: NVML does not answer", seconds(busy)));
-    let unbegun = figures.gpus.every().and_then(|every| {
-        let silent = figures.gpus.beat.silent_for().filter(|silent| *silent > every + limits.look)?;
+    let unbegun = figures.gpus.scan_interval().and_then(|every| {
+        let silent = figures.gpus.heartbeat.silent_for().filter(|silent| *silent > every + limits.scan)?;
         Some(format!(
             "no look at the GPUs was begun for {}: the thread that takes them has ended",
             seconds(silent)
@@ -71,7 +71,7 @@ pub(crate) fn checks(door: &Door) -> Vec<Check> {
     let quiet = quiet.map(|silent| {
         format!("the runtime that answers the kubelet gave no sign of life for {}", seconds(silent))
     });
-    let fails = figures.gpus.trouble().map(|why| format!("the last look at the GPUs failed: {why}"));
+    let fails = figures.gpus.last_error().map(|why| format!("the last look at the GPUs failed: {why}"));
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
@@ -82,11 +82,11 @@ pub(crate) fn checks(door: &Door) -> Vec<Check> {
 }
 
 /// Resources that count as registered while nobody watches them.
-fn unwatched(door: &Door, limit: Duration) -> Option<String> {
-    let standings = door.figures().kubelet.standings();
+fn unwatched(door: &KernelHandle, limit: Duration) -> Option<String> {
+    let standings = door.counters().kubelet.registrations();
     let unwatched: Vec<&str> = standings
         .iter()
-        .filter(|(_, standing)| standing.at == Some(At::Registered) && standing.streams == 0)
+        .filter(|(_, standing)| standing.at == Some(RegistrationState::Registered) && standing.streams == 0)
         .filter(|(_, standing)| standing.since.elapsed() > limit)
         .map(|(resource, _)| resource.as_str())
         .collect();

@@ -6,7 +6,7 @@ use crate::state::State;
 use actix_web::{HttpResponse, web};
 use berth_api::Check;
 use berth_api::Kind;
-use berth_core::metrics::{About, CONTENT_TYPE};
+use berth_core::metrics::{CONTENT_TYPE, CheckResults};
 use berth_http::Failure;
 
 /// The daemon in numbers
@@ -24,9 +24,9 @@ use berth_http::Failure;
 pub(crate) async fn metrics(state: web::Data<State>) -> Result<HttpResponse, Failure> {
     let facts = (state.facts)();
     let ready = node::checks(&facts, &state);
-    let noted = ready.iter().map(|check| (check.name.clone(), check.detail.is_some())).collect();
+    let messages = ready.iter().map(|check| (check.name.clone(), check.detail.is_some())).collect();
     let plain = |checks: Vec<Check>| checks.into_iter().map(|check| (check.name, check.ok)).collect();
-    let about = About { ready: plain(ready), live: plain(livez::checks(&state.door)), noted };
+    let about = CheckResults { ready: plain(ready), live: plain(livez::checks(&state.door)), messages };
     let text = state.metrics.text(about);
     let text = text.map_err(|_| Failure::new(Kind::Internal, "a number could not be written as text"))?;
     Ok(HttpResponse::Ok().content_type(CONTENT_TYPE).body(text))

@@ -6,7 +6,7 @@ use crate::state::State;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepState, rfc3339};
-use berth_core::admission::{Door, Notes};
+use berth_core::admission::{KernelHandle, OfferNotes};
 use berth_http::Failure;
 use berth_http::etag;
 use berth_http::query::Probe;
@@ -27,7 +27,7 @@ pub(crate) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
     let facts = (state.facts)();
     let view = View::of(&state);
     let ledger = &view.ledger;
-    let store_trouble = state.door.store_trouble();
+    let store_trouble = state.door.store_error();
     let checks = checks(&facts, &state);
     let node = Node {
         ready: checks.iter().all(|c| c.ok),
@@ -77,8 +77,8 @@ pub(crate) async fn readyz(
 
 pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let door = &state.door;
-    let store_trouble = door.store_trouble();
-    let Notes { mig, warnings } = door.offer_notes();
+    let store_trouble = door.store_error();
+    let OfferNotes { mig, warnings } = door.offer_notes();
     let mig_notes = (!mig.notes.is_empty()).then(|| mig.notes.join("; "));
     let step = |name: &str, step: &Step| {
         let waiting = waiting(step);
@@ -143,7 +143,7 @@ enum Registered {
 }
 
 /// Held against the ledger, which knows what there is to register before anybody has begun to.
-fn registered(door: &Door) -> Registered {
+fn registered(door: &KernelHandle) -> Registered {
     let ledger = door.snapshot();
     let resources = ledger.resources();
     if resources.is_empty() {
@@ -153,7 +153,7 @@ fn registered(door: &Door) -> Registered {
             false => Registered::Nothing,
         };
     }
-    let standings = door.figures().kubelet.standings();
+    let standings = door.counters().kubelet.registrations();
     let taken = |resource: &str| standings.get(resource).is_some_and(|standing| standing.was_registered);
     let missing: Vec<&str> = resources.iter().map(Resource::as_str).filter(|name| !taken(name)).collect();
     match missing.is_empty() {

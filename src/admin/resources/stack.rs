@@ -140,10 +140,10 @@ pub(crate) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
         entries: entries
             .map(|(place, e)| {
-                StackEntry::of(e, version(e), Some(call_records::record(&state.door.record(place, e))))
+                StackEntry::of(e, version(e), Some(call_records::record(&state.door.entry_stats(place, e))))
             })
             .collect(),
-        warnings: state.door.offer_notes().of_activation(),
+        warnings: state.door.offer_notes().reasons(),
         file_stack: FileStack {
             shadowed: stack.from_api,
             trouble: file.trouble,

@@ -10,7 +10,9 @@ use berth_api::{
     Candidate, DecisionCall, NewTrial, OfferLine, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest,
     TrialResource,
 };
-use berth_core::admission::{self, TRIED_DEVICES_MAX, Tell, Tried, Wish, Wished};
+use berth_core::admission::{
+    self, CallReport, DeviceRequest, RequestOutcome, TRIAL_DEVICES_MAX, TrialReport,
+};
 use berth_http::Failure;
 use berth_http::body;
 use berth_kernel::decision::{CallOutcome, Outcome};
@@ -61,17 +63,17 @@ pub(crate) async fn add(
         permissions: permissions.map(Into::into),
         on_fault: on_fault.map(Into::into),
         alone,
-        wish: wish.clone(),
+        request: wish.clone(),
     };
     let tried = state.door.try_policy(trial).await.map_err(IntoFailure::into_failure)?;
     Ok(HttpResponse::Ok().json(shown(&tried, wish.as_ref(), state.door.rules().overcommit_percent)))
 }
 
-fn wish(request: TrialRequest) -> Result<Wish, String> {
+fn wish(request: TrialRequest) -> Result<DeviceRequest, String> {
     let TrialRequest { resource, count, namespace, pod } = request;
     let resource = Resource::parse(&resource).map_err(|error| format!("request.resource: {error}"))?;
-    if !(1..=TRIED_DEVICES_MAX).contains(&count) {
-        return Err(format!("request.count: 1 to {TRIED_DEVICES_MAX}, not {count}"));
+    if !(1..=TRIAL_DEVICES_MAX).contains(&count) {
+        return Err(format!("request.count: 1 to {TRIAL_DEVICES_MAX}, not {count}"));
     }
     for (key, name) in [("namespace", &namespace), ("pod", &pod)] {
         let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
@@ -83,33 +85,33 @@ fn wish(request: TrialRequest) -> Result<Wish, String> {
     let named = namespace.is_some() || pod.is_some();
     let pod =
         named.then(|| (namespace.unwrap_or_else(|| "default".into()), pod.unwrap_or_else(|| "trial".into())));
-    Ok(Wish { resource, count, pod })
+    Ok(DeviceRequest { resource, count, pod })
 }
 
-fn shown(tried: &Tried, wish: Option<&Wish>, overcommit_percent: u32) -> Trial {
+fn shown(tried: &TrialReport, wish: Option<&DeviceRequest>, overcommit_percent: u32) -> Trial {
     let label = |place: usize| tried.stack.entries.get(place).map(|entry| entry.label()).unwrap_or_default();
     Trial {
-        policy: label(tried.place),
+        policy: label(tried.index),
         stack: tried.stack.entries.iter().map(|entry| entry.label()).collect(),
-        instead_of: tried.instead_of.clone(),
+        instead_of: tried.replaces.clone(),
         generation: tried.node.generation,
         refused: tried.refused.clone(),
         offers: offers(tried),
         resources: resources(tried, overcommit_percent),
-        request: tried.wish.as_ref().zip(wish).map(|(wished, wish)| outcome(&tried.then, wished, wish)),
-        calls: tried.calls.iter().map(|tell| call(&tried.then, tell)).collect(),
+        request: tried.outcome.as_ref().zip(wish).map(|(wished, wish)| outcome(&tried.after, wished, wish)),
+        calls: tried.calls.iter().map(|tell| call(&tried.after, tell)).collect(),
     }
 }
 
-fn offers(tried: &Tried) -> Vec<TrialOffer> {
+fn offers(tried: &TrialReport) -> Vec<TrialOffer> {
     let lines = |part: &PartState| part.lines.iter().map(OfferLine::from).collect::<Vec<_>>();
-    let mut parts: Vec<_> = tried.then.parts.values().filter(|part| part.present).collect();
+    let mut parts: Vec<_> = tried.after.parts.values().filter(|part| part.present).collect();
     parts.sort_by(|a, b| (a.part.gpu_index, &a.part.id).cmp(&(b.part.gpu_index, &b.part.id)));
     let offer = |part: &PartState| {
         let now = tried.node.part(&part.part.id);
         TrialOffer {
             part: part.part.id.to_string(),
-            name: describe::gpu(&tried.then, &part.part.id),
+            name: describe::gpu(&tried.after, &part.part.id),
             offered: lines(part),
             by: part.offered_by.clone(),
             offered_now: now.map(lines).unwrap_or_default(),
@@ -120,7 +122,7 @@ fn offers(tried: &Tried) -> Vec<TrialOffer> {
     parts.into_iter().map(|part| offer(part)).collect()
 }
 
-fn resources(tried: &Tried, overcommit_percent: u32) -> Vec<TrialResource> {
+fn resources(tried: &TrialReport, overcommit_percent: u32) -> Vec<TrialResource> {
     let offered = |ledger: &Ledger| {
         let mut counts = BTreeMap::<Resource, usize>::new();
         for part in ledger.parts.values().filter(|part| part.present) {
@@ -130,7 +132,7 @@ fn resources(tried: &Tried, overcommit_percent: u32) -> Vec<TrialResource> {
         }
         counts
     };
-    let (then, now) = (offered(&tried.then), offered(&tried.node));
+    let (then, now) = (offered(&tried.after), offered(&tried.node));
     let mut names: Vec<&Resource> = then.keys().chain(now.keys()).collect();
     names.sort();
     names.dedup();
@@ -138,14 +140,14 @@ fn resources(tried: &Tried, overcommit_percent: u32) -> Vec<TrialResource> {
     let resource = |name: &Resource| TrialResource {
         resource: name.to_string(),
         devices: of(&then, name),
-        free: free_devices(&tried.then, name, overcommit_percent).len(),
+        free: free_devices(&tried.after, name, overcommit_percent).len(),
         devices_now: of(&now, name),
         free_now: free_devices(&tried.node, name, overcommit_percent).len(),
     };
     names.into_iter().map(resource).collect()
 }
 
-fn outcome(then: &Ledger, wished: &Wished, wish: &Wish) -> TrialOutcome {
+fn outcome(then: &Ledger, wished: &RequestOutcome, wish: &DeviceRequest) -> TrialOutcome {
     let (placed_by, placed_because) = wished.placed.clone().unzip();
     let grant = match &wished.outcome {
         Outcome::Granted(grant) => Some(grant),
@@ -168,7 +170,7 @@ fn outcome(then: &Ledger, wished: &Wished, wish: &Wish) -> TrialOutcome {
     }
 }
 
-fn call(then: &Ledger, tell: &Tell) -> TrialCall {
+fn call(then: &Ledger, tell: &CallReport) -> TrialCall {
     let words = match &tell.note.outcome {
         CallOutcome::Pass => "pass".to_owned(),
         CallOutcome::Suspended => "not asked: it is suspended".to_owned(),
@@ -178,7 +180,7 @@ fn call(then: &Ledger, tell: &Tell) -> TrialCall {
     TrialCall {
         hook: tell.hook.to_string(),
         words,
-        log: tell.said.clone(),
+        log: tell.log_lines.clone(),
         call: DecisionCall::of(&tell.note),
     }
 }

@@ -16,7 +16,7 @@ pub struct LabelSettings {
 impl LabelSettings {
     /// Whether the node is labelled.
     #[must_use]
-    pub fn wanted(&self) -> bool {
+    pub fn is_enabled(&self) -> bool {
         self.node || self.nfd_file.is_some()
     }
 }

@@ -6,7 +6,7 @@ use berth_admin::Step;
 impl Daemon {
     /// Adopts the devices of running pods before the first registration, since a device in use must not be offered as free.
     pub(super) async fn adopt(&self, front: &berth_kubelet::Front) {
-        let ledger = self.door().snapshot();
+        let ledger = self.kernel().snapshot();
         // A store with allocations is more reliable than the checkpoint, which is then read only for devices that another
         // plugin granted meanwhile, without waiting for it.
         let is_required = ledger.live.is_empty() && ledger.ended.is_empty();

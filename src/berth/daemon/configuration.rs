@@ -5,7 +5,7 @@ use super::{Daemon, setup};
 use crate::config::{Chosen, Config};
 use anyhow::Context;
 use berth_cluster::WatchedLabel;
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use std::path::Path;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -89,7 +89,7 @@ impl Configuration {
 impl Daemon {
     /// Returns once the node's label selects another configuration; never if no label is used. Borrows nothing.
     pub(super) fn wait_for_reconfiguration(&self) -> impl Future<Output = ()> + use<> {
-        let (configuration, kernel) = (self.configuration.clone(), self.door().clone());
+        let (configuration, kernel) = (self.configuration.clone(), self.kernel().clone());
         let (folder, compiler) = (self.config.state_dir.clone(), self.options.compiler.clone());
         async move {
             let Some(configuration) = configuration else { return std::future::pending().await };
@@ -108,7 +108,7 @@ impl Daemon {
 async fn select_other(
     chosen: &Chosen,
     label: Option<String>,
-    kernel: &Door,
+    kernel: &KernelHandle,
     folder: &Path,
     compiler: &Path,
 ) -> anyhow::Result<Option<String>> {
@@ -132,7 +132,7 @@ async fn select_other(
         Ok(Some(name(&other).to_owned()))
     };
     let tested = tokio::task::spawn_blocking(test).await.context("selecting the configuration failed");
-    kernel.rest();
+    kernel.unload_unused();
     tested?
 }
 

@@ -5,7 +5,7 @@ use super::stack::{Unresolved, check_trusted, resolve, resolve_entry};
 use super::{SystemClock, open_gpus, setup};
 use crate::config::{BadSetting, Config, Findings, GpuSource, SkippedChecks};
 use anyhow::Context;
-use berth_core::admission::{LEISURE, Trial};
+use berth_core::admission::{TIME_FACTOR, Trial};
 use berth_gpus::sim::SimGpus;
 use berth_http::check_files;
 use berth_kernel::change::{Change, Entry};
@@ -129,7 +129,7 @@ pub(super) fn test_stack(
     }
     let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
     let baseline = &super::baseline(config);
-    let (rules, policies, leisure) = (&config.rules, &policies, LEISURE);
+    let (rules, policies, leisure) = (&config.rules, &policies, TIME_FACTOR);
     let trial = Trial { stack: &stack, policies, node, now, baseline, rules, leisure };
     trial.run().map(drop).map_err(|(policy, fault)| {
         let at = stack.entries.iter().position(|entry| entry.label() == policy).unwrap_or_default();
@@ -245,7 +245,7 @@ fn run_trials(
         let (policy, fault) = match trial.run() {
             Err(fault) => fault,
             Ok(offers) => {
-                warnings = offers.notes.of_activation();
+                warnings = offers.notes.reasons();
                 break;
             }
         };

@@ -7,7 +7,7 @@ use berth_admin::Step;
 use berth_cluster::ApiServer;
 use berth_cluster::node_labels::{Facts, Labels, OTHER_WRITER, file, labels};
 use berth_cluster::{NodeLabelState, NodeLabelTask, OtherWriter};
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl Daemon {
     /// Called after the GPUs are scanned and offered, since labels show how they are shared.
     pub(super) fn start_labels(&mut self) {
         let config = &self.config;
-        if !config.labels.wanted() {
+        if !config.labels.is_enabled() {
             return;
         }
         let facts = Facts {
@@ -75,7 +75,7 @@ impl Daemon {
             self.labels.node_state.subscribe()
         });
         let writer = LabelWriter {
-            kernel: self.door().clone(),
+            kernel: self.kernel().clone(),
             facts,
             file: config.labels.nfd_file.clone(),
             // Without an API server another writer is detected only by its files in the folder.
@@ -92,7 +92,7 @@ impl Daemon {
 
 /// The task that computes and writes labels.
 struct LabelWriter {
-    kernel: Door,
+    kernel: KernelHandle,
     facts: Facts,
     file: Option<PathBuf>,
     /// Whether another writer labels the node object, if that is checked.
@@ -109,7 +109,7 @@ impl LabelWriter {
     async fn run(mut self) {
         let mut snapshots = self.kernel.watch();
         loop {
-            let versions = self.kernel.figures().gpus.versions();
+            let versions = self.kernel.counters().gpus.versions();
             self.facts.driver_version = versions.driver;
             self.facts.cuda_version = versions.cuda;
             let labels = labels(&snapshots.borrow_and_update(), &self.facts);

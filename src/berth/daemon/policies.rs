@@ -2,7 +2,7 @@
 
 use super::Progress;
 use anyhow::Context;
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_core::trust;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::PolicyVersion;
@@ -28,7 +28,7 @@ const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(600);
 /// # Errors
 /// If the versions cannot be recorded.
 pub(super) async fn load(
-    kernel: Door,
+    kernel: KernelHandle,
     policies: Arc<dyn Policies>,
     keys: Vec<TrustedKey>,
 ) -> anyhow::Result<Option<NotCallable>> {
@@ -47,10 +47,10 @@ fn load_all(loader: &PolicyLoader<'_>) -> anyhow::Result<Option<NotCallable>> {
     let newest = kernel.snapshot();
     for version in &shipped {
         match newest.policies.get(&version.digest) {
-            None => drop(kernel.keep(version.clone())?),
+            None => drop(kernel.record_policy(version.clone())?),
             // It was uploaded, or an earlier release without it recorded it.
             Some(known) if !known.shipped => {
-                kernel.keep(PolicyVersion { shipped: true, ..PolicyVersion::clone(known) })?;
+                kernel.record_policy(PolicyVersion { shipped: true, ..PolicyVersion::clone(known) })?;
             }
             Some(_) => {}
         }
@@ -59,7 +59,7 @@ fn load_all(loader: &PolicyLoader<'_>) -> anyhow::Result<Option<NotCallable>> {
     let now_shipped = |digest: &Digest| shipped.iter().any(|v| v.digest == *digest);
     for old in newest.policies.values().filter(|k| k.shipped && !now_shipped(&k.digest)) {
         let origin = Origin { once_shipped: true, ..old.origin.clone() };
-        kernel.keep(PolicyVersion { shipped: false, origin, ..PolicyVersion::clone(old) })?;
+        kernel.record_policy(PolicyVersion { shipped: false, origin, ..PolicyVersion::clone(old) })?;
     }
     let snapshot = kernel.snapshot();
     loader.load(snapshot.policies.keys(), snapshot.stack.revision)
@@ -76,7 +76,7 @@ pub(super) struct NotCallable {
 
 /// One pass over the policies of the store.
 struct PolicyLoader<'l> {
-    kernel: &'l Door,
+    kernel: &'l KernelHandle,
     policies: &'l dyn Policies,
     keys: &'l [TrustedKey],
     /// The first pass retries temporary failures and logs its findings.
@@ -131,7 +131,7 @@ impl PolicyLoader<'_> {
         let recorded =
             PolicyVersion { artifact: loaded.artifact.clone(), origin, ..PolicyVersion::clone(newest) };
         if recorded != **newest {
-            self.kernel.keep(recorded)?;
+            self.kernel.record_policy(recorded)?;
         }
         Ok(())
     }
@@ -222,7 +222,7 @@ enum Restored {
 /// Retries until the active stack is callable, first after `wait`. Ends when another stack is active, since activation made
 /// that one callable.
 pub(super) async fn retry_until_callable(
-    kernel: Door,
+    kernel: KernelHandle,
     policies: Arc<dyn Policies>,
     keys: Vec<TrustedKey>,
     progress: Arc<Progress>,
@@ -259,7 +259,7 @@ pub(super) async fn retry_until_callable(
 }
 
 async fn retry(
-    kernel: &Door,
+    kernel: &KernelHandle,
     policies: &Arc<dyn Policies>,
     keys: &Arc<[TrustedKey]>,
     revision: u64,

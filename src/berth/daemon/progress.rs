@@ -3,7 +3,7 @@
 use crate::config::Config;
 use berth_admin::{FileStack, NodeFacts, Registration, Step};
 use berth_cluster::ApiServer;
-use berth_core::figures::Figures;
+use berth_core::counters::Counters;
 use berth_kernel::gpu::Inventory;
 use berth_kubelet::{self, Registrations};
 use parking_lot::Mutex;
@@ -113,7 +113,7 @@ impl Progress {
 }
 
 /// The heartbeat of the runtime that answers the kubelet, each second. Without it no worker is free for an Allocate either.
-pub(super) async fn run_heartbeat(figures: Arc<Figures>) {
+pub(super) async fn run_heartbeat(figures: Arc<Counters>) {
     let mut every = tokio::time::interval(HEARTBEAT_INTERVAL);
     loop {
         drop(figures.front.begin());

@@ -105,7 +105,7 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
         }
     };
     if berth_core::spans::is_on() {
-        tokio::spawn(drains::follow(daemon.door().watch()));
+        tokio::spawn(drains::follow(daemon.kernel().watch()));
     }
     let reconfigured = daemon.wait_for_reconfiguration();
     let outcome = tokio::select! {

@@ -1,25 +1,28 @@
 //! Formats policy calls for authors of policies.
 
-use berth_core::admission::Heard;
+use berth_core::admission::RecordedCall;
 use berth_kernel::describe;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::Hook;
 
 /// The policy, the hook and the answer, followed by the lines that the policy logged. GPUs have their index on `node`.
-fn call_lines(call: &Heard, node: &Ledger) -> Vec<String> {
+fn call_lines(call: &RecordedCall, node: &Ledger) -> Vec<String> {
     let answer = match &call.answer {
         Ok(None) => "pass".into(),
         Ok(Some(answer)) => describe::answer(answer, node),
         Err(fault) => format!("fault: {fault}"),
     };
-    let log = call.said.iter().map(|line| format!("  log: {line}"));
+    let log = call.log_lines.iter().map(|line| format!("  log: {line}"));
     std::iter::once(format!("{} {}: {answer}", call.policy, call.hook)).chain(log).collect()
 }
 
 /// The lines of one step's calls. `offer` is called until the ledger no longer changes, so an offer that repeats the
 /// policy's last one is left out.
-pub(super) fn step_lines<'h>(calls: impl IntoIterator<Item = &'h Heard>, node: &Ledger) -> Vec<String> {
-    let calls: Vec<&Heard> = calls.into_iter().collect();
+pub(super) fn step_lines<'h>(
+    calls: impl IntoIterator<Item = &'h RecordedCall>,
+    node: &Ledger,
+) -> Vec<String> {
+    let calls: Vec<&RecordedCall> = calls.into_iter().collect();
     let is_repeated = |index: usize| {
         let call = calls[index];
         let mut earlier = calls[..index].iter().rev();
@@ -38,12 +41,12 @@ mod tests {
 
     #[test]
     fn a_repeated_offer_is_shown_once() {
-        let call = |policy: &str, hook, answer| Heard {
+        let call = |policy: &str, hook, answer| RecordedCall {
             digest: Digest::parse(&"a".repeat(64)).unwrap(),
             policy: policy.into(),
             hook,
             answer: Ok(answer),
-            said: Vec::new(),
+            log_lines: Vec::new(),
         };
         let offer = |again_after_s| {
             call(
@@ -52,7 +55,7 @@ mod tests {
                 Some(Answer::Offer(OfferAnswer { again_after_s, ..OfferAnswer::default() })),
             )
         };
-        let by_other = |call: Heard| Heard { policy: "b@2".into(), ..call };
+        let by_other = |call: RecordedCall| RecordedCall { policy: "b@2".into(), ..call };
         let place = call("a@1", Hook::Place, None);
         let calls = [
             place.clone(),

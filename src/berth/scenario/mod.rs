@@ -24,7 +24,7 @@ pub use expect::Difference;
 pub use format::FILE_BYTES_MAX;
 pub use report::{Failure, Report};
 
-use berth_core::admission::Ear;
+use berth_core::admission::CallRecorder;
 use berth_kernel::names::RESOURCE_BYTES_MAX;
 use berth_kernel::offer::SHARES_PER_PART_MAX;
 use berth_kernel::policy::{PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX};
@@ -44,25 +44,25 @@ pub const POLICY_BYTES_MAX: usize = MODULE_BYTES_MAX;
 const THIS: &str = "this";
 
 /// Tests policies. They are compiled as in the daemon, in a temporary folder.
-pub struct Bench {
+pub struct PolicyTester {
     policies: WasmPolicies,
     _state: Scratch,
 }
 
-impl Bench {
+impl PolicyTester {
     /// Uses this program as the compiler, whose `main` must call [`berth_wasm::compiler_process`].
     ///
     /// # Errors
     /// If the temporary folder cannot be created.
     pub fn new() -> Result<Self, InstallError> {
-        Self::compiled_by(None)
+        Self::with_compiler(None)
     }
 
     /// Uses another program as the compiler.
     ///
     /// # Errors
     /// As [`Bench::new`].
-    pub fn compiled_by(compiler: Option<PathBuf>) -> Result<Self, InstallError> {
+    pub fn with_compiler(compiler: Option<PathBuf>) -> Result<Self, InstallError> {
         let state = Scratch::new().map_err(|error| InstallError::Failed {
             what: format!("cannot create a temporary folder: {error} (set TMPDIR to choose another parent)"),
         })?;
@@ -107,7 +107,7 @@ impl Bench {
     /// The hook that failed, with its fault.
     pub fn check_parameters(&self, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
         check_parameters_size(parameters)?;
-        sample::call_all_hooks(&Ear::new(&self.policies), version, parameters)
+        sample::call_all_hooks(&CallRecorder::new(&self.policies), version, parameters)
     }
 
     /// Runs a scenario file's text against a policy.
@@ -141,7 +141,7 @@ impl Bench {
             }],
             Some(stack) => self.resolve_stack(stack, version, &mut versions)?,
         };
-        let policies = Ear::new(&self.policies);
+        let policies = CallRecorder::new(&self.policies);
         let mut node = Node::new(&scenario.node, &versions, &policies)?;
         let faults = node.activate(entries)?;
         run::run(scenario, &mut node, &faults)

@@ -3,8 +3,8 @@
 
 use super::clock::StepClock;
 use super::format::{GpuState, Group, Health};
-use berth_core::admission::{Baseline, Ear, Faults, Heard, Offers, Walk};
-use berth_core::keeper::{Applied, AskError, Keeper, Snapshot};
+use berth_core::admission::{Baseline, CallRecorder, Evaluation, Faults, Offers, RecordedCall};
+use berth_core::keeper::{Applied, CommandError, Keeper, Snapshot};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
 use berth_kernel::command::{Command, NewStack, Rules};
 use berth_kernel::drain::Mark;
@@ -27,7 +27,7 @@ const SETTLE_CALLS_MAX: usize = 4;
 
 /// The node of one scenario.
 pub(super) struct Node<'p> {
-    pub(super) policies: &'p Ear<'p>,
+    pub(super) policies: &'p CallRecorder<'p>,
     pub(super) clock: Arc<StepClock>,
     keeper: Keeper,
     gpus: SimGpus,
@@ -50,7 +50,7 @@ impl<'p> Node<'p> {
     pub(super) fn new(
         groups: &[Group],
         versions: &[PolicyVersion],
-        policies: &'p Ear<'p>,
+        policies: &'p CallRecorder<'p>,
     ) -> Result<Self, String> {
         let gpus = SimGpus::from_machine(machine(groups)?);
         let clock = Arc::new(StepClock::default());
@@ -111,24 +111,24 @@ impl<'p> Node<'p> {
     }
 
     /// Runs one keeper turn.
-    pub(super) fn turn(&mut self, command: &Command) -> Result<Applied, AskError> {
+    pub(super) fn turn(&mut self, command: &Command) -> Result<Applied, CommandError> {
         self.keeper.turn(command)
     }
 
     /// Evaluates the active stack.
-    pub(super) fn evaluate<T>(&mut self, call: impl FnOnce(Walk<'_>) -> T) -> T {
+    pub(super) fn evaluate<T>(&mut self, call: impl FnOnce(Evaluation<'_>) -> T) -> T {
         let stack = Arc::clone(&self.snapshot().stack);
         self.evaluate_stack(&stack, call)
     }
 
-    fn evaluate_stack<T>(&mut self, stack: &Stack, call: impl FnOnce(Walk<'_>) -> T) -> T {
+    fn evaluate_stack<T>(&mut self, stack: &Stack, call: impl FnOnce(Evaluation<'_>) -> T) -> T {
         let node = self.snapshot();
         let faults = |faults: &Faults| -> Vec<u64> {
             let records = stack.entries.iter().enumerate().map(|(index, e)| faults.record(index, e));
             records.map(|record| record.failed()).collect()
         };
         let before = faults(&self.faults);
-        let answer = call(Walk {
+        let answer = call(Evaluation {
             stack,
             policies: self.policies,
             node: &node,
@@ -137,7 +137,7 @@ impl<'p> Node<'p> {
             baseline: &self.baseline,
             overcommit_percent: self.rules.overcommit_percent,
             calls: &mut Vec::new(),
-            leisure: 1,
+            time_factor: 1,
         });
         // An evaluation calls an entry once, so its last fault is the new one.
         let after = faults(&self.faults);
@@ -158,7 +158,7 @@ impl<'p> Node<'p> {
     }
 
     /// Takes the policy calls since the last call.
-    pub(super) fn take_calls(&self) -> VecDeque<Heard> {
+    pub(super) fn take_calls(&self) -> VecDeque<RecordedCall> {
         self.policies.take()
     }
 

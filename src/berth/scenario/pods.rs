@@ -140,14 +140,14 @@ fn publish(node: &mut Node<'_>, pods: BTreeMap<String, Arc<Pod>>) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::super::format::{Group, Scenario};
-    use super::super::{Bench, run};
+    use super::super::{PolicyTester, run};
     use super::*;
-    use berth_core::admission::Ear;
+    use berth_core::admission::CallRecorder;
 
     #[test]
     fn the_first_candidate_holds_the_allocation_until_its_release() {
-        let bench = Bench::new().unwrap();
-        let policies = Ear::new(&bench.policies);
+        let bench = PolicyTester::new().unwrap();
+        let policies = CallRecorder::new(&bench.policies);
         let group = Group { model: "l4".into(), count: 2, mig: Vec::new() };
         let mut node = Node::new(&[group], &[], &policies).unwrap();
         node.settle().unwrap();

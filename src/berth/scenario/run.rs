@@ -6,7 +6,7 @@ use super::format::{Allocate, Place, Reading as Reported, Scenario, Step, Verb};
 use super::node::Node;
 use super::pods::Pods;
 use super::report::Failure;
-use berth_core::keeper::AskError;
+use berth_core::keeper::CommandError;
 use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, Command};
 use berth_kernel::gpu::Reading;
@@ -223,7 +223,7 @@ impl Run<'_, '_> {
         let command =
             Command::Allocate { request, answer, generation: seen, is_retry: false, attempt: Attempt::Last };
         let applied = self.node.turn(&command).map_err(|error| match error {
-            AskError::Refused(refusal) => refusal.to_string(),
+            CommandError::Refused(refusal) => refusal.to_string(),
             other => other.to_string(),
         })?;
         let granted = applied.entry.changes.iter().find_map(|change| match change {

@@ -2,7 +2,7 @@
 
 use super::format::Group;
 use super::node::Node;
-use berth_core::admission::{CALL_MS_MAX, Ear};
+use berth_core::admission::{CALL_MS_MAX, CallRecorder};
 use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, Resource};
@@ -21,7 +21,7 @@ const COUNT: u32 = 8;
 /// # Errors
 /// The hook that failed, with its fault.
 pub(super) fn call_all_hooks(
-    policies: &Ear<'_>,
+    policies: &CallRecorder<'_>,
     version: &PolicyVersion,
     parameters: &str,
 ) -> Result<(), String> {

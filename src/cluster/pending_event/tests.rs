@@ -162,7 +162,7 @@ impl Node {
         self.apply(&Command::Drain { gpu: gpu(), mark: mark("fan"), order })
     }
 
-    fn asked(&mut self, way: EvictionMethod, outcome: Outcome) -> Vec<PendingEvent> {
+    fn asked(&mut self, way: EvictionMethod, outcome: EvictionOutcome) -> Vec<PendingEvent> {
         let pod = Arc::clone(&self.ledger.pods.as_ref().unwrap().pods["u"]);
         self.apply(&Command::RecordEviction {
             ask: EvictionRequest { pod, method: way, gpu: gpu() },
@@ -245,13 +245,13 @@ fn changes_of_health_are_events_with_their_reason() {
 fn a_pod_that_blocks_a_drain_is_an_event_whenever_the_reason_changes() {
     let mut node = Node::new();
     node.drain(EVICT);
-    let notices = node.asked(EvictionMethod::Evict, Outcome::Budget("needs 3".into()));
+    let notices = node.asked(EvictionMethod::Evict, EvictionOutcome::Budget("needs 3".into()));
     let expected =
         "GPU 3 (GPU-0) cannot be drained yet: pod team/web waits for its disruption budget: needs 3";
     assert_eq!(one(&notices), ("GPUDrainBlocked", true, expected));
-    assert_eq!(node.asked(EvictionMethod::Evict, Outcome::Budget("needs 3".into())), []);
+    assert_eq!(node.asked(EvictionMethod::Evict, EvictionOutcome::Budget("needs 3".into())), []);
     assert_eq!(
-        one(&node.asked(EvictionMethod::Evict, Outcome::Failed("no right".into()))).0,
+        one(&node.asked(EvictionMethod::Evict, EvictionOutcome::Failed("no right".into()))).0,
         "GPUDrainBlocked"
     );
 
@@ -270,12 +270,12 @@ fn a_pod_that_blocks_a_drain_is_an_event_whenever_the_reason_changes() {
 fn an_evicted_pod_has_an_event_with_the_reason() {
     let mut node = Node::new();
     node.drain(EVICT);
-    let notices = node.asked(EvictionMethod::Evict, Outcome::Taken);
+    let notices = node.asked(EvictionMethod::Evict, EvictionOutcome::Accepted);
     let regarding = Regarding::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
     assert_eq!((notices.len(), &notices[0].regarding, notices[0].reason), (1, &regarding, "GPUDrain"));
     assert_eq!(notices[0].note, "evicted: GPU 3 (GPU-0) is being drained by ada (fan)");
-    assert_eq!(node.asked(EvictionMethod::Evict, Outcome::Taken), []);
-    let notices = node.asked(EvictionMethod::Delete, Outcome::Taken);
+    assert_eq!(node.asked(EvictionMethod::Evict, EvictionOutcome::Accepted), []);
+    let notices = node.asked(EvictionMethod::Delete, EvictionOutcome::Accepted);
     assert!(notices[0].note.starts_with("deleted at the deadline"), "{notices:?}");
 }
 

@@ -1,13 +1,13 @@
 //! Activation of a stack: each of its policies is called on the live node first.
 
 use super::baseline::Baseline;
-use super::evaluate::Walk;
+use super::evaluate::Evaluation;
 use super::faults::Faults;
 use super::jobs::{ActivateError, OtherJob};
-use super::kernel_handle::{Door, send, within};
+use super::kernel_handle::{KernelHandle, send, within};
 use super::offers::Offers;
 use super::recorder::at_low_priority;
-use crate::keeper::{AskError, Snapshot};
+use crate::keeper::{CommandError, Snapshot};
 use crate::spans;
 use berth_kernel::command::{Command, NewStack, Rules};
 use berth_kernel::decide::decide;
@@ -38,7 +38,7 @@ const PARAMETERS_MAX: Duration = Duration::from_secs(5);
 /// Factor of the wall time limits of a trial, relative to calls that the kubelet waits for: 5 s a call, 10 s an evaluation,
 /// 50 s for parameters. Only the client waits, and threads that work for the API have low priority: on a busy
 /// node, half a second of wall time would not show that a policy is slow. Fuel is the same.
-pub const LEISURE: u32 = 10;
+pub const TIME_FACTOR: u32 = 10;
 
 /// A trial of a stack on a node, without effect.
 pub struct Trial<'a> {
@@ -145,8 +145,8 @@ impl Trial<'_> {
         node: &'w Arc<Ledger>,
         faults: &'w mut Faults,
         calls: &'w mut Vec<CallRecord>,
-    ) -> Walk<'w> {
-        Walk {
+    ) -> Evaluation<'w> {
+        Evaluation {
             stack,
             policies: self.policies,
             node,
@@ -155,12 +155,12 @@ impl Trial<'_> {
             baseline: self.baseline,
             overcommit_percent: self.rules.overcommit_percent,
             calls,
-            leisure: self.leisure,
+            time_factor: self.leisure,
         }
     }
 }
 
-impl Door {
+impl KernelHandle {
     /// Activates a stack: its policies are prepared, called on the live node and checked, then the stack replaces the
     /// active one as a whole.
     ///
@@ -168,7 +168,8 @@ impl Door {
     /// If one of its policies fails on this node, or `expected` is not the active revision. Nothing
     /// has changed then.
     pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
-        let (node, refused) = (self.snapshot(), |refusal| ActivateError::Ask(AskError::Refused(refusal)));
+        let (node, refused) =
+            (self.snapshot(), |refusal| ActivateError::Command(CommandError::Refused(refusal)));
         // An early check, before anything is compiled. The keeper checks again when it activates the stack.
         let revision = node.stack.revision;
         if expected.is_some_and(|expected| expected != revision) {
@@ -181,15 +182,16 @@ impl Door {
             Ok(_prepared) => self.swap(stack, expected).await,
             Err(error) => Err(ActivateError::Unprepared(error)),
         };
-        self.rest();
+        self.unload_unused();
         activated
     }
 
     async fn swap(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
         self.try_stack(&stack).await?;
         let (reply, answer) = oneshot::channel();
-        send(&self.other_jobs, OtherJob::Activate { stack, expected, reply }).map_err(ActivateError::Ask)?;
-        within(answer).await.map_err(ActivateError::Ask)?
+        send(&self.other_jobs, OtherJob::Activate { stack, expected, reply })
+            .map_err(ActivateError::Command)?;
+        within(answer).await.map_err(ActivateError::Command)?
     }
 
     /// Tries a stack on the live node, off the policy thread: a trial calls more hooks than an activation
@@ -197,7 +199,7 @@ impl Door {
     pub(super) async fn try_stack(&self, stack: &NewStack) -> Result<(), ActivateError> {
         // One at a time, so that an Allocate always finds a free instance for its calls.
         let turn = tokio::time::timeout(TURN_MAX, Arc::clone(&self.trying).lock_owned()).await;
-        let turn = turn.map_err(|_| ActivateError::Ask(AskError::Busy))?;
+        let turn = turn.map_err(|_| ActivateError::Command(CommandError::Busy))?;
         let (kernel, stack) = (self.clone(), stack.clone());
         let work = move || {
             let _turn = turn;
@@ -209,12 +211,12 @@ impl Door {
                 now: kernel.now(),
                 baseline: &kernel.baseline,
                 rules: &kernel.rules,
-                leisure: LEISURE,
+                leisure: TIME_FACTOR,
             };
             trial.run().map(drop).map_err(ActivateError::from)
         };
         let result = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(work))).await;
-        result.unwrap_or(Err(ActivateError::Ask(AskError::Stopping)))
+        result.unwrap_or(Err(ActivateError::Command(CommandError::Stopping)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Counters since the daemon started, for metrics: calls by policy and hook, and decisions by outcome. Unlike
 //! the statistics of the active stack, an activation does not reset them.
 
-use super::call_stats::Fared;
+use super::call_stats::CallStats;
 use berth_kernel::decision::CallRecord;
 use berth_kernel::policy::Hook;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub struct CallCounters {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyCounters {
     /// Call statistics by hook.
-    pub hooks: BTreeMap<Hook, Fared>,
+    pub hooks: BTreeMap<Hook, CallStats>,
     /// Number of the evaluation with the last call.
     last_evaluation: u64,
 }

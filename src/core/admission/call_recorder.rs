@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 /// One call of one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heard {
+pub struct RecordedCall {
     /// The policy version's digest.
     pub digest: Digest,
     /// The version's label; empty if the node does not know it.
@@ -21,16 +21,16 @@ pub struct Heard {
     /// The answer, before the daemon checks it; `None` is `pass`.
     pub answer: Result<Option<Answer>, Fault>,
     /// Lines that the policy logged.
-    pub said: Vec<String>,
+    pub log_lines: Vec<String>,
 }
 
 /// Wraps [`Policies`] and records the calls.
-pub struct Ear<'p> {
+pub struct CallRecorder<'p> {
     policies: &'p dyn Policies,
-    calls: Mutex<VecDeque<Heard>>,
+    calls: Mutex<VecDeque<RecordedCall>>,
 }
 
-impl<'p> Ear<'p> {
+impl<'p> CallRecorder<'p> {
     /// A recorder without calls.
     #[must_use]
     pub fn new(policies: &'p dyn Policies) -> Self {
@@ -39,12 +39,12 @@ impl<'p> Ear<'p> {
 
     /// Removes and returns the recorded calls, in order.
     #[must_use]
-    pub fn take(&self) -> VecDeque<Heard> {
+    pub fn take(&self) -> VecDeque<RecordedCall> {
         std::mem::take(&mut *self.calls.lock())
     }
 }
 
-impl Policies for Ear<'_> {
+impl Policies for CallRecorder<'_> {
     fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError> {
         self.policies.install(module, now)
     }
@@ -75,7 +75,7 @@ impl Policies for Ear<'_> {
         let policy = call.node.policies.get(&digest).map_or_else(String::new, |version| version.label());
         let aloud = self.policies.call_with_log(call);
         let (answer, said) = (aloud.answer.clone(), aloud.log_lines.clone());
-        self.calls.lock().push_back(Heard { digest, policy, hook, answer, said });
+        self.calls.lock().push_back(RecordedCall { digest, policy, hook, answer, log_lines: said });
         aloud
     }
 }

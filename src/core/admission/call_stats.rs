@@ -48,7 +48,7 @@ impl Latencies {
 
 /// Call statistics of one hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fared {
+pub struct CallStats {
     /// Number of calls: answers, passes and faults.
     pub calls: u64,
     /// Number of calls that passed.
@@ -56,10 +56,10 @@ pub struct Fared {
     /// Number of calls that failed, by kind.
     pub faults: BTreeMap<FaultKind, u64>,
     /// Latencies of the calls.
-    pub times: Latencies,
+    pub latencies: Latencies,
 }
 
-impl Fared {
+impl CallStats {
     /// Counts a call. A suspended policy was not called and counts nothing.
     pub fn add(&mut self, said: &CallOutcome, cost: Cost) {
         match said {
@@ -69,7 +69,7 @@ impl Fared {
             CallOutcome::Fault(fault) => *self.faults.entry(fault.kind).or_default() += 1,
         }
         self.calls += 1;
-        self.times.add(cost);
+        self.latencies.add(cost);
     }
 
     /// Number of calls that failed.
@@ -115,10 +115,10 @@ mod tests {
 
     #[test]
     fn a_call_is_an_answer_a_pass_or_a_fault() {
-        let mut stats = Fared::default();
+        let mut stats = CallStats::default();
         let fault = |kind| CallOutcome::Fault(Fault { kind, detail: String::new() });
         stats.add(&CallOutcome::Suspended, cost(1));
-        assert_eq!(stats, Fared::default(), "it was not called");
+        assert_eq!(stats, CallStats::default(), "it was not called");
         let answer = berth_kernel::policy::Answer::Deny("no".into());
         for said in
             [CallOutcome::Pass, CallOutcome::Pass, CallOutcome::Answer(answer), fault(FaultKind::Trap)]

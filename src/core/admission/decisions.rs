@@ -2,12 +2,12 @@
 
 use super::jobs::ActivateError;
 use super::jobs::Unprepared;
-use super::kernel_handle::Door;
+use super::kernel_handle::KernelHandle;
 use super::prepare::Prepared;
 use super::recorder::lower_priority;
 use super::replay::{self, Candidate, Report};
 use super::shadow::{SHADOWS_MAX, Shadow, Shadows};
-use crate::keeper::AskError;
+use crate::keeper::CommandError;
 use berth_kernel::command::NewStack;
 use berth_kernel::decision::{Decision, Filter};
 use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, Policies};
@@ -34,7 +34,7 @@ pub(super) struct Decisions {
 
 /// Error of reading decisions, of a replay or of a shadow.
 #[derive(Debug, thiserror::Error)]
-pub enum PastError {
+pub enum DecisionsError {
     /// This daemon has no journal.
     #[error("this daemon keeps no record of decisions (decisions.maxMiB is 0)")]
     None,
@@ -57,7 +57,7 @@ pub enum PastError {
     },
     /// The policy could not be tried.
     #[error("{0}")]
-    Ask(AskError),
+    Command(CommandError),
     /// Another replay is running.
     #[error("another replay is running; try again when it has finished")]
     Busy,
@@ -73,17 +73,17 @@ fn cause(error: &JournalError) -> String {
     error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"))
 }
 
-impl From<ActivateError> for PastError {
+impl From<ActivateError> for DecisionsError {
     fn from(error: ActivateError) -> Self {
         match error {
             ActivateError::Fails { policy, fault, .. } => Self::Fails { policy, fault },
             ActivateError::Unprepared(error) => Self::Unprepared(error),
-            ActivateError::Ask(error) => Self::Ask(error),
+            ActivateError::Command(error) => Self::Command(error),
         }
     }
 }
 
-impl From<JournalError> for PastError {
+impl From<JournalError> for DecisionsError {
     fn from(error: JournalError) -> Self {
         Self::Journal { error }
     }
@@ -109,20 +109,20 @@ impl Decisions {
     async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&dyn Journal, &dyn Policies) -> Result<T, JournalError> + Send + 'static,
-    ) -> Result<T, PastError> {
-        let journal = self.journal.clone().ok_or(PastError::None)?;
+    ) -> Result<T, DecisionsError> {
+        let journal = self.journal.clone().ok_or(DecisionsError::None)?;
         let policies = Arc::clone(&self.policies);
         // The task holds the permit, since it continues if the caller is dropped.
-        let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| PastError::Stopping)?;
+        let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| DecisionsError::Stopping)?;
         let work = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             read(&*journal, &*policies)
         });
-        Ok(work.await.map_err(|_| PastError::Stopping)??)
+        Ok(work.await.map_err(|_| DecisionsError::Stopping)??)
     }
 }
 
-impl Door {
+impl KernelHandle {
     /// Finds decisions, newest first, at most `limit`. There may be more if `next` is set, even if none were
     /// found: one call searches a part of the journal only.
     ///
@@ -132,7 +132,7 @@ impl Door {
         &self,
         filter: Filter,
         limit: usize,
-    ) -> Result<(DecisionPage, JournalStats), PastError> {
+    ) -> Result<(DecisionPage, JournalStats), DecisionsError> {
         let lost = self.decisions.lost.load(Ordering::Relaxed);
         self.decisions
             .read(move |journal, _| {
@@ -148,7 +148,7 @@ impl Door {
     ///
     /// # Errors
     /// As [`Door::decisions`].
-    pub async fn decision(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, PastError> {
+    pub async fn decision(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, DecisionsError> {
         self.decisions.read(move |journal, _| journal.open(seq)).await
     }
 
@@ -161,8 +161,9 @@ impl Door {
         candidate: Candidate,
         filter: Filter,
         limit: u64,
-    ) -> Result<Report, PastError> {
-        let permit = Arc::clone(&self.decisions.replays).try_acquire_owned().map_err(|_| PastError::Busy)?;
+    ) -> Result<Report, DecisionsError> {
+        let permit =
+            Arc::clone(&self.decisions.replays).try_acquire_owned().map_err(|_| DecisionsError::Busy)?;
         let report = match self.prepare_candidate(&candidate).await {
             Ok(prepared) => {
                 let work = move |journal: &dyn Journal, policies: &dyn Policies| {
@@ -174,7 +175,7 @@ impl Door {
             }
             Err(error) => Err(error),
         };
-        self.rest();
+        self.unload_unused();
         report
     }
 
@@ -188,8 +189,8 @@ impl Door {
 
     /// Makes a candidate callable, and tries its parameters: if its hooks are rarely called, wrong parameters would
     /// otherwise go unnoticed for a long time. The entry has all permissions, so that only the policy itself can fail.
-    async fn prepare_candidate(&self, candidate: &Candidate) -> Result<Prepared, PastError> {
-        let prepared = self.prepare([&candidate.digest]).await.map_err(PastError::Unprepared)?;
+    async fn prepare_candidate(&self, candidate: &Candidate) -> Result<Prepared, DecisionsError> {
+        let prepared = self.prepare([&candidate.digest]).await.map_err(DecisionsError::Unprepared)?;
         let any = || vec!["*".to_owned()];
         let entry = StackEntry {
             name: candidate.name().to_owned(),
@@ -213,15 +214,17 @@ impl Door {
     ///
     /// # Errors
     /// If there are [`SHADOWS_MAX`] already, or the candidate fails on this node.
-    pub async fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, PastError> {
+    pub async fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, DecisionsError> {
         if self.decisions.shadows().len() >= SHADOWS_MAX {
-            return Err(PastError::ShadowsFull);
+            return Err(DecisionsError::ShadowsFull);
         }
         let added = match self.prepare_candidate(&candidate).await {
-            Ok(_prepared) => self.decisions.shadows.add(candidate, self.now()).ok_or(PastError::ShadowsFull),
+            Ok(_prepared) => {
+                self.decisions.shadows.add(candidate, self.now()).ok_or(DecisionsError::ShadowsFull)
+            }
             Err(error) => Err(error),
         };
-        self.rest();
+        self.unload_unused();
         added
     }
 
@@ -229,7 +232,7 @@ impl Door {
     #[must_use]
     pub fn remove_shadow(&self, id: u64) -> Option<Shadow> {
         let removed = self.decisions.shadows.remove(id);
-        self.rest();
+        self.unload_unused();
         removed
     }
 }

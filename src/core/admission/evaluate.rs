@@ -31,7 +31,7 @@ pub const CALL_MS_MAX: u64 = 500;
 pub const STACK_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// One evaluation of a stack on one snapshot.
-pub struct Walk<'a> {
+pub struct Evaluation<'a> {
     /// The stack.
     pub stack: &'a Stack,
     /// Calls the policies.
@@ -49,14 +49,14 @@ pub struct Walk<'a> {
     /// Receives the calls, in order.
     pub calls: &'a mut Vec<CallRecord>,
     /// Factor of the wall time limits of calls and of the evaluation: 1 while the kubelet waits.
-    pub leisure: u32,
+    pub time_factor: u32,
 }
 
-impl Walk<'_> {
+impl Evaluation<'_> {
     /// Decides whether these devices may be granted. All policies must allow it.
     pub fn admit(mut self, request: &AdmitRequest) -> StackAnswer {
         let (mut by, mut terms) = (Vec::new(), Terms::default());
-        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
+        let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
         for (index, entry) in self.stack.entries.iter().enumerate() {
             let merged = terms.clone();
             let result = self.call(index, entry, Question::Admit(request), deadline, |evaluation, answer| {
@@ -90,7 +90,7 @@ impl Walk<'_> {
     /// Chooses devices. The first answer counts; never fails, since an error would fail the pod.
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
         let request = &placement::without_ungrantable(self.node, request, self.overcommit_percent);
-        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
+        let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
         for (index, entry) in self.stack.entries.iter().enumerate() {
             let result = self.call(index, entry, Question::Place(request), deadline, |_, answer| {
                 check_place(request, answer)
@@ -104,7 +104,7 @@ impl Walk<'_> {
 
     /// Judges a GPU reading. The first answer counts.
     pub fn triage(mut self, reading: &Reading) -> (TriageAnswer, String) {
-        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
+        let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
         for (index, entry) in self.stack.entries.iter().enumerate() {
             if let CallResult::Answer(Answer::Triage(answer)) =
                 self.call(index, entry, Question::Triage(reading), deadline, |_, answer| match answer {
@@ -144,7 +144,7 @@ impl Walk<'_> {
         if !has_hook {
             return (CallResult::Pass, Vec::new());
         }
-        if self.faults.suspended(index, entry) {
+        if self.faults.is_suspended(index, entry) {
             self.record(entry, CallOutcome::Suspended, Cost::default());
             return (CallResult::Suspended, Vec::new());
         }
@@ -156,11 +156,11 @@ impl Walk<'_> {
             node: self.node,
             now: self.now,
             question,
-            wall_ms_max: left.min(CALL_MS_MAX * u64::from(self.leisure)),
+            wall_ms_max: left.min(CALL_MS_MAX * u64::from(self.time_factor)),
         };
         let span = spans::policy(hook.as_str(), || entry.label());
         let CallOutput { answer: told, cost, log_lines: lines } = if left == 0 {
-            let detail = format!("the stack used up its {} s", (STACK_TIME_MAX * self.leisure).as_secs());
+            let detail = format!("the stack used up its {} s", (STACK_TIME_MAX * self.time_factor).as_secs());
             CallOutput {
                 answer: Err(Fault { kind: FaultKind::Time, detail }),
                 cost: Cost::default(),

@@ -1,6 +1,6 @@
 //! Call statistics of the active stack, and suspension of policies after several faults in a row.
 
-use super::call_stats::Fared;
+use super::call_stats::CallStats;
 use berth_kernel::decision::{CallOutcome, Cost};
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{FaultKind, Hook};
@@ -12,9 +12,9 @@ pub const FAULTS_TO_SUSPEND: u32 = 5;
 
 /// Call statistics of one stack entry since its activation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct EntryStats {
     /// Call statistics by hook.
-    pub hooks: BTreeMap<Hook, Fared>,
+    pub hooks: BTreeMap<Hook, CallStats>,
     /// Faults in a row that the policy itself caused.
     pub in_a_row: u32,
     /// Whether the entry is suspended: it is no longer called.
@@ -23,7 +23,7 @@ pub struct Record {
     pub last: Option<String>,
 }
 
-impl Record {
+impl EntryStats {
     /// Faults of all hooks, by kind.
     #[must_use]
     pub fn faults(&self) -> BTreeMap<FaultKind, u64> {
@@ -37,26 +37,26 @@ impl Record {
     /// Number of calls that failed.
     #[must_use]
     pub fn failed(&self) -> u64 {
-        self.hooks.values().map(Fared::failed).sum()
+        self.hooks.values().map(CallStats::failed).sum()
     }
 }
 
 /// Call statistics of the active stack, by index and version: a new version starts at 0.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    records: BTreeMap<(usize, Digest), Record>,
+    records: BTreeMap<(usize, Digest), EntryStats>,
 }
 
 impl Faults {
     /// Whether the entry at this index is suspended.
     #[must_use]
-    pub fn suspended(&self, index: usize, entry: &StackEntry) -> bool {
+    pub fn is_suspended(&self, index: usize, entry: &StackEntry) -> bool {
         self.records.get(&(index, entry.digest.clone())).is_some_and(|r| r.suspended)
     }
 
     /// Call statistics of the entry at this index.
     #[must_use]
-    pub fn record(&self, index: usize, entry: &StackEntry) -> Record {
+    pub fn record(&self, index: usize, entry: &StackEntry) -> EntryStats {
         self.records.get(&(index, entry.digest.clone())).cloned().unwrap_or_default()
     }
 
@@ -104,8 +104,8 @@ impl Faults {
 
     /// Status of each policy of this stack.
     #[must_use]
-    pub fn policy_statuses(&self, stack: &Stack) -> Standings {
-        let mut statuses = Standings::new();
+    pub fn policy_statuses(&self, stack: &Stack) -> PolicyStatuses {
+        let mut statuses = PolicyStatuses::new();
         for (index, entry) in stack.entries.iter().enumerate() {
             let record = self.record(index, entry);
             let status = statuses.entry(entry.label()).or_default();
@@ -119,11 +119,11 @@ impl Faults {
 }
 
 /// Status of a stack's policies, by label. Entries with the same label share one status.
-pub type Standings = BTreeMap<String, Standing>;
+pub type PolicyStatuses = BTreeMap<String, PolicyStatus>;
 
 /// Status of one policy of the active stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct PolicyStatus {
     /// The stack's revision: each activation resets the counts.
     pub revision: u64,
     /// Faults since the stack was activated.

@@ -1,8 +1,8 @@
 //! Two threads that watch the GPUs: one scans all of them every few seconds, one waits for events.
 //! Only they may wait for NVML.
 
-use super::inventory_scanner::Looker;
-use super::kernel_handle::Door;
+use super::inventory_scanner::InventoryScanner;
+use super::kernel_handle::KernelHandle;
 use berth_kernel::ports::Gpus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,9 +25,13 @@ impl GpuWatch {
     ///
     /// # Errors
     /// If a thread cannot be started.
-    pub fn start(scanner: &Looker, kernel: &Door, interval: Duration) -> std::io::Result<Self> {
+    pub fn start(
+        scanner: &InventoryScanner,
+        kernel: &KernelHandle,
+        interval: Duration,
+    ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        kernel.figures().gpus.start_scanning(interval);
+        kernel.counters().gpus.start_scanning(interval);
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work)
         };
@@ -52,21 +56,21 @@ impl GpuWatch {
     }
 }
 
-fn run_scans(scanner: &Looker, kernel: &Door, stop: &AtomicBool, interval: Duration) {
+fn run_scans(scanner: &InventoryScanner, kernel: &KernelHandle, stop: &AtomicBool, interval: Duration) {
     let mut failing = false;
-    let figures = &kernel.figures().gpus;
+    let figures = &kernel.counters().gpus;
     while pause(interval, stop) {
         // Held for the whole iteration: `/livez` fails if this thread panics while it handles a scan, as if it hangs.
-        let _busy = figures.beat.begin();
+        let _busy = figures.heartbeat.begin();
         let began = Instant::now();
-        let scan = scanner.look();
+        let scan = scanner.scan();
         figures.scan_ended(began.elapsed(), scan.as_ref().err().map(ToString::to_string));
         match scan {
             Ok(inventory) => {
                 if std::mem::take(&mut failing) {
                     tracing::info!("GPUs can be read again");
                 }
-                if let Err(error) = kernel.looked(inventory) {
+                if let Err(error) = kernel.record_scan(inventory) {
                     tracing::warn!(%error, "a GPU scan could not be recorded");
                 }
             }
@@ -79,7 +83,7 @@ fn run_scans(scanner: &Looker, kernel: &Door, stop: &AtomicBool, interval: Durat
     }
 }
 
-fn run_events(gpus: &dyn Gpus, kernel: &Door, stop: &AtomicBool) {
+fn run_events(gpus: &dyn Gpus, kernel: &KernelHandle, stop: &AtomicBool) {
     let mut failing = false;
     while !stop.load(Ordering::Relaxed) {
         match gpus.next_reading(EVENT_WAIT) {

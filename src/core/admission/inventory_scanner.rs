@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 /// Combines the GPUs' inventory with the owners of their processes. Cheap to clone.
 #[derive(Clone)]
-pub struct Looker {
+pub struct InventoryScanner {
     gpus: Arc<dyn Gpus>,
     processes: Arc<dyn Processes>,
     health_checks: bool,
 }
 
-impl Looker {
+impl InventoryScanner {
     /// A scanner of these GPUs and processes, with health checks.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, processes: Arc<dyn Processes>) -> Self {
@@ -48,7 +48,7 @@ impl Looker {
     ///
     /// # Errors
     /// If the GPUs cannot be read.
-    pub fn look(&self) -> Result<Inventory, GpusError> {
+    pub fn scan(&self) -> Result<Inventory, GpusError> {
         let mut inventory = self.gpus.scan()?;
         if !self.health_checks {
             inventory.scan_errors.clear();

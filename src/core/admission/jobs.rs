@@ -1,6 +1,6 @@
 //! Jobs of the policy thread, with their results.
 
-use crate::keeper::{Answered, AskError, Snapshot};
+use crate::keeper::{CommandError, CommandResult, Snapshot};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Attempt, NewStack};
 use berth_kernel::gpu::Reading;
@@ -10,15 +10,22 @@ use tokio::sync::oneshot;
 
 /// Jobs that the kubelet waits for.
 pub(super) enum KubeletJob {
-    Allocate { request: AdmitRequest, attempt: Attempt, reply: oneshot::Sender<Result<Granted, AskError>> },
-    Place { request: PlaceRequest, reply: oneshot::Sender<(Placement, String)> },
+    Allocate {
+        request: AdmitRequest,
+        attempt: Attempt,
+        reply: oneshot::Sender<Result<Granted, CommandError>>,
+    },
+    Place {
+        request: PlaceRequest,
+        reply: oneshot::Sender<(Placement, String)>,
+    },
 }
 
 /// All other jobs.
 pub(super) enum OtherJob {
     Triage(Reading),
     Offer {
-        reply: oneshot::Sender<Answered>,
+        reply: oneshot::Sender<CommandResult>,
     },
     Activate {
         stack: NewStack,
@@ -28,7 +35,7 @@ pub(super) enum OtherJob {
     Unsuspend {
         index: usize,
         revision: u64,
-        reply: oneshot::Sender<Result<bool, AskError>>,
+        reply: oneshot::Sender<Result<bool, CommandError>>,
     },
 }
 
@@ -59,7 +66,7 @@ pub enum ActivateError {
     Unprepared(Unprepared),
     /// The keeper refused the activation, or failed.
     #[error("{0}")]
-    Ask(AskError),
+    Command(CommandError),
 }
 
 impl ActivateError {
@@ -69,7 +76,9 @@ impl ActivateError {
         match self {
             Self::Fails { passing, .. } => *passing,
             Self::Unprepared(error) => error.is_passing(),
-            Self::Ask(error) => matches!(error, AskError::Store(_) | AskError::Busy | AskError::Late(_)),
+            Self::Command(error) => {
+                matches!(error, CommandError::Store(_) | CommandError::Busy | CommandError::Late(_))
+            }
         }
     }
 }

@@ -3,15 +3,15 @@
 use super::baseline::Baseline;
 use super::call_counters::CallCounters;
 use super::decisions::Decisions;
-use super::faults::{Record, Standings};
+use super::faults::{EntryStats, PolicyStatuses};
 use super::jobs::{Granted, KubeletJob, OtherJob};
-use super::offers::Notes;
+use super::offers::OfferNotes;
 use super::policy_stats::PolicyStats;
-use crate::figures::Figures;
-use crate::keeper::{Applied, AskError, Handle, Snapshot};
+use crate::counters::Counters;
+use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use berth_kernel::command::{Attempt, Command, Rules};
 use berth_kernel::drain::{Mark, Order};
-use berth_kernel::eviction::{EvictionRequest, Outcome};
+use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
 use berth_kernel::placement;
@@ -34,7 +34,7 @@ const PLACE_MS_MAX: u64 = 1_500;
 
 /// The front ends' handle to the kernel: snapshots, commands, policies. Cheap to clone.
 #[derive(Clone)]
-pub struct Door {
+pub struct KernelHandle {
     pub(super) keeper: Handle,
     pub(super) kubelet_jobs: Sender<(tracing::Span, KubeletJob)>,
     pub(super) other_jobs: Sender<(tracing::Span, OtherJob)>,
@@ -55,7 +55,7 @@ pub struct Door {
     pub(super) decisions: Decisions,
 }
 
-impl Door {
+impl KernelHandle {
     /// The newest snapshot.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -82,7 +82,7 @@ impl Door {
 
     /// Error of the store, if it failed.
     #[must_use]
-    pub fn store_trouble(&self) -> Option<String> {
+    pub fn store_error(&self) -> Option<String> {
         self.keeper.store_trouble()
     }
 
@@ -94,7 +94,7 @@ impl Door {
 
     /// Call statistics of the stack entry at this index since its activation.
     #[must_use]
-    pub fn record(&self, index: usize, entry: &StackEntry) -> Record {
+    pub fn entry_stats(&self, index: usize, entry: &StackEntry) -> EntryStats {
         self.policy_stats.record(index, entry)
     }
 
@@ -103,7 +103,7 @@ impl Door {
     /// # Errors
     /// If the grant is refused or fails. Nothing was granted then, except possibly after
     /// [`AskError::Late`]: such a grant ends as `neverStarted`.
-    pub async fn allocate(&self, request: AdmitRequest, attempt: Attempt) -> Result<Granted, AskError> {
+    pub async fn allocate(&self, request: AdmitRequest, attempt: Attempt) -> Result<Granted, CommandError> {
         let (reply, answer) = oneshot::channel();
         send(&self.kubelet_jobs, KubeletJob::Allocate { request, attempt, reply })?;
         within(answer).await?
@@ -129,7 +129,7 @@ impl Door {
     ///
     /// # Errors
     /// If they could not be recorded.
-    pub async fn observe(&self, view: ReconcileView) -> Result<Applied, AskError> {
+    pub async fn observe(&self, view: ReconcileView) -> Result<Applied, CommandError> {
         self.command(Command::Reconcile(view)).await
     }
 
@@ -137,7 +137,7 @@ impl Door {
     ///
     /// # Errors
     /// If it could not be recorded.
-    pub async fn pods(&self, view: PodsView) -> Result<Applied, AskError> {
+    pub async fn pods(&self, view: PodsView) -> Result<Applied, CommandError> {
         self.command(Command::Pods(view)).await
     }
 
@@ -145,7 +145,7 @@ impl Door {
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
-    pub async fn cordon(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
+    pub async fn cordon(&self, gpu: PartId, by: String, why: String) -> Result<Applied, CommandError> {
         let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
         self.command(Command::Cordon { gpu, mark }).await
     }
@@ -160,7 +160,7 @@ impl Door {
         by: String,
         why: String,
         order: Order,
-    ) -> Result<Applied, AskError> {
+    ) -> Result<Applied, CommandError> {
         let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
         self.command(Command::Drain { gpu, mark, order }).await
     }
@@ -169,7 +169,11 @@ impl Door {
     ///
     /// # Errors
     /// If it could not be recorded.
-    pub async fn asked(&self, ask: EvictionRequest, outcome: Outcome) -> Result<Applied, AskError> {
+    pub async fn record_eviction(
+        &self,
+        ask: EvictionRequest,
+        outcome: EvictionOutcome,
+    ) -> Result<Applied, CommandError> {
         self.command(Command::RecordEviction { ask, outcome }).await
     }
 
@@ -177,7 +181,7 @@ impl Door {
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
-    pub async fn stop_drain(&self, gpu: PartId) -> Result<Applied, AskError> {
+    pub async fn stop_drain(&self, gpu: PartId) -> Result<Applied, CommandError> {
         self.command(Command::StopDrain { gpu }).await
     }
 
@@ -185,7 +189,7 @@ impl Door {
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
-    pub async fn uncordon(&self, gpu: PartId) -> Result<Applied, AskError> {
+    pub async fn uncordon(&self, gpu: PartId) -> Result<Applied, CommandError> {
         self.command(Command::Uncordon { gpu }).await
     }
 
@@ -193,7 +197,7 @@ impl Door {
     ///
     /// # Errors
     /// If there is no such GPU, it is not present, or the order could not be recorded.
-    pub async fn heal(&self, gpu: PartId, by: String, why: String) -> Result<Applied, AskError> {
+    pub async fn mark_healthy(&self, gpu: PartId, by: String, why: String) -> Result<Applied, CommandError> {
         self.command(Command::MarkHealthy { gpu, by, why }).await
     }
 
@@ -201,7 +205,7 @@ impl Door {
     ///
     /// # Errors
     /// If the GPU is present, held, or vanished only just now.
-    pub async fn forget(&self, gpu: PartId) -> Result<Applied, AskError> {
+    pub async fn forget(&self, gpu: PartId) -> Result<Applied, CommandError> {
         self.command(Command::Forget { gpu }).await
     }
 
@@ -209,7 +213,7 @@ impl Door {
     ///
     /// # Errors
     /// If there is no such live allocation, a source shows its pod running, or it could not be recorded.
-    pub async fn end(&self, id: AllocationId, force: bool) -> Result<Applied, AskError> {
+    pub async fn end(&self, id: AllocationId, force: bool) -> Result<Applied, CommandError> {
         self.command(Command::End { id, force }).await
     }
 
@@ -217,7 +221,7 @@ impl Door {
     ///
     /// # Errors
     /// If the offers could not be recorded.
-    pub async fn reoffer(&self) -> Result<Applied, AskError> {
+    pub async fn reoffer(&self) -> Result<Applied, CommandError> {
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Offer { reply })?;
         within(answer).await?
@@ -227,7 +231,7 @@ impl Door {
     ///
     /// # Errors
     /// If it could not be recorded.
-    pub fn keep(&self, version: PolicyVersion) -> Result<Applied, AskError> {
+    pub fn record_policy(&self, version: PolicyVersion) -> Result<Applied, CommandError> {
         self.keeper.execute(Command::StorePolicy(version))
     }
 
@@ -235,17 +239,17 @@ impl Door {
     ///
     /// # Errors
     /// If the version is in use, or the removal could not be recorded.
-    pub fn forget_policy(&self, digest: Digest) -> Result<Applied, AskError> {
+    pub fn forget_policy(&self, digest: Digest) -> Result<Applied, CommandError> {
         self.keeper.execute(Command::DeletePolicy { digest })
     }
 
-    pub(super) async fn command(&self, command: Command) -> Result<Applied, AskError> {
+    pub(super) async fn command(&self, command: Command) -> Result<Applied, CommandError> {
         within(self.keeper.submit(command)?).await?
     }
 
     /// Counters and heartbeats since the daemon started, for metrics and liveness.
     #[must_use]
-    pub fn figures(&self) -> &Arc<Figures> {
+    pub fn counters(&self) -> &Arc<Counters> {
         self.keeper.figures()
     }
 
@@ -257,25 +261,25 @@ impl Door {
 
     /// Call and decision counters since the daemon started.
     #[must_use]
-    pub fn tally(&self) -> CallCounters {
+    pub fn call_counters(&self) -> CallCounters {
         self.policy_stats.call_counters.lock().clone()
     }
 
     /// Status of each policy of the active stack.
     #[must_use]
-    pub fn policy_statuses(&self, stack: &Stack) -> Standings {
+    pub fn policy_statuses(&self, stack: &Stack) -> PolicyStatuses {
         self.policy_stats.faults().policy_statuses(stack)
     }
 
     /// A receiver of the policies' statuses; empty before the first fault or activation.
     #[must_use]
-    pub fn watch_standings(&self) -> watch::Receiver<Arc<Standings>> {
+    pub fn watch_policy_statuses(&self) -> watch::Receiver<Arc<PolicyStatuses>> {
         self.policy_stats.statuses.subscribe()
     }
 
     /// Messages for operators about the offers in force; empty before the first evaluation.
     #[must_use]
-    pub fn offer_notes(&self) -> Notes {
+    pub fn offer_notes(&self) -> OfferNotes {
         self.policy_stats.notes.lock().clone()
     }
 
@@ -284,26 +288,26 @@ impl Door {
     ///
     /// # Errors
     /// If another stack is active, the stack has no such entry, or the policy thread is busy.
-    pub async fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, AskError> {
+    pub async fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, CommandError> {
         let (reply, answer) = oneshot::channel();
         send(&self.other_jobs, OtherJob::Unsuspend { index, revision, reply })?;
         within(answer).await?
     }
 }
 
-pub(super) fn send<T>(jobs: &Sender<(tracing::Span, T)>, job: T) -> Result<(), AskError> {
+pub(super) fn send<T>(jobs: &Sender<(tracing::Span, T)>, job: T) -> Result<(), CommandError> {
     jobs.try_send((crate::spans::current(), job)).map_err(|error| match error {
-        TrySendError::Full(_) => AskError::Busy,
-        TrySendError::Disconnected(_) => AskError::Stopping,
+        TrySendError::Full(_) => CommandError::Busy,
+        TrySendError::Disconnected(_) => CommandError::Stopping,
     })
 }
 
 pub(super) async fn within<T>(
     answer: impl Future<Output = Result<T, oneshot::error::RecvError>>,
-) -> Result<T, AskError> {
+) -> Result<T, CommandError> {
     match tokio::time::timeout(Duration::from_secs(ANSWER_S_MAX), answer).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(_)) => Err(AskError::Stopping),
-        Err(_) => Err(AskError::Late(ANSWER_S_MAX)),
+        Ok(Err(_)) => Err(CommandError::Stopping),
+        Err(_) => Err(CommandError::Late(ANSWER_S_MAX)),
     }
 }

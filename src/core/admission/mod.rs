@@ -28,24 +28,26 @@ mod stack_tests;
 mod trial;
 mod uploads;
 
-pub use activation::{LEISURE, Trial};
+pub use activation::{TIME_FACTOR, Trial};
 pub use baseline::Baseline;
 pub use berth_kernel::command::Attempt;
 pub use call_counters::{CallCounters, PolicyCounters, VERSIONS_COUNTED_MAX};
-pub use call_recorder::{Ear, Heard};
-pub use call_stats::{Fared, LATENCY_BOUNDS_US, Latencies};
-pub use decisions::PastError;
-pub use evaluate::{CALL_MS_MAX, STACK_TIME_MAX, Walk};
-pub use faults::{FAULTS_TO_SUSPEND, Faults, Record, Standing, Standings};
+pub use call_recorder::{CallRecorder, RecordedCall};
+pub use call_stats::{CallStats, LATENCY_BOUNDS_US, Latencies};
+pub use decisions::DecisionsError;
+pub use evaluate::{CALL_MS_MAX, Evaluation, STACK_TIME_MAX};
+pub use faults::{EntryStats, FAULTS_TO_SUSPEND, Faults, PolicyStatus, PolicyStatuses};
 pub use gpu_watch::GpuWatch;
-pub use inventory_scanner::Looker;
+pub use inventory_scanner::InventoryScanner;
 pub use jobs::{ActivateError, Granted, Unprepared};
-pub use kernel_handle::Door;
-pub use offers::{Notes, Offers};
+pub use kernel_handle::KernelHandle;
+pub use offers::{OfferNotes, Offers};
 pub use prepare::Prepared;
 pub use replay::{Candidate, Report};
 pub use shadow::{Counts, Difference, SHADOWS_MAX, Shadow};
-pub use trial::{Proposal, TRIED_DEVICES_MAX, Tell, Tried, TryError, Wish, Wished};
+pub use trial::{
+    CallReport, DeviceRequest, Proposal, RequestOutcome, TRIAL_DEVICES_MAX, TrialError, TrialReport,
+};
 pub use uploads::{DeleteError, DeletePrecondition, ModuleChunks, Upload, UploadError};
 
 use crate::keeper::{self, Keeper};
@@ -63,9 +65,9 @@ const KUBELET_JOBS: usize = keeper::KUBELET_INBOX;
 const OTHER_JOBS: usize = 64;
 
 /// The running keeper, policy thread and recorder. They end when the last [`Door`] is dropped.
-pub struct Middle {
+pub struct RunningCore {
     /// The front ends' handle.
-    pub door: Door,
+    pub handle: KernelHandle,
     /// The threads, in the order in which they end.
     pub threads: Vec<JoinHandle<()>>,
 }
@@ -81,7 +83,7 @@ pub fn start(
     rules: Rules,
     baseline: Baseline,
     journal: Option<Arc<dyn Journal>>,
-) -> std::io::Result<Middle> {
+) -> std::io::Result<RunningCore> {
     let (nudge, nudges) = bounded(1);
     let running = keeper::spawn(keeper, nudge)?;
     let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
@@ -106,7 +108,7 @@ pub fn start(
     let (rules, baseline) = (Arc::new(rules), Arc::new(baseline));
     let (files, preparing, trying) = (Arc::default(), Arc::default(), Arc::default());
     let decisions = decisions::Decisions::new(journal, recording.lost, shadows, Arc::clone(&policies));
-    let kernel = Door {
+    let kernel = KernelHandle {
         keeper: running.handle,
         kubelet_jobs,
         other_jobs,
@@ -121,5 +123,5 @@ pub fn start(
         trying,
         decisions,
     };
-    Ok(Middle { door: kernel, threads: vec![thread, recording.thread, running.thread] })
+    Ok(RunningCore { handle: kernel, threads: vec![thread, recording.thread, running.thread] })
 }

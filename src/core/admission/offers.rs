@@ -2,7 +2,7 @@
 //! baseline does.
 
 use super::baseline::BASELINE;
-use super::evaluate::{CallResult, STACK_TIME_MAX, Walk};
+use super::evaluate::{CallResult, Evaluation, STACK_TIME_MAX};
 use berth_kernel::mig;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
@@ -30,22 +30,22 @@ pub struct Offers {
     /// Faults of policies, by label.
     pub faults: Vec<(String, Fault)>,
     /// Messages for operators about the offers.
-    pub notes: Notes,
+    pub notes: OfferNotes,
 }
 
 /// Messages for operators about offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Notes {
+pub struct OfferNotes {
     /// Messages about MIG.
     pub mig: mig::PlanMessages,
     /// Warnings of policies, such as about a GPU in their parameters that the node does not have.
     pub warnings: Vec<String>,
 }
 
-impl Notes {
+impl OfferNotes {
     /// Reasons why an activated stack may offer less than its operator expects.
     #[must_use]
-    pub fn of_activation(&self) -> Vec<String> {
+    pub fn reasons(&self) -> Vec<String> {
         self.mig.refusal.iter().chain(&self.warnings).cloned().collect()
     }
 
@@ -63,13 +63,13 @@ impl Notes {
     }
 }
 
-impl Walk<'_> {
+impl Evaluation<'_> {
     /// Evaluates the offer of each part: for each part the first answer counts.
     pub fn offers(mut self) -> Offers {
         let mut open: BTreeSet<&PartId> =
             self.node.parts.iter().filter(|(_, p)| p.present).map(|(id, _)| id).collect();
         let mut offers = Offers::default();
-        let deadline = Instant::now() + STACK_TIME_MAX * self.leisure;
+        let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
         for (index, entry) in self.stack.entries.iter().enumerate() {
             let (result, lines) =
                 self.call_with_log(index, entry, Question::Offer, deadline, |evaluation, answer| {

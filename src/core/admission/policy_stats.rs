@@ -1,8 +1,8 @@
 //! Statistics of stack evaluations: counters, statistics of the active stack, and notification of policy failures.
 
 use super::call_counters::CallCounters;
-use super::faults::{Faults, Record, Standings};
-use super::offers::Notes;
+use super::faults::{EntryStats, Faults, PolicyStatuses};
+use super::offers::OfferNotes;
 use berth_kernel::policy::Hook;
 use berth_kernel::stack::{Stack, StackEntry};
 use parking_lot::Mutex;
@@ -15,9 +15,9 @@ pub(super) struct PolicyStats {
     pub(super) faults: Arc<Mutex<Faults>>,
     pub(super) call_counters: Arc<Mutex<CallCounters>>,
     /// Messages for operators about the offers in force.
-    pub(super) notes: Arc<Mutex<Notes>>,
+    pub(super) notes: Arc<Mutex<OfferNotes>>,
     /// Publishes changes of the policies' statuses.
-    pub(super) statuses: Arc<watch::Sender<Arc<Standings>>>,
+    pub(super) statuses: Arc<watch::Sender<Arc<PolicyStatuses>>>,
 }
 
 impl PolicyStats {
@@ -27,7 +27,7 @@ impl PolicyStats {
     }
 
     /// Call statistics of the active stack's entry at this index.
-    pub(super) fn record(&self, index: usize, entry: &StackEntry) -> Record {
+    pub(super) fn record(&self, index: usize, entry: &StackEntry) -> EntryStats {
         self.faults.lock().record(index, entry)
     }
 

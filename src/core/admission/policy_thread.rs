@@ -5,14 +5,14 @@
 
 use super::activation::Trial;
 use super::baseline::Baseline;
-use super::evaluate::Walk;
+use super::evaluate::Evaluation;
 use super::fault_log::FaultLog;
 use super::faults::{FAULTS_TO_SUSPEND, Faults};
 use super::jobs::{ActivateError, Granted, KubeletJob, OtherJob};
-use super::offers::{Notes, Offers};
+use super::offers::{OfferNotes, Offers};
 use super::policy_stats::PolicyStats;
 use super::recorder::Recorder;
-use crate::keeper::{Applied, AskError, Handle, Snapshot};
+use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::spans;
 use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
@@ -169,13 +169,13 @@ impl Worker {
         &self,
         node: &Snapshot,
         hook: Hook,
-        evaluate: impl FnOnce(Walk<'_>) -> T,
+        evaluate: impl FnOnce(Evaluation<'_>) -> T,
     ) -> (T, Evaluated) {
         let mut faults = self.policy_stats.faults();
         let mut evaluated = Evaluated { now: self.clock.now(), calls: Vec::new() };
         let span = spans::stack(hook.as_str());
         let _inside = span.enter();
-        let answer = evaluate(Walk {
+        let answer = evaluate(Evaluation {
             stack: &node.stack,
             policies: &*self.policies,
             node,
@@ -184,7 +184,7 @@ impl Worker {
             baseline: &self.baseline,
             overcommit_percent: self.rules.overcommit_percent,
             calls: &mut evaluated.calls,
-            leisure: 1,
+            time_factor: 1,
         });
         spans::stack_evaluated(&span, evaluated.calls.len());
         self.record_calls(&node.stack, hook, &evaluated.calls, faults);
@@ -205,7 +205,7 @@ impl Worker {
     }
 
     /// Evaluates the stack and submits the answer to the keeper; repeats both once if the node changed in between.
-    fn allocate(&self, request: &AdmitRequest, attempt: Attempt) -> Result<Granted, AskError> {
+    fn allocate(&self, request: &AdmitRequest, attempt: Attempt) -> Result<Granted, CommandError> {
         let mut again = false;
         loop {
             let node = self.keeper.snapshot();
@@ -222,13 +222,13 @@ impl Worker {
                 attempt,
             };
             let granted = match self.keeper.execute(command) {
-                Err(AskError::Refused(Refusal::Moved)) if !again => {
+                Err(CommandError::Refused(Refusal::Moved)) if !again => {
                     again = true;
                     continue;
                 }
                 // An Allocate that is not refused always grants. If it ever did not, the kubelet's call must
                 // still fail.
-                result => result.and_then(|applied| granted(applied).ok_or(AskError::Stopping)),
+                result => result.and_then(|applied| granted(applied).ok_or(CommandError::Stopping)),
             };
             self.record(
                 &node,
@@ -276,7 +276,7 @@ impl Worker {
         !same || health.is_some_and(|old| old.after_triage(answer, self.clock.now()).state != old.state)
     }
 
-    pub(super) fn reoffer(&self) -> Result<(Applied, Option<u32>), AskError> {
+    pub(super) fn reoffer(&self) -> Result<(Applied, Option<u32>), CommandError> {
         let node = self.keeper.snapshot();
         let (Offers { parts, again_after_s, notes, .. }, evaluated) =
             self.evaluate(&node, Hook::Offer, |evaluation| evaluation.offers());
@@ -328,16 +328,16 @@ impl Worker {
         };
         let offers = trial.offers().map_err(ActivateError::from)?;
         let command = Command::Activate { stack, expected, offers: offers.parts };
-        let applied = self.keeper.execute(command).map_err(ActivateError::Ask)?;
+        let applied = self.keeper.execute(command).map_err(ActivateError::Command)?;
         self.set_notes(offers.notes);
         self.policy_stats.faults.lock().reset();
         self.policy_stats.publish(&applied.snapshot.stack);
         Ok(applied.snapshot)
     }
 
-    pub(super) fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, AskError> {
+    pub(super) fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, CommandError> {
         let node: Snapshot = self.keeper.snapshot();
-        let stack_changed = || AskError::Refused(Refusal::StackMoved { revision: node.stack.revision });
+        let stack_changed = || CommandError::Refused(Refusal::StackMoved { revision: node.stack.revision });
         if node.stack.revision != revision {
             return Err(stack_changed());
         }
@@ -354,7 +354,7 @@ impl Worker {
     }
 
     /// Replaces the messages about the offers in force, and logs new ones.
-    pub(super) fn set_notes(&self, notes: Notes) {
+    pub(super) fn set_notes(&self, notes: OfferNotes) {
         let mut current = self.policy_stats.notes.lock();
         if notes.mig.refusal != current.mig.refusal {
             match &notes.mig.refusal {
@@ -385,7 +385,7 @@ impl Worker {
         }
         let now = self.policy_stats.faults();
         for (index, entry) in stack.entries.iter().enumerate() {
-            if now.suspended(index, entry) && !before.suspended(index, entry) {
+            if now.is_suspended(index, entry) && !before.is_suspended(index, entry) {
                 tracing::error!(
                     policy = entry.label(),
                     index,
@@ -407,7 +407,7 @@ fn granted(applied: Applied) -> Option<Granted> {
 }
 
 /// The outcome of an Allocate, from the stack's answer and the keeper's.
-fn outcome(answer: StackAnswer, granted: &Result<Granted, AskError>) -> Outcome {
+fn outcome(answer: StackAnswer, granted: &Result<Granted, CommandError>) -> Outcome {
     match answer {
         StackAnswer::Deny { policy: by, reason } => Outcome::Denied { by, reason },
         StackAnswer::Faulted { policy: by, kind, detail } => {

@@ -4,7 +4,7 @@
 //! stack.
 
 use super::jobs::Unprepared;
-use super::kernel_handle::Door;
+use super::kernel_handle::KernelHandle;
 use super::recorder::at_low_priority;
 use crate::spans;
 use berth_kernel::command::Command;
@@ -25,7 +25,7 @@ pub struct Prepared {
     _files: OwnedRwLockReadGuard<()>,
 }
 
-impl Door {
+impl KernelHandle {
     /// Makes policies callable. One caller at a time, so that none is compiled twice.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Door {
 
     /// Unloads the code that neither the stack nor a shadow needs. Does nothing while another caller holds a
     /// guard: that caller unloads at its own end.
-    pub fn rest(&self) {
+    pub fn unload_unused(&self) {
         let Ok(files) = Arc::clone(&self.files).try_write_owned() else { return };
         let kernel = self.clone();
         tokio::task::spawn_blocking(move || {

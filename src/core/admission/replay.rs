@@ -36,7 +36,7 @@ impl Candidate {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Decisions that were read.
-    pub looked: u64,
+    pub decisions: u64,
     /// Those of them that cannot be replayed: without input, or with the input of another WIT world.
     pub unreadable: u64,
     /// Comparisons by hook.
@@ -64,7 +64,7 @@ pub(super) fn replay(
     loop {
         let mut done = false;
         let next = journal.visit_each(&filter, &mut |decision, input| {
-            done = report.looked >= limit || Instant::now() > end;
+            done = report.decisions >= limit || Instant::now() > end;
             if !done {
                 report.add(candidate, &decision, input, policies);
             }
@@ -89,7 +89,7 @@ impl Report {
         input: Option<Input>,
         policies: &dyn Policies,
     ) {
-        self.looked += 1;
+        self.decisions += 1;
         let call = |input| policies.call_recorded(&candidate.digest, &candidate.parameters, &input).ok();
         let Some(again) = input.and_then(call) else {
             self.unreadable += 1;
@@ -100,7 +100,7 @@ impl Report {
         let (seq, at_wall_ms, hook) = (Some(decision.seq), decision.at_wall_ms, decision.hook);
         let difference = self.counts.entry(hook).or_default().add(comparison);
         if let Some((failed, words)) = difference.filter(|_| self.differences.len() < DIFFERENCES_MAX) {
-            self.differences.push(Difference { seq, at_wall_ms, hook, failed, words });
+            self.differences.push(Difference { seq, at_wall_ms, hook, failed, message: words });
         }
     }
 }

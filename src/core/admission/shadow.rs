@@ -78,7 +78,7 @@ pub struct Difference {
     /// Whether the candidate failed.
     pub failed: bool,
     /// Description of the difference, or the fault.
-    pub words: String,
+    pub message: String,
 }
 
 /// The number of the newest shadow, and all current ones.
@@ -133,7 +133,7 @@ impl Shadows {
                     shadow.differences.pop_front();
                 }
                 let at_wall_ms = note.now.wall_ms;
-                shadow.differences.push_back(Difference { seq, at_wall_ms, hook, failed, words });
+                shadow.differences.push_back(Difference { seq, at_wall_ms, hook, failed, message: words });
             }
         }
     }

@@ -6,7 +6,7 @@ mod faults;
 mod offers;
 
 use super::baseline::Baseline;
-use super::evaluate::Walk;
+use super::evaluate::Evaluation;
 use super::faults::Faults;
 use berth_kernel::allocation::Limits;
 use berth_kernel::change::{Change, Entry};
@@ -148,8 +148,8 @@ impl Case {
         Arc::make_mut(&mut self.node).apply(&Entry { at: Now::default(), changes });
     }
 
-    fn evaluation(&mut self) -> Walk<'_> {
-        Walk {
+    fn evaluation(&mut self) -> Evaluation<'_> {
+        Evaluation {
             stack: &self.stack,
             policies: &self.policies,
             node: &self.node,
@@ -158,7 +158,7 @@ impl Case {
             baseline: &self.baseline,
             overcommit_percent: 100,
             calls: &mut self.calls,
-            leisure: 1,
+            time_factor: 1,
         }
     }
 

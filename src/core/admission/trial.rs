@@ -2,12 +2,12 @@
 //! a copy of the ledger, with the same evaluation and the same kernel, off the policy thread.
 //! Nothing is recorded or granted.
 
-use super::activation::{LEISURE, Trial};
-use super::call_recorder::Ear;
-use super::evaluate::Walk;
+use super::activation::{TIME_FACTOR, Trial};
+use super::call_recorder::CallRecorder;
+use super::evaluate::Evaluation;
 use super::faults::Faults;
 use super::jobs::Unprepared;
-use super::kernel_handle::Door;
+use super::kernel_handle::KernelHandle;
 use super::recorder::at_low_priority;
 use super::replay::Candidate;
 use crate::keeper::Snapshot;
@@ -31,7 +31,7 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Concurrent trials: each makes up to three evaluations, and the calls of an activation.
 pub(super) const TRIALS: usize = 1;
 /// Most devices of a request in a trial: those of the largest node, 16 GPUs with 128 devices each.
-pub const TRIED_DEVICES_MAX: usize = 2048;
+pub const TRIAL_DEVICES_MAX: usize = 2048;
 /// UID of the simulated pod.
 const SIMULATED_UID: &str = "imagined-by-berth";
 
@@ -47,12 +47,12 @@ pub struct Proposal {
     /// Whether the policy is tried without the active stack.
     pub alone: bool,
     /// The device request to try.
-    pub wish: Option<Wish>,
+    pub request: Option<DeviceRequest>,
 }
 
 /// A container's device request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct DeviceRequest {
     /// The resource.
     pub resource: Resource,
     /// Number of devices, at least one.
@@ -64,28 +64,28 @@ pub struct Wish {
 
 /// Result of a trial.
 #[derive(Clone, Debug)]
-pub struct Tried {
+pub struct TrialReport {
     /// The live node.
     pub node: Snapshot,
     /// The node after an activation of the stack; the live node if the activation would be refused.
-    pub then: Arc<Ledger>,
+    pub after: Arc<Ledger>,
     /// The stack that was tried.
     pub stack: Stack,
     /// Index of the candidate's entry in `stack`.
-    pub place: usize,
+    pub index: usize,
     /// Label of the entry that the candidate replaces.
-    pub instead_of: Option<String>,
+    pub replaces: Option<String>,
     /// Reason why the stack would not be activated, if so.
     pub refused: Option<String>,
     /// Outcome of the device request.
-    pub wish: Option<Wished>,
+    pub outcome: Option<RequestOutcome>,
     /// All policy calls, in order.
-    pub calls: Vec<Tell>,
+    pub calls: Vec<CallReport>,
 }
 
 /// Outcome of a device request.
 #[derive(Clone, Debug)]
-pub struct Wished {
+pub struct RequestOutcome {
     /// The pods that may own the container, as namespace/pod.
     pub candidates: Vec<String>,
     /// The chosen devices; empty if too few are free.
@@ -98,18 +98,18 @@ pub struct Wished {
 
 /// One policy call.
 #[derive(Clone, Debug)]
-pub struct Tell {
+pub struct CallReport {
     /// The hook that was called.
     pub hook: Hook,
     /// The call, with the checked answer.
     pub note: CallRecord,
     /// Lines that the policy logged.
-    pub said: Vec<String>,
+    pub log_lines: Vec<String>,
 }
 
 /// Error of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TryError {
+pub enum TrialError {
     /// The policy cannot be made callable.
     #[error("{0}")]
     Unprepared(Unprepared),
@@ -126,45 +126,49 @@ pub enum TryError {
     Stopping,
 }
 
-impl Door {
+impl KernelHandle {
     /// Tries a policy on the live node. Usually takes milliseconds; up to a minute and a half if policies use
     /// all their time, and longer if code must be read or compiled first.
     ///
     /// # Errors
     /// If another trial is running, the stack is full, or the policy cannot be made callable.
-    pub async fn try_policy(&self, proposal: Proposal) -> Result<Tried, TryError> {
-        let permit = Arc::clone(&self.trials).try_acquire_owned().map_err(|_| TryError::Busy)?;
+    pub async fn try_policy(&self, proposal: Proposal) -> Result<TrialReport, TrialError> {
+        let permit = Arc::clone(&self.trials).try_acquire_owned().map_err(|_| TrialError::Busy)?;
         let prepared = self.prepare([&proposal.candidate.digest]).await;
         let report = match prepared {
             Ok(_prepared) => self.run_trial(proposal, permit).await,
-            Err(error) => Err(TryError::Unprepared(error)),
+            Err(error) => Err(TrialError::Unprepared(error)),
         };
-        self.rest();
+        self.unload_unused();
         report
     }
 
-    async fn run_trial(&self, proposal: Proposal, permit: OwnedSemaphorePermit) -> Result<Tried, TryError> {
+    async fn run_trial(
+        &self,
+        proposal: Proposal,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<TrialReport, TrialError> {
         let kernel = self.clone();
         // The task holds the permit, since it continues if the caller is dropped.
         let work = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(move || {
             let _permit = permit;
-            RunningTrial::new(&kernel, &proposal).map(|trial| trial.run(proposal.wish.as_ref()))
+            RunningTrial::new(&kernel, &proposal).map(|trial| trial.run(proposal.request.as_ref()))
         })));
-        work.await.map_err(|_| TryError::Stopping)?
+        work.await.map_err(|_| TrialError::Stopping)?
     }
 }
 
 /// A trial in progress.
 struct RunningTrial<'k> {
-    kernel: &'k Door,
+    kernel: &'k KernelHandle,
     now: Now,
     stack: Stack,
     faults: Faults,
-    report: Tried,
+    report: TrialReport,
 }
 
 impl<'k> RunningTrial<'k> {
-    fn new(kernel: &'k Door, proposal: &Proposal) -> Result<Self, TryError> {
+    fn new(kernel: &'k KernelHandle, proposal: &Proposal) -> Result<Self, TrialError> {
         let node = kernel.snapshot();
         let Candidate { policy, digest, parameters } = &proposal.candidate;
         let name = policy.split('@').next().unwrap_or_default();
@@ -190,7 +194,7 @@ impl<'k> RunningTrial<'k> {
                 entries[place] = (None, entry);
                 place
             }
-            None if entries.len() >= STACK_ENTRIES_MAX => return Err(TryError::Full),
+            None if entries.len() >= STACK_ENTRIES_MAX => return Err(TrialError::Full),
             None => {
                 entries.insert(0, (None, entry));
                 0
@@ -199,7 +203,7 @@ impl<'k> RunningTrial<'k> {
         let live = kernel.policy_stats.faults();
         let mut faults = Faults::default();
         for (new, (old, entry)) in entries.iter().enumerate() {
-            if old.is_some_and(|old| live.suspended(old, entry)) {
+            if old.is_some_and(|old| live.is_suspended(old, entry)) {
                 faults.suspend(new, entry);
             }
         }
@@ -207,15 +211,23 @@ impl<'k> RunningTrial<'k> {
         let stack = Stack { entries, ..Stack::default() };
         let instead_of = replaced.filter(|_| !proposal.alone).map(|place| node.stack.entries[place].label());
         let (then, calls) = (Arc::clone(&node), Vec::new());
-        let report =
-            Tried { node, then, stack: stack.clone(), place, instead_of, refused: None, wish: None, calls };
+        let report = TrialReport {
+            node,
+            after: then,
+            stack: stack.clone(),
+            index: place,
+            replaces: instead_of,
+            refused: None,
+            outcome: None,
+            calls,
+        };
         Ok(Self { kernel, now: kernel.now(), stack, faults, report })
     }
 
-    fn run(mut self, wish: Option<&Wish>) -> Tried {
+    fn run(mut self, wish: Option<&DeviceRequest>) -> TrialReport {
         self.activate();
         if let Some(wish) = wish {
-            self.report.wish = Some(self.request_devices(wish));
+            self.report.outcome = Some(self.request_devices(wish));
         }
         self.report
     }
@@ -240,7 +252,7 @@ impl<'k> RunningTrial<'k> {
         let failure = failure.map(|(policy, fault)| format!("policy {policy} fails on this node: {fault}"));
         self.report.refused = failure.or_else(|| refusal.map(|refusal| refusal.to_string()));
         if self.report.refused.is_none() {
-            self.report.then = then;
+            self.report.after = then;
         }
     }
 
@@ -253,14 +265,14 @@ impl<'k> RunningTrial<'k> {
             now: self.now,
             baseline: &self.kernel.baseline,
             rules: self.kernel.rules(),
-            leisure: LEISURE,
+            leisure: TIME_FACTOR,
         };
         trial.try_parameters(then).err()
     }
 
     /// Requests devices as the kubelet does: first a placement, then the admission of its devices.
-    fn request_devices(&mut self, wish: &Wish) -> Wished {
-        let mut node = Ledger::clone(&self.report.then);
+    fn request_devices(&mut self, wish: &DeviceRequest) -> RequestOutcome {
+        let mut node = Ledger::clone(&self.report.after);
         if let Some((namespace, name)) = &wish.pod {
             node.pods = Some(Arc::new(with_pod(&node, namespace, name, wish, self.now)));
         }
@@ -271,7 +283,7 @@ impl<'k> RunningTrial<'k> {
         if available.len() < wish.count {
             let reason = format!("{} of {} are free, not {}", available.len(), wish.resource, wish.count);
             let (devices, outcome) = (Vec::new(), Outcome::Refused { reason });
-            return Wished { candidates, devices, placed: None, outcome };
+            return RequestOutcome { candidates, devices, placed: None, outcome };
         }
         let request = PlaceRequest {
             resource: wish.resource.clone(),
@@ -292,13 +304,18 @@ impl<'k> RunningTrial<'k> {
             None => self.evaluate(Hook::Admit, &node, |evaluation| evaluation.admit(&request)),
         };
         let outcome = decide_allocate(self.kernel, &node, request, answer, self.now);
-        Wished { candidates, devices, placed: Some((by, placement.reason)), outcome }
+        RequestOutcome { candidates, devices, placed: Some((by, placement.reason)), outcome }
     }
 
-    fn evaluate<T>(&mut self, hook: Hook, node: &Arc<Ledger>, evaluate: impl FnOnce(Walk<'_>) -> T) -> T {
-        let recorder = Ear::new(&*self.kernel.policies);
+    fn evaluate<T>(
+        &mut self,
+        hook: Hook,
+        node: &Arc<Ledger>,
+        evaluate: impl FnOnce(Evaluation<'_>) -> T,
+    ) -> T {
+        let recorder = CallRecorder::new(&*self.kernel.policies);
         let mut calls = Vec::new();
-        let answer = evaluate(Walk {
+        let answer = evaluate(Evaluation {
             stack: &self.stack,
             policies: &recorder,
             node,
@@ -307,7 +324,7 @@ impl<'k> RunningTrial<'k> {
             baseline: &self.kernel.baseline,
             overcommit_percent: self.kernel.rules().overcommit_percent,
             calls: &mut calls,
-            leisure: LEISURE,
+            time_factor: TIME_FACTOR,
         });
         let mut recorded = recorder.take();
         for note in calls {
@@ -315,7 +332,11 @@ impl<'k> RunningTrial<'k> {
             let matches = recorded.front().is_some_and(|call| call.digest == note.digest);
             let call =
                 if matches && note.outcome != CallOutcome::Suspended { recorded.pop_front() } else { None };
-            self.report.calls.push(Tell { hook, note, said: call.map(|call| call.said).unwrap_or_default() });
+            self.report.calls.push(CallReport {
+                hook,
+                note,
+                log_lines: call.map(|call| call.log_lines).unwrap_or_default(),
+            });
         }
         answer
     }
@@ -323,7 +344,7 @@ impl<'k> RunningTrial<'k> {
 
 /// The outcome of an Allocate with the stack's answer.
 fn decide_allocate(
-    kernel: &Door,
+    kernel: &KernelHandle,
     node: &Ledger,
     request: AdmitRequest,
     answer: StackAnswer,
@@ -355,7 +376,7 @@ fn decide_allocate(
 }
 
 /// The node's pods, with this one as the only candidate. Labels of an existing pod with the same name are kept.
-fn with_pod(node: &Ledger, namespace: &str, name: &str, wish: &Wish, now: Now) -> PodsView {
+fn with_pod(node: &Ledger, namespace: &str, name: &str, wish: &DeviceRequest, now: Now) -> PodsView {
     let mut view = node.pods.as_deref().cloned().unwrap_or_else(|| PodsView {
         source: PodsSource::ApiServer,
         current: true,

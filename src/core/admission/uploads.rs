@@ -4,9 +4,9 @@ mod chunks;
 
 pub use chunks::ModuleChunks;
 
-use super::kernel_handle::Door;
+use super::kernel_handle::KernelHandle;
 use super::recorder::at_low_priority;
-use crate::keeper::{Applied, AskError};
+use crate::keeper::{Applied, CommandError};
 use crate::spans;
 use crate::trust::{self, SignatureError};
 use berth_kernel::command::Command;
@@ -35,7 +35,7 @@ pub enum UploadError {
     Install(InstallError),
     /// The policy could not be recorded.
     #[error("{0}")]
-    Ask(AskError),
+    Command(CommandError),
 }
 
 /// Error of a deletion.
@@ -49,7 +49,7 @@ pub enum DeleteError {
     Changed,
     /// The deletion was refused, or could not be recorded.
     #[error("{0}")]
-    Ask(AskError),
+    Command(CommandError),
 }
 
 /// Condition of a deletion, checked while no upload is in progress.
@@ -68,7 +68,7 @@ pub struct Upload {
     pub why: String,
 }
 
-impl Door {
+impl KernelHandle {
     /// Uploads a policy module: checks its signature if keys are trusted, compiles, describes, stores and records it.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Door {
         let kernel = self.clone();
         let span = spans::upload(upload.module.len());
         let result = run_to_completion(async move { kernel.install(upload).await }.instrument(span)).await;
-        result.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))
+        result.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))
     }
 
     async fn install(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
@@ -98,7 +98,7 @@ impl Door {
             Ok((installed.map_err(UploadError::Install)?, signed_by))
         };
         let installed = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(install))).await;
-        let (version, signed_by) = installed.unwrap_or(Err(UploadError::Ask(AskError::Stopping)))?;
+        let (version, signed_by) = installed.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))?;
         let origin = Origin { by, why, signature, signed_by, once_shipped: false };
         let known = self.snapshot().policies.get(&version.digest).cloned();
         let version = match known {
@@ -115,13 +115,13 @@ impl Door {
             Ok(_) => Ok(version),
             Err(error) => {
                 // After `Late` the version may still be recorded, and then needs its files.
-                let not_recorded = !matches!(error, AskError::Late(_));
+                let not_recorded = !matches!(error, CommandError::Late(_));
                 drop(files);
                 let _files = self.files.write().await;
                 if not_recorded && !self.snapshot().policies.contains_key(&version.digest) {
                     self.policies.remove(&version.digest);
                 }
-                Err(UploadError::Ask(error))
+                Err(UploadError::Command(error))
             }
         }
     }
@@ -148,7 +148,7 @@ impl Door {
     ) -> Result<Applied, DeleteError> {
         let kernel = self.clone();
         let result = run_to_completion(async move { kernel.delete(digest, precondition).await }).await;
-        result.unwrap_or(Err(DeleteError::Ask(AskError::Stopping)))
+        result.unwrap_or(Err(DeleteError::Command(CommandError::Stopping)))
     }
 
     async fn delete(&self, digest: Digest, precondition: DeletePrecondition) -> Result<Applied, DeleteError> {
@@ -161,10 +161,10 @@ impl Door {
         if let Some(shadow) = self.decisions.shadows().iter().find(|shadow| shadow.candidate.digest == digest)
         {
             let refusal = Refusal::PolicyShadows { digest, shadow: shadow.id };
-            return Err(DeleteError::Ask(AskError::Refused(refusal)));
+            return Err(DeleteError::Command(CommandError::Refused(refusal)));
         }
         let command = Command::DeletePolicy { digest: digest.clone() };
-        let applied = self.command(command).await.map_err(DeleteError::Ask)?;
+        let applied = self.command(command).await.map_err(DeleteError::Command)?;
         self.policies.remove(&digest);
         Ok(applied)
     }

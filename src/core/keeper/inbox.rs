@@ -1,7 +1,7 @@
 //! The keeper's inboxes and its thread.
 
-use super::{Answered, AskError, Keeper, Snapshot, StoreFailure};
-use crate::figures::Figures;
+use super::{CommandError, CommandResult, Keeper, Snapshot, StoreFailure};
+use crate::counters::Counters;
 use crate::spans;
 use berth_kernel::command::Command;
 use berth_kernel::steps::{Step, pass};
@@ -21,7 +21,7 @@ pub const OTHER_INBOX: usize = 256;
 const TICK: Duration = Duration::from_secs(1);
 pub(super) struct Request {
     pub(super) command: Command,
-    pub(super) reply: oneshot::Sender<Answered>,
+    pub(super) reply: oneshot::Sender<CommandResult>,
     /// The span of the submitter.
     pub(super) span: Span,
 }
@@ -33,7 +33,7 @@ pub struct Handle {
     other: Sender<Request>,
     snapshots: watch::Receiver<Snapshot>,
     store_failure: StoreFailure,
-    figures: Arc<Figures>,
+    figures: Arc<Counters>,
 }
 
 impl Handle {
@@ -57,7 +57,7 @@ impl Handle {
 
     /// Counters and heartbeats since the daemon started.
     #[must_use]
-    pub fn figures(&self) -> &Arc<Figures> {
+    pub fn figures(&self) -> &Arc<Counters> {
         &self.figures
     }
 
@@ -71,13 +71,13 @@ impl Handle {
     ///
     /// # Errors
     /// [`AskError::Busy`] if the inbox is full, [`AskError::Stopping`] if the keeper has ended.
-    pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<Answered>, AskError> {
+    pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<CommandResult>, CommandError> {
         let inbox = if matches!(command, Command::Allocate { .. }) { &self.kubelet } else { &self.other };
         let (reply, answer) = oneshot::channel();
         match inbox.try_send(Request { command, reply, span: spans::current() }) {
             Ok(()) => Ok(answer),
-            Err(TrySendError::Full(_)) => Err(AskError::Busy),
-            Err(TrySendError::Disconnected(_)) => Err(AskError::Stopping),
+            Err(TrySendError::Full(_)) => Err(CommandError::Busy),
+            Err(TrySendError::Disconnected(_)) => Err(CommandError::Stopping),
         }
     }
 
@@ -85,8 +85,8 @@ impl Handle {
     ///
     /// # Errors
     /// As [`Keeper::turn`] and [`Handle::submit`].
-    pub fn execute(&self, command: Command) -> Answered {
-        self.submit(command)?.blocking_recv().unwrap_or(Err(AskError::Stopping))
+    pub fn execute(&self, command: Command) -> CommandResult {
+        self.submit(command)?.blocking_recv().unwrap_or(Err(CommandError::Stopping))
     }
 }
 
@@ -109,7 +109,7 @@ pub fn spawn(keeper: Keeper, nudge: Sender<()>) -> std::io::Result<Running> {
     let store_failure = Arc::clone(&keeper.store_failure);
     let figures = Arc::clone(&keeper.figures);
     // The heartbeat starts before the first turn.
-    drop(figures.keeper.beat.begin());
+    drop(figures.keeper.heartbeat.begin());
     let thread = std::thread::Builder::new()
         .name("keeper".into())
         .spawn(move || run(keeper, &kubelet_requests, &other_requests, &nudge))?;
@@ -154,8 +154,8 @@ fn handle_request(keeper: &mut Keeper, request: Request) {
     }
     let span = spans::turn(&request.span, request.command.as_str());
     let answer = span.in_scope(|| turn(keeper, &request.command));
-    let failed = matches!(answer, Err(AskError::Store(_)));
-    let outcome = answer.as_ref().err().map_or("applied", AskError::kind);
+    let failed = matches!(answer, Err(CommandError::Store(_)));
+    let outcome = answer.as_ref().err().map_or("applied", CommandError::kind);
     spans::turn_ended(&span, keeper.ledger.generation, outcome, failed);
     drop(span);
     pass(Step::BeforeReply);
@@ -164,9 +164,9 @@ fn handle_request(keeper: &mut Keeper, request: Request) {
 }
 
 /// One turn, with heartbeat and duration.
-fn turn(keeper: &mut Keeper, command: &Command) -> Answered {
+fn turn(keeper: &mut Keeper, command: &Command) -> CommandResult {
     let figures = Arc::clone(&keeper.figures);
-    let _busy = figures.keeper.beat.begin();
+    let _busy = figures.keeper.heartbeat.begin();
     let began = Instant::now();
     let answer = keeper.turn(command);
     figures.keeper.turn_durations.add(began.elapsed());

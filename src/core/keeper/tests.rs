@@ -140,7 +140,7 @@ fn an_allocate_whose_caller_stopped_waiting_is_not_granted() {
 fn a_failed_gpu_is_published_although_the_disk_is_gone() {
     let (mut keeper, disk, clock) = keeper();
     disk.set_fault(Some(DiskFault::Gone));
-    assert!(matches!(keeper.turn(&allocate(0)), Err(AskError::Store(_))));
+    assert!(matches!(keeper.turn(&allocate(0)), Err(CommandError::Store(_))));
     clock.0.fetch_add(10_000, Ordering::Relaxed);
     // One GPU vanished. That cannot be recorded, but it is published.
     let _ = keeper.turn(&Command::RecordScan(gpus(1)));
@@ -160,7 +160,7 @@ fn a_failed_gpu_is_published_although_the_disk_is_gone() {
 fn a_grant_whose_append_failed_after_the_write_has_no_holder() {
     let (mut keeper, disk, clock) = keeper();
     disk.set_fault(Some(DiskFault::AfterWrite));
-    assert!(matches!(keeper.turn(&allocate(0)), Err(AskError::Store(_))));
+    assert!(matches!(keeper.turn(&allocate(0)), Err(CommandError::Store(_))));
     disk.set_fault(None);
     clock.0.fetch_add(10_000, Ordering::Relaxed);
     keeper.turn(&Command::Tick).unwrap();

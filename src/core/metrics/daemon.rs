@@ -15,9 +15,11 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     let label = |version: &'_ Option<String>| version.clone().unwrap_or_default();
     let (driver, cuda) = (label(&versions.driver), label(&versions.cuda));
     families.info(&table::NVIDIA, [vec![driver.as_str(), cuda.as_str()]])?;
-    for (family, checks) in
-        [(&table::READY, &about.ready), (&table::LIVE, &about.live), (&table::CHECK_WARNINGS, &about.noted)]
-    {
+    for (family, checks) in [
+        (&table::READY, &about.ready),
+        (&table::LIVE, &about.live),
+        (&table::CHECK_WARNINGS, &about.messages),
+    ] {
         let values = checks.iter().map(|(check, result)| (vec![check.as_str()], u64::from(*result)));
         families.gauge(family, values)?;
     }

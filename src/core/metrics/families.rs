@@ -3,7 +3,7 @@
 
 use super::table::{Family, Kind};
 use crate::admission::{LATENCY_BOUNDS_US, Latencies};
-use crate::figures::HistogramSnapshot;
+use crate::counters::HistogramSnapshot;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;

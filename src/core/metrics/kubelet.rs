@@ -3,17 +3,17 @@
 use super::families::Families;
 use super::scrape::Scrape;
 use super::table;
-use crate::figures::{At, CODES, METHODS, Rpc};
+use crate::counters::{CODES, METHODS, RegistrationState, Rpc};
 use std::fmt;
 
 const PASSES: [&str; 3] = ["applied", "partial", "failed"];
 
 pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let figures = &scrape.figures.kubelet;
-    let registrations = figures.standings();
+    let registrations = figures.registrations();
     let states =
         registrations.iter().filter_map(|(resource, s)| Some((vec![resource.as_str()], s.at?.as_str())));
-    families.states(&table::REGISTRATION, &At::ALL.map(At::as_str), states)?;
+    families.states(&table::REGISTRATION, &RegistrationState::ALL.map(RegistrationState::as_str), states)?;
     families
         .counter(&table::REGISTERS, figures.registration_outcomes().map(|(outcome, n)| (vec![outcome], n)))?;
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);

@@ -19,13 +19,13 @@ mod process;
 mod scrape;
 pub mod table;
 
-use crate::admission::Door;
+use crate::admission::KernelHandle;
 use families::Families;
 pub use gpus::GPUS_SHOWN_MAX;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
-pub use scrape::About;
+pub use scrape::CheckResults;
 use scrape::Scrape;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,13 +37,13 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// Encodes the daemon's metrics.
 #[derive(Clone)]
 pub struct Metrics {
-    kernel: Door,
+    kernel: KernelHandle,
 }
 
 impl Metrics {
     /// The metrics of this daemon.
     #[must_use]
-    pub fn new(kernel: Door) -> Self {
+    pub fn new(kernel: KernelHandle) -> Self {
         Self { kernel }
     }
 
@@ -51,9 +51,9 @@ impl Metrics {
     ///
     /// # Errors
     /// If a metric cannot be encoded, which is a bug of the daemon.
-    pub fn text(&self, about: About) -> Result<String, fmt::Error> {
+    pub fn text(&self, about: CheckResults) -> Result<String, fmt::Error> {
         let ledger = self.kernel.snapshot();
-        let figures = Arc::clone(self.kernel.figures());
+        let figures = Arc::clone(self.kernel.counters());
         let listed: BTreeMap<_, _> = ledger
             .resources()
             .into_iter()
@@ -68,9 +68,9 @@ impl Metrics {
             listed,
             policy_statuses: self.kernel.policy_statuses(&ledger.stack),
             queue_lengths: self.kernel.queue_lengths(),
-            store_failed: self.kernel.store_trouble().is_some(),
+            store_failed: self.kernel.store_error().is_some(),
             figures,
-            call_counters: self.kernel.tally(),
+            call_counters: self.kernel.call_counters(),
             journal: self.kernel.journal_stats(),
             ledger,
         };

@@ -3,7 +3,7 @@
 use super::families::{Families, Values};
 use super::scrape::Scrape;
 use super::table;
-use crate::admission::Fared;
+use crate::admission::CallStats;
 use std::fmt;
 
 /// Splits a label `name@digest` into the policy's name and the beginning of its digest.
@@ -39,7 +39,8 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
             stats.faults.iter().map(move |(kind, n)| (with(&labels, kind.as_str()), *n))
         }),
     )?;
-    families.histogram(&table::POLICY_TIME, hooks().map(|(labels, stats)| (labels, stats.times.into())))?;
+    families
+        .histogram(&table::POLICY_TIME, hooks().map(|(labels, stats)| (labels, stats.latencies.into())))?;
     let statuses = scrape.policy_statuses.iter();
     families.gauge(
         &table::POLICY_SUSPENDED,
@@ -52,6 +53,6 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     families.counter(&table::JOURNAL_LOST, [(Vec::new(), journal.lost)])
 }
 
-fn outcomes(stats: &Fared) -> [(&'static str, u64); 3] {
+fn outcomes(stats: &CallStats) -> [(&'static str, u64); 3] {
     [("answer", stats.answers()), ("pass", stats.passes), ("fault", stats.failed())]
 }

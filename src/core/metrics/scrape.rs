@@ -1,7 +1,7 @@
 //! The state that one scrape shows.
 
-use crate::admission::{CallCounters, Standings};
-use crate::figures::Figures;
+use crate::admission::{CallCounters, PolicyStatuses};
+use crate::counters::Counters;
 use crate::keeper::Snapshot;
 use berth_kernel::listing::ListedDevice;
 use berth_kernel::names::{PartId, Resource};
@@ -12,29 +12,29 @@ use std::sync::Arc;
 
 /// Results of the daemon's checks, which the ledger does not hold.
 #[derive(Clone, Debug, Default)]
-pub struct About {
+pub struct CheckResults {
     /// The checks of `/readyz`, and whether each passes.
     pub ready: Vec<(String, bool)>,
     /// The checks of `/livez`, and whether each passes.
     pub live: Vec<(String, bool)>,
     /// The checks of `/readyz`, and whether each has a message.
-    pub noted: Vec<(String, bool)>,
+    pub messages: Vec<(String, bool)>,
 }
 
 /// The state that one scrape shows.
 pub(super) struct Scrape {
-    pub(super) about: About,
+    pub(super) about: CheckResults,
     pub(super) ledger: Snapshot,
     /// Index and UUID of the GPUs with metrics.
     pub(super) gpus: Vec<(String, PartId)>,
     pub(super) listed: BTreeMap<Resource, Vec<ListedDevice>>,
     /// Resources with metrics of grants and ends.
     pub(super) counted: BTreeSet<String>,
-    pub(super) policy_statuses: Standings,
+    pub(super) policy_statuses: PolicyStatuses,
     /// Number of commands in the keeper's inboxes: the kubelet's and the other one.
     pub(super) queue_lengths: (usize, usize),
     pub(super) store_failed: bool,
-    pub(super) figures: Arc<Figures>,
+    pub(super) figures: Arc<Counters>,
     pub(super) call_counters: CallCounters,
     /// `None` if decisions are not recorded.
     pub(super) journal: Option<JournalStats>,

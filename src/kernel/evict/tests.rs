@@ -131,7 +131,7 @@ impl Node {
         self.submit(&Command::Drain { gpu: id(gpu), mark, order });
     }
 
-    fn record(&mut self, uid: &str, way: EvictionMethod, outcome: Outcome) {
+    fn record(&mut self, uid: &str, way: EvictionMethod, outcome: EvictionOutcome) {
         let ask = EvictionRequest { pod: Arc::new(pod(uid)), method: way, gpu: id("GPU-0") };
         self.submit(&Command::RecordEviction { ask, outcome });
     }
@@ -235,20 +235,20 @@ fn evictions_are_repeated_after_a_while_the_longest_waiting_first() {
     node.grant(Some("b"), "main", &["GPU-0"]);
     node.show_pods(&[pod("a"), pod("b")]);
     node.drain("GPU-0", EVICT);
-    node.record("a", EvictionMethod::Evict, Outcome::Budget("needs 3\u{1b}".into()));
+    node.record("a", EvictionMethod::Evict, EvictionOutcome::Budget("needs 3\u{1b}".into()));
     assert_eq!(node.asks(), [evict("b")]);
     assert_eq!(
         node.leaving("GPU-0"),
         [EvictionStatus::Budget { message: "needs 3 ".into() }, EvictionStatus::NotRequested]
     );
     node.wait(1_000);
-    node.record("b", EvictionMethod::Evict, Outcome::Failed("x".repeat(2 * MESSAGE_BYTES_MAX)));
+    node.record("b", EvictionMethod::Evict, EvictionOutcome::Failed("x".repeat(2 * MESSAGE_BYTES_MAX)));
     assert_eq!(node.asks(), []);
     assert_eq!(node.leaving("GPU-0")[1], EvictionStatus::Failed { message: "x".repeat(MESSAGE_BYTES_MAX) });
     node.wait(AGAIN_MS);
     assert_eq!(node.asks(), [evict("a"), evict("b")]);
     let since_wall_ms = node.ledger.evictions["a"].since_wall_ms;
-    node.record("a", EvictionMethod::Evict, Outcome::Taken);
+    node.record("a", EvictionMethod::Evict, EvictionOutcome::Accepted);
     assert_eq!(node.leaving("GPU-0")[0], EvictionStatus::Requested { since_wall_ms });
     // Accepted, but the pod is not terminating: the request is repeated.
     node.wait(AGAIN_MS);
@@ -268,7 +268,7 @@ fn the_order_decides_whether_pods_are_deleted_at_the_deadline() {
         node.show_pods(&[pod("a"), Pod { is_static: true, ..pod("static") }]);
         let deadline_wall_ms = Some(node.now.wall_ms + 2_000);
         node.drain("GPU-0", Order { evict: true, deadline_wall_ms, at_deadline });
-        node.record("a", EvictionMethod::Evict, Outcome::Budget(String::new()));
+        node.record("a", EvictionMethod::Evict, EvictionOutcome::Budget(String::new()));
         assert_eq!(node.asks(), [], "{at_deadline:?}");
         node.now.wall_ms += 2_000;
         node.now.mono_ms += 2_000;
@@ -276,7 +276,7 @@ fn the_order_decides_whether_pods_are_deleted_at_the_deadline() {
         let expected = if way == EvictionMethod::Delete { vec![("a".into(), way)] } else { Vec::new() };
         assert_eq!(node.asks(), expected, "{at_deadline:?}");
         if way == EvictionMethod::Delete {
-            node.record("a", EvictionMethod::Delete, Outcome::Taken);
+            node.record("a", EvictionMethod::Delete, EvictionOutcome::Accepted);
             assert_eq!(node.asks(), [], "it is not repeated at once");
         }
     }
@@ -301,11 +301,11 @@ fn uncordoning_ends_evictions_at_once_and_removes_their_records() {
         node.grant(Some("a"), "main", &["GPU-0"]);
         node.show_pods(&[pod("a")]);
         node.drain("GPU-0", EVICT);
-        node.record("a", EvictionMethod::Evict, Outcome::Budget(String::new()));
+        node.record("a", EvictionMethod::Evict, EvictionOutcome::Budget(String::new()));
         assert!(is_being_evicted(&node.ledger, "a"));
         node.submit(&command);
         assert!(!is_being_evicted(&node.ledger, "a"));
-        node.record("a", EvictionMethod::Evict, Outcome::Taken);
+        node.record("a", EvictionMethod::Evict, EvictionOutcome::Accepted);
         node.wait(AGAIN_MS);
         assert_eq!(node.asks(), []);
         assert!(node.ledger.evictions.is_empty());
@@ -318,7 +318,7 @@ fn a_deleted_pod_is_over_until_the_kubelet_releases_its_devices() {
     node.grant(Some("a"), "main", &["GPU-0"]);
     node.show_pods(&[pod("a")]);
     node.drain("GPU-0", EVICT);
-    node.record("a", EvictionMethod::Evict, Outcome::Gone);
+    node.record("a", EvictionMethod::Evict, EvictionOutcome::Gone);
     assert!(matches!(node.leaving("GPU-0")[0], EvictionStatus::Requested { .. }));
     node.pods.clear();
     node.submit_view(true, &["a"]);

@@ -8,7 +8,7 @@ use crate::change::{Change, Entry};
 use crate::command::Command;
 use crate::drain::Drain;
 use crate::evict::{due_requests, is_being_evicted};
-use crate::eviction::Outcome;
+use crate::eviction::EvictionOutcome;
 use crate::gpu::Inventory;
 use crate::ledger::Ledger;
 use crate::pods::{Pod, PodsSource, PodsView, Stage};
@@ -134,12 +134,12 @@ impl World {
         );
         assert!(view.pods.contains_key(&uid) && is_being_evicted(&self.ledger, &uid), "{uid} is evicted");
         let outcome = match outcome {
-            _ if !self.sources.objects.contains_key(&uid) => Outcome::Gone,
-            0 => Outcome::Budget("one more".into()),
-            1 => Outcome::Failed("no answer".into()),
-            _ => Outcome::Taken,
+            _ if !self.sources.objects.contains_key(&uid) => EvictionOutcome::Gone,
+            0 => EvictionOutcome::Budget("one more".into()),
+            1 => EvictionOutcome::Failed("no answer".into()),
+            _ => EvictionOutcome::Accepted,
         };
-        if outcome == Outcome::Taken {
+        if outcome == EvictionOutcome::Accepted {
             self.pods.retain(|held| held.uid != uid);
             self.sources.lost_from_checkpoint.retain(|held| held.uid != uid);
         }

@@ -5,7 +5,7 @@ use crate::allocation::Allocation;
 use crate::date::rfc3339_seconds;
 use crate::describe;
 use crate::drain::{AtDeadline, Drain, Mark, Order};
-use crate::eviction::{Asked, EvictionMethod, Outcome};
+use crate::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use crate::health::{Health, HealthState};
 use crate::ledger::Ledger;
 use crate::names::PartId;
@@ -71,7 +71,7 @@ impl Transition {
                 let reason = allocation.ended.as_ref().map_or("ended", |end| end.reason.as_str());
                 format!("{} ended ({reason}): {}", allocation.id, describe_devices(allocation))
             }
-            Self::Eviction(asked) => describe_eviction(&name.of(ledger, &asked.ask.gpu), asked),
+            Self::Eviction(asked) => describe_eviction(&name.of(ledger, &asked.request.gpu), asked),
             Self::HoldChanged(Some(reason)) => format!("no allocation ends at present: {reason}"),
             Self::HoldChanged(None) => "allocations end by themselves again".into(),
             Self::PolicyAdded(version) => describe_added(version),
@@ -182,15 +182,15 @@ fn describe_devices(allocation: &Allocation) -> String {
     }
 }
 
-fn describe_eviction(name: &str, asked: &Asked) -> String {
-    let outcome = match (&asked.outcome, asked.ask.method) {
-        (Outcome::Taken, EvictionMethod::Evict) => "was evicted".to_owned(),
-        (Outcome::Taken, EvictionMethod::Delete) => "was deleted at the deadline".to_owned(),
-        (Outcome::Gone, _) => "no longer exists".to_owned(),
-        (Outcome::Budget(message), _) => format!("waits for its disruption budget: {message}"),
-        (Outcome::Failed(message), _) => format!("could not be evicted: {message}"),
+fn describe_eviction(name: &str, asked: &EvictionRecord) -> String {
+    let outcome = match (&asked.outcome, asked.request.method) {
+        (EvictionOutcome::Accepted, EvictionMethod::Evict) => "was evicted".to_owned(),
+        (EvictionOutcome::Accepted, EvictionMethod::Delete) => "was deleted at the deadline".to_owned(),
+        (EvictionOutcome::Gone, _) => "no longer exists".to_owned(),
+        (EvictionOutcome::Budget(message), _) => format!("waits for its disruption budget: {message}"),
+        (EvictionOutcome::Failed(message), _) => format!("could not be evicted: {message}"),
     };
-    let pod = &asked.ask.pod;
+    let pod = &asked.request.pod;
     format!("{name} is being drained: pod {}/{} {outcome}", pod.namespace, pod.name)
 }
 

@@ -37,7 +37,7 @@ fn i9_faults_in_a_row_suspend_an_entry_and_timeouts_do_not() {
     for _ in 0..FAULTS_TO_SUSPEND {
         assert!(matches!(case.admit(), StackAnswer::Faulted { .. }));
     }
-    assert!(case.faults.suspended(0, &case.stack.entries[0]));
+    assert!(case.faults.is_suspended(0, &case.stack.entries[0]));
     assert!(matches!(case.admit(), StackAnswer::Allow { .. }), "a suspended entry is not called");
     case.faults.reset();
     assert!(matches!(case.admit(), StackAnswer::Faulted { .. }));
@@ -47,7 +47,7 @@ fn i9_faults_in_a_row_suspend_an_entry_and_timeouts_do_not() {
     for _ in 0..3 * FAULTS_TO_SUSPEND {
         case.admit();
     }
-    assert!(!case.faults.suspended(0, &case.stack.entries[0]));
+    assert!(!case.faults.is_suspended(0, &case.stack.entries[0]));
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn i9_a_policy_that_fails_keeps_its_offers() {
         assert_eq!(kept, &(current.clone(), "a@aaaaaaaaaaaa".to_owned()));
         assert!(offers.parts.iter().any(|(o, by)| o.part == gpu(0) && by == "baseline"));
     }
-    assert!(case.faults.suspended(0, &case.stack.entries[0]));
+    assert!(case.faults.is_suspended(0, &case.stack.entries[0]));
 }
 
 /// Delay of which two exceed the stack's time limit.

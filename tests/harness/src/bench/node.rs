@@ -3,7 +3,7 @@
 
 use crate::bench::history;
 use anyhow::{Context as _, Result};
-use berth_core::admission::{self, Baseline, Door};
+use berth_core::admission::{self, Baseline, KernelHandle};
 use berth_core::keeper::Keeper;
 use berth_gpus::sim::SimGpus;
 use berth_kernel::command::{NewStack, Rules};
@@ -119,7 +119,7 @@ pub(crate) struct Recipe<'a> {
 /// A node at work.
 pub(crate) struct Node<'h> {
     house: &'h House,
-    pub(crate) door: Door,
+    pub(crate) door: KernelHandle,
     pub(crate) inventory: Inventory,
     pub(crate) resource: Resource,
     pub(crate) client: Client,
@@ -147,9 +147,10 @@ impl<'h> Node<'h> {
             quiet_ms: 0,
         };
         let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
-        let door = admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline, None)?.door;
+        let door =
+            admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline, None)?.handle;
         let inventory = SimGpus::open(recipe.gpus)?.scan()?;
-        door.looked(inventory.clone())?;
+        door.record_scan(inventory.clone())?;
         match recipe.policy {
             Some((name, parameters)) => activate(house, &door, name, parameters)?,
             None => drop(house.daemon.block_on(door.reoffer())?),
@@ -207,7 +208,7 @@ impl Drop for Node<'_> {
     }
 }
 
-fn activate(house: &House, door: &Door, name: &str, parameters: &str) -> Result<()> {
+fn activate(house: &House, door: &KernelHandle, name: &str, parameters: &str) -> Result<()> {
     let version = house.version(name)?.clone();
     let entry = StackEntry {
         name: version.name.clone(),
@@ -216,7 +217,7 @@ fn activate(house: &House, door: &Door, name: &str, parameters: &str) -> Result<
         permissions: Permissions::default(),
         on_fault: OnFault::Deny,
     };
-    door.keep(version)?;
+    door.record_policy(version)?;
     let stack = NewStack { from_api: true, by: "bench".into(), why: String::new(), entries: vec![entry] };
     house.daemon.block_on(door.activate(stack, None))?;
     Ok(())

@@ -5,7 +5,7 @@ use crate::bench::measure::{Effort, Series};
 use crate::bench::node::{Client, GPU, House, Node, PATIENCE, Recipe, SHARED};
 use crate::bench::table::{Budget, Row, Table};
 use anyhow::{Context as _, Result, anyhow, ensure};
-use berth_core::admission::{GpuWatch, Looker};
+use berth_core::admission::{GpuWatch, InventoryScanner};
 use berth_gpus::procfs::ProcFs;
 use berth_gpus::sim::SimGpus;
 use berth_kernel::ports::Gpus;
@@ -73,10 +73,10 @@ fn health(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
         series.begin();
         for _ in 0..effort.samples(SAMPLES) {
             let began = Instant::now();
-            node.door.looked(troubled.clone())?;
+            node.door.record_scan(troubled.clone())?;
             stream.until(DEVICES - 128)?;
             series.push(began.elapsed());
-            node.door.looked(node.inventory.clone())?;
+            node.door.record_scan(node.inventory.clone())?;
             stream.until(DEVICES)?;
         }
     }
@@ -93,7 +93,7 @@ fn fault(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let mut node = Node::start(house, recipe)?;
     let sim = Arc::new(SimGpus::open("8xh100")?);
     let gpus: Arc<dyn Gpus> = Arc::clone(&sim) as _;
-    let looker = Looker::new(gpus, Arc::new(ProcFs::new("/proc".into(), &[])));
+    let looker = InventoryScanner::new(gpus, Arc::new(ProcFs::new("/proc".into(), &[])));
     let watch = GpuWatch::start(&looker, &node.door, PATIENCE)?;
     let mut stream = Stream::open(house, &mut node.client, 8)?;
     let mut series = Series::default();
@@ -104,7 +104,7 @@ fn fault(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
             sim.change(|machine| machine.push_xid(0, XID)).map_err(|why| anyhow!(why))?;
             stream.until(7)?;
             series.push(began.elapsed());
-            node.door.looked(node.inventory.clone())?;
+            node.door.record_scan(node.inventory.clone())?;
             stream.until(8)?;
         }
     }

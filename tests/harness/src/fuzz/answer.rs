@@ -8,7 +8,7 @@ use super::bytes::Bytes;
 use super::hold;
 use super::node::{baseline, entry, node, part, resources};
 use crate::sim::simulation::{answers, state};
-use berth_core::admission::{Faults, Walk};
+use berth_core::admission::{Evaluation, Faults};
 use berth_kernel::allocation::Limits;
 use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decide::decide;
@@ -68,7 +68,7 @@ struct Turn<'t> {
 
 impl Turn<'_> {
     /// One walk over the stack, whose answers come from the input.
-    fn walk<R>(&mut self, bytes: &mut Bytes<'_>, ask: impl FnOnce(Walk<'_>) -> R) -> R {
+    fn walk<R>(&mut self, bytes: &mut Bytes<'_>, ask: impl FnOnce(Evaluation<'_>) -> R) -> R {
         let answers = self.stack.entries.iter().map(|entry| {
             let told = if bytes.one_in(8) { None } else { Some(answer(bytes, self.ledger)) };
             let fails = bytes.one_in(16);
@@ -78,7 +78,7 @@ impl Turn<'_> {
         });
         let told = Told { answers: answers.collect(), asked: Mutex::default() };
         let before = self.faults.clone();
-        let answer = ask(Walk {
+        let answer = ask(Evaluation {
             stack: self.stack,
             policies: &told,
             node: self.ledger,
@@ -87,7 +87,7 @@ impl Turn<'_> {
             baseline: &baseline(),
             overcommit_percent: self.rules.overcommit_percent,
             calls: &mut Vec::new(),
-            leisure: 1,
+            time_factor: 1,
         });
         hold(answers::asked(self.stack, &before, &told.asked.into_inner().unwrap()));
         answer

@@ -8,7 +8,7 @@ use super::bytes::Bytes;
 use super::hold;
 use super::node::{baseline, entry, node, resources};
 use crate::sim::simulation::{answers, state};
-use berth_core::admission::{Faults, Walk};
+use berth_core::admission::{Evaluation, Faults};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::decide;
 use berth_kernel::gpu::Reading;
@@ -40,7 +40,7 @@ pub fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) {
     let stack = Stack { entries: vec![entry], ..Stack::default() };
     let baseline = baseline();
     let (mut faults, mut calls) = (Faults::default(), Vec::new());
-    let walk = Walk {
+    let walk = Evaluation {
         stack: &stack,
         policies,
         node: &ledger,
@@ -49,7 +49,7 @@ pub fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) {
         baseline: &baseline,
         overcommit_percent: 100,
         calls: &mut calls,
-        leisure: 1,
+        time_factor: 1,
     };
     let resource = resources()[1].clone();
     let devices: Vec<DeviceId> =

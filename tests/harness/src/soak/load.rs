@@ -1,7 +1,7 @@
 //! The load: pods that come at a steady rate, are checked, and go.
 
 use crate::soak::{SHARED, Wrong};
-use berth_core::admission::Door;
+use berth_core::admission::KernelHandle;
 use berth_kernel::names::AllocationId;
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::{BTreeSet, VecDeque};
@@ -25,7 +25,7 @@ pub(crate) struct Load {
 
 struct Shared {
     kubelet: Arc<Kubelet>,
-    door: Door,
+    door: KernelHandle,
     wrong: Arc<Wrong>,
     /// Which policies may be behind a grant: those of one stack, never of two.
     label_sets: Vec<BTreeSet<String>>,
@@ -55,7 +55,7 @@ impl fmt::Display for Told {
 impl Load {
     pub(crate) fn start(
         kubelet: &Arc<Kubelet>,
-        door: &Door,
+        door: &KernelHandle,
         wrong: &Arc<Wrong>,
         label_sets: &[BTreeSet<String>],
         rate: u64,

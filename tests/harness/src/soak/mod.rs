@@ -120,7 +120,7 @@ async fn soak(args: &Args) -> anyhow::Result<bool> {
     let wrong = Arc::new(Wrong::default());
     let mut stacks = Stacks::new(api, Arc::clone(&wrong), args.replicas).await?;
     stacks.warm_up().await?;
-    let load = Load::start(&kubelet, daemon.door(), &wrong, &stacks.label_sets(), args.rate, shares);
+    let load = Load::start(&kubelet, daemon.kernel(), &wrong, &stacks.label_sets(), args.rate, shares);
     let began = Instant::now();
     println!(
         "{} activations at {} Allocates a second on {shares} shares, {ACTIVATIONS_PER_S} a second",
@@ -131,7 +131,7 @@ async fn soak(args: &Args) -> anyhow::Result<bool> {
         tick.tick().await;
         stacks.swap(n).await;
         if n % 50 == 0 || n == args.activations {
-            let (pods, live) = (load.pods(), daemon.door().snapshot().live.len());
+            let (pods, live) = (load.pods(), daemon.kernel().snapshot().live.len());
             let s = began.elapsed().as_secs_f64();
             println!("  {n} activations, {pods} pods, {live} allocations live on the record, {s:.0} s");
         }

@@ -27,7 +27,7 @@ pub(crate) fn asked(stack: &Stack, before: &Faults, asked: &[Digest]) -> Checked
     }
     for digest in asked {
         let mut places = stack.entries.iter().enumerate().filter(|(_, e)| e.digest == *digest);
-        if places.all(|(place, entry)| before.suspended(place, entry)) {
+        if places.all(|(place, entry)| before.is_suspended(place, entry)) {
             return Err(Violation::new("I9", format!("{} was asked while suspended", digest.short())));
         }
     }

@@ -5,8 +5,8 @@ use super::clock::Hands;
 use super::disk::{Died, Disk};
 use super::policies::Told;
 use super::violation::Violation;
-use berth_core::admission::{Baseline, Faults, Walk};
-use berth_core::keeper::{Answered, Keeper, Snapshot};
+use berth_core::admission::{Baseline, Evaluation, Faults};
+use berth_core::keeper::{CommandResult, Keeper, Snapshot};
 use berth_kernel::command::{Command, Rules, StackAnswer};
 use berth_kernel::gpu::Reading;
 use berth_kernel::names::DeviceId;
@@ -54,10 +54,10 @@ impl Daemon {
 
     /// Whether memory and disk may differ at present.
     pub(crate) fn trouble(&self) -> bool {
-        self.keeper.store_trouble().is_some()
+        self.keeper.store_error().is_some()
     }
 
-    pub(crate) fn turn(&mut self, command: &Command) -> Survived<Answered> {
+    pub(crate) fn turn(&mut self, command: &Command) -> Survived<CommandResult> {
         survive(|| self.keeper.turn(command))
     }
 
@@ -125,10 +125,10 @@ impl Daemon {
         around: &Surroundings,
         node: &Snapshot,
         stack: &Stack,
-        ask: impl FnOnce(Walk<'_>) -> T,
+        ask: impl FnOnce(Evaluation<'_>) -> T,
     ) -> Result<T, Violation> {
         let before = self.faults.clone();
-        let answer = ask(Walk {
+        let answer = ask(Evaluation {
             stack,
             policies: &around.policies,
             node,
@@ -137,7 +137,7 @@ impl Daemon {
             baseline: &around.baseline,
             overcommit_percent: around.rules.overcommit_percent,
             calls: &mut Vec::new(),
-            leisure: 1,
+            time_factor: 1,
         });
         answers::asked(stack, &before, &around.policies.take_asked())?;
         Ok(answer)

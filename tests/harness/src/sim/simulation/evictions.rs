@@ -5,7 +5,7 @@ use super::violation::Violation;
 use super::world::World;
 use berth_kernel::command::Command;
 use berth_kernel::evict::{due_requests, is_being_evicted};
-use berth_kernel::eviction::{EvictionMethod, EvictionRequest, Outcome};
+use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRequest};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pods::PodsSource;
 use berth_kernel::ports::Clock;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(crate) struct Evictions {
     /// Asked, and the answer has not been handed in.
-    under_way: Option<(EvictionRequest, Outcome)>,
+    under_way: Option<(EvictionRequest, EvictionOutcome)>,
     /// What was handed in last of each pod: how it was asked, and when (true time).
     answered: BTreeMap<String, (EvictionMethod, u64)>,
 }
@@ -47,12 +47,12 @@ impl World {
         }
         // The UID is the precondition: another pod is never hit, one that is gone is said to be.
         let outcome = match refusal {
-            _ if !self.shows.has(&ask.pod.uid) => Outcome::Gone,
-            0 => Outcome::Budget("needs one more".into()),
-            1 => Outcome::Failed("no answer".into()),
-            _ => Outcome::Taken,
+            _ if !self.shows.has(&ask.pod.uid) => EvictionOutcome::Gone,
+            0 => EvictionOutcome::Budget("needs one more".into()),
+            1 => EvictionOutcome::Failed("no answer".into()),
+            _ => EvictionOutcome::Accepted,
         };
-        if outcome == Outcome::Taken {
+        if outcome == EvictionOutcome::Accepted {
             let told = self.shows.leave(&ask.pod.uid, now.wall_ms);
             // Some end at once, some take their time.
             if let Some(pod) = told.filter(|_| refusal.is_multiple_of(2)) {
@@ -73,8 +73,11 @@ impl World {
         }
         if let Some(Ok(applied)) = self.turn(&Command::RecordEviction { ask, outcome }, Cause::Nothing) {
             let now = applied.snapshot.evictions.get(&uid);
-            let right =
-                if wanted { now.is_some_and(|now| now.ask.method == way) } else { now == before.as_ref() };
+            let right = if wanted {
+                now.is_some_and(|now| now.request.method == way)
+            } else {
+                now == before.as_ref()
+            };
             if !right {
                 let what = format!("pod {uid} is wanted away: {wanted}, and {now:?} is kept of it");
                 self.checks.note(Err(Violation::new("evict", what)));

@@ -7,7 +7,7 @@ use super::policies::resource;
 use super::rng::Rng;
 use super::violation::Violation;
 use super::world::World;
-use berth_core::keeper::AskError;
+use berth_core::keeper::CommandError;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Attempt, Command, StackAnswer};
 use berth_kernel::ledger::Ledger;
@@ -183,7 +183,7 @@ impl World {
     fn allocate(&mut self, resource: &Resource, devices: Vec<DeviceId>, stale: bool) -> Option<AllocationId> {
         let request = AdmitRequest { resource: resource.clone(), devices };
         match self.attempt(&request, Attempt::First, stale)? {
-            Err(AskError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
+            Err(CommandError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 self.whole_round(Look { list: true, write: true, read: true });
                 self.attempt(&request, Attempt::Last, false)?.ok()
             }
@@ -196,7 +196,7 @@ impl World {
         request: &AdmitRequest,
         attempt: Attempt,
         stale: bool,
-    ) -> Option<Result<AllocationId, AskError>> {
+    ) -> Option<Result<AllocationId, CommandError>> {
         let mut again = false;
         loop {
             let daemon = self.daemon.as_mut()?;
@@ -215,9 +215,9 @@ impl World {
             };
             let grantable = allowed && self.may_have_again(&before, request);
             match self.turn(&command, Cause::Grant)? {
-                Err(AskError::Refused(Refusal::Moved)) if !again => again = true,
+                Err(CommandError::Refused(Refusal::Moved)) if !again => again = true,
                 Err(error) => {
-                    if let (AskError::Refused(refusal), true) = (&error, grantable) {
+                    if let (CommandError::Refused(refusal), true) = (&error, grantable) {
                         let what =
                             format!("{:?} are held and asked for again, yet {refusal}", request.devices);
                         self.checks.violations.push(Violation::new("I7", what));

@@ -16,7 +16,7 @@ use super::rng::Rng;
 use super::views::{Views, has_sources};
 use super::violation::Violation;
 use berth_core::admission::Baseline;
-use berth_core::keeper::{Applied, AskError, Snapshot};
+use berth_core::keeper::{Applied, CommandError, Snapshot};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::health::APPLICATION_XIDS;
@@ -212,7 +212,7 @@ impl World {
     }
 
     /// One turn of the keeper, with every check. `None` if there is no daemon (any more).
-    pub(crate) fn turn(&mut self, command: &Command, cause: Cause) -> Option<Result<Applied, AskError>> {
+    pub(crate) fn turn(&mut self, command: &Command, cause: Cause) -> Option<Result<Applied, CommandError>> {
         let daemon = self.daemon.as_mut()?;
         let before = daemon.snapshot();
         let Some(answered) = daemon.turn(command) else {
@@ -221,7 +221,7 @@ impl World {
             return None;
         };
         let after = daemon.snapshot();
-        if matches!(answered, Err(AskError::Store(_))) {
+        if matches!(answered, Err(CommandError::Store(_))) {
             self.checks.unsure(command, cause.clone());
         }
         let heard = Heard {

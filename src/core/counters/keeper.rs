@@ -18,7 +18,7 @@ const TURN_US: &[u64] =
 #[derive(Debug)]
 pub struct KeeperCounters {
     /// Heartbeat of the keeper's turns, ticks included.
-    pub beat: Heartbeat,
+    pub heartbeat: Heartbeat,
     /// Durations of turns.
     pub turn_durations: Histogram,
     /// Durations of appends that succeeded.
@@ -34,7 +34,7 @@ pub struct KeeperCounters {
 impl Default for KeeperCounters {
     fn default() -> Self {
         Self {
-            beat: Heartbeat::default(),
+            heartbeat: Heartbeat::default(),
             turn_durations: Histogram::new(TURN_US),
             append_durations: Histogram::new(TURN_US),
             append_failures: AtomicU64::new(0),

@@ -19,7 +19,7 @@ const SCAN_US: &[u64] =
 #[derive(Debug)]
 pub struct GpuCounters {
     /// Heartbeat of the scan thread.
-    pub beat: Heartbeat,
+    pub heartbeat: Heartbeat,
     /// Durations of scans of all GPUs.
     pub scan_durations: Histogram,
     interval: Mutex<Option<Duration>>,
@@ -52,7 +52,7 @@ pub struct Versions {
 impl Default for GpuCounters {
     fn default() -> Self {
         Self {
-            beat: Heartbeat::default(),
+            heartbeat: Heartbeat::default(),
             scan_durations: Histogram::new(SCAN_US),
             interval: Mutex::default(),
             answered: AtomicU64::new(0),
@@ -69,12 +69,12 @@ impl GpuCounters {
     /// Sets the scan interval and starts the heartbeat.
     pub fn start_scanning(&self, interval: Duration) {
         *self.interval.lock() = Some(interval);
-        drop(self.beat.begin());
+        drop(self.heartbeat.begin());
     }
 
     /// The scan interval; `None` before scanning starts.
     #[must_use]
-    pub fn every(&self) -> Option<Duration> {
+    pub fn scan_interval(&self) -> Option<Duration> {
         *self.interval.lock()
     }
 
@@ -116,7 +116,7 @@ impl GpuCounters {
 
     /// Error of the last scan, if it failed.
     #[must_use]
-    pub fn trouble(&self) -> Option<String> {
+    pub fn last_error(&self) -> Option<String> {
         self.last_scan.lock().error.clone()
     }
 
@@ -170,7 +170,7 @@ mod tests {
         let answered = counters.answered_wall_ms();
         assert!(answered.is_some());
         counters.scan_ended(Duration::from_millis(3), Some("no NVML".into()));
-        assert_eq!((counters.answered_wall_ms(), counters.trouble()), (answered, Some("no NVML".into())));
+        assert_eq!((counters.answered_wall_ms(), counters.last_error()), (answered, Some("no NVML".into())));
         assert_eq!(counters.outcomes(), [("answered", 1), ("failed", 1)]);
     }
 }

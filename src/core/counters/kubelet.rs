@@ -76,7 +76,7 @@ const CANCELLED: usize = 1;
 
 /// State of a resource's registration at the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum RegistrationState {
     /// No kubelet is running.
     Waiting,
     /// A kubelet is running and has not accepted the registration yet.
@@ -87,7 +87,7 @@ pub enum At {
     Contested,
 }
 
-impl At {
+impl RegistrationState {
     /// All states.
     pub const ALL: [Self; 4] = [Self::Waiting, Self::Registering, Self::Registered, Self::Contested];
 
@@ -107,7 +107,7 @@ impl At {
 #[derive(Clone, Copy, Debug)]
 pub struct RegistrationStatus {
     /// State of the registration; `None` while the resource has no plugin.
-    pub at: Option<At>,
+    pub at: Option<RegistrationState>,
     /// Open ListAndWatch streams.
     pub streams: usize,
     /// Whether the resource has been registered since the daemon started.
@@ -165,7 +165,7 @@ impl KubeletCounters {
     }
 
     /// Counts an Allocate that was not granted, by kind of refusal.
-    pub fn refused_allocate(&self, kind: &'static str) {
+    pub fn count_refusal(&self, kind: &'static str) {
         *self.refusals.lock().entry(kind).or_default() += 1;
     }
 
@@ -176,7 +176,7 @@ impl KubeletCounters {
     }
 
     /// Counts a registration that the kubelet accepted or refused.
-    pub fn register_answered(&self, accepted: bool) {
+    pub fn count_registration(&self, accepted: bool) {
         let count = if accepted { &self.accepted } else { &self.refused };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -191,9 +191,9 @@ impl KubeletCounters {
     }
 
     /// Sets the state of a resource's registration; `None` once its plugin has ended.
-    pub fn turned(&self, resource: &str, at: Option<At>) {
+    pub fn set_registration(&self, resource: &str, at: Option<RegistrationState>) {
         self.change(resource, |status| {
-            status.was_registered |= at == Some(At::Registered);
+            status.was_registered |= at == Some(RegistrationState::Registered);
             status.at = at;
         });
         if at.is_none() {
@@ -225,12 +225,12 @@ impl KubeletCounters {
 
     /// All resources that have a plugin or a stream.
     #[must_use]
-    pub fn standings(&self) -> BTreeMap<String, RegistrationStatus> {
+    pub fn registrations(&self) -> BTreeMap<String, RegistrationStatus> {
         self.registrations.lock().clone()
     }
 
     /// Counts a reconcile pass by outcome: `applied`, `partial` or `failed`.
-    pub fn round(&self, outcome: &'static str, took: Duration) {
+    pub fn count_pass(&self, outcome: &'static str, took: Duration) {
         *self.passes.lock().entry(outcome).or_default() += 1;
         self.pass_durations.add(took);
     }
@@ -292,16 +292,16 @@ mod tests {
     #[test]
     fn a_resource_is_listed_as_long_as_it_has_a_plugin_or_a_stream() {
         let counters = KubeletCounters::default();
-        counters.turned("x/a", Some(At::Registering));
-        assert!(!counters.standings()["x/a"].was_registered);
+        counters.set_registration("x/a", Some(RegistrationState::Registering));
+        assert!(!counters.registrations()["x/a"].was_registered);
         counters.stream_began("x/a");
-        counters.turned("x/a", Some(At::Registered));
-        counters.turned("x/a", Some(At::Waiting));
-        let status = counters.standings()["x/a"];
+        counters.set_registration("x/a", Some(RegistrationState::Registered));
+        counters.set_registration("x/a", Some(RegistrationState::Waiting));
+        let status = counters.registrations()["x/a"];
         assert_eq!((status.streams, status.was_registered), (1, true));
-        counters.turned("x/a", None);
-        assert_eq!(counters.standings()["x/a"].streams, 1);
+        counters.set_registration("x/a", None);
+        assert_eq!(counters.registrations()["x/a"].streams, 1);
         counters.stream_ended("x/a");
-        assert!(counters.standings().is_empty());
+        assert!(counters.registrations().is_empty());
     }
 }

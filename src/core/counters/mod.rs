@@ -15,14 +15,14 @@ pub use heartbeat::Heartbeat;
 pub use histogram::{Histogram, HistogramSnapshot};
 pub use http::{HttpCounters, MALFORMED, Method, ROUTES_COUNTED_MAX, Served};
 pub use keeper::{KeeperCounters, RESOURCES_COUNTED_MAX};
-pub use kubelet::{At, CODES, Call, KubeletCounters, METHODS, RegistrationStatus, Rpc};
+pub use kubelet::{CODES, Call, KubeletCounters, METHODS, RegistrationState, RegistrationStatus, Rpc};
 
 use parking_lot::Mutex;
 use std::time::Duration;
 
 /// All counters and heartbeats since the daemon started.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct Counters {
     /// The keeper.
     pub keeper: KeeperCounters,
     /// Heartbeat of the policy thread.
@@ -35,18 +35,18 @@ pub struct Figures {
     pub front: Heartbeat,
     /// The admin API.
     pub http: HttpCounters,
-    limits: Mutex<Limits>,
+    limits: Mutex<LivenessLimits>,
 }
 
-impl Figures {
+impl Counters {
     /// The limits of liveness in force.
     #[must_use]
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> LivenessLimits {
         *self.limits.lock()
     }
 
     /// Replaces the default limits; for tests, which do not wait for a minute.
-    pub fn set_limits(&self, limits: Limits) {
+    pub fn set_limits(&self, limits: LivenessLimits) {
         *self.limits.lock() = limits;
     }
 }
@@ -54,7 +54,7 @@ impl Figures {
 /// Limits of `/livez`. Each is far above the longest operation that has its own deadline, since a restart only helps
 /// where an operation never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct LivenessLimits {
     /// Longest time without a turn of the keeper, which ticks each second. Its longest turn is an append and a load of the store
     /// of 2 s each, after waiting for another such turn.
     pub keeper: Duration,
@@ -62,19 +62,19 @@ pub struct Limits {
     pub policies: Duration,
     /// Longest scan of the GPUs, whose NVML calls run concurrently with deadlines of a few seconds per GPU; also the longest delay
     /// of the next scan after its interval.
-    pub look: Duration,
+    pub scan: Duration,
     /// Longest time without a heartbeat of the async runtime that serves the kubelet, which beats each second.
     pub front: Duration,
     /// Longest time that a resource may stay registered without a stream.
     pub stream: Duration,
 }
 
-impl Default for Limits {
+impl Default for LivenessLimits {
     fn default() -> Self {
         Self {
             keeper: Duration::from_secs(30),
             policies: Duration::from_secs(30),
-            look: Duration::from_secs(120),
+            scan: Duration::from_secs(120),
             front: Duration::from_secs(30),
             stream: Duration::from_secs(30),
         }

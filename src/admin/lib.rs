@@ -43,9 +43,9 @@ impl Server {
     ///
     /// # Errors
     /// If the system gives no thread or socket; whatever was started ends again.
-    pub fn run(self, door: KernelHandle, facts: Facts) -> Result<Running, AdminError> {
-        let figures = Arc::clone(door.counters());
-        self.0.run(figures, move |http| Api(Data::new(State::new(facts, http, door))))
+    pub fn run(self, kernel: KernelHandle, facts: Facts) -> Result<Running, AdminError> {
+        let figures = Arc::clone(kernel.counters());
+        self.0.run(figures, move |http| Api(Data::new(State::new(facts, http, kernel))))
     }
 }
 

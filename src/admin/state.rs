@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 /// Shared by all workers.
 pub(crate) struct State {
-    pub(crate) door: KernelHandle,
+    pub(crate) kernel: KernelHandle,
     pub(crate) metrics: Metrics,
     pub(crate) facts: Facts,
     pub(crate) http: Arc<Context>,
@@ -30,11 +30,11 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(facts: Facts, http: Arc<Context>, door: KernelHandle) -> Self {
+    pub(crate) fn new(facts: Facts, http: Arc<Context>, kernel: KernelHandle) -> Self {
         Self {
-            metrics: Metrics::new(door.clone()),
-            feed: Feed::new(door.now()),
-            door,
+            metrics: Metrics::new(kernel.clone()),
+            feed: Feed::new(kernel.now()),
+            kernel,
             facts,
             http,
             surveys: Surveys::default(),

@@ -30,14 +30,14 @@ pub(crate) struct Surveys(Mutex<Option<Arc<Survey>>>);
 
 impl Surveys {
     /// The door's newest snapshot. Seen outside the lock: two may do so at once, and nobody waits.
-    pub(crate) fn newest(&self, door: &KernelHandle) -> Arc<Survey> {
-        let ledger = door.snapshot();
+    pub(crate) fn newest(&self, kernel: &KernelHandle) -> Arc<Survey> {
+        let ledger = kernel.snapshot();
         let last = self.0.lock().clone();
         // A snapshot in hand is no other's place in memory, so the same place is the same snapshot.
         if let Some(survey) = last.filter(|survey| Arc::ptr_eq(&survey.ledger, &ledger)) {
             return survey;
         }
-        let survey = Arc::new(Survey::of(door, ledger));
+        let survey = Arc::new(Survey::of(kernel, ledger));
         let old = self.0.lock().replace(Arc::clone(&survey));
         // Outside the lock, too: it may be the last that holds a whole snapshot.
         drop(old);
@@ -46,10 +46,10 @@ impl Surveys {
 }
 
 impl Survey {
-    fn of(door: &KernelHandle, ledger: Snapshot) -> Self {
+    fn of(kernel: &KernelHandle, ledger: Snapshot) -> Self {
         let mut healthy = HashSet::new();
         for resource in ledger.resources() {
-            let listed = door.listing(&ledger, &resource).into_iter().filter(|l| l.healthy);
+            let listed = kernel.listing(&ledger, &resource).into_iter().filter(|l| l.healthy);
             healthy.extend(listed.map(|l| DeviceKey { resource: resource.clone(), id: l.id }));
         }
         let mut bypasses = BTreeMap::new();

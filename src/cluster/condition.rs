@@ -121,8 +121,8 @@ fn join<'t>(texts: impl ExactSizeIterator<Item = &'t str>) -> String {
 }
 
 /// Keeps the condition up to date; never returns.
-pub(super) async fn keep(settings: &Settings, client: Client, door: &KernelHandle) {
-    let mut snapshots = door.watch();
+pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle) {
+    let mut snapshots = kernel.watch();
     let mut node_condition = NodeConditionWriter {
         nodes: Api::all(client),
         node: &settings.node,
@@ -137,7 +137,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &KernelHandl
     };
     loop {
         let wanted = condition(&snapshots.borrow_and_update());
-        let next = node_condition.step(wanted, door.now().wall_ms).await;
+        let next = node_condition.step(wanted, kernel.now().wall_ms).await;
         tokio::select! {
             changed = snapshots.changed() => {
                 if changed.is_err() {

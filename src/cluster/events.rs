@@ -44,13 +44,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// as the store had it.
 pub(super) async fn collect(
     settings: &Settings,
-    door: &KernelHandle,
+    kernel: &KernelHandle,
     before: Arc<Ledger>,
     out: Sender<PendingEvent>,
 ) {
-    let mut snapshots = door.watch();
+    let mut snapshots = kernel.watch();
     snapshots.mark_changed();
-    let mut standings = door.watch_policy_statuses();
+    let mut standings = kernel.watch_policy_statuses();
     standings.mark_changed();
     let mut collector = Collector::new(before, Instant::now());
     loop {

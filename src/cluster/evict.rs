@@ -30,8 +30,8 @@ const BUDGET: &str = "DisruptionBudget";
 
 /// Carries out the kernel's eviction plan; never returns. One request at a time: a node has tens of such pods at most,
 /// and the API server answers within milliseconds.
-pub(super) async fn keep(settings: &Settings, client: Client, door: &KernelHandle) {
-    let mut snapshots = door.watch();
+pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHandle) {
+    let mut snapshots = kernel.watch();
     // GPUs whose held devices are Unhealthy in the list that the kubelet has received.
     let mut listed = BTreeSet::new();
     loop {
@@ -50,9 +50,9 @@ pub(super) async fn keep(settings: &Settings, client: Client, door: &KernelHandl
         // The wait comes before the plan, which may change meanwhile.
         sleep(settings.retry_after.delay(Duration::ZERO, Instant::now())).await;
         let next =
-            due_requests(&door.snapshot(), door.now()).into_iter().find(|ask| listed.contains(&ask.gpu));
+            due_requests(&kernel.snapshot(), kernel.now()).into_iter().find(|ask| listed.contains(&ask.gpu));
         match next {
-            Some(ask) => carry_out(&client, door, &ask, &mut snapshots).await,
+            Some(ask) => carry_out(&client, kernel, &ask, &mut snapshots).await,
             None => drop(timeout(PLAN_INTERVAL, snapshots.changed()).await),
         }
     }
@@ -66,7 +66,7 @@ fn gpus_with_eviction(ledger: &Ledger) -> BTreeSet<PartId> {
 /// Sends one eviction or deletion, logs its outcome and records it in the ledger.
 async fn carry_out(
     client: &Client,
-    door: &KernelHandle,
+    kernel: &KernelHandle,
     ask: &EvictionRequest,
     snapshots: &mut watch::Receiver<Snapshot>,
 ) {
@@ -88,8 +88,8 @@ async fn carry_out(
             EvictionOutcome::Failed(_) => "failed",
         },
     );
-    log_outcome(&door.snapshot(), ask, &outcome);
-    if let Err(error) = door.record_eviction(ask.clone(), outcome).await {
+    log_outcome(&kernel.snapshot(), ask, &outcome);
+    if let Err(error) = kernel.record_eviction(ask.clone(), outcome).await {
         tracing::warn!(%error, "the result of an eviction could not be recorded; it is tried again");
         // Without the outcome the next plan is the same.
         sleep(PLAN_INTERVAL).await;

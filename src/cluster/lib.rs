@@ -58,12 +58,12 @@ impl Running {
 /// Starts the tasks and returns at once. `before` is the ledger as the last process stored it: changes since then are
 /// published as events.
 #[must_use]
-pub fn start(settings: Settings, door: KernelHandle, before: Arc<Ledger>) -> Running {
+pub fn start(settings: Settings, kernel: KernelHandle, before: Arc<Ledger>) -> Running {
     if settings.api_server == ApiServer::Off {
         return Running { link: watch::channel(ApiServerStatus::Off).1, tasks: Vec::new() };
     }
     let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
-    let task = tokio::spawn(async move { Box::pin(run(&settings, &door, &link_sender, before)).await });
+    let task = tokio::spawn(async move { Box::pin(run(&settings, &kernel, &link_sender, before)).await });
     Running { link, tasks: vec![task] }
 }
 
@@ -71,7 +71,7 @@ pub fn start(settings: Settings, door: KernelHandle, before: Arc<Ledger>) -> Run
 /// start, before the connection exists.
 async fn run(
     settings: &Settings,
-    door: &KernelHandle,
+    kernel: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
     before: Arc<Ledger>,
 ) {
@@ -79,10 +79,10 @@ async fn run(
     let client_tasks = async {
         let client = client::connect_with_retries(settings, link).await;
         tokio::join!(
-            pods::keep(settings, client.clone(), door, link),
-            evict::keep(settings, client.clone(), door),
+            pods::keep(settings, client.clone(), kernel, link),
+            evict::keep(settings, client.clone(), kernel),
             events::publish(settings, client.clone(), &mut events),
-            condition::keep(settings, client.clone(), door),
+            condition::keep(settings, client.clone(), kernel),
             async {
                 if let Some(work) = &settings.labels {
                     labels::keep(settings, client.clone(), work).await;
@@ -97,5 +97,5 @@ async fn run(
             },
         );
     };
-    tokio::join!(events::collect(settings, door, before, event_sender), client_tasks);
+    tokio::join!(events::collect(settings, kernel, before, event_sender), client_tasks);
 }

@@ -126,27 +126,27 @@ impl KnownPods {
 pub(super) async fn keep(
     settings: &Settings,
     client: Client,
-    door: &KernelHandle,
+    kernel: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
 ) {
     let (mut known, mut haste) = (KnownPods::new(), ImmediateViewLimiter::default());
     let mut backoff = Backoff::new(settings.again);
     let mut stream = Box::pin(events(settings, client));
     loop {
-        let error = match gather(&mut stream, &mut known, &mut haste, door, settings).await {
+        let error = match gather(&mut stream, &mut known, &mut haste, kernel, settings).await {
             Ok(changed) => {
                 if known.view.current {
                     backoff.reset();
                 }
                 if changed {
-                    send_view(&known, settings, door, link).await;
+                    send_view(&known, settings, kernel, link).await;
                 }
                 continue;
             }
             Err(error) => error,
         };
         let was_open = std::mem::replace(&mut known.view.current, false);
-        send_view(&known, settings, door, link).await;
+        send_view(&known, settings, kernel, link).await;
         // Not an error: the API server keeps versions for some minutes only.
         let expired = matches!(error, Error::Expired);
         if !expired {
@@ -166,28 +166,28 @@ async fn gather(
     stream: &mut (impl Stream<Item = Result<Event, Error>> + Unpin),
     known: &mut KnownPods,
     haste: &mut ImmediateViewLimiter,
-    door: &KernelHandle,
+    kernel: &KernelHandle,
     settings: &Settings,
 ) -> Result<bool, Error> {
     let Some(first) = stream.next().await else {
         // The stream never ends.
         return std::future::pending().await;
     };
-    let mut changed = known.apply(first?, door.now().mono_ms);
+    let mut changed = known.apply(first?, kernel.now().mono_ms);
     let end = Instant::now() + settings.gather;
     loop {
         // Events that are ready are applied first: pods that are created together become one view.
         while Instant::now() < end
             && let Some(Some(event)) = stream.next().now_or_never()
         {
-            changed |= known.apply(event?, door.now().mono_ms);
+            changed |= known.apply(event?, kernel.now().mono_ms);
         }
-        if known.has_next_candidate(&door.snapshot()) && haste.try_acquire(door.now().mono_ms) {
+        if known.has_next_candidate(&kernel.snapshot()) && haste.try_acquire(kernel.now().mono_ms) {
             return Ok(changed);
         }
         tokio::select! {
             () = sleep_until(end) => return Ok(changed),
-            Some(event) = stream.next() => changed |= known.apply(event?, door.now().mono_ms),
+            Some(event) = stream.next() => changed |= known.apply(event?, kernel.now().mono_ms),
         }
     }
 }
@@ -196,7 +196,7 @@ async fn gather(
 async fn send_view(
     known: &KnownPods,
     settings: &Settings,
-    door: &KernelHandle,
+    kernel: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
 ) {
     let Some(view) = known.complete_view() else {
@@ -205,7 +205,7 @@ async fn send_view(
     if known.has_too_many() {
         report_error(link, &TooMany { pods: known.view.pods.len() });
     }
-    while let Err(error) = door.pods(view.clone()).await {
+    while let Err(error) = kernel.pods(view.clone()).await {
         if error == CommandError::Stopping {
             return;
         }

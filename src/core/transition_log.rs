@@ -20,8 +20,8 @@ const DEADLINE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const BYPASS_LINES_MAX: usize = 20;
 
 /// Logs the transitions of each snapshot; never returns. `before` is the ledger as the last process stored it.
-pub async fn run(door: KernelHandle, before: Arc<Ledger>) {
-    let mut snapshots = door.watch();
+pub async fn run(kernel: KernelHandle, before: Arc<Ledger>) {
+    let mut snapshots = kernel.watch();
     snapshots.mark_changed();
     let mut log = Log::new(before);
     loop {
@@ -29,7 +29,7 @@ pub async fn run(door: KernelHandle, before: Arc<Ledger>) {
             return std::future::pending().await;
         }
         let ledger = snapshots.borrow_and_update().clone();
-        for Line { warning, text } in log.step(&ledger, door.now()) {
+        for Line { warning, text } in log.step(&ledger, kernel.now()) {
             if warning {
                 tracing::warn!("{text}");
             } else {

@@ -279,7 +279,7 @@ fn know(request: &ServiceRequest) {
 }
 
 /// Wraps all of /api/v1, unknown routes under it too.
-pub(super) async fn door(
+pub(super) async fn kernel(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {

@@ -43,7 +43,7 @@ pub fn api() -> Scope<
         InitError = (),
     >,
 > {
-    web::scope(API).wrap(from_fn(etag::heed)).wrap(from_fn(access::door))
+    web::scope(API).wrap(from_fn(etag::heed)).wrap(from_fn(access::kernel))
 }
 
 /// Has malformed paths and queries answered as problems.

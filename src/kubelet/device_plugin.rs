@@ -33,7 +33,7 @@ const CONTAINERS_MAX: usize = 16;
 /// What the calls of one resource need. One a resource, shared by all its connections.
 pub(super) struct Desk {
     pub(super) resource: Resource,
-    pub(super) door: KernelHandle,
+    pub(super) kernel: KernelHandle,
     pub(super) edits: Arc<Edits>,
     pub(super) rounds: Arc<Rounds>,
     pub(super) board: Arc<Board>,
@@ -186,14 +186,14 @@ struct Watched<'d> {
 
 impl<'d> Watched<'d> {
     fn new(desk: &'d Desk) -> Self {
-        desk.door.counters().kubelet.stream_began(desk.resource.as_str());
+        desk.kernel.counters().kubelet.stream_began(desk.resource.as_str());
         Self { desk, _counted: Counted::new(&desk.streams) }
     }
 }
 
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
-        self.desk.door.counters().kubelet.stream_ended(self.desk.resource.as_str());
+        self.desk.kernel.counters().kubelet.stream_ended(self.desk.resource.as_str());
     }
 }
 
@@ -205,7 +205,7 @@ impl Desk {
         rpc: Rpc,
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
-        let call = self.door.counters().kubelet.begin(rpc);
+        let call = self.kernel.counters().kubelet.begin(rpc);
         let span = spans::grpc(rpc.as_str(), &self.resource);
         let answer = answer.instrument(span.clone()).await;
         let code = answer.as_ref().err().map_or(0, |status| status.code().into());
@@ -220,7 +220,7 @@ impl Desk {
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let requests = request.container_requests;
         check_containers(requests.len())?;
-        let ledger = self.door.snapshot();
+        let ledger = self.kernel.snapshot();
         let mut container_responses = Vec::new();
         for request in &requests {
             let place = parse::place(&ledger, &self.resource, request)
@@ -241,7 +241,7 @@ impl Desk {
         if request.size >= request.available.len() {
             return request.available;
         }
-        let (answer, _by) = self.door.place(request.clone()).await;
+        let (answer, _by) = self.kernel.place(request.clone()).await;
         let available: BTreeSet<&DeviceId> = request.available.iter().collect();
         // Required first, so that they are in whatever else is cut off.
         let wanted = request.required.iter().chain(&answer.devices);
@@ -259,13 +259,13 @@ impl Desk {
         &self,
         requests: &[ContainerAllocateRequest],
     ) -> Result<Vec<ContainerAllocateResponse>, Status> {
-        let ledger = self.door.snapshot();
+        let ledger = self.kernel.snapshot();
         let (admit, containers) = parse::admit(&ledger, &self.resource, requests).map_err(|error| {
-            self.door.counters().kubelet.count_refusal("badRequest");
+            self.kernel.counters().kubelet.count_refusal("badRequest");
             status::bad_request(&error)
         })?;
         let Granted { allocation, snapshot } = self.grant(admit).await.map_err(|error| {
-            self.door.counters().kubelet.count_refusal(error.kind());
+            self.kernel.counters().kubelet.count_refusal(error.kind());
             tracing::warn!(resource = %self.resource, %error, "no grant");
             status::declined(&self.resource, &error)
         })?;
@@ -282,14 +282,14 @@ impl Desk {
 
     /// Asks once, and once more after a round where a holder may have left unnoticed.
     async fn grant(&self, admit: AdmitRequest) -> Result<Granted, CommandError> {
-        match self.door.allocate(admit.clone(), Attempt::First).await {
+        match self.kernel.allocate(admit.clone(), Attempt::First).await {
             Err(CommandError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 tracing::info!(
                     resource = %self.resource, %refusal,
                     "looking whether the holder is still there"
                 );
                 self.rounds.cure().await;
-                self.door.allocate(admit, Attempt::Last).await
+                self.kernel.allocate(admit, Attempt::Last).await
             }
             answer => answer,
         }

@@ -29,7 +29,7 @@ pub enum AdoptError {
 /// The kubelet front end, not started yet.
 pub struct Front {
     settings: Arc<Settings>,
-    door: KernelHandle,
+    kernel: KernelHandle,
     folder: Folder,
     boards: Arc<Boards>,
     rounds: Arc<Rounds>,
@@ -38,13 +38,13 @@ pub struct Front {
 impl Front {
     /// Begins to watch the kubelet's folder. Needs a tokio runtime around it.
     #[must_use]
-    pub fn new(settings: Settings, door: KernelHandle) -> Self {
+    pub fn new(settings: Settings, kernel: KernelHandle) -> Self {
         let settings = Arc::new(settings);
         let folder = Folder::watch(&settings);
         let boards = Arc::new(Boards::default());
         let rounds =
-            Arc::new(Rounds::new(Arc::clone(&settings), door.clone(), Arc::clone(&boards), folder.seen()));
-        Self { settings, door, folder, boards, rounds }
+            Arc::new(Rounds::new(Arc::clone(&settings), kernel.clone(), Arc::clone(&boards), folder.seen()));
+        Self { settings, kernel, folder, boards, rounds }
     }
 
     /// Takes over what pods hold under our resource names. For an empty store, before [`start`].
@@ -80,7 +80,7 @@ impl Front {
         let registrations = Arc::new(watch::Sender::new(Registrations::new()));
         let supervisor = Supervisor {
             settings: Arc::clone(&self.settings),
-            door: self.door.clone(),
+            kernel: self.kernel.clone(),
             rounds: Arc::clone(&self.rounds),
             boards: self.boards,
             seen: self.folder.seen(),
@@ -88,7 +88,7 @@ impl Front {
         };
         let supervising = tokio::spawn(supervisor.run(stopped));
         let keeping = tokio::spawn(Arc::clone(&self.rounds).keep());
-        let showing = tokio::spawn(pods_api::keep(self.settings, self.door));
+        let showing = tokio::spawn(pods_api::keep(self.settings, self.kernel));
         Running {
             stop,
             registrations: registrations.subscribe(),

@@ -166,7 +166,7 @@ impl Plugin {
         self.registrations.send_modify(|all| {
             all.remove(&resource);
         });
-        self.desk.door.counters().kubelet.set_registration(resource.as_str(), None);
+        self.desk.kernel.counters().kubelet.set_registration(resource.as_str(), None);
     }
 
     async fn keep_registered(&mut self) {
@@ -222,11 +222,11 @@ impl Plugin {
         match self.try_register(kubelet).await {
             None | Some(Tried::NobodyThere(_)) => return,
             Some(Tried::Refused(why)) => {
-                self.desk.door.counters().kubelet.count_registration(false);
+                self.desk.kernel.counters().kubelet.count_registration(false);
                 self.refused(kubelet, why).await;
                 return;
             }
-            Some(Tried::Registered) => self.desk.door.counters().kubelet.count_registration(true),
+            Some(Tried::Registered) => self.desk.kernel.counters().kubelet.count_registration(true),
         }
         self.known_to = Some(kubelet);
         self.refused_wait = self.settings.waits.refused_again;
@@ -369,7 +369,7 @@ impl Plugin {
     /// Publishes where we stand; true if that is news.
     fn turn(&self, registration: Registration) -> bool {
         let resource = &self.desk.resource;
-        self.desk.door.counters().kubelet.set_registration(resource.as_str(), Some(registration.at()));
+        self.desk.kernel.counters().kubelet.set_registration(resource.as_str(), Some(registration.at()));
         self.registrations.send_if_modified(|all| {
             // The same trouble after another try is no news.
             let news = all.get(resource) != Some(&registration);

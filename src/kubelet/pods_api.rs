@@ -163,9 +163,14 @@ impl From<Status> for End {
 }
 
 /// Watches for ever.
-pub(super) async fn keep(settings: Arc<Settings>, door: KernelHandle) {
-    let mut watch =
-        Watch { settings, door, known: Known::default(), haste: ImmediateViewLimiter::default(), said: None };
+pub(super) async fn keep(settings: Arc<Settings>, kernel: KernelHandle) {
+    let mut watch = Watch {
+        settings,
+        kernel,
+        known: Known::default(),
+        haste: ImmediateViewLimiter::default(),
+        said: None,
+    };
     let mut wait = watch.settings.waits.pods_again;
     loop {
         let began = Instant::now();
@@ -189,7 +194,7 @@ pub(super) async fn keep(settings: Arc<Settings>, door: KernelHandle) {
 
 struct Watch {
     settings: Arc<Settings>,
-    door: KernelHandle,
+    kernel: KernelHandle,
     known: Known,
     haste: ImmediateViewLimiter,
     /// The last trouble, or that all is well; so that each is said once.
@@ -217,7 +222,7 @@ impl Watch {
             Err(_) => return End::Lost("it does not answer".into()),
         };
         self.known.begin();
-        let mut snapshots = self.door.watch();
+        let mut snapshots = self.kernel.watch();
         // Single events can be lost without a word, so a stream is not trusted for ever.
         let again = Instant::now() + waits.pods_resync;
         let mut due = None;
@@ -260,8 +265,8 @@ impl Watch {
     /// Whether the last event brought a pod that may be the next to be asked for.
     fn hurries(&mut self) -> bool {
         let Some(pod) = &self.known.waits else { return false };
-        requests_listed_resource(pod, &self.door.snapshot())
-            && self.haste.try_acquire(self.door.now().mono_ms)
+        requests_listed_resource(pod, &self.kernel.snapshot())
+            && self.haste.try_acquire(self.kernel.now().mono_ms)
     }
 
     /// Whether our view would be taken and is not there.
@@ -289,7 +294,7 @@ impl Watch {
                 (self.known.silent(), true)
             }
         };
-        while let Err(error) = self.door.pods(view.clone()).await {
+        while let Err(error) = self.kernel.pods(view.clone()).await {
             if error == CommandError::Stopping {
                 return Err(error);
             }

@@ -36,7 +36,7 @@ pub enum RoundError {
 /// Takes rounds, one at a time.
 pub(super) struct Rounds {
     settings: Arc<Settings>,
-    door: KernelHandle,
+    kernel: KernelHandle,
     boards: Arc<Boards>,
     seen: watch::Receiver<Seen>,
     pod_resources: PodResources,
@@ -76,16 +76,16 @@ impl Errors {
 impl Rounds {
     pub(super) fn new(
         settings: Arc<Settings>,
-        door: KernelHandle,
+        kernel: KernelHandle,
         boards: Arc<Boards>,
         seen: watch::Receiver<Seen>,
     ) -> Self {
         let socket = settings.pod_resources_socket();
         Self {
             pod_resources: PodResources::new(&socket, settings.waits.list_limit),
-            began_wall_ms: door.now().wall_ms,
+            began_wall_ms: kernel.now().wall_ms,
             settings,
-            door,
+            kernel,
             boards,
             seen,
             noticed: Mutex::default(),
@@ -106,7 +106,7 @@ impl Rounds {
             Err(_) => "failed",
         };
         spans::ended(&span, outcome);
-        self.door.counters().kubelet.count_pass(outcome, began.elapsed());
+        self.kernel.counters().kubelet.count_pass(outcome, began.elapsed());
         taken.map(drop)
     }
 
@@ -127,7 +127,7 @@ impl Rounds {
             self.note_age(view.fresh, resent);
         }
         // Before its first grant a kubelet has no checkpoint.
-        let nothing = view.checkpoint.is_none() && self.door.snapshot().live.is_empty();
+        let nothing = view.checkpoint.is_none() && self.kernel.snapshot().live.is_empty();
         let whole = view.list.is_some() && (view.checkpoint.is_some() || nothing);
         let applied = self.observe(view).await;
         *last = Some(Instant::now());
@@ -211,10 +211,10 @@ impl Rounds {
     async fn poll(&self, disputes: &mut Disputes) {
         let mut view = self.begin();
         view.list = self.list(&self.ours()).await;
-        let ledger = self.door.snapshot();
+        let ledger = self.kernel.snapshot();
         let every = self.settings.rounds.round_every;
         // Two rounds so far apart end an allocation.
-        let apart = Duration::from_millis(self.door.rules().timing.rounds_apart_ms);
+        let apart = Duration::from_millis(self.kernel.rules().timing.rounds_apart_ms);
         disputes.look(&ledger, view.list.as_ref());
         let since = self.last.lock().await.map_or(Duration::MAX, |at| at.elapsed());
         let done = if since >= every || disputes.due(since, apart, every) {
@@ -231,7 +231,7 @@ impl Rounds {
     }
 
     async fn read_if_curious(&self) {
-        if curious(&self.door.snapshot())
+        if curious(&self.kernel.snapshot())
             && let Err(error) = self.glance(self.begin()).await
         {
             tracing::warn!(%error, "a new checkpoint could not be handed over");
@@ -240,7 +240,7 @@ impl Rounds {
 
     fn list_interval(&self) -> Duration {
         let rounds = &self.settings.rounds;
-        let draining = self.door.snapshot().gpus.values().any(|gpu| gpu.drain != Drain::Active);
+        let draining = self.kernel.snapshot().gpus.values().any(|gpu| gpu.drain != Drain::Active);
         match draining {
             true => rounds.list_every_cordoned,
             false => rounds.list_every,
@@ -249,7 +249,7 @@ impl Rounds {
 
     fn begin(&self) -> ReconcileView {
         ReconcileView {
-            began_mono_ms: self.door.now().mono_ms,
+            began_mono_ms: self.kernel.now().mono_ms,
             kubelet: self.age(),
             ..ReconcileView::default()
         }
@@ -263,7 +263,7 @@ impl Rounds {
         let since = match *noticed {
             Some((known, since)) if known == id => since,
             None if id.created_wall_ms() < self.began_wall_ms => 0,
-            _ => self.door.now().mono_ms,
+            _ => self.kernel.now().mono_ms,
         };
         *noticed = Some((id, since));
         Some(KubeletAge { created_wall_ms: id.created_wall_ms(), created_mono_ms: since })
@@ -271,7 +271,7 @@ impl Rounds {
 
     /// The resources whose holders concern us: listed ones, and ones that live allocations name.
     pub(super) fn ours(&self) -> BTreeSet<Resource> {
-        let ledger = self.door.snapshot();
+        let ledger = self.kernel.snapshot();
         let mut ours = ledger.resources();
         ours.extend(ledger.live.values().map(|a| a.resource.clone()));
         ours
@@ -280,7 +280,7 @@ impl Rounds {
     /// Hands a view in, with what keeps an account from being had.
     async fn observe(&self, mut view: ReconcileView) -> Result<Applied, CommandError> {
         view.source_error = self.errors().first().cloned();
-        self.door.observe(view).await
+        self.kernel.observe(view).await
     }
 
     async fn list(&self, ours: &BTreeSet<Resource>) -> Option<PodList> {
@@ -315,7 +315,7 @@ impl Rounds {
                 Some(read)
             }
             // Before its first grant a kubelet has none, and nothing is held that it could show.
-            Err(CheckpointError::Missing { .. }) if self.door.snapshot().live.is_empty() => None,
+            Err(CheckpointError::Missing { .. }) if self.kernel.snapshot().live.is_empty() => None,
             Err(error) => {
                 errors.stale = None;
                 self.note(&mut errors.checkpoint, chain(&error));
@@ -342,7 +342,7 @@ impl Rounds {
         let (rounds, since) = errors
             .stale
             .as_ref()
-            .map_or_else(|| (0, self.door.now()), |stale| (stale.rounds, stale.error.since));
+            .map_or_else(|| (0, self.kernel.now()), |stale| (stale.rounds, stale.error.since));
         errors.stale = Some(Stale { rounds: rounds + 1, error: SourceError { reason, since } });
     }
 
@@ -352,7 +352,7 @@ impl Rounds {
 
     /// Stores an error with its start time; logs it when it differs from the last one.
     fn note(&self, last: &mut Option<SourceError>, reason: String) {
-        let since = last.as_ref().map_or_else(|| self.door.now(), |last| last.since);
+        let since = last.as_ref().map_or_else(|| self.kernel.now(), |last| last.since);
         if last.as_ref().is_none_or(|last| last.reason != reason) {
             tracing::warn!(
                 error = reason,

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 /// What every plugin needs.
 pub(super) struct Supervisor {
     pub(super) settings: Arc<Settings>,
-    pub(super) door: KernelHandle,
+    pub(super) kernel: KernelHandle,
     pub(super) rounds: Arc<Rounds>,
     pub(super) boards: Arc<Boards>,
     pub(super) seen: watch::Receiver<Seen>,
@@ -38,7 +38,7 @@ impl Supervisor {
     pub(super) async fn run(self, mut stop: watch::Receiver<bool>) {
         let logged_wait = Arc::new(LoggedReason::default());
         let edits = Arc::new(self.settings.edits.clone());
-        let mut snapshots = self.door.watch();
+        let mut snapshots = self.kernel.watch();
         let mut plugins: BTreeMap<Resource, Employed> = BTreeMap::new();
         // Plugins on their way out; their successors wait for them, as the socket is the same.
         let mut leaving: BTreeMap<Resource, JoinHandle<()>> = BTreeMap::new();
@@ -81,7 +81,7 @@ impl Supervisor {
     }
 
     fn show(&self, board: &Board, ledger: &Snapshot, resource: &Resource) {
-        board.show(self.door.listing(ledger, resource));
+        board.show(self.kernel.listing(ledger, resource));
     }
 
     fn employ(
@@ -100,7 +100,7 @@ impl Supervisor {
         self.boards.lock().insert(resource.clone(), posted);
         let desk = Arc::new(Desk {
             resource: resource.clone(),
-            door: self.door.clone(),
+            kernel: self.kernel.clone(),
             edits: Arc::clone(edits),
             rounds: Arc::clone(&self.rounds),
             board: Arc::clone(&board),

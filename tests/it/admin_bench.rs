@@ -31,7 +31,7 @@ pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 
 /// The running node.
 pub(crate) struct Bench {
-    pub(crate) door: KernelHandle,
+    pub(crate) kernel: KernelHandle,
     pub(crate) api: Option<Running>,
     pub(crate) dir: TempDir,
     pub(crate) token: String,
@@ -71,7 +71,7 @@ impl Bench {
             quiet_ms: 1000,
         };
         let policies = Arc::new(KeptPolicies::default());
-        let RunningCore { handle: door, .. } =
+        let RunningCore { handle: kernel, .. } =
             berth_core::admission::start(keeper, policies.clone(), clock, rules, baseline, None).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let facts = Arc::new(Mutex::new(NodeFacts {
@@ -84,7 +84,7 @@ impl Bench {
             ..NodeFacts::default()
         }));
         let mut bench = Self {
-            door,
+            kernel,
             api: None,
             dir,
             token: String::new(),
@@ -95,9 +95,9 @@ impl Bench {
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),
         };
         bench.look(gpus);
-        bench.runtime.block_on(bench.door.reoffer()).unwrap();
+        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
         // There is no kubelet; what readiness is held against says that it took the resource.
-        bench.door.counters().kubelet.set_registration(GPU, Some(RegistrationState::Registered));
+        bench.kernel.counters().kubelet.set_registration(GPU, Some(RegistrationState::Registered));
         bench.start();
         bench
     }
@@ -135,7 +135,7 @@ impl Bench {
         let server = Server::bind(settings).unwrap();
         let facts = Arc::clone(&self.facts);
         let facts = Arc::new(move || facts.lock().unwrap().clone());
-        self.api = Some(server.run(self.door.clone(), facts).unwrap());
+        self.api = Some(server.run(self.kernel.clone(), facts).unwrap());
         let text = std::fs::read_to_string(self.dir.path().join("token")).unwrap();
         self.token = text.trim().to_owned();
     }
@@ -164,7 +164,7 @@ impl Bench {
         }
         inventory.parts = parts;
         about(&mut inventory);
-        self.door.record_scan(inventory).unwrap();
+        self.kernel.record_scan(inventory).unwrap();
     }
 
     /// Grants one device of whole GPU `index`.
@@ -174,21 +174,21 @@ impl Bench {
             devices: vec![DeviceId::whole(&gpu(index))],
         };
         self.runtime
-            .block_on(self.door.allocate(request, berth_core::admission::Attempt::Last))
+            .block_on(self.kernel.allocate(request, berth_core::admission::Attempt::Last))
             .unwrap()
             .allocation
     }
 
     /// Ends an allocation, whatever shows its pod.
     pub(crate) fn end(&self, id: AllocationId) {
-        self.runtime.block_on(self.door.end(id, true)).unwrap();
+        self.runtime.block_on(self.kernel.end(id, true)).unwrap();
     }
 
     /// A round in which the kubelet's `List` and checkpoint show these pods (namespace, name) holding these, each in a
     /// container `main`.
     pub(crate) fn round(&self, held: &[(&Allocation, &str, &str)]) {
-        let after = |at: u64| self.door.now().mono_ms > at;
-        let granted = self.door.now().mono_ms;
+        let after = |at: u64| self.kernel.now().mono_ms > at;
+        let granted = self.kernel.now().mono_ms;
         // A round of the same millisecond as a grant says nothing of it.
         while !after(granted) {
             std::thread::sleep(Duration::from_millis(1));
@@ -209,12 +209,12 @@ impl Bench {
             allocation: Some(a.id),
         });
         let view = ReconcileView {
-            began_mono_ms: self.door.now().mono_ms,
+            began_mono_ms: self.kernel.now().mono_ms,
             list: Some(PodList { pods: pods.collect(), held: listed.collect() }),
             checkpoint: Some(noted.collect()),
             ..ReconcileView::default()
         };
-        self.runtime.block_on(self.door.observe(view)).unwrap();
+        self.runtime.block_on(self.kernel.observe(view)).unwrap();
     }
 
     /// Makes a policy known as if it had come with the daemon.
@@ -232,7 +232,7 @@ impl Bench {
             since_wall_ms,
             origin: berth_kernel::trust::Origin::default(),
         };
-        self.door.record_policy(version.clone()).unwrap();
+        self.kernel.record_policy(version.clone()).unwrap();
         version
     }
 

@@ -17,7 +17,7 @@ fn a_version_that_is_signed_while_its_deletion_waits_stays() {
     let module = module("a", "");
     let mut version = bench.ship(&module, "a", 1);
     version.shipped = false;
-    bench.door.record_policy(version.clone()).unwrap();
+    bench.kernel.record_policy(version.clone()).unwrap();
     let path = format!("/api/v1/policies/{}", version.digest);
     let tag = bench.get(&path).headers["etag"].clone();
     let signed = signature(&own, &module);

@@ -281,7 +281,7 @@ fn a_daemon_that_stops_says_so_to_whoever_looks_on() {
     assert!(begun.elapsed() < Duration::from_secs(1), "a stream holds the stop up");
     let end = stream.until("end");
     assert!(end.words().contains("stops"), "{end:?}");
-    assert_eq!(end.data["generation"], bench.door.snapshot().generation);
+    assert_eq!(end.data["generation"], bench.kernel.snapshot().generation);
     assert!(stream.next().is_none());
     let mut rest = Vec::new();
     // Reset or closed: nothing more comes.

@@ -27,12 +27,12 @@ fn the_node_shows_itself_its_resources_and_what_it_waits_for() {
 
     let waiting = Step::Waiting("no kubelet.sock".into());
     let registration = Registration { resource: Resource::parse(GPU).unwrap(), state: waiting };
-    bench.door.counters().kubelet.set_registration(GPU, None);
+    bench.kernel.counters().kubelet.set_registration(GPU, None);
     bench.facts.lock().unwrap().registrations = vec![registration];
     let node = bench.get("/api/v1/node").expect(200);
     assert_eq!(node["resources"][0]["registration"]["waiting"], "no kubelet.sock");
     assert_eq!(node["ready"], false, "it was never registered, and a rollout is not to go on");
-    let kubelet = &bench.door.counters().kubelet;
+    let kubelet = &bench.kernel.counters().kubelet;
     kubelet.set_registration(GPU, Some(RegistrationState::Registered));
     kubelet.set_registration(GPU, Some(RegistrationState::Waiting));
     let node = bench.get("/api/v1/node").expect(200);
@@ -326,7 +326,7 @@ fn readiness_names_what_is_missing_and_health_needs_no_token() {
 #[test]
 fn a_node_is_not_ready_before_the_kubelet_took_all_that_there_is() {
     let bench = Bench::new(1);
-    let kubelet = &bench.door.counters().kubelet;
+    let kubelet = &bench.kernel.counters().kubelet;
     // As before the front end has begun: nobody waits for anything yet, and nothing is registered.
     kubelet.set_registration(GPU, None);
     let says = bench.get("/readyz").problem(503, "not-ready");

@@ -188,7 +188,7 @@ fn what_is_kept_unsigned_is_not_activated_until_a_signature_comes() {
     // As a node has it that got its keys later.
     let mut version = bench.ship(&share, "share", 1);
     version.shipped = false;
-    bench.door.record_policy(version.clone()).unwrap();
+    bench.kernel.record_policy(version.clone()).unwrap();
     let body = json!({ "entries": shares(2) }).to_string();
     let says = bench.json("PUT", "/api/v1/stack", &body).problem(403, "untrusted");
     assert!(says.contains(&version.label()), "{says}");
@@ -219,13 +219,13 @@ fn a_suspended_policy_is_asked_again_by_an_operators_word() {
 
     bench.policies.broken.store(true, Ordering::SeqCst);
     for _ in 0..FAULTS_TO_SUSPEND {
-        bench.runtime.block_on(bench.door.reoffer()).unwrap();
+        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
     }
     let suspended = record(&stack());
     assert_eq!(suspended["suspended"], true, "{suspended}");
     let faults = suspended["faults"]["byKind"]["trap"].as_u64().unwrap();
     bench.policies.broken.store(false, Ordering::SeqCst);
-    bench.runtime.block_on(bench.door.reoffer()).unwrap();
+    bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
     assert_eq!(record(&stack())["suspended"], true, "mending it is not enough");
 
     let stale = end("0", &[("if-match", "\"7\"")]);

@@ -210,7 +210,8 @@ fn an_allocation_of_a_running_pod_ends_by_force_alone_and_that_says_what_it_does
 #[test]
 fn a_long_list_says_how_to_see_the_rest_of_it() {
     let bench = Bench::new(1);
-    let grant_and_end = || drop(bench.runtime.block_on(bench.door.end(bench.allocate(0).id, true)).unwrap());
+    let grant_and_end =
+        || drop(bench.runtime.block_on(bench.kernel.end(bench.allocate(0).id, true)).unwrap());
     (0..4).for_each(|_| grant_and_end());
     let list = |args: &[&str]| bench.done(&[&["allocation", "list", "--state", "ended"], args].concat());
     let rows = |text: &str| text.lines().filter(|line| line.contains("operator")).count();
@@ -294,7 +295,7 @@ fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
     bench.done(&["policy", "activate", &stack]);
     bench.policies.broken.store(true, Ordering::SeqCst);
     for _ in 0..berth_core::admission::FAULTS_TO_SUSPEND {
-        bench.runtime.block_on(bench.door.reoffer()).unwrap();
+        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
     }
     assert!(bench.done(&["policy", "stack"]).contains("SUSPENDED"));
     bench.policies.broken.store(false, Ordering::SeqCst);

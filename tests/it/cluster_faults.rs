@@ -22,7 +22,7 @@ pub(crate) fn settings(server: &ApiServer, folder: &Path) -> Settings {
 
 /// The pods as the ledger has them.
 pub(crate) fn view(node: &Node) -> Option<Arc<PodsView>> {
-    node.door.snapshot().pods.clone()
+    node.kernel.snapshot().pods.clone()
 }
 
 pub(crate) async fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -43,7 +43,7 @@ async fn a_watch_that_hangs_silences_the_source_until_one_answers() {
     let (watch, silence) = (Duration::from_secs(1), Duration::from_millis(1500));
     let settings = Settings { watch, silence, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[]));
-    let running = berth_cluster::start(settings, node.door.clone(), node.door.snapshot());
+    let running = berth_cluster::start(settings, node.kernel.clone(), node.kernel.snapshot());
     let link = running.link();
     soon("it watches", || (*link.borrow() == ApiServerStatus::Watching).then_some(())).await;
     // The watch that is under way says nothing more and does not end, either.
@@ -75,7 +75,7 @@ async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
     // Longer than this test waits for anything.
     let settings = Settings { gather: 10 * SOON, ..settings(&server, folder.path()) };
     server.world.apply(pod("ns", "first", "a-1", &[(WHOLE, 1)]));
-    let running = berth_cluster::start(settings, node.door.clone(), node.door.snapshot());
+    let running = berth_cluster::start(settings, node.kernel.clone(), node.kernel.snapshot());
     let has = |uid: &str| view(&node).is_some_and(|view| view.pods.contains_key(uid));
     soon("the first list", || has("a-1").then_some(())).await;
     // Neither of them can be asked for at this node's plugin.
@@ -86,7 +86,7 @@ async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
     server.world.apply(pod("ns", "second", "a-2", &[(WHOLE, 2)]));
     soon("the second pod", || has("a-2").then_some(())).await;
     assert!(has("b-1") && has("b-2"), "what was gathered comes along");
-    let asking = candidates(&node.door.snapshot(), &resource(WHOLE), 2);
+    let asking = candidates(&node.kernel.snapshot(), &resource(WHOLE), 2);
     assert_eq!(asking.iter().map(|c| c.pod.uid.as_str()).collect::<Vec<_>>(), ["a-2"]);
     running.stop();
 }
@@ -103,7 +103,7 @@ async fn the_condition_is_not_written_before_it_is_known_since_when_it_stands() 
     );
     server.world.read_fault(Read::Node, Some(Unread::Refuse(500)));
     let running =
-        berth_cluster::start(settings(&server, folder.path()), node.door.clone(), node.door.snapshot());
+        berth_cluster::start(settings(&server, folder.path()), node.kernel.clone(), node.kernel.snapshot());
     soon("the node is asked for again", || (server.world.unread() >= 3).then_some(())).await;
     assert_eq!(server.world.state.lock().unwrap().writes.patches, 0, "a moment is not guessed");
     server.world.read_fault(Read::Node, None);

@@ -32,7 +32,7 @@ impl Watched {
     ) -> Self {
         let node = Recipe::default().idle().await;
         let settings = change(settings(&server, folder.path()));
-        let running = berth_cluster::start(settings, node.door.clone(), node.door.snapshot());
+        let running = berth_cluster::start(settings, node.kernel.clone(), node.kernel.snapshot());
         let watched = Self { server, node, running, _folder: folder };
         watched.is_current().await;
         watched.begun(1).await;

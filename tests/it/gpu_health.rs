@@ -165,8 +165,8 @@ async fn a_policys_triage_overrules_what_a_gpu_says_of_itself() {
         node.allocatable(GPU, 4).await;
         node.look_with(vec![sign(), sign()]).await;
         // What is asked later is answered later.
-        node.door.reoffer().await.unwrap();
-        assert_eq!(node.door.snapshot().gpus[&gpu(1)].health.state, state, "{told}");
+        node.kernel.reoffer().await.unwrap();
+        assert_eq!(node.kernel.snapshot().gpus[&gpu(1)].health.state, state, "{told}");
         node.allocatable(GPU, allocatable).await;
     }
 }

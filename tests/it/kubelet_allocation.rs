@@ -177,7 +177,7 @@ async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     let uid = first.uid.clone();
     node.kubelet.admit(first).await.unwrap();
     let held = node.live()[0].devices[0].part.clone();
-    node.door.cordon(held.clone(), "ada".into(), String::new()).await.unwrap();
+    node.kernel.cordon(held.clone(), "ada".into(), String::new()).await.unwrap();
     // The kubelet counts its device as free at once; we hear of it at the next look.
     node.kubelet.delete(&uid);
     for name in ["a", "b", "c"] {
@@ -193,7 +193,7 @@ async fn refusals_reach_the_pod_with_name_and_advice() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
-    let cordon = node.door.cordon(gpu(1), "ada".into(), "fan noise".into()).await;
+    let cordon = node.kernel.cordon(gpu(1), "ada".into(), "fan noise".into()).await;
     cordon.unwrap();
     let status = client.allocate(allocate(&["GPU-1"])).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
@@ -398,7 +398,7 @@ async fn containers_of_one_call_are_granted_together_or_not_at_all() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
-    node.door.cordon(gpu(3), "ada".into(), String::new()).await.unwrap();
+    node.kernel.cordon(gpu(3), "ada".into(), String::new()).await.unwrap();
     for (second, code) in [("GPU-9", Code::InvalidArgument), ("GPU-3", Code::FailedPrecondition)] {
         let status = client.allocate(together(&[&["GPU-0"], &[second]])).await.unwrap_err();
         assert_eq!(status.code(), code);
@@ -438,7 +438,7 @@ async fn without_evidence_the_same_gpus_are_granted_again_and_again_and_their_re
         client.allocate(allocate(&[&format!("GPU-{}", n % 4)])).await.unwrap();
         assert!(node.live().len() <= 4 * RECORDS_PER_DEVICE, "{} after {n}", node.live().len());
     }
-    let snapshot = node.door.snapshot();
+    let snapshot = node.kernel.snapshot();
     assert!(snapshot.ended.iter().any(|past| past.end().reason == EndReason::Superseded));
     assert!((0..4).all(|n| snapshot.part(&gpu(n)).unwrap().held()), "nothing became free");
 }
@@ -449,7 +449,7 @@ async fn nothing_is_offered_before_the_start_asks_for_it() {
     let nothing = async |node: &Node| {
         // Longer than changes of the ledger are gathered before offers are asked for.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-        let offered = node.door.snapshot().resources();
+        let offered = node.kernel.snapshot().resources();
         assert!(offered.is_empty(), "the baseline's offer would stay listed for a minute");
     };
     nothing(&node).await;
@@ -459,7 +459,7 @@ async fn nothing_is_offered_before_the_start_asks_for_it() {
     nothing(&node).await;
     node.activate("shares=10").await;
     let listed =
-        |node: &Node| node.door.snapshot().resources().iter().map(ToString::to_string).collect::<Vec<_>>();
+        |node: &Node| node.kernel.snapshot().resources().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(listed(&node), [SHARED]);
     // From then on offers follow the node.
     node.look_without(&[3], &[]).await;

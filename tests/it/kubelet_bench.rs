@@ -31,7 +31,7 @@ pub(crate) const MEMORY_MIB: u64 = 81_920;
 /// A node under test.
 pub(crate) struct Node {
     pub(crate) kubelet: Kubelet,
-    pub(crate) door: KernelHandle,
+    pub(crate) kernel: KernelHandle,
     pub(crate) settings: Settings,
     pub(crate) running: Option<Running>,
     pub(crate) clock: Arc<SkipClock>,
@@ -95,7 +95,7 @@ impl Recipe {
         match policy {
             Some(told) => node.activate(told).await,
             None => {
-                node.door.reoffer().await.unwrap();
+                node.kernel.reoffer().await.unwrap();
             }
         }
         node
@@ -129,7 +129,7 @@ impl Recipe {
         };
         let node = Node {
             kubelet: Kubelet::new(options),
-            door: middle.handle,
+            kernel: middle.handle,
             settings,
             running: None,
             clock: skip,
@@ -168,7 +168,7 @@ fn part(n: u32, numa: bool) -> Part {
 
 impl Node {
     pub(crate) fn front(&self) -> Front {
-        Front::new(self.settings.clone(), self.door.clone())
+        Front::new(self.settings.clone(), self.kernel.clone())
     }
 
     pub(crate) fn start(&mut self) {
@@ -195,16 +195,16 @@ impl Node {
             scan_errors: troubled.iter().map(|n| (gpu(*n), "fell off the bus".to_owned())).collect(),
             ..Inventory::default()
         };
-        let door = self.door.clone();
-        let looked = tokio::task::spawn_blocking(move || door.record_scan(inventory));
+        let kernel = self.kernel.clone();
+        let looked = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
         looked.await.unwrap().unwrap();
     }
 
     /// A look at the GPUs, all of them well, in which these are told.
     pub(crate) async fn look_with(&self, signs: Vec<Reading>) {
         let inventory = Inventory { parts: self.gpus.clone(), signs, ..Inventory::default() };
-        let door = self.door.clone();
-        let looked = tokio::task::spawn_blocking(move || door.record_scan(inventory));
+        let kernel = self.kernel.clone();
+        let looked = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
         looked.await.unwrap().unwrap();
     }
 
@@ -216,9 +216,9 @@ impl Node {
     /// The same where it may be refused.
     pub(crate) async fn try_activate(&self, told: &str) -> Result<(), ActivateError> {
         let version = told_version();
-        let door = self.door.clone();
+        let kernel = self.kernel.clone();
         let kept = version.clone();
-        tokio::task::spawn_blocking(move || door.record_policy(kept)).await.unwrap().unwrap();
+        tokio::task::spawn_blocking(move || kernel.record_policy(kept)).await.unwrap().unwrap();
         let entry = StackEntry {
             name: version.name,
             digest: version.digest,
@@ -227,7 +227,7 @@ impl Node {
             on_fault: OnFault::Deny,
         };
         let stack = NewStack { from_api: true, by: "test".into(), why: String::new(), entries: vec![entry] };
-        self.door.activate(stack, None).await.map(drop)
+        self.kernel.activate(stack, None).await.map(drop)
     }
 
     /// Waits until the kubelet has so many of a resource to give away, and is served.
@@ -239,14 +239,14 @@ impl Node {
 
     /// Waits until the ledger says so.
     pub(crate) async fn wait(&self, what: &str, holds: impl Fn(&berth_kernel::ledger::Ledger) -> bool) {
-        let mut snapshots = self.door.watch();
+        let mut snapshots = self.kernel.watch();
         let waited = tokio::time::timeout(SOON, snapshots.wait_for(|s| holds(s))).await;
         assert!(waited.is_ok(), "waited {SOON:?} for {what}; live: {:#?}", self.live());
     }
 
     /// Live allocations, oldest first.
     pub(crate) fn live(&self) -> Vec<Allocation> {
-        let snapshot = self.door.snapshot();
+        let snapshot = self.kernel.snapshot();
         snapshot.live.values().map(|a| (**a).clone()).collect()
     }
 

@@ -71,7 +71,7 @@ async fn a_pod_whose_containers_have_stopped_ends_with_the_next_round() {
             false => node.kubelet.delete(&uid),
         }
         node.wait("the end", |l| l.live.is_empty()).await;
-        let snapshot = node.door.snapshot();
+        let snapshot = node.kernel.snapshot();
         assert_eq!(snapshot.ended.back().unwrap().ended.reason, EndReason::Released);
         assert!(view(&snapshot).unwrap().deleted.contains(&uid));
     }
@@ -103,7 +103,7 @@ async fn an_init_containers_pod_is_named_by_it() {
     node.wait("its name", |l| l.live.values().all(|a| a.holder.pod.as_deref() == Some("prepared"))).await;
     let holder = node.live()[0].holder.clone();
     assert_eq!((holder.pod_uid, holder.container.as_deref()), (Some(uid.clone()), Some("load")));
-    let snapshot = node.door.snapshot();
+    let snapshot = node.kernel.snapshot();
     let shown = &view(&snapshot).unwrap().pods[&uid];
     assert_eq!((shown.stage, shown.containers[0].requests[0].1), (Stage::Admitted, 1));
     assert!(!shown.is_static);
@@ -118,7 +118,7 @@ async fn a_kubelet_without_its_api_server_shows_static_pods_alone_and_that_ends_
     node.kubelet.restart_with(Sources::Waiting { known: vec![of_file.clone()] }).await.unwrap();
     node.allocatable(GPU, 4).await;
     node.wait("the new list", |l| shown(l) && view(l).is_some_and(|v| v.pods.len() == 1)).await;
-    assert!(view(&node.door.snapshot()).unwrap().pods[&of_file].is_static);
+    assert!(view(&node.kernel.snapshot()).unwrap().pods[&of_file].is_static);
     for _ in 0..4 {
         node.round().await;
         tokio::time::sleep(LONG_ENOUGH / 4).await;
@@ -157,7 +157,7 @@ async fn a_watch_that_is_dropped_or_that_loses_events_is_made_good() {
     node.kubelet.delete(&first);
     node.wait("the resync", |l| view(l).is_some_and(|v| v.pods.len() == 1)).await;
     let third = run(&node, pod("c").container("main", &[(GPU, 1)])).await;
-    let snapshot = node.door.snapshot();
+    let snapshot = node.kernel.snapshot();
     let pods = &view(&snapshot).unwrap().pods;
     assert!(pods.contains_key(&second) && pods.contains_key(&third) && !pods.contains_key(&first));
     node.assert_harmless();
@@ -183,7 +183,7 @@ async fn of_more_pods_than_are_taken_nobody_is_vouched_for_and_nobody_is_over() 
     assert_eq!(node.live().len(), 1, "a pod that is not shown is not over");
     node.kubelet.delete(&last);
     node.wait("the pods again", |l| shown(l) && view(l).is_some_and(|v| v.pods.len() == PODS_MAX)).await;
-    assert!(view(&node.door.snapshot()).unwrap().pods.contains_key(&holds));
+    assert!(view(&node.kernel.snapshot()).unwrap().pods.contains_key(&holds));
     node.assert_harmless();
 }
 
@@ -203,7 +203,7 @@ async fn where_it_is_not_served_nobody_speaks_of_it() {
         node.wait("its UID", |l| l.live.values().all(|a| a.holder.pod_uid.is_some())).await;
         node.kubelet.delete(&uid);
         node.wait("the end by rounds", |l| l.live.is_empty()).await;
-        assert_eq!(node.door.snapshot().pods, None);
+        assert_eq!(node.kernel.snapshot().pods, None);
         assert_eq!(node.kubelet.calls(Rpc::WatchPods, "").count, 0);
         node.assert_harmless();
         drop(elsewhere);
@@ -215,7 +215,7 @@ async fn one_that_is_switched_on_later_is_found() {
     let mut node = slow().idle().await;
     node.start();
     tokio::time::sleep(LONG_ENOUGH / 5).await;
-    assert_eq!(node.door.snapshot().pods, None);
+    assert_eq!(node.kernel.snapshot().pods, None);
     node.kubelet.start().await.unwrap();
     node.wait("the pods", shown).await;
     let watches = |k: &Kubelet| k.calls(Rpc::WatchPods, "").count == 1;
@@ -233,16 +233,16 @@ async fn the_api_servers_word_goes_before_it_until_that_falls_silent() {
         deleted: VecDeque::new(),
         finished: std::collections::VecDeque::new(),
     };
-    node.door.pods(of_api(true)).await.unwrap();
+    node.kernel.pods(of_api(true)).await.unwrap();
     let source = |l: &Ledger| view(l).map(|v| v.source);
-    assert_eq!(source(&node.door.snapshot()), Some(PodsSource::ApiServer));
+    assert_eq!(source(&node.kernel.snapshot()), Some(PodsSource::ApiServer));
     let spec = pod("p").container("main", &[(GPU, 1)]);
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();
     node.kubelet.run(&uid).await.unwrap();
     tokio::time::sleep(LONG_ENOUGH / 2).await;
-    assert_eq!(source(&node.door.snapshot()), Some(PodsSource::ApiServer), "it is not shouted down");
-    node.door.pods(of_api(false)).await.unwrap();
+    assert_eq!(source(&node.kernel.snapshot()), Some(PodsSource::ApiServer), "it is not shouted down");
+    node.kernel.pods(of_api(false)).await.unwrap();
     node.wait("the kubelet's word", |l| shown(l) && view(l).is_some_and(|v| v.pods.contains_key(&uid))).await;
     node.assert_harmless();
 }

@@ -48,7 +48,7 @@ async fn a_policy_that_fails_in_place_fails_no_pod() {
         }
         let asked = node.kubelet.calls(Rpc::GetPreferredAllocation, GPU);
         assert_eq!((asked.count, asked.errors), (7, 0), "{told}");
-        let record = node.door.entry_stats(0, &node.door.snapshot().stack.entries[0]);
+        let record = node.kernel.entry_stats(0, &node.kernel.snapshot().stack.entries[0]);
         assert!(record.faults().contains_key(&kind), "{told}: {record:?}");
         assert_eq!(node.live().len(), 7, "{told}");
         node.assert_harmless();
@@ -59,14 +59,14 @@ async fn a_policy_that_fails_in_place_fails_no_pod() {
 async fn two_resources_that_each_take_the_whole_part_are_no_offer() {
     let node = Recipe { gpus: 2, policy: Some("whole"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 2).await;
-    let before = node.door.snapshot().stack.clone();
+    let before = node.kernel.snapshot().stack.clone();
     let refused = node.try_activate("twice").await.unwrap_err();
     assert!(matches!(refused, ActivateError::Fails { passing: false, .. }), "{refused:?}");
     let text = refused.to_string();
     for part in ["told@", "GPU-0", "two resources that each take the whole part", "not activated"] {
         assert!(text.contains(part), "{part} is missing in {text:?}");
     }
-    assert_eq!(node.door.snapshot().stack, before);
+    assert_eq!(node.kernel.snapshot().stack, before);
     node.kubelet.admit(pod("p")).await.unwrap();
     assert_eq!(node.kubelet.capacity(SHARED), None);
     node.assert_harmless();
@@ -92,7 +92,7 @@ impl Api {
             tls_look: berth_http::TLS_LOOK,
         };
         let running =
-            Server::bind(settings).unwrap().run(node.door.clone(), Arc::new(NodeFacts::default)).unwrap();
+            Server::bind(settings).unwrap().run(node.kernel.clone(), Arc::new(NodeFacts::default)).unwrap();
         let token = std::fs::read_to_string(token_file).unwrap().trim().to_owned();
         Self { running, token, _folder: folder }
     }
@@ -166,9 +166,9 @@ async fn a_release_brings_a_withdrawn_resource_back() {
     denied_three_times(&node).await;
     // What is held stays healthy.
     node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
-    assert_eq!(node.door.snapshot().breakers.len(), 1);
+    assert_eq!(node.kernel.snapshot().breakers.len(), 1);
     node.kubelet.delete(&uid);
     node.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
-    assert!(node.door.snapshot().breakers.is_empty());
+    assert!(node.kernel.snapshot().breakers.is_empty());
     node.assert_harmless();
 }

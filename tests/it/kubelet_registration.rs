@@ -425,8 +425,8 @@ async fn sick_and_cordoned_gpus_show_in_the_list_and_nothing_else_is_sent() {
     node.kubelet.wait_allocatable(GPU, 3, SOON).await.unwrap();
     assert_eq!(node.kubelet.listed(GPU)["GPU-2"], UNHEALTHY);
     let cordon = |n| {
-        let door = node.door.clone();
-        async move { door.cordon(crate::kubelet_bench::gpu(n), "me".into(), String::new()).await }
+        let kernel = node.kernel.clone();
+        async move { kernel.cordon(crate::kubelet_bench::gpu(n), "me".into(), String::new()).await }
     };
     cordon(0).await.unwrap();
     node.kubelet.wait_allocatable(GPU, 2, SOON).await.unwrap();

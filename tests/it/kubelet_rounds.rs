@@ -68,12 +68,12 @@ async fn a_grant_that_the_kubelet_dropped_ends_as_never_started() {
     node.wait("the end", |l| l.live.is_empty()).await;
     // The grant changes the shares' list, and the kubelet writes its checkpoint at every list: if it
     // does so before it forgets the pod that it just refused, a look can catch the pod's UID.
-    for past in node.door.snapshot().ended.iter() {
+    for past in node.kernel.snapshot().ended.iter() {
         let caught = past.pod_uid().is_some();
         let reason = if caught { EndReason::Released } else { EndReason::NeverStarted };
         assert_eq!(past.ended.reason, reason, "{past:?}");
     }
-    assert!(!node.door.snapshot().ended.is_empty());
+    assert!(!node.kernel.snapshot().ended.is_empty());
     node.assert_harmless();
 }
 

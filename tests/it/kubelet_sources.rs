@@ -288,17 +288,17 @@ async fn evidence_that_stays_away_is_told_with_its_age_its_cause_and_how_many_wa
         of_known_pods(&node, 1).await;
         node.kubelet.set_faults(|f| f.checkpoint = mode);
         node.round().await;
-        assert_eq!(node.door.snapshot().stuck, None, "it may come in time");
-        let noticed_ms = node.door.now().wall_ms;
+        assert_eq!(node.kernel.snapshot().stuck, None, "it may come in time");
+        let noticed_ms = node.kernel.now().wall_ms;
         node.clock.skip(HOUR_MS);
         node.round().await;
-        let stuck = node.door.snapshot().stuck.clone().unwrap();
+        let stuck = node.kernel.snapshot().stuck.clone().unwrap();
         assert!(stuck.cause.contains(cause), "{}", stuck.cause);
         assert_eq!(stuck.allocations, 1);
         assert!(stuck.since_wall_ms <= noticed_ms, "since it was first noticed");
         node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
         node.round().await;
-        assert_eq!(node.door.snapshot().stuck, None);
+        assert_eq!(node.kernel.snapshot().stuck, None);
         node.kubelet.delete(&uid);
         node.wait("the end after all", |l| l.live.is_empty()).await;
     }
@@ -378,7 +378,7 @@ async fn an_init_containers_gpu_is_held_until_its_pod_ends_though_no_app_contain
     node.kubelet.admit(pod("more").container("main", &[(GPU, 1)])).await.unwrap_err();
     node.kubelet.finish(&uid);
     node.wait("its end", |l| l.live.values().all(|a| a.holder.pod_uid.as_deref() != Some(&uid))).await;
-    let snapshot = node.door.snapshot();
+    let snapshot = node.kernel.snapshot();
     assert_eq!(snapshot.ended.back().unwrap().ended.reason, EndReason::Released);
     node.assert_harmless();
 }

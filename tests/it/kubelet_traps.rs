@@ -40,7 +40,7 @@ async fn run(node: &Node, name: &str, count: usize) -> String {
 /// Takes rounds until the ledger says so.
 async fn rounds_until(node: &Node, what: &str, holds: impl Fn(&berth_kernel::ledger::Ledger) -> bool) {
     let deadline = Instant::now() + SOON;
-    while !holds(&node.door.snapshot()) {
+    while !holds(&node.kernel.snapshot()) {
         assert!(Instant::now() < deadline, "took rounds in vain for {what}: {:#?}", node.live());
         node.round().await;
     }
@@ -88,9 +88,9 @@ async fn the_ids_of_a_vanished_gpu_leave_the_list_by_an_operators_word_alone() {
     node.kubelet.wait_capacity(SHARED, 2, SOON).await.unwrap();
     assert_eq!(node.kubelet.capacity(GPU), Some(4));
     assert_eq!(node.kubelet.listed(GPU)["GPU-3"], UNHEALTHY);
-    node.door.forget(gpu(3)).await.unwrap();
+    node.kernel.forget(gpu(3)).await.unwrap();
     node.kubelet.wait_capacity(GPU, 3, SOON).await.unwrap();
-    let refused = node.door.forget(gpu(2)).await.unwrap_err();
+    let refused = node.kernel.forget(gpu(2)).await.unwrap_err();
     assert!(matches!(refused, CommandError::Refused(Refusal::StillThere { .. })), "{refused}");
     node.assert_harmless();
 }
@@ -105,7 +105,7 @@ async fn a_pending_pod_is_admitted_again_after_a_kubelet_restart() {
     let before = node.live();
     let held = node.kubelet.held(&uid, "main", GPU);
     // A cordon takes nothing from who holds it: an Unhealthy device would fail the pod.
-    node.door.cordon(before[0].devices[0].part.clone(), "ada".into(), String::new()).await.unwrap();
+    node.kernel.cordon(before[0].devices[0].part.clone(), "ada".into(), String::new()).await.unwrap();
     node.kubelet.restart().await.unwrap();
     node.allocatable(GPU, 4).await;
     let answers = node.kubelet.readmit().await;
@@ -167,7 +167,7 @@ async fn i7_a_new_pod_is_granted_what_was_released_unnoticed() {
     assert!(live[0].id == first && live[0].overlapped && !newest.overlapped, "{live:#?}");
     assert_eq!(view.envs["BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"], newest.id.to_string());
     rounds_until(&node, "the older one's end", |l| l.live.len() == 1).await;
-    let snapshot = node.door.snapshot();
+    let snapshot = node.kernel.snapshot();
     let ended = snapshot.ended.back().unwrap();
     assert_eq!((ended.id, ended.ended.reason), (first, EndReason::Superseded));
     rounds_until(&node, "the new holder", |l| {
@@ -197,7 +197,7 @@ async fn a_force_deleted_pods_allocation_ends_by_two_rounds_that_are_apart() {
     }
     node.clock.skip(HOUR_MS);
     rounds_until(&node, "the end", |l| l.live.is_empty()).await;
-    let ended = node.door.snapshot().ended.back().unwrap().ended.clone();
+    let ended = node.kernel.snapshot().ended.back().unwrap().ended.clone();
     assert_eq!(ended.reason, EndReason::Released);
     node.assert_harmless();
 }

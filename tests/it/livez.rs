@@ -42,7 +42,7 @@ fn alive_again(bench: &Bench) {
 fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
     let bench = Bench::new(1);
     // Longer than the second in which the writer moves by itself.
-    bench.door.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
+    bench.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
     assert_eq!(trouble(&bench), None);
     let held = bench.store_held.lock().unwrap();
     // Its append waits for the store.
@@ -72,13 +72,13 @@ fn a_policy_thread_that_does_not_come_back_is_no_life() {
     bench.upload(&module("share", "1")).expect(201);
     let entries = serde_json::json!({"entries": [{"policy": "share", "parameters": {"shares": 2}}]});
     bench.json("PUT", "/api/v1/stack", &entries.to_string()).expect(200);
-    bench.door.counters().set_limits(LivenessLimits { policies: SHORT, ..LONG });
+    bench.kernel.counters().set_limits(LivenessLimits { policies: SHORT, ..LONG });
     let policies = Arc::clone(&bench.policies);
     let held = policies.calls.lock().unwrap();
-    let door = bench.door.clone();
+    let kernel = bench.kernel.clone();
     let reoffer = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(door.reoffer()).is_ok()
+        runtime.block_on(kernel.reoffer()).is_ok()
     });
     let says = until_some("it is missed", || trouble(&bench));
     assert!(says.contains("the policy thread is at one question"), "{says}");
@@ -128,11 +128,11 @@ impl Processes for Nobody {
 #[test]
 fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     let bench = Bench::new(1);
-    bench.door.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
+    bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let gpus = Arc::new(HangingGpus::default());
     let looker = InventoryScanner::new(gpus.clone(), Arc::new(Nobody));
-    let watch = GpuWatch::start(&looker, &bench.door, Duration::from_millis(50)).unwrap();
-    let figures = &bench.door.counters().gpus;
+    let watch = GpuWatch::start(&looker, &bench.kernel, Duration::from_millis(50)).unwrap();
+    let figures = &bench.kernel.counters().gpus;
     until_some("it looks", || figures.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
@@ -179,9 +179,9 @@ impl Gpus for DeadlyGpus {
 #[test]
 fn a_thread_of_looks_that_died_is_no_life() {
     let bench = Bench::new(1);
-    bench.door.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
+    bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let looker = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(Nobody));
-    let watch = GpuWatch::start(&looker, &bench.door, Duration::from_millis(50)).unwrap();
+    let watch = GpuWatch::start(&looker, &bench.kernel, Duration::from_millis(50)).unwrap();
     let says = until_some("it is missed", || trouble(&bench));
     assert!(says.contains("looks: "), "{says}");
     watch.stop();
@@ -190,23 +190,23 @@ fn a_thread_of_looks_that_died_is_no_life() {
 #[test]
 fn a_runtime_that_answers_no_kubelet_is_no_life() {
     let bench = Bench::new(1);
-    bench.door.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
+    bench.kernel.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
     assert_eq!(trouble(&bench), None, "nobody promised a sign yet");
-    drop(bench.door.counters().front.begin());
+    drop(bench.kernel.counters().front.begin());
     let says = until_some("it is missed", || trouble(&bench));
     assert!(
         says.contains("kubelet: the runtime that answers the kubelet gave no sign of life for"),
         "{says}"
     );
-    drop(bench.door.counters().front.begin());
+    drop(bench.kernel.counters().front.begin());
     alive_again(&bench);
 }
 
 #[test]
 fn a_resource_that_is_registered_and_not_watched_is_no_life() {
     let bench = Bench::new(1);
-    bench.door.counters().set_limits(LivenessLimits { stream: SHORT, ..LONG });
-    let kubelet = &bench.door.counters().kubelet;
+    bench.kernel.counters().set_limits(LivenessLimits { stream: SHORT, ..LONG });
+    let kubelet = &bench.kernel.counters().kubelet;
     kubelet.set_registration(GPU, Some(RegistrationState::Registering));
     kubelet.stream_began(GPU);
     kubelet.set_registration(GPU, Some(RegistrationState::Registered));

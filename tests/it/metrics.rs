@@ -113,7 +113,7 @@ fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
     bench.upload(&module("share", "1")).expect(201);
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
     bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
-    bench.runtime.block_on(bench.door.reoffer()).unwrap();
+    bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
     let calm = scraped(&bench);
     assert_eq!(calm.sum("berth_stack_revision", &[]), 1.0);
     let share = ["policy=\"share\"", "hook=\"offer\""];
@@ -130,7 +130,7 @@ fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
             break;
         }
         assert!(round < 100, "it is never suspended");
-        bench.runtime.block_on(bench.door.reoffer()).unwrap();
+        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
     }
     let sick = scraped(&bench);
     let faults = sick.sum("berth_policy_faults_total", &[share[0], share[1], "kind=\"trap\""]);
@@ -231,12 +231,12 @@ fn whoever_tells_of_policies_hears_of_faults_suspension_and_its_end() {
     bench.upload(&module("share", "1")).expect(201);
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
     bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
-    let mut told = bench.door.watch_policy_statuses();
+    let mut told = bench.kernel.watch_policy_statuses();
     let standing = |told: &berth_core::admission::PolicyStatuses| told.values().next().unwrap().clone();
     assert_eq!(standing(&told.borrow_and_update()).faults, 0);
     bench.policies.broken.store(true, Ordering::SeqCst);
     for faults in 1..=u64::from(berth_core::admission::FAULTS_TO_SUSPEND) {
-        bench.runtime.block_on(bench.door.reoffer()).unwrap();
+        bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
         bench.runtime.block_on(told.wait_for(|told| standing(told).faults >= faults)).unwrap();
     }
     let sick = standing(&told.borrow_and_update());
@@ -392,7 +392,7 @@ async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
 #[test]
 fn no_client_and_no_pod_adds_labels() {
     let bench = Bench::new(2);
-    let door = &bench.door;
+    let kernel = &bench.kernel;
     scraped(&bench);
     let routes = |scrape: &Scrape| scrape.values.keys().filter(|s| s.starts_with("berth_http")).count();
     bench.get("/api/v1/gpus/GPU-0").expect(200);
@@ -405,8 +405,8 @@ fn no_client_and_no_pod_adds_labels() {
         bench.get(&format!("/api/v1/gpus/GPU-x{n}")).problem(404, "unknown-gpu");
         ask(bench.address(), "GET", &format!("/nothing/{n}"), &[], b"").problem(404, "no-such-route");
         ask(bench.address(), &format!("BREW{}", char::from(b'A' + (n % 26) as u8)), "/livez", &[], b"");
-        door.counters().gpus.xid("GPU-0", 1_000 + n);
-        door.counters().gpus.xid(&format!("GPU-{n}"), 79);
+        kernel.counters().gpus.xid("GPU-0", 1_000 + n);
+        kernel.counters().gpus.xid(&format!("GPU-{n}"), 79);
     }
     let after = scraped(&bench);
     assert_eq!(routes(&after), routes(&before));
@@ -433,7 +433,7 @@ fn a_scrape_waits_neither_for_the_ledger_nor_for_policies() {
     };
     let end = Instant::now() + SOON;
     while bench
-        .door
+        .kernel
         .counters()
         .keeper
         .heartbeat

@@ -394,7 +394,7 @@ async fn a_start_deletes_what_a_process_that_was_killed_left_half_done() {
 fn who_goes_before_the_answer_leaves_no_half_of_a_policy() {
     let bench = Bench::new(1);
     let digest = digest_of(&module("share", "1"));
-    let known = || bench.door.snapshot().policies.contains_key(&digest);
+    let known = || bench.kernel.snapshot().policies.contains_key(&digest);
     // Lets the rest of it happen.
     let waiting = |what: &str, holds: &dyn Fn() -> bool| {
         until(what, || {
@@ -405,7 +405,7 @@ fn who_goes_before_the_answer_leaves_no_half_of_a_policy() {
     let upload = || {
         let module = module("share", "1");
         bench
-            .door
+            .kernel
             .upload(berth_core::admission::Upload { module, ..berth_core::admission::Upload::default() })
     };
     bench.policies.set_hold(true);
@@ -421,7 +421,7 @@ fn who_goes_before_the_answer_leaves_no_half_of_a_policy() {
     bench.runtime.block_on(async {
         tokio::select! {
             biased;
-            done = bench.door.delete_policy(digest.clone(), Box::new(|_| true)) => panic!("{done:?}"),
+            done = bench.kernel.delete_policy(digest.clone(), Box::new(|_| true)) => panic!("{done:?}"),
             () = std::future::ready(()) => {}
         }
     });

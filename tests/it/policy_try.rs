@@ -22,7 +22,7 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
     let before = bench.get("/api/v1/node").expect(200)["generation"].clone();
     // Offers are asked again by themselves, a moment after the grant.
     let counted = || {
-        let mut tally = bench.door.call_counters();
+        let mut tally = bench.kernel.call_counters();
         tally.decisions.retain(|(hook, _), _| *hook != Hook::Offer);
         (tally.policies, tally.decisions)
     };

@@ -168,7 +168,7 @@ pub(crate) async fn list(
 ) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     filter.gpu.as_deref().map(|gpu| gpu_of_query(&ledger, gpu)).transpose()?;
     let live = ledger.live.values().filter(|_| filter.state != StateFilter::Ended).map(Found::Live);
     let ended = ledger.ended.iter().filter(|_| filter.state != StateFilter::Live).map(Found::Ended);
@@ -231,7 +231,7 @@ pub(crate) async fn show(
     request: HttpRequest,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
-    etag::fresh(&request, &shown(&state, &state.door.snapshot(), allocation_id(&path)?)?)
+    etag::fresh(&request, &shown(&state, &state.kernel.snapshot(), allocation_id(&path)?)?)
 }
 
 /// How an allocation is to end.
@@ -267,14 +267,14 @@ pub(crate) async fn end(
     let id = allocation_id(&path)?;
     let (force, by) = (ending.force, caller::name());
     if !force {
-        let applied = state.door.end(id, false).await.map_err(IntoFailure::into_failure)?;
+        let applied = state.kernel.end(id, false).await.map_err(IntoFailure::into_failure)?;
         tracing::info!(allocation = %id, by, "an allocation was ended");
         return answer(&state, &applied.snapshot, id);
     }
     caller::mark_forced();
     // For the log alone; the turn that ends it does not ask.
-    let shown = shown_running(&state, &state.door.snapshot(), id);
-    let applied = state.door.end(id, true).await.map_err(IntoFailure::into_failure)?;
+    let shown = shown_running(&state, &state.kernel.snapshot(), id);
+    let applied = state.kernel.end(id, true).await.map_err(IntoFailure::into_failure)?;
     if shown.is_empty() {
         tracing::info!(allocation = %id, by, force, "an allocation was ended");
     } else {
@@ -286,8 +286,8 @@ pub(crate) async fn end(
 /// What shows that the pod of an allocation runs; empty where nothing does.
 fn shown_running(state: &State, ledger: &Ledger, id: AllocationId) -> String {
     let Some(allocation) = ledger.live.get(&id) else { return String::new() };
-    let now = state.door.now();
-    let running_sources = running::running_sources(ledger, &state.door.rules().timing, allocation, now);
+    let now = state.kernel.now();
+    let running_sources = running::running_sources(ledger, &state.kernel.rules().timing, allocation, now);
     running_sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 

@@ -71,12 +71,12 @@ pub(crate) async fn replay(
     payload: web::Payload,
 ) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(query.limit, REPLAY_DEFAULT, REPLAY_MAX)?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.cursor.clone());
     let filter = decisions::filter(&ledger, &query)?;
     let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
     let label = candidate.policy.clone();
-    let report = state.door.replay(candidate, filter, limit).await.map_err(IntoFailure::into_failure)?;
+    let report = state.kernel.replay(candidate, filter, limit).await.map_err(IntoFailure::into_failure)?;
     Ok(HttpResponse::Ok().json(call_records::replay(&label, &report)))
 }
 
@@ -87,7 +87,7 @@ pub(crate) async fn replay(
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
     responses((status = 200, description = "All of them", body = ShadowList)))]
 pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
-    let items = state.door.shadows().iter().map(call_records::shadow).collect();
+    let items = state.kernel.shadows().iter().map(call_records::shadow).collect();
     etag::fresh(&request, &ShadowList { items })
 }
 
@@ -114,8 +114,8 @@ pub(crate) async fn add(
     payload: web::Payload,
 ) -> Result<HttpResponse, Failure> {
     let wanted = body::json(&request, payload).await?;
-    let candidate = candidate(&state, &state.door.snapshot(), wanted)?;
-    let shadow = state.door.add_shadow(candidate).await.map_err(IntoFailure::into_failure)?;
+    let candidate = candidate(&state, &state.kernel.snapshot(), wanted)?;
+    let shadow = state.kernel.add_shadow(candidate).await.map_err(IntoFailure::into_failure)?;
     tracing::info!(
         policy = shadow.candidate.policy,
         by = caller::name(),
@@ -140,7 +140,7 @@ pub(crate) async fn show(
     request: HttpRequest,
     path: web::Path<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let shadows = state.door.shadows();
+    let shadows = state.kernel.shadows();
     let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
     etag::fresh(&request, &call_records::shadow(shadow))
 }
@@ -156,7 +156,7 @@ pub(crate) async fn show(
         (status = 404, description = "No such shadow"),
     ))]
 pub(crate) async fn end(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
-    let shadow = state.door.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
+    let shadow = state.kernel.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
     tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a shadow is asked no more");
     Ok(HttpResponse::Ok().json(call_records::shadow(&shadow)))
 }
@@ -176,7 +176,7 @@ pub(crate) fn candidate(
     let version = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
         Failure::new(Kind::Invalid, rule).hint("list the policies").action(Operation::ListPolicies)
     })?;
-    let keys = &state.door.rules().trusted_keys;
+    let keys = &state.kernel.rules().trusted_keys;
     if !may_activate(&version, keys) {
         return Err(Refusal::Untrusted { policies: vec![version.label()] }.into_failure());
     }

@@ -141,8 +141,8 @@ pub(crate) async fn list(
     query: web::Query<Query>,
 ) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
-    let filter = filter(&state.door.snapshot(), &query)?;
-    let (found, standing) = state.door.decisions(filter, limit).await.map_err(IntoFailure::into_failure)?;
+    let filter = filter(&state.kernel.snapshot(), &query)?;
+    let (found, standing) = state.kernel.decisions(filter, limit).await.map_err(IntoFailure::into_failure)?;
     etag::fresh(&request, &DecisionRecordList::of(&found, standing))
 }
 
@@ -162,8 +162,12 @@ pub(crate) async fn show(
     request: HttpRequest,
     path: web::Path<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let (decision, _) =
-        state.door.decision(*path).await.map_err(IntoFailure::into_failure)?.ok_or_else(|| unknown(*path))?;
+    let (decision, _) = state
+        .kernel
+        .decision(*path)
+        .await
+        .map_err(IntoFailure::into_failure)?
+        .ok_or_else(|| unknown(*path))?;
     etag::fresh(&request, &DecisionRecord::of(&decision))
 }
 
@@ -181,8 +185,12 @@ pub(crate) async fn show(
         (status = 409, description = "This daemon keeps no journal"),
     ))]
 pub(crate) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
-    let (_, input) =
-        state.door.decision(*path).await.map_err(IntoFailure::into_failure)?.ok_or_else(|| unknown(*path))?;
+    let (_, input) = state
+        .kernel
+        .decision(*path)
+        .await
+        .map_err(IntoFailure::into_failure)?
+        .ok_or_else(|| unknown(*path))?;
     let input = input.ok_or_else(|| {
         Failure::new(
             Kind::UnknownDecision,
@@ -217,10 +225,10 @@ pub(crate) async fn explain(
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
     let id = AllocationId::parse(&path).map_err(|error| Failure::new(Kind::Path, error))?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let live = ledger.live.get(&id).map(|a| (**a).clone());
     let allocation = live.or_else(|| ledger.ended.get(id).map(|past| past.allocation()));
     let allocation =
         allocation.ok_or(Refusal::UnknownAllocation { id }).map_err(IntoFailure::into_failure)?;
-    etag::fresh(&request, &explanation::explain(&state.door, &ledger, &allocation).await)
+    etag::fresh(&request, &explanation::explain(&state.kernel, &ledger, &allocation).await)
 }

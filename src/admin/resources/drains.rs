@@ -73,7 +73,7 @@ pub(crate) async fn start(
         ));
     }
     let _order = order(&state, &request, &gpu).await?;
-    let now = state.door.now().wall_ms;
+    let now = state.kernel.now().wall_ms;
     let order = drain::Order {
         evict,
         deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
@@ -84,7 +84,7 @@ pub(crate) async fn start(
         },
     };
     let applied = state
-        .door
+        .kernel
         .drain(gpu.clone(), caller::name(), reason.clone(), order)
         .await
         .map_err(IntoFailure::into_failure)?;
@@ -135,7 +135,7 @@ pub(crate) async fn stop(
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.door.stop_drain(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    let applied = state.kernel.stop_drain(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller::name(), "a drain was called off");
     }
@@ -176,7 +176,7 @@ pub(crate) async fn mark_healthy(
     }
     check_reason(&reason)?;
     let applied = state
-        .door
+        .kernel
         .mark_healthy(gpu.clone(), caller::name(), reason.clone())
         .await
         .map_err(IntoFailure::into_failure)?;

@@ -39,7 +39,7 @@ const LAST_EVENT_ID: &str = "last-event-id";
 /// Adds the transitions of each new ledger to the feed; returns when the keeper ends. The first comparison starts at the
 /// ledger of the call, not of the first poll, so that a change between the two is an event.
 pub(crate) fn run(state: web::Data<State>) -> impl Future<Output = ()> {
-    let (mut snapshots, mut standings) = (state.door.watch(), state.door.watch_policy_statuses());
+    let (mut snapshots, mut standings) = (state.kernel.watch(), state.kernel.watch_policy_statuses());
     let mut transitions = Transitions::since(snapshots.borrow_and_update().clone());
     let mut policies = standings.borrow_and_update().clone();
     async move {
@@ -52,7 +52,7 @@ pub(crate) fn run(state: web::Data<State>) -> impl Future<Output = ()> {
                 return state.feed.close("the daemon's ledger has ended");
             }
             let ledger = snapshots.borrow_and_update().clone();
-            let (before, now) = (policies, state.door.now());
+            let (before, now) = (policies, state.kernel.now());
             policies = standings.borrow_and_update().clone();
             state.feed.add_transitions(&transitions.step(Arc::clone(&ledger)), &ledger, now);
             state.feed.add_policy_transitions(&policy_transitions(&before, &policies), &ledger, now);
@@ -101,7 +101,7 @@ pub(crate) async fn follow(
     request: HttpRequest,
     query: web::Query<Query>,
 ) -> Result<HttpResponse, Failure> {
-    let filter = filter(&state.door.snapshot(), &query)?;
+    let filter = filter(&state.kernel.snapshot(), &query)?;
     let ring = &state.feed.ring;
     let since = since(ring, &request, &query)?;
     let mut response = HttpResponse::Ok();
@@ -120,7 +120,7 @@ pub(crate) async fn follow(
     };
     // Read before the ledger: a change in between is an event, and part of `here` too.
     let newest = ring.newest();
-    let (ledger, now) = (state.door.snapshot(), state.door.now());
+    let (ledger, now) = (state.kernel.snapshot(), state.kernel.now());
     let frame_of = |kind, after, words| frame(ring.id(after), &node_event(kind, words, &ledger, now));
     let (after, missed) = match since {
         Since::Now => (newest, None),
@@ -135,8 +135,8 @@ pub(crate) async fn follow(
     if let Some(words) = missed {
         first += &frame_of(EventKind::Missed, after, words.to_owned());
     }
-    let door = state.door.clone();
-    let generation = Box::new(move || door.snapshot().generation);
+    let kernel = state.kernel.clone();
+    let generation = Box::new(move || kernel.snapshot().generation);
     let (request, handler_state) = (request.clone(), state.clone());
     let is_admitted: IsAdmitted = Box::new(move || {
         let (request, state) = (request.clone(), handler_state.clone());

@@ -19,10 +19,10 @@ const PLACEMENTS: usize = 100;
 const PAGES: usize = 8;
 
 /// Explains. Where the journal cannot be read, by what the allocation itself says.
-pub(crate) async fn explain(door: &KernelHandle, node: &Ledger, allocation: &Allocation) -> Explanation {
-    let admitted = admitted(door, allocation).await;
+pub(crate) async fn explain(kernel: &KernelHandle, node: &Ledger, allocation: &Allocation) -> Explanation {
+    let admitted = admitted(kernel, allocation).await;
     let placed = match &admitted {
-        Some(admitted) => placed(door, allocation, admitted).await,
+        Some(admitted) => placed(kernel, allocation, admitted).await,
         None => None,
     };
     let mut sentences = vec![what(node, allocation)];
@@ -43,12 +43,12 @@ pub(crate) async fn explain(door: &KernelHandle, node: &Ledger, allocation: &All
     Explanation { allocation: allocation.id.to_string(), sentences, decisions }
 }
 
-async fn admitted(door: &KernelHandle, allocation: &Allocation) -> Option<Decision> {
+async fn admitted(kernel: &KernelHandle, allocation: &Allocation) -> Option<Decision> {
     let whose = Requester { allocations: vec![allocation.id], pod: None };
     // By its id alone: clocks may have been set meanwhile.
     let mut filter = Filter { requester: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
     for _ in 0..PAGES {
-        let (found, _) = door.decisions(filter.clone(), 1).await.ok()?;
+        let (found, _) = kernel.decisions(filter.clone(), 1).await.ok()?;
         if let Some(decision) = found.decisions.into_iter().next() {
             return Some(decision);
         }
@@ -59,14 +59,14 @@ async fn admitted(door: &KernelHandle, allocation: &Allocation) -> Option<Decisi
 
 /// The newest placement of just these devices, else of as many of this resource that its own pod may
 /// have asked for.
-async fn placed(door: &KernelHandle, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
+async fn placed(kernel: &KernelHandle, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
     let filter = Filter {
         hook: Some(Hook::Place),
         since_wall_ms: Some(admitted.at_wall_ms.saturating_sub(PLACED_BEFORE_MS)),
         before: Some(admitted.seq),
         ..Filter::default()
     };
-    let found = door.decisions(filter, PLACEMENTS).await.ok()?.0.decisions;
+    let found = kernel.decisions(filter, PLACEMENTS).await.ok()?.0.decisions;
     let asked = |d: &&Decision| {
         let request = d.request.as_ref();
         request.is_some_and(|r| {

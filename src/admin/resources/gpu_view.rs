@@ -29,8 +29,8 @@ pub(crate) struct View {
 
 impl View {
     pub(crate) fn of(state: &State) -> Self {
-        let survey = state.surveys.newest(&state.door);
-        let (ledger, now) = (Arc::clone(&survey.ledger), state.door.now());
+        let survey = state.surveys.newest(&state.kernel);
+        let (ledger, now) = (Arc::clone(&survey.ledger), state.kernel.now());
         Self { ledger, survey, now, api_server: (state.facts)().api_server }
     }
 

@@ -106,7 +106,7 @@ pub(crate) async fn forget(
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
-    state.door.forget(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    state.kernel.forget(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
     tracing::info!(%gpu, by = caller::name(), "a vanished GPU was removed from the list");
     Ok(HttpResponse::NoContent().finish())
 }
@@ -142,7 +142,7 @@ pub(crate) async fn cordon(
     check_reason(&reason)?;
     let _order = order(&state, &request, &gpu).await?;
     let applied = state
-        .door
+        .kernel
         .cordon(gpu.clone(), caller::name(), reason.clone())
         .await
         .map_err(IntoFailure::into_failure)?;
@@ -173,7 +173,7 @@ pub(crate) async fn uncordon(
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.door.uncordon(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    let applied = state.kernel.uncordon(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller::name(), "a GPU was uncordoned");
     }
@@ -194,7 +194,7 @@ pub(crate) fn check_reason(reason: &str) -> Result<(), Failure> {
 /// look to order; whoever gave one is told whose it is now.
 pub(crate) fn gpu_id(state: &State, text: &str) -> Result<PartId, Failure> {
     let gpu = PartId::parse(text).map_err(|error| Failure::new(Kind::Path, error))?;
-    no_index(&state.door.snapshot(), &gpu, |words| Failure::new(Kind::UnknownGpu, words))?;
+    no_index(&state.kernel.snapshot(), &gpu, |words| Failure::new(Kind::UnknownGpu, words))?;
     Ok(gpu)
 }
 
@@ -236,7 +236,7 @@ pub(crate) async fn order<'s>(
 }
 
 pub(crate) fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let known = ledger
         .gpus
         .get(gpu)

@@ -33,7 +33,7 @@ pub(crate) async fn livez(
     request: HttpRequest,
     _probe: web::Query<Probe>,
 ) -> Result<HttpResponse, Failure> {
-    let checks = sight::shown(&request, checks(&state.door));
+    let checks = sight::shown(&request, checks(&state.kernel));
     if checks.iter().all(|check| check.ok) {
         return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));
     }
@@ -41,8 +41,8 @@ pub(crate) async fn livez(
 }
 
 /// What life is held against.
-pub(crate) fn checks(door: &KernelHandle) -> Vec<Check> {
-    let figures = door.counters();
+pub(crate) fn checks(kernel: &KernelHandle) -> Vec<Check> {
+    let figures = kernel.counters();
     let limits = figures.limits();
     let check = |name: &str, trouble: Option<String>, note: Option<String>| Check {
         name: name.into(),
@@ -50,7 +50,7 @@ pub(crate) fn checks(door: &KernelHandle) -> Vec<Check> {
         detail: trouble.or(note),
     };
     // The keeper owns the sending half, so an error means that its thread has ended.
-    let ended = door.watch().has_changed().is_err();
+    let ended = kernel.watch().has_changed().is_err();
     let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
     let silent = figures.keeper.heartbeat.silent_for().filter(|silent| *silent > limits.keeper);
     let silent = silent
@@ -77,13 +77,13 @@ pub(crate) fn checks(door: &KernelHandle) -> Vec<Check> {
         check("policies", stuck, None),
         check("looks", hangs.or(unbegun), fails),
         check("kubelet", quiet, None),
-        check("streams", unwatched(door, limits.stream), None),
+        check("streams", unwatched(kernel, limits.stream), None),
     ]
 }
 
 /// Resources that count as registered while nobody watches them.
-fn unwatched(door: &KernelHandle, limit: Duration) -> Option<String> {
-    let standings = door.counters().kubelet.registrations();
+fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
+    let standings = kernel.counters().kubelet.registrations();
     let unwatched: Vec<&str> = standings
         .iter()
         .filter(|(_, standing)| standing.at == Some(RegistrationState::Registered) && standing.streams == 0)

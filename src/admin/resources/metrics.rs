@@ -26,7 +26,7 @@ pub(crate) async fn metrics(state: web::Data<State>) -> Result<HttpResponse, Fai
     let ready = node::checks(&facts, &state);
     let messages = ready.iter().map(|check| (check.name.clone(), check.detail.is_some())).collect();
     let plain = |checks: Vec<Check>| checks.into_iter().map(|check| (check.name, check.ok)).collect();
-    let about = CheckResults { ready: plain(ready), live: plain(livez::checks(&state.door)), messages };
+    let about = CheckResults { ready: plain(ready), live: plain(livez::checks(&state.kernel)), messages };
     let text = state.metrics.text(about);
     let text = text.map_err(|_| Failure::new(Kind::Internal, "a number could not be written as text"))?;
     Ok(HttpResponse::Ok().content_type(CONTENT_TYPE).body(text))

@@ -27,7 +27,7 @@ pub(crate) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
     let facts = (state.facts)();
     let view = View::of(&state);
     let ledger = &view.ledger;
-    let store_trouble = state.door.store_error();
+    let store_trouble = state.kernel.store_error();
     let checks = checks(&facts, &state);
     let node = Node {
         ready: checks.iter().all(|c| c.ok),
@@ -76,9 +76,9 @@ pub(crate) async fn readyz(
 }
 
 pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
-    let door = &state.door;
-    let store_trouble = door.store_error();
-    let OfferNotes { mig, warnings } = door.offer_notes();
+    let kernel = &state.kernel;
+    let store_trouble = kernel.store_error();
+    let OfferNotes { mig, warnings } = kernel.offer_notes();
     let mig_notes = (!mig.notes.is_empty()).then(|| mig.notes.join("; "));
     let step = |name: &str, step: &Step| {
         let waiting = waiting(step);
@@ -93,7 +93,7 @@ pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         Some(why) => Some(why),
         None => Some(under_way.join("; ")).filter(|text| !text.is_empty()),
     };
-    let (kubelet_ok, kubelet) = match registered(door) {
+    let (kubelet_ok, kubelet) = match registered(kernel) {
         Registered::Nothing => (kubelet.is_none(), kubelet),
         Registered::All => (true, kubelet),
         Registered::Waiting(missing) => (false, Some(kubelet.unwrap_or(missing))),
@@ -118,7 +118,7 @@ pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         Check {
             name: "evidence".into(),
             ok: true,
-            detail: door.snapshot().stuck.as_deref().map(|s| s.describe(&rfc3339(s.since_wall_ms))),
+            detail: kernel.snapshot().stuck.as_deref().map(|s| s.describe(&rfc3339(s.since_wall_ms))),
         },
     ];
     if let Some(labels) = &facts.labels {
@@ -143,8 +143,8 @@ enum Registered {
 }
 
 /// Held against the ledger, which knows what there is to register before anybody has begun to.
-fn registered(door: &KernelHandle) -> Registered {
-    let ledger = door.snapshot();
+fn registered(kernel: &KernelHandle) -> Registered {
+    let ledger = kernel.snapshot();
     let resources = ledger.resources();
     if resources.is_empty() {
         let mut present = ledger.parts.values().filter(|part| part.present);
@@ -153,7 +153,7 @@ fn registered(door: &KernelHandle) -> Registered {
             false => Registered::Nothing,
         };
     }
-    let standings = door.counters().kubelet.registrations();
+    let standings = kernel.counters().kubelet.registrations();
     let taken = |resource: &str| standings.get(resource).is_some_and(|standing| standing.was_registered);
     let missing: Vec<&str> = resources.iter().map(Resource::as_str).filter(|name| !taken(name)).collect();
     match missing.is_empty() {

@@ -97,7 +97,7 @@ pub(crate) async fn list(
 ) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(filter.limit, VERSIONS_LISTED_MAX, VERSIONS_LISTED_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let mut versions: Vec<_> = ledger.policies.values().map(AsRef::as_ref).collect();
     versions.sort_by_cached_key(|version| key(version));
     let (versions, next) = paging::page(
@@ -151,9 +151,9 @@ pub(crate) async fn upload(
     let signature = signature(&request)?;
     let _permit = state.upload_permits.take()?;
     let module = body::module(&request, payload).await?;
-    let before = state.door.snapshot();
+    let before = state.kernel.snapshot();
     let upload = Upload { module, signature, by, why: reason };
-    let version = state.door.upload(upload).await.map_err(IntoFailure::into_failure)?;
+    let version = state.kernel.upload(upload).await.map_err(IntoFailure::into_failure)?;
     let new = !before.policies.contains_key(&version.digest);
     if new {
         tracing::info!(
@@ -165,7 +165,7 @@ pub(crate) async fn upload(
             "a policy was uploaded"
         );
     }
-    let shown = PolicyDetail::of(&state.door.snapshot(), &version);
+    let shown = PolicyDetail::of(&state.kernel.snapshot(), &version);
     let mut response = HttpResponse::build(if new { StatusCode::CREATED } else { StatusCode::OK });
     if new {
         response.insert_header((LOCATION, format!("/api/v1/policies/{}", version.digest)));
@@ -190,7 +190,7 @@ pub(crate) async fn show(
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
     let digest = digest(&path)?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let version = ledger
         .policies
         .get(&digest)
@@ -217,7 +217,7 @@ pub(crate) async fn module(
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
     let digest = digest(&path)?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let version = ledger
         .policies
         .get(&digest)
@@ -225,7 +225,7 @@ pub(crate) async fn module(
         .map_err(IntoFailure::into_failure)?;
     // The name is a DNS label, so it needs no quoting.
     let file = format!("attachment; filename=\"{}-{}.wasm\"", version.name, digest.short());
-    let pieces = state.door.module(digest).await.map_err(IntoFailure::into_failure)?;
+    let pieces = state.kernel.module(digest).await.map_err(IntoFailure::into_failure)?;
     let bytes = pieces.bytes();
     let mut response = HttpResponse::Ok();
     // Compressed, each of those who ask at once would cost a compressor and have no Content-Length.
@@ -277,10 +277,10 @@ pub(crate) async fn delete(
         now.is_none_or(|tag| tag.is_ok_and(|tag| condition.names(&tag)))
     };
     // Before others are waited for; and once more when nobody can change it any more.
-    if !still(&state.door.snapshot()) {
+    if !still(&state.kernel.snapshot()) {
         return Err(DeleteError::Changed.into_failure());
     }
-    state.door.delete_policy(digest.clone(), Box::new(still)).await.map_err(IntoFailure::into_failure)?;
+    state.kernel.delete_policy(digest.clone(), Box::new(still)).await.map_err(IntoFailure::into_failure)?;
     tracing::info!(policy = digest.short(), by = caller::name(), "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
 }

@@ -34,7 +34,7 @@ pub(crate) async fn list(
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     if !ledger.gpus.contains_key(&gpu) {
         return Err(Refusal::UnknownGpu { gpu }.into_failure());
     }
@@ -96,7 +96,7 @@ pub(crate) async fn bypass(
 ) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(filter.limit, BYPASSES_MAX, BYPASSES_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let gpu = filter.gpu.as_deref().map(|gpu| gpu_of_query(&ledger, gpu)).transpose()?;
     let mut found = Attributions::new(&ledger).bypasses();
     found.retain(|bypass| gpu.as_ref().is_none_or(|gpu| bypass.gpu == *gpu));

@@ -25,7 +25,7 @@ use berth_kernel::stack as kernel;
     responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
         headers(("ETag" = String, description = "The revision, for If-Match")))))]
 pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
-    answer(&state, &state.door.snapshot())
+    answer(&state, &state.kernel.snapshot())
 }
 
 /// Activate a stack
@@ -51,13 +51,13 @@ pub(crate) async fn activate(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Failure> {
-    let expected = if_match(&request, &state.door.snapshot())?;
+    let expected = if_match(&request, &state.kernel.snapshot())?;
     let NewStack { entries, by, reason } = body::json(&request, payload).await?;
     let stack = command::NewStack {
         from_api: true,
         by: author::checked(by, &reason)?,
         why: reason,
-        entries: stack_entries::resolve(&state.door.snapshot(), entries)?,
+        entries: stack_entries::resolve(&state.kernel.snapshot(), entries)?,
     };
     swap(&state, stack, expected).await
 }
@@ -80,10 +80,10 @@ pub(crate) async fn reset(
     request: HttpRequest,
     said: web::Query<Word>,
 ) -> Result<HttpResponse, Failure> {
-    let expected = if_match(&request, &state.door.snapshot())?;
+    let expected = if_match(&request, &state.kernel.snapshot())?;
     let Word { by, reason } = said.into_inner();
     let by = author::checked(by, &reason)?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     if !ledger.stack.from_api {
         return Ok(answer(&state, &ledger));
     }
@@ -104,7 +104,7 @@ pub(crate) async fn swap(
     stack: command::NewStack,
     expected: Option<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let ledger = state.door.activate(stack, expected).await.map_err(IntoFailure::into_failure)?;
+    let ledger = state.kernel.activate(stack, expected).await.map_err(IntoFailure::into_failure)?;
     let labels: Vec<_> = ledger.stack.entries.iter().map(kernel::StackEntry::label).collect();
     tracing::info!(
         revision = ledger.stack.revision,
@@ -140,10 +140,10 @@ pub(crate) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
         entries: entries
             .map(|(place, e)| {
-                StackEntry::of(e, version(e), Some(call_records::record(&state.door.entry_stats(place, e))))
+                StackEntry::of(e, version(e), Some(call_records::record(&state.kernel.entry_stats(place, e))))
             })
             .collect(),
-        warnings: state.door.offer_notes().reasons(),
+        warnings: state.kernel.offer_notes().reasons(),
         file_stack: FileStack {
             shadowed: stack.from_api,
             trouble: file.trouble,

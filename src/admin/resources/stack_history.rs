@@ -20,7 +20,7 @@ use berth_kernel::command;
 #[utoipa::path(get, path = "/api/v1/stack/history", tag = "stack", operation_id = "listActivations",
     responses((status = 200, description = "Newest first", body = ActivationList)))]
 pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let past = ledger.past_stacks.values().rev();
     let items = std::iter::once(&ledger.stack).chain(past);
     let items = items.map(|stack| Activation::of(&ledger, stack)).collect();
@@ -53,10 +53,10 @@ pub(crate) async fn roll_back(
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Failure> {
-    let expected = if_match(&request, &state.door.snapshot())?;
+    let expected = if_match(&request, &state.kernel.snapshot())?;
     let Rollback { revision, by, reason } = body::json_or_default(&request, payload).await?;
     let by = author::checked(by, &reason)?;
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let active = ledger.stack.revision;
     if revision == Some(active) {
         return Err(Failure::new(Kind::State, format!("revision {active} is active already")));
@@ -108,13 +108,13 @@ pub(crate) async fn end_suspension(
     request: HttpRequest,
 ) -> Result<HttpResponse, Failure> {
     let place = path.into_inner();
-    let ledger = state.door.snapshot();
+    let ledger = state.kernel.snapshot();
     let expected = if_match(&request, &ledger)?.unwrap_or(ledger.stack.revision);
     let entries = ledger.stack.entries.len();
     if place >= entries && expected == ledger.stack.revision {
         let detail = format!("the active stack has {entries} entries, so none is at place {place}");
         return Err(Failure::new(Kind::UnknownEntry, detail).hint("places are counted from 0"));
     }
-    state.door.unsuspend(place, expected).await.map_err(IntoFailure::into_failure)?;
-    Ok(answer(&state, &state.door.snapshot()))
+    state.kernel.unsuspend(place, expected).await.map_err(IntoFailure::into_failure)?;
+    Ok(answer(&state, &state.kernel.snapshot()))
 }

@@ -57,7 +57,7 @@ pub(crate) async fn add(
         check_permissions(permissions).map_err(|rule| Failure::new(Kind::Invalid, rule))?;
     }
     let wish = request.map(wish).transpose().map_err(|rule| Failure::new(Kind::Invalid, rule))?;
-    let candidate = candidate(&state, &state.door.snapshot(), Candidate { policy, digest, parameters })?;
+    let candidate = candidate(&state, &state.kernel.snapshot(), Candidate { policy, digest, parameters })?;
     let trial = admission::Proposal {
         candidate,
         permissions: permissions.map(Into::into),
@@ -65,8 +65,8 @@ pub(crate) async fn add(
         alone,
         request: wish.clone(),
     };
-    let tried = state.door.try_policy(trial).await.map_err(IntoFailure::into_failure)?;
-    Ok(HttpResponse::Ok().json(shown(&tried, wish.as_ref(), state.door.rules().overcommit_percent)))
+    let tried = state.kernel.try_policy(trial).await.map_err(IntoFailure::into_failure)?;
+    Ok(HttpResponse::Ok().json(shown(&tried, wish.as_ref(), state.kernel.rules().overcommit_percent)))
 }
 
 fn wish(request: TrialRequest) -> Result<DeviceRequest, String> {

@@ -90,7 +90,7 @@ fn durability(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
         }
     }
     drop(nothing);
-    let kept = with_history.door.snapshot().ended.len();
+    let kept = with_history.kernel.snapshot().ended.len();
     ensure!(kept == history::RECORDS, "{kept} records of history");
     let over_empty = ratio(memory.median(), empty.median());
     let over_sum = ratio(disk.median(), memory.median() + appends.median());

@@ -119,7 +119,7 @@ pub(crate) struct Recipe<'a> {
 /// A node at work.
 pub(crate) struct Node<'h> {
     house: &'h House,
-    pub(crate) door: KernelHandle,
+    pub(crate) kernel: KernelHandle,
     pub(crate) inventory: Inventory,
     pub(crate) resource: Resource,
     pub(crate) client: Client,
@@ -147,13 +147,13 @@ impl<'h> Node<'h> {
             quiet_ms: 0,
         };
         let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
-        let door =
+        let kernel =
             admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline, None)?.handle;
         let inventory = SimGpus::open(recipe.gpus)?.scan()?;
-        door.record_scan(inventory.clone())?;
+        kernel.record_scan(inventory.clone())?;
         match recipe.policy {
-            Some((name, parameters)) => activate(house, &door, name, parameters)?,
-            None => drop(house.daemon.block_on(door.reoffer())?),
+            Some((name, parameters)) => activate(house, &kernel, name, parameters)?,
+            None => drop(house.daemon.block_on(kernel.reoffer())?),
         }
         let kubelet = Kubelet::new(Options::new(folder.path()));
         // Its own writes to the disk are not what is measured.
@@ -167,14 +167,14 @@ impl<'h> Node<'h> {
                 rounds: RoundTiming { list_every: PATIENCE, ..RoundTiming::default() },
                 waits: Waits::default(),
             };
-            Front::new(settings, door.clone()).start()
+            Front::new(settings, kernel.clone()).start()
         });
         let served = |k: &Kubelet| k.is_served(recipe.resource);
         house.kubelet.block_on(kubelet.wait_for("the registration", PATIENCE, served))?;
         let client = Client::dial(house, &plugin::socket(folder.path(), recipe.resource))?;
         Ok(Self {
             house,
-            door,
+            kernel,
             inventory,
             resource,
             client,
@@ -186,15 +186,15 @@ impl<'h> Node<'h> {
 
     /// The ids of the resource, sorted.
     pub(crate) fn ids(&self) -> Vec<String> {
-        let listed = self.door.listing(&self.door.snapshot(), &self.resource);
+        let listed = self.kernel.listing(&self.kernel.snapshot(), &self.resource);
         listed.into_iter().map(|listed| listed.id.to_string()).collect()
     }
 
     /// Ends the newest allocation, as if its pod had gone.
     pub(crate) fn end_newest(&self) -> Result<()> {
-        let snapshot = self.door.snapshot();
+        let snapshot = self.kernel.snapshot();
         let (id, _) = snapshot.live.last_key_value().context("nothing is allocated")?;
-        self.house.daemon.block_on(self.door.end(*id, true))?;
+        self.house.daemon.block_on(self.kernel.end(*id, true))?;
         Ok(())
     }
 }
@@ -208,7 +208,7 @@ impl Drop for Node<'_> {
     }
 }
 
-fn activate(house: &House, door: &KernelHandle, name: &str, parameters: &str) -> Result<()> {
+fn activate(house: &House, kernel: &KernelHandle, name: &str, parameters: &str) -> Result<()> {
     let version = house.version(name)?.clone();
     let entry = StackEntry {
         name: version.name.clone(),
@@ -217,9 +217,9 @@ fn activate(house: &House, door: &KernelHandle, name: &str, parameters: &str) ->
         permissions: Permissions::default(),
         on_fault: OnFault::Deny,
     };
-    door.record_policy(version)?;
+    kernel.record_policy(version)?;
     let stack = NewStack { from_api: true, by: "bench".into(), why: String::new(), entries: vec![entry] };
-    house.daemon.block_on(door.activate(stack, None))?;
+    house.daemon.block_on(kernel.activate(stack, None))?;
     Ok(())
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
     let parameters = format!("{{\"replicas\": {SHARES}}}");
     let policy = Some(("timeslice", parameters.as_str()));
     let node = Node::start(house, Recipe { gpus: "8xh100", store: memory()?, policy, resource: SHARED })?;
-    let ledger = node.door.snapshot();
+    let ledger = node.kernel.snapshot();
     // Each call meets another snapshot, as the first policy that a pod waits for does; what is shown of one
     // snapshot is put together once.
     let snapshots: Vec<_> = (0..SNAPSHOTS).map(|_| Arc::new(Ledger::clone(&ledger))).collect();

@@ -73,10 +73,10 @@ fn health(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
         series.begin();
         for _ in 0..effort.samples(SAMPLES) {
             let began = Instant::now();
-            node.door.record_scan(troubled.clone())?;
+            node.kernel.record_scan(troubled.clone())?;
             stream.until(DEVICES - 128)?;
             series.push(began.elapsed());
-            node.door.record_scan(node.inventory.clone())?;
+            node.kernel.record_scan(node.inventory.clone())?;
             stream.until(DEVICES)?;
         }
     }
@@ -94,7 +94,7 @@ fn fault(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let sim = Arc::new(SimGpus::open("8xh100")?);
     let gpus: Arc<dyn Gpus> = Arc::clone(&sim) as _;
     let looker = InventoryScanner::new(gpus, Arc::new(ProcFs::new("/proc".into(), &[])));
-    let watch = GpuWatch::start(&looker, &node.door, PATIENCE)?;
+    let watch = GpuWatch::start(&looker, &node.kernel, PATIENCE)?;
     let mut stream = Stream::open(house, &mut node.client, 8)?;
     let mut series = Series::default();
     for _ in 0..effort.runs() {
@@ -104,7 +104,7 @@ fn fault(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
             sim.change(|machine| machine.push_xid(0, XID)).map_err(|why| anyhow!(why))?;
             stream.until(7)?;
             series.push(began.elapsed());
-            node.door.record_scan(node.inventory.clone())?;
+            node.kernel.record_scan(node.inventory.clone())?;
             stream.until(8)?;
         }
     }

@@ -25,7 +25,7 @@ pub(crate) struct Load {
 
 struct Shared {
     kubelet: Arc<Kubelet>,
-    door: KernelHandle,
+    kernel: KernelHandle,
     wrong: Arc<Wrong>,
     /// Which policies may be behind a grant: those of one stack, never of two.
     label_sets: Vec<BTreeSet<String>>,
@@ -55,7 +55,7 @@ impl fmt::Display for Told {
 impl Load {
     pub(crate) fn start(
         kubelet: &Arc<Kubelet>,
-        door: &KernelHandle,
+        kernel: &KernelHandle,
         wrong: &Arc<Wrong>,
         label_sets: &[BTreeSet<String>],
         rate: u64,
@@ -63,7 +63,7 @@ impl Load {
     ) -> Self {
         let shared = Arc::new(Shared {
             kubelet: Arc::clone(kubelet),
-            door: door.clone(),
+            kernel: kernel.clone(),
             wrong: Arc::clone(wrong),
             label_sets: label_sets.to_vec(),
             // Half of what there is, so that there is always a free share to choose.
@@ -144,7 +144,7 @@ impl Shared {
         let Some(id) = view.envs.get(ID).and_then(|id| AllocationId::parse(id).ok()) else {
             return self.wrong.violated(&format!("{name} has no allocation id"));
         };
-        let ledger = self.door.snapshot();
+        let ledger = self.kernel.snapshot();
         let Some(allocation) = ledger.live.get(&id) else {
             return self.wrong.violated(&format!("{id} of {name} is not on the record"));
         };

@@ -1,8 +1,8 @@
-//! The kubelet's own record of who holds what: `kubelet_internal_checkpoint`.
+//! The kubelet's own record of device holders: `kubelet_internal_checkpoint`.
 //!
-//! An internal format without a version, so: only entries of our resources are looked into,
-//! unknown fields are passed over, what cannot be understood is an error and never a guess, and
-//! none of it is logged, since other plugins' answers may hold secrets.
+//! Its format is internal and has no version. So only entries of Berth's resources are parsed, unknown
+//! fields are ignored, and anything else unexpected is an error. No content is logged, since other
+//! plugins' responses may contain secrets.
 
 use super::convert::allocation_key;
 use super::folder::FileId;
@@ -22,107 +22,108 @@ use std::path::{Path, PathBuf};
 
 /// The file's name inside `device-plugins/`.
 pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
-/// Most bytes that are read. A node of 250 pods with ten resources each and 16 KiB of answer for
-/// each needs 40 MiB.
+/// The most bytes that are read. A node of 250 pods with ten resources each and 16 KiB per response
+/// needs 40 MiB.
 pub const CHECKPOINT_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// What the file said, and which file it was.
+/// The parsed checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Entries of our resources.
+    /// Entries of Berth's resources.
     pub entries: Vec<CheckpointEntry>,
-    /// Entries under our resource names with ids that can be nobody's but another plugin's.
+    /// The number of entries of Berth's resources whose ids only another plugin can have listed.
     pub foreign: usize,
-    /// Changes whenever the kubelet writes.
+    /// Changes with each write of the kubelet.
     pub file: FileId,
 }
 
-/// The checkpoint could not be used.
+/// Why the checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// There is none: this kubelet has not seen a device plugin yet.
+    /// It does not exist: no device plugin has registered with this kubelet yet.
     #[error("there is no checkpoint at {path}")]
     Missing {
-        /// Where it would be.
+        /// Its expected path.
         path: PathBuf,
     },
     /// It could not be opened or read.
     #[error("cannot read the kubelet's checkpoint at {path}")]
     Io {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A link, a folder, a pipe: not what a kubelet writes.
+    /// It is a link, a folder or a pipe, which no kubelet writes.
     #[error("the kubelet's checkpoint at {path} is not a regular file")]
     NotAFile {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
     },
-    /// More than is ever read.
+    /// It is larger than [`CHECKPOINT_BYTES_MAX`].
     #[error("the kubelet's checkpoint at {path} has {bytes} bytes; at most {limit} are read")]
     TooLarge {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// Not the format that this release knows.
-    #[error("the kubelet's checkpoint at {path} is not in the format that this release knows ({what})")]
+    /// It is not in the format that this release knows.
+    #[error("the kubelet's checkpoint at {path} is not in the format that this release knows ({detail})")]
     Format {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// What was not understood; never the content.
-        what: String,
+        /// What is unexpected; never the content.
+        detail: String,
     },
 }
 
-/// Reads the checkpoint in this folder. `ours` says which resources are looked into; with `None`
-/// every entry is taken whose ids could be ours, under whatever resource: what pods hold of a GPU
-/// counts, even if the GPU is offered otherwise now.
+/// Reads the checkpoint in this folder. Only entries of `resources` are parsed. `None` includes the
+/// entries of all resources whose ids Berth may have listed: a GPU that a pod holds is in use, even if
+/// it is offered under another resource now.
 ///
 /// # Errors
-/// If it is not there, not a regular file, too large, or not understood.
-pub fn read(folder: &Path, ours: Option<&BTreeSet<Resource>>) -> Result<Checkpoint, CheckpointError> {
+/// If it does not exist, is no regular file, is too large, or has an unknown format.
+pub fn read(folder: &Path, resources: Option<&BTreeSet<Resource>>) -> Result<Checkpoint, CheckpointError> {
     let path = folder.join(CHECKPOINT_FILE);
     let (bytes, file) = read_file(&path)?;
-    let format = |what: &str| CheckpointError::Format { path: path.clone(), what: what.to_owned() };
-    // serde_json quotes no content in its own errors but names; the place is enough.
-    let parsed: Whole<'_> = serde_json::from_slice(&bytes)
-        .map_err(|e| format(&format!("line {}, column {}", e.line(), e.column())))?;
+    let format_error =
+        |detail: &str| CheckpointError::Format { path: path.clone(), detail: detail.to_owned() };
+    // serde_json's messages contain field names, so only the position is kept.
+    let parsed: Document<'_> = serde_json::from_slice(&bytes)
+        .map_err(|error| format_error(&format!("line {}, column {}", error.line(), error.column())))?;
     let mut entries = Vec::new();
     let mut foreign = 0;
     for raw in parsed.data.pod_device_entries.unwrap_or_default() {
         let Ok(resource) = Resource::parse(&raw.resource_name) else {
             continue;
         };
-        let known = ours.map(|ours| ours.contains(&resource));
-        if known == Some(false) {
+        let is_requested = resources.map(|resources| resources.contains(&resource));
+        if is_requested == Some(false) {
             continue;
         }
-        match entry(&raw, resource) {
+        match parse_entry(&raw, resource) {
             Ok(Some(entry)) => entries.push(entry),
-            // Another plugin may write there what it likes; but of GPUs every entry counts: one that is
-            // passed over would have a GPU that is in use granted again.
-            Ok(None) | Err(_) if known.is_none() && !names_gpus(&raw.resource_name) => {}
+            // Entries of other plugins may have any content, but no entry of a GPU may be ignored: the GPU,
+            // although in use, could be granted again.
+            Ok(None) | Err(_) if is_requested.is_none() && !names_gpus(&raw.resource_name) => {}
             Ok(None) => foreign += 1,
-            Err(what) => return Err(format(what)),
+            Err(detail) => return Err(format_error(detail)),
         }
     }
     Ok(Checkpoint { entries, foreign, file })
 }
 
-/// Whether a resource is one under which GPUs are listed by the names that users know.
+/// Whether a resource has one of the usual names of NVIDIA GPUs.
 fn names_gpus(resource: &str) -> bool {
-    let of_nvidia = resource.strip_prefix("nvidia.com/");
-    of_nvidia.is_some_and(|name| name.starts_with("gpu") || name.starts_with("mig-"))
+    let nvidia_name = resource.strip_prefix("nvidia.com/");
+    nvidia_name.is_some_and(|name| name.starts_with("gpu") || name.starts_with("mig-"))
 }
 
-/// Opens without following a link and without waiting for a pipe's other end.
+/// Opens the file without following a link and without waiting for a pipe's writer.
 fn read_file(path: &Path) -> Result<(Vec<u8>, FileId), CheckpointError> {
     let io_error = |source: io::Error| CheckpointError::Io { path: path.to_owned(), source };
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -156,7 +157,7 @@ fn read_file(path: &Path) -> Result<(Vec<u8>, FileId), CheckpointError> {
 }
 
 #[derive(Deserialize)]
-struct Whole<'a> {
+struct Document<'a> {
     #[serde(rename = "Data", borrow)]
     data: Data<'a>,
 }
@@ -168,7 +169,7 @@ struct Data<'a> {
     pod_device_entries: Option<Vec<RawEntry<'a>>>,
 }
 
-/// An entry of anybody's; the raw fields are text that nobody has looked into yet.
+/// An entry of any plugin; the raw fields are not parsed yet.
 #[derive(Deserialize)]
 struct RawEntry<'a> {
     #[serde(rename = "PodUID", borrow)]
@@ -183,12 +184,12 @@ struct RawEntry<'a> {
     alloc_resp: Option<&'a RawValue>,
 }
 
-/// One of our entries; `None` if its ids cannot be ours.
-fn entry(raw: &RawEntry<'_>, resource: Resource) -> Result<Option<CheckpointEntry>, &'static str> {
+/// Parses an entry of Berth's resources; `None` if Berth cannot have listed its ids.
+fn parse_entry(raw: &RawEntry<'_>, resource: Resource) -> Result<Option<CheckpointEntry>, &'static str> {
     let by_numa: BTreeMap<String, Option<Vec<String>>> =
-        serde_json::from_str(raw.device_ids.get()).map_err(|_| "DeviceIDs of an entry of ours")?;
+        serde_json::from_str(raw.device_ids.get()).map_err(|_| "DeviceIDs of an entry")?;
     let mut devices = BTreeSet::new();
-    // An id with two NUMA nodes is there twice.
+    // An id with two NUMA nodes is contained twice.
     for text in by_numa.into_values().flatten().flatten() {
         let Ok(id) = DeviceId::parse(&text) else {
             return Ok(None);
@@ -198,14 +199,14 @@ fn entry(raw: &RawEntry<'_>, resource: Resource) -> Result<Option<CheckpointEntr
     Ok(Some(CheckpointEntry {
         pod_uid: raw.pod_uid.clone().into_owned(),
         container: raw.container_name.clone().into_owned(),
-        allocation: allocation_of(raw, &resource),
+        allocation: allocation_id(raw, &resource),
         resource,
         devices: devices.into_iter().collect(),
     }))
 }
 
-/// The id that we put into the environment; `None` where another plugin answered.
-fn allocation_of(raw: &RawEntry<'_>, resource: &Resource) -> Option<AllocationId> {
+/// The allocation id in the response's environment; `None` for another plugin's response.
+fn allocation_id(raw: &RawEntry<'_>, resource: &Resource) -> Option<AllocationId> {
     let text: String = serde_json::from_str(raw.alloc_resp?.get()).ok()?;
     let bytes = STANDARD.decode(text).ok()?;
     let response = ContainerAllocateResponse::decode(&*bytes).ok()?;
@@ -218,17 +219,17 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn ours() -> BTreeSet<Resource> {
+    fn resources() -> BTreeSet<Resource> {
         BTreeSet::from([Resource::parse("nvidia.com/gpu").unwrap()])
     }
 
     fn read_text(text: &str) -> Result<Checkpoint, CheckpointError> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(CHECKPOINT_FILE), text).unwrap();
-        read(folder.path(), Some(&ours()))
+        read(folder.path(), Some(&resources()))
     }
 
-    fn answer(key: &str, value: &str) -> String {
+    fn response(key: &str, value: &str) -> String {
         let response = ContainerAllocateResponse {
             envs: [(key.to_owned(), value.to_owned())].into(),
             ..ContainerAllocateResponse::default()
@@ -236,9 +237,9 @@ mod tests {
         STANDARD.encode(response.encode_to_vec())
     }
 
-    fn entry_text(resource: &str, ids: &str, answer: &str) -> String {
+    fn entry_text(resource: &str, ids: &str, response: &str) -> String {
         format!(
-            r#"{{"PodUID":"u1","ContainerName":"main","ResourceName":"{resource}","DeviceIDs":{ids},"AllocResp":"{answer}"}}"#
+            r#"{{"PodUID":"u1","ContainerName":"main","ResourceName":"{resource}","DeviceIDs":{ids},"AllocResp":"{response}"}}"#
         )
     }
 
@@ -250,11 +251,11 @@ mod tests {
     }
 
     #[test]
-    fn our_entry_is_read_with_the_id_that_we_answered() {
-        let answer = answer("BERTH_ALLOCATION_ID_NVIDIA_COM_GPU", "000000ab-7");
+    fn an_entry_of_berth_is_read_with_its_allocation_id() {
+        let response = response("BERTH_ALLOCATION_ID_NVIDIA_COM_GPU", "000000ab-7");
         let ids = r#"{"0":["GPU-2","GPU-1"],"1":["GPU-2"]}"#;
-        let found = read_text(&file(&[entry_text("nvidia.com/gpu", ids, &answer)])).unwrap();
-        let entry = &found.entries[0];
+        let checkpoint = read_text(&file(&[entry_text("nvidia.com/gpu", ids, &response)])).unwrap();
+        let entry = &checkpoint.entries[0];
         assert_eq!((entry.pod_uid.as_str(), entry.container.as_str()), ("u1", "main"));
         let devices: Vec<String> = entry.devices.iter().map(ToString::to_string).collect();
         // An id with two NUMA nodes is one device.
@@ -263,32 +264,32 @@ mod tests {
     }
 
     #[test]
-    fn another_plugins_answer_has_no_id_of_ours() {
-        let other = answer("NVIDIA_VISIBLE_DEVICES", "GPU-1");
-        for answer in [other.as_str(), "", "!!! not base64"] {
-            let text = entry_text("nvidia.com/gpu", r#"{"-1":["GPU-1"]}"#, answer);
-            let found = read_text(&file(&[text])).unwrap();
-            assert_eq!(found.entries[0].allocation, None, "{answer:?}");
+    fn another_plugins_response_has_no_allocation_id() {
+        let other = response("NVIDIA_VISIBLE_DEVICES", "GPU-1");
+        for response in [other.as_str(), "", "!!! not base64"] {
+            let text = entry_text("nvidia.com/gpu", r#"{"-1":["GPU-1"]}"#, response);
+            let checkpoint = read_text(&file(&[text])).unwrap();
+            assert_eq!(checkpoint.entries[0].allocation, None, "{response:?}");
         }
     }
 
     #[test]
-    fn other_resources_entries_are_not_looked_into() {
+    fn entries_of_other_resources_are_not_parsed() {
         let odd = entry_text("vendor.com/thing", r#"["not","a","map"]"#, "secret");
         let odder = entry_text("not a resource", "17", "secret");
-        let found = read_text(&file(&[odd, odder])).unwrap();
-        assert!(found.entries.is_empty());
-        assert_eq!(found.foreign, 0);
+        let checkpoint = read_text(&file(&[odd, odder])).unwrap();
+        assert!(checkpoint.entries.is_empty());
+        assert_eq!(checkpoint.foreign, 0);
     }
 
     #[test]
-    fn ids_that_cannot_be_ours_are_counted() {
+    fn entries_with_foreign_ids_are_counted() {
         let text = entry_text("nvidia.com/gpu", r#"{"-1":["a device"]}"#, "");
         assert_eq!(read_text(&file(&[text])).unwrap().foreign, 1);
     }
 
     #[test]
-    fn before_the_first_registration_every_entry_of_a_gpu_counts() {
+    fn without_a_resource_filter_no_entry_of_a_gpu_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let read_any = |entries: &[String]| {
             std::fs::write(folder.path().join(CHECKPOINT_FILE), file(entries)).unwrap();
@@ -302,21 +303,21 @@ mod tests {
         }
         for resource in ["example.com/nic", "nvidia.com/hostdev"] {
             let malformed = entry_text(resource, r#"["GPU-1"]"#, "");
-            let read = read_any(&[malformed]).unwrap();
-            assert_eq!((read.entries.len(), read.foreign), (0, 0), "{resource}");
+            let checkpoint = read_any(&[malformed]).unwrap();
+            assert_eq!((checkpoint.entries.len(), checkpoint.foreign), (0, 0), "{resource}");
         }
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error_without_the_content() {
-        let ours_odd = entry_text("nvidia.com/gpu", r#"["GPU-1"]"#, "");
+    fn an_unknown_format_is_an_error_without_the_content() {
+        let malformed = entry_text("nvidia.com/gpu", r#"["GPU-1"]"#, "");
         for text in [
             "",
             "null",
             "{",
             "{\"Data\":[]}",
             "\u{0}secret",
-            &file(&[ours_odd]),
+            &file(&[malformed]),
             &file(&["{\"PodUID\":\"secret\"}".to_owned()]),
         ] {
             let error = read_text(text).unwrap_err();
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn null_lists_and_unknown_fields_are_fine() {
+    fn null_lists_and_unknown_fields_are_accepted() {
         let text = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null,"New":1},"V":2}"#;
         assert!(read_text(text).unwrap().entries.is_empty());
     }
@@ -335,7 +336,7 @@ mod tests {
     fn only_a_regular_file_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(CHECKPOINT_FILE);
-        let error = || read(folder.path(), Some(&ours())).unwrap_err();
+        let error = || read(folder.path(), Some(&resources())).unwrap_err();
         assert!(matches!(error(), CheckpointError::Missing { .. }));
         let elsewhere = folder.path().join("elsewhere");
         fs::write(&elsewhere, file(&[])).unwrap();
@@ -345,18 +346,18 @@ mod tests {
         fs::create_dir(&path).unwrap();
         assert!(matches!(error(), CheckpointError::NotAFile { .. }));
         fs::remove_dir(&path).unwrap();
-        // A pipe without a writer would block a plain open for ever.
+        // An ordinary open of a pipe without a writer would block.
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         assert!(matches!(error(), CheckpointError::NotAFile { .. }));
     }
 
     #[test]
-    fn a_file_beyond_the_limit_is_not_read_whole() {
+    fn a_file_beyond_the_limit_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        let made = fs::File::create(folder.path().join(CHECKPOINT_FILE)).unwrap();
-        made.set_len(CHECKPOINT_BYTES_MAX + 1).unwrap();
-        let error = read(folder.path(), Some(&ours())).unwrap_err();
+        let file = fs::File::create(folder.path().join(CHECKPOINT_FILE)).unwrap();
+        file.set_len(CHECKPOINT_BYTES_MAX + 1).unwrap();
+        let error = read(folder.path(), Some(&resources())).unwrap_err();
         assert!(matches!(error, CheckpointError::TooLarge { .. }), "{error}");
     }
 }

@@ -1,10 +1,10 @@
-//! The connections to one plugin's socket: which are served, how many at once, which are closed.
+//! The connections to one plugin's socket: which are served, how many at once, and which are closed.
 //!
 //! The kubelet makes one connection for each registration and keeps a stream open on it. Other
-//! programs of the node connect, too, and none may keep the kubelet out. So a connection without a
-//! call under way is closed after a short time; and where all slots are in use, the next connection
-//! takes the slot of the one that has been silent longest. Connections that come in the meantime
-//! wait in the system's queue, in the order in which they came.
+//! programs on the node can connect, too, and must not keep the kubelet out. So a connection without a
+//! running call is closed after a short time; and if all slots are in use, the next connection takes
+//! the slot of the one that has been idle longest. Further connections wait in the socket's backlog, in
+//! the order in which they arrived.
 
 use super::settings::Waits;
 use futures_util::task::AtomicWaker;
@@ -23,27 +23,27 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use tonic::Request;
 use tonic::transport::server::Connected;
 
-/// Connections to one plugin at once. Where each is spared for 200 ms, 320 silent ones a second make
-/// room for others: the kubelet, which dials for 10 s, gets past 3,000 of them.
+/// Concurrent connections to one plugin. As each is kept for 200 ms at least, 320 idle ones per second are
+/// replaced: the kubelet, which dials for 10 s, gets a slot behind 3,000 of them.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 /// Up to this many idle connections are assumed to be new and are not closed while an older connection can be.
-/// Otherwise open streams in all slots would keep newcomers out.
+/// Otherwise open streams in all slots would keep new connections out.
 const IDLE_KEPT_MAX: usize = CONNECTIONS_MAX / 4;
-/// Connections are refused or closed for others with one line in this time.
+/// The shortest time between two warnings of the same kind.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Counts itself for as long as it lives.
+/// Increments a count until it is dropped.
 #[derive(Debug)]
-pub(super) struct Counted(Arc<watch::Sender<usize>>);
+pub(super) struct CountGuard(Arc<watch::Sender<usize>>);
 
-impl Counted {
+impl CountGuard {
     pub(super) fn new(count: &Arc<watch::Sender<usize>>) -> Self {
         count.send_modify(|n| *n += 1);
         Self(Arc::clone(count))
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.send_modify(|n| *n -= 1);
     }
@@ -54,24 +54,24 @@ impl Drop for Counted {
 pub(super) struct Connections {
     /// For the log.
     socket: String,
-    /// The users whose processes are served.
-    users: [u32; 2],
+    /// The users whose processes may connect.
+    allowed_users: [u32; 2],
     silent_max: Duration,
     min_age: Duration,
     open: Mutex<Open>,
-    /// A slot became free.
+    /// Notified when a slot becomes free.
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Open {
-    next: u64,
+    next_number: u64,
     by_age: BTreeMap<u64, Arc<Connection>>,
     closed: WarnLimit,
     refused: WarnLimit,
 }
 
-/// Lets one warning through in `WARN_EVERY`.
+/// Allows one warning per `WARN_EVERY`.
 #[derive(Debug, Default)]
 struct WarnLimit {
     last: Option<Instant>,
@@ -79,7 +79,7 @@ struct WarnLimit {
 }
 
 impl WarnLimit {
-    /// Counts one more case; the cases since the last warning, if it is time for the next one.
+    /// Counts one more event. Returns the events since the last warning if the next one is due.
     fn count(&mut self) -> Option<u64> {
         self.count += 1;
         if self.last.is_some_and(|last| last.elapsed() < WARN_EVERY) {
@@ -90,7 +90,7 @@ impl WarnLimit {
     }
 }
 
-/// What is known of one connection; its calls find it in their extensions.
+/// The state of one connection; its calls find it in their request extensions.
 #[derive(Debug)]
 pub(super) struct Connection {
     accepted: Instant,
@@ -102,58 +102,58 @@ pub(super) struct Connection {
 #[derive(Debug)]
 struct State {
     calls: usize,
-    /// Since when there have been calls under way, or none.
+    /// Since when calls have been running, or none.
     since: Instant,
-    /// Set on a connection of the kubelet's.
-    kubelets: Option<Counted>,
+    /// Set on the kubelet's connections.
+    kubelet_guard: Option<CountGuard>,
 }
 
 /// Cost of closing a connection; the cheapest is closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CloseCost {
-    /// No call is under way.
-    Silent,
-    /// A call or a stream is.
+    /// No call is running.
+    Idle,
+    /// A call or a stream is running.
     Calling,
-    /// The kubelet's.
-    Kubelets,
+    /// The kubelet's connection.
+    Kubelet,
 }
 
 impl Connection {
     fn new(now: Instant) -> Self {
-        let state = Mutex::new(State { calls: 0, since: now, kubelets: None });
+        let state = Mutex::new(State { calls: 0, since: now, kubelet_guard: None });
         Self { accepted: now, state, closed: AtomicBool::new(false), waker: AtomicWaker::new() }
     }
 
-    /// The connection of a call; `None` for one that came over no socket.
+    /// The connection of a call; `None` for a call without a socket.
     pub(super) fn of<T>(request: &Request<T>) -> Option<&Arc<Self>> {
         request.extensions().get()
     }
 
-    /// From now on it is one of the kubelet's, which `count` counts.
+    /// Marks the connection as the kubelet's and counts it in `count`.
     pub(super) fn mark_kubelet(&self, count: &Arc<watch::Sender<usize>>) {
-        self.state.lock().kubelets.get_or_insert_with(|| Counted::new(count));
+        self.state.lock().kubelet_guard.get_or_insert_with(|| CountGuard::new(count));
     }
 
-    pub(super) fn is_made_since(&self, moment: Instant) -> bool {
+    pub(super) fn is_accepted_since(&self, moment: Instant) -> bool {
         self.accepted >= moment
     }
 
-    pub(super) fn is_kubelets(&self) -> bool {
-        self.state.lock().kubelets.is_some()
+    pub(super) fn is_kubelet(&self) -> bool {
+        self.state.lock().kubelet_guard.is_some()
     }
 
     fn cost(&self) -> (CloseCost, Instant) {
         let state = self.state.lock();
         let cost = match state.calls {
-            _ if state.kubelets.is_some() => CloseCost::Kubelets,
-            0 => CloseCost::Silent,
+            _ if state.kubelet_guard.is_some() => CloseCost::Kubelet,
+            0 => CloseCost::Idle,
             _ => CloseCost::Calling,
         };
         (cost, state.since)
     }
 
-    fn silent_since(&self) -> Option<Instant> {
+    fn idle_since(&self) -> Option<Instant> {
         let state = self.state.lock();
         (state.calls == 0).then_some(state.since)
     }
@@ -164,7 +164,7 @@ impl Connection {
     }
 }
 
-/// A call under way, for as long as it lives.
+/// A running call, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Call(Option<Arc<Connection>>);
 
@@ -195,11 +195,11 @@ impl Drop for Call {
 }
 
 impl Connections {
-    /// None yet. `users` are those whose processes are served; the socket's path is for the log.
-    pub(super) fn new(socket: String, users: [u32; 2], waits: &Waits) -> Arc<Self> {
+    /// `allowed_users` are those whose processes may connect; the socket's path is for the log.
+    pub(super) fn new(socket: String, allowed_users: [u32; 2], waits: &Waits) -> Arc<Self> {
         Arc::new(Self {
             socket,
-            users,
+            allowed_users,
             silent_max: waits.silent_max,
             min_age: waits.min_age,
             open: Mutex::default(),
@@ -207,12 +207,12 @@ impl Connections {
         })
     }
 
-    /// Gives an accepted connection a slot, another one's if it must be. `None`, which closes it, for
-    /// a process of a user who is not served.
-    pub(super) async fn admit(self: Arc<Self>, stream: UnixStream) -> Option<Served> {
-        // Where the system does not say whose process it is, the permissions of the socket decide alone.
+    /// Assigns a slot to an accepted connection, closing another connection if necessary. `None`, which
+    /// closes the connection, for a process of another user.
+    pub(super) async fn admit(self: Arc<Self>, stream: UnixStream) -> Option<ServedConnection> {
+        // If the peer's user is unavailable, only the socket's permissions apply.
         if let Ok(peer) = stream.peer_cred()
-            && !self.users.contains(&peer.uid())
+            && !self.allowed_users.contains(&peer.uid())
         {
             self.refuse(peer.uid(), peer.pid());
             return None;
@@ -220,10 +220,16 @@ impl Connections {
         loop {
             match self.take_slot(Instant::now()) {
                 Ok((number, connection)) => {
-                    let silence = Box::pin(sleep(self.silent_max));
-                    return Some(Served { stream, connection, connections: self, number, silence });
+                    let idle_check = Box::pin(sleep(self.silent_max));
+                    return Some(ServedConnection {
+                        stream,
+                        connection,
+                        connections: self,
+                        number,
+                        idle_check,
+                    });
                 }
-                // Either outcome means: try again.
+                // A freed slot and the timeout both lead to another attempt.
                 Err(wait) => drop(timeout(wait, self.freed.notified()).await),
             }
         }
@@ -242,29 +248,29 @@ impl Connections {
         }
     }
 
-    /// A slot, or how long to wait before one can be taken.
+    /// A slot, or the wait until one may become available.
     fn take_slot(&self, now: Instant) -> Result<(u64, Arc<Connection>), Duration> {
         let mut open = self.open.lock();
         if open.by_age.len() >= CONNECTIONS_MAX {
             let by_age = &open.by_age;
-            let cost = move |(number, one): (&u64, &Arc<Connection>)| {
-                (one.cost(), *number, now.saturating_duration_since(one.accepted))
+            let cost = move |(number, connection): (&u64, &Arc<Connection>)| {
+                (connection.cost(), *number, now.saturating_duration_since(connection.accepted))
             };
             let all = || by_age.iter().map(cost);
-            let silent = all().filter(|((cost, _), ..)| *cost == CloseCost::Silent).count();
+            let idle = all().filter(|((cost, _), ..)| *cost == CloseCost::Idle).count();
             let old = || all().filter(|(.., age)| *age >= self.min_age).min();
-            let least = if silent > IDLE_KEPT_MAX { all().min() } else { old().or_else(|| all().min()) };
-            if let Some((_, number, age)) = least {
+            let cheapest = if idle > IDLE_KEPT_MAX { all().min() } else { old().or_else(|| all().min()) };
+            if let Some((_, number, age)) = cheapest {
                 let left = self.min_age.saturating_sub(age);
                 if !left.is_zero() {
-                    // It may be the kubelet's, which has had no time for its first call.
+                    // It may be the kubelet's, before its first call.
                     return Err(left);
                 }
                 self.close_for_another(&mut open, number);
             }
         }
-        let number = open.next;
-        open.next += 1;
+        let number = open.next_number;
+        open.next_number += 1;
         let connection = Arc::new(Connection::new(now));
         open.by_age.insert(number, Arc::clone(&connection));
         Ok((number, connection))
@@ -278,13 +284,14 @@ impl Connections {
             tracing::warn!(
                 socket = self.socket,
                 closed,
-                "all {CONNECTIONS_MAX} connection slots of this plugin socket are in use; connections are closed to make room, idle ones first (`ss -xp` lists the processes). Logged at most every {} s",
+                "all {CONNECTIONS_MAX} connection slots of this plugin socket are in use; \
+                 connections are closed for new ones, idle ones first (`ss -xp` lists the processes). Logged at most every {} s",
                 WARN_EVERY.as_secs()
             );
         }
     }
 
-    fn leave(&self, number: u64) {
+    fn free_slot(&self, number: u64) {
         if self.open.lock().by_age.remove(&number).is_some() {
             self.freed.notify_one();
         }
@@ -292,36 +299,36 @@ impl Connections {
 }
 
 /// A connection with a slot.
-pub(super) struct Served {
+pub(super) struct ServedConnection {
     stream: UnixStream,
     connection: Arc<Connection>,
     connections: Arc<Connections>,
     number: u64,
-    /// When to check next whether it has been silent for too long.
-    silence: Pin<Box<Sleep>>,
+    /// When to check next whether it has been idle for too long.
+    idle_check: Pin<Box<Sleep>>,
 }
 
-impl Served {
-    /// Ready once the connection is to end.
+impl ServedConnection {
+    /// Ready once the connection has to be closed.
     fn poll_closed(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        // Registered before the flag is read, so that a close is either read or wakes.
+        // Registered before the flag is read, so that no close is missed.
         self.connection.waker.register(context.waker());
         if self.connection.closed.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
         loop {
-            ready!(self.silence.as_mut().poll(context));
+            ready!(self.idle_check.as_mut().poll(context));
             let now = Instant::now();
-            let end = self.connection.silent_since().unwrap_or(now) + self.connections.silent_max;
+            let end = self.connection.idle_since().unwrap_or(now) + self.connections.silent_max;
             if end <= now {
-                tracing::debug!(socket = self.connections.socket, "closed a connection that asked nothing");
+                tracing::debug!(socket = self.connections.socket, "closed an idle connection");
                 return Poll::Ready(());
             }
-            self.silence.as_mut().reset(end);
+            self.idle_check.as_mut().reset(end);
         }
     }
 
-    /// The stream, unless the connection is to end.
+    /// The stream, unless the connection has to be closed.
     fn poll_stream(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> io::Result<Pin<&mut UnixStream>> {
         match self.poll_closed(context) {
             Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
@@ -330,15 +337,15 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedConnection {
     fn drop(&mut self) {
-        self.connections.leave(self.number);
-        // Calls keep the connection's state for a moment longer; the kubelet has left now.
-        self.connection.state.lock().kubelets.take();
+        self.connections.free_slot(self.number);
+        // Running calls may keep the state for a moment, but the kubelet's connection is closed now.
+        self.connection.state.lock().kubelet_guard.take();
     }
 }
 
-impl Connected for Served {
+impl Connected for ServedConnection {
     type ConnectInfo = Arc<Connection>;
 
     fn connect_info(&self) -> Self::ConnectInfo {
@@ -346,7 +353,7 @@ impl Connected for Served {
     }
 }
 
-impl AsyncRead for Served {
+impl AsyncRead for ServedConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -356,7 +363,7 @@ impl AsyncRead for Served {
     }
 }
 
-impl AsyncWrite for Served {
+impl AsyncWrite for ServedConnection {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_stream(context)?.poll_write(context, bytes)
     }

@@ -1,6 +1,6 @@
-//! Grants and lists into what the kubelet understands. The kernel's types stop here.
+//! Converts grants and device lists to the kubelet's wire types.
 
-use super::nodes::device_nodes;
+use super::device_nodes::device_nodes;
 use super::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, Device, DeviceSpec, Mount};
 use super::wire::v1beta1::{NumaNode, TopologyInfo};
 use super::wire::{HEALTHY, UNHEALTHY};
@@ -13,15 +13,15 @@ use berth_kernel::names::Resource;
 use berth_kernel::part_use;
 use std::collections::BTreeSet;
 
-/// Names the GPUs to NVIDIA's runtimes.
+/// The variable that names the GPUs to NVIDIA's runtimes.
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Where the runtime looks for mounts that name devices.
+/// The folder whose mounts name devices to NVIDIA's runtimes.
 const MOUNTS_ROOT: &str = "/var/run/nvidia-container-devices";
-/// Names the allocation; the kubelet keeps it in its checkpoint beside the pod's UID.
+/// Prefix of the variable that carries the allocation's id. The kubelet's checkpoint stores it with the pod's UID.
 const ALLOCATION_ID: &str = "BERTH_ALLOCATION_ID_";
-/// A key that differs between two resources of one container: the kubelet merges their
-/// environments and keeps only one of two equal keys.
-pub(super) fn key_of(prefix: &str, resource: &Resource) -> String {
+/// A key that differs between two resources of one container: the kubelet merges their environments
+/// and keeps only one of two equal keys.
+pub(super) fn resource_key(prefix: &str, resource: &Resource) -> String {
     let name = resource.as_str().chars();
     let name = name.map(|c| match c {
         c if c.is_ascii_alphanumeric() => c.to_ascii_uppercase(),
@@ -32,10 +32,10 @@ pub(super) fn key_of(prefix: &str, resource: &Resource) -> String {
 
 /// The environment key that carries the allocation id of this resource.
 pub(super) fn allocation_key(resource: &Resource) -> String {
-    key_of(ALLOCATION_ID, resource)
+    resource_key(ALLOCATION_ID, resource)
 }
 
-/// A listed device on the wire. A device without NUMA node carries no topology at all.
+/// A listed device as a wire type. A device without a NUMA node has no topology at all.
 pub(super) fn device(listed: &ListedDevice) -> Device {
     let health = if listed.healthy { HEALTHY } else { UNHEALTHY };
     Device {
@@ -45,10 +45,10 @@ pub(super) fn device(listed: &ListedDevice) -> Device {
     }
 }
 
-/// What the container of this grant gets.
+/// The response for the container of this grant.
 pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) -> ContainerAllocateResponse {
-    let parts = parts_of(allocation, ledger);
-    let names = parts.iter().map(|part| name_of(part, edits.id_strategy));
+    let parts = granted_parts(allocation, ledger);
+    let names = parts.iter().map(|part| visible_name(part, edits.id_strategy));
     let names: Vec<String> = names.collect();
     let mut response = ContainerAllocateResponse::default();
     for (key, value) in &allocation.decision.environment {
@@ -59,42 +59,42 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
         response.envs.insert(feature.variable().to_owned(), "enabled".to_owned());
     }
     for list in &edits.strategies {
-        add_list(*list, &names, allocation, edits, &mut response);
+        add_strategy(*list, &names, allocation, edits, &mut response);
     }
-    if edits.pass_device_specs && !edits.by_cdi_only() {
+    if edits.pass_device_specs && !edits.is_cdi_only() {
         response.devices = device_nodes(&parts, &edits.dev_root);
     }
     if let Some(own) = edits.resources.get(&allocation.resource) {
-        add_own(own, &mut response);
+        add_operator_edits(own, &mut response);
         if let Some(mps) = &own.mps {
-            // The strictest of its parts counts: MPS knows GPUs by the order in which CUDA counts them,
-            // and that order is the container's own choice.
+            // The strictest limits of the parts apply to all: MPS numbers GPUs in CUDA's order, which the
+            // container can change.
             let limits = part_use::limits(ledger, allocation, true).map(|(limits, _)| limits);
             add_mps(mps, limits.unwrap_or_default(), parts.len(), &mut response);
         }
     }
-    // Last, so that nothing a policy said can stand in its place.
+    // Last, so that a policy cannot override it.
     let key = allocation_key(&allocation.resource);
     response.envs.insert(key, allocation.id.to_string());
     response
 }
 
-/// The operator's own additions.
-fn add_own(own: &ResourceEdits, response: &mut ContainerAllocateResponse) {
-    response.mounts.extend(own.mounts.iter().map(|m| Mount {
-        container_path: m.container_path.clone(),
-        host_path: m.host_path.clone(),
-        read_only: m.read_only,
+/// Adds the operator's mounts and devices.
+fn add_operator_edits(own: &ResourceEdits, response: &mut ContainerAllocateResponse) {
+    response.mounts.extend(own.mounts.iter().map(|mount| Mount {
+        container_path: mount.container_path.clone(),
+        host_path: mount.host_path.clone(),
+        read_only: mount.read_only,
     }));
-    response.devices.extend(own.devices.iter().map(|d| DeviceSpec {
-        container_path: d.container_path.as_ref().unwrap_or(&d.host_path).clone(),
-        host_path: d.host_path.clone(),
-        permissions: d.permissions.clone(),
+    response.devices.extend(own.devices.iter().map(|device| DeviceSpec {
+        container_path: device.container_path.as_ref().unwrap_or(&device.host_path).clone(),
+        host_path: device.host_path.clone(),
+        permissions: device.permissions.clone(),
     }));
 }
 
-/// The way to the MPS control daemon, and the limits that it is to keep. Those of a process's own
-/// environment can only be tighter than what the daemon was told itself.
+/// Adds the mounts and variables of the MPS control daemon, and its limits. Limits in a process's environment
+/// can only be stricter than the daemon's own.
 fn add_mps(mps: &MpsEdits, limits: Limits, gpus: usize, response: &mut ContainerAllocateResponse) {
     let mount = |host: &str, container: &str| Mount {
         container_path: container.to_owned(),
@@ -103,24 +103,24 @@ fn add_mps(mps: &MpsEdits, limits: Limits, gpus: usize, response: &mut Container
     };
     response.mounts.push(mount(&mps.pipe_directory, mps.inner_pipe_directory()));
     response.mounts.push(mount(&mps.shm, "/dev/shm"));
-    let mut tell = |key: &str, value: String| response.envs.insert(key.to_owned(), value);
-    tell("CUDA_MPS_PIPE_DIRECTORY", mps.inner_pipe_directory().to_owned());
+    let mut set_env = |key: &str, value: String| response.envs.insert(key.to_owned(), value);
+    set_env("CUDA_MPS_PIPE_DIRECTORY", mps.inner_pipe_directory().to_owned());
     if let Some(mib) = limits.memory_mib {
-        // By CUDA's own count, which begins at 0 in every container. By UUID it would be ignored.
-        let each: Vec<String> = (0..gpus).map(|gpu| format!("{gpu}={mib}M")).collect();
-        tell("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", each.join(","));
+        // By CUDA's device number, which starts at 0 in every container. MPS ignores limits by UUID.
+        let limits: Vec<String> = (0..gpus).map(|gpu| format!("{gpu}={mib}M")).collect();
+        set_env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits.join(","));
     }
     if let Some(percent) = limits.compute_percent.filter(|percent| *percent < 100) {
-        tell("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.to_string());
+        set_env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent.to_string());
     }
     if let Some(log) = &mps.log_directory {
-        tell("CUDA_MPS_LOG_DIRECTORY", log.clone());
+        set_env("CUDA_MPS_LOG_DIRECTORY", log.clone());
         response.mounts.push(mount(log, log));
     }
 }
 
-/// The parts behind the devices, each once however many of its shares are granted.
-fn parts_of<'l>(allocation: &Allocation, ledger: &'l Ledger) -> Vec<&'l Part> {
+/// The parts of the granted devices, each once even if several of its shares are granted.
+fn granted_parts<'l>(allocation: &Allocation, ledger: &'l Ledger) -> Vec<&'l Part> {
     let ids: BTreeSet<_> = allocation.devices.iter().map(|d| &d.part).collect();
     let parts = ids.into_iter().filter_map(|id| ledger.part(id));
     let mut parts: Vec<&Part> = parts.map(|state| &state.part).collect();
@@ -128,7 +128,7 @@ fn parts_of<'l>(allocation: &Allocation, ledger: &'l Ledger) -> Vec<&'l Part> {
     parts
 }
 
-fn name_of(part: &Part, strategy: DeviceIdStrategy) -> String {
+fn visible_name(part: &Part, strategy: DeviceIdStrategy) -> String {
     match strategy {
         DeviceIdStrategy::Index => match (&part.parent, part.mig_index()) {
             (None, _) => part.gpu_index.to_string(),
@@ -142,16 +142,16 @@ fn name_of(part: &Part, strategy: DeviceIdStrategy) -> String {
 fn add_limits(allocation: &Allocation, response: &mut ContainerAllocateResponse) {
     let limits = allocation.decision.limits;
     if let Some(mib) = limits.memory_mib {
-        let key = key_of("BERTH_MEMORY_LIMIT_MIB_", &allocation.resource);
+        let key = resource_key("BERTH_MEMORY_LIMIT_MIB_", &allocation.resource);
         response.envs.insert(key, mib.to_string());
     }
     if let Some(percent) = limits.compute_percent {
-        let key = key_of("BERTH_COMPUTE_LIMIT_PERCENT_", &allocation.resource);
+        let key = resource_key("BERTH_COMPUTE_LIMIT_PERCENT_", &allocation.resource);
         response.envs.insert(key, percent.to_string());
     }
 }
 
-fn add_list(
+fn add_strategy(
     list: DeviceListStrategy,
     names: &[String],
     allocation: &Allocation,
@@ -165,8 +165,8 @@ fn add_list(
             response.envs.insert(VISIBLE_DEVICES.to_owned(), value);
         }
         DeviceListStrategy::VolumeMounts => {
-            // The environment then says where to look, with `envvar` beside it, too: a runtime that takes
-            // GPUs from mounts alone, so that images cannot name their own, refuses names in it.
+            // The variable then holds the mounts' folder, even if `envvar` is also set: a runtime that
+            // accepts GPUs from mounts only, so that images cannot name their own, rejects names in it.
             response.envs.insert(VISIBLE_DEVICES.to_owned(), MOUNTS_ROOT.to_owned());
             response.mounts.extend(names.iter().map(|name| Mount {
                 container_path: format!("{MOUNTS_ROOT}/{name}"),
@@ -175,7 +175,7 @@ fn add_list(
             }));
         }
         DeviceListStrategy::CdiAnnotations => {
-            // One key a grant: annotations of two resources merge by key, too.
+            // One key per grant: the kubelet merges annotations of two resources by key, too.
             let key = format!("{}berth_{}", edits.cdi_annotation_prefix, allocation.id);
             let value: Vec<String> = names.iter().map(cdi).collect();
             response.annotations.insert(key, value.join(","));
@@ -192,7 +192,7 @@ mod tests {
     mod strategies;
 
     use super::*;
-    use crate::edits::WantedDevice;
+    use crate::edits::HostDevice;
     use berth_kernel::allocation::{Decision, Holder};
     use berth_kernel::change::{Change, Entry};
     use berth_kernel::gpu::MIG_INDEX;
@@ -240,12 +240,12 @@ mod tests {
         }
     }
 
-    fn with(strategies: &[DeviceListStrategy]) -> Edits {
+    fn edits_with(strategies: &[DeviceListStrategy]) -> Edits {
         Edits { strategies: strategies.iter().copied().collect(), ..Edits::default() }
     }
 
     #[test]
-    fn gpus_are_named_once_and_in_the_order_of_their_index() {
+    fn gpus_are_named_once_and_in_index_order() {
         let grant = allocation("nvidia.com/gpu.shared", &["GPU-8::0", "GPU-9::1", "GPU-9::2"]);
         let got = response(&grant, &ledger(), &Edits::default());
         assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-9,GPU-8");
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_named_by_its_uuid_or_by_two_indices() {
+    fn a_mig_instance_is_named_by_uuid_or_by_two_indices() {
         let mut ledger = ledger();
         let whole = ledger.part(&PartId::parse("GPU-8").unwrap()).unwrap().part.clone();
         let instance = |id: &str, index: Option<&str>| Part {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn mps_limits_go_to_every_gpu_of_the_container() {
+    fn mps_limits_are_set_for_every_gpu_of_the_container() {
         let mps: MpsEdits = serde_json::from_str(
             r#"{"pipeDirectory": "/run/mps/pipe", "containerPipeDirectory": "/mps", "logDirectory": "/run/mps/log"}"#,
         )
@@ -287,7 +287,7 @@ mod tests {
         let got = response(&grant, &ledger(), &edits);
         assert_eq!(got.envs["CUDA_MPS_PIPE_DIRECTORY"], "/mps");
         assert_eq!(got.envs["CUDA_MPS_LOG_DIRECTORY"], "/run/mps/log");
-        assert!(!got.envs.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "nothing is limited");
+        assert!(!got.envs.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "no limits are set");
         let mounts: Vec<_> = got
             .mounts
             .iter()
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_allocation_id_has_a_key_of_its_resource_that_no_policy_can_take() {
+    fn a_policy_cannot_override_the_allocation_id_of_a_resource() {
         let mut grant = allocation("nvidia.com/mig-1g.10gb", &["GPU-9"]);
         let key = "BERTH_ALLOCATION_ID_NVIDIA_COM_MIG_1G_10GB";
         grant.decision.environment = vec![(key.into(), "forged".into()), ("MODE".into(), "slow".into())];
@@ -317,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn the_operators_own_mounts_and_devices_go_to_their_resource_only() {
+    fn the_operators_mounts_and_devices_apply_to_their_resource_only() {
         let own = ResourceEdits {
-            devices: vec![WantedDevice {
+            devices: vec![HostDevice {
                 host_path: "/dev/x".into(),
                 container_path: None,
                 permissions: "r".into(),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_numa_node_carries_no_topology() {
+    fn a_device_without_a_numa_node_has_no_topology() {
         let mut listed =
             ListedDevice { id: DeviceId::parse("GPU-9::3").unwrap(), healthy: false, numa_node: None };
         let wire = device(&listed);

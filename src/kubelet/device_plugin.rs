@@ -1,8 +1,8 @@
 //! The five calls of the device plugin API, for one resource.
 
-use super::board::Board;
-use super::connections::{Call, Connection, Counted};
-use super::rounds::Rounds;
+use super::connections::{Call, Connection, CountGuard};
+use super::device_list::DeviceList;
+use super::reconciler::Reconciler;
 use super::wire::v1beta1::device_plugin_server::DevicePlugin;
 use super::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
@@ -27,37 +27,39 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::Instrument;
 
-/// Containers in one request. The kubelet sends exactly one; the API allows more.
+/// The most containers in one request. The kubelet sends exactly one; the API allows more.
 const CONTAINERS_MAX: usize = 16;
 
-/// What the calls of one resource need. One a resource, shared by all its connections.
-pub(super) struct Desk {
+/// Answers the calls of one resource. Shared by all connections to its socket.
+pub(super) struct Handler {
     pub(super) resource: Resource,
     pub(super) kernel: KernelHandle,
     pub(super) edits: Arc<Edits>,
-    pub(super) rounds: Arc<Rounds>,
-    pub(super) board: Arc<Board>,
-    /// When the Register that is under way began: a connection made since then, on which the options are
-    /// asked for meanwhile, is the kubelet's, which does both before it answers (from 1.25 on).
-    pub(super) registering: watch::Sender<Option<Instant>>,
-    /// How many connections are the kubelet's.
-    pub(super) kubelets: Arc<watch::Sender<usize>>,
-    /// How many ListAndWatch streams are open on them.
+    pub(super) reconciler: Arc<Reconciler>,
+    pub(super) device_list: Arc<DeviceList>,
+    /// When the Register in progress began. A connection accepted since then on which
+    /// GetDevicePluginOptions is called meanwhile is the kubelet's: from 1.25 on, the kubelet does both
+    /// before it answers.
+    pub(super) register_began: watch::Sender<Option<Instant>>,
+    /// The number of the kubelet's connections.
+    pub(super) kubelet_connections: Arc<watch::Sender<usize>>,
+    /// The number of ListAndWatch streams open on them.
     pub(super) streams: Arc<watch::Sender<usize>>,
-    /// Streams opened before the newest turn of this end.
-    pub(super) ending: watch::Sender<Ending>,
+    /// Each change ends all open streams.
+    pub(super) stream_end: watch::Sender<StreamEnd>,
 }
 
-/// How often streams were ended.
+/// The signal that ends streams.
 #[derive(Debug, Default)]
-pub(super) struct Ending {
-    turn: u64,
-    /// There will be no other turn: who opens a stream now is told the end at once.
-    last: bool,
+pub(super) struct StreamEnd {
+    /// How often streams were ended.
+    count: u64,
+    /// Streams opened from now on end at once, too.
+    is_final: bool,
 }
 
-/// The service; cheap to make anew for another socket.
-pub(super) struct Service(pub(super) Arc<Desk>);
+/// The gRPC service; cheap to create again for another socket.
+pub(super) struct Service(pub(super) Arc<Handler>);
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {
@@ -69,18 +71,18 @@ impl DevicePlugin for Service {
     ) -> Result<Response<DevicePluginOptions>, Status> {
         let _call = Call::begin(&request);
         if let Some(connection) = Connection::of(&request)
-            && self.0.registering.borrow().is_some_and(|began| connection.is_made_since(began))
+            && self.0.register_began.borrow().is_some_and(|began| connection.is_accepted_since(began))
         {
-            connection.mark_kubelet(&self.0.kubelets);
+            connection.mark_kubelet(&self.0.kubelet_connections);
         }
         let options = async {
             Ok(Response::new(DevicePluginOptions {
-                // Nothing is done to a GPU before a start, and the call would cost each restart.
+                // Berth prepares nothing before a container starts, and the call would delay each restart.
                 pre_start_required: false,
                 get_preferred_allocation_available: true,
             }))
         };
-        self.0.counted(Rpc::GetDevicePluginOptions, options).await
+        self.0.count(Rpc::GetDevicePluginOptions, options).await
     }
 
     async fn list_and_watch(
@@ -88,19 +90,19 @@ impl DevicePlugin for Service {
         request: Request<Empty>,
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let call = Call::begin(&request);
-        let is_kubelets = Connection::of(&request).is_some_and(|connection| connection.is_kubelets());
+        let is_kubelet = Connection::of(&request).is_some_and(|connection| connection.is_kubelet());
         let stream = async {
-            // One message at a time: a reader that lags gets the newest list, not all of them.
+            // Holds one message: a slow reader gets the newest list, not every version.
             let (sender, receiver) = mpsc::channel(1);
-            let desk = Arc::clone(&self.0);
+            let handler = Arc::clone(&self.0);
             tokio::spawn(async move {
                 let _call = call;
-                let _watched = is_kubelets.then(|| Watched::new(&desk));
-                show(&desk, sender).await;
+                let _guard = is_kubelet.then(|| StreamGuard::new(&handler));
+                send_lists(&handler, sender).await;
             });
             Ok(Response::new(ReceiverStream::new(receiver)))
         };
-        self.0.counted(Rpc::ListAndWatch, stream).await
+        self.0.count(Rpc::ListAndWatch, stream).await
     }
 
     async fn get_preferred_allocation(
@@ -108,7 +110,7 @@ impl DevicePlugin for Service {
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let _call = Call::begin(&request);
-        self.0.counted(Rpc::GetPreferredAllocation, self.0.preferred(request.into_inner())).await
+        self.0.count(Rpc::GetPreferredAllocation, self.0.preferred_allocation(request.into_inner())).await
     }
 
     async fn allocate(
@@ -122,7 +124,7 @@ impl DevicePlugin for Service {
             let container_responses = self.0.allocate(&requests).await?;
             Ok(Response::new(AllocateResponse { container_responses }))
         };
-        self.0.counted(Rpc::Allocate, granted).await
+        self.0.count(Rpc::Allocate, granted).await
     }
 
     async fn pre_start_container(
@@ -130,16 +132,14 @@ impl DevicePlugin for Service {
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let _call = Call::begin(&request);
-        self.0
-            .counted(Rpc::PreStartContainer, async { Ok(Response::new(PreStartContainerResponse {})) })
-            .await
+        self.0.count(Rpc::PreStartContainer, async { Ok(Response::new(PreStartContainerResponse {})) }).await
     }
 }
 
-/// gRPC's word for a code; a number of none is `UNKNOWN`.
-fn word_of(code: i32) -> &'static str {
-    let word = usize::try_from(code).ok().and_then(|code| CODES.get(code));
-    word.copied().unwrap_or("UNKNOWN")
+/// gRPC's name of a status code; `UNKNOWN` for a number without one.
+fn code_name(code: i32) -> &'static str {
+    let name = usize::try_from(code).ok().and_then(|code| CODES.get(code));
+    name.copied().unwrap_or("UNKNOWN")
 }
 
 fn check_containers(given: usize) -> Result<(), Status> {
@@ -152,69 +152,69 @@ fn check_containers(given: usize) -> Result<(), Status> {
     Err(status::bad_request(&error))
 }
 
-/// One stream: the whole list now, and again whenever the board turns.
-async fn show(desk: &Desk, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
-    let mut ending = desk.ending.subscribe();
-    if ending.borrow_and_update().last {
-        // The kubelet asks some time after it registered us, which may be when we are leaving already.
+/// One stream: sends the whole list now, and again with each new version.
+async fn send_lists(handler: &Handler, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
+    let mut stream_end = handler.stream_end.subscribe();
+    if stream_end.borrow_and_update().is_final {
+        // The kubelet opens the stream some time after Register, perhaps when this plugin is already stopping.
         return;
     }
-    let mut sheets = desk.board.subscribe();
+    let mut versions = handler.device_list.subscribe();
     loop {
-        let listed = Arc::clone(&sheets.borrow_and_update().devices);
-        let span = spans::device_list(&desk.resource, listed.iter().map(|device| device.healthy));
-        let devices = listed.iter().map(convert::device).collect();
+        let devices = Arc::clone(&versions.borrow_and_update().devices);
+        let span = spans::device_list(&handler.resource, devices.iter().map(|device| device.healthy));
+        let devices = devices.iter().map(convert::device).collect();
         let message = Ok(ListAndWatchResponse { devices });
         tokio::select! {
             sent = sender.send(message).instrument(span) => if sent.is_err() { return },
-            _ = ending.changed() => return,
+            _ = stream_end.changed() => return,
         }
         tokio::select! {
-            turned = sheets.changed() => if turned.is_err() { return },
-            _ = ending.changed() => return,
+            changed = versions.changed() => if changed.is_err() { return },
+            _ = stream_end.changed() => return,
             // The kubelet closed the stream or its connection.
             () = sender.closed() => return,
         }
     }
 }
 
-/// Counts one of the kubelet's streams for as long as it lives.
-struct Watched<'d> {
-    desk: &'d Desk,
-    _counted: Counted,
+/// Counts one of the kubelet's streams until it is dropped.
+struct StreamGuard<'d> {
+    handler: &'d Handler,
+    _count: CountGuard,
 }
 
-impl<'d> Watched<'d> {
-    fn new(desk: &'d Desk) -> Self {
-        desk.kernel.counters().kubelet.stream_began(desk.resource.as_str());
-        Self { desk, _counted: Counted::new(&desk.streams) }
+impl<'d> StreamGuard<'d> {
+    fn new(handler: &'d Handler) -> Self {
+        handler.kernel.counters().kubelet.stream_began(handler.resource.as_str());
+        Self { handler, _count: CountGuard::new(&handler.streams) }
     }
 }
 
-impl Drop for Watched<'_> {
+impl Drop for StreamGuard<'_> {
     fn drop(&mut self) {
-        self.desk.kernel.counters().kubelet.stream_ended(self.desk.resource.as_str());
+        self.handler.kernel.counters().kubelet.stream_ended(self.handler.resource.as_str());
     }
 }
 
-impl Desk {
-    /// Counts a call, how long it takes and how it ends. One that its caller no longer waits for is
-    /// dropped half way, and counts as cancelled.
-    async fn counted<T>(
+impl Handler {
+    /// Counts a call, its duration and its outcome. A call whose caller has left is dropped before its
+    /// end and counted as cancelled.
+    async fn count<T>(
         &self,
         rpc: Rpc,
-        answer: impl Future<Output = Result<T, Status>>,
+        response: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
         let call = self.kernel.counters().kubelet.begin(rpc);
         let span = spans::grpc(rpc.as_str(), &self.resource);
-        let answer = answer.instrument(span.clone()).await;
-        let code = answer.as_ref().err().map_or(0, |status| status.code().into());
+        let response = response.instrument(span.clone()).await;
+        let code = response.as_ref().err().map_or(0, |status| status.code().into());
         call.end(code);
-        spans::grpc_answered(&span, word_of(code), code);
-        answer
+        spans::grpc_answered(&span, code_name(code), code);
+        response
     }
 
-    async fn preferred(
+    async fn preferred_allocation(
         &self,
         request: PreferredAllocationRequest,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
@@ -223,17 +223,17 @@ impl Desk {
         let ledger = self.kernel.snapshot();
         let mut container_responses = Vec::new();
         for request in &requests {
-            let place = parse::place(&ledger, &self.resource, request)
+            let request = parse::preferred_request(&ledger, &self.resource, request)
                 .map_err(|error| status::bad_request(&error))?;
-            let devices = self.place(place).await;
+            let devices = self.place(request).await;
             let device_i_ds = devices.iter().map(DeviceId::to_string).collect();
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
         }
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
-    /// Asks where to place, and holds the answer against the request: whatever the middle said,
-    /// the kubelet gets that many of the available ids with the required ones among them.
+    /// Chooses devices and checks the choice against the request: whatever the policies chose, the
+    /// result has the requested number of available ids, the required ones among them.
     async fn place(&self, request: PlaceRequest) -> Vec<DeviceId> {
         if request.size == 0 || request.available.is_empty() {
             return Vec::new();
@@ -241,68 +241,69 @@ impl Desk {
         if request.size >= request.available.len() {
             return request.available;
         }
-        let (answer, _by) = self.kernel.place(request.clone()).await;
+        let (placement, _by) = self.kernel.place(request.clone()).await;
         let available: BTreeSet<&DeviceId> = request.available.iter().collect();
-        // Required first, so that they are in whatever else is cut off.
-        let wanted = request.required.iter().chain(&answer.devices);
-        let rest = wanted.chain(&request.available);
-        let mut seen = BTreeSet::new();
-        rest.filter(|id| available.contains(*id) && seen.insert(*id))
+        // Required ids first, so that the limit cuts off others.
+        let candidates = request.required.iter().chain(&placement.devices).chain(&request.available);
+        let mut chosen = BTreeSet::new();
+        candidates
+            .filter(|id| available.contains(*id) && chosen.insert(*id))
             .take(request.size.max(request.required.len()))
             .cloned()
             .collect()
     }
 
-    /// One grant for all containers of the call, or none. Each container's answer names its own devices, and all
-    /// carry the id of the one allocation.
+    /// One grant for all containers of the call, or none. Each container's response has its own devices
+    /// and the id of the common allocation.
     async fn allocate(
         &self,
         requests: &[ContainerAllocateRequest],
     ) -> Result<Vec<ContainerAllocateResponse>, Status> {
         let ledger = self.kernel.snapshot();
-        let (admit, containers) = parse::admit(&ledger, &self.resource, requests).map_err(|error| {
-            self.kernel.counters().kubelet.count_refusal("badRequest");
-            status::bad_request(&error)
-        })?;
+        let (admit, containers) =
+            parse::allocate_request(&ledger, &self.resource, requests).map_err(|error| {
+                self.kernel.counters().kubelet.count_refusal("badRequest");
+                status::bad_request(&error)
+            })?;
         let Granted { allocation, snapshot } = self.grant(admit).await.map_err(|error| {
             self.kernel.counters().kubelet.count_refusal(error.kind());
-            tracing::warn!(resource = %self.resource, %error, "no grant");
-            status::declined(&self.resource, &error)
+            tracing::warn!(resource = %self.resource, %error, "refused an Allocate call");
+            status::refused(&self.resource, &error)
         })?;
         spans::granted(&allocation.id);
         tracing::info!(
             allocation = %allocation.id, resource = %self.resource, devices = ?allocation.devices,
             "granted"
         );
-        let answer = |devices| {
+        let response = |devices| {
             convert::response(&Allocation { devices, ..allocation.clone() }, &snapshot, &self.edits)
         };
-        Ok(containers.into_iter().map(answer).collect())
+        Ok(containers.into_iter().map(response).collect())
     }
 
-    /// Asks once, and once more after a round where a holder may have left unnoticed.
+    /// Tries a refused grant once more after a reconcile pass if the holder may have ended unnoticed.
     async fn grant(&self, admit: AdmitRequest) -> Result<Granted, CommandError> {
         match self.kernel.allocate(admit.clone(), Attempt::First).await {
             Err(CommandError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 tracing::info!(
                     resource = %self.resource, %refusal,
-                    "looking whether the holder is still there"
+                    "checking with the kubelet whether the holder still exists"
                 );
-                self.rounds.cure().await;
+                self.reconciler.run_pass_before_refusal().await;
                 self.kernel.allocate(admit, Attempt::Last).await
             }
-            answer => answer,
+            result => result,
         }
     }
 
-    /// Ends every stream that lives now.
+    /// Ends all open streams.
     pub(super) fn end_streams(&self) {
-        self.ending.send_modify(|ending| ending.turn += 1);
+        self.stream_end.send_modify(|end| end.count += 1);
     }
 
-    /// The same for good: whoever opens one later sees its end at once. Else it would live as long as the
-    /// kubelet's connection, with a list that nobody turns any more.
+    /// Ends all open streams and those opened later. A later stream would otherwise stay open as long as
+    /// the kubelet's connection, with a list that is no longer updated.
     pub(super) fn end_all_streams(&self) {
-        self.ending.send_modify(|ending| *ending = Ending { turn: ending.turn + 1, last: true });
+        self.stream_end.send_modify(|end| *end = StreamEnd { count: end.count + 1, is_final: true });
     }
 }

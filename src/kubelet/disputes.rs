@@ -1,4 +1,4 @@
-//! What `List` and the ledger see differently, and how often that is worth a round.
+//! Differences between `List` and the ledger, and how often they cause a reconcile pass.
 
 use berth_kernel::ledger::Ledger;
 use berth_kernel::part_state::Device;
@@ -7,117 +7,117 @@ use berth_kernel::reconcile::PodList;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Rounds about one dispute before they become rarer. Two that are far enough apart end an
-/// allocation, but not sooner than 30 s after our reply or the kubelet's start: with 5 s between
-/// rounds that is at most the sixth to eighth.
-const EAGER_ROUNDS: u32 = 8;
+/// Passes about one dispute before they become rarer. Two that are far enough apart end an allocation,
+/// but not within 30 s of Berth's reply or the kubelet's start: with 5 s between passes, by the sixth to
+/// eighth pass.
+const EAGER_PASSES: u32 = 8;
 
-/// The open disputes, each with the number of rounds that were taken while it was open.
+/// The open disputes, each with the number of passes that ran while it was open.
 #[derive(Debug, Default)]
 pub(super) struct Disputes(BTreeMap<String, u32>);
 
 impl Disputes {
-    /// Forgets what `List` and the ledger agree on by now, and takes up what is new.
-    pub(super) fn look(&mut self, ledger: &Ledger, list: Option<&PodList>) {
-        // Of what could not be asked nothing is settled.
+    /// Removes disputes that are settled and adds new ones.
+    pub(super) fn update(&mut self, ledger: &Ledger, list: Option<&PodList>) {
+        // A failed `List` settles no dispute.
         let Some(list) = list else {
             return;
         };
-        let found = found(ledger, list);
-        self.0.retain(|dispute, _| found.contains(dispute));
-        for dispute in found {
+        let disputed = find_disputes(ledger, list);
+        self.0.retain(|dispute, _| disputed.contains(dispute));
+        for dispute in disputed {
             self.0.entry(dispute).or_insert(0);
         }
     }
 
-    /// Whether a round is due, so long after the last one. `apart`: what two rounds that end an
-    /// allocation must lie apart. `at_most`: the wait that no dispute exceeds.
+    /// Whether a pass is due `since` after the last one. `min_gap`: the time between two passes that end
+    /// an allocation. `max_wait`: the longest wait for any dispute.
     ///
-    /// A dispute can be open for hours (a pod in its init phase), and every round makes the
-    /// kubelet write its checkpoint: what a few rounds did not settle is asked about ever less
-    /// often.
-    pub(super) fn due(&self, since: Duration, apart: Duration, at_most: Duration) -> bool {
-        self.0.values().any(|rounds| match rounds.checked_sub(EAGER_ROUNDS) {
-            _ if *rounds == 0 => true,
-            None => since >= apart,
-            Some(more) => since >= apart.saturating_mul(2_u32.saturating_pow(more + 1)).min(at_most),
+    /// A dispute can be open for hours (a pod in its init phase), and every pass makes the kubelet write
+    /// its checkpoint. So the waits for a dispute that a few passes did not settle double.
+    pub(super) fn is_pass_due(&self, since: Duration, min_gap: Duration, max_wait: Duration) -> bool {
+        self.0.values().any(|passes| match passes.checked_sub(EAGER_PASSES) {
+            _ if *passes == 0 => true,
+            None => since >= min_gap,
+            Some(more) => since >= min_gap.saturating_mul(2_u32.saturating_pow(more + 1)).min(max_wait),
         })
     }
 
-    /// A round was taken about all that are open.
-    pub(super) fn asked(&mut self) {
-        for rounds in self.0.values_mut() {
-            *rounds = rounds.saturating_add(1);
+    /// Counts a pass for every open dispute.
+    pub(super) fn count_pass(&mut self) {
+        for passes in self.0.values_mut() {
+            *passes = passes.saturating_add(1);
         }
     }
 }
 
-/// Each in a word of its own: an allocation's id, or the container that holds what nobody recorded.
-fn found(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
+/// The current disputes: ids of allocations, and containers that hold devices without an allocation.
+fn find_disputes(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
+    let mut disputed = BTreeSet::new();
     for allocation in ledger.live.values() {
         let holder = &allocation.holder;
-        let gone = match (&holder.namespace, &holder.pod) {
+        let is_unlisted = match (&holder.namespace, &holder.pod) {
             (Some(namespace), Some(pod)) => !list.pods.contains(&(namespace.clone(), pod.clone())),
-            // A pod in its init phase, or one that the kubelet refused after it had our answer:
-            // `List` shows neither, and only a round tells one from the other.
+            // The pod is in its init phase, or the kubelet rejected it after Allocate. `List` contains
+            // neither; only a full pass distinguishes them.
             _ => true,
         };
-        if gone || allocation.overlapped {
-            found.insert(allocation.id.to_string());
+        if is_unlisted || allocation.overlapped {
+            disputed.insert(allocation.id.to_string());
         }
-        // However long its id was in dispute before: this is news, and a round settles it.
+        // A dispute of its own, even if the allocation is disputed already: a pass settles it.
         if matches!(ledger.fate_of(allocation), Fate::Over | Fate::Gone) {
-            found.insert(format!("{} is over", allocation.id));
+            disputed.insert(format!("{} is over", allocation.id));
         }
     }
     for held in &list.held {
-        let known = held.devices.iter().all(|id| ledger.device(&held.resource, id).is_some_and(Device::held));
-        if !known {
-            found.insert(format!("{}/{}/{}", held.namespace, held.pod, held.container));
+        let is_recorded =
+            held.devices.iter().all(|id| ledger.device(&held.resource, id).is_some_and(Device::held));
+        if !is_recorded {
+            disputed.insert(format!("{}/{}/{}", held.namespace, held.pod, held.container));
         }
     }
-    found
+    disputed
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const APART: Duration = Duration::from_secs(5);
-    const AT_MOST: Duration = Duration::from_secs(60);
+    const MIN_GAP: Duration = Duration::from_secs(5);
+    const MAX_WAIT: Duration = Duration::from_secs(60);
 
-    /// The waits before the first so many rounds about one dispute.
-    fn waits(rounds: usize) -> Vec<u64> {
+    /// The waits in seconds before the first `passes` passes about one dispute.
+    fn waits(passes: usize) -> Vec<u64> {
         let mut disputes = Disputes(BTreeMap::from([("a".into(), 0)]));
         let mut waits = Vec::new();
-        for _ in 0..rounds {
-            let due = |s: &u64| disputes.due(Duration::from_secs(*s), APART, AT_MOST);
-            waits.push((0..=1000).find(due).unwrap());
-            disputes.asked();
+        for _ in 0..passes {
+            let is_due = |s: &u64| disputes.is_pass_due(Duration::from_secs(*s), MIN_GAP, MAX_WAIT);
+            waits.push((0..=1000).find(is_due).unwrap());
+            disputes.count_pass();
         }
         waits
     }
 
     #[test]
-    fn what_rounds_do_not_settle_is_asked_about_ever_less_often() {
+    fn the_waits_for_an_unsettled_dispute_grow() {
         assert_eq!(waits(12), [0, 5, 5, 5, 5, 5, 5, 5, 10, 20, 40, 60]);
     }
 
     #[test]
     fn a_new_dispute_does_not_wait_for_the_old_ones() {
         let mut disputes = Disputes(BTreeMap::from([("old".into(), 20)]));
-        assert!(!disputes.due(Duration::ZERO, APART, AT_MOST));
+        assert!(!disputes.is_pass_due(Duration::ZERO, MIN_GAP, MAX_WAIT));
         disputes.0.insert("new".into(), 0);
-        assert!(disputes.due(Duration::ZERO, APART, AT_MOST));
+        assert!(disputes.is_pass_due(Duration::ZERO, MIN_GAP, MAX_WAIT));
     }
 
     #[test]
-    fn nothing_open_asks_for_no_round() {
+    fn no_pass_is_due_without_an_open_dispute() {
         let mut disputes = Disputes(BTreeMap::from([("a".into(), 0)]));
-        disputes.look(&Ledger::default(), None);
-        assert!(disputes.due(AT_MOST, APART, AT_MOST), "a list that failed settles nothing");
-        disputes.look(&Ledger::default(), Some(&PodList::default()));
-        assert!(!disputes.due(AT_MOST, APART, AT_MOST));
+        disputes.update(&Ledger::default(), None);
+        assert!(disputes.is_pass_due(MAX_WAIT, MIN_GAP, MAX_WAIT), "a list that failed settles nothing");
+        disputes.update(&Ledger::default(), Some(&PodList::default()));
+        assert!(!disputes.is_pass_due(MAX_WAIT, MIN_GAP, MAX_WAIT));
     }
 }

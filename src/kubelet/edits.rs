@@ -1,13 +1,13 @@
-//! What a grant changes in its container: how the container learns its GPUs, and mounts and devices
-//! that the operator adds. Berth runs no MPS: an operator starts a control daemon, and [`MpsEdits`] says
-//! to which one the containers of a resource are sent.
+//! What a grant changes in its container: how GPUs are passed to it, and the operator's mounts and
+//! devices. Berth runs no MPS control daemon: an operator starts one, and [`MpsEdits`] describes the one
+//! that the containers of a resource use.
 
 use berth_kernel::names::Resource;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// How a container is told its GPUs. NVIDIA's names.
+/// How GPUs are passed to a container. NVIDIA's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceListStrategy {
     /// `NVIDIA_VISIBLE_DEVICES`.
@@ -30,7 +30,7 @@ pub enum DeviceIdStrategy {
     Index,
 }
 
-/// What NVIDIA's container runtime adds on request.
+/// A library that NVIDIA's container runtime adds on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Feature {
     /// GDRCopy.
@@ -42,7 +42,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// The variable that asks the runtime for it. NVIDIA's name.
+    /// The variable that requests it from the runtime. NVIDIA's name.
     #[must_use]
     pub fn variable(self) -> &'static str {
         match self {
@@ -53,10 +53,10 @@ impl Feature {
     }
 }
 
-/// What containers are given.
+/// The changes to containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edits {
-    /// The ways, at least one.
+    /// How GPUs are passed; at least one strategy.
     pub strategies: BTreeSet<DeviceListStrategy>,
     /// How GPUs are named.
     pub id_strategy: DeviceIdStrategy,
@@ -64,11 +64,11 @@ pub struct Edits {
     pub pass_device_specs: bool,
     /// Where the driver is installed.
     pub driver_root: PathBuf,
-    /// Where the device nodes are on the host; the driver root unless it is given.
+    /// The folder of `dev` on the host; defaults to the driver root.
     pub dev_root: PathBuf,
-    /// Which libraries beside CUDA the runtime is asked for.
+    /// Libraries besides CUDA that are requested from the runtime.
     pub features: BTreeSet<Feature>,
-    /// CDI kind, as nvidia-ctk writes it by default.
+    /// CDI kind; defaults to nvidia-ctk's.
     pub cdi_kind: String,
     /// Prefix of the CDI annotation's key.
     pub cdi_annotation_prefix: String,
@@ -77,61 +77,61 @@ pub struct Edits {
 }
 
 impl Edits {
-    /// Whether containers learn their GPUs by CDI alone, which then gives them the device nodes, too.
+    /// Whether all strategies are CDI, which then adds the device nodes, too.
     #[must_use]
-    pub fn by_cdi_only(&self) -> bool {
+    pub fn is_cdi_only(&self) -> bool {
         use DeviceListStrategy::{CdiAnnotations, CdiCri};
         self.strategies.iter().all(|strategy| matches!(strategy, CdiAnnotations | CdiCri))
     }
 
-    /// By resource the socket without which its containers would run outside of MPS.
+    /// The MPS control socket of each resource with MPS. Without it, containers would run outside MPS.
     #[must_use]
     pub fn mps_sockets(&self) -> BTreeMap<Resource, PathBuf> {
         let with_mps =
-            self.resources.iter().filter_map(|(resource, own)| Some((resource, own.mps.as_ref()?)));
+            self.resources.iter().filter_map(|(resource, edits)| Some((resource, edits.mps.as_ref()?)));
         with_mps.map(|(resource, mps)| (resource.clone(), mps.control_socket())).collect()
     }
 }
 
-/// Mounts and devices of one resource, and its MPS.
+/// Mounts, devices and MPS of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ResourceEdits {
     /// Host folders or files mounted into its containers.
-    pub mounts: Vec<WantedMount>,
-    /// Host devices given to its containers.
-    pub devices: Vec<WantedDevice>,
-    /// The MPS control daemon that keeps its containers within their limits.
+    pub mounts: Vec<HostMount>,
+    /// Host devices passed to its containers.
+    pub devices: Vec<HostDevice>,
+    /// The MPS control daemon that enforces its containers' limits.
     pub mps: Option<MpsEdits>,
 }
 
-/// A mount of the operator's own.
+/// A mount that the operator adds.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct WantedMount {
+pub struct HostMount {
     /// Path on the host.
     pub host_path: String,
     /// Path in the container.
     pub container_path: String,
-    /// Read-only unless said otherwise.
-    #[serde(default = "yes")]
+    /// Defaults to true.
+    #[serde(default = "default_true")]
     pub read_only: bool,
 }
 
-/// A device of the operator's own.
+/// A device that the operator adds.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct WantedDevice {
+pub struct HostDevice {
     /// Path on the host.
     pub host_path: String,
-    /// Path in the container; the same if not given.
+    /// Path in the container; defaults to the host's path.
     pub container_path: Option<String>,
     /// cgroup permissions: letters of `rwm`.
     #[serde(default = "read_write")]
     pub permissions: String,
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -162,15 +162,15 @@ const CONTROL_SOCKET: &str = "control";
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MpsEdits {
-    /// Its pipe directory on the host: what it was started with as `CUDA_MPS_PIPE_DIRECTORY`, or where
-    /// the host has that of a daemon in a container.
+    /// Its pipe directory on the host: its `CUDA_MPS_PIPE_DIRECTORY`, or that directory's path on the host
+    /// where the daemon runs in a container.
     pub pipe_directory: String,
-    /// The same in the container, where it is not as on the host. Clients and daemon must know it by one
-    /// name, so this is the daemon's own where that runs in a container.
+    /// The pipe directory in the container, if it differs from the host's. Clients and daemon must use the
+    /// same path, so this is the daemon's own path where it runs in a container.
     pub container_pipe_directory: Option<String>,
-    /// The daemon's log directory on the host; mounted by the same name.
+    /// The daemon's log directory on the host; mounted under the same path.
     pub log_directory: Option<String>,
-    /// The shared memory that daemon and clients have in common; `/dev/shm` in the container.
+    /// The shared memory of daemon and clients on the host; `/dev/shm` in the container.
     #[serde(default = "host_shm")]
     pub shm: String,
 }
@@ -180,20 +180,20 @@ fn host_shm() -> String {
 }
 
 impl MpsEdits {
-    /// Every path in it, with its key.
+    /// Every configured path, with its key.
     pub fn paths(&self) -> impl Iterator<Item = (&'static str, &String)> {
         let given = [("pipeDirectory", &self.pipe_directory), ("shm", &self.shm)].into_iter();
         let container = self.container_pipe_directory.iter().map(|path| ("containerPipeDirectory", path));
         given.chain(container).chain(self.log_directory.iter().map(|path| ("logDirectory", path)))
     }
 
-    /// The pipe directory's name in the container.
+    /// The pipe directory in the container.
     #[must_use]
     pub fn inner_pipe_directory(&self) -> &str {
         self.container_pipe_directory.as_ref().unwrap_or(&self.pipe_directory)
     }
 
-    /// What is there as long as the daemon runs.
+    /// The control socket on the host. It exists while the daemon runs.
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
         Path::new(&self.pipe_directory).join(CONTROL_SOCKET)

@@ -1,8 +1,8 @@
-//! `device-plugins/`, watched: is kubelet.sock another file, has the checkpoint been written?
+//! Watches `device-plugins/` for a replaced kubelet.sock and a newly written checkpoint.
 //!
-//! The folder is watched and not the files, since both are replaced rather than changed; and where
-//! kubelet.sock is a symbolic link, the folder of its target, too. Events only cause a check of the
-//! files, so a lost event costs one interval.
+//! The folder is watched and not the files, since both files are replaced rather than changed. Where
+//! kubelet.sock is a symbolic link, its target's folder is watched too. Events only cause a check of
+//! the files, so a lost event costs one interval.
 
 use super::checkpoint::CHECKPOINT_FILE;
 use super::settings::Settings;
@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-/// Tells one file from the next one of the same name. The inode alone would not do: a file system
-/// may give the same number again at once.
+/// Distinguishes a file from its successor of the same name. The inode alone is not enough: a file
+/// system may reuse the number at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,
@@ -47,51 +47,51 @@ impl FileId {
     }
 }
 
-/// What the last look found.
+/// The watched files as of the last check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct FolderState {
     /// kubelet.sock: the socket, or the target of a symbolic link to one.
     pub(super) kubelet: Result<FileId, NoSocket>,
-    /// The checkpoint, whatever it is.
+    /// The checkpoint, whatever its file type.
     pub(super) checkpoint: Option<FileId>,
 }
 
-/// The id of the socket at this path, if there is one. A symbolic link is none: this is for our own
-/// sockets, which nothing else may stand for.
+/// The id of the socket at this path. `None` for anything else, symbolic links included: Berth's own
+/// sockets are never links.
 pub(super) fn socket_id(path: &Path) -> Option<FileId> {
     let metadata = fs::symlink_metadata(path).ok()?;
     let is_socket = metadata.file_type().is_socket();
     is_socket.then(|| FileId::of(&metadata))
 }
 
-/// Watches until it is dropped.
+/// Watches the folder until it is dropped.
 #[derive(Debug)]
-pub(super) struct Folder {
-    seen: watch::Receiver<Seen>,
-    looking: JoinHandle<()>,
+pub(super) struct FolderWatcher {
+    state: watch::Receiver<FolderState>,
+    task: JoinHandle<()>,
 }
 
-impl Folder {
-    /// Looks once now, and from then on in a task of its own. The folder need not exist yet.
+impl FolderWatcher {
+    /// Checks the files once now, and from then on in a task of its own. The folder need not exist yet.
     pub(super) fn watch(settings: &Settings) -> Self {
         let paths = Paths {
             folder: settings.device_plugins(),
             kubelet: settings.kubelet_socket(),
             checkpoint: settings.device_plugins().join(CHECKPOINT_FILE),
         };
-        let (sender, seen) = watch::channel(paths.look());
-        let looking = tokio::spawn(look_on(paths, sender, settings.waits.look_again));
-        Self { seen, looking }
+        let (sender, state) = watch::channel(paths.check());
+        let task = tokio::spawn(watch_paths(paths, sender, settings.waits.look_again));
+        Self { state, task }
     }
 
-    pub(super) fn seen(&self) -> watch::Receiver<Seen> {
-        self.seen.clone()
+    pub(super) fn subscribe(&self) -> watch::Receiver<FolderState> {
+        self.state.clone()
     }
 }
 
-impl Drop for Folder {
+impl Drop for FolderWatcher {
     fn drop(&mut self) {
-        self.looking.abort();
+        self.task.abort();
     }
 }
 
@@ -102,43 +102,43 @@ struct Paths {
 }
 
 impl Paths {
-    /// Where the socket lies that kubelet.sock is a symbolic link to. Where the target is not there,
-    /// only the first of several links is followed.
+    /// The folder of the socket that kubelet.sock links to. If the target does not exist, only the first
+    /// of several links is followed.
     fn target_folder(&self) -> Option<PathBuf> {
         let link = fs::read_link(&self.kubelet).ok()?;
         let target = fs::canonicalize(&self.kubelet).unwrap_or_else(|_| self.folder.join(link));
         target.parent().map(Path::to_owned)
     }
 
-    fn look(&self) -> Seen {
-        Seen {
-            kubelet: socket_metadata(&self.kubelet).map(|about| FileId::of(&about)),
-            checkpoint: fs::symlink_metadata(&self.checkpoint).ok().map(|m| FileId::of(&m)),
+    fn check(&self) -> FolderState {
+        FolderState {
+            kubelet: socket_metadata(&self.kubelet).map(|metadata| FileId::of(&metadata)),
+            checkpoint: fs::symlink_metadata(&self.checkpoint).ok().map(|metadata| FileId::of(&metadata)),
         }
     }
 }
 
-async fn look_on(paths: Paths, sender: watch::Sender<Seen>, interval: Duration) {
+async fn watch_paths(paths: Paths, sender: watch::Sender<FolderState>, interval: Duration) {
     let event = Arc::new(Notify::new());
     let mut plugins = None;
     let mut target = None;
     loop {
-        keep_watched(&mut plugins, Some(&paths.folder), &event);
-        keep_watched(&mut target, paths.target_folder().as_deref(), &event);
-        // After the watch is set, so that nothing falls in between.
-        let seen = paths.look();
+        update_watcher(&mut plugins, Some(&paths.folder), &event);
+        update_watcher(&mut target, paths.target_folder().as_deref(), &event);
+        // After the watches are set, so that no change is missed in between.
+        let state = paths.check();
         sender.send_if_modified(|last| {
-            let differs = *last != seen;
-            *last = seen;
+            let differs = *last != state;
+            *last = state;
             differs
         });
-        // Both outcomes mean: look again.
+        // An event and the timeout both lead to the next check.
         let _ = tokio::time::timeout(interval, event.notified()).await;
     }
 }
 
-/// Watches the folder that is at this path now: it may have been made, or replaced, since the last look.
-fn keep_watched(
+/// Watches the folder that is at this path now: it may have been created or replaced since the last check.
+fn update_watcher(
     watching: &mut Option<(FileId, RecommendedWatcher)>,
     path: Option<&Path>,
     event: &Arc<Notify>,
@@ -149,20 +149,21 @@ fn keep_watched(
     }
 }
 
-/// `None` where events cannot be had; the interval then has to do.
+/// `None` if events are unavailable; the files are then checked once per interval only.
 fn watcher(folder: &Path, event: &Arc<Notify>) -> Option<RecommendedWatcher> {
     let event = Arc::clone(event);
-    let told = move |_| event.notify_one();
-    let made = notify::recommended_watcher(told).and_then(|mut watcher| {
+    let on_event = move |_| event.notify_one();
+    let watching = notify::recommended_watcher(on_event).and_then(|mut watcher| {
         watcher.watch(folder, RecursiveMode::NonRecursive)?;
         Ok(watcher)
     });
-    match made {
+    match watching {
         Ok(watcher) => Some(watcher),
         Err(error) => {
             tracing::warn!(
                 folder = %folder.display(), %error,
-                "cannot watch the kubelet's folder for events (raise fs.inotify.max_user_instances or max_user_watches); looking at it every second instead"
+                "cannot watch the kubelet's folder for events, so it is checked every second: raise \
+                 fs.inotify.max_user_instances or max_user_watches"
             );
             None
         }

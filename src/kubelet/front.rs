@@ -1,11 +1,11 @@
-//! The front end's handle: built, made to adopt, started, stopped.
+//! The front end's handle: created, started and stopped by the daemon.
 
-use super::boards::Boards;
 use super::checkpoint::{self, CheckpointError};
-use super::folder::Folder;
+use super::device_lists::DeviceLists;
+use super::folder::FolderWatcher;
 use super::plugin::Registrations;
 use super::pods_api;
-use super::rounds::{RoundError, Rounds};
+use super::reconciler::{ReconcileError, Reconciler};
 use super::settings::Settings;
 use super::supervisor::Supervisor;
 use berth_core::admission::KernelHandle;
@@ -13,67 +13,72 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What running pods hold could not be taken over, so nothing may be registered.
+/// Why running pods' devices could not be adopted. Nothing may be registered then.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
-    /// The checkpoint cannot be read or understood.
+    /// The checkpoint cannot be read or parsed.
     #[error(
-        "cannot tell what running pods hold, so no resource is registered: make the kubelet's checkpoint readable, or start with --skip-adoption if no running pod uses a GPU of this node"
+        "cannot determine the devices of running pods, so no resource is registered: make the kubelet's checkpoint \
+         readable, or start with --skip-adoption if no running pod uses a GPU of this node"
     )]
     Checkpoint(#[source] CheckpointError),
-    /// It could be read, but not recorded.
-    #[error("what running pods hold could not be recorded, so no resource is registered")]
-    Record(#[source] RoundError),
+    /// The checkpoint was read, but its entries could not be recorded.
+    #[error("the devices of running pods could not be recorded, so no resource is registered")]
+    Record(#[source] ReconcileError),
 }
 
 /// The kubelet front end, not started yet.
 pub struct Front {
     settings: Arc<Settings>,
     kernel: KernelHandle,
-    folder: Folder,
-    boards: Arc<Boards>,
-    rounds: Arc<Rounds>,
+    folder: FolderWatcher,
+    device_lists: Arc<DeviceLists>,
+    reconciler: Arc<Reconciler>,
 }
 
 impl Front {
-    /// Begins to watch the kubelet's folder. Needs a tokio runtime around it.
+    /// Creates the front end and starts to watch the kubelet's folder. Must be called in a tokio runtime.
     #[must_use]
     pub fn new(settings: Settings, kernel: KernelHandle) -> Self {
         let settings = Arc::new(settings);
-        let folder = Folder::watch(&settings);
-        let boards = Arc::new(Boards::default());
-        let rounds =
-            Arc::new(Rounds::new(Arc::clone(&settings), kernel.clone(), Arc::clone(&boards), folder.seen()));
-        Self { settings, kernel, folder, boards, rounds }
+        let folder = FolderWatcher::watch(&settings);
+        let device_lists = Arc::new(DeviceLists::default());
+        let reconciler = Arc::new(Reconciler::new(
+            Arc::clone(&settings),
+            kernel.clone(),
+            Arc::clone(&device_lists),
+            folder.subscribe(),
+        ));
+        Self { settings, kernel, folder, device_lists, reconciler }
     }
 
-    /// Takes over what pods hold under our resource names. For an empty store, before [`start`].
-    /// Answers how many holdings the checkpoint showed. No checkpoint at all is fine.
+    /// Adopts the devices that pods hold already, for an empty store, before [`start`]. Returns the number
+    /// of the checkpoint's entries: 0 if there is no checkpoint.
     ///
     /// [`start`]: Self::start
     ///
     /// # Errors
-    /// If the checkpoint is there and cannot be used, or what it shows could not be recorded.
+    /// If the checkpoint exists but cannot be used, or its entries could not be recorded.
     pub async fn adopt(&self) -> Result<usize, AdoptError> {
         let folder = self.settings.device_plugins();
-        let found = match checkpoint::read(&folder, None) {
-            Ok(found) => Some(found),
+        let checkpoint = match checkpoint::read(&folder, None) {
+            Ok(checkpoint) => Some(checkpoint),
             Err(CheckpointError::Missing { .. }) => None,
             Err(error) => return Err(AdoptError::Checkpoint(error)),
         };
-        let count = found.as_ref().map_or(0, |found| found.entries.len());
-        let foreign = found.as_ref().map_or(0, |found| found.foreign);
+        let count = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.entries.len());
+        let foreign = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.foreign);
         if foreign > 0 {
             tracing::warn!(
                 foreign,
-                "pods hold devices of our resources under ids of another plugin; they are not known to us until their pods end"
+                "pods hold devices that another plugin listed under berth's resources; berth does not track them"
             );
         }
-        self.rounds.adopt(found).await.map_err(AdoptError::Record)?;
+        self.reconciler.adopt(checkpoint).await.map_err(AdoptError::Record)?;
         Ok(count)
     }
 
-    /// Registers every listed resource and keeps it so.
+    /// Registers every listed resource and keeps it registered.
     #[must_use]
     pub fn start(self) -> Running {
         let (stop, stopped) = watch::channel(false);
@@ -81,64 +86,64 @@ impl Front {
         let supervisor = Supervisor {
             settings: Arc::clone(&self.settings),
             kernel: self.kernel.clone(),
-            rounds: Arc::clone(&self.rounds),
-            boards: self.boards,
-            seen: self.folder.seen(),
+            reconciler: Arc::clone(&self.reconciler),
+            device_lists: self.device_lists,
+            folder_state: self.folder.subscribe(),
             registrations: Arc::clone(&registrations),
         };
-        let supervising = tokio::spawn(supervisor.run(stopped));
-        let keeping = tokio::spawn(Arc::clone(&self.rounds).keep());
-        let showing = tokio::spawn(pods_api::keep(self.settings, self.kernel));
+        let supervisor_task = tokio::spawn(supervisor.run(stopped));
+        let reconciler_task = tokio::spawn(Arc::clone(&self.reconciler).run());
+        let pods_task = tokio::spawn(pods_api::run(self.settings, self.kernel));
         Running {
             stop,
             registrations: registrations.subscribe(),
-            rounds: self.rounds,
-            supervising,
-            keeping,
-            showing,
+            reconciler: self.reconciler,
+            supervisor_task,
+            reconciler_task,
+            pods_task,
             _folder: self.folder,
         }
     }
 }
 
-/// The front end at work. Dropping it stops it without waiting.
+/// The running front end. Dropping it stops it without waiting.
 pub struct Running {
     stop: watch::Sender<bool>,
     registrations: watch::Receiver<Registrations>,
-    rounds: Arc<Rounds>,
-    supervising: JoinHandle<()>,
-    keeping: JoinHandle<()>,
-    showing: JoinHandle<()>,
-    _folder: Folder,
+    reconciler: Arc<Reconciler>,
+    supervisor_task: JoinHandle<()>,
+    reconciler_task: JoinHandle<()>,
+    pods_task: JoinHandle<()>,
+    _folder: FolderWatcher,
 }
 
 impl Running {
-    /// Where each resource's registration stands.
+    /// The registration state of each resource.
     #[must_use]
     pub fn registrations(&self) -> watch::Receiver<Registrations> {
         self.registrations.clone()
     }
 
-    /// Takes one round now.
+    /// Runs one full reconcile pass now.
     ///
     /// # Errors
-    /// If what it saw could not be applied.
-    pub async fn round(&self) -> Result<(), RoundError> {
-        self.rounds.round().await
+    /// If the kubelet's records could not be applied.
+    pub async fn round(&self) -> Result<(), ReconcileError> {
+        self.reconciler.run_pass().await
     }
 
-    /// Ends the streams, lets calls under way end, and returns when nothing is served any more.
+    /// Ends the streams, waits for running calls, and returns when no socket is served any more.
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
         // A task that panicked has been reported by the runtime.
-        let _ = (&mut self.supervising).await;
+        let _ = (&mut self.supervisor_task).await;
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.keeping.abort();
-        self.showing.abort();
+        self.reconciler_task.abort();
+        self.pods_task.abort();
         self.stop.send_replace(true);
     }
 }

@@ -1,37 +1,38 @@
-//! Front end 1: the kubelet. The only room that speaks gRPC.
+//! The kubelet front end: device plugin registration, device lists, Allocate, and reconciliation
+//! with the kubelet's records. No other crate speaks gRPC.
 //!
 //! ```text
-//!   supervisor ── one plugin a listed resource:
+//!   supervisor ── one plugin per listed resource:
 //!      plugin        the registration's state machine
 //!      socket        the unix socket
 //!      connections   which connections to it are served, and which are closed
 //!      device_plugin the five calls of the API
-//!      board         the device list that its streams show
-//!   rounds ── pod_resources, checkpoint, folder: what the kubelet can be asked or read
-//!   pods_api      its pods, watched, where it shows them
-//!   parse, convert, nodes, status: wire types stop here
+//!      device_list   the device list that its streams send
+//!   reconciler ── pod_resources, checkpoint, folder: the kubelet's APIs and files
+//!   pods_api      the kubelet's pods, watched where it serves them
+//!   parse, convert, device_nodes, status: the only users of the wire types
 //! ```
 //!
-//! What is deliberately absent: any state of its own about who holds what. It asks the middle,
-//! and reads snapshots.
+//! This crate keeps no state of its own about allocations: it sends commands to the core and reads
+//! its snapshots.
 
-mod board;
-mod boards;
 pub mod checkpoint;
 mod connections;
 mod convert;
+mod device_list;
+mod device_lists;
+mod device_nodes;
 mod device_plugin;
 mod disputes;
 mod edits;
 mod folder;
 mod front;
-mod nodes;
 mod parse;
 mod plugin;
 mod pod_resources;
 mod pods_api;
+mod reconciler;
 mod register;
-mod rounds;
 pub mod settings;
 mod socket;
 mod socket_path;
@@ -40,10 +41,10 @@ mod supervisor;
 mod wire;
 
 pub use edits::{
-    DeviceIdStrategy, DeviceListStrategy, Edits, Feature, MpsEdits, ResourceEdits, WantedDevice, WantedMount,
+    DeviceIdStrategy, DeviceListStrategy, Edits, Feature, HostDevice, HostMount, MpsEdits, ResourceEdits,
 };
 pub use front::{AdoptError, Front, Running};
 pub use plugin::{Registration, Registrations};
-pub use rounds::RoundError;
+pub use reconciler::ReconcileError;
 pub use settings::{RoundTiming, Settings, Waits};
 pub use socket_path::{NoSocket, socket_metadata};

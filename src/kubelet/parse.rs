@@ -1,6 +1,7 @@
-//! Requests of the kubelet, parsed at the door into types that cannot be wrong.
+//! Parses the kubelet's requests into validated types.
 //!
-//! The kubelet sends none of what is refused here; whatever does must not reach the kernel.
+//! The kubelet sends none of the requests that are rejected here. Those of other clients must not reach
+//! the kernel.
 
 use super::wire::v1beta1::{ContainerAllocateRequest, ContainerPreferredAllocationRequest};
 use berth_kernel::allocation::DEVICES_PER_ALLOCATION_MAX;
@@ -9,76 +10,75 @@ use berth_kernel::names::{BadName, DeviceId, Resource};
 use berth_kernel::policy::{AdmitRequest, PlaceRequest};
 use std::collections::BTreeSet;
 
-/// A request that means nothing.
+/// Why a request is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BadRequest {
     #[error("the request names no container")]
     NoContainer,
-    #[error("the request names {given} containers; at most {limit} are taken")]
+    #[error("the request names {given} containers; at most {limit} are allowed")]
     TooManyContainers { given: usize, limit: usize },
     #[error("the request for {resource} names no device")]
     NoDevice { resource: Resource },
-    #[error("the request for {resource} names {given} devices; at most {limit} are taken")]
+    #[error("the request for {resource} names {given} devices; at most {limit} are allowed")]
     TooManyDevices { resource: Resource, given: usize, limit: usize },
     #[error("the request for {resource} contains an invalid device id")]
-    BadId {
+    InvalidId {
         resource: Resource,
         #[source]
         source: BadName,
     },
     #[error("the request for {resource} names device {id} twice")]
-    Doubled { resource: Resource, id: DeviceId },
+    DuplicateDevice { resource: Resource, id: DeviceId },
     #[error("no device {id} under {resource}: it is not in this plugin's list")]
-    Unknown { resource: Resource, id: DeviceId },
-    #[error("the request for {resource} wants {size} devices")]
-    BadSize { resource: Resource, size: i32 },
+    UnknownDevice { resource: Resource, id: DeviceId },
+    #[error("the request for {resource} has the invalid allocation size {size}")]
+    InvalidSize { resource: Resource, size: i32 },
 }
 
-/// One Allocate: what is granted, which is what its containers name together, and what each of them names. Known
-/// devices, each once, sorted, at least one a container.
+/// Parses an Allocate request: the union of its containers' devices, which is granted, and the devices of
+/// each container. All are listed, unique and sorted; each container has at least one.
 ///
-/// The API lets a call name several containers, which then are of one pod; a device that two of them name is
-/// granted once.
-pub(super) fn admit(
+/// The API allows several containers of one pod per call. A device of two of them is granted once.
+pub(super) fn allocate_request(
     ledger: &Ledger,
     resource: &Resource,
     requests: &[ContainerAllocateRequest],
 ) -> Result<(AdmitRequest, Vec<Vec<DeviceId>>), BadRequest> {
-    let mut all = BTreeSet::new();
+    let mut granted = BTreeSet::new();
     let mut containers = Vec::new();
     for request in requests {
-        let devices = ids(resource, &request.devices_ids)?;
+        let devices = parse_ids(resource, &request.devices_ids)?;
         if devices.is_empty() {
             return Err(BadRequest::NoDevice { resource: resource.clone() });
         }
         if let Some(id) = devices.iter().find(|id| ledger.device(resource, id).is_none()) {
-            return Err(BadRequest::Unknown { resource: resource.clone(), id: id.clone() });
+            return Err(BadRequest::UnknownDevice { resource: resource.clone(), id: id.clone() });
         }
         containers.push(devices.iter().cloned().collect());
-        all.extend(devices);
+        granted.extend(devices);
     }
-    check_count(resource, all.len())?;
-    let request = AdmitRequest { resource: resource.clone(), devices: all.into_iter().collect() };
+    check_count(resource, granted.len())?;
+    let request = AdmitRequest { resource: resource.clone(), devices: granted.into_iter().collect() };
     Ok((request, containers))
 }
 
-/// GetPreferredAllocation for one container. Well-formed ids that are not listed any more are left
-/// out rather than refused: an error here fails the pod, and the kubelet may be one list behind.
-pub(super) fn place(
+/// Parses a GetPreferredAllocation request of one container. Valid ids that are no longer listed are
+/// ignored: an error would fail the pod, and the kubelet's list may be outdated.
+pub(super) fn preferred_request(
     ledger: &Ledger,
     resource: &Resource,
     request: &ContainerPreferredAllocationRequest,
 ) -> Result<PlaceRequest, BadRequest> {
-    let required = ids(resource, &request.must_include_device_i_ds)?;
-    let mut available = ids(resource, &request.available_device_i_ds)?;
+    let required = parse_ids(resource, &request.must_include_device_i_ds)?;
+    let mut available = parse_ids(resource, &request.available_device_i_ds)?;
     available.extend(required.iter().cloned());
     let size = usize::try_from(request.allocation_size)
-        .map_err(|_| BadRequest::BadSize { resource: resource.clone(), size: request.allocation_size })?;
-    let known = |id: &DeviceId| ledger.device(resource, id).is_some();
+        .map_err(|_| BadRequest::InvalidSize { resource: resource.clone(), size: request.allocation_size })?;
+    let is_listed = |id: &DeviceId| ledger.device(resource, id).is_some();
     Ok(PlaceRequest {
         resource: resource.clone(),
-        available: available.into_iter().filter(known).collect(),
-        required: required.into_iter().filter(known).collect(),
+        available: available.into_iter().filter(is_listed).collect(),
+        required: required.into_iter().filter(is_listed).collect(),
         size,
     })
 }
@@ -91,14 +91,14 @@ fn check_count(resource: &Resource, given: usize) -> Result<(), BadRequest> {
     }
 }
 
-fn ids(resource: &Resource, given: &[String]) -> Result<BTreeSet<DeviceId>, BadRequest> {
+fn parse_ids(resource: &Resource, given: &[String]) -> Result<BTreeSet<DeviceId>, BadRequest> {
     check_count(resource, given.len())?;
     let mut ids = BTreeSet::new();
     for text in given {
         let id = DeviceId::parse(text)
-            .map_err(|source| BadRequest::BadId { resource: resource.clone(), source })?;
+            .map_err(|source| BadRequest::InvalidId { resource: resource.clone(), source })?;
         if !ids.insert(id.clone()) {
-            return Err(BadRequest::Doubled { resource: resource.clone(), id });
+            return Err(BadRequest::DuplicateDevice { resource: resource.clone(), id });
         }
     }
     Ok(ids)

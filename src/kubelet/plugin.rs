@@ -1,26 +1,25 @@
-//! One resource at the kubelet: serve, register, watch over the stream, register again.
+//! The registration of one resource: serve, register, watch the stream, register again.
 //!
-//! The kubelet never dials again by itself, and registering again on a living kubelet can poison
-//! the registration in three ways (its disconnect goes by resource name; it closes a connection
-//! before it tells its manager; a failed Register deletes the live client). So the rule is: never
-//! Register while a stream of the kubelet's lives, and on a kubelet that knows us only after its
-//! connection is closed and it has had time to notice.
+//! The kubelet never redials, and another Register on a running kubelet can break the registration in
+//! three ways (it disconnects by resource name; it closes a connection before it notifies its manager; a
+//! failed Register deletes the live client). So the plugin never registers while the kubelet has a stream
+//! open, and registers again with the same kubelet only after the kubelet has closed its connection and
+//! had time to process that.
 //!
-//! Another kubelet.sock is registered with in any case. Mostly it is a new kubelet's, which knows
-//! nothing of us and has deleted our socket: then every millisecond counts. The system closes a
-//! process's connections at its end, so a connection of the kubelet's that stays open means that
-//! the same kubelet made its socket again, and it gets the care of a living one.
+//! The plugin always registers with a replaced kubelet.sock. Usually it belongs to a new kubelet, which
+//! has deleted the plugin's socket: then the plugin registers without delay. The system closes a process's
+//! connections when it exits, so a connection of the kubelet that stays open means that the same kubelet
+//! created its socket again; then the waits above apply.
 //!
-//! Other programs may connect and open streams. Only a connection that is made, and on which the options
-//! are asked for, while our Register is under way is taken for the kubelet's, and only its end means
-//! something. A program that does both in that time is taken for it, too: so where there are several, the
-//! end of any of their streams means that of the kubelet's.
+//! Other programs may connect and open streams. Only a connection that is accepted during Register, and on
+//! which GetDevicePluginOptions is called during it, counts as the kubelet's. As another program could do
+//! both, the end of any stream on such connections counts as the end of the kubelet's.
 
 mod stream;
 
-use super::device_plugin::{Desk, Service};
-use super::folder::{FileId, Seen, socket_id};
-use super::register::{Tried, register};
+use super::device_plugin::{Handler, Service};
+use super::folder::{FileId, FolderState, socket_id};
+use super::register::{RegisterOutcome, register};
 use super::settings::Settings;
 use super::socket::Socket;
 use crate::socket_path::NoSocket;
@@ -32,32 +31,31 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{End, Watched, none_left};
+use stream::{Loss, StreamStart, wait_for_zero};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// Where the registration of one resource stands.
+/// The state of one resource's registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Registration {
-    /// No kubelet has been found yet, or it is gone.
+    /// No kubelet is available yet, or any more.
     Waiting {
-        /// What is at the path of kubelet.sock instead of a socket, and what to do; `None` where
-        /// nothing is.
+        /// Why kubelet.sock is no socket, and the remedy; `None` if it does not exist.
         obstacle: Option<String>,
     },
-    /// The kubelet is there and does not have us yet; why not, if it said so.
+    /// The kubelet is available; the resource is not registered yet.
     Registering {
-        /// The last refusal.
+        /// Why the last attempt failed.
         trouble: Option<String>,
     },
-    /// Registered, and the kubelet watches the list.
+    /// Registered, and the kubelet has a stream open.
     Registered,
-    /// Another plugin registers the same resource; we stay away for a while.
+    /// Another plugin registers the same resource; this one pauses.
     Contested,
 }
 
 impl Registration {
-    fn at(&self) -> RegistrationState {
+    fn state(&self) -> RegistrationState {
         match self {
             Self::Waiting { .. } => RegistrationState::Waiting,
             Self::Registering { .. } => RegistrationState::Registering,
@@ -70,8 +68,7 @@ impl Registration {
 /// The registrations of all resources.
 pub type Registrations = BTreeMap<Resource, Registration>;
 
-/// The socket's file name: at most 27 characters whatever the resource is called, since the path
-/// of a unix socket may have 107.
+/// The socket's file name: always 27 characters, since a unix socket's path has at most 107.
 pub(super) fn socket_name(resource: &Resource) -> String {
     let hash = Sha256::digest(resource.as_str());
     let hex: String = hash.iter().take(8).map(|b| format!("{b:02x}")).collect();
@@ -79,20 +76,20 @@ pub(super) fn socket_name(resource: &Resource) -> String {
 }
 
 /// Why a wait ended.
-enum Turn {
-    /// What was waited for came.
+enum WaitOutcome {
+    /// It completed.
     Done,
-    /// Another kubelet.sock, or none, is there now.
+    /// kubelet.sock was replaced or removed.
     KubeletChanged,
 }
 
-/// Why plugins wait for the kubelet, as last logged. Shared by all, so that each reason is logged once.
+/// The last logged reason for waiting for the kubelet. Shared by all plugins, so that it is logged once.
 #[derive(Debug, Default)]
 pub(super) struct LoggedReason(Mutex<Option<String>>);
 
 impl LoggedReason {
-    /// Whether `reason` is another one than was logged last, which it is from now on.
-    fn is_new(&self, reason: &str) -> bool {
+    /// Stores `reason`; true if it differs from the last one.
+    fn replace(&self, reason: &str) -> bool {
         let mut logged = self.0.lock();
         let is_new = logged.as_deref() != Some(reason);
         if is_new {
@@ -107,276 +104,287 @@ impl LoggedReason {
 }
 
 pub(super) struct Plugin {
-    desk: Arc<Desk>,
+    handler: Arc<Handler>,
     settings: Arc<Settings>,
-    seen: watch::Receiver<Seen>,
+    folder_state: watch::Receiver<FolderState>,
     registrations: Arc<watch::Sender<Registrations>>,
     logged_wait: Arc<LoggedReason>,
     path: PathBuf,
     socket: Option<Socket>,
-    /// The kubelet that has heard of us, or may have from an earlier process of ours.
-    known_to: Option<FileId>,
+    /// The kubelet that this plugin, or an earlier process, may have sent a Register to.
+    contacted_kubelet: Option<FileId>,
     quick_losses: u32,
     refused_wait: Duration,
 }
 
 impl Plugin {
     pub(super) fn new(
-        desk: Arc<Desk>,
+        handler: Arc<Handler>,
         settings: Arc<Settings>,
-        seen: watch::Receiver<Seen>,
+        folder_state: watch::Receiver<FolderState>,
         registrations: Arc<watch::Sender<Registrations>>,
         logged_wait: Arc<LoggedReason>,
     ) -> Self {
-        let path = settings.device_plugins().join(socket_name(&desk.resource));
-        // A socket left by an earlier process: the kubelet may still be noticing its end.
-        let known_to = socket_id(&path).and_then(|_| seen.borrow().kubelet.ok());
+        let path = settings.device_plugins().join(socket_name(&handler.resource));
+        // A socket left by an earlier process: the kubelet may not have noticed that process's end yet.
+        let contacted_kubelet = socket_id(&path).and_then(|_| folder_state.borrow().kubelet.ok());
         Self {
             refused_wait: settings.waits.refused_again,
-            desk,
+            handler,
             settings,
-            seen,
+            folder_state,
             registrations,
             logged_wait,
             path,
             socket: None,
-            known_to,
+            contacted_kubelet,
             quick_losses: 0,
         }
     }
 
-    /// Runs until `stop`, then ends its streams and takes no more calls.
+    /// Runs until `stop`, then ends its streams and stops serving.
     pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
         tokio::select! {
             () = self.keep_registered() => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
-        self.desk.end_all_streams();
+        self.handler.end_all_streams();
         if let Some(socket) = self.socket.take() {
-            // The kubelet closes its connection a moment before its device manager hears of it; a
-            // process that registers in between would get a dead endpoint. So the file, which
-            // tells the next process to wait, goes only after that moment.
-            let mut kubelets = self.desk.kubelets.subscribe();
-            if timeout(self.settings.waits.leave_within, none_left(&mut kubelets)).await.is_ok() {
+            // The kubelet closes its connection shortly before it notifies its device manager; a process
+            // that registers in between would get a dead endpoint. So the socket file, which makes the next
+            // process wait, is removed only after that.
+            let mut connections = self.handler.kubelet_connections.subscribe();
+            if timeout(self.settings.waits.leave_within, wait_for_zero(&mut connections)).await.is_ok() {
                 tokio::time::sleep(self.settings.waits.settle).await;
             }
             socket.stop(self.settings.waits.stop_limit).await;
         }
-        let resource = self.desk.resource.clone();
-        self.registrations.send_modify(|all| {
-            all.remove(&resource);
+        let resource = self.handler.resource.clone();
+        self.registrations.send_modify(|registrations| {
+            registrations.remove(&resource);
         });
-        self.desk.kernel.counters().kubelet.set_registration(resource.as_str(), None);
+        self.handler.kernel.counters().kubelet.set_registration(resource.as_str(), None);
     }
 
     async fn keep_registered(&mut self) {
         loop {
-            let kubelet = self.kubelet_there().await;
-            self.attempt(kubelet).await;
+            let kubelet = self.wait_for_kubelet().await;
+            self.register_once(kubelet).await;
         }
     }
 
-    /// Waits for a kubelet.sock.
-    async fn kubelet_there(&mut self) -> FileId {
+    /// Waits until kubelet.sock is a socket.
+    async fn wait_for_kubelet(&mut self) -> FileId {
         loop {
-            let seen = self.seen.borrow_and_update().kubelet;
-            match seen {
+            let kubelet = self.folder_state.borrow_and_update().kubelet;
+            match kubelet {
                 Ok(id) => return id,
-                Err(no_socket) => self.no_kubelet(no_socket),
+                Err(no_socket) => self.report_missing_kubelet(no_socket),
             }
-            // The watcher lives as long as the supervisor, which owns this task.
-            if self.seen.changed().await.is_err() {
+            // The supervisor, which owns this task, also owns the watcher.
+            if self.folder_state.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    fn no_kubelet(&self, no_socket: NoSocket) {
+    fn report_missing_kubelet(&self, no_socket: NoSocket) {
         let socket = self.settings.kubelet_socket();
         let reason = format!("{} {no_socket}; {}", socket.display(), no_socket.advice());
-        if self.logged_wait.is_new(&reason) {
+        if self.logged_wait.replace(&reason) {
             tracing::warn!(
                 "waiting for the kubelet; resources are registered once it is available: {reason}"
             );
         }
         let obstacle = (no_socket != NoSocket::Absent).then_some(reason);
-        self.turn(Registration::Waiting { obstacle });
+        self.publish(Registration::Waiting { obstacle });
     }
 
-    /// One registration on this kubelet, from clearing the ground to the loss of the stream.
-    async fn attempt(&mut self, kubelet: FileId) {
-        let troubled = |r: Option<&Registration>| matches!(r, Some(Registration::Registering { .. }));
-        if !troubled(self.registrations.borrow().get(&self.desk.resource)) {
-            self.turn(Registration::Registering { trouble: None });
+    /// One registration with this kubelet, from the end of earlier streams to the loss of the new one.
+    async fn register_once(&mut self, kubelet: FileId) {
+        let is_registering = |r: Option<&Registration>| matches!(r, Some(Registration::Registering { .. }));
+        if !is_registering(self.registrations.borrow().get(&self.handler.resource)) {
+            self.publish(Registration::Registering { trouble: None });
         }
-        if matches!(self.clear_ground(kubelet).await, Turn::KubeletChanged) {
+        if matches!(self.end_earlier_streams(kubelet).await, WaitOutcome::KubeletChanged) {
             return;
         }
-        if self.known_to != Some(kubelet) {
+        if self.contacted_kubelet != Some(kubelet) {
             self.quick_losses = 0;
         }
-        if !self.serve() {
+        if !self.ensure_served() {
             self.wait(kubelet, self.settings.waits.refused_again_max).await;
             return;
         }
         match self.try_register(kubelet).await {
-            None | Some(Tried::NobodyThere(_)) => return,
-            Some(Tried::Refused(why)) => {
-                self.desk.kernel.counters().kubelet.count_registration(false);
-                self.refused(kubelet, why).await;
+            None | Some(RegisterOutcome::Unreachable(_)) => return,
+            Some(RegisterOutcome::Refused(message)) => {
+                self.handler.kernel.counters().kubelet.count_registration(false);
+                self.handle_refusal(kubelet, message).await;
                 return;
             }
-            Some(Tried::Registered) => self.desk.kernel.counters().kubelet.count_registration(true),
+            Some(RegisterOutcome::Registered) => {
+                self.handler.kernel.counters().kubelet.count_registration(true);
+            }
         }
-        self.known_to = Some(kubelet);
+        self.contacted_kubelet = Some(kubelet);
         self.refused_wait = self.settings.waits.refused_again;
         let since = Instant::now();
-        match self.watched().await {
-            Watched::Yes => {}
-            Watched::Not => {
+        match self.wait_for_stream().await {
+            StreamStart::Opened => {}
+            StreamStart::TimedOut => {
                 tracing::warn!(
-                    resource = %self.desk.resource,
-                    "the kubelet registered this resource but did not ask for its devices within {} s; registering again",
+                    resource = %self.handler.resource,
+                    "the kubelet registered this resource but did not call ListAndWatch within {} s; registering again",
                     self.settings.waits.watch_within.as_secs()
                 );
                 return;
             }
-            Watched::Left => return self.lost(since).await,
+            StreamStart::Disconnected => return self.handle_loss(since).await,
         }
         self.logged_wait.clear();
-        tracing::info!(resource = %self.desk.resource, "registered with the kubelet");
-        self.turn(Registration::Registered);
-        match self.watch_over(kubelet).await {
-            End::Lost => self.lost(since).await,
-            // No sign of another plugin for the same resource.
-            End::OneOfSeveral => {
-                tracing::info!(resource = %self.desk.resource, "one of several streams ended, perhaps the kubelet's; registering again");
+        tracing::info!(resource = %self.handler.resource, "registered with the kubelet");
+        self.publish(Registration::Registered);
+        match self.wait_for_loss(kubelet).await {
+            Loss::StreamEnded => self.handle_loss(since).await,
+            // Does not indicate another plugin for the same resource.
+            Loss::OneOfSeveralEnded => {
+                tracing::info!(
+                    resource = %self.handler.resource,
+                    "one of several streams ended, possibly the kubelet's; registering again"
+                );
             }
-            End::KubeletChanged => {
-                tracing::info!(resource = %self.desk.resource, "kubelet.sock was replaced; registering again");
+            Loss::KubeletChanged => {
+                tracing::info!(resource = %self.handler.resource, "kubelet.sock was replaced; registering again");
             }
         }
     }
 
-    /// Ends every stream, and gives a kubelet that may know us the time to notice. Another
-    /// kubelet.sock cuts it short.
-    async fn clear_ground(&mut self, kubelet: FileId) -> Turn {
+    /// Ends all streams, and waits until a kubelet that may know this plugin has processed that, or until
+    /// kubelet.sock is replaced.
+    async fn end_earlier_streams(&mut self, kubelet: FileId) -> WaitOutcome {
         let waits = self.settings.waits.clone();
-        let mut kubelets = self.desk.kubelets.subscribe();
-        let is_new = self.known_to != Some(kubelet)
-            && timeout(waits.exit_seen_within, none_left(&mut kubelets)).await.is_ok();
-        self.desk.end_streams();
+        let mut connections = self.handler.kubelet_connections.subscribe();
+        let is_new = self.contacted_kubelet != Some(kubelet)
+            && timeout(waits.exit_seen_within, wait_for_zero(&mut connections)).await.is_ok();
+        self.handler.end_streams();
         if is_new {
-            return Turn::Done;
+            return WaitOutcome::Done;
         }
         tokio::select! {
-            closed = timeout(waits.close_within, none_left(&mut kubelets)) => if closed.is_err() {
-                tracing::debug!(resource = %self.desk.resource, "the kubelet keeps its connection");
+            closed = timeout(waits.close_within, wait_for_zero(&mut connections)) => if closed.is_err() {
+                tracing::debug!(resource = %self.handler.resource, "the kubelet keeps its connection open");
             },
-            () = self.changed(kubelet) => return Turn::KubeletChanged,
+            () = self.wait_for_change(kubelet) => return WaitOutcome::KubeletChanged,
         }
         self.wait(kubelet, waits.settle).await
     }
 
-    /// Waits until another kubelet.sock, or none, is there.
-    async fn changed(&mut self, kubelet: FileId) {
-        self.seen_until(|seen| seen.kubelet != Ok(kubelet)).await;
+    /// Waits until kubelet.sock is replaced or removed.
+    async fn wait_for_change(&mut self, kubelet: FileId) {
+        self.wait_until(|state| state.kubelet != Ok(kubelet)).await;
     }
 
-    /// Waits until what is seen of the folder is so.
-    async fn seen_until(&mut self, holds: impl Fn(&Seen) -> bool) {
-        let unwatched = self.seen.wait_for(|seen| holds(seen)).await.is_err();
-        if unwatched {
-            // The folder's watcher is gone, so we are being stopped.
+    /// Waits until the folder's state satisfies `condition`.
+    async fn wait_until(&mut self, condition: impl Fn(&FolderState) -> bool) {
+        let is_stopped = self.folder_state.wait_for(|state| condition(state)).await.is_err();
+        if is_stopped {
+            // The folder's watcher has ended, so this plugin is being stopped.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Waits so long, or until another kubelet.sock, or none, is there.
-    async fn wait(&mut self, kubelet: FileId, so_long: Duration) -> Turn {
-        match timeout(so_long, self.changed(kubelet)).await {
-            Ok(()) => Turn::KubeletChanged,
-            Err(_) => Turn::Done,
+    /// Waits for `duration`, or until kubelet.sock is replaced or removed.
+    async fn wait(&mut self, kubelet: FileId, duration: Duration) -> WaitOutcome {
+        match timeout(duration, self.wait_for_change(kubelet)).await {
+            Ok(()) => WaitOutcome::KubeletChanged,
+            Err(_) => WaitOutcome::Done,
         }
     }
 
-    /// Serves on our socket, made again where a starting kubelet has deleted it.
-    fn serve(&mut self) -> bool {
+    /// Serves the plugin's socket, creating it again if a starting kubelet has deleted it. False on an error.
+    fn ensure_served(&mut self) -> bool {
         if self.socket.as_ref().is_some_and(Socket::is_in_place) {
             return true;
         }
-        match Socket::serve(&self.path, Service(Arc::clone(&self.desk)), &self.settings.waits) {
+        match Socket::serve(&self.path, Service(Arc::clone(&self.handler)), &self.settings.waits) {
             Ok(socket) => {
                 self.socket = Some(socket);
                 true
             }
             Err(error) => {
                 let trouble = format!("cannot listen on {}: {error}", self.path.display());
-                tracing::error!(resource = %self.desk.resource, "{trouble}");
+                tracing::error!(resource = %self.handler.resource, "{trouble}");
                 let trouble = Some(trouble);
-                self.turn(Registration::Registering { trouble });
+                self.publish(Registration::Registering { trouble });
                 false
             }
         }
     }
 
-    /// Dials until somebody answers; `None` if another kubelet is there meanwhile.
-    async fn try_register(&mut self, kubelet: FileId) -> Option<Tried> {
+    /// Dials until the kubelet answers. `None` if kubelet.sock or the plugin's socket changed meanwhile.
+    async fn try_register(&mut self, kubelet: FileId) -> Option<RegisterOutcome> {
         let waits = self.settings.waits.clone();
         let socket = self.settings.kubelet_socket();
-        let name = socket_name(&self.desk.resource);
+        let name = socket_name(&self.handler.resource);
         let began = Instant::now();
-        let mut soon = waits.dial_again / 64;
+        let mut backoff = waits.dial_again / 64;
         loop {
-            self.desk.registering.send_replace(Some(Instant::now()));
-            let tried = register(&socket, &self.desk.resource, &name, waits.register_limit).await;
-            self.desk.registering.send_replace(None);
-            let Tried::NobodyThere(why) = &tried else {
-                return Some(tried);
+            self.handler.register_began.send_replace(Some(Instant::now()));
+            let outcome = register(&socket, &self.handler.resource, &name, waits.register_limit).await;
+            self.handler.register_began.send_replace(None);
+            let RegisterOutcome::Unreachable(error) = &outcome else {
+                return Some(outcome);
             };
-            // The first dial often comes between the kubelet's bind and its listen.
-            soon = (soon * 2).min(waits.dial_again);
-            let mut again = soon;
+            // Starts short, as the first dial often falls between the kubelet's bind and its listen.
+            backoff = (backoff * 2).min(waits.dial_again);
+            let mut wait = backoff;
             if began.elapsed() >= waits.dial_eager {
-                again = waits.dial_again_later;
-                let reason = format!("{} exists, but no process answers: {why}", socket.display());
-                if self.logged_wait.is_new(&reason) {
+                wait = waits.dial_again_later;
+                let reason = format!("{} exists, but no process answers: {error}", socket.display());
+                if self.logged_wait.replace(&reason) {
                     tracing::warn!("waiting for the kubelet: {reason}");
                 }
             }
-            if matches!(self.wait(kubelet, again).await, Turn::KubeletChanged) {
+            if matches!(self.wait(kubelet, wait).await, WaitOutcome::KubeletChanged) {
                 return None;
             }
             if !self.socket.as_ref().is_some_and(Socket::is_in_place) {
-                // A starting kubelet deletes sockets before it makes its own.
+                // A starting kubelet deletes all sockets before it creates its own.
                 return None;
             }
         }
     }
 
-    async fn refused(&mut self, kubelet: FileId, why: String) {
-        // A failed Register may have deleted what the kubelet knew of us.
-        self.known_to = Some(kubelet);
-        let trouble = Registration::Registering { trouble: Some(why.clone()) };
-        if self.turn(trouble) {
-            tracing::warn!(resource = %self.desk.resource, why, "the kubelet refused to register; trying on");
+    async fn handle_refusal(&mut self, kubelet: FileId, message: String) {
+        // A failed Register may have deleted an existing registration.
+        self.contacted_kubelet = Some(kubelet);
+        let registration = Registration::Registering { trouble: Some(message.clone()) };
+        if self.publish(registration) {
+            tracing::warn!(
+                resource = %self.handler.resource, error = message,
+                "the kubelet refused to register this resource; trying again"
+            );
         }
-        let so_long = self.refused_wait;
-        self.refused_wait = (so_long * 2).min(self.settings.waits.refused_again_max);
-        self.wait(kubelet, so_long).await;
+        let duration = self.refused_wait;
+        self.refused_wait = (duration * 2).min(self.settings.waits.refused_again_max);
+        self.wait(kubelet, duration).await;
     }
 
-    /// Publishes where we stand; true if that is news.
-    fn turn(&self, registration: Registration) -> bool {
-        let resource = &self.desk.resource;
-        self.desk.kernel.counters().kubelet.set_registration(resource.as_str(), Some(registration.at()));
-        self.registrations.send_if_modified(|all| {
-            // The same trouble after another try is no news.
-            let news = all.get(resource) != Some(&registration);
-            if news {
-                all.insert(resource.clone(), registration);
+    /// Publishes the registration's state; true if it changed.
+    fn publish(&self, registration: Registration) -> bool {
+        let resource = &self.handler.resource;
+        self.handler
+            .kernel
+            .counters()
+            .kubelet
+            .set_registration(resource.as_str(), Some(registration.state()));
+        self.registrations.send_if_modified(|registrations| {
+            let differs = registrations.get(resource) != Some(&registration);
+            if differs {
+                registrations.insert(resource.clone(), registration);
             }
-            news
+            differs
         })
     }
 }

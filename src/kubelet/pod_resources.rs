@@ -1,4 +1,4 @@
-//! The kubelet's pod resources API, as one call: who holds what, by name.
+//! Client of the kubelet's pod resources API: the `List` call, which names each device's pod and container.
 
 use super::wire::lazy_channel;
 use super::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
@@ -10,19 +10,19 @@ use std::path::Path;
 use std::time::Duration;
 use tonic::transport::Channel;
 
-/// The kubelet's own clients take 16 MiB; a node of 250 pods answers well under one.
-const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// The limit of the kubelet's own clients. The response of a node with 250 pods is well under 1 MiB.
+const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// `List` could not be asked.
+/// Why `List` failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ListError {
     #[error("the kubelet's pod resources API did not answer within {ms} ms")]
-    Slow { ms: u128 },
-    #[error("the kubelet's pod resources API failed: {why}")]
-    Failed { why: String },
+    Timeout { ms: u128 },
+    #[error("the kubelet's pod resources API failed: {message}")]
+    Failed { message: String },
 }
 
-/// Asks `List`. Dials when first used, and again after a kubelet restart.
+/// Calls `List`. Dials when first used, and again after a kubelet restart.
 #[derive(Clone, Debug)]
 pub(super) struct PodResources {
     client: PodResourcesListerClient<Channel>,
@@ -32,34 +32,35 @@ pub(super) struct PodResources {
 impl PodResources {
     pub(super) fn new(socket: &Path, limit: Duration) -> Self {
         let client =
-            PodResourcesListerClient::new(lazy_channel(socket)).max_decoding_message_size(ANSWER_BYTES_MAX);
+            PodResourcesListerClient::new(lazy_channel(socket)).max_decoding_message_size(RESPONSE_BYTES_MAX);
         Self { client, limit }
     }
 
-    /// All active pods, and what their containers hold of `ours`. Asking makes the kubelet forget
-    /// the devices of pods that ended.
-    pub(super) async fn list(&self, ours: &BTreeSet<Resource>) -> Result<PodList, ListError> {
+    /// All active pods, and the devices of `resources` that their containers hold. The call makes the
+    /// kubelet forget the devices of pods that ended.
+    pub(super) async fn list(&self, resources: &BTreeSet<Resource>) -> Result<PodList, ListError> {
         let mut client = self.client.clone();
         let call = client.list(ListPodResourcesRequest {});
-        let slow = ListError::Slow { ms: self.limit.as_millis() };
-        let answer = tokio::time::timeout(self.limit, call).await.map_err(|_| slow)?;
-        let answer = answer.map_err(|status| ListError::Failed { why: status.message().to_owned() })?;
-        Ok(understand(answer.into_inner(), ours))
+        let timed_out = ListError::Timeout { ms: self.limit.as_millis() };
+        let response = tokio::time::timeout(self.limit, call).await.map_err(|_| timed_out)?;
+        let response =
+            response.map_err(|status| ListError::Failed { message: status.message().to_owned() })?;
+        Ok(parse_response(response.into_inner(), resources))
     }
 }
 
-fn understand(answer: ListPodResourcesResponse, ours: &BTreeSet<Resource>) -> PodList {
+fn parse_response(response: ListPodResourcesResponse, resources: &BTreeSet<Resource>) -> PodList {
     let mut list = PodList::default();
-    for pod in answer.pod_resources {
+    for pod in response.pod_resources {
         for container in pod.containers {
-            // The kubelet writes one entry a device, not one a resource.
+            // The kubelet sends one entry per device, not one per resource.
             let mut by_resource: BTreeMap<Resource, BTreeSet<DeviceId>> = BTreeMap::new();
             for devices in container.devices {
                 let Ok(resource) = Resource::parse(&devices.resource_name) else {
                     continue;
                 };
-                if ours.contains(&resource) {
-                    // An id that cannot be ours is another plugin's.
+                if resources.contains(&resource) {
+                    // An id that Berth cannot have listed is another plugin's.
                     let ids = devices.device_ids.iter();
                     let ids = ids.filter_map(|id| DeviceId::parse(id).ok());
                     by_resource.entry(resource).or_default().extend(ids);

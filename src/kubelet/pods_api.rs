@@ -1,9 +1,10 @@
-//! The kubelet's Pods API: the pods of this node with their UIDs, watched and handed in as a whole.
+//! Watches the pods of this node, with their UIDs, in the kubelet's Pods API and sends all of them to the
+//! core after each change.
 //!
-//! Alpha and off by default in kubelet 1.36, so its absence is nothing to speak of. What it says of a
-//! pod that it shows is the kubelet's own word: that it is there, and that its containers have stopped
-//! for good. That a pod is missing says nothing (after a restart the kubelet knows static pods alone
-//! until its API server answers), so its view goes back to no list ([`PodsView::listed_mono_ms`] is 0).
+//! The API is alpha and off by default in kubelet 1.36, so its absence is not logged. A listed pod's state
+//! is reliable: that it exists, and that its containers have stopped permanently. A missing pod proves
+//! nothing (after a restart the kubelet lists only static pods until the API server answers), so the view
+//! never counts as a complete list ([`PodsView::listed_mono_ms`] is 0).
 
 mod pod;
 
@@ -20,23 +21,23 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tonic::{Code, Status};
 
-/// What is known of the pods so far.
-struct Known {
+/// The pods received so far.
+struct PodCache {
     view: PodsView,
-    /// While a first list comes in: its pods.
+    /// The pods of a stream's first list until it is complete.
     listing: Option<BTreeMap<String, Arc<Pod>>>,
-    /// Whether a list was ever whole.
-    complete: bool,
-    /// Whether something changed since the view was last handed in. A stream may end in between, and
-    /// the next one's list is no news to the view then.
+    /// Whether a first list was ever complete.
+    has_listed: bool,
+    /// Whether the view changed since it was last sent. If a stream ends in between, the next stream's list
+    /// may equal the view, which still has to be sent.
     dirty: bool,
-    /// Whether it was handed in that there are more pods than are taken.
-    too_many: bool,
-    /// The pod of the last event, if it waits for devices and did not before.
-    waits: Option<Arc<Pod>>,
+    /// Whether the last view sent was [`overflow_view`](Self::overflow_view).
+    overflowed: bool,
+    /// The pod of the last event, if it newly waits for devices.
+    newly_waiting: Option<Arc<Pod>>,
 }
 
-impl Default for Known {
+impl Default for PodCache {
     fn default() -> Self {
         let view = PodsView {
             source: PodsSource::Kubelet,
@@ -46,48 +47,48 @@ impl Default for Known {
             deleted: VecDeque::new(),
             finished: VecDeque::new(),
         };
-        Self { view, listing: None, complete: false, dirty: false, too_many: false, waits: None }
+        Self { view, listing: None, has_listed: false, dirty: false, overflowed: false, newly_waiting: None }
     }
 }
 
-impl Known {
-    /// A new stream begins, with all pods that there are. What the last one said counts until then.
+impl PodCache {
+    /// Starts a new stream, which begins with a list of all pods. The current view applies until it is complete.
     fn begin(&mut self) {
         self.listing = Some(BTreeMap::new());
     }
 
-    /// Takes in one event. Answers whether the view is to be handed in now.
-    fn take(&mut self, event: &WatchPodsEvent) -> bool {
-        self.waits = None;
+    /// Applies one event. True if the view has to be sent.
+    fn apply(&mut self, event: &WatchPodsEvent) -> bool {
+        self.newly_waiting = None;
         match event.r#type() {
             EventType::Added | EventType::Modified => {
-                let Some(pod) = pod::understand(&event.pod) else {
+                let Some(pod) = pod::parse_pod(&event.pod) else {
                     return false;
                 };
                 if let Some(listing) = &mut self.listing {
                     listing.insert(pod.uid.clone(), Arc::new(pod));
                     return false;
                 }
-                let known = self.view.pods.get(&pod.uid).map(Arc::as_ref);
-                if known == Some(&pod) {
+                let previous = self.view.pods.get(&pod.uid).map(Arc::as_ref);
+                if previous == Some(&pod) {
                     return false;
                 }
-                let waits = is_newly_waiting(&pod, known);
+                let is_newly_waiting = is_newly_waiting(&pod, previous);
                 let pod = Arc::new(pod);
-                self.waits = waits.then(|| Arc::clone(&pod));
+                self.newly_waiting = is_newly_waiting.then(|| Arc::clone(&pod));
                 self.view.pods.insert(pod.uid.clone(), pod);
                 self.dirty = true;
                 true
             }
             EventType::Deleted => {
-                let Some(uid) = pod::uid(&event.pod) else {
+                let Some(uid) = pod::parse_uid(&event.pod) else {
                     return false;
                 };
                 if let Some(listing) = &mut self.listing {
                     listing.remove(&uid);
                 }
                 self.view.pods.remove(&uid);
-                self.deleted(uid);
+                self.record_deletion(uid);
                 self.dirty = true;
                 self.listing.is_none()
             }
@@ -95,24 +96,24 @@ impl Known {
                 let Some(listing) = self.listing.take() else {
                     return false;
                 };
-                let same = self.view.current && self.view.pods == listing;
-                // Who is missing may be over, or not known to this kubelet yet: nobody vouches for it.
+                let is_same = self.view.current && self.view.pods == listing;
+                // A missing pod may have ended, or may not be known to this kubelet yet: its state is unknown.
                 self.view.pods = listing;
                 self.view.current = true;
-                self.complete = true;
-                self.dirty |= !same;
+                self.has_listed = true;
+                self.dirty |= !is_same;
                 self.dirty
             }
-            // Of a version to come.
+            // An event type of a future version.
             EventType::Unspecified => false,
         }
     }
 
-    /// The view to hand in: without finished pods where there are too many.
+    /// The view to send, without finished pods if there are more than `PODS_MAX`.
     ///
     /// # Errors
-    /// How many pods there are, if those that are not finished are too many as well.
-    fn taken(&self) -> Result<PodsView, usize> {
+    /// The number of unfinished pods, if it exceeds `PODS_MAX`.
+    fn bounded_view(&self) -> Result<PodsView, usize> {
         let mut view = self.view.clone();
         if view.pods.len() > PODS_MAX {
             view.pods.retain(|_, pod| pod.stage != Stage::Finished);
@@ -120,19 +121,19 @@ impl Known {
         if view.pods.len() > PODS_MAX { Err(view.pods.len()) } else { Ok(view) }
     }
 
-    /// Takes the last view's place where there are too many pods: nobody is vouched for, and nobody is
-    /// said to be gone but those that were told to be.
-    fn silent(&self) -> PodsView {
+    /// The view to send if there are too many pods: all pods are unknown except those whose deletion was
+    /// received.
+    fn overflow_view(&self) -> PodsView {
         let mut view = Self::default().view;
-        // A static pod comes back under its UID: what is there again is not deleted.
-        let gone = self.view.deleted.iter().filter(|uid| !self.view.pods.contains_key(*uid));
-        view.deleted = gone.cloned().collect();
+        // A static pod can come back under its UID, so a listed pod is not deleted.
+        let deleted = self.view.deleted.iter().filter(|uid| !self.view.pods.contains_key(*uid));
+        view.deleted = deleted.cloned().collect();
         view
     }
 
-    fn deleted(&mut self, uid: String) {
+    fn record_deletion(&mut self, uid: String) {
         let deleted = &mut self.view.deleted;
-        deleted.retain(|known| *known != uid);
+        deleted.retain(|previous| *previous != uid);
         deleted.push_back(uid);
         if deleted.len() > DELETED_MAX {
             deleted.pop_front();
@@ -140,121 +141,123 @@ impl Known {
     }
 }
 
-/// Why a stream is over.
+/// Why a stream ended.
 #[derive(Debug)]
-enum End {
-    /// It was time to begin anew.
-    Again,
-    /// There is no such API here.
+enum StreamEnd {
+    /// The watch has to be restarted (see `pods_resync`).
+    Resync,
+    /// The kubelet does not serve the API.
     Absent,
-    /// It ended, or never began.
-    Lost(String),
-    /// The daemon goes.
+    /// The stream failed, or could not be opened.
+    Failed(String),
+    /// The daemon is stopping.
     Stopping,
 }
 
-impl From<Status> for End {
+impl From<Status> for StreamEnd {
     fn from(status: Status) -> Self {
         match status.code() {
             Code::Unimplemented => Self::Absent,
-            _ => Self::Lost(status.message().to_owned()),
+            _ => Self::Failed(status.message().to_owned()),
         }
     }
 }
 
-/// Watches for ever.
-pub(super) async fn keep(settings: Arc<Settings>, kernel: KernelHandle) {
-    let mut watch = Watch {
+/// Watches the pods until the daemon stops.
+pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
+    let mut watcher = PodWatcher {
         settings,
         kernel,
-        known: Known::default(),
+        cache: PodCache::default(),
         haste: ImmediateViewLimiter::default(),
-        said: None,
+        last_logged: None,
     };
-    let mut wait = watch.settings.waits.pods_again;
+    let mut wait = watcher.settings.waits.pods_again;
     loop {
         let began = Instant::now();
-        match watch.stream().await {
-            End::Again => continue,
-            End::Stopping => return,
-            End::Absent => {}
-            End::Lost(why) => watch.trouble(&why),
+        match watcher.watch_once().await {
+            StreamEnd::Resync => continue,
+            StreamEnd::Stopping => return,
+            StreamEnd::Absent => {}
+            StreamEnd::Failed(reason) => watcher.log_failure(&reason),
         }
-        watch.known.view.current = false;
-        if watch.known.complete && watch.hand_in().await.is_err() {
+        watcher.cache.view.current = false;
+        if watcher.cache.has_listed && watcher.submit_view().await.is_err() {
             return;
         }
-        let waits = &watch.settings.waits;
-        // One that lasted was no failure to begin with.
+        let waits = &watcher.settings.waits;
+        // A stream that lasted resets the wait.
         wait = if began.elapsed() > waits.pods_again_max { waits.pods_again } else { wait };
         sleep(wait).await;
         wait = (wait * 2).min(waits.pods_again_max);
     }
 }
 
-struct Watch {
+struct PodWatcher {
     settings: Arc<Settings>,
     kernel: KernelHandle,
-    known: Known,
+    cache: PodCache,
     haste: ImmediateViewLimiter,
-    /// The last trouble, or that all is well; so that each is said once.
-    said: Option<Option<String>>,
+    /// The last logged failure, or `Some(None)` for the last logged success; so that each is logged once.
+    last_logged: Option<Option<String>>,
 }
 
-impl Watch {
-    /// One stream, from its first list to its end.
-    async fn stream(&mut self) -> End {
+impl PodWatcher {
+    /// Opens one stream and applies its events until it ends.
+    async fn watch_once(&mut self) -> StreamEnd {
         let socket = self.settings.pods_api_socket();
         if std::fs::symlink_metadata(&socket).is_err() {
-            return End::Absent;
+            return StreamEnd::Absent;
         }
         let channel = match dial(&socket).await {
             Ok(channel) => channel,
-            Err(error) => return End::Lost(error.to_string()),
+            Err(error) => return StreamEnd::Failed(error.to_string()),
         };
         let mut client: PodsClient<_> = PodsClient::new(channel);
         let waits = self.settings.waits.clone();
-        let first = Instant::now() + waits.pods_first_list;
+        let list_deadline = Instant::now() + waits.pods_first_list;
         let request = WatchPodsRequest {};
-        let mut events = match timeout_at(first, client.watch_pods(request)).await {
-            Ok(Ok(answer)) => answer.into_inner(),
+        let mut events = match timeout_at(list_deadline, client.watch_pods(request)).await {
+            Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) => return status.into(),
-            Err(_) => return End::Lost("it does not answer".into()),
+            Err(_) => return StreamEnd::Failed("the kubelet does not answer".into()),
         };
-        self.known.begin();
+        self.cache.begin();
         let mut snapshots = self.kernel.watch();
-        // Single events can be lost without a word, so a stream is not trusted for ever.
-        let again = Instant::now() + waits.pods_resync;
+        // Events can be lost silently, so a stream is limited in time.
+        let resync_at = Instant::now() + waits.pods_resync;
         let mut due = None;
         loop {
-            let listing = self.known.listing.is_some();
+            let is_listing = self.cache.listing.is_some();
             tokio::select! {
                 event = events.message() => match event {
                     Ok(Some(event)) => {
-                        if self.known.take(&event) {
+                        if self.cache.apply(&event) {
                             let due = due.get_or_insert_with(|| Instant::now() + waits.gather);
-                            if self.hurries() {
+                            if self.is_urgent() {
                                 *due = Instant::now();
                             }
                         }
                     }
-                    Ok(None) => return End::Lost("it ended the watch".into()),
+                    Ok(None) => return StreamEnd::Failed("the kubelet ended the watch".into()),
                     Err(status) => return status.into(),
                 },
-                () = sleep_until(due.unwrap_or(again)), if due.is_some() => {
+                () = sleep_until(due.unwrap_or(resync_at)), if due.is_some() => {
                     due = None;
-                    if self.hand_in().await.is_err() {
-                        return End::Stopping;
+                    if self.submit_view().await.is_err() {
+                        return StreamEnd::Stopping;
                     }
                 }
-                () = sleep_until(first), if listing => return End::Lost("its first list does not end".into()),
-                () = sleep_until(again), if !listing => return End::Again,
-                changed = snapshots.changed(), if !listing && due.is_none() => {
+                () = sleep_until(list_deadline), if is_listing => {
+                    return StreamEnd::Failed("the first list was not complete in time".into());
+                }
+                () = sleep_until(resync_at), if !is_listing => return StreamEnd::Resync,
+                changed = snapshots.changed(), if !is_listing && due.is_none() => {
                     if changed.is_err() {
-                        return End::Stopping;
+                        return StreamEnd::Stopping;
                     }
-                    // The API server's word went first, and is not heard any more.
-                    if self.is_missing(&snapshots.borrow_and_update()) {
+                    // The API server's view, which has priority, may be gone now.
+                    if self.should_submit(&snapshots.borrow_and_update()) {
                         due = Some(Instant::now() + waits.gather);
                     }
                 }
@@ -262,57 +265,60 @@ impl Watch {
         }
     }
 
-    /// Whether the last event brought a pod that may be the next to be asked for.
-    fn hurries(&mut self) -> bool {
-        let Some(pod) = &self.known.waits else { return false };
+    /// Whether the pod of the last event may be the next one with an Allocate call.
+    fn is_urgent(&mut self) -> bool {
+        let Some(pod) = &self.cache.newly_waiting else { return false };
         requests_listed_resource(pod, &self.kernel.snapshot())
             && self.haste.try_acquire(self.kernel.now().mono_ms)
     }
 
-    /// Whether our view would be taken and is not there.
-    fn is_missing(&self, ledger: &Snapshot) -> bool {
-        let view = &self.known.view;
-        let other = ledger.pods.as_deref().is_none_or(|known| known.source != PodsSource::Kubelet);
-        let heard = view.current && !self.known.too_many;
-        heard && other && ledger.pods.as_deref().is_none_or(|known| view.replaces(known))
+    /// Whether the core lacks this view and would accept it.
+    fn should_submit(&self, ledger: &Snapshot) -> bool {
+        let view = &self.cache.view;
+        let is_lacking = ledger.pods.as_deref().is_none_or(|current| current.source != PodsSource::Kubelet);
+        let is_usable = view.current && !self.cache.overflowed;
+        is_usable && is_lacking && ledger.pods.as_deref().is_none_or(|current| view.replaces(current))
     }
 
-    /// Hands the view in. That there are too many pods is handed in once.
+    /// Sends the view to the core. Sends an overflow view once only.
     ///
     /// # Errors
-    /// If there is nobody any more to hand it to.
-    async fn hand_in(&mut self) -> Result<(), CommandError> {
-        let (view, too_many) = match self.known.taken() {
+    /// If the core is stopping.
+    async fn submit_view(&mut self) -> Result<(), CommandError> {
+        let (view, overflowed) = match self.cache.bounded_view() {
             Ok(view) => (view, false),
             Err(pods) => {
-                self.trouble(&format!(
-                    "it shows {pods} pods that are not finished; at most {PODS_MAX} are taken"
+                self.log_failure(&format!(
+                    "the kubelet lists {pods} unfinished pods; at most {PODS_MAX} are supported"
                 ));
-                if self.known.too_many {
+                if self.cache.overflowed {
                     return Ok(());
                 }
-                (self.known.silent(), true)
+                (self.cache.overflow_view(), true)
             }
         };
         while let Err(error) = self.kernel.pods(view.clone()).await {
             if error == CommandError::Stopping {
                 return Err(error);
             }
-            // The keeper is busy. What happens meanwhile waits in the stream.
-            tracing::debug!(%error, "the kubelet's pods could not be handed in yet");
+            // The keeper is busy. Events wait in the stream meanwhile.
+            tracing::debug!(%error, "the kubelet's pods could not be applied; trying again");
             sleep(self.settings.waits.pods_again).await;
         }
-        self.known.dirty = false;
-        self.known.too_many = too_many;
-        if view.current && self.said.replace(None) != Some(None) {
-            tracing::info!(pods = view.pods.len(), "the kubelet's Pods API shows the pods of this node");
+        self.cache.dirty = false;
+        self.cache.overflowed = overflowed;
+        if view.current && self.last_logged.replace(None) != Some(None) {
+            tracing::info!(
+                pods = view.pods.len(),
+                "watching the pods of this node in the kubelet's Pods API"
+            );
         }
         Ok(())
     }
 
-    fn trouble(&mut self, why: &str) {
-        if self.said.replace(Some(why.to_owned())) != Some(Some(why.to_owned())) {
-            tracing::warn!(why, "the kubelet's Pods API cannot be watched; it is tried again");
+    fn log_failure(&mut self, reason: &str) {
+        if self.last_logged.replace(Some(reason.to_owned())) != Some(Some(reason.to_owned())) {
+            tracing::warn!(reason, "cannot watch the kubelet's Pods API; trying again");
         }
     }
 }

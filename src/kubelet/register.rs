@@ -1,4 +1,4 @@
-//! One try to register with the kubelet.
+//! One attempt to register with the kubelet.
 
 use super::wire::v1beta1::registration_client::RegistrationClient;
 use super::wire::v1beta1::{DevicePluginOptions, RegisterRequest};
@@ -7,28 +7,33 @@ use berth_kernel::names::Resource;
 use std::path::Path;
 use std::time::Duration;
 
-/// What came of it.
+/// The outcome of one Register call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Tried {
-    /// The kubelet took it.
+pub(super) enum RegisterOutcome {
+    /// The kubelet accepted the registration.
     Registered,
-    /// Nobody listens behind kubelet.sock yet, or any more. In the system's words.
-    NobodyThere(String),
-    /// The kubelet answered no, or not in time. In its words.
+    /// No process listens on kubelet.sock. Holds the system's error message.
+    Unreachable(String),
+    /// The kubelet returned an error, or did not answer in time. Holds the message.
     Refused(String),
 }
 
 /// Dials kubelet.sock and registers `resource`, served on `endpoint` (a file name).
-pub(super) async fn register(kubelet: &Path, resource: &Resource, endpoint: &str, limit: Duration) -> Tried {
+pub(super) async fn register(
+    kubelet: &Path,
+    resource: &Resource,
+    endpoint: &str,
+    limit: Duration,
+) -> RegisterOutcome {
     let channel = match dial(kubelet).await {
         Ok(channel) => channel,
-        Err(error) => return Tried::NobodyThere(innermost(&error)),
+        Err(error) => return RegisterOutcome::Unreachable(root_cause(&error)),
     };
     let request = RegisterRequest {
         version: API_VERSION.to_owned(),
         endpoint: endpoint.to_owned(),
         resource_name: resource.to_string(),
-        // Not read by today's kubelets, which ask; both hear the same.
+        // Current kubelets ignore this and call GetDevicePluginOptions, which returns the same.
         options: Some(DevicePluginOptions {
             pre_start_required: false,
             get_preferred_allocation_available: true,
@@ -36,16 +41,16 @@ pub(super) async fn register(kubelet: &Path, resource: &Resource, endpoint: &str
     };
     let mut client = RegistrationClient::new(channel);
     match tokio::time::timeout(limit, client.register(request)).await {
-        Ok(Ok(_)) => Tried::Registered,
-        Ok(Err(status)) => Tried::Refused(status.message().to_owned()),
-        Err(_) => Tried::Refused(format!("no answer within {} s", limit.as_secs())),
+        Ok(Ok(_)) => RegisterOutcome::Registered,
+        Ok(Err(status)) => RegisterOutcome::Refused(status.message().to_owned()),
+        Err(_) => RegisterOutcome::Refused(format!("no answer within {} s", limit.as_secs())),
     }
 }
 
-/// A transport error says only that it is one; its innermost cause says what the system said.
-fn innermost(error: &dyn std::error::Error) -> String {
+/// The message of an error's last cause: a transport error's own message does not include it.
+fn root_cause(error: &dyn std::error::Error) -> String {
     match error.source() {
-        Some(source) => innermost(source),
+        Some(source) => root_cause(source),
         None => error.to_string(),
     }
 }

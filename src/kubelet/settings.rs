@@ -1,4 +1,4 @@
-//! What this room is told; the configuration file's part of it is read by `config`.
+//! Settings of this crate. The `config` module of `berth` reads the configuration file's part.
 
 use crate::edits::Edits;
 use std::path::PathBuf;
@@ -9,50 +9,50 @@ use std::time::Duration;
 pub struct Settings {
     /// The kubelet's folder, which holds `device-plugins/` and `pod-resources/`.
     pub kubelet_dir: PathBuf,
-    /// What a grant does to its container.
+    /// What a grant changes in its container.
     pub edits: Edits,
-    /// When rounds are taken.
+    /// When reconcile passes run.
     pub rounds: RoundTiming,
-    /// Every other wait of this room.
+    /// All other waits.
     pub waits: Waits,
 }
 
 impl Settings {
-    /// Where plugins' sockets, the kubelet's registration socket and its checkpoint lie.
+    /// The folder of the plugins' sockets, the kubelet's registration socket and its checkpoint.
     #[must_use]
     pub fn device_plugins(&self) -> PathBuf {
         self.kubelet_dir.join("device-plugins")
     }
 
-    /// Where plugins register.
+    /// The socket where plugins register.
     #[must_use]
     pub fn kubelet_socket(&self) -> PathBuf {
         self.device_plugins().join("kubelet.sock")
     }
 
-    /// Where the Pods API is served, if it is.
+    /// The socket of the Pods API, if the kubelet serves it.
     #[must_use]
     pub fn pods_api_socket(&self) -> PathBuf {
         self.kubelet_dir.join("pods-api").join("pods-api.sock")
     }
 
-    /// Where the pod resources API is served.
+    /// The socket of the pod resources API.
     #[must_use]
     pub fn pod_resources_socket(&self) -> PathBuf {
         self.kubelet_dir.join("pod-resources").join("kubelet.sock")
     }
 }
 
-/// The waits of rounds (DESIGN section 5).
+/// The waits of reconcile passes (DESIGN section 5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoundTiming {
-    /// How often `List` is asked.
+    /// The interval of `List` calls.
     pub list_every: Duration,
-    /// How often while a GPU is cordoned.
+    /// The interval while a GPU is cordoned.
     pub list_every_cordoned: Duration,
-    /// How often a round runs anyway.
+    /// The longest time between two full passes.
     pub round_every: Duration,
-    /// How long a round waits for a freshly written checkpoint.
+    /// How long a pass waits for a newly written checkpoint.
     pub checkpoint_wait: Duration,
 }
 
@@ -67,70 +67,69 @@ impl Default for RoundTiming {
     }
 }
 
-/// The waits. The defaults are the product's, each with its reason; tests shorten some.
+/// Waits that are not configurable; tests shorten some.
 #[derive(Clone, Debug)]
 pub struct Waits {
-    /// A refused dial of kubelet.sock again after this long at most; the first ones come sooner,
-    /// from a 32nd of it on, since between the kubelet's bind and its listen lie microseconds.
+    /// The longest wait after a refused dial of kubelet.sock. The first wait is a 32nd of it, since the
+    /// kubelet listens microseconds after its bind; it doubles each time.
     pub dial_again: Duration,
-    /// So eager for this long after a change, then only every `dial_again_later`: a kubelet that
-    /// is down for hours is announced by its new socket, not by our dials.
+    /// How long `dial_again` applies after a change, then `dial_again_later` does: the return of a kubelet
+    /// that is down for hours is noticed by its new socket, not by dials.
     pub dial_eager: Duration,
     /// See `dial_eager`.
     pub dial_again_later: Duration,
-    /// Register is given up after this long. The kubelet itself spends up to 10 s on dialling back.
+    /// The timeout of Register. The kubelet itself spends up to 10 s on dialling back.
     pub register_limit: Duration,
     /// The first wait after a refused Register; doubles up to `refused_again_max`.
     pub refused_again: Duration,
-    /// The longest wait after refused Registers. Far below the 30 s that other plugins take: the
-    /// node has no GPUs meanwhile.
+    /// The longest wait after refused Registers. Far below the 30 s of other plugins, since the node
+    /// has no GPUs meanwhile.
     pub refused_again_max: Duration,
-    /// ListAndWatch must come within this time of a Register, else register again.
+    /// If the kubelet does not call ListAndWatch within this time after Register, the plugin registers again.
     pub watch_within: Duration,
-    /// Where kubelet.sock is another file, the end of the kubelet that registered us shows within
-    /// this time. The system closes a process's connections before the next one can start, so this
-    /// is for our own runtime to read of it.
+    /// After a replacement of kubelet.sock, the end of the old kubelet's connection is noticed within this
+    /// time. The system closes a process's connections before its successor can start, so this
+    /// only covers the delay of Berth's runtime.
     pub exit_seen_within: Duration,
-    /// How long the kubelet gets to close its connection after we ended the stream.
+    /// How long the kubelet may take to close its connection after the stream's end.
     pub close_within: Duration,
-    /// The same when the daemon ends: it has a second for everything.
+    /// `close_within` when the daemon stops, which has one second in total.
     pub leave_within: Duration,
-    /// How long after that before a Register: it closes the connection before it tells its own
-    /// device manager, and a Register in between gets a dead endpoint.
+    /// The wait between the connection's end and the next Register: the kubelet closes the connection
+    /// before it notifies its device manager, and a Register in between gets a dead endpoint.
     pub settle: Duration,
-    /// A stream that lived shorter than this was lost quickly.
+    /// The loss of a stream sooner than this after Register is a quick loss.
     pub quick_loss: Duration,
-    /// So many quick losses in a row on one kubelet mean a second plugin for the same resource.
+    /// This many consecutive quick losses on one kubelet mean a second plugin for the same resource.
     pub quick_losses_max: u32,
-    /// Then nothing is tried for this long, unless the kubelet restarts.
+    /// How long the plugin then waits before it registers again, unless the kubelet restarts.
     pub foreign_pause: Duration,
-    /// A connection to a plugin is closed after this long without a call under way. The kubelet's
-    /// first call comes within milliseconds, and then it keeps a stream open.
+    /// A connection to a plugin is closed after this long without a running call. The kubelet makes its
+    /// first call within milliseconds, and then keeps a stream open.
     pub silent_max: Duration,
-    /// Where all connections to a plugin are in use, none is closed for another before it is this
-    /// old: so long a dial and its first call may take on a busy node.
+    /// If all connection slots of a plugin are in use, no connection younger than this is closed for
+    /// another: on a busy node, a dial and its first call may take this long.
     pub min_age: Duration,
-    /// One call of `List`.
+    /// The timeout of one `List` call.
     pub list_limit: Duration,
-    /// A round before a refusal may take this long in all. No kubelet lock is held meanwhile, but
-    /// the pod's admission waits.
-    pub cure_limit: Duration,
-    /// Checkpoint changes are gathered this long before they are read: a pod with several
-    /// containers changes it several times.
+    /// The timeout of a reconcile pass before a refusal. The kubelet holds no lock meanwhile, but the
+    /// pod's admission waits.
+    pub refusal_pass_limit: Duration,
+    /// The delay before a changed checkpoint is read: a pod with several containers changes it several
+    /// times.
     pub gather: Duration,
-    /// The folder is looked at this often even if no event came: events can be lost or
-    /// unavailable.
+    /// The folder is checked at this interval even without events, which can be lost or unavailable.
     pub look_again: Duration,
-    /// The first wait after the Pods API was lost or found missing; doubles up to `pods_again_max`.
+    /// The first wait after the Pods API failed or was absent; doubles up to `pods_again_max`.
     pub pods_again: Duration,
-    /// The longest wait for it: one that is switched on, or comes back, is found within it.
+    /// The longest wait before the Pods API is tried again.
     pub pods_again_max: Duration,
-    /// Its first list must be whole within this time: a few hundred pods of some KiB.
+    /// The timeout of its first list: a few hundred pods of some KiB each.
     pub pods_first_list: Duration,
-    /// Its watch begins anew after this long, since single events can be lost without a word, and a
-    /// pod whose end was lost would be vouched for until then.
+    /// Its watch restarts at this interval, since events can be lost silently. A pod whose deletion was
+    /// lost counts as running until then.
     pub pods_resync: Duration,
-    /// A graceful stop waits this long for calls under way.
+    /// How long a graceful stop waits for running calls.
     pub stop_limit: Duration,
 }
 
@@ -154,7 +153,7 @@ impl Default for Waits {
             silent_max: Duration::from_secs(5),
             min_age: Duration::from_millis(200),
             list_limit: Duration::from_secs(1),
-            cure_limit: Duration::from_secs(1),
+            refusal_pass_limit: Duration::from_secs(1),
             gather: Duration::from_millis(50),
             look_again: Duration::from_secs(1),
             pods_again: Duration::from_secs(1),

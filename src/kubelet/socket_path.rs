@@ -1,29 +1,29 @@
-//! What lies where another program's socket is expected.
+//! Examines a path where another program's socket is expected.
 
 use std::fs::{self, FileType, Metadata};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Why a path names no socket. Written after the path it makes a sentence.
+/// Why a path names no socket. Its text completes a sentence that starts with the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSocket {
-    /// Nothing has that path.
-    #[error("is not there")]
+    /// The path does not exist.
+    #[error("does not exist")]
     Absent,
-    /// A symbolic link has it, and its target is not there.
-    #[error("is a symbolic link whose target is not there")]
+    /// The path is a symbolic link whose target does not exist.
+    #[error("is a symbolic link whose target does not exist")]
     DanglingLink,
-    /// Another kind of file has it, or is what the link there leads to.
+    /// The path, or the target of a symbolic link there, is a file of another kind.
     #[error("is {0}, not a socket")]
     Other(&'static str),
-    /// The system does not say what has it.
+    /// The path cannot be examined.
     #[error("cannot be examined: {0}")]
     Unreadable(io::ErrorKind),
 }
 
 impl NoSocket {
-    /// What to do about it, where the kubelet serves the socket.
+    /// How to fix a missing kubelet socket.
     #[must_use]
     pub fn advice(&self) -> &'static str {
         match self {
@@ -40,11 +40,11 @@ impl NoSocket {
 /// The metadata of the socket at `path`. Symbolic links are followed.
 ///
 /// # Errors
-/// What is there instead.
+/// Why the path names no socket.
 pub fn socket_metadata(path: &Path) -> Result<Metadata, NoSocket> {
     match fs::metadata(path) {
-        Ok(about) if about.file_type().is_socket() => Ok(about),
-        Ok(about) => Err(NoSocket::Other(kind(about.file_type()))),
+        Ok(metadata) if metadata.file_type().is_socket() => Ok(metadata),
+        Ok(metadata) => Err(NoSocket::Other(kind(metadata.file_type()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let is_link = fs::symlink_metadata(path).is_ok();
             Err(if is_link { NoSocket::DanglingLink } else { NoSocket::Absent })
@@ -70,7 +70,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn each_kind_of_file_is_named() {
+    fn each_kind_of_file_is_described() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("folder")).unwrap();
@@ -79,11 +79,11 @@ mod tests {
         symlink("nothing", at("dangling")).unwrap();
         symlink("loop", at("loop")).unwrap();
         for (name, sentence) in [
-            ("absent", "is not there"),
+            ("absent", "does not exist"),
             ("folder", "is a folder, not a socket"),
             ("file", "is a regular file, not a socket"),
             ("fifo", "is a named pipe (FIFO), not a socket"),
-            ("dangling", "is a symbolic link whose target is not there"),
+            ("dangling", "is a symbolic link whose target does not exist"),
             ("/dev/null", "is a device, not a socket"),
         ] {
             assert_eq!(socket_metadata(&at(name)).unwrap_err().to_string(), sentence);

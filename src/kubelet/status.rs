@@ -1,5 +1,5 @@
-//! Every "no" to the kubelet, as a gRPC status. The kubelet puts its text into the pod's status,
-//! where a person reads it: so it names the GPU and the resource, and says what to do.
+//! Errors returned to the kubelet, as gRPC statuses. The kubelet copies the message into the pod's status,
+//! so it names the GPU, the resource and a remedy.
 
 use super::parse::BadRequest;
 use berth_core::keeper::CommandError;
@@ -7,7 +7,7 @@ use berth_kernel::names::Resource;
 use berth_kernel::refusal::Refusal;
 use tonic::{Code, Status};
 
-/// A request that means nothing, with its whole chain of causes.
+/// The status of an invalid request, with all causes in its message.
 pub(super) fn bad_request(error: &BadRequest) -> Status {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -18,8 +18,8 @@ pub(super) fn bad_request(error: &BadRequest) -> Status {
     Status::invalid_argument(text)
 }
 
-/// Why there was no grant.
-pub(super) fn declined(resource: &Resource, error: &CommandError) -> Status {
+/// The status of an Allocate call without a grant.
+pub(super) fn refused(resource: &Resource, error: &CommandError) -> Status {
     let text = |advice: &str| format!("{resource}: {error}; {advice}");
     match error {
         CommandError::Refused(refusal) => {
@@ -27,37 +27,36 @@ pub(super) fn declined(resource: &Resource, error: &CommandError) -> Status {
             Status::new(code, text(&advice))
         }
         CommandError::Store(_) => {
-            Status::unavailable(text("see `berth node check` and its state folder's disk"))
+            Status::unavailable(text("run `berth node check`, and check the disk of the state folder"))
         }
-        CommandError::Busy => Status::resource_exhausted(text("make the pod anew")),
-        CommandError::Late(_) | CommandError::Stopping => Status::unavailable(text("make the pod anew")),
+        CommandError::Busy => Status::resource_exhausted(text("recreate the pod")),
+        CommandError::Late(_) | CommandError::Stopping => Status::unavailable(text("recreate the pod")),
     }
 }
 
-/// The code of a refusal, and what to do about it.
+/// The code of a refusal, and its remedy.
 fn advice(refusal: &Refusal) -> (Code, String) {
     match refusal {
-        Refusal::UnknownDevice { .. } => {
-            (Code::InvalidArgument, "the kubelet has an old list; a new pod will get a listed device".into())
-        }
+        Refusal::UnknownDevice { .. } => (
+            Code::InvalidArgument,
+            "the kubelet's device list is outdated; a new pod gets a listed device".into(),
+        ),
         Refusal::NotOffered { .. } => (
             Code::FailedPrecondition,
-            "how this GPU is shared has changed; a new pod will get another device".into(),
+            "the sharing of this GPU has changed; a new pod gets another device".into(),
         ),
         Refusal::Held { .. } | Refusal::DoesNotFit { .. } => {
-            (Code::ResourceExhausted, "wait for its holder to end, or end it; then make the pod anew".into())
+            (Code::ResourceExhausted, "wait for its holder to end, or end it; then recreate the pod".into())
         }
         Refusal::Cordoned { gpu, .. } => {
-            (Code::FailedPrecondition, format!("`berth gpu uncordon {gpu}` lets it be granted again"))
+            (Code::FailedPrecondition, format!("run `berth gpu uncordon {gpu}` to allow grants again"))
         }
         Refusal::Unhealthy { gpu, .. } => {
-            (Code::FailedPrecondition, format!("`berth gpu show {gpu}` says when it is looked at again"))
+            (Code::FailedPrecondition, format!("`berth gpu show {gpu}` shows when it is checked again"))
         }
         Refusal::Vanished { gpu } => (
             Code::FailedPrecondition,
-            format!(
-                "look at the node's GPUs; if it is gone for good, `berth gpu forget {gpu}` lets go of it"
-            ),
+            format!("check the node's GPUs; if it was removed permanently, run `berth gpu forget {gpu}`"),
         ),
         Refusal::Denied { .. } => (
             Code::PermissionDenied,
@@ -67,11 +66,11 @@ fn advice(refusal: &Refusal) -> (Code, String) {
             Code::Internal,
             format!("repair or deactivate policy {policy}, or set its onFault to skip (`berth policy list`)"),
         ),
-        Refusal::Moved => (Code::Aborted, "make the pod anew".into()),
+        Refusal::Moved => (Code::Aborted, "recreate the pod".into()),
         Refusal::LedgerFull { .. } => {
             (Code::ResourceExhausted, "end some of them (`berth allocation list`)".into())
         }
-        // Answers to operators' commands; an Allocate never meets them.
+        // Only operators' commands return these, never an Allocate.
         Refusal::UnknownGpu { .. }
         | Refusal::NoAnswer { .. }
         | Refusal::StillThere { .. }

@@ -1,11 +1,11 @@
-//! One plugin a resource that has a listed device, from the first to the last.
+//! Runs one plugin for each resource that has a listed device.
 
-use super::board::Board;
-use super::boards::{Boards, Posted};
-use super::device_plugin::Desk;
-use super::folder::Seen;
+use super::device_list::DeviceList;
+use super::device_lists::{DeviceLists, ListEntry};
+use super::device_plugin::Handler;
+use super::folder::FolderState;
 use super::plugin::{LoggedReason, Plugin, Registrations};
-use super::rounds::Rounds;
+use super::reconciler::Reconciler;
 use super::settings::Settings;
 use crate::edits::Edits;
 use berth_core::admission::KernelHandle;
@@ -17,18 +17,18 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What every plugin needs.
+/// Starts and stops plugins as resources get and lose their listed devices.
 pub(super) struct Supervisor {
     pub(super) settings: Arc<Settings>,
     pub(super) kernel: KernelHandle,
-    pub(super) rounds: Arc<Rounds>,
-    pub(super) boards: Arc<Boards>,
-    pub(super) seen: watch::Receiver<Seen>,
+    pub(super) reconciler: Arc<Reconciler>,
+    pub(super) device_lists: Arc<DeviceLists>,
+    pub(super) folder_state: watch::Receiver<FolderState>,
     pub(super) registrations: Arc<watch::Sender<Registrations>>,
 }
 
-struct Employed {
-    board: Arc<Board>,
+struct RunningPlugin {
+    device_list: Arc<DeviceList>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -39,29 +39,29 @@ impl Supervisor {
         let logged_wait = Arc::new(LoggedReason::default());
         let edits = Arc::new(self.settings.edits.clone());
         let mut snapshots = self.kernel.watch();
-        let mut plugins: BTreeMap<Resource, Employed> = BTreeMap::new();
-        // Plugins on their way out; their successors wait for them, as the socket is the same.
-        let mut leaving: BTreeMap<Resource, JoinHandle<()>> = BTreeMap::new();
+        let mut plugins: BTreeMap<Resource, RunningPlugin> = BTreeMap::new();
+        // Plugins that are stopping. A successor waits for them, as both use the same socket.
+        let mut stopping: BTreeMap<Resource, JoinHandle<()>> = BTreeMap::new();
         loop {
             let ledger = Arc::clone(&snapshots.borrow_and_update());
-            leaving.retain(|_, task| !task.is_finished());
+            stopping.retain(|_, task| !task.is_finished());
             let listed = ledger.resources();
-            let gone: Vec<Resource> =
+            let unlisted: Vec<Resource> =
                 plugins.keys().filter(|resource| !listed.contains(*resource)).cloned().collect();
-            for resource in gone {
+            for resource in unlisted {
                 if let Some(plugin) = plugins.remove(&resource) {
-                    tracing::info!(%resource, "no device is listed any more; leaving the kubelet");
-                    self.boards.lock().remove(&resource);
+                    tracing::info!(%resource, "the resource has no listed device any more; stopping its device plugin");
+                    self.device_lists.lock().remove(&resource);
                     plugin.stop.send_replace(true);
-                    leaving.insert(resource, plugin.task);
+                    stopping.insert(resource, plugin.task);
                 }
             }
             for resource in listed {
                 if let Some(plugin) = plugins.get(&resource) {
-                    self.show(&plugin.board, &ledger, &resource);
+                    self.publish(&plugin.device_list, &ledger, &resource);
                 } else if plugins.len() < RESOURCES_MAX {
-                    let before = leaving.remove(&resource);
-                    let plugin = self.employ(&resource, &ledger, &edits, &logged_wait, before);
+                    let predecessor = stopping.remove(&resource);
+                    let plugin = self.start_plugin(&resource, &ledger, &edits, &logged_wait, predecessor);
                     plugins.insert(resource, plugin);
                 }
             }
@@ -74,52 +74,52 @@ impl Supervisor {
             plugin.stop.send_replace(true);
         }
         let tasks = plugins.into_values().map(|plugin| plugin.task);
-        for task in tasks.chain(leaving.into_values()) {
+        for task in tasks.chain(stopping.into_values()) {
             // A plugin that panicked has been reported by the runtime.
             let _ = task.await;
         }
     }
 
-    fn show(&self, board: &Board, ledger: &Snapshot, resource: &Resource) {
-        board.show(self.kernel.listing(ledger, resource));
+    fn publish(&self, device_list: &DeviceList, ledger: &Snapshot, resource: &Resource) {
+        device_list.publish(self.kernel.listing(ledger, resource));
     }
 
-    fn employ(
+    fn start_plugin(
         &self,
         resource: &Resource,
         ledger: &Snapshot,
         edits: &Arc<Edits>,
         logged_wait: &Arc<LoggedReason>,
-        before: Option<JoinHandle<()>>,
-    ) -> Employed {
-        let board = Arc::new(Board::new());
-        // Before anybody can read it: an empty first list would take the resource's devices away.
-        self.show(&board, ledger, resource);
+        predecessor: Option<JoinHandle<()>>,
+    ) -> RunningPlugin {
+        let device_list = Arc::new(DeviceList::new());
+        // Before any stream reads it: an empty first list would remove the resource's devices from the node.
+        self.publish(&device_list, ledger, resource);
         let streams = Arc::new(watch::Sender::new(0));
-        let posted = Posted { board: Arc::clone(&board), streams: Arc::clone(&streams) };
-        self.boards.lock().insert(resource.clone(), posted);
-        let desk = Arc::new(Desk {
+        let entry = ListEntry { list: Arc::clone(&device_list), streams: Arc::clone(&streams) };
+        self.device_lists.lock().insert(resource.clone(), entry);
+        let handler = Arc::new(Handler {
             resource: resource.clone(),
             kernel: self.kernel.clone(),
             edits: Arc::clone(edits),
-            rounds: Arc::clone(&self.rounds),
-            board: Arc::clone(&board),
-            registering: watch::Sender::default(),
-            kubelets: Arc::new(watch::Sender::new(0)),
+            reconciler: Arc::clone(&self.reconciler),
+            device_list: Arc::clone(&device_list),
+            register_began: watch::Sender::default(),
+            kubelet_connections: Arc::new(watch::Sender::new(0)),
             streams,
-            ending: watch::Sender::default(),
+            stream_end: watch::Sender::default(),
         });
         let settings = Arc::clone(&self.settings);
-        let seen = self.seen.clone();
+        let folder_state = self.folder_state.clone();
         let registrations = Arc::clone(&self.registrations);
         let logged_wait = Arc::clone(logged_wait);
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(async move {
-            if let Some(before) = before {
-                let _ = before.await;
+            if let Some(predecessor) = predecessor {
+                let _ = predecessor.await;
             }
-            Plugin::new(desk, settings, seen, registrations, logged_wait).run(stopped).await;
+            Plugin::new(handler, settings, folder_state, registrations, logged_wait).run(stopped).await;
         });
-        Employed { board, stop, task }
+        RunningPlugin { device_list, stop, task }
     }
 }

@@ -1,4 +1,4 @@
-//! The generated wire types and their helpers. Nothing outside this room sees them.
+//! The generated wire types and their helpers. They are not used outside this crate.
 
 use hyper_util::rt::TokioIo;
 use std::path::{Path, PathBuf};
@@ -7,20 +7,20 @@ use tonic::transport::{Channel, Endpoint};
 
 pub(super) use berth_proto::{core, v1, v1alpha1, v1beta1};
 
-/// The one version that the kubelet registers.
+/// The only version that the kubelet registers.
 pub(super) const API_VERSION: &str = "v1beta1";
-/// What the kubelet calls a device that may be allocated.
+/// The kubelet's health value of a device that may be allocated.
 pub(super) const HEALTHY: &str = "Healthy";
-/// And one that may not.
+/// The kubelet's health value of a device that may not be allocated.
 pub(super) const UNHEALTHY: &str = "Unhealthy";
 
-/// A channel to a unix socket that dials when it is first used, and again after a loss.
+/// A channel to a unix socket that connects when first used, and again after a lost connection.
 pub(super) fn lazy_channel(socket: &Path) -> Channel {
-    // The authority only has to be valid; the kubelet itself says "localhost".
+    // Any valid authority works; the kubelet itself uses "localhost".
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector(socket))
 }
 
-/// A channel to a unix socket, dialled now.
+/// A channel to a unix socket, connected now.
 pub(super) async fn dial(socket: &Path) -> Result<Channel, tonic::transport::Error> {
     Endpoint::from_static("http://localhost").connect_with_connector(connector(socket)).await
 }

@@ -331,7 +331,7 @@ fn a_policy_is_pushed_activated_and_taken_back() {
     assert!(bench.done(&["policy", "delete", "share"]).contains("is deleted"));
 
     let noise = write(&bench.dir.path().join("noise.wasm"), b"noise");
-    assert!(bench.refused(&["policy", "push", &noise]).contains("no policy of the world"));
+    assert!(bench.refused(&["policy", "push", &noise]).contains("not a policy of the world"));
     let typo = write(&bench.dir.path().join("typo.yaml"), "- policy: share\n  parameterz: {}\n");
     assert!(bench.refused(&["policy", "activate", &typo]).contains("parameterz"));
     let none = write(&bench.dir.path().join("none.yaml"), "hello");

@@ -242,7 +242,7 @@ async fn a_kubelet_behind_a_symbolic_link_is_registered_with_and_its_restart_not
     symlink(theirs.join("kubelet.sock"), here.join("kubelet.sock")).unwrap();
     symlink(here.join(&name), theirs.join(&name)).unwrap();
     node.start();
-    let why = "is a symbolic link whose target is not there";
+    let why = "is a symbolic link whose target does not exist";
     obstacle(&node, &format!("{} {why}", here.join("kubelet.sock").display())).await;
     node.kubelet.start().await.unwrap();
     node.allocatable(GPU, 4).await;
@@ -309,7 +309,7 @@ fn node_check_names_what_is_in_the_place_of_the_kubelets_socket() {
     let target = folder.path().join("live.sock");
     symlink(&target, &path).unwrap();
     let line = check();
-    assert!(line.starts_with("WARN") && line.contains("link whose target is not there"), "{line}");
+    assert!(line.starts_with("WARN") && line.contains("link whose target does not exist"), "{line}");
     let _listener = std::os::unix::net::UnixListener::bind(&target).unwrap();
     let line = check();
     assert!(line.starts_with("ok") && line.contains("answers"), "{line}");

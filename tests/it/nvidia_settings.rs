@@ -38,7 +38,7 @@ sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}
     let serving = rig.house.serve_as(&mut command);
     rig.allocatable(&[(WHOLE, 6)]).await;
     let ids: Vec<String> = rig.house.kubelet.listed(WHOLE).into_keys().take(1).collect();
-    let answer = rig.house.kubelet.ask_allocate(WHOLE, &ids).await.unwrap();
+    let answer = rig.house.kubelet.call_plugin_allocate(WHOLE, &ids).await.unwrap();
     assert_eq!(answer.envs["NVIDIA_GDS"], "enabled");
     assert_eq!(answer.envs["NVIDIA_MOFED"], "enabled");
     assert!(!answer.envs.contains_key("NVIDIA_GDRCOPY"));

@@ -1,76 +1,77 @@
-//! The stream that follows a registration: whether it comes, and what its end means.
+//! The kubelet's stream after a registration: waits for its start and handles its end.
 
 use super::{Plugin, Registration};
 use crate::folder::FileId;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-/// What follows a registration.
-pub(super) enum Watched {
-    /// The kubelet asks for the devices.
-    Yes,
-    /// It does not.
-    Not,
-    /// It closed the connection that it made when it registered us.
-    Left,
+/// How the wait for the stream after a registration ended.
+pub(super) enum StreamStart {
+    /// The kubelet opened the stream.
+    Opened,
+    /// The kubelet did not open a stream in time.
+    TimedOut,
+    /// The kubelet closed the connection that it opened during Register.
+    Disconnected,
 }
 
-/// Why a registration has to be made again.
-pub(super) enum End {
+/// Why the plugin has to register again.
+pub(super) enum Loss {
     /// The kubelet's stream ended.
-    Lost,
-    /// One of several streams ended that were taken for the kubelet's: it may have been the kubelet's.
-    OneOfSeveral,
-    /// Another kubelet.sock is there.
+    StreamEnded,
+    /// One of several streams that may be the kubelet's ended.
+    OneOfSeveralEnded,
+    /// kubelet.sock was replaced.
     KubeletChanged,
 }
 
 impl Plugin {
-    /// Waits for the stream that follows a registration. A kubelet that ends or restarts meanwhile
-    /// closes its connection; another kubelet.sock alone means nothing yet, since a living kubelet
-    /// that made it is about to ask, and a second Register would give it a dead endpoint.
-    pub(super) async fn watched(&self) -> Watched {
-        let mut streams = self.desk.streams.subscribe();
-        let mut kubelets = self.desk.kubelets.subscribe();
+    /// Waits for the stream that follows a registration. A kubelet that exits meanwhile closes its
+    /// connection. A replaced kubelet.sock alone is ignored: if a running kubelet replaced it, its stream is
+    /// still to come, and a second Register would create a dead endpoint.
+    pub(super) async fn wait_for_stream(&self) -> StreamStart {
+        let mut streams = self.handler.streams.subscribe();
+        let mut connections = self.handler.kubelet_connections.subscribe();
         tokio::select! {
             biased;
-            there = streams.wait_for(|n| *n > 0) => if there.is_ok() { Watched::Yes } else { Watched::Not },
-            () = none_left(&mut kubelets) => Watched::Left,
-            () = sleep(self.settings.waits.watch_within) => Watched::Not,
+            opened = streams.wait_for(|n| *n > 0) => if opened.is_ok() { StreamStart::Opened } else { StreamStart::TimedOut },
+            () = wait_for_zero(&mut connections) => StreamStart::Disconnected,
+            () = sleep(self.settings.waits.watch_within) => StreamStart::TimedOut,
         }
     }
 
-    /// Returns when a stream of the kubelet's has ended or another kubelet.sock is there. That there is
-    /// none means nothing: the kubelet that watches goes on watching.
-    pub(super) async fn watch_over(&mut self, kubelet: FileId) -> End {
-        let mut streams = self.desk.streams.subscribe();
+    /// Waits until one of the kubelet's streams ends or kubelet.sock is replaced. A removed kubelet.sock is
+    /// ignored: the kubelet's stream stays open.
+    pub(super) async fn wait_for_loss(&mut self, kubelet: FileId) -> Loss {
+        let mut streams = self.handler.streams.subscribe();
         tokio::select! {
             biased;
-            left = one_fewer(&mut streams) => if left == 0 { End::Lost } else { End::OneOfSeveral },
-            () = self.seen_until(|seen| seen.kubelet.is_ok_and(|id| id != kubelet)) => End::KubeletChanged,
+            remaining = wait_for_decrease(&mut streams) => if remaining == 0 { Loss::StreamEnded } else { Loss::OneOfSeveralEnded },
+            () = self.wait_until(|state| state.kubelet.is_ok_and(|id| id != kubelet)) => Loss::KubeletChanged,
         }
     }
 
-    /// The kubelet left: soon after registering, again and again, means another plugin for the same
-    /// resource.
-    pub(super) async fn lost(&mut self, since: Instant) {
+    /// Handles the end of the kubelet's stream. Several ends soon after Register indicate another plugin for
+    /// the same resource.
+    pub(super) async fn handle_loss(&mut self, since: Instant) {
         let waits = self.settings.waits.clone();
-        let kubelet = self.seen.borrow().kubelet.ok();
-        if kubelet != self.known_to || since.elapsed() >= waits.quick_loss {
+        let kubelet = self.folder_state.borrow().kubelet.ok();
+        if kubelet != self.contacted_kubelet || since.elapsed() >= waits.quick_loss {
             self.quick_losses = 0;
         } else {
             self.quick_losses += 1;
         }
-        tracing::info!(resource = %self.desk.resource, "the kubelet's stream ended; registering again");
+        tracing::info!(resource = %self.handler.resource, "the kubelet's stream ended; registering again");
         if self.quick_losses < waits.quick_losses_max {
             return;
         }
         self.quick_losses = 0;
-        self.turn(Registration::Contested);
+        self.publish(Registration::Contested);
         tracing::error!(
-            resource = %self.desk.resource,
-            "another device plugin registers {} too: the kubelet dropped us {} times, each within {} s. Remove the other plugin or rename the resource; trying again in {} s",
-            self.desk.resource,
+            resource = %self.handler.resource,
+            "another device plugin registers {} too: the kubelet ended the stream {} times, each within {} s. Remove the \
+             other plugin or rename the resource; trying again in {} s",
+            self.handler.resource,
             waits.quick_losses_max,
             waits.quick_loss.as_secs(),
             waits.foreign_pause.as_secs()
@@ -84,21 +85,21 @@ impl Plugin {
     }
 }
 
-/// Returns when the count has become smaller: what is left.
-async fn one_fewer(count: &mut watch::Receiver<usize>) -> usize {
-    let mut most = *count.borrow_and_update();
-    while most > 0 && count.changed().await.is_ok() {
+/// Waits until the count decreases, and returns it.
+async fn wait_for_decrease(count: &mut watch::Receiver<usize>) -> usize {
+    let mut last = *count.borrow_and_update();
+    while last > 0 && count.changed().await.is_ok() {
         let now = *count.borrow_and_update();
-        if now < most {
+        if now < last {
             return now;
         }
-        most = now;
+        last = now;
     }
     0
 }
 
-/// Returns when the count is 0.
-pub(super) async fn none_left(count: &mut watch::Receiver<usize>) {
-    // Its sender lives as long as the plugin.
+/// Waits until the count is 0.
+pub(super) async fn wait_for_zero(count: &mut watch::Receiver<usize>) {
+    // The handler owns the sender, so this fails only when the plugin is dropped.
     let _ = count.wait_for(|n| *n == 0).await;
 }

@@ -1,4 +1,4 @@
-//! A pod of the kubelet's Pods API in the kernel's words.
+//! Converts a pod of the kubelet's Pods API to the kernel's type.
 
 use crate::wire::core;
 use berth_kernel::names::Resource;
@@ -6,21 +6,21 @@ use berth_kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
 use berth_kernel::pods::{Pod, PodContainer, Stage};
 use prost::Message;
 
-/// Set by the kubelet on every pod: where it has it from (kubelet: `ConfigSourceAnnotationKey`).
+/// The annotation that the kubelet sets on every pod: its source (kubelet: `ConfigSourceAnnotationKey`).
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// Its value for pods of the API server; those of a file or an address of the node are static.
-const OF_API_SERVER: &str = "api";
-/// Labels of one pod that policies are shown.
+/// Its value for pods of the API server. Pods of other sources (a file, a URL) are static.
+const API_SERVER_SOURCE: &str = "api";
+/// The most labels of one pod that policies get.
 const LABELS_MAX: usize = 64;
 
-/// What the kernel wants to know of a pod. `None` for bytes that are no pod, or one without a name or
-/// UID, which no kubelet sends.
-pub(super) fn understand(bytes: &[u8]) -> Option<Pod> {
+/// Parses a pod. `None` for bytes that are no pod, and for a pod without a name or UID, which no kubelet
+/// sends.
+pub(super) fn parse_pod(bytes: &[u8]) -> Option<Pod> {
     let pod = core::Pod::decode(bytes).ok()?;
     let meta = pod.metadata?;
     let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
     let containers = || spec.init_containers.iter().chain(&spec.containers);
-    let leaving_since_wall_ms = leaving_since(&meta);
+    let deletion_wall_ms = deletion_wall_ms(&meta);
     let mut labels: Vec<(String, String)> = meta.labels.into_iter().collect();
     labels.sort_unstable();
     labels.truncate(LABELS_MAX);
@@ -29,26 +29,26 @@ pub(super) fn understand(bytes: &[u8]) -> Option<Pod> {
         namespace: meta.namespace?,
         name: meta.name?,
         labels,
-        is_static: meta.annotations.get(CONFIG_SOURCE).is_some_and(|source| source != OF_API_SERVER),
+        is_static: meta.annotations.get(CONFIG_SOURCE).is_some_and(|source| source != API_SERVER_SOURCE),
         is_of_daemon_set: meta
             .owner_references
             .iter()
             .any(|owner| owner.kind.as_deref() == Some("DaemonSet")),
         stage: Stage::of(status.phase.as_deref(), status.start_time.is_some()),
-        deletion_wall_ms: leaving_since_wall_ms,
+        deletion_wall_ms,
         created_wall_ms: meta.creation_timestamp.map_or(0, wall_ms),
         bypass: PodBypass::most_explicit(containers().filter_map(bypass)),
-        containers: containers().map(asks).collect(),
+        containers: containers().map(container_requests).collect(),
     })
 }
 
-/// The UID of a pod that is told to be over; nothing else of it is sure to be there.
-pub(super) fn uid(bytes: &[u8]) -> Option<String> {
+/// The UID of a deleted pod, whose other fields may be missing.
+pub(super) fn parse_uid(bytes: &[u8]) -> Option<String> {
     core::Pod::decode(bytes).ok()?.metadata?.uid.filter(|uid| !uid.is_empty())
 }
 
-/// The grace period before the moment at which it is to be gone.
-fn leaving_since(meta: &core::ObjectMeta) -> Option<u64> {
+/// When the deletion was requested: the deletion timestamp minus the grace period.
+fn deletion_wall_ms(meta: &core::ObjectMeta) -> Option<u64> {
     let grace_s = u64::try_from(meta.deletion_grace_period_seconds()).unwrap_or(0);
     Some(wall_ms(meta.deletion_timestamp?).saturating_sub(grace_s.saturating_mul(1000)))
 }
@@ -58,33 +58,34 @@ fn wall_ms(time: core::Time) -> u64 {
     seconds.saturating_mul(1000) + u64::try_from(time.nanos() / 1_000_000).unwrap_or(0)
 }
 
-/// Extended resources are whole numbers, and requests equal limits (validated by the API server).
-fn asks(container: &core::Container) -> PodContainer {
+/// A container's requests. Extended resources are whole numbers, and requests equal limits (validated by
+/// the API server).
+fn container_requests(container: &core::Container) -> PodContainer {
     let limits = container.resources.iter().flat_map(|r| &r.limits);
-    let mut asks: Vec<(Resource, u32)> = limits
+    let mut requests: Vec<(Resource, u32)> = limits
         .filter_map(|(name, quantity)| {
             let count = quantity.string().parse().ok().filter(|n| *n > 0)?;
             Some((Resource::parse(name).ok()?, count))
         })
         .collect();
-    asks.sort_unstable();
-    PodContainer { name: container.name().to_owned(), requests: asks }
+    requests.sort_unstable();
+    PodContainer { name: container.name().to_owned(), requests }
 }
 
 fn bypass(container: &core::Container) -> Option<PodBypass> {
-    let own = container.env.iter().find(|variable| variable.name() == VISIBLE_DEVICES);
-    // Go writes an empty value for one that comes from elsewhere.
+    let visible_devices = container.env.iter().find(|variable| variable.name() == VISIBLE_DEVICES);
+    // Go writes an empty value for a variable with a `valueFrom`.
     let value = |variable: &core::EnvVar| variable.value_from.is_none().then(|| variable.value().to_owned());
     let mounts_gpus = container.volume_mounts.iter().any(|mount| PodBypass::mounts_gpus(mount.mount_path()));
-    let takes_variables = container.env_from.iter().any(|source| PodBypass::may_name_gpus(source.prefix()));
+    let imports_variables = container.env_from.iter().any(|source| PodBypass::may_name_gpus(source.prefix()));
     let name = || container.name().to_owned();
-    if own.is_some_and(|variable| PodBypass::shows_gpus(value(variable).as_deref())) {
+    if visible_devices.is_some_and(|variable| PodBypass::shows_gpus(value(variable).as_deref())) {
         Some(PodBypass::NamesGpus { container: name() })
     } else if mounts_gpus {
         Some(PodBypass::MountsGpus { container: name() })
     } else if container.security_context.as_ref().is_some_and(core::SecurityContext::privileged) {
         Some(PodBypass::Privileged { container: name() })
-    } else if takes_variables && own.is_none() {
+    } else if imports_variables && visible_devices.is_none() {
         Some(PodBypass::ImportsVariables { container: name() })
     } else {
         None
@@ -124,25 +125,25 @@ mod tests {
     }
 
     fn read(pod: &core::Pod) -> Pod {
-        understand(&pod.encode_to_vec()).unwrap()
+        parse_pod(&pod.encode_to_vec()).unwrap()
     }
 
     #[test]
-    fn a_pod_is_read_with_its_containers_init_containers_first() {
+    fn a_pod_is_read_with_its_init_containers_first() {
         let pod = read(&plain());
         assert_eq!((&*pod.uid, &*pod.namespace, &*pod.name), ("u-1", "team", "p"));
         assert_eq!(pod.labels, [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())]);
         assert_eq!((pod.created_wall_ms, pod.stage, pod.is_static), (5007, Stage::Waiting, false));
-        let asks: Vec<String> =
+        let requests: Vec<String> =
             pod.containers.iter().map(|c| format!("{} {:?}", c.name, c.requests)).collect();
         assert_eq!(
-            asks,
+            requests,
             ["init [(\"nvidia.com/gpu\", 1)]", "main [(\"nvidia.com/gpu.shared\", 2)]", "side []"]
         );
     }
 
     #[test]
-    fn static_pods_daemon_sets_and_pods_that_go_are_told_apart() {
+    fn static_daemon_set_and_deleted_pods_are_recognized() {
         let mut pod = plain();
         let meta = pod.metadata.as_mut().unwrap();
         meta.annotations.insert(CONFIG_SOURCE.to_owned(), "file".to_owned());
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_reach_gpus_by_themselves_are_told_apart() {
+    fn pods_that_may_bypass_the_device_plugin_are_recognized() {
         let with = |change: &dyn Fn(&mut core::Container)| {
             let mut pod = plain();
             change(&mut pod.spec.as_mut().unwrap().containers[0]);
@@ -180,26 +181,26 @@ mod tests {
         let mounts = |c: &mut core::Container| c.volume_mounts.push(mount.clone());
         assert_eq!(with(&mounts), Some(PodBypass::MountsGpus { container: "main".into() }));
         let source = core::EnvFromSource { prefix: Some("NVIDIA_VISIBLE_".into()) };
-        let takes = |c: &mut core::Container| c.env_from.push(source.clone());
-        assert_eq!(with(&takes), Some(PodBypass::ImportsVariables { container: "main".into() }));
+        let imports = |c: &mut core::Container| c.env_from.push(source.clone());
+        assert_eq!(with(&imports), Some(PodBypass::ImportsVariables { container: "main".into() }));
         let with_own = |c: &mut core::Container| {
-            takes(c);
+            imports(c);
             c.env.push(env("void", None));
         };
         assert_eq!(with(&with_own), None, "a variable of its own wins");
         let mut pod = plain();
         let spec = pod.spec.as_mut().unwrap();
-        takes(&mut spec.containers[0]);
+        imports(&mut spec.containers[0]);
         mounts(&mut spec.init_containers[0]);
         let mounted = Some(PodBypass::MountsGpus { container: spec.init_containers[0].name().into() });
-        assert_eq!(read(&pod).bypass, mounted, "the plainest sign is told");
+        assert_eq!(read(&pod).bypass, mounted, "the most explicit bypass is reported");
         assert_eq!(with(&|_| {}), None);
     }
 
-    /// As kubelet 1.36 sends one: bytes made by Go's `v1.Pod.Marshal`.
+    /// Bytes as kubelet 1.36 sends them, generated by Go's `v1.Pod.Marshal`.
     #[test]
-    fn what_go_writes_is_understood() {
-        let pod = understand(include_bytes!("pod.bin")).unwrap();
+    fn gos_encoding_is_parsed() {
+        let pod = parse_pod(include_bytes!("pod.bin")).unwrap();
         assert_eq!(
             (&*pod.uid, &*pod.namespace, &*pod.name),
             ("3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1", "default", "trainer-0")
@@ -219,10 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pod_is_none() {
-        assert!(understand(b"\xff\xff").is_none());
-        assert!(understand(&[]).is_none());
-        assert!(uid(&core::Pod::default().encode_to_vec()).is_none());
-        assert_eq!(uid(&plain().encode_to_vec()).as_deref(), Some("u-1"));
+    fn invalid_pods_are_none() {
+        assert!(parse_pod(b"\xff\xff").is_none());
+        assert!(parse_pod(&[]).is_none());
+        assert!(parse_uid(&core::Pod::default().encode_to_vec()).is_none());
+        assert_eq!(parse_uid(&plain().encode_to_vec()).as_deref(), Some("u-1"));
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of the pods, event by event.
+//! The pod cache, event by event.
 
 use super::*;
 use crate::wire::core;
@@ -22,123 +22,123 @@ fn synced() -> WatchPodsEvent {
     WatchPodsEvent { r#type: EventType::InitialSyncComplete.into(), pod: Vec::new() }
 }
 
-fn uids(known: &Known) -> Vec<&str> {
-    known.view.pods.keys().map(String::as_str).collect()
+fn uids(cache: &PodCache) -> Vec<&str> {
+    cache.view.pods.keys().map(String::as_str).collect()
 }
 
 #[test]
-fn a_list_counts_once_it_is_whole_and_who_is_missing_is_not_over() {
-    let mut known = Known::default();
-    known.begin();
-    assert!(!known.take(&event(EventType::Added, "a", "Running")));
-    assert!(!known.take(&event(EventType::Added, "b", "Running")));
-    assert!(!known.complete && uids(&known).is_empty());
-    assert!(known.take(&synced()));
-    assert_eq!(uids(&known), ["a", "b"]);
-    assert!(known.view.current);
-    // Another kubelet, which knows but one of them yet.
-    known.begin();
-    known.take(&event(EventType::Added, "b", "Running"));
-    assert_eq!(uids(&known), ["a", "b"], "the old view until the new one is whole");
-    assert!(known.take(&synced()));
-    assert_eq!(uids(&known), ["b"]);
-    assert!(known.view.deleted.is_empty());
-    assert_eq!(known.view.listed_mono_ms, 0, "a pod that it lacks is not over");
-    known.dirty = false;
-    known.begin();
-    known.take(&event(EventType::Added, "b", "Running"));
-    assert!(!known.take(&synced()), "no news");
+fn a_list_applies_once_it_is_complete_and_a_missing_pod_has_not_ended() {
+    let mut cache = PodCache::default();
+    cache.begin();
+    assert!(!cache.apply(&event(EventType::Added, "a", "Running")));
+    assert!(!cache.apply(&event(EventType::Added, "b", "Running")));
+    assert!(!cache.has_listed && uids(&cache).is_empty());
+    assert!(cache.apply(&synced()));
+    assert_eq!(uids(&cache), ["a", "b"]);
+    assert!(cache.view.current);
+    // A restarted kubelet, which lists only one of them yet.
+    cache.begin();
+    cache.apply(&event(EventType::Added, "b", "Running"));
+    assert_eq!(uids(&cache), ["a", "b"], "the old view applies until the new list is complete");
+    assert!(cache.apply(&synced()));
+    assert_eq!(uids(&cache), ["b"]);
+    assert!(cache.view.deleted.is_empty());
+    assert_eq!(cache.view.listed_mono_ms, 0, "a missing pod has not ended");
+    cache.dirty = false;
+    cache.begin();
+    cache.apply(&event(EventType::Added, "b", "Running"));
+    assert!(!cache.apply(&synced()), "nothing changed");
 }
 
 #[test]
-fn what_is_told_to_be_over_is_remembered() {
-    let mut known = Known::default();
-    known.begin();
-    known.take(&event(EventType::Added, "a", "Running"));
-    known.take(&synced());
-    assert!(known.take(&event(EventType::Modified, "a", "Succeeded")));
-    assert!(!known.take(&event(EventType::Modified, "a", "Succeeded")), "no news");
-    assert!(known.take(&event(EventType::Deleted, "a", "")));
-    assert_eq!((uids(&known).len(), known.view.deleted.len()), (0, 1));
-    // A static pod comes back under its UID.
-    assert!(known.take(&event(EventType::Added, "a", "Pending")));
-    assert_eq!(uids(&known), ["a"]);
+fn deleted_pods_are_remembered() {
+    let mut cache = PodCache::default();
+    cache.begin();
+    cache.apply(&event(EventType::Added, "a", "Running"));
+    cache.apply(&synced());
+    assert!(cache.apply(&event(EventType::Modified, "a", "Succeeded")));
+    assert!(!cache.apply(&event(EventType::Modified, "a", "Succeeded")), "nothing changed");
+    assert!(cache.apply(&event(EventType::Deleted, "a", "")));
+    assert_eq!((uids(&cache).len(), cache.view.deleted.len()), (0, 1));
+    // A static pod can come back under its UID.
+    assert!(cache.apply(&event(EventType::Added, "a", "Pending")));
+    assert_eq!(uids(&cache), ["a"]);
     for n in 0..DELETED_MAX + 3 {
-        known.take(&event(EventType::Deleted, &n.to_string(), ""));
+        cache.apply(&event(EventType::Deleted, &n.to_string(), ""));
     }
-    assert_eq!(known.view.deleted.len(), DELETED_MAX);
+    assert_eq!(cache.view.deleted.len(), DELETED_MAX);
 }
 
 #[test]
-fn what_cannot_be_read_changes_nothing() {
-    let mut known = Known::default();
-    known.begin();
-    known.take(&synced());
-    let before = known.view.clone();
+fn invalid_events_change_nothing() {
+    let mut cache = PodCache::default();
+    cache.begin();
+    cache.apply(&synced());
+    let before = cache.view.clone();
     for kind in [EventType::Added, EventType::Deleted, EventType::Unspecified] {
-        assert!(!known.take(&WatchPodsEvent { r#type: kind.into(), pod: vec![0xff] }));
+        assert!(!cache.apply(&WatchPodsEvent { r#type: kind.into(), pod: vec![0xff] }));
     }
-    assert!(!known.take(&WatchPodsEvent { r#type: 99, pod: Vec::new() }));
-    assert!(!known.take(&synced()), "twice");
-    assert_eq!(known.view, before);
+    assert!(!cache.apply(&WatchPodsEvent { r#type: 99, pod: Vec::new() }));
+    assert!(!cache.apply(&synced()), "a second time");
+    assert_eq!(cache.view, before);
 }
 
 #[test]
-fn what_was_not_handed_in_before_a_stream_ended_is_with_the_next_list() {
-    let mut known = Known::default();
-    known.begin();
-    known.take(&event(EventType::Added, "a", "Running"));
-    known.take(&event(EventType::Added, "b", "Running"));
-    known.take(&synced());
+fn a_change_not_sent_before_a_stream_ended_is_sent_with_the_next_list() {
+    let mut cache = PodCache::default();
+    cache.begin();
+    cache.apply(&event(EventType::Added, "a", "Running"));
+    cache.apply(&event(EventType::Added, "b", "Running"));
+    cache.apply(&synced());
     for change in [event(EventType::Deleted, "a", ""), event(EventType::Modified, "b", "Succeeded")] {
-        known.dirty = false;
-        assert!(known.take(&change));
-        // The stream ends here. The next list is the view as it is already.
-        known.begin();
-        known.take(&event(EventType::Added, "b", known_phase(&known)));
-        assert!(known.take(&synced()), "nobody was told");
+        cache.dirty = false;
+        assert!(cache.apply(&change));
+        // The stream ends here. The next list equals the view.
+        cache.begin();
+        cache.apply(&event(EventType::Added, "b", last_phase(&cache)));
+        assert!(cache.apply(&synced()), "the change was not sent yet");
     }
-    // So does a deletion while a list comes in, of a pod that the view never had.
-    known.dirty = false;
-    known.begin();
-    known.take(&event(EventType::Added, "b", "Succeeded"));
-    assert!(!known.take(&event(EventType::Deleted, "c", "")));
-    assert!(known.take(&synced()));
+    // The same for a deletion during a list, of a pod that the view never contained.
+    cache.dirty = false;
+    cache.begin();
+    cache.apply(&event(EventType::Added, "b", "Succeeded"));
+    assert!(!cache.apply(&event(EventType::Deleted, "c", "")));
+    assert!(cache.apply(&synced()));
 }
 
-fn known_phase(known: &Known) -> &'static str {
-    if known.view.pods["b"].stage == Stage::Finished { "Succeeded" } else { "Running" }
+fn last_phase(cache: &PodCache) -> &'static str {
+    if cache.view.pods["b"].stage == Stage::Finished { "Succeeded" } else { "Running" }
 }
 
 #[test]
-fn of_too_many_pods_the_finished_ones_are_left_out_and_then_nobody_is_vouched_for() {
-    let mut known = Known::default();
-    known.begin();
+fn too_many_pods_drop_the_finished_ones_first_and_then_all_are_unknown() {
+    let mut cache = PodCache::default();
+    cache.begin();
     for n in 0..PODS_MAX {
-        known.take(&event(EventType::Added, &format!("runs-{n}"), "Running"));
+        cache.apply(&event(EventType::Added, &format!("runs-{n}"), "Running"));
     }
-    known.take(&synced());
-    known.take(&event(EventType::Added, "done", "Succeeded"));
-    let view = known.taken().unwrap();
+    cache.apply(&synced());
+    cache.apply(&event(EventType::Added, "done", "Succeeded"));
+    let view = cache.bounded_view().unwrap();
     assert_eq!((view.current, view.pods.len()), (true, PODS_MAX));
     assert!(!view.pods.contains_key("done"));
     for back in ["back", "gone"] {
-        known.take(&event(EventType::Deleted, back, ""));
+        cache.apply(&event(EventType::Deleted, back, ""));
     }
-    known.take(&event(EventType::Added, "back", "Running"));
-    assert_eq!(known.taken().unwrap_err(), PODS_MAX + 1);
-    let view = known.silent();
+    cache.apply(&event(EventType::Added, "back", "Running"));
+    assert_eq!(cache.bounded_view().unwrap_err(), PODS_MAX + 1);
+    let view = cache.overflow_view();
     assert_eq!((view.source, view.current, view.pods.len()), (PodsSource::Kubelet, false, 0));
-    assert_eq!(view.fate("runs-0", 0), Fate::Unknown, "it may run");
-    assert_eq!(view.fate("back", 0), Fate::Unknown, "it was there again");
+    assert_eq!(view.fate("runs-0", 0), Fate::Unknown, "the pod may run");
+    assert_eq!(view.fate("back", 0), Fate::Unknown, "the pod is back");
     assert_eq!(view.fate("gone", 0), Fate::Over);
-    known.take(&event(EventType::Deleted, "runs-0", ""));
-    assert!(known.taken().unwrap().current);
+    cache.apply(&event(EventType::Deleted, "runs-0", ""));
+    assert!(cache.bounded_view().unwrap().current);
 }
 
 #[test]
-fn a_pod_that_comes_to_ask_is_told_from_other_news() {
-    let asks = |phase: &str, gpus: &str| {
+fn only_a_pod_that_newly_waits_for_devices_is_marked() {
+    let with_gpus = |phase: &str, gpus: &str| {
         let quantity = core::Quantity { string: Some(gpus.to_owned()) };
         let limits = [("nvidia.com/gpu".to_owned(), quantity)].into_iter().collect();
         let resources = Some(core::ResourceRequirements { limits });
@@ -148,13 +148,13 @@ fn a_pod_that_comes_to_ask_is_told_from_other_news() {
         pod.spec = Some(core::PodSpec { containers: vec![main], ..core::PodSpec::default() });
         WatchPodsEvent { pod: pod.encode_to_vec(), ..plain }
     };
-    let mut known = Known::default();
-    known.begin();
-    known.take(&synced());
-    known.take(&event(EventType::Added, "b", "Pending"));
-    assert!(known.waits.is_none(), "it asks for nothing");
-    known.take(&asks("Pending", "1"));
-    assert_eq!(known.waits.as_ref().map(|pod| pod.uid.as_str()), Some("a"));
-    known.take(&asks("Running", "1"));
-    assert!(known.waits.is_none(), "it was served");
+    let mut cache = PodCache::default();
+    cache.begin();
+    cache.apply(&synced());
+    cache.apply(&event(EventType::Added, "b", "Pending"));
+    assert!(cache.newly_waiting.is_none(), "the pod requests no devices");
+    cache.apply(&with_gpus("Pending", "1"));
+    assert_eq!(cache.newly_waiting.as_ref().map(|pod| pod.uid.as_str()), Some("a"));
+    cache.apply(&with_gpus("Running", "1"));
+    assert!(cache.newly_waiting.is_none(), "the pod has its devices");
 }

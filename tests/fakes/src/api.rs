@@ -1,11 +1,11 @@
-//! The admin API as cluster tooling would call it.
+//! A client of the admin API.
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A client with a token.
+/// A client of the admin API with a token.
 #[derive(Clone)]
 pub struct Api {
     agent: ureq::Agent,
@@ -14,7 +14,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// `token`: one of the admin API's.
+    /// `token`: a bearer token of the admin API.
     #[must_use]
     pub fn new(address: SocketAddr, token: &str) -> Self {
         let config = ureq::Agent::config_builder()
@@ -35,8 +35,10 @@ impl Api {
     /// If the API does not answer, or answers with a problem.
     pub async fn get(&self, path: &str) -> anyhow::Result<Value> {
         let (api, url) = (self.clone(), format!("{}{path}", self.base));
-        blocking(move || answer(&url, api.agent.get(&url).header("Authorization", &api.authorization).call()))
-            .await
+        blocking(move || {
+            read_response(&url, api.agent.get(&url).header("Authorization", &api.authorization).call())
+        })
+        .await
     }
 
     async fn put(&self, path: &str, body: Value) -> anyhow::Result<Value> {
@@ -44,7 +46,7 @@ impl Api {
         blocking(move || {
             let request = api.agent.put(&url).header("Authorization", &api.authorization);
             let request = request.header("Content-Type", "application/json");
-            answer(&url, request.send(body.to_string()))
+            read_response(&url, request.send(body.to_string()))
         })
         .await
     }
@@ -58,7 +60,7 @@ impl Api {
         blocking(move || {
             let request = api.agent.post(&url).header("Authorization", &api.authorization);
             let request = request.header("Content-Type", "application/json");
-            answer(&url, request.send(body.to_string()))
+            read_response(&url, request.send(body.to_string()))
         })
         .await
     }
@@ -78,13 +80,13 @@ impl Api {
     pub async fn uncordon(&self, gpu: &str) -> anyhow::Result<()> {
         let (api, url) = (self.clone(), format!("{}/gpus/{gpu}/cordon", self.base));
         blocking(move || {
-            answer(&url, api.agent.delete(&url).header("Authorization", &api.authorization).call())
+            read_response(&url, api.agent.delete(&url).header("Authorization", &api.authorization).call())
         })
         .await
         .map(drop)
     }
 
-    /// Activates a stack of these entries.
+    /// Activates a stack with these entries.
     ///
     /// # Errors
     /// If the API does not answer, or answers with a problem.
@@ -94,11 +96,14 @@ impl Api {
 }
 
 async fn blocking(work: impl FnOnce() -> anyhow::Result<Value> + Send + 'static) -> anyhow::Result<Value> {
-    tokio::task::spawn_blocking(work).await.context("the client's thread")?
+    tokio::task::spawn_blocking(work).await.context("the thread of the HTTP client failed")?
 }
 
-fn answer(url: &str, called: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> anyhow::Result<Value> {
-    let mut response = called.with_context(|| format!("calling {url}"))?;
+fn read_response(
+    url: &str,
+    result: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+) -> anyhow::Result<Value> {
+    let mut response = result.with_context(|| format!("calling {url}"))?;
     let text = response.body_mut().read_to_string()?;
     if !response.status().is_success() {
         bail!("{url} answered {}: {text}", response.status());

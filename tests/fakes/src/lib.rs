@@ -1,4 +1,4 @@
-//! What tests, the demo and the harness share: clients of the daemon, and the daemon as a child process.
+//! Shared by tests, the demo and the harness: clients of the daemon, and the daemon as a child process.
 
 pub mod api;
 pub mod plugin;

@@ -1,4 +1,4 @@
-//! The kubelet's end of one plugin socket, for calls that are timed one by one.
+//! A client of one plugin socket in the kubelet's place, for calls that are timed individually.
 
 use anyhow::Context as _;
 use hyper_util::rt::TokioIo;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-/// Where a resource is served: the name is part of what operators are told.
+/// The plugin socket of a resource. Its name is documented for operators.
 pub fn socket(kubelet_dir: &Path, resource: &str) -> PathBuf {
     let hash = Sha256::digest(resource);
     let hex: String = hash.iter().take(8).map(|b| format!("{b:02x}")).collect();
@@ -20,7 +20,7 @@ pub fn socket(kubelet_dir: &Path, resource: &str) -> PathBuf {
 /// A client of the plugin on this socket.
 ///
 /// # Errors
-/// If nobody listens there.
+/// If no process listens there.
 pub async fn dial(socket: &Path) -> anyhow::Result<DevicePluginClient<Channel>> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_| {
@@ -31,10 +31,10 @@ pub async fn dial(socket: &Path) -> anyhow::Result<DevicePluginClient<Channel>> 
     Ok(DevicePluginClient::new(channel.with_context(|| format!("dialling {}", socket.display()))?))
 }
 
-/// One Allocate for one container: how long it took, and the answer.
+/// Calls Allocate for one container. Returns the duration and the response.
 ///
 /// # Errors
-/// If it is refused, or answered for another number of containers.
+/// If the call is refused, or the response is not for one container.
 pub async fn allocate(
     client: &mut DevicePluginClient<Channel>,
     ids: &[String],
@@ -42,9 +42,9 @@ pub async fn allocate(
     let container = ContainerAllocateRequest { devices_ids: ids.to_vec() };
     let request = AllocateRequest { container_requests: vec![container] };
     let began = Instant::now();
-    let answer = client.allocate(request).await?;
-    let took = began.elapsed();
-    let mut answers = answer.into_inner().container_responses;
-    anyhow::ensure!(answers.len() == 1, "{} answers to one container", answers.len());
-    answers.pop().map(|answer| (took, answer)).context("no answer")
+    let response = client.allocate(request).await?;
+    let duration = began.elapsed();
+    let mut responses = response.into_inner().container_responses;
+    anyhow::ensure!(responses.len() == 1, "{} responses for one container", responses.len());
+    responses.pop().map(|response| (duration, response)).context("no response")
 }

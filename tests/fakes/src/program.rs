@@ -1,21 +1,21 @@
-//! Programs and folders of the same build as the program that runs.
+//! Paths of programs and folders of the same build as this program.
 
 use anyhow::{Context as _, ensure};
 use std::path::{Path, PathBuf};
 
-/// The path beside this program's own.
+/// The path of `name` in this program's folder.
 ///
 /// # Errors
 /// If the system does not give this program's path.
 pub fn beside_this(name: &str) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("this program's own path")?;
+    let own = std::env::current_exe().context("this program's path")?;
     Ok(own.with_file_name(name))
 }
 
-/// The program that was given, or else the one beside this.
+/// The given program, or the one in this program's folder.
 ///
 /// # Errors
-/// If there is none, with what to do.
+/// If the program does not exist; with the remedy.
 pub fn or_beside_this(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
     let path = match given {
         Some(path) => path.to_owned(),

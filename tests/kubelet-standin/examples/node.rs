@@ -1,20 +1,20 @@
-//! A stand-in kubelet on a folder, moved by lines on its standard input: for tests that run the daemon
-//! as a program of its own.
+//! A stand-in kubelet on a folder, controlled by lines on its standard input: for tests that run the daemon
+//! as a separate process.
 //!
 //! ```text
 //! node FOLDER
-//! run NAMESPACE/POD RESOURCE COUNT    a pod with one container, main, starts
-//! end NAMESPACE/POD                   it has ended and is deleted
-//! wait RESOURCE COUNT                 until so many devices can be had, at most a minute
-//! devices                             the last list of each resource that a plugin serves, as JSON
-//! allocate RESOURCE ID,ID             what its plugin answers, as JSON; no pod has it then
-//! prefer RESOURCE COUNT ID,ID         which of these its plugin prefers, as JSON
+//! run NAMESPACE/POD RESOURCE COUNT    starts a pod with one container, main
+//! end NAMESPACE/POD                   ends and deletes the pod
+//! wait RESOURCE COUNT                 waits until COUNT devices are allocatable, at most a minute
+//! devices                             the last list of each served resource, as JSON
+//! allocate RESOURCE ID,ID             the plugin's Allocate response, as JSON; for no pod
+//! prefer RESOURCE COUNT ID,ID         the ids that the plugin prefers, as JSON
 //! ```
 //!
-//! Each line is answered by one: `ok` and the JSON that was asked for, or `no:` and why. It stops when its
-//! input ends.
+//! Each line is answered by one line: `ok` and the requested JSON, or `no:` and the error. The program
+//! stops at the end of its input.
 
-// It talks to the program that started it.
+// Its output is the protocol.
 #![allow(clippy::print_stdout)]
 
 use kubelet_standin::proto::v1beta1::ContainerAllocateResponse;
@@ -24,22 +24,22 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, stdin};
 use std::time::Duration;
 
-/// Longest `wait`.
+/// The time limit of `wait`.
 const WAIT: Duration = Duration::from_secs(60);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = std::env::args().nth(1).ok_or("which folder? node FOLDER")?;
+    let folder = std::env::args().nth(1).ok_or("usage: node FOLDER")?;
     let kubelet = Kubelet::started(folder).await?;
     println!("ok");
     let mut pods = BTreeMap::new();
     loop {
-        // Commands come one at a time: whoever asks waits for the answer.
+        // The caller sends the next command after the response.
         let line = tokio::task::spawn_blocking(|| stdin().lock().lines().next()).await?;
         let Some(line) = line.transpose()? else { break };
         match command(&kubelet, &mut pods, &line).await {
-            Ok(answer) => println!("{}", format!("ok {answer}").trim_end()),
-            Err(why) => println!("no: {}", why.replace('\n', " ")),
+            Ok(output) => println!("{}", format!("ok {output}").trim_end()),
+            Err(error) => println!("no: {}", error.replace('\n', " ")),
         }
     }
     kubelet.stop().await;
@@ -52,10 +52,10 @@ async fn command(
     line: &str,
 ) -> Result<String, String> {
     let done = Ok(String::new());
-    let words: Vec<_> = line.split_whitespace().collect();
-    match words[..] {
+    let arguments: Vec<_> = line.split_whitespace().collect();
+    match arguments[..] {
         ["run", pod, resource, count] => {
-            let (namespace, name) = pod.split_once('/').ok_or("a pod is NAMESPACE/POD")?;
+            let (namespace, name) = pod.split_once('/').ok_or("a pod is given as NAMESPACE/POD")?;
             let spec = PodSpec::new(namespace, name).container("main", &[(resource, number(count)?)]);
             let uid = spec.uid.clone();
             kubelet.admit(spec).await.map_err(|e| e.to_string())?;
@@ -64,14 +64,14 @@ async fn command(
             done
         }
         ["end", pod] => {
-            let uid = pods.remove(pod).ok_or("no such pod runs")?;
+            let uid = pods.remove(pod).ok_or("no such pod is running")?;
             kubelet.finish(&uid);
             kubelet.delete(&uid);
             done
         }
         ["wait", resource, count] => {
-            let met = kubelet.wait_allocatable(resource, number(count)?, WAIT).await;
-            met.map_err(|e| e.to_string())?;
+            let result = kubelet.wait_allocatable(resource, number(count)?, WAIT).await;
+            result.map_err(|e| e.to_string())?;
             done
         }
         ["devices"] => {
@@ -82,13 +82,14 @@ async fn command(
         }
         ["allocate", resource, ids] => {
             let ids: Vec<String> = ids.split(',').map(str::to_owned).collect();
-            let answer = kubelet.ask_allocate(resource, &ids).await.map_err(|e| e.message().to_owned())?;
-            Ok(json(&answer).to_string())
+            let result = kubelet.call_plugin_allocate(resource, &ids).await;
+            let response = result.map_err(|e| e.message().to_owned())?;
+            Ok(json(&response).to_string())
         }
-        ["prefer", resource, count, of] => {
-            let of: Vec<String> = of.split(',').map(str::to_owned).collect();
-            let answer = kubelet.ask_preferred(resource, &of, number(count)?).await;
-            Ok(json!(answer.map_err(|e| e.message().to_owned())?).to_string())
+        ["prefer", resource, count, ids] => {
+            let ids: Vec<String> = ids.split(',').map(str::to_owned).collect();
+            let result = kubelet.call_plugin_preferred(resource, &ids, number(count)?).await;
+            Ok(json!(result.map_err(|e| e.message().to_owned())?).to_string())
         }
         _ => Err("run NAMESPACE/POD RESOURCE COUNT, end NAMESPACE/POD, wait RESOURCE COUNT, devices, \
                   allocate RESOURCE ID,ID, prefer RESOURCE COUNT ID,ID"
@@ -96,19 +97,19 @@ async fn command(
     }
 }
 
-fn json(answer: &ContainerAllocateResponse) -> Value {
-    let mounts = answer.mounts.iter();
-    let devices = answer.devices.iter();
-    let names: Vec<&str> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+fn json(response: &ContainerAllocateResponse) -> Value {
+    let mounts = response.mounts.iter();
+    let devices = response.devices.iter();
+    let names: Vec<&str> = response.cdi_devices.iter().map(|device| device.name.as_str()).collect();
     json!({
-        "envs": answer.envs,
+        "envs": response.envs,
         "mounts": mounts.map(|m| json!([m.host_path, m.container_path, m.read_only])).collect::<Vec<_>>(),
         "devices": devices.map(|d| json!([d.host_path, d.container_path, d.permissions])).collect::<Vec<_>>(),
-        "annotations": answer.annotations,
+        "annotations": response.annotations,
         "cdi": names,
     })
 }
 
 fn number(text: &str) -> Result<usize, String> {
-    text.parse().map_err(|_| format!("{text} is no number"))
+    text.parse().map_err(|_| format!("{text} is not a number"))
 }

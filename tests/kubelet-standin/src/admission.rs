@@ -1,50 +1,50 @@
-//! Admission: every container of a pod, one resource at a time, one Allocate each.
+//! Admission of a pod: one Allocate call for each resource of each container.
 
 use crate::anomalies::Anomaly;
 use crate::calls::Rpc;
 use crate::client::go_error;
-use crate::devices::{Held, Ids};
-use crate::life::Life;
+use crate::devices::{Holding, Ids};
+use crate::kubelet_state::KubeletState;
+use crate::node_state::lock;
 use crate::pods::{ContainerSpec, Phase, Pod, PodSpec};
 use crate::proto::v1beta1::{AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse};
 use crate::select::Choice;
-use crate::world::lock;
 use std::{collections::BTreeMap, time::Instant};
 
-/// Why a pod does not run.
+/// Why a pod was not admitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdmissionError {
-    /// The pod is Failed now, for good.
+    /// The pod is permanently Failed.
     #[error("{reason}: {message}")]
     Rejected {
-        /// As in `status.reason`.
+        /// `status.reason`.
         reason: String,
-        /// As in `status.message`.
+        /// `status.message`.
         message: String,
     },
-    /// There is no kubelet running; the pod waits.
+    /// No kubelet is running; the pod waits.
     #[error("no kubelet is running")]
     NoKubelet,
 }
 
-impl Life {
-    /// Admits a pod, or makes it Failed.
+impl KubeletState {
+    /// Admits a pod. On an error its phase is Failed.
     pub(crate) async fn admit(&self, spec: PodSpec) -> Result<(), AdmissionError> {
-        let _one_at_a_time = self.admitting.lock().await;
+        let _admission = self.admitting.lock().await;
         lock(&self.known).insert(spec.uid.clone());
         let pod = Pod { spec: spec.clone(), phase: Phase::Pending, force_deleted: false };
-        // A pod that is there already comes again after a kubelet restart.
-        lock(&self.world.pods).entry(spec.uid.clone()).or_insert(pod);
-        self.world.touch();
-        let answer = self.admit_containers(&spec).await;
-        self.world.touch();
-        answer.map_err(|why| {
+        // After a kubelet restart, the pod may exist already.
+        lock(&self.node.pods).entry(spec.uid.clone()).or_insert(pod);
+        self.node.notify_changed();
+        let result = self.admit_containers(&spec).await;
+        self.node.notify_changed();
+        result.map_err(|error| {
             if !self.is_alive() {
                 return AdmissionError::NoKubelet;
             }
             let reason = "UnexpectedAdmissionError".to_owned();
-            let message = format!("Allocate failed due to {why}, which is unexpected");
-            if let Some(pod) = lock(&self.world.pods).get_mut(&spec.uid) {
+            let message = format!("Allocate failed due to {error}, which is unexpected");
+            if let Some(pod) = lock(&self.node.pods).get_mut(&spec.uid) {
                 pod.phase = Phase::Failed { reason: reason.clone(), message: message.clone() };
             }
             AdmissionError::Rejected { reason, message }
@@ -58,7 +58,7 @@ impl Life {
         Ok(())
     }
 
-    /// What the kubelet also does when a container starts without cached devices.
+    /// Allocates the devices of one container: at admission, and at a start without cached devices.
     pub(crate) async fn allocate_container(
         &self,
         spec: &PodSpec,
@@ -66,20 +66,20 @@ impl Life {
         container: &ContainerSpec,
     ) -> Result<(), String> {
         {
-            // The re-usable devices of any other pod are forgotten here.
+            // Forgets the reusable devices of any other pod.
             let mut manager = lock(&self.manager);
-            let other = !matches!(&manager.reusable, Some((uid, _)) if *uid == spec.uid);
-            if other {
+            let is_other = !matches!(&manager.reusable, Some((uid, _)) if *uid == spec.uid);
+            if is_other {
                 manager.reusable = Some((spec.uid.clone(), BTreeMap::new()));
             }
         }
         self.allocate_resources(spec, container).await?;
-        let plain_init = is_init && !container.restartable;
-        self.update_reusable(spec, container, plain_init);
+        let is_plain_init = is_init && !container.restartable;
+        self.update_reusable(spec, container, is_plain_init);
         Ok(())
     }
 
-    fn update_reusable(&self, spec: &PodSpec, container: &ContainerSpec, plain_init: bool) {
+    fn update_reusable(&self, spec: &PodSpec, container: &ContainerSpec, is_plain_init: bool) {
         let mut manager = lock(&self.manager);
         let containers = manager.pod_devices.get(&spec.uid);
         let Some(held) = containers.and_then(|c| c.get(&container.name)).cloned() else {
@@ -90,10 +90,10 @@ impl Life {
         };
         for (resource, held) in held {
             let ids = reusable.entry(resource).or_default();
-            if plain_init {
+            if is_plain_init {
                 ids.extend(held.ids());
             } else {
-                // Kept by a running container, so nobody else may have them.
+                // A running container keeps them, so they are not reusable.
                 *ids = ids.difference(&held.ids()).cloned().collect();
             }
         }
@@ -102,7 +102,7 @@ impl Life {
     async fn allocate_resources(&self, spec: &PodSpec, container: &ContainerSpec) -> Result<(), String> {
         let mut updated = false;
         let mut granted = false;
-        for (resource, required) in self.world.shuffled(container.resources.clone()) {
+        for (resource, required) in self.node.shuffled(container.resources.clone()) {
             if !lock(&self.manager).is_device_resource(&resource) {
                 continue;
             }
@@ -113,8 +113,8 @@ impl Life {
             let choice = Choice { pod: spec, container: &container.name, resource: &resource, required };
             let ids = self.choose(&choice).await?;
             if !ids.is_empty() {
-                // An error leaves here with the first resources granted and no
-                // checkpoint written: their grants are never seen by anybody.
+                // On an error, the first resources stay granted but no checkpoint is
+                // written: no reader ever finds these grants.
                 self.allocate(&choice, ids).await?;
                 granted = true;
             }
@@ -127,28 +127,28 @@ impl Life {
 
     async fn allocate(&self, choice: &Choice<'_>, ids: Ids) -> Result<(), String> {
         let resource = choice.resource;
-        let flight = (resource.to_owned(), ids.clone());
-        lock(&self.manager).in_flight.push(flight.clone());
-        self.world.touch();
-        let answer = self.call_allocate(resource, &ids).await;
+        let call = (resource.to_owned(), ids.clone());
+        lock(&self.manager).in_flight.push(call.clone());
+        self.node.notify_changed();
+        let result = self.call_allocate(resource, &ids).await;
         let mut manager = lock(&self.manager);
-        if let Some(at) = manager.in_flight.iter().position(|f| *f == flight) {
-            manager.in_flight.swap_remove(at);
+        if let Some(index) = manager.in_flight.iter().position(|c| *c == call) {
+            manager.in_flight.swap_remove(index);
         }
-        let response = match answer {
+        let response = match result {
             Ok(Some(response)) => response,
             Ok(None) => {
                 drop(manager);
-                self.world.report(Anomaly::EmptyAllocateResponse { resource: resource.to_owned() });
+                self.node.report(Anomaly::EmptyAllocateResponse { resource: resource.to_owned() });
                 return Err("no containers return in allocation response".to_owned());
             }
-            Err(why) => {
+            Err(error) => {
                 manager.recompute_allocated();
-                return Err(why);
+                return Err(error);
             }
         };
         let by_numa = manager.by_numa(resource, &ids);
-        let held = Held { by_numa, response };
+        let held = Holding { by_numa, response };
         manager.insert(&choice.pod.uid, choice.container, resource, held);
         Ok(())
     }
@@ -166,14 +166,13 @@ impl Life {
             .ok_or_else(|| format!("endpoint {resource} has been stopped"))?;
         let request = AllocateRequest {
             container_requests: vec![ContainerAllocateRequest {
-                devices_ids: self.world.shuffled(ids.iter().cloned()),
+                devices_ids: self.node.shuffled(ids.iter().cloned()),
             }],
         };
         let began = Instant::now();
-        let answer = api.allocate(request).await;
-        let failed = answer.is_err();
-        self.world.record(Rpc::Allocate, resource, began, failed);
-        let answer = answer.map_err(|status| go_error(&status))?;
-        Ok(answer.into_inner().container_responses.into_iter().next())
+        let result = api.allocate(request).await;
+        self.node.record(Rpc::Allocate, resource, began, result.is_err());
+        let response = result.map_err(|status| go_error(&status))?;
+        Ok(response.into_inner().container_responses.into_iter().next())
     }
 }

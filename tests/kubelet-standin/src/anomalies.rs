@@ -1,50 +1,49 @@
-//! What a device plugin did that would hurt a real kubelet or its pods.
+//! Behaviour of a device plugin that would harm a real kubelet or its pods.
 
 use std::time::Duration;
 
-/// One thing that no well-behaved plugin does. A test of a plugin ends with
-/// `assert_eq!(kubelet.anomalies(), [])`.
+/// One defect of a plugin. A test of a plugin ends with `assert_eq!(kubelet.anomalies(), [])`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Anomaly {
-    /// Register came while a `ListAndWatch` stream of that resource still lived:
+    /// Register was called while a `ListAndWatch` stream of that resource was open:
     /// the old stream's end will disconnect the new client.
     RegisteredOverLiveStream {
         /// The resource that registered.
         resource: String,
     },
-    /// Register came after the old connection closed and before the kubelet's
-    /// manager was told: the new endpoint will be stopped by name.
+    /// Register was called after the old connection closed and before the kubelet's
+    /// manager was notified: the new endpoint will be stopped by name.
     RegisteredWhileDisconnecting {
         /// The resource that registered.
         resource: String,
     },
-    /// An id left the list while an Allocate named it. The kubelet looks the id
-    /// up after the call and would have crashed.
+    /// An id was removed from the list during its Allocate. The kubelet dereferences
+    /// its entry after the call and would have crashed.
     WouldCrashInFlight {
         /// The resource of the list.
         resource: String,
-        /// The id that left.
+        /// The missing id.
         id: String,
     },
-    /// An id that a live pod holds is not in the list. The kubelet's topology
-    /// hints look it up after a restart and would crash.
+    /// An id that an active pod holds is not in the list. The kubelet's topology
+    /// hints dereference its entry after a restart and would crash.
     WouldCrashHeld {
         /// The resource of the list.
         resource: String,
-        /// The id that left.
+        /// The missing id.
         id: String,
-        /// The pod that holds it.
+        /// The UID of the pod that holds it.
         pod_uid: String,
     },
-    /// The first device list came too late after the stream was opened.
+    /// The first device list arrived too late after the stream was opened.
     LateList {
         /// The resource of the stream.
         resource: String,
-        /// How long the kubelet had waited when it noticed.
+        /// The exceeded time limit.
         waited: Duration,
     },
-    /// The same id twice in one list.
-    DoubledId {
+    /// An id that occurs twice in one list.
+    DuplicateId {
         /// The resource of the list.
         resource: String,
         /// The id.
@@ -61,19 +60,19 @@ pub enum Anomaly {
     UnknownHealth {
         /// The resource of the list.
         resource: String,
-        /// What the list said.
+        /// The health in the list.
         health: String,
     },
-    /// A NUMA node below zero: a device without one must carry no topology.
+    /// A negative NUMA node: a device without one must have no topology.
     NegativeNumaNode {
         /// The resource of the list.
         resource: String,
         /// The id.
         id: String,
     },
-    /// An Allocate answer without a container response.
+    /// An Allocate response without a container response.
     EmptyAllocateResponse {
-        /// The resource that was asked.
+        /// The resource of the call.
         resource: String,
     },
 }

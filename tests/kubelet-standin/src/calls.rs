@@ -1,9 +1,8 @@
-//! Counts of calls and how long they took.
+//! Counts and durations of calls.
 
 use std::{collections::HashMap, time::Duration};
 
-/// The calls that are counted. The first group comes from plugins and readers,
-/// the second goes to plugins.
+/// The counted calls: first those that the kubelet serves, then those that it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rpc {
     /// Registration.Register.
@@ -14,11 +13,11 @@ pub enum Rpc {
     GetAllocatableResources,
     /// PodResourcesLister.Get.
     Get,
-    /// Pods.WatchPods: a stream opened.
+    /// Pods.WatchPods: an opened stream.
     WatchPods,
     /// DevicePlugin.GetDevicePluginOptions.
     GetDevicePluginOptions,
-    /// A ListAndWatch stream opened.
+    /// DevicePlugin.ListAndWatch: an opened stream.
     ListAndWatch,
     /// A message on a ListAndWatch stream.
     ListMessage,
@@ -30,16 +29,16 @@ pub enum Rpc {
     PreStartContainer,
 }
 
-/// What happened with one call of one resource since the stand-in was made.
+/// Statistics of one call for one resource since the stand-in was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallStats {
-    /// Calls finished, failed ones included.
+    /// Finished calls, including failed ones.
     pub count: u64,
-    /// Those that failed.
+    /// Failed calls.
     pub errors: u64,
-    /// Time spent in all of them.
+    /// The total duration.
     pub total: Duration,
-    /// The longest.
+    /// The longest duration.
     pub longest: Duration,
 }
 
@@ -47,12 +46,12 @@ pub struct CallStats {
 pub(crate) struct Calls(HashMap<(Rpc, String), CallStats>);
 
 impl Calls {
-    pub(crate) fn record(&mut self, rpc: Rpc, resource: &str, took: Duration, failed: bool) {
+    pub(crate) fn record(&mut self, rpc: Rpc, resource: &str, duration: Duration, failed: bool) {
         let stats = self.0.entry((rpc, resource.to_owned())).or_default();
         stats.count += 1;
         stats.errors += u64::from(failed);
-        stats.total += took;
-        stats.longest = stats.longest.max(took);
+        stats.total += duration;
+        stats.longest = stats.longest.max(duration);
     }
 
     pub(crate) fn get(&self, rpc: Rpc, resource: &str) -> CallStats {

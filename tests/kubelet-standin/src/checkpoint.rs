@@ -1,13 +1,12 @@
 //! `kubelet_internal_checkpoint`: written on every Allocate and every list, never
 //! on a purge, by a temporary file and a rename.
 //!
-//! The kubelet's checksum is a hash over a Go value's printed form; here it is
-//! FNV-1a over the data's JSON. Both are a number that a reader of the file cannot
-//! know how to check.
+//! The kubelet's checksum is a hash of a Go value's printed form; here it is FNV-1a of
+//! the data's JSON. No other program can verify either.
 
-use crate::devices::{Held, Manager, PodDevices};
+use crate::devices::{Holding, Manager, PodDevices};
+use crate::node_state::{NodeState, lock};
 use crate::proto::v1beta1::ContainerAllocateResponse;
-use crate::world::{World, lock};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -25,28 +24,28 @@ pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
 /// How the checkpoint is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckpointMode {
-    /// As the kubelet does.
+    /// As in the kubelet.
     #[default]
     Normal,
-    /// Not at all: the file stays as it was.
+    /// Not at all: the file remains unchanged.
     Frozen,
-    /// Bytes that are no JSON.
+    /// Bytes that are not JSON.
     Garbage,
-    /// The first half of the right bytes.
+    /// The first half of the correct bytes.
     Truncated,
-    /// Right, with fields of a version to come at every level.
+    /// Correct, with fields of a future version at every level.
     Newer,
-    /// The device ids as a list instead of a map by NUMA node: another format under the same names.
+    /// The device ids as a list instead of a map by NUMA node: another format with the same names.
     Reshaped,
-    /// Right, but for its checksum: the kubelet itself would not use it.
+    /// Correct except for the checksum: the kubelet itself would not use it.
     WrongSum,
-    /// A symbolic link to the right bytes in another file.
+    /// A symbolic link to the correct bytes in another file.
     Symlink,
-    /// A folder in its place, which nobody can read as a file, not even root.
+    /// A folder instead of the file, which even root cannot read.
     Folder,
 }
 
-/// As it is read; [`render`] writes the same.
+/// The file's content as it is read; [`render`] writes the same.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct File {
@@ -76,13 +75,13 @@ struct Entry {
     alloc_resp: String,
 }
 
-/// What a starting kubelet takes from the file.
+/// The state that a starting kubelet restores from the file.
 pub(crate) struct Restored {
     pub(crate) pod_devices: PodDevices,
     pub(crate) resources: Vec<String>,
 }
 
-/// Reads the file as a starting kubelet does: any doubt, and it is not used.
+/// Reads the file as a starting kubelet does: after any error it is ignored.
 pub(crate) fn read(folder: &Path) -> Option<Restored> {
     let bytes = fs::read(folder.join(CHECKPOINT_FILE)).ok()?;
     let file: File = serde_json::from_slice(&bytes).ok()?;
@@ -101,32 +100,32 @@ pub(crate) fn read(folder: &Path) -> Option<Restored> {
             .or_default()
             .entry(entry.container_name)
             .or_default()
-            .insert(entry.resource_name, Held { by_numa, response });
+            .insert(entry.resource_name, Holding { by_numa, response });
     }
     let registered = file.data.registered_devices.unwrap_or_default();
     Some(Restored { pod_devices, resources: registered.into_keys().collect() })
 }
 
-/// Writes the file, in the way the mode says. A failure to write is the kubelet's
-/// log line and nothing more, so it is ignored here.
-pub(crate) fn write(world: &World, manager: &Manager, mode: CheckpointMode) {
-    let folder = world.device_plugins();
-    let bytes = render(world, manager);
+/// Writes the file according to `mode`. The kubelet only logs a failed write, so errors are
+/// ignored.
+pub(crate) fn write(node: &NodeState, manager: &Manager, mode: CheckpointMode) {
+    let folder = node.device_plugins();
+    let bytes = render(node, manager);
     let _ = match mode {
         CheckpointMode::Normal => replace(&folder, &bytes),
         CheckpointMode::Frozen => Ok(()),
         CheckpointMode::Garbage => replace(&folder, b"\x00\xffnot a checkpoint"),
         CheckpointMode::Truncated => replace(&folder, &bytes[..bytes.len() / 2]),
-        CheckpointMode::Newer => replace(&folder, &newer(&bytes)),
-        CheckpointMode::Reshaped => replace(&folder, &reshaped(&bytes)),
-        CheckpointMode::WrongSum => replace(&folder, &wrong_sum(&bytes)),
-        CheckpointMode::Symlink => link(&folder, &bytes),
-        CheckpointMode::Folder => in_the_way(&folder),
+        CheckpointMode::Newer => replace(&folder, &with_newer_fields(&bytes)),
+        CheckpointMode::Reshaped => replace(&folder, &with_id_lists(&bytes)),
+        CheckpointMode::WrongSum => replace(&folder, &with_wrong_checksum(&bytes)),
+        CheckpointMode::Symlink => replace_with_link(&folder, &bytes),
+        CheckpointMode::Folder => replace_with_folder(&folder),
     };
-    world.touch();
+    node.notify_changed();
 }
 
-fn render(world: &World, manager: &Manager) -> Vec<u8> {
+fn render(node: &NodeState, manager: &Manager) -> Vec<u8> {
     let mut entries = Vec::new();
     for (uid, containers) in &manager.pod_devices {
         for (container, resources) in containers {
@@ -135,19 +134,19 @@ fn render(world: &World, manager: &Manager) -> Vec<u8> {
             }
         }
     }
-    lock(&world.rng).shuffle(&mut entries);
+    lock(&node.rng).shuffle(&mut entries);
     let registered = manager.healthy.iter().map(|(resource, ids)| {
-        let ids = world.shuffled(ids.iter().cloned());
+        let ids = node.shuffled(ids.iter().cloned());
         (resource.clone(), Some(ids).filter(|ids| !ids.is_empty()))
     });
     let data = Data {
         pod_device_entries: Some(entries).filter(|e| !e.is_empty()),
         registered_devices: Some(registered.collect()),
     };
-    // Strings, maps with string keys and numbers: this cannot fail. The data are the greater part of
-    // the work of an admission, so they are put into words once, for the sum and for the file.
+    // Strings, maps with string keys and numbers: this cannot fail. Serialized once for the checksum and
+    // the file, as it is the most expensive part of an admission.
     let data = serde_json::to_vec(&data).unwrap_or_default();
-    let checksum = sum(&data);
+    let checksum = fnv1a(&data);
     let mut file = Vec::with_capacity(data.len() + 64);
     file.extend_from_slice(b"{\"Data\":");
     file.extend_from_slice(&data);
@@ -155,7 +154,7 @@ fn render(world: &World, manager: &Manager) -> Vec<u8> {
     file
 }
 
-fn entry(uid: &str, container: &str, resource: &str, held: &Held) -> Entry {
+fn entry(uid: &str, container: &str, resource: &str, held: &Holding) -> Entry {
     let by_numa = held.by_numa.iter();
     Entry {
         pod_uid: uid.to_owned(),
@@ -167,16 +166,16 @@ fn entry(uid: &str, container: &str, resource: &str, held: &Held) -> Entry {
 }
 
 fn checksum(data: &Data) -> u64 {
-    sum(&serde_json::to_vec(data).unwrap_or_default())
+    fnv1a(&serde_json::to_vec(data).unwrap_or_default())
 }
 
-fn sum(bytes: &[u8]) -> u64 {
+fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A new inode under the old name.
+/// Replaces the file, so that its inode changes.
 fn replace(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +188,7 @@ fn replace(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, &target)
 }
 
-fn newer(bytes: &[u8]) -> Vec<u8> {
+fn with_newer_fields(bytes: &[u8]) -> Vec<u8> {
     let Ok(mut file) = serde_json::from_slice::<serde_json::Value>(bytes) else {
         return Vec::new();
     };
@@ -203,7 +202,7 @@ fn newer(bytes: &[u8]) -> Vec<u8> {
     serde_json::to_vec(&file).unwrap_or_default()
 }
 
-fn reshaped(bytes: &[u8]) -> Vec<u8> {
+fn with_id_lists(bytes: &[u8]) -> Vec<u8> {
     let Ok(mut file) = serde_json::from_slice::<serde_json::Value>(bytes) else {
         return Vec::new();
     };
@@ -217,7 +216,7 @@ fn reshaped(bytes: &[u8]) -> Vec<u8> {
     serde_json::to_vec(&file).unwrap_or_default()
 }
 
-fn wrong_sum(bytes: &[u8]) -> Vec<u8> {
+fn with_wrong_checksum(bytes: &[u8]) -> Vec<u8> {
     let Ok(mut file) = serde_json::from_slice::<serde_json::Value>(bytes) else {
         return Vec::new();
     };
@@ -225,7 +224,7 @@ fn wrong_sum(bytes: &[u8]) -> Vec<u8> {
     serde_json::to_vec(&file).unwrap_or_default()
 }
 
-fn link(folder: &Path, bytes: &[u8]) -> io::Result<()> {
+fn replace_with_link(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     let elsewhere = folder.join("checkpoint-elsewhere");
     fs::write(&elsewhere, bytes)?;
     let target = folder.join(CHECKPOINT_FILE);
@@ -233,7 +232,7 @@ fn link(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     symlink(&elsewhere, &target)
 }
 
-fn in_the_way(folder: &Path) -> io::Result<()> {
+fn replace_with_folder(folder: &Path) -> io::Result<()> {
     let target = folder.join(CHECKPOINT_FILE);
     let _ = fs::remove_file(&target);
     fs::create_dir_all(&target)

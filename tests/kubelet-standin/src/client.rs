@@ -1,12 +1,12 @@
-//! The kubelet's side of one registered plugin: dial, ask, watch, disconnect.
+//! The kubelet's client of one registered plugin: dials, gets the options, watches, disconnects.
 
 use crate::anomalies::Anomaly;
 use crate::calls::Rpc;
 use crate::devices::Endpoint as ManagerEndpoint;
-use crate::life::Life;
+use crate::kubelet_state::KubeletState;
+use crate::node_state::lock;
 use crate::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::proto::v1beta1::{DevicePluginOptions, Empty};
-use crate::world::lock;
 use hyper_util::rt::TokioIo;
 use std::{
     path::{Path, PathBuf},
@@ -17,16 +17,16 @@ use tokio::{net::UnixStream, sync::watch, time::sleep};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-/// A refused dial is tried again this often until the dial limit.
+/// The interval between dials until the dial limit.
 const REDIAL_EVERY: Duration = Duration::from_millis(20);
 
-/// A connection to one plugin. It is never dialled again once it is closed.
+/// A connection to one plugin. It never redials after it is closed.
 #[derive(Debug)]
 pub(crate) struct Client {
     resource: String,
     socket: PathBuf,
     channel: Mutex<Option<Channel>>,
-    /// True once the kubelet has closed the connection; ends the stream.
+    /// True after the kubelet has closed the connection; ends the stream.
     closed: watch::Sender<bool>,
 }
 
@@ -40,81 +40,78 @@ impl Client {
         })
     }
 
-    /// A caller for unary calls, unless the connection is closed.
+    /// A client for unary calls; `None` if the connection is closed.
     pub(crate) fn api(&self) -> Option<DevicePluginClient<Channel>> {
         let channel = lock(&self.channel).clone()?;
         Some(DevicePluginClient::new(channel))
     }
 
-    /// Dials and asks for the options. On success the plugin is an endpoint.
-    pub(crate) async fn connect(self: &Arc<Self>, life: &Life) -> Result<(), Status> {
-        let channel = dial(&self.socket, life.world.options.dial_limit).await?;
+    /// Dials, gets the plugin's options and inserts its endpoint.
+    pub(crate) async fn connect(self: &Arc<Self>, state: &KubeletState) -> Result<(), Status> {
+        let channel = dial(&self.socket, state.node.options.dial_limit).await?;
         *lock(&self.channel) = Some(channel.clone());
         let began = Instant::now();
-        let answer = DevicePluginClient::new(channel).get_device_plugin_options(Empty {}).await;
-        let world = &life.world;
-        let failed = answer.is_err();
-        world.record(Rpc::GetDevicePluginOptions, &self.resource, began, failed);
-        let options = answer
+        let result = DevicePluginClient::new(channel).get_device_plugin_options(Empty {}).await;
+        state.node.record(Rpc::GetDevicePluginOptions, &self.resource, began, result.is_err());
+        let options = result
             .map_err(|status| {
-                let why = go_error(&status);
-                Status::unknown(format!("failed to get device plugin options: {why}"))
+                let error = go_error(&status);
+                Status::unknown(format!("failed to get device plugin options: {error}"))
             })?
             .into_inner();
-        self.connected(life, options);
+        self.insert_endpoint(state, options);
         Ok(())
     }
 
-    fn connected(self: &Arc<Self>, life: &Life, options: DevicePluginOptions) {
+    fn insert_endpoint(self: &Arc<Self>, state: &KubeletState, options: DevicePluginOptions) {
         let endpoint =
             ManagerEndpoint { client: Some(Arc::clone(self)), options: Some(options), stopped: None };
-        let mut manager = lock(&life.manager);
+        let mut manager = lock(&state.manager);
         manager.endpoints.insert(self.resource.clone(), endpoint);
         drop(manager);
-        life.world.touch();
+        state.node.notify_changed();
     }
 
-    /// Closes the connection; streams on it end.
+    /// Closes the connection, which ends its streams.
     pub(crate) fn close(&self) {
         lock(&self.channel).take();
         self.closed.send_replace(true);
     }
 
     /// Watches the plugin until the stream ends, for whatever reason.
-    async fn watch(&self, life: &Life) {
+    async fn watch(&self, state: &KubeletState) {
         let mut closed = self.closed.subscribe();
-        if life.world.faults().never_watch {
+        if state.node.faults().never_watch {
             let _ = closed.wait_for(|closed| *closed).await;
             return;
         }
-        let delay = life.world.faults().watch_delay;
-        let late = async {
+        let delay = state.node.faults().watch_delay;
+        let delayed = async {
             tokio::time::sleep(delay).await;
-            self.receive(life).await;
+            self.receive(state).await;
         };
         tokio::select! {
-            () = late => {}
+            () = delayed => {}
             _ = closed.wait_for(|closed| *closed) => {}
         }
     }
 
-    async fn receive(&self, life: &Life) {
+    async fn receive(&self, state: &KubeletState) {
         let Some(mut api) = self.api() else { return };
         let began = Instant::now();
-        let opened = api.list_and_watch(Empty {}).await;
+        let response = api.list_and_watch(Empty {}).await;
         drop(api);
-        let failed = opened.is_err();
-        life.world.record(Rpc::ListAndWatch, &self.resource, began, failed);
-        let Ok(opened) = opened else { return };
-        let mut stream = opened.into_inner();
-        let limit = life.world.options.first_list_limit;
+        state.node.record(Rpc::ListAndWatch, &self.resource, began, response.is_err());
+        let Ok(response) = response else { return };
+        let mut stream = response.into_inner();
+        let limit = state.node.options.first_list_limit;
         let first = async {
             let first = stream.message();
             tokio::pin!(first);
             tokio::select! {
                 message = &mut first => message,
                 () = sleep(limit) => {
-                    life.world.report(Anomaly::LateList {
+                    state.node.report(Anomaly::LateList {
                         resource: self.resource.clone(),
                         waited: limit,
                     });
@@ -124,16 +121,16 @@ impl Client {
         };
         let mut message = first.await;
         while let Ok(Some(list)) = message {
-            // Counted first: who waits for what the list says may look at the count next.
-            life.world.record(Rpc::ListMessage, &self.resource, Instant::now(), false);
-            life.receive_list(&self.resource, list.devices);
+            // Counted first, for tests that wait for the list and then read the count.
+            state.node.record(Rpc::ListMessage, &self.resource, Instant::now(), false);
+            state.receive_list(&self.resource, list.devices);
             message = stream.message().await;
         }
     }
 }
 
-/// Dials as the kubelet does: blocking, authority "localhost", over and over until
-/// the limit. The connector hands its stream out once, so nothing ever redials.
+/// Dials as the kubelet does: blocking, authority "localhost", repeatedly until the
+/// limit. The connector returns its stream once, so the channel never redials.
 async fn dial(socket: &Path, limit: Duration) -> Result<Channel, Status> {
     let connecting = async {
         loop {
@@ -160,65 +157,69 @@ async fn dial(socket: &Path, limit: Duration) -> Result<Channel, Status> {
         .map_err(|error| Status::unknown(format!("failed to dial device plugin: {error}")))
 }
 
-/// Registers a client under its name, connects it and watches it.
-pub(crate) async fn connect_client(life: &Arc<Life>, name: &str, socket: PathBuf) -> Result<(), Status> {
-    report_poison(life, name);
+/// Registers a client under its resource name, connects it and watches it.
+pub(crate) async fn connect_client(
+    state: &Arc<KubeletState>,
+    name: &str,
+    socket: PathBuf,
+) -> Result<(), Status> {
+    report_unsafe_registration(state, name);
     let client = Client::new(name, socket);
-    lock(&life.clients).insert(name.to_owned(), Arc::clone(&client));
-    if let Err(status) = client.connect(life).await {
-        // By name: this removes the entry of a live client, too.
-        lock(&life.clients).remove(name);
+    lock(&state.clients).insert(name.to_owned(), Arc::clone(&client));
+    if let Err(status) = client.connect(state).await {
+        // By name, so this also removes the entry of an older client that still runs.
+        lock(&state.clients).remove(name);
         return Err(status);
     }
-    lock(&life.streams).push(name.to_owned());
-    let life = Arc::clone(life);
-    tokio::spawn(run_client(life, client));
+    lock(&state.streams).push(name.to_owned());
+    let state = Arc::clone(state);
+    tokio::spawn(run_client(state, client));
     Ok(())
 }
 
-fn report_poison(life: &Life, name: &str) {
+fn report_unsafe_registration(state: &KubeletState, name: &str) {
     let resource = name.to_owned();
-    if lock(&life.streams).contains(&resource) {
-        life.world.report(Anomaly::RegisteredOverLiveStream { resource });
-    } else if lock(&life.disconnecting).contains(&resource) {
-        life.world.report(Anomaly::RegisteredWhileDisconnecting { resource });
+    if lock(&state.streams).contains(&resource) {
+        state.node.report(Anomaly::RegisteredOverLiveStream { resource });
+    } else if lock(&state.disconnecting).contains(&resource) {
+        state.node.report(Anomaly::RegisteredWhileDisconnecting { resource });
     }
 }
 
-async fn run_client(life: Arc<Life>, mine: Arc<Client>) {
-    mine.watch(&life).await;
-    let name = mine.resource.clone();
-    remove_one(&mut lock(&life.streams), &name);
-    life.world.touch();
-    // The race of 1.36: whoever has the name now is disconnected, not `mine`.
-    let Some(found) = lock(&life.clients).get(&name).cloned() else {
+async fn run_client(state: Arc<KubeletState>, client: Arc<Client>) {
+    client.watch(&state).await;
+    let name = client.resource.clone();
+    remove_one(&mut lock(&state.streams), &name);
+    state.node.notify_changed();
+    // The race of 1.36: disconnects the current client of the name, not `client`.
+    let Some(current) = lock(&state.clients).get(&name).cloned() else {
         return;
     };
-    if life.world.options.name_keyed_race || Arc::ptr_eq(&found, &mine) {
-        disconnect_client(&life, &name, &found).await;
+    if state.node.options.name_keyed_race || Arc::ptr_eq(&current, &client) {
+        disconnect_client(&state, &name, &current).await;
     }
-    // Ends a connection whose entry somebody else's failure had removed.
-    drop(mine);
+    // Closes the connection if another client's failed Register removed the entry.
+    drop(client);
 }
 
-/// Closes first and tells the manager after, as 1.36 does.
-async fn disconnect_client(life: &Life, name: &str, client: &Client) {
-    lock(&life.clients).remove(name);
-    lock(&life.disconnecting).push(name.to_owned());
+/// Closes the connection before it notifies the manager, as 1.36 does.
+async fn disconnect_client(state: &KubeletState, name: &str, client: &Client) {
+    lock(&state.clients).remove(name);
+    lock(&state.disconnecting).push(name.to_owned());
     client.close();
-    sleep(life.world.options.disconnect_gap).await;
-    life.plugin_disconnected(name);
-    remove_one(&mut lock(&life.disconnecting), name);
-    life.world.touch();
+    sleep(state.node.options.disconnect_gap).await;
+    state.plugin_disconnected(name);
+    remove_one(&mut lock(&state.disconnecting), name);
+    state.node.notify_changed();
 }
 
 fn remove_one(names: &mut Vec<String>, name: &str) {
-    if let Some(at) = names.iter().position(|n| n == name) {
-        names.swap_remove(at);
+    if let Some(index) = names.iter().position(|n| n == name) {
+        names.swap_remove(index);
     }
 }
 
-/// A gRPC status as Go prints it, which is how it reaches a pod's message.
+/// A gRPC status as Go prints it, which a pod's message contains.
 pub(crate) fn go_error(status: &Status) -> String {
     use tonic::Code;
     let code = match status.code() {

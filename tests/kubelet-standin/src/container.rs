@@ -1,12 +1,12 @@
-//! What a container would be started with: the answers for its resources, merged.
+//! The merged Allocate responses with which a container starts.
 
 use crate::calls::Rpc;
 use crate::client::go_error;
-use crate::devices::{Held, Ids};
-use crate::life::Life;
+use crate::devices::{Holding, Ids};
+use crate::kubelet_state::KubeletState;
+use crate::node_state::lock;
 use crate::pods::{ContainerSpec, PodSpec};
 use crate::proto::v1beta1::{DeviceSpec, Mount, PreStartContainerRequest};
-use crate::world::lock;
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -15,25 +15,25 @@ use std::{
 /// The kubelet's only deadline on a call to a plugin.
 const PRE_START_LIMIT: Duration = Duration::from_secs(30);
 
-/// A container as the runtime would see it, as far as device plugins decide.
+/// The parts of a container that device plugins determine, as the runtime gets them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerView {
-    /// Environment. Where two resources set a key, the first one met wins.
+    /// Environment. If two resources set a key, the first one wins.
     pub envs: BTreeMap<String, String>,
-    /// Mounts, one a container path.
+    /// Mounts, one per container path.
     pub mounts: Vec<Mount>,
-    /// Device nodes, one a container path.
+    /// Device nodes, one per container path.
     pub devices: Vec<DeviceSpec>,
-    /// Annotations of the container. The first one met wins.
+    /// Annotations. If two resources set a key, the first one wins.
     pub annotations: BTreeMap<String, String>,
     /// Fully qualified CDI device names.
     pub cdi_devices: BTreeSet<String>,
-    /// Ids held, by resource.
+    /// Held ids, by resource.
     pub held: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl ContainerView {
-    fn add(&mut self, resource: &str, held: &Held) {
+    fn add(&mut self, resource: &str, held: &Holding) {
         let response = &held.response;
         for (key, value) in &response.envs {
             let entry = self.envs.entry(key.clone());
@@ -61,39 +61,39 @@ impl ContainerView {
     }
 }
 
-impl Life {
-    /// What a start of this container does: PreStartContainer where wanted, an
-    /// Allocate where nothing is cached, and the merged view.
+impl KubeletState {
+    /// Starts a container: calls PreStartContainer where required, and Allocate where
+    /// nothing is cached. Returns the merged view.
     pub(crate) async fn start_container(
         &self,
         spec: &PodSpec,
         is_init: bool,
         container: &ContainerSpec,
     ) -> Result<ContainerView, String> {
-        let mut nothing_cached = false;
-        for (resource, required) in self.world.shuffled(container.resources.clone()) {
+        let mut is_uncached = false;
+        for (resource, required) in self.node.shuffled(container.resources.clone()) {
             if required == 0 || !lock(&self.manager).is_device_resource(&resource) {
                 continue;
             }
             self.pre_start(&spec.uid, &container.name, &resource).await?;
             let manager = lock(&self.manager);
-            nothing_cached |= manager.held(&spec.uid, &container.name, &resource).is_none();
+            is_uncached |= manager.held(&spec.uid, &container.name, &resource).is_none();
         }
-        if nothing_cached {
-            let _one_at_a_time = self.admitting.lock().await;
+        if is_uncached {
+            let _admission = self.admitting.lock().await;
             self.allocate_container(spec, is_init, container).await?;
         }
         Ok(self.view(&spec.uid, &container.name).unwrap_or_default())
     }
 
-    /// The merged view of what is cached, in a random order of resources.
+    /// The merged view of the cached responses, in a random order of resources.
     pub(crate) fn view(&self, uid: &str, container: &str) -> Option<ContainerView> {
         let held = {
             let manager = lock(&self.manager);
             manager.pod_devices.get(uid)?.get(container)?.clone()
         };
         let mut view = ContainerView::default();
-        for (resource, held) in self.world.shuffled(held) {
+        for (resource, held) in self.node.shuffled(held) {
             view.add(&resource, &held);
         }
         Some(view)
@@ -102,10 +102,10 @@ impl Life {
     async fn pre_start(&self, uid: &str, container: &str, resource: &str) -> Result<(), String> {
         let (endpoint, held) = {
             let manager = lock(&self.manager);
-            let held = manager.held(uid, container, resource).map(Held::ids);
+            let held = manager.held(uid, container, resource).map(Holding::ids);
             (manager.endpoints.get(resource).cloned(), held)
         };
-        // Five minutes after its plugin left, a resource's containers restart no more.
+        // From five minutes after the plugin's disconnect, the resource's containers cannot restart.
         let endpoint = endpoint
             .ok_or_else(|| format!("endpoint not found in cache for a registered resource: {resource}"))?;
         if !endpoint.options.is_some_and(|o| o.pre_start_required) {
@@ -118,16 +118,16 @@ impl Life {
         let mut api = api
             .filter(|_| endpoint.stopped.is_none())
             .ok_or_else(|| format!("endpoint {resource} has been stopped"))?;
-        let request = PreStartContainerRequest { devices_ids: self.world.shuffled(held) };
+        let request = PreStartContainerRequest { devices_ids: self.node.shuffled(held) };
         let began = Instant::now();
-        let answer = tokio::time::timeout(PRE_START_LIMIT, api.pre_start_container(request)).await;
-        let failed = !matches!(answer, Ok(Ok(_)));
-        self.world.record(Rpc::PreStartContainer, resource, began, failed);
-        let why = match answer {
+        let result = tokio::time::timeout(PRE_START_LIMIT, api.pre_start_container(request)).await;
+        let failed = !matches!(result, Ok(Ok(_)));
+        self.node.record(Rpc::PreStartContainer, resource, began, failed);
+        let error = match result {
             Ok(Ok(_)) => return Ok(()),
             Ok(Err(status)) => go_error(&status),
             Err(_) => "context deadline exceeded".to_owned(),
         };
-        Err(format!("device plugin PreStartContainer rpc failed with err: {why}"))
+        Err(format!("device plugin PreStartContainer rpc failed with err: {error}"))
     }
 }

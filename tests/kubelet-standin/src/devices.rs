@@ -1,9 +1,9 @@
-//! The device manager's state: devices by resource, what pods hold, endpoints.
+//! The device manager's state: devices by resource, devices of pods, endpoints.
 //!
-//! Three books that the kubelet keeps apart and that therefore disagree at times:
-//! `healthy`/`unhealthy` (the last list), `pod_devices` (what was granted, with the
-//! plugin's answer) and `allocated` (ids in use; ids of a failed admission stay in
-//! it until it is next computed from `pod_devices`).
+//! Like the kubelet, it keeps three separate records, which can differ:
+//! `healthy`/`unhealthy` (the last list), `pod_devices` (grants with the plugin's
+//! responses) and `allocated` (ids in use; ids of a failed admission remain in it
+//! until it is recomputed from `pod_devices`).
 
 use crate::proto::v1beta1::{ContainerAllocateResponse, Device, DevicePluginOptions};
 use crate::{HEALTHY, client::Client};
@@ -13,36 +13,36 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The key under which the kubelet files a device without NUMA node.
+/// The kubelet's key for a device without a NUMA node.
 pub(crate) const NO_NUMA_NODE: i64 = -1;
 
 pub(crate) type Ids = BTreeSet<String>;
 
-/// What one container holds of one resource.
+/// The devices of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Held {
+pub(crate) struct Holding {
     /// Ids by NUMA node; an id with two nodes is under both.
     pub(crate) by_numa: BTreeMap<i64, Vec<String>>,
-    /// The plugin's answer, used at every start of the container.
+    /// The plugin's response, used at every start of the container.
     pub(crate) response: ContainerAllocateResponse,
 }
 
-impl Held {
+impl Holding {
     pub(crate) fn ids(&self) -> Ids {
         self.by_numa.values().flatten().cloned().collect()
     }
 }
 
 /// Pod UID, container, resource.
-pub(crate) type PodDevices = BTreeMap<String, BTreeMap<String, BTreeMap<String, Held>>>;
+pub(crate) type PodDevices = BTreeMap<String, BTreeMap<String, BTreeMap<String, Holding>>>;
 
-/// A registered plugin, or the memory of one.
+/// A registered plugin, or one that was registered before.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
     /// None after a kubelet restart, until the plugin registers again.
     pub(crate) client: Option<Arc<Client>>,
     pub(crate) options: Option<DevicePluginOptions>,
-    /// Set when the plugin left.
+    /// When the plugin disconnected.
     pub(crate) stopped: Option<Instant>,
 }
 
@@ -56,12 +56,12 @@ pub(crate) struct Manager {
     pub(crate) pod_devices: PodDevices,
     /// Devices of finished init containers of the pod being admitted, by resource.
     pub(crate) reusable: Option<(String, BTreeMap<String, Ids>)>,
-    /// Ids named by an Allocate that has not been answered.
+    /// Ids of Allocate calls in progress.
     pub(crate) in_flight: Vec<(String, Ids)>,
 }
 
 impl Manager {
-    /// A list arrived: it replaces the one before, whole.
+    /// Replaces the whole list of a resource.
     pub(crate) fn replace_list(&mut self, resource: &str, devices: Vec<Device>) {
         let (healthy, unhealthy): (Vec<_>, Vec<_>) = devices.iter().partition(|d| d.health == HEALTHY);
         let ids = |list: Vec<&Device>| list.into_iter().map(|d| d.id.clone()).collect();
@@ -71,8 +71,8 @@ impl Manager {
         self.all.insert(resource.to_owned(), by_id);
     }
 
-    /// The plugin behind `resource` is gone; by name, whoever is there now.
-    pub(crate) fn disconnected(&mut self, resource: &str) {
+    /// Disconnects the current plugin of `resource`, by name.
+    pub(crate) fn disconnect(&mut self, resource: &str) {
         let Some(endpoint) = self.endpoints.get_mut(resource) else {
             return;
         };
@@ -83,8 +83,8 @@ impl Manager {
         unhealthy.extend(lost);
     }
 
-    /// Healthy, all; `None` for a resource that the kubelet does not report. Takes
-    /// note of resources whose grace has run out: true as second value if any did.
+    /// The device counts; `None` for a resource that the kubelet does not report. Removes the
+    /// resource if its grace period has expired: the second value is true then.
     pub(crate) fn counts(&mut self, resource: &str, grace: Duration) -> (Option<Counts>, bool) {
         let expired = match self.endpoints.get(resource) {
             Some(endpoint) => endpoint.stopped.is_some_and(|at| at.elapsed() > grace),
@@ -106,23 +106,23 @@ impl Manager {
         (Some(counts), false)
     }
 
-    /// Is this resource any of the device manager's business?
+    /// Whether the device manager manages this resource.
     pub(crate) fn is_device_resource(&self, resource: &str) -> bool {
         self.healthy.contains_key(resource) || self.allocated.contains_key(resource)
     }
 
-    pub(crate) fn held(&self, uid: &str, container: &str, resource: &str) -> Option<&Held> {
+    pub(crate) fn held(&self, uid: &str, container: &str, resource: &str) -> Option<&Holding> {
         self.pod_devices.get(uid)?.get(container)?.get(resource)
     }
 
-    pub(crate) fn insert(&mut self, uid: &str, container: &str, resource: &str, held: Held) {
+    pub(crate) fn insert(&mut self, uid: &str, container: &str, resource: &str, held: Holding) {
         let containers = self.pod_devices.entry(uid.to_owned()).or_default();
         let resources = containers.entry(container.to_owned()).or_default();
         resources.insert(resource.to_owned(), held);
     }
 
-    /// Files ids under their NUMA nodes. An id that is no longer known would have
-    /// crashed the kubelet; it is reported when the list arrives, not here.
+    /// Groups ids by NUMA node. An id that is not listed would crash the kubelet; it is
+    /// reported when the list arrives.
     pub(crate) fn by_numa(&self, resource: &str, ids: &Ids) -> BTreeMap<i64, Vec<String>> {
         let mut by_numa: BTreeMap<i64, Vec<String>> = BTreeMap::new();
         for id in ids {
@@ -144,7 +144,7 @@ impl Manager {
         }
     }
 
-    /// Recomputes the ids in use from what pods hold.
+    /// Recomputes the ids in use from the pods' devices.
     pub(crate) fn recompute_allocated(&mut self) {
         self.allocated.clear();
         for resources in self.pod_devices.values().flat_map(BTreeMap::values) {
@@ -155,8 +155,8 @@ impl Manager {
         }
     }
 
-    /// Forgets the devices of pods that are not in `active`. Writes no checkpoint:
-    /// that is why the file goes stale.
+    /// Forgets the devices of pods that are not in `active`. Writes no checkpoint, so the
+    /// file becomes stale.
     pub(crate) fn purge(&mut self, active: &BTreeSet<String>) {
         let before = self.pod_devices.len();
         self.pod_devices.retain(|uid, _| active.contains(uid));
@@ -166,7 +166,7 @@ impl Manager {
     }
 }
 
-/// What the node status would show.
+/// The device counts in the node status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) allocatable: usize,

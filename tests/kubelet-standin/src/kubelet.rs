@@ -1,8 +1,8 @@
-//! The handle that tests hold: start, stop, pods, and a look at everything.
+//! The handle for tests: starts and stops the kubelet and its sockets.
 
-use crate::life::Life;
+use crate::kubelet_state::KubeletState;
+use crate::node_state::{NodeState, lock};
 use crate::process::{Process, end_runtime, listen_pod_resources, listen_registration, remove_sockets};
-use crate::world::{World, lock};
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -11,33 +11,33 @@ use std::{
     time::Duration,
 };
 
-/// How the stand-in behaves, fixed for its life.
+/// How the stand-in behaves; fixed at its creation.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The folder that holds `device-plugins/` and `pod-resources/`.
     pub kubelet_dir: PathBuf,
-    /// Decides every order that is random in the kubelet.
+    /// Determines every order that is random in the kubelet.
     pub seed: u64,
-    /// How long a resource outlives its plugin; 5 minutes in the kubelet.
+    /// How long a resource is kept after its plugin's disconnect; 5 minutes in the kubelet.
     pub endpoint_grace: Duration,
     /// How long Register tries to dial the plugin; 10 s in the kubelet.
     pub dial_limit: Duration,
-    /// A first device list later than this is an anomaly. The kubelet itself waits
-    /// for ever; 5 s of no devices is what we would not forgive.
+    /// A first device list later than this is an anomaly: a node without devices for 5 s is a
+    /// defect, although the kubelet itself has no limit.
     pub first_list_limit: Duration,
-    /// Time between closing a plugin's connection and telling the manager. It is
-    /// scheduling luck in the kubelet; long here, so that it is always hit.
+    /// The time between closing a plugin's connection and notifying the manager. In the
+    /// kubelet it depends on scheduling; long here, so that tests always hit it.
     pub disconnect_gap: Duration,
-    /// The end of an old stream disconnects whoever has its name, as in 1.36.
+    /// Whether the end of an old stream disconnects the current client of its resource name, as in 1.36.
     pub name_keyed_race: bool,
-    /// Time between bind and listen of a socket, in which a dial is refused.
+    /// The time between bind and listen of a socket, in which a dial is refused.
     pub bind_gap: Duration,
     /// The feature gate `PodsAPI`; off by default, as in 1.36.
     pub pods_api: bool,
 }
 
 impl Options {
-    /// The kubelet's own values.
+    /// The kubelet's values.
     pub fn new(kubelet_dir: impl Into<PathBuf>) -> Self {
         Self {
             kubelet_dir: kubelet_dir.into(),
@@ -53,46 +53,46 @@ impl Options {
     }
 }
 
-/// What a starting kubelet knows of its pods.
+/// Which pods a starting kubelet knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sources {
-    /// The API server answered: every pod is known.
+    /// The API server has answered: every pod is known.
     Ready,
-    /// The API server is away: these UIDs are known (static pods, say), and nobody
-    /// is purged. `List` shows only these.
+    /// The API server is unavailable: only these pods are known (static pods, for example) and in
+    /// `List`, and no pod is purged.
     Waiting {
-        /// UIDs known.
+        /// The known UIDs.
         known: Vec<String>,
     },
 }
 
-/// A stand-in kubelet. Cheap to clone; all clones are the same one.
+/// A stand-in kubelet. Cheap to clone; all clones share one kubelet.
 #[derive(Clone, Debug)]
 pub struct Kubelet {
-    world: Arc<World>,
+    node: Arc<NodeState>,
     process: Arc<Mutex<Option<Process>>>,
 }
 
 impl Kubelet {
-    /// A kubelet that does not run yet.
+    /// A kubelet that is not started yet.
     pub fn new(options: Options) -> Self {
-        Self { world: Arc::new(World::new(options)), process: Arc::default() }
+        Self { node: Arc::new(NodeState::new(options)), process: Arc::default() }
     }
 
-    /// A kubelet with the usual options, running.
+    /// A running kubelet with default options.
     pub async fn started(kubelet_dir: impl Into<PathBuf>) -> io::Result<Self> {
         let kubelet = Self::new(Options::new(kubelet_dir));
         kubelet.start().await?;
         Ok(kubelet)
     }
 
-    pub(crate) fn world(&self) -> &Arc<World> {
-        &self.world
+    pub(crate) fn node(&self) -> &Arc<NodeState> {
+        &self.node
     }
 
-    /// The process, if one runs.
-    pub(crate) fn life(&self) -> Option<Arc<Life>> {
-        lock(&self.process).as_ref().map(|p| Arc::clone(&p.life))
+    /// The state of the running process, if any.
+    pub(crate) fn state(&self) -> Option<Arc<KubeletState>> {
+        lock(&self.process).as_ref().map(|p| Arc::clone(&p.state))
     }
 
     /// Starts with every pod known.
@@ -100,34 +100,34 @@ impl Kubelet {
         self.start_with(Sources::Ready).await
     }
 
-    /// Starts: reads the checkpoint, deletes every socket in `device-plugins/`, keeps
-    /// all other files, listens.
+    /// Starts: reads the checkpoint, deletes every socket in `device-plugins/` but no other
+    /// file, and listens.
     pub async fn start_with(&self, sources: Sources) -> io::Result<()> {
-        if self.life().is_some() {
-            return Err(io::Error::other("this stand-in kubelet runs already"));
+        if self.state().is_some() {
+            return Err(io::Error::other("this stand-in kubelet is already running"));
         }
-        let (plugins, pods) = (self.world.device_plugins(), self.world.pod_resources());
+        let (plugins, pods) = (self.node.device_plugins(), self.node.pod_resources());
         fs::create_dir_all(&plugins)?;
         fs::create_dir_all(&pods)?;
         let (known, ready) = match sources {
-            Sources::Ready => (lock(&self.world.pods).keys().cloned().collect(), true),
+            Sources::Ready => (lock(&self.node.pods).keys().cloned().collect(), true),
             Sources::Waiting { known } => (known.into_iter().collect::<BTreeSet<_>>(), false),
         };
-        let life = Arc::new(Life::begin(Arc::clone(&self.world), known, ready));
+        let state = Arc::new(KubeletState::begin(Arc::clone(&self.node), known, ready));
         remove_sockets(&plugins)?;
-        let process = Process::begin(life).await?;
+        let process = Process::begin(state).await?;
         *lock(&self.process) = Some(process);
-        self.world.touch();
+        self.node.notify_changed();
         Ok(())
     }
 
-    /// Ends the process: every connection closes, the socket files stay behind.
+    /// Ends the process: every connection closes, the socket files remain.
     pub async fn stop(&self) {
         let Some(process) = lock(&self.process).take() else {
             return;
         };
         process.end().await;
-        self.world.touch();
+        self.node.notify_changed();
     }
 
     /// `stop`, then `start`.
@@ -141,40 +141,40 @@ impl Kubelet {
         self.start_with(sources).await
     }
 
-    /// The API server answers at last: every pod is known and the dead are purged.
+    /// Makes the API server answer: every pod is known, and ended pods are purged.
     pub fn sources_ready(&self) {
-        if let Some(life) = self.life() {
-            let all: Vec<String> = lock(&self.world.pods).keys().cloned().collect();
-            lock(&life.known).extend(all);
-            life.sources_ready.store(true, Ordering::SeqCst);
-            self.world.touch();
+        if let Some(state) = self.state() {
+            let uids: Vec<String> = lock(&self.node.pods).keys().cloned().collect();
+            lock(&state.known).extend(uids);
+            state.sources_ready.store(true, Ordering::SeqCst);
+            self.node.notify_changed();
         }
     }
 
-    /// Makes `kubelet.sock` anew in the same process, as kubelets that retry their
-    /// own server do. Clients and devices stay. With `wipe`, plugins' sockets go.
+    /// Creates `kubelet.sock` again in the same process, as newer kubelets do when they restart
+    /// their server. Clients and devices are kept. `wipe` deletes the plugins' sockets.
     pub async fn recreate_socket(&self, wipe: bool) -> io::Result<()> {
-        let plugins = self.world.device_plugins();
+        let plugins = self.node.device_plugins();
         if wipe {
             remove_sockets(&plugins)?;
         } else {
             fs::remove_file(plugins.join("kubelet.sock"))?;
         }
-        let (life, handle) = {
+        let (state, handle) = {
             let process = lock(&self.process);
-            let process = process.as_ref().ok_or_else(|| io::Error::other("no kubelet runs"))?;
+            let process = process.as_ref().ok_or_else(|| io::Error::other("no kubelet is running"))?;
             process.registration.abort();
-            (Arc::clone(&process.life), process.handle.clone())
+            (Arc::clone(&process.state), process.handle.clone())
         };
-        let serving = listen_registration(&handle, &life).await?;
+        let serving = listen_registration(&handle, &state).await?;
         if let Some(process) = lock(&self.process).as_mut() {
             process.registration = serving;
         }
-        self.world.touch();
+        self.node.notify_changed();
         Ok(())
     }
 
-    /// The pod resources server dies; its socket file stays and refuses dials.
+    /// Stops the pod resources server; its socket file remains and refuses dials.
     pub async fn kill_pod_resources(&self) {
         let runtime = lock(&self.process).as_mut().and_then(|p| p.pod_resources.take());
         if let Some(runtime) = runtime {
@@ -182,12 +182,12 @@ impl Kubelet {
         }
     }
 
-    /// It comes back, on a new socket.
+    /// Starts the pod resources server again, on a new socket.
     pub async fn revive_pod_resources(&self) -> io::Result<()> {
-        let Some(life) = self.life() else {
-            return Err(io::Error::other("no kubelet runs"));
+        let Some(state) = self.state() else {
+            return Err(io::Error::other("no kubelet is running"));
         };
-        let runtime = listen_pod_resources(&life).await?;
+        let runtime = listen_pod_resources(&state).await?;
         let old = lock(&self.process).as_mut().and_then(|p| p.pod_resources.replace(runtime));
         if let Some(old) = old {
             end_runtime(old).await;
@@ -195,10 +195,10 @@ impl Kubelet {
         Ok(())
     }
 
-    /// The kubelet loses its connection to the plugin of `resource`.
+    /// Closes the kubelet's connection to the plugin of `resource`.
     pub fn drop_stream(&self, resource: &str) {
-        if let Some(life) = self.life() {
-            let client = lock(&life.clients).get(resource).cloned();
+        if let Some(state) = self.state() {
+            let client = lock(&state.clients).get(resource).cloned();
             if let Some(client) = client {
                 client.close();
             }

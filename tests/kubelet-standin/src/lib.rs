@@ -2,18 +2,18 @@
 //!
 //! It behaves towards a device plugin as kubelet 1.36 does, defects included:
 //! device lists that replace each other, a disconnect keyed by resource name,
-//! a checkpoint that goes stale, a `List` that purges. It is configured on a
-//! folder of its own (`device-plugins/`, `pod-resources/`), needs no root and no
-//! container runtime, and never starts a container: a pod here is only what the
-//! kubelet's device manager and its pod-resources API know about it.
+//! a checkpoint that goes stale, a `List` that purges. It uses a folder of its
+//! own (`device-plugins/`, `pod-resources/`), needs no root and no container
+//! runtime, and never starts a container: a pod is only what the kubelet's
+//! device manager and its pod resources API store about it.
 //!
-//! What is deliberately absent: the scheduler, CPU and memory managers, the plugin
-//! watcher, DRA, and the kubelet's own count of node resources before admission.
-//! So a pod that asks for too much fails in the device manager here.
+//! Not included: the scheduler, CPU and memory managers, the plugin watcher, DRA,
+//! and the kubelet's check of node resources before admission. So a pod that
+//! requests too much fails in the device manager.
 //!
 //! ```text
-//!   Kubelet ── World    what outlives a kubelet: pods, faults, counters, anomalies
-//!      └────── Life     one kubelet process: sockets, clients, device manager
+//!   Kubelet ── NodeState      kept across kubelet restarts: pods, faults, counters, anomalies
+//!      └────── KubeletState   one kubelet process: sockets, clients, device manager
 //! ```
 
 mod admission;
@@ -24,10 +24,12 @@ mod client;
 mod container;
 mod devices;
 mod faults;
+mod inspect;
 mod kubelet;
-mod life;
-mod look;
+mod kubelet_state;
+mod node_state;
 mod plugin;
+mod pod_lifecycle;
 mod pod_resources;
 mod pods;
 mod pods_api;
@@ -35,9 +37,7 @@ mod process;
 mod registration;
 mod rng;
 mod select;
-mod tend;
 mod wait;
-mod world;
 
 pub use admission::AdmissionError;
 pub use anomalies::Anomaly;
@@ -52,9 +52,9 @@ pub use wait::TimedOut;
 
 pub use berth_proto as proto;
 
-/// What a device list says of a device that may be allocated.
+/// The health of a device that may be allocated.
 pub const HEALTHY: &str = "Healthy";
-/// What a device list says of a device that may not.
+/// The health of a device that may not be allocated.
 pub const UNHEALTHY: &str = "Unhealthy";
-/// The one version that the kubelet's registration accepts.
+/// The only version that the kubelet's registration accepts.
 pub const API_VERSION: &str = "v1beta1";

@@ -1,6 +1,7 @@
-//! A tiny device plugin: the foreign one that takes a resource from another, and
-//! the one by which the stand-in itself is tested.
+//! A small device plugin: the competing plugin in tests of others, and the plugin with which
+//! the stand-in itself is tested.
 
+use crate::node_state::lock;
 use crate::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::proto::v1beta1::registration_client::RegistrationClient;
 use crate::proto::v1beta1::{
@@ -8,7 +9,6 @@ use crate::proto::v1beta1::{
     Device, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
 };
-use crate::world::lock;
 use crate::{API_VERSION, HEALTHY};
 use hyper_util::rt::TokioIo;
 use std::{
@@ -22,8 +22,8 @@ use tokio_stream::{Stream, StreamExt, wrappers::UnixListenerStream, wrappers::Wa
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-type AllocateAnswer = Box<dyn Fn(&[String]) -> Result<ContainerAllocateResponse, Status> + Send>;
-type PreferAnswer = Box<dyn Fn(&PreferredAllocationRequest) -> Result<Vec<String>, Status> + Send>;
+type AllocateFn = Box<dyn Fn(&[String]) -> Result<ContainerAllocateResponse, Status> + Send>;
+type PreferFn = Box<dyn Fn(&PreferredAllocationRequest) -> Result<Vec<String>, Status> + Send>;
 
 /// A plugin that serves one resource on one socket until it is dropped.
 pub struct TinyPlugin {
@@ -38,15 +38,15 @@ struct Shared {
     /// `None` ends every stream.
     devices: watch::Sender<Option<Vec<Device>>>,
     options: Mutex<Result<DevicePluginOptions, Status>>,
-    allocate: Mutex<AllocateAnswer>,
-    prefer: Mutex<PreferAnswer>,
-    allocated: Mutex<Vec<Vec<String>>>,
-    asked: Mutex<Vec<PreferredAllocationRequest>>,
+    allocate: Mutex<AllocateFn>,
+    prefer: Mutex<PreferFn>,
+    allocated_ids: Mutex<Vec<Vec<String>>>,
+    preferred_requests: Mutex<Vec<PreferredAllocationRequest>>,
 }
 
 impl TinyPlugin {
-    /// Serves `resource` on a socket of this name in `folder`, every device healthy.
-    /// Each Allocate is answered with a variable `TINY` that names the ids.
+    /// Serves `resource` on a socket of this name in `folder`, with all devices healthy.
+    /// Each Allocate response has a variable `TINY` with the ids.
     pub fn serve(folder: &Path, socket: &str, resource: &str, ids: &[&str]) -> io::Result<Self> {
         let path = folder.join(socket);
         let _ = fs::remove_file(&path);
@@ -61,8 +61,8 @@ impl TinyPlugin {
             options: Mutex::new(Ok(options)),
             allocate: Mutex::new(Box::new(|ids| Ok(tiny_response(ids)))),
             prefer: Mutex::new(Box::new(|_| Ok(Vec::new()))),
-            allocated: Mutex::default(),
-            asked: Mutex::default(),
+            allocated_ids: Mutex::default(),
+            preferred_requests: Mutex::default(),
         });
         let service = DevicePluginServer::new(Service(Arc::clone(&shared)));
         let serving = tokio::spawn(async move {
@@ -77,13 +77,13 @@ impl TinyPlugin {
         Device { id: id.to_owned(), health: health.to_owned(), topology: None }
     }
 
-    /// Registers with the kubelet of the same folder.
+    /// Registers with the kubelet in the same folder.
     pub async fn register(&self) -> Result<(), Status> {
-        self.register_as(API_VERSION).await
+        self.register_with_version(API_VERSION).await
     }
 
-    /// Registers with a version of the caller's choice.
-    pub async fn register_as(&self, version: &str) -> Result<(), Status> {
+    /// Registers with the given API version.
+    pub async fn register_with_version(&self, version: &str) -> Result<(), Status> {
         let path = self.folder.join("kubelet.sock");
         let connector = tower::service_fn(move |_| {
             let path = path.clone();
@@ -104,44 +104,44 @@ impl TinyPlugin {
     }
 
     /// Sends a new list on every stream.
-    pub fn list(&self, devices: Vec<Device>) {
+    pub fn send_list(&self, devices: Vec<Device>) {
         self.shared.devices.send_replace(Some(devices));
     }
 
-    /// Ends every stream. `list` lets new ones open.
+    /// Ends every stream. `send_list` allows new ones.
     pub fn end_streams(&self) {
         self.shared.devices.send_replace(None);
     }
 
-    /// Answers GetDevicePluginOptions so from now on.
-    pub fn options(&self, answer: Result<DevicePluginOptions, Status>) {
-        *lock(&self.shared.options) = answer;
+    /// Sets the result of GetDevicePluginOptions.
+    pub fn set_options(&self, options: Result<DevicePluginOptions, Status>) {
+        *lock(&self.shared.options) = options;
     }
 
-    /// Answers Allocate so from now on.
+    /// Sets the function that answers Allocate.
     pub fn on_allocate(
         &self,
-        answer: impl Fn(&[String]) -> Result<ContainerAllocateResponse, Status> + Send + 'static,
+        respond: impl Fn(&[String]) -> Result<ContainerAllocateResponse, Status> + Send + 'static,
     ) {
-        *lock(&self.shared.allocate) = Box::new(answer);
+        *lock(&self.shared.allocate) = Box::new(respond);
     }
 
-    /// Answers GetPreferredAllocation so from now on.
+    /// Sets the function that answers GetPreferredAllocation.
     pub fn on_prefer(
         &self,
-        answer: impl Fn(&PreferredAllocationRequest) -> Result<Vec<String>, Status> + Send + 'static,
+        respond: impl Fn(&PreferredAllocationRequest) -> Result<Vec<String>, Status> + Send + 'static,
     ) {
-        *lock(&self.shared.prefer) = Box::new(answer);
+        *lock(&self.shared.prefer) = Box::new(respond);
     }
 
-    /// The ids of every Allocate so far, in the order in which they came.
-    pub fn allocated(&self) -> Vec<Vec<String>> {
-        lock(&self.shared.allocated).clone()
+    /// The ids of every Allocate call so far, in order.
+    pub fn allocated_ids(&self) -> Vec<Vec<String>> {
+        lock(&self.shared.allocated_ids).clone()
     }
 
-    /// Every GetPreferredAllocation so far.
-    pub fn asked(&self) -> Vec<PreferredAllocationRequest> {
-        lock(&self.shared.asked).clone()
+    /// The GetPreferredAllocation requests so far.
+    pub fn preferred_requests(&self) -> Vec<PreferredAllocationRequest> {
+        lock(&self.shared.preferred_requests).clone()
     }
 }
 
@@ -152,7 +152,7 @@ impl Drop for TinyPlugin {
     }
 }
 
-/// The default answer: the ids, sorted, in one variable.
+/// The default response: the sorted ids in one variable.
 fn tiny_response(ids: &[String]) -> ContainerAllocateResponse {
     let mut ids = ids.to_vec();
     ids.sort();
@@ -187,7 +187,7 @@ impl DevicePlugin for Service {
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let request = request.into_inner();
-        lock(&self.0.asked).push(request.clone());
+        lock(&self.0.preferred_requests).push(request.clone());
         let device_i_ds = lock(&self.0.prefer)(&request)?;
         Ok(Response::new(PreferredAllocationResponse {
             container_responses: vec![ContainerPreferredAllocationResponse { device_i_ds }],
@@ -200,9 +200,9 @@ impl DevicePlugin for Service {
     ) -> Result<Response<AllocateResponse>, Status> {
         let mut container_responses = Vec::new();
         for request in request.into_inner().container_requests {
-            let answer = lock(&self.0.allocate)(&request.devices_ids);
-            lock(&self.0.allocated).push(request.devices_ids);
-            container_responses.push(answer?);
+            let response = lock(&self.0.allocate)(&request.devices_ids);
+            lock(&self.0.allocated_ids).push(request.devices_ids);
+            container_responses.push(response?);
         }
         Ok(Response::new(AllocateResponse { container_responses }))
     }

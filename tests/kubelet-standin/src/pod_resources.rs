@@ -2,7 +2,8 @@
 
 use crate::calls::Rpc;
 use crate::devices::NO_NUMA_NODE;
-use crate::life::Life;
+use crate::kubelet_state::KubeletState;
+use crate::node_state::lock;
 use crate::pods::Pod;
 use crate::proto::v1::pod_resources_lister_server::PodResourcesLister;
 use crate::proto::v1::{
@@ -10,19 +11,18 @@ use crate::proto::v1::{
     GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
     NumaNode, PodResources, TopologyInfo,
 };
-use crate::world::lock;
 use std::{
     sync::{Arc, Mutex},
     time::Instant,
 };
 use tonic::{Request, Response, Status};
 
-/// The kubelet's limits on this API: calls a second, and in a burst.
+/// The kubelet's rate limit of this API.
 const CALLS_PER_SECOND: f64 = 100.0;
 const BURST: f64 = 10.0;
 
 pub(crate) struct PodResourcesService {
-    life: Arc<Life>,
+    state: Arc<KubeletState>,
     bucket: Mutex<Bucket>,
 }
 
@@ -32,12 +32,12 @@ struct Bucket {
 }
 
 impl PodResourcesService {
-    pub(crate) fn new(life: Arc<Life>) -> Self {
+    pub(crate) fn new(state: Arc<KubeletState>) -> Self {
         let bucket = Bucket { tokens: BURST, filled: Instant::now() };
-        Self { life, bucket: Mutex::new(bucket) }
+        Self { state, bucket: Mutex::new(bucket) }
     }
 
-    fn spend(&self) -> Result<(), Status> {
+    fn take_token(&self) -> Result<(), Status> {
         let mut bucket = lock(&self.bucket);
         let since = bucket.filled.elapsed().as_secs_f64();
         bucket.filled = Instant::now();
@@ -49,89 +49,88 @@ impl PodResourcesService {
         Ok(())
     }
 
-    async fn misbehave(&self) -> Result<(), Status> {
-        let mut changes = self.life.world.changed.subscribe();
-        while self.life.world.faults().list_hangs {
+    async fn apply_faults(&self) -> Result<(), Status> {
+        let mut changes = self.state.node.changed.subscribe();
+        while self.state.node.faults().list_hangs {
             if changes.changed().await.is_err() {
                 break;
             }
         }
-        if self.life.world.faults().list_fails {
-            return Err(Status::internal("the pod resources service is unwell"));
+        if self.state.node.faults().list_fails {
+            return Err(Status::internal("the pod resources service fails as configured"));
         }
         Ok(())
     }
 
-    fn finish<T>(&self, rpc: Rpc, began: Instant, answer: Result<T, Status>) -> Answer<T> {
-        let failed = answer.is_err();
-        self.life.world.record(rpc, "", began, failed);
-        answer.map(Response::new)
+    fn finish<T>(&self, rpc: Rpc, began: Instant, result: Result<T, Status>) -> RpcResult<T> {
+        self.state.node.record(rpc, "", began, result.is_err());
+        result.map(Response::new)
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
-    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Answer<ListPodResourcesResponse> {
+    async fn list(&self, _: Request<ListPodResourcesRequest>) -> RpcResult<ListPodResourcesResponse> {
         let began = Instant::now();
-        let mut answer = self.spend();
-        if answer.is_ok() {
-            answer = self.misbehave().await;
+        let mut result = self.take_token();
+        if result.is_ok() {
+            result = self.apply_faults().await;
         }
-        let answer = answer.map(|()| ListPodResourcesResponse { pod_resources: self.life.list() });
-        self.finish(Rpc::List, began, answer)
+        let result = result.map(|()| ListPodResourcesResponse { pod_resources: self.state.list() });
+        self.finish(Rpc::List, began, result)
     }
 
     async fn get_allocatable_resources(
         &self,
         _: Request<AllocatableResourcesRequest>,
-    ) -> Answer<AllocatableResourcesResponse> {
+    ) -> RpcResult<AllocatableResourcesResponse> {
         let began = Instant::now();
-        let answer = self.spend().map(|()| AllocatableResourcesResponse {
-            devices: self.life.allocatable_devices(),
+        let result = self.take_token().map(|()| AllocatableResourcesResponse {
+            devices: self.state.allocatable_devices(),
             ..AllocatableResourcesResponse::default()
         });
-        self.finish(Rpc::GetAllocatableResources, began, answer)
+        self.finish(Rpc::GetAllocatableResources, began, result)
     }
 
-    async fn get(&self, request: Request<GetPodResourcesRequest>) -> Answer<GetPodResourcesResponse> {
+    async fn get(&self, request: Request<GetPodResourcesRequest>) -> RpcResult<GetPodResourcesResponse> {
         let began = Instant::now();
         let GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
-        let answer = self.spend().and_then(|()| {
-            let mut pods = self.life.list().into_iter();
+        let result = self.take_token().and_then(|()| {
+            let mut pods = self.state.list().into_iter();
             let pod = pods.find(|p| p.name == pod_name && p.namespace == pod_namespace);
             let missing =
                 || Status::unknown(format!("pod {pod_name} in namespace {pod_namespace} not found"));
             let pod_resources = Some(pod.ok_or_else(missing)?);
             Ok(GetPodResourcesResponse { pod_resources })
         });
-        self.finish(Rpc::Get, began, answer)
+        self.finish(Rpc::Get, began, result)
     }
 }
 
-impl Life {
-    /// Active pods and what their containers hold; purges the dead on the way.
+impl KubeletState {
+    /// Active pods and the devices of their containers. Purges ended pods first.
     fn list(&self) -> Vec<PodResources> {
         self.update_allocated_devices();
-        self.world.touch();
+        self.node.notify_changed();
         let active = self.active_uids();
         let pods: Vec<Pod> = {
-            let pods = lock(&self.world.pods);
+            let pods = lock(&self.node.pods);
             active.iter().filter_map(|uid| pods.get(uid).cloned()).collect()
         };
         pods.iter().map(|pod| self.list_pod(pod)).collect()
     }
 
     fn list_pod(&self, pod: &Pod) -> PodResources {
-        // Of the init containers only those that keep running are shown.
+        // Of the init containers, only restartable ones are listed.
         let spec = &pod.spec;
         let sidecars = spec.init_containers.iter().filter(|c| c.restartable);
-        let shown = sidecars.chain(&spec.containers);
+        let listed = sidecars.chain(&spec.containers);
         PodResources {
             name: spec.name.clone(),
             namespace: spec.namespace.clone(),
-            containers: shown
+            containers: listed
                 .map(|c| ContainerResources {
                     name: c.name.clone(),
                     devices: self.list_devices(&spec.uid, &c.name),
@@ -141,7 +140,7 @@ impl Life {
         }
     }
 
-    /// One entry a device, as the kubelet does.
+    /// One entry per device, as in the kubelet.
     fn list_devices(&self, uid: &str, container: &str) -> Vec<ContainerDevices> {
         let manager = lock(&self.manager);
         let containers = manager.pod_devices.get(uid);
@@ -153,11 +152,11 @@ impl Life {
             for id in held.ids() {
                 let nodes = held.by_numa.iter().filter(|(_, ids)| ids.contains(&id));
                 let nodes = nodes.map(|(node, _)| *node).collect();
-                devices.push(one_device(resource, id, nodes));
+                devices.push(device_entry(resource, id, nodes));
             }
         }
         drop(manager);
-        self.world.shuffled(devices)
+        self.node.shuffled(devices)
     }
 
     fn allocatable_devices(&self) -> Vec<ContainerDevices> {
@@ -166,15 +165,15 @@ impl Life {
         for (resource, ids) in &manager.healthy {
             for id in ids {
                 let nodes = manager.numa_nodes(resource, id);
-                devices.push(one_device(resource, id.clone(), nodes));
+                devices.push(device_entry(resource, id.clone(), nodes));
             }
         }
         drop(manager);
-        self.world.shuffled(devices)
+        self.node.shuffled(devices)
     }
 }
 
-fn one_device(resource: &str, id: String, nodes: Vec<i64>) -> ContainerDevices {
+fn device_entry(resource: &str, id: String, nodes: Vec<i64>) -> ContainerDevices {
     let nodes: Vec<_> =
         nodes.into_iter().filter(|id| *id != NO_NUMA_NODE).map(|id| NumaNode { id }).collect();
     ContainerDevices {

@@ -1,43 +1,43 @@
-//! Pods: what the API server would say of this node. They outlive a kubelet.
+//! Pods as the API server stores them. They are kept across kubelet restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One container of a pod and what it asks of device plugins.
+/// One container of a pod and the devices that it requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerSpec {
     /// Unique in its pod.
     pub name: String,
-    /// Devices asked for, by resource name.
+    /// Number of requested devices, by resource name.
     pub resources: BTreeMap<String, usize>,
-    /// An init container that keeps running beside the others (a sidecar).
+    /// A restartable init container (a sidecar), which runs alongside the others.
     pub restartable: bool,
 }
 
-/// A pod as the API server would hand it to the kubelet.
+/// A pod as the kubelet gets it from the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSpec {
     /// Namespace.
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// UID; made up from name and a counter unless set.
+    /// UID; generated from the name and a counter unless set.
     pub uid: String,
-    /// From a file of the node, not from the API server.
+    /// A static pod, from a file on the node.
     pub is_static: bool,
     /// Init containers, in order, restartable ones included.
     pub init_containers: Vec<ContainerSpec>,
     /// App containers, in order.
     pub containers: Vec<ContainerSpec>,
-    /// The topology manager's hint for this pod. With one, devices on these NUMA
-    /// nodes come first and the plugin is not always asked which it prefers.
+    /// The topology manager's hint for this pod. With a hint, devices on these NUMA
+    /// nodes are chosen first, and GetPreferredAllocation is not always called.
     pub numa_affinity: Option<BTreeSet<i64>>,
 }
 
 static NEXT_UID: AtomicU64 = AtomicU64::new(1);
 
 impl PodSpec {
-    /// A pod without containers and with a UID of its own.
+    /// A pod without containers and with a unique UID.
     pub fn new(namespace: &str, name: &str) -> Self {
         let n = NEXT_UID.fetch_add(1, Ordering::Relaxed);
         Self {
@@ -58,7 +58,7 @@ impl PodSpec {
         self
     }
 
-    /// Makes it a static pod.
+    /// Makes the pod static.
     #[must_use]
     pub fn of_a_file(mut self) -> Self {
         self.is_static = true;
@@ -108,37 +108,37 @@ fn container(name: &str, resources: &[(&str, usize)], restartable: bool) -> Cont
     }
 }
 
-/// Where a pod is in its life.
+/// The phase of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Admitted or being admitted; its app containers do not run yet.
     Pending,
     /// Its app containers run.
     Running,
-    /// It ended by itself.
+    /// All containers ended without an error.
     Succeeded,
-    /// It failed, for good.
+    /// The pod failed permanently.
     Failed {
-        /// As in `status.reason`.
+        /// `status.reason`.
         reason: String,
-        /// As in `status.message`.
+        /// `status.message`.
         message: String,
     },
 }
 
-/// A pod and how it fares.
+/// A pod with its phase.
 #[derive(Clone, Debug)]
 pub struct Pod {
-    /// What was asked for.
+    /// The pod's spec.
     pub spec: PodSpec,
-    /// Where it is in its life.
+    /// The pod's phase.
     pub phase: Phase,
-    /// The API object is gone while the containers still run (`delete --force`).
+    /// The API object is deleted while the containers still run (`delete --force`).
     pub force_deleted: bool,
 }
 
 impl Pod {
-    /// What the kubelet calls an active pod: known to it and not ended.
+    /// Whether the kubelet treats the pod as active: neither ended nor force-deleted.
     pub(crate) fn is_active(&self) -> bool {
         !self.force_deleted && matches!(self.phase, Phase::Pending | Phase::Running)
     }

@@ -1,11 +1,12 @@
-//! The Pods API on `pods-api/pods-api.sock`, where the options say that it is on.
+//! The Pods API on `pods-api/pods-api.sock`, if enabled in the options.
 //!
-//! As in the kubelet: it shows the pods that this kubelet knows, which is not all of them while the API
-//! server is away; `DELETED` means that a pod's containers have stopped for good, and a pod that was
-//! deleted by force is missing before that.
+//! As in the kubelet, it lists the pods that this kubelet knows, which is not all of them while the API
+//! server is unavailable; `DELETED` means that a pod's containers have stopped permanently, and a
+//! force-deleted pod is missing before that.
 
 use crate::calls::Rpc;
-use crate::life::Life;
+use crate::kubelet_state::KubeletState;
+use crate::node_state::lock;
 use crate::pods::{ContainerSpec, Phase, Pod};
 use crate::proto::core;
 use crate::proto::v1alpha1::pods_server::Pods;
@@ -13,7 +14,6 @@ use crate::proto::v1alpha1::{
     EventType, GetPodRequest, GetPodResponse, ListPodsRequest, ListPodsResponse, WatchPodsEvent,
     WatchPodsRequest,
 };
-use crate::world::lock;
 use prost::Message;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,115 +24,118 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-/// Events that may wait for one client before it is dropped.
-const EVENTS: usize = 100;
-/// Where the file lies that a static pod is from.
+/// Events that are queued for one client.
+const EVENTS_MAX: usize = 100;
+/// The annotation with the source of a static pod.
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 
-pub(crate) struct PodsService(pub(crate) Arc<Life>);
+pub(crate) struct PodsService(pub(crate) Arc<KubeletState>);
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl Pods for PodsService {
     type WatchPodsStream = ReceiverStream<Result<WatchPodsEvent, Status>>;
 
-    async fn watch_pods(&self, _: Request<WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
-        let (send, events) = mpsc::channel(EVENTS);
-        self.0.world.record(Rpc::WatchPods, "", Instant::now(), false);
-        let life = Arc::clone(&self.0);
+    async fn watch_pods(&self, _: Request<WatchPodsRequest>) -> RpcResult<Self::WatchPodsStream> {
+        let (send, events) = mpsc::channel(EVENTS_MAX);
+        self.0.node.record(Rpc::WatchPods, "", Instant::now(), false);
+        let state = Arc::clone(&self.0);
         tokio::spawn(async move {
-            let _ = watch(&life, &send).await;
+            let _ = watch(&state, &send).await;
         });
         Ok(Response::new(ReceiverStream::new(events)))
     }
 
-    async fn list_pods(&self, _: Request<ListPodsRequest>) -> Answer<ListPodsResponse> {
-        let pods = self.0.shown_pods().into_values().map(|pod| pod.encode_to_vec()).collect();
+    async fn list_pods(&self, _: Request<ListPodsRequest>) -> RpcResult<ListPodsResponse> {
+        let pods = self.0.listed_pods().into_values().map(|pod| pod.encode_to_vec()).collect();
         Ok(Response::new(ListPodsResponse { pods }))
     }
 
-    async fn get_pod(&self, request: Request<GetPodRequest>) -> Answer<GetPodResponse> {
+    async fn get_pod(&self, request: Request<GetPodRequest>) -> RpcResult<GetPodResponse> {
         let uid = request.into_inner().pod_uid;
-        let pod = self.0.shown_pods().remove(&uid);
+        let pod = self.0.listed_pods().remove(&uid);
         let pod = pod.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))?;
         Ok(Response::new(GetPodResponse { pod: pod.encode_to_vec() }))
     }
 }
 
-/// The client has gone.
-struct Gone;
+/// The client has disconnected.
+struct Disconnected;
 
-async fn watch(life: &Life, send: &mpsc::Sender<Result<WatchPodsEvent, Status>>) -> Result<(), Gone> {
-    let mut changes = life.world.changed.subscribe();
-    let drops = life.world.faults().pods_watches_dropped;
-    let mut shown = life.shown_pods();
-    for pod in shown.values() {
-        tell(send, EventType::Added, Some(pod)).await?;
+async fn watch(
+    state: &KubeletState,
+    send: &mpsc::Sender<Result<WatchPodsEvent, Status>>,
+) -> Result<(), Disconnected> {
+    let mut changes = state.node.changed.subscribe();
+    let drops = state.node.faults().pods_watches_dropped;
+    let mut listed = state.listed_pods();
+    for pod in listed.values() {
+        send_event(send, EventType::Added, Some(pod)).await?;
     }
-    tell(send, EventType::InitialSyncComplete, None).await?;
-    // Whose end was told; and whose is still to be, though they are shown no more.
-    let mut told = BTreeSet::new();
-    let mut leaving: BTreeMap<String, core::Pod> = BTreeMap::new();
+    send_event(send, EventType::InitialSyncComplete, None).await?;
+    // UIDs whose end was reported, and pods that are no longer listed but whose end was not reported yet.
+    let mut reported = BTreeSet::new();
+    let mut departed: BTreeMap<String, core::Pod> = BTreeMap::new();
     while changes.changed().await.is_ok() {
-        let faults = life.world.faults();
+        let faults = state.node.faults();
         if faults.pods_watches_dropped != drops {
             let _ = send.send(Err(Status::resource_exhausted("watch client channel closed"))).await;
-            return Err(Gone);
+            return Err(Disconnected);
         }
-        let now = life.shown_pods();
-        let before = std::mem::replace(&mut shown, now);
-        leaving.extend(before.iter().filter(|(uid, _)| !shown.contains_key(*uid)).map(owned));
-        let over: Vec<String> = leaving.keys().filter(|uid| !life.runs(uid)).cloned().collect();
+        let now = state.listed_pods();
+        let before = std::mem::replace(&mut listed, now);
+        departed.extend(before.iter().filter(|(uid, _)| !listed.contains_key(*uid)).map(to_owned_entry));
+        let ended: Vec<String> = departed.keys().filter(|uid| !state.may_run(uid)).cloned().collect();
         let mut events = Vec::new();
-        for (uid, pod) in &shown {
-            let known = before.get(uid);
-            if is_over(pod) {
-                if told.insert(uid.clone()) {
-                    events.push((EventType::Deleted, minimal(pod)));
+        for (uid, pod) in &listed {
+            let previous = before.get(uid);
+            if has_ended(pod) {
+                if reported.insert(uid.clone()) {
+                    events.push((EventType::Deleted, deletion_pod(pod)));
                 }
-            } else if known.is_none() {
-                told.remove(uid);
-                leaving.remove(uid);
+            } else if previous.is_none() {
+                reported.remove(uid);
+                departed.remove(uid);
                 events.push((EventType::Added, pod.clone()));
-            } else if known != Some(pod) {
+            } else if previous != Some(pod) {
                 events.push((EventType::Modified, pod.clone()));
             }
         }
-        for uid in over {
-            if let Some(pod) = leaving.remove(&uid)
-                && told.insert(uid)
+        for uid in ended {
+            if let Some(pod) = departed.remove(&uid)
+                && reported.insert(uid)
             {
-                events.push((EventType::Deleted, minimal(&pod)));
+                events.push((EventType::Deleted, deletion_pod(&pod)));
             }
         }
         for (kind, pod) in events.iter().filter(|_| !faults.pods_events_lost) {
-            tell(send, *kind, Some(pod)).await?;
+            send_event(send, *kind, Some(pod)).await?;
         }
     }
     Ok(())
 }
 
-fn owned((uid, pod): (&String, &core::Pod)) -> (String, core::Pod) {
+fn to_owned_entry((uid, pod): (&String, &core::Pod)) -> (String, core::Pod) {
     (uid.clone(), pod.clone())
 }
 
-async fn tell(
+async fn send_event(
     send: &mpsc::Sender<Result<WatchPodsEvent, Status>>,
     kind: EventType,
     pod: Option<&core::Pod>,
-) -> Result<(), Gone> {
+) -> Result<(), Disconnected> {
     let pod = pod.map(Message::encode_to_vec).unwrap_or_default();
-    send.send(Ok(WatchPodsEvent { r#type: kind.into(), pod })).await.map_err(|_| Gone)
+    send.send(Ok(WatchPodsEvent { r#type: kind.into(), pod })).await.map_err(|_| Disconnected)
 }
 
-fn is_over(pod: &core::Pod) -> bool {
+fn has_ended(pod: &core::Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// What an end is told with.
-fn minimal(pod: &core::Pod) -> core::Pod {
+/// The pod in a `DELETED` event.
+fn deletion_pod(pod: &core::Pod) -> core::Pod {
     let full = pod.metadata.clone().unwrap_or_default();
     let metadata = core::ObjectMeta {
         name: full.name,
@@ -143,19 +146,19 @@ fn minimal(pod: &core::Pod) -> core::Pod {
     core::Pod { metadata: Some(metadata), ..core::Pod::default() }
 }
 
-impl Life {
+impl KubeletState {
     /// Whether a pod's containers may still run.
-    fn runs(&self, uid: &str) -> bool {
-        let pods = lock(&self.world.pods);
+    fn may_run(&self, uid: &str) -> bool {
+        let pods = lock(&self.node.pods);
         pods.get(uid).is_some_and(|pod| matches!(pod.phase, Phase::Pending | Phase::Running))
     }
 
     /// The pods that this kubelet knows, by UID.
-    fn shown_pods(&self) -> BTreeMap<String, core::Pod> {
+    fn listed_pods(&self) -> BTreeMap<String, core::Pod> {
         let known = lock(&self.known);
-        let pods = lock(&self.world.pods);
-        let shown = pods.iter().filter(|(uid, pod)| known.contains(*uid) && !pod.force_deleted);
-        shown.map(|(uid, pod)| (uid.clone(), wire(pod))).collect()
+        let pods = lock(&self.node.pods);
+        let listed = pods.iter().filter(|(uid, pod)| known.contains(*uid) && !pod.force_deleted);
+        listed.map(|(uid, pod)| (uid.clone(), wire(pod))).collect()
     }
 }
 

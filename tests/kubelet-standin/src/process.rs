@@ -1,6 +1,6 @@
-//! The operating system's side of a kubelet process: runtimes and sockets.
+//! The runtimes and sockets of a kubelet process.
 
-use crate::life::Life;
+use crate::kubelet_state::KubeletState;
 use crate::pod_resources::PodResourcesService;
 use crate::pods_api::PodsService;
 use crate::proto::v1::pod_resources_lister_server::PodResourcesListerServer;
@@ -23,14 +23,14 @@ use tokio::{
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-/// Connections that the kernel holds for us before they are accepted.
+/// The backlog of a listening socket.
 const BACKLOG: u32 = 128;
-/// The end of a process is waited for at most this long.
+/// The longest wait for the end of a process.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct Process {
-    pub(crate) life: Arc<Life>,
+    pub(crate) state: Arc<KubeletState>,
     pub(crate) handle: Handle,
     devices: Option<Runtime>,
     pub(crate) pod_resources: Option<Runtime>,
@@ -38,28 +38,28 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Listens on both sockets.
-    pub(crate) async fn begin(life: Arc<Life>) -> io::Result<Self> {
+    /// Starts the process: listens on its sockets.
+    pub(crate) async fn begin(state: Arc<KubeletState>) -> io::Result<Self> {
         let devices = one_worker("kubelet")?;
         let handle = devices.handle().clone();
-        let registration = match listen_registration(&handle, &life).await {
+        let registration = match listen_registration(&handle, &state).await {
             Ok(registration) => registration,
             Err(error) => {
                 devices.shutdown_background();
                 return Err(error);
             }
         };
-        let mut process = Self { life, handle, devices: Some(devices), pod_resources: None, registration };
-        process.pod_resources = Some(listen_pod_resources(&process.life).await?);
-        if process.life.world.options.pods_api {
-            listen_pods_api(&process.handle, &process.life).await?;
+        let mut process = Self { state, handle, devices: Some(devices), pod_resources: None, registration };
+        process.pod_resources = Some(listen_pod_resources(&process.state).await?);
+        if process.state.node.options.pods_api {
+            listen_pods_api(&process.handle, &process.state).await?;
         }
         Ok(process)
     }
 
-    /// Returns when every task has been dropped and every connection is closed.
+    /// Ends the process. Returns when every task is dropped and every connection is closed.
     pub(crate) async fn end(mut self) {
-        self.life.alive.store(false, Ordering::SeqCst);
+        self.state.alive.store(false, Ordering::SeqCst);
         let runtimes = [self.pod_resources.take(), self.devices.take()];
         for runtime in runtimes.into_iter().flatten() {
             end_runtime(runtime).await;
@@ -69,10 +69,10 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.life.alive.store(false, Ordering::SeqCst);
+        self.state.alive.store(false, Ordering::SeqCst);
         let runtimes = [self.pod_resources.take(), self.devices.take()];
         for runtime in runtimes.into_iter().flatten() {
-            // The only way to let go of a runtime inside another one.
+            // The only way to drop a runtime inside another one.
             runtime.shutdown_background();
         }
     }
@@ -83,28 +83,31 @@ fn one_worker(name: &str) -> io::Result<Runtime> {
 }
 
 pub(crate) async fn end_runtime(runtime: Runtime) {
-    // It blocks, so it must not be done on a worker of the caller's runtime.
+    // Blocks, so it must not run on a worker of the caller's runtime.
     let ended = tokio::task::spawn_blocking(move || runtime.shutdown_timeout(END_LIMIT));
     let _ = ended.await;
 }
 
 /// Binds `kubelet.sock` and serves registration on it.
-pub(crate) async fn listen_registration(handle: &Handle, life: &Arc<Life>) -> io::Result<JoinHandle<()>> {
-    let socket = life.world.device_plugins().join("kubelet.sock");
-    let gap = life.world.options.bind_gap;
+pub(crate) async fn listen_registration(
+    handle: &Handle,
+    state: &Arc<KubeletState>,
+) -> io::Result<JoinHandle<()>> {
+    let socket = state.node.device_plugins().join("kubelet.sock");
+    let gap = state.node.options.bind_gap;
     let listener = handle.spawn(bind(socket, gap)).await??;
-    let service = RegistrationServer::new(RegistrationService(Arc::clone(life)));
+    let service = RegistrationServer::new(RegistrationService(Arc::clone(state)));
     Ok(handle.spawn(async move {
         let incoming = UnixListenerStream::new(listener);
-        // An accept error is the end of this server, as of a kubelet's.
+        // An accept error ends this server, as in the kubelet.
         let _ = Server::builder().serve_with_incoming(service, incoming).await;
     }))
 }
 
-/// Serves the pod resources API on a runtime of its own, so that it can die alone.
-pub(crate) async fn listen_pod_resources(life: &Arc<Life>) -> io::Result<Runtime> {
+/// Serves the pod resources API on a runtime of its own, so that it can be stopped separately.
+pub(crate) async fn listen_pod_resources(state: &Arc<KubeletState>) -> io::Result<Runtime> {
     let runtime = one_worker("pod-resources")?;
-    let socket = life.world.pod_resources().join("kubelet.sock");
+    let socket = state.node.pod_resources().join("kubelet.sock");
     let removed = fs::remove_file(&socket);
     let bound = match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -117,7 +120,7 @@ pub(crate) async fn listen_pod_resources(life: &Arc<Life>) -> io::Result<Runtime
             return Err(error);
         }
     };
-    let service = PodResourcesListerServer::new(PodResourcesService::new(Arc::clone(life)));
+    let service = PodResourcesListerServer::new(PodResourcesService::new(Arc::clone(state)));
     runtime.spawn(async move {
         let incoming = UnixListenerStream::new(listener);
         let _ = Server::builder().serve_with_incoming(service, incoming).await;
@@ -126,8 +129,8 @@ pub(crate) async fn listen_pod_resources(life: &Arc<Life>) -> io::Result<Runtime
 }
 
 /// Serves the Pods API until the process ends.
-async fn listen_pods_api(handle: &Handle, life: &Arc<Life>) -> io::Result<()> {
-    let folder = life.world.pods_api();
+async fn listen_pods_api(handle: &Handle, state: &Arc<KubeletState>) -> io::Result<()> {
+    let folder = state.node.pods_api();
     fs::create_dir_all(&folder)?;
     let socket = folder.join("pods-api.sock");
     if let Err(error) = fs::remove_file(&socket)
@@ -136,7 +139,7 @@ async fn listen_pods_api(handle: &Handle, life: &Arc<Life>) -> io::Result<()> {
         return Err(error);
     }
     let listener = handle.spawn(bind(socket, Duration::ZERO)).await??;
-    let service = PodsServer::new(PodsService(Arc::clone(life)));
+    let service = PodsServer::new(PodsService(Arc::clone(state)));
     handle.spawn(async move {
         let incoming = UnixListenerStream::new(listener);
         let _ = Server::builder().serve_with_incoming(service, incoming).await;
@@ -144,7 +147,7 @@ async fn listen_pods_api(handle: &Handle, life: &Arc<Life>) -> io::Result<()> {
     Ok(())
 }
 
-/// Binds, and listens only after `gap`: a dial in between is refused.
+/// Binds, and listens after `gap`. A dial in between is refused.
 async fn bind(socket: PathBuf, gap: Duration) -> io::Result<UnixListener> {
     let unix = UnixSocket::new_stream()?;
     unix.bind(socket)?;
@@ -154,7 +157,7 @@ async fn bind(socket: PathBuf, gap: Duration) -> io::Result<UnixListener> {
     unix.listen(BACKLOG)
 }
 
-/// What a starting kubelet does to `device-plugins/`: sockets go, all else stays.
+/// Removes the sockets in `device-plugins/` and keeps all other files, as a starting kubelet does.
 pub(crate) fn remove_sockets(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -3,41 +3,41 @@
 use crate::API_VERSION;
 use crate::calls::Rpc;
 use crate::client::connect_client;
-use crate::life::Life;
+use crate::kubelet_state::KubeletState;
+use crate::node_state::lock;
 use crate::proto::v1beta1::registration_server::Registration;
 use crate::proto::v1beta1::{Empty, RegisterRequest};
-use crate::world::lock;
 use std::{sync::Arc, time::Instant};
 use tonic::{Request, Response, Status};
 
-pub(crate) struct RegistrationService(pub(crate) Arc<Life>);
+pub(crate) struct RegistrationService(pub(crate) Arc<KubeletState>);
 
 #[tonic::async_trait]
 impl Registration for RegistrationService {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
-        let life = &self.0;
+        let state = &self.0;
         let began = Instant::now();
         let request = request.into_inner();
         let resource = request.resource_name.clone();
-        let delay = life.world.faults().register_delay;
+        let delay = state.node.faults().register_delay;
         tokio::time::sleep(delay).await;
-        if !life.is_alive() {
-            // A process that has ended answers nobody; this one's connections close a moment later.
+        if !state.is_alive() {
+            // An ended process does not answer; its connections close shortly after.
             std::future::pending::<()>().await;
         }
-        let answer = register(life, request).await;
-        life.world.record(Rpc::Register, &resource, began, answer.is_err());
-        answer.map(Response::new)
+        let result = register(state, request).await;
+        state.node.record(Rpc::Register, &resource, began, result.is_err());
+        result.map(Response::new)
     }
 }
 
-async fn register(life: &Arc<Life>, request: RegisterRequest) -> Result<Empty, Status> {
-    refuse_if_told(life)?;
+async fn register(state: &Arc<KubeletState>, request: RegisterRequest) -> Result<Empty, Status> {
+    apply_refusal_fault(state)?;
     let RegisterRequest {
         version,
         endpoint,
         resource_name,
-        // Not looked at: GetDevicePluginOptions is asked instead.
+        // Ignored, since the kubelet calls GetDevicePluginOptions instead.
         options: _,
     } = request;
     if version != API_VERSION {
@@ -48,13 +48,13 @@ async fn register(life: &Arc<Life>, request: RegisterRequest) -> Result<Empty, S
     if !is_extended_resource_name(&resource_name) {
         return Err(Status::unknown(format!("the ResourceName \"{resource_name}\" is invalid")));
     }
-    let socket = life.world.device_plugins().join(endpoint);
-    connect_client(life, &resource_name, socket).await?;
+    let socket = state.node.device_plugins().join(endpoint);
+    connect_client(state, &resource_name, socket).await?;
     Ok(Empty {})
 }
 
-fn refuse_if_told(life: &Life) -> Result<(), Status> {
-    let mut faults = lock(&life.world.faults);
+fn apply_refusal_fault(state: &KubeletState) -> Result<(), Status> {
+    let mut faults = lock(&state.node.faults);
     if faults.refuse_registrations == 0 {
         return Ok(());
     }
@@ -70,17 +70,17 @@ fn is_extended_resource_name(name: &str) -> bool {
     let Some((domain, base)) = name.split_once('/') else {
         return false;
     };
-    let native = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
-    let domain_ok = !domain.is_empty()
+    let is_native = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    let is_domain_valid = !domain.is_empty()
         && domain.len() + "requests.".len() <= DOMAIN_CHARS_MAX
         && domain.split('.').all(|label| {
             edges_are_alphanumeric(label)
                 && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
         });
-    let base_ok = base.len() <= NAME_CHARS_MAX
+    let is_base_valid = base.len() <= NAME_CHARS_MAX
         && edges_are_alphanumeric(base)
         && base.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'));
-    !native && !domain.starts_with("requests.") && domain_ok && base_ok
+    !is_native && !domain.starts_with("requests.") && is_domain_valid && is_base_valid
 }
 
 fn edges_are_alphanumeric(text: &str) -> bool {

@@ -1,15 +1,15 @@
-//! Which devices a container gets: the kubelet's selection, step by step.
+//! The kubelet's selection of devices for a container.
 
 use crate::calls::Rpc;
 use crate::client::go_error;
 use crate::devices::{Ids, Manager, NO_NUMA_NODE};
-use crate::life::Life;
+use crate::kubelet_state::KubeletState;
+use crate::node_state::lock;
 use crate::pods::PodSpec;
 use crate::proto::v1beta1::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
-use crate::world::lock;
 use std::{collections::BTreeSet, time::Instant};
 
-/// What is being chosen for whom.
+/// A container's request for one resource.
 pub(crate) struct Choice<'a> {
     pub(crate) pod: &'a PodSpec,
     pub(crate) container: &'a str,
@@ -17,20 +17,20 @@ pub(crate) struct Choice<'a> {
     pub(crate) required: usize,
 }
 
-/// What the checks before the choice found.
-enum Start {
-    /// Nothing to allocate: the container has its devices already.
+/// The devices that have to be chosen.
+enum Need {
+    /// None: the container has its devices already.
     Nothing,
-    /// Still this many, after the re-used ones.
-    Needed { chosen: Ids, available: Ids },
+    /// Further devices from `available`; `chosen` are the reused ones.
+    Devices { chosen: Ids, available: Ids },
 }
 
-impl Life {
-    /// The ids for one container and resource; none if it holds them already.
+impl KubeletState {
+    /// Chooses the ids for one container and resource; none if it holds them already.
     pub(crate) async fn choose(&self, choice: &Choice<'_>) -> Result<Ids, String> {
-        let (mut chosen, available) = match self.start(choice)? {
-            Start::Nothing => return Ok(Ids::new()),
-            Start::Needed { chosen, available } => (chosen, available),
+        let (mut chosen, available) = match self.check_need(choice)? {
+            Need::Nothing => return Ok(Ids::new()),
+            Need::Devices { chosen, available } => (chosen, available),
         };
         if chosen.len() == choice.required {
             return Ok(chosen);
@@ -44,20 +44,20 @@ impl Life {
             ));
         }
         let (aligned, unaligned, anywhere) = self.split_by_affinity(choice, &available);
-        // Enough aligned ones to choose from: the plugin is asked about those.
+        // With more aligned devices than needed, the plugin chooses among those.
         if missing < aligned.len() {
-            let preferred = self.ask_preferred(choice, &aligned, &chosen).await?;
+            let preferred = self.call_preferred(choice, &aligned, &chosen).await?;
             let preferred = preferred.intersection(&aligned).cloned().collect();
             self.take(choice, &mut chosen, &preferred);
             self.take(choice, &mut chosen, &aligned);
             return Ok(chosen);
         }
-        // Else all aligned ones first, without asking, and the plugin about the rest.
+        // Otherwise all aligned devices are taken first, and the plugin chooses the others.
         self.take(choice, &mut chosen, &aligned);
         if chosen.len() == choice.required {
             return Ok(chosen);
         }
-        let preferred = self.ask_preferred(choice, &available, &chosen).await?;
+        let preferred = self.call_preferred(choice, &available, &chosen).await?;
         let preferred = preferred.intersection(&available).cloned().collect();
         self.take(choice, &mut chosen, &preferred);
         self.take(choice, &mut chosen, &unaligned);
@@ -65,12 +65,12 @@ impl Life {
         Ok(chosen)
     }
 
-    fn start(&self, choice: &Choice<'_>) -> Result<Start, String> {
+    fn check_need(&self, choice: &Choice<'_>) -> Result<Need, String> {
         let resource = choice.resource;
         let mut manager = lock(&self.manager);
         let uid = &choice.pod.uid;
         let held = manager.held(uid, choice.container, resource);
-        let held: Option<Ids> = held.map(crate::devices::Held::ids);
+        let held: Option<Ids> = held.map(crate::devices::Holding::ids);
         let count = held.as_ref().map_or(0, Ids::len);
         if held.is_some() && count != choice.required {
             return Err(format!(
@@ -79,7 +79,7 @@ impl Life {
             ));
         }
         if !self.is_sources_ready() && self.is_running(uid) {
-            return Ok(Start::Nothing);
+            return Ok(Need::Nothing);
         }
         let Some(healthy) = manager.healthy.get(resource).cloned() else {
             return Err(format!("cannot allocate unregistered device {resource}"));
@@ -93,24 +93,24 @@ impl Life {
                     "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
                 ));
             }
-            return Ok(Start::Nothing);
+            return Ok(Need::Nothing);
         }
         if choice.required == 0 {
-            return Ok(Start::Nothing);
+            return Ok(Need::Nothing);
         }
-        // Init containers' devices come first, whatever their health.
+        // Devices of init containers are taken first, whatever their health.
         let reusable = manager.reusable.as_ref();
-        let reusable = reusable.filter(|(of, _)| of == uid);
-        let reusable = reusable.and_then(|(_, by)| by.get(resource)).cloned();
+        let reusable = reusable.filter(|(owner, _)| owner == uid);
+        let reusable = reusable.and_then(|(_, resources)| resources.get(resource)).cloned();
         let mut chosen = Ids::new();
         self.take_locked(&mut manager, choice, &mut chosen, &reusable.unwrap_or_default());
         let in_use = manager.allocated.get(resource).cloned().unwrap_or_default();
         let available = healthy.difference(&in_use).cloned().collect();
-        Ok(Start::Needed { chosen, available })
+        Ok(Need::Devices { chosen, available })
     }
 
     fn is_running(&self, uid: &str) -> bool {
-        let pods = lock(&self.world.pods);
+        let pods = lock(&self.node.pods);
         pods.get(uid).is_some_and(|pod| pod.phase == crate::Phase::Running)
     }
 
@@ -118,26 +118,27 @@ impl Life {
         self.take_locked(&mut lock(&self.manager), choice, chosen, from);
     }
 
-    /// Takes from a set in map order, which is random, until there are enough, and
-    /// books the ids as in use at once.
+    /// Takes ids in map order, which is random, until there are enough, and marks them
+    /// as in use at once.
     fn take_locked(&self, manager: &mut Manager, choice: &Choice<'_>, chosen: &mut Ids, from: &Ids) {
-        let left: Vec<String> = from.difference(chosen).cloned().collect();
+        let remaining: Vec<String> = from.difference(chosen).cloned().collect();
         let missing = choice.required.saturating_sub(chosen.len());
         let in_use = manager.allocated.entry(choice.resource.to_owned()).or_default();
-        for id in self.world.shuffled(left).into_iter().take(missing) {
+        for id in self.node.shuffled(remaining).into_iter().take(missing) {
             in_use.insert(id.clone());
             chosen.insert(id);
         }
     }
 
-    /// Aligned with the pod's NUMA hint; on other nodes; on no node. Without a hint,
-    /// or without any topology in the list, everything is in the third set.
+    /// Splits the available devices into those aligned with the pod's NUMA hint, those on
+    /// other nodes, and those on no node. Without a hint, or without any topology in the
+    /// list, all are in the third set.
     fn split_by_affinity(&self, choice: &Choice<'_>, available: &Ids) -> (Ids, Ids, Ids) {
         let manager = lock(&self.manager);
         let resource = choice.resource;
         let all = manager.all.get(resource);
-        let any_topology = all.is_some_and(|all| all.values().any(|d| d.topology.is_some()));
-        let Some(hint) = choice.pod.numa_affinity.as_ref().filter(|_| any_topology) else {
+        let has_topology = all.is_some_and(|all| all.values().any(|d| d.topology.is_some()));
+        let Some(hint) = choice.pod.numa_affinity.as_ref().filter(|_| has_topology) else {
             return (Ids::new(), Ids::new(), available.clone());
         };
         let (mut aligned, mut unaligned, mut anywhere) = (Ids::new(), Ids::new(), Ids::new());
@@ -155,8 +156,13 @@ impl Life {
         (aligned, unaligned, anywhere)
     }
 
-    /// GetPreferredAllocation, if the plugin offers it. An error fails the pod.
-    async fn ask_preferred(&self, choice: &Choice<'_>, of: &Ids, chosen: &Ids) -> Result<Ids, String> {
+    /// Calls GetPreferredAllocation if the plugin offers it. An error fails the pod.
+    async fn call_preferred(
+        &self,
+        choice: &Choice<'_>,
+        available: &Ids,
+        chosen: &Ids,
+    ) -> Result<Ids, String> {
         let resource = choice.resource;
         let endpoint = lock(&self.manager).endpoints.get(resource).cloned();
         let endpoint = endpoint
@@ -168,20 +174,19 @@ impl Life {
         let api = endpoint.client.as_ref().and_then(|c| c.api());
         let mut api = api.filter(|_| endpoint.stopped.is_none()).ok_or_else(stopped)?;
         let request = ContainerPreferredAllocationRequest {
-            available_device_i_ds: self.world.shuffled(of.union(chosen).cloned()),
-            must_include_device_i_ds: self.world.shuffled(chosen.iter().cloned()),
+            available_device_i_ds: self.node.shuffled(available.union(chosen).cloned()),
+            must_include_device_i_ds: self.node.shuffled(chosen.iter().cloned()),
             allocation_size: i32::try_from(choice.required).unwrap_or(i32::MAX),
         };
         let request = PreferredAllocationRequest { container_requests: vec![request] };
         let began = Instant::now();
-        let answer = api.get_preferred_allocation(request).await;
-        let failed = answer.is_err();
-        self.world.record(Rpc::GetPreferredAllocation, resource, began, failed);
-        let answer = answer.map_err(|status| {
-            let why = go_error(&status);
-            format!("device plugin GetPreferredAllocation rpc failed with err: {why}")
+        let result = api.get_preferred_allocation(request).await;
+        self.node.record(Rpc::GetPreferredAllocation, resource, began, result.is_err());
+        let response = result.map_err(|status| {
+            let error = go_error(&status);
+            format!("device plugin GetPreferredAllocation rpc failed with err: {error}")
         })?;
-        let first = answer.into_inner().container_responses.into_iter().next();
+        let first = response.into_inner().container_responses.into_iter().next();
         Ok(first.map_or_else(Ids::new, |r| r.device_i_ds.into_iter().collect()))
     }
 }

@@ -1,40 +1,40 @@
-//! Waiting for something to become true, with a deadline and without guessing.
+//! Waits for a condition, with a deadline.
 
-use crate::{kubelet::Kubelet, world::World};
+use crate::{kubelet::Kubelet, node_state::NodeState};
 use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout_at};
 
-/// Some states change by time alone (the five minutes after a plugin left), so
-/// a waiter also looks this often without being told of a change.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Some states change with time only (the five minutes after a disconnect), so a
+/// condition is also checked at this interval without a notification.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What was waited for did not come true in time.
+/// A condition was not met in time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("waited {waited:?} for {what}; anomalies so far: {anomalies}")]
 pub struct TimedOut {
-    /// What was waited for, in the caller's words.
+    /// The caller's description of the condition.
     pub what: String,
-    /// For how long.
+    /// The time limit.
     pub waited: Duration,
-    /// What the plugin had done wrong by then.
+    /// The plugin's anomalies by then.
     pub anomalies: String,
 }
 
 impl Kubelet {
-    /// Waits until `holds` is true of this kubelet.
+    /// Waits until `condition` is true.
     pub async fn wait_for(
         &self,
         what: &str,
         limit: Duration,
-        holds: impl Fn(&Self) -> bool,
+        condition: impl Fn(&Self) -> bool,
     ) -> Result<(), TimedOut> {
         let deadline = Instant::now() + limit;
-        let world: Arc<World> = Arc::clone(self.world());
-        let mut changes = world.changed.subscribe();
+        let node: Arc<NodeState> = Arc::clone(self.node());
+        let mut changes = node.changed.subscribe();
         loop {
-            // Marked seen before the look, so a change during the look wakes us.
+            // Marked as seen before the check, so that a change during it ends the wait.
             changes.borrow_and_update();
-            if holds(self) {
+            if condition(self) {
                 return Ok(());
             }
             if Instant::now() >= deadline {
@@ -44,9 +44,9 @@ impl Kubelet {
                     anomalies: format!("{:?}", self.anomalies()),
                 });
             }
-            let next_look = deadline.min(Instant::now() + LOOK_AGAIN);
-            // Either outcome means: look again.
-            let _ = timeout_at(next_look, changes.changed()).await;
+            let next_poll = deadline.min(Instant::now() + POLL_INTERVAL);
+            // A change and the timeout both lead to the next check.
+            let _ = timeout_at(next_poll, changes.changed()).await;
         }
     }
 

@@ -1,12 +1,12 @@
-//! Every way by which containers learn their GPUs, and every set of them.
+//! Every combination of device list strategies.
 
 use super::*;
 
-/// What a container gets, by `getAllocateResponse` of NVIDIA's device plugin v0.20: the environment
-/// is the names, or where mounts name them the folder of these; mounts, annotations and CDI devices
-/// come each with their own strategy; device nodes with any that is not CDI.
+/// As `getAllocateResponse` of NVIDIA's device plugin v0.20: the variable holds the names, or the mounts'
+/// folder where mounts name the GPUs. Mounts, annotations and CDI devices belong to one strategy each, and
+/// device nodes to every strategy other than CDI.
 #[test]
-fn every_combination_of_strategies_answers_as_nvidias_plugin() {
+fn every_combination_of_strategies_matches_nvidias_plugin() {
     use DeviceListStrategy::{CdiAnnotations, CdiCri, Envvar, VolumeMounts};
     let grant = allocation("nvidia.com/gpu", &["GPU-8::0", "GPU-9::1"]);
     let ledger = ledger();
@@ -22,16 +22,16 @@ fn every_combination_of_strategies_answers_as_nvidias_plugin() {
                 id_strategy,
                 pass_device_specs: true,
                 driver_root: PathBuf::from("/nowhere"),
-                ..with(&strategies)
+                ..edits_with(&strategies)
             };
-            let got = response(&grant, &ledger, &edits);
+            let response = response(&grant, &ledger, &edits);
             let visible = match (has(VolumeMounts), has(Envvar)) {
                 (true, _) => Some(root.to_owned()),
                 (false, true) => Some(names.join(",")),
                 (false, false) => None,
             };
-            assert_eq!(got.envs.get("NVIDIA_VISIBLE_DEVICES"), visible.as_ref(), "{strategies:?}");
-            let mounts: Vec<_> = got
+            assert_eq!(response.envs.get("NVIDIA_VISIBLE_DEVICES"), visible.as_ref(), "{strategies:?}");
+            let mounts: Vec<_> = response
                 .mounts
                 .iter()
                 .map(|m| (m.host_path.as_str(), m.container_path.clone(), m.read_only))
@@ -39,18 +39,18 @@ fn every_combination_of_strategies_answers_as_nvidias_plugin() {
             let mounted = names.map(|name| ("/dev/null", format!("{root}/{name}"), false));
             assert_eq!(mounts, if has(VolumeMounts) { mounted.to_vec() } else { vec![] }, "{strategies:?}");
             let cdi = names.map(|name| format!("nvidia.com/gpu={name}"));
-            let devices: Vec<_> = got.cdi_devices.iter().map(|device| device.name.clone()).collect();
+            let devices: Vec<_> = response.cdi_devices.iter().map(|device| device.name.clone()).collect();
             assert_eq!(devices, if has(CdiCri) { cdi.to_vec() } else { vec![] }, "{strategies:?}");
-            let annotations: Vec<_> = got.annotations.into_iter().collect();
+            let annotations: Vec<_> = response.annotations.into_iter().collect();
             let annotation = ("cdi.k8s.io/berth_000000ab-7".to_owned(), cdi.join(","));
             let expected = if has(CdiAnnotations) { vec![annotation] } else { vec![] };
             assert_eq!(annotations, expected, "{strategies:?}");
-            let gpus = got.devices.iter().filter(|node| node.container_path.starts_with("/dev/nvidia"));
+            let gpus = response.devices.iter().filter(|node| node.container_path.starts_with("/dev/nvidia"));
             let gpus =
                 gpus.filter(|node| node.container_path.ends_with(|c: char| c.is_ascii_digit())).count();
             let expected = if has(Envvar) || has(VolumeMounts) { 2 } else { 0 };
             assert_eq!(gpus, expected, "{strategies:?}");
-            assert!(expected > 0 || got.devices.is_empty(), "{strategies:?}: {:?}", got.devices);
+            assert!(expected > 0 || response.devices.is_empty(), "{strategies:?}: {:?}", response.devices);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Selection, Allocate, sharing, failure, merging.
+//! Selection, Allocate, reuse by later containers, failures, and merged responses.
 
-use crate::{Bench, GPU, SHARED, SOON, set};
+use crate::{Fixture, GPU, SHARED, TIMEOUT, set};
 use kubelet_standin::proto::v1beta1::{ContainerAllocateResponse, Device, NumaNode, TopologyInfo};
 use kubelet_standin::{AdmissionError, Anomaly, HEALTHY, Phase, PodSpec, Rpc, TinyPlugin, UNHEALTHY};
 use std::{collections::BTreeSet, sync::Arc, time::Instant};
@@ -11,29 +11,29 @@ fn pod(name: &str) -> PodSpec {
 }
 
 #[tokio::test]
-async fn the_plugin_is_asked_and_its_answer_cut_to_what_is_available() {
-    let bench = Bench::new().await;
-    let plugin = bench.plugin("a.sock", GPU, &["a", "b", "c", "d"]).await;
+async fn the_plugins_preference_is_limited_to_available_devices() {
+    let fixture = Fixture::new().await;
+    let plugin = fixture.plugin("a.sock", GPU, &["a", "b", "c", "d"]).await;
     plugin.on_prefer(|_| Ok(vec!["c".into(), "nonsense".into()]));
     let spec = pod("p").container("main", &[(GPU, 2)]);
     let uid = spec.uid.clone();
-    bench.kubelet.admit(spec).await.unwrap();
-    let held = bench.kubelet.held(&uid, "main", GPU);
-    // Too few were answered, so the kubelet took another one by itself.
+    fixture.kubelet.admit(spec).await.unwrap();
+    let held = fixture.kubelet.held(&uid, "main", GPU);
+    // The plugin preferred too few, so the kubelet chose another one.
     assert!(held.contains("c") && held.len() == 2, "{held:?}");
-    let asked = &plugin.asked()[0].container_requests[0];
-    assert_eq!((asked.allocation_size, asked.available_device_i_ds.len()), (2, 4));
-    assert_eq!(bench.kubelet.anomalies(), []);
+    let request = &plugin.preferred_requests()[0].container_requests[0];
+    assert_eq!((request.allocation_size, request.available_device_i_ds.len()), (2, 4));
+    assert_eq!(fixture.kubelet.anomalies(), []);
 }
 
 #[tokio::test]
 async fn an_error_of_get_preferred_allocation_fails_the_pod() {
-    let bench = Bench::new().await;
-    let plugin = bench.plugin("a.sock", GPU, &["a", "b"]).await;
+    let fixture = Fixture::new().await;
+    let plugin = fixture.plugin("a.sock", GPU, &["a", "b"]).await;
     plugin.on_prefer(|_| Err(Status::invalid_argument("cannot say")));
     let spec = pod("p").container("main", &[(GPU, 1)]);
     let uid = spec.uid.clone();
-    let error = bench.kubelet.admit(spec).await.unwrap_err();
+    let error = fixture.kubelet.admit(spec).await.unwrap_err();
     let AdmissionError::Rejected { reason, message } = error else {
         panic!("{error}");
     };
@@ -42,31 +42,31 @@ async fn an_error_of_get_preferred_allocation_fails_the_pod() {
         message,
         "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: rpc error: code = InvalidArgument desc = cannot say, which is unexpected"
     );
-    assert!(matches!(bench.kubelet.pod(&uid).unwrap().phase, Phase::Failed { .. }));
-    assert_eq!(bench.kubelet.calls(Rpc::Allocate, GPU).count, 0);
+    assert!(matches!(fixture.kubelet.pod(&uid).unwrap().phase, Phase::Failed { .. }));
+    assert_eq!(fixture.kubelet.calls(Rpc::Allocate, GPU).count, 0);
 }
 
 #[tokio::test]
-async fn an_error_of_allocate_reaches_the_pod_in_the_kubelets_words() {
-    let bench = Bench::new().await;
-    let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
+async fn an_error_of_allocate_is_in_the_pods_message() {
+    let fixture = Fixture::new().await;
+    let plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
     plugin.on_allocate(|_| Err(Status::failed_precondition("GPU a is cordoned")));
-    let error = bench.kubelet.admit(pod("p").container("main", &[(GPU, 1)])).await;
+    let error = fixture.kubelet.admit(pod("p").container("main", &[(GPU, 1)])).await;
     assert_eq!(
         error.unwrap_err().to_string(),
         "UnexpectedAdmissionError: Allocate failed due to rpc error: code = FailedPrecondition desc = GPU a is cordoned, which is unexpected"
     );
-    assert_eq!(bench.kubelet.in_use(GPU), BTreeSet::new());
+    assert_eq!(fixture.kubelet.in_use(GPU), BTreeSet::new());
 }
 
 #[tokio::test]
-async fn too_many_devices_are_refused_without_asking_the_plugin() {
-    let bench = Bench::new().await;
-    let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
-    let error = bench.kubelet.admit(pod("p").container("main", &[(GPU, 2)])).await;
+async fn too_many_devices_are_refused_without_a_call_to_the_plugin() {
+    let fixture = Fixture::new().await;
+    let plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
+    let error = fixture.kubelet.admit(pod("p").container("main", &[(GPU, 2)])).await;
     let text = error.unwrap_err().to_string();
     assert!(text.contains("Requested: 2, Available: 1"), "{text}");
-    assert!(plugin.asked().is_empty() && plugin.allocated().is_empty());
+    assert!(plugin.preferred_requests().is_empty() && plugin.allocated_ids().is_empty());
 }
 
 fn on_node(id: &str, node: i64) -> Device {
@@ -78,37 +78,37 @@ fn on_node(id: &str, node: i64) -> Device {
 }
 
 #[tokio::test]
-async fn aligned_devices_are_taken_without_asking_when_all_of_them_are_needed() {
-    let bench = Bench::new().await;
-    let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
-    plugin.list(vec![on_node("a", 0), on_node("b", 0), on_node("c", 1), on_node("d", 1)]);
-    bench.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
+async fn aligned_devices_are_taken_without_a_call_if_all_of_them_are_needed() {
+    let fixture = Fixture::new().await;
+    let plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
+    plugin.send_list(vec![on_node("a", 0), on_node("b", 0), on_node("c", 1), on_node("d", 1)]);
+    fixture.kubelet.wait_allocatable(GPU, 4, TIMEOUT).await.unwrap();
     let exact = pod("exact").container("main", &[(GPU, 2)]).numa(&[1]);
     let uid = exact.uid.clone();
-    bench.kubelet.admit(exact).await.unwrap();
-    assert_eq!(bench.kubelet.held(&uid, "main", GPU), set(["c", "d"]));
-    assert!(plugin.asked().is_empty());
-    // Fewer than are aligned: now the plugin is asked, about the aligned ones only.
+    fixture.kubelet.admit(exact).await.unwrap();
+    assert_eq!(fixture.kubelet.held(&uid, "main", GPU), set(["c", "d"]));
+    assert!(plugin.preferred_requests().is_empty());
+    // Fewer devices than are aligned: the plugin chooses among the aligned ones.
     let choice = pod("choice").container("main", &[(GPU, 1)]).numa(&[0]);
-    bench.kubelet.admit(choice).await.unwrap();
-    let asked = plugin.asked()[0].container_requests[0].clone();
-    let available: BTreeSet<_> = asked.available_device_i_ds.into_iter().collect();
+    fixture.kubelet.admit(choice).await.unwrap();
+    let request = plugin.preferred_requests()[0].container_requests[0].clone();
+    let available: BTreeSet<_> = request.available_device_i_ds.into_iter().collect();
     assert_eq!(available, set(["a", "b"]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_app_container_gets_the_init_containers_devices_whatever_their_health() {
-    let bench = Bench::new().await;
-    let plugin = Arc::new(bench.plugin("a.sock", GPU, &["a", "b", "c"]).await);
-    let (weak, kubelet) = (Arc::downgrade(&plugin), bench.kubelet.clone());
-    // While the init container's two are granted, exactly those fall ill.
+    let fixture = Fixture::new().await;
+    let plugin = Arc::new(fixture.plugin("a.sock", GPU, &["a", "b", "c"]).await);
+    let (weak, kubelet) = (Arc::downgrade(&plugin), fixture.kubelet.clone());
+    // During the init container's Allocate, its two devices become unhealthy.
     plugin.on_allocate(move |ids| {
         if ids.len() == 2 {
             let health = |id: &str| {
                 if ids.iter().any(|i| i == id) { UNHEALTHY } else { HEALTHY }
             };
             let list = ["a", "b", "c"].map(|id| TinyPlugin::device(id, health(id)));
-            weak.upgrade().unwrap().list(list.into());
+            weak.upgrade().unwrap().send_list(list.into());
             spin_until(|| kubelet.allocatable(GPU) == Some(1));
         }
         Ok(ContainerAllocateResponse::default())
@@ -116,121 +116,125 @@ async fn an_app_container_gets_the_init_containers_devices_whatever_their_health
     let spec =
         pod("p").init("fetch", &[(GPU, 2)]).container("main", &[(GPU, 1)]).container("side", &[(GPU, 1)]);
     let uid = spec.uid.clone();
-    bench.kubelet.admit(spec).await.unwrap();
-    let first = bench.kubelet.held(&uid, "fetch", GPU);
-    let main = bench.kubelet.held(&uid, "main", GPU);
-    let side = bench.kubelet.held(&uid, "side", GPU);
+    fixture.kubelet.admit(spec).await.unwrap();
+    let first = fixture.kubelet.held(&uid, "fetch", GPU);
+    let main = fixture.kubelet.held(&uid, "main", GPU);
+    let side = fixture.kubelet.held(&uid, "side", GPU);
     assert_eq!(main.union(&side).cloned().collect::<BTreeSet<_>>(), first);
     assert!(main.is_disjoint(&side));
-    assert_eq!(bench.kubelet.calls(Rpc::Allocate, GPU).count, 3);
-    assert_eq!(bench.kubelet.anomalies(), []);
+    assert_eq!(fixture.kubelet.calls(Rpc::Allocate, GPU).count, 3);
+    assert_eq!(fixture.kubelet.anomalies(), []);
 }
 
-/// For the plugin's own callbacks, which are not async. The other tasks of this
-/// worker, the list's sender among them, move to another one meanwhile.
-fn spin_until(holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + SOON;
+/// Waits in the plugin's callbacks, which are not async. The other tasks of this
+/// worker, including the list's sender, move to another worker meanwhile.
+fn spin_until(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
     tokio::task::block_in_place(|| {
-        while !holds() {
-            assert!(Instant::now() < deadline, "waited {SOON:?} in vain");
+        while !condition() {
+            assert!(Instant::now() < deadline, "the condition was not met within {TIMEOUT:?}");
             std::thread::yield_now();
         }
     });
 }
 
 #[tokio::test]
-async fn a_sidecar_keeps_its_devices_to_itself() {
-    let bench = Bench::new().await;
-    let _plugin = bench.plugin("a.sock", GPU, &["a", "b"]).await;
+async fn a_sidecars_devices_are_not_reused() {
+    let fixture = Fixture::new().await;
+    let _plugin = fixture.plugin("a.sock", GPU, &["a", "b"]).await;
     let spec = pod("p").sidecar("proxy", &[(GPU, 1)]).container("main", &[(GPU, 1)]);
     let uid = spec.uid.clone();
-    bench.kubelet.admit(spec).await.unwrap();
-    let proxy = bench.kubelet.held(&uid, "proxy", GPU);
-    assert!(proxy.is_disjoint(&bench.kubelet.held(&uid, "main", GPU)));
+    fixture.kubelet.admit(spec).await.unwrap();
+    let proxy = fixture.kubelet.held(&uid, "proxy", GPU);
+    assert!(proxy.is_disjoint(&fixture.kubelet.held(&uid, "main", GPU)));
 }
 
 #[tokio::test]
-async fn a_second_resource_that_fails_leaves_a_grant_that_nobody_sees() {
-    let bench = Bench::new().await;
-    let gpu = bench.plugin("a.sock", GPU, &["a"]).await;
-    let shared = bench.plugin("b.sock", SHARED, &["a::0"]).await;
+async fn a_failed_second_resource_leaves_a_grant_without_a_checkpoint_entry() {
+    let fixture = Fixture::new().await;
+    let gpu = fixture.plugin("a.sock", GPU, &["a"]).await;
+    let shared = fixture.plugin("b.sock", SHARED, &["a::0"]).await;
     let both = [(GPU, 1), (SHARED, 1)];
     gpu.on_allocate(|_| Ok(ContainerAllocateResponse::default()));
     shared.on_allocate(|_| Err(Status::internal("no")));
     let mut leaked = None;
     for n in 0..32 {
-        let before = std::fs::read(bench.kubelet.checkpoint_path()).unwrap();
+        let before = std::fs::read(fixture.kubelet.checkpoint_path()).unwrap();
         let spec = pod(&format!("p{n}")).container("main", &both);
         let uid = spec.uid.clone();
-        bench.kubelet.admit(spec).await.unwrap_err();
-        let after = std::fs::read(bench.kubelet.checkpoint_path()).unwrap();
+        fixture.kubelet.admit(spec).await.unwrap_err();
+        let after = std::fs::read(fixture.kubelet.checkpoint_path()).unwrap();
         assert_eq!(before, after, "a failed admission writes no checkpoint");
-        if !bench.kubelet.held(&uid, "main", GPU).is_empty() {
+        if !fixture.kubelet.held(&uid, "main", GPU).is_empty() {
             leaked = Some(uid);
             break;
         }
     }
-    let leaked = leaked.expect("one of 32 orders asks for the whole GPU first");
-    assert_eq!(bench.kubelet.in_use(GPU), set(["a"]));
-    // The next admission finds the pod dead and takes the device back.
-    bench.kubelet.admit(pod("next").container("main", &[(GPU, 1)])).await.unwrap();
-    assert!(bench.kubelet.held(&leaked, "main", GPU).is_empty());
+    let leaked = leaked.expect("one of 32 orders allocates the whole GPU first");
+    assert_eq!(fixture.kubelet.in_use(GPU), set(["a"]));
+    // The next admission purges the failed pod and releases the device.
+    fixture.kubelet.admit(pod("next").container("main", &[(GPU, 1)])).await.unwrap();
+    assert!(fixture.kubelet.held(&leaked, "main", GPU).is_empty());
 }
 
 #[tokio::test]
-async fn two_resources_environments_merge_and_the_first_met_wins() {
+async fn environments_of_two_resources_merge_and_the_first_wins() {
     let mut winners = BTreeSet::new();
     for seed in 0..16 {
-        let bench = Bench::with(|o| o.seed = seed).await;
-        let _gpu = bench.plugin("a.sock", GPU, &["a"]).await;
-        let _shared = bench.plugin("b.sock", SHARED, &["b"]).await;
+        let fixture = Fixture::with(|o| o.seed = seed).await;
+        let _gpu = fixture.plugin("a.sock", GPU, &["a"]).await;
+        let _shared = fixture.plugin("b.sock", SHARED, &["b"]).await;
         let spec = pod("p").container("main", &[(GPU, 1), (SHARED, 1)]);
         let uid = spec.uid.clone();
-        bench.kubelet.admit(spec).await.unwrap();
-        winners.insert(bench.kubelet.view(&uid, "main").unwrap().envs["TINY"].clone());
+        fixture.kubelet.admit(spec).await.unwrap();
+        winners.insert(fixture.kubelet.view(&uid, "main").unwrap().envs["TINY"].clone());
     }
     assert_eq!(winners, set(["a", "b"]));
 }
 
 #[tokio::test]
-async fn a_restarted_container_gets_the_cached_answer_without_a_call() {
-    let bench = Bench::new().await;
-    let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
+async fn a_restarted_container_gets_the_cached_response_without_a_call() {
+    let fixture = Fixture::new().await;
+    let plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
     let spec = pod("p").container("main", &[(GPU, 1)]);
-    bench.kubelet.admit(spec.clone()).await.unwrap();
-    bench.kubelet.run(&spec.uid).await.unwrap();
-    let view = bench.kubelet.start_container(&spec.uid, "main").await.unwrap();
+    fixture.kubelet.admit(spec.clone()).await.unwrap();
+    fixture.kubelet.run(&spec.uid).await.unwrap();
+    let view = fixture.kubelet.start_container(&spec.uid, "main").await.unwrap();
     assert_eq!(view.envs["TINY"], "a");
-    assert_eq!(plugin.allocated().len(), 1);
+    assert_eq!(plugin.allocated_ids().len(), 1);
 }
 
 #[tokio::test]
-async fn a_container_restarts_no_more_once_its_resource_is_gone() {
-    let bench = Bench::with(|o| o.endpoint_grace = std::time::Duration::ZERO).await;
-    let plugin = bench.plugin("a.sock", GPU, &["a"]).await;
+async fn a_container_cannot_restart_after_its_resource_is_removed() {
+    let fixture = Fixture::with(|o| o.endpoint_grace = std::time::Duration::ZERO).await;
+    let plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
     let spec = pod("p").container("main", &[(GPU, 1)]);
-    bench.kubelet.admit(spec.clone()).await.unwrap();
+    fixture.kubelet.admit(spec.clone()).await.unwrap();
     plugin.end_streams();
-    bench.kubelet.wait_for("the resource to go", SOON, |k| k.capacity(GPU).is_none()).await.unwrap();
-    let error = bench.kubelet.start_container(&spec.uid, "main").await;
+    fixture
+        .kubelet
+        .wait_for("the removal of the resource", TIMEOUT, |k| k.capacity(GPU).is_none())
+        .await
+        .unwrap();
+    let error = fixture.kubelet.start_container(&spec.uid, "main").await;
     assert!(error.unwrap_err().to_string().contains("endpoint not found"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_id_that_leaves_during_its_allocate_would_crash_the_kubelet() {
-    let bench = Bench::new().await;
-    let plugin = Arc::new(bench.plugin("a.sock", GPU, &["a"]).await);
-    let (weak, kubelet) = (Arc::downgrade(&plugin), bench.kubelet.clone());
+async fn an_id_removed_during_its_allocate_would_crash_the_kubelet() {
+    let fixture = Fixture::new().await;
+    let plugin = Arc::new(fixture.plugin("a.sock", GPU, &["a"]).await);
+    let (weak, kubelet) = (Arc::downgrade(&plugin), fixture.kubelet.clone());
     plugin.on_allocate(move |_| {
         let list = vec![TinyPlugin::device("b", UNHEALTHY)];
-        weak.upgrade().unwrap().list(list);
+        weak.upgrade().unwrap().send_list(list);
         spin_until(|| !kubelet.anomalies().is_empty());
         Ok(ContainerAllocateResponse::default())
     });
     let spec = pod("p").container("main", &[(GPU, 1)]);
-    bench.kubelet.admit(spec).await.unwrap();
+    fixture.kubelet.admit(spec).await.unwrap();
     assert_eq!(
-        bench.kubelet.take_anomalies(),
+        fixture.kubelet.take_anomalies(),
         [Anomaly::WouldCrashInFlight { resource: GPU.to_owned(), id: "a".to_owned() }]
     );
 }

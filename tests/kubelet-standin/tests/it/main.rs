@@ -1,6 +1,6 @@
-//! The stand-in kubelet itself, driven by a tiny plugin.
+//! Tests of the stand-in kubelet, with a small plugin.
 
-// The helpers of a test binary are tests, too.
+// All code of this binary is test code.
 #![allow(clippy::unwrap_used)]
 
 mod admission;
@@ -15,15 +15,15 @@ use tempfile::TempDir;
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
-/// Far above what anything here needs, far below a test's patience.
-pub(crate) const SOON: Duration = Duration::from_secs(30);
+/// The limit of every wait; far above what any test needs.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(crate) struct Bench {
+pub(crate) struct Fixture {
     pub(crate) kubelet: Kubelet,
     pub(crate) folder: TempDir,
 }
 
-impl Bench {
+impl Fixture {
     pub(crate) async fn new() -> Self {
         Self::with(|_| {}).await
     }
@@ -41,11 +41,11 @@ impl Bench {
         self.folder.path().join("device-plugins")
     }
 
-    /// A plugin that serves, has registered and was listed.
+    /// A plugin that is registered and whose list was received.
     pub(crate) async fn plugin(&self, socket: &str, resource: &str, ids: &[&str]) -> TinyPlugin {
         let plugin = TinyPlugin::serve(&self.plugins(), socket, resource, ids).unwrap();
         plugin.register().await.unwrap();
-        self.kubelet.wait_allocatable(resource, ids.len(), SOON).await.unwrap();
+        self.kubelet.wait_allocatable(resource, ids.len(), TIMEOUT).await.unwrap();
         plugin
     }
 }

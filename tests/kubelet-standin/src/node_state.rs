@@ -1,4 +1,4 @@
-//! What outlives one kubelet process.
+//! State that is kept across kubelet restarts.
 
 use crate::{anomalies::Anomaly, calls::Calls, faults::Faults, pods::Pod, rng::Rng};
 use crate::{calls::Rpc, kubelet::Options};
@@ -10,24 +10,24 @@ use std::{
 };
 use tokio::sync::watch;
 
-/// Locks, whatever a panicking test thread left behind: the data are plain values.
+/// Locks, ignoring poisoning by a panicked test thread: the data are plain values.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct NodeState {
     pub(crate) options: Options,
     pub(crate) pods: Mutex<BTreeMap<String, Pod>>,
     pub(crate) faults: Mutex<Faults>,
     pub(crate) anomalies: Mutex<Vec<Anomaly>>,
     pub(crate) calls: Mutex<Calls>,
     pub(crate) rng: Mutex<Rng>,
-    /// Bumped after every change that somebody may wait for.
+    /// Incremented after every change that a test may wait for.
     pub(crate) changed: watch::Sender<u64>,
 }
 
-impl World {
+impl NodeState {
     pub(crate) fn new(options: Options) -> Self {
         Self {
             pods: Mutex::default(),
@@ -58,15 +58,15 @@ impl World {
 
     pub(crate) fn report(&self, anomaly: Anomaly) {
         lock(&self.anomalies).push(anomaly);
-        self.touch();
+        self.notify_changed();
     }
 
     pub(crate) fn record(&self, rpc: Rpc, resource: &str, began: Instant, failed: bool) {
         lock(&self.calls).record(rpc, resource, began.elapsed(), failed);
-        self.touch();
+        self.notify_changed();
     }
 
-    pub(crate) fn touch(&self) {
+    pub(crate) fn notify_changed(&self) {
         self.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
 

@@ -1,14 +1,14 @@
-//! One kubelet process, from start to death.
+//! The state of one kubelet process, from its start to its end.
 //!
-//! It runs on a tokio runtime of its own, so that stopping it drops every task and
-//! closes every socket at once, as the end of a process does.
+//! The process runs on a tokio runtime of its own, so that stopping it drops every task
+//! and closes every socket at once, as the end of a real process does.
 
 use crate::anomalies::Anomaly;
 use crate::checkpoint;
 use crate::client::Client;
 use crate::devices::{Endpoint, Manager};
+use crate::node_state::{NodeState, lock};
 use crate::proto::v1beta1::Device;
-use crate::world::{World, lock};
 use crate::{HEALTHY, UNHEALTHY};
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,35 +19,35 @@ use std::{
     time::Instant,
 };
 
-/// The longest id that the API's own comment allows.
+/// The longest id according to the API's comment.
 const DEVICE_ID_CHARS_MAX: usize = 63;
 
 #[derive(Debug)]
-pub(crate) struct Life {
-    pub(crate) world: Arc<World>,
+pub(crate) struct KubeletState {
+    pub(crate) node: Arc<NodeState>,
     pub(crate) manager: Mutex<Manager>,
-    /// By resource name: the newest registration.
+    /// The newest registration by resource name.
     pub(crate) clients: Mutex<HashMap<String, Arc<Client>>>,
-    /// Resources with a `ListAndWatch` stream, one entry a stream.
+    /// Resources with a `ListAndWatch` stream, one entry per stream.
     pub(crate) streams: Mutex<Vec<String>>,
-    /// Resources whose connection is closed and whose manager has not been told.
+    /// Resources with a closed connection whose manager is not notified yet.
     pub(crate) disconnecting: Mutex<Vec<String>>,
-    /// UIDs the kubelet has heard of in this life.
+    /// UIDs that this process knows.
     pub(crate) known: Mutex<BTreeSet<String>>,
-    /// False once this process has ended: what is still under way changes nothing.
+    /// False after the end of this process: running tasks then change nothing.
     pub(crate) alive: AtomicBool,
-    /// The API server has answered once.
+    /// True after the API server has answered once.
     pub(crate) sources_ready: AtomicBool,
-    /// Pods are admitted one after another.
+    /// Held while a pod is admitted: pods are admitted one after another.
     pub(crate) admitting: tokio::sync::Mutex<()>,
 }
 
-impl Life {
-    /// A kubelet that starts: empty but for what the checkpoint holds.
-    pub(crate) fn begin(world: Arc<World>, known: BTreeSet<String>, sources_ready: bool) -> Self {
+impl KubeletState {
+    /// The state of a starting kubelet: only the checkpoint's content.
+    pub(crate) fn begin(node: Arc<NodeState>, known: BTreeSet<String>, sources_ready: bool) -> Self {
         let mut manager = Manager::default();
-        // A checkpoint that cannot be read means an empty state, not a failure.
-        if let Some(restored) = checkpoint::read(&world.device_plugins()) {
+        // An unreadable checkpoint leaves the state empty.
+        if let Some(restored) = checkpoint::read(&node.device_plugins()) {
             manager.pod_devices = restored.pod_devices;
             manager.recompute_allocated();
             for resource in restored.resources {
@@ -58,7 +58,7 @@ impl Life {
             }
         }
         Self {
-            world,
+            node,
             manager: Mutex::new(manager),
             clients: Mutex::default(),
             streams: Mutex::default(),
@@ -74,16 +74,16 @@ impl Life {
         self.sources_ready.load(Ordering::SeqCst)
     }
 
-    /// Pods that this life knows and that have not ended.
+    /// The active pods that this process knows.
     pub(crate) fn active_uids(&self) -> BTreeSet<String> {
         let known = lock(&self.known);
-        let pods = lock(&self.world.pods);
+        let pods = lock(&self.node.pods);
         let active = pods.iter().filter(|(_, pod)| pod.is_active());
         active.map(|(uid, _)| uid.clone()).filter(|uid| known.contains(uid)).collect()
     }
 
-    /// What the kubelet does before an admission and in `List`: forget the devices
-    /// of pods that ended. Not before the API server has been heard.
+    /// Forgets the devices of ended pods, as the kubelet does before an admission and in
+    /// `List`. Does nothing before the API server has answered.
     pub(crate) fn update_allocated_devices(&self) {
         if !self.is_sources_ready() {
             return;
@@ -92,20 +92,20 @@ impl Life {
         lock(&self.manager).purge(&active);
     }
 
-    /// A device list arrived on a stream.
+    /// Applies a device list that was received on a stream.
     pub(crate) fn receive_list(&self, resource: &str, devices: Vec<Device>) {
-        for anomaly in faults_of_list(resource, &devices) {
-            self.world.report(anomaly);
+        for anomaly in list_anomalies(resource, &devices) {
+            self.node.report(anomaly);
         }
         let active = self.active_uids();
         let mut manager = lock(&self.manager);
-        for anomaly in missing_ids(&manager, resource, &devices, &active) {
-            self.world.report(anomaly);
+        for anomaly in missing_id_anomalies(&manager, resource, &devices, &active) {
+            self.node.report(anomaly);
         }
         manager.replace_list(resource, devices);
         self.write_checkpoint(&manager);
         drop(manager);
-        self.world.touch();
+        self.node.notify_changed();
     }
 
     pub(crate) fn is_alive(&self) -> bool {
@@ -116,54 +116,55 @@ impl Life {
         if !self.is_alive() {
             return;
         }
-        let mode = lock(&self.world.faults).checkpoint;
-        checkpoint::write(&self.world, manager, mode);
+        let mode = lock(&self.node.faults).checkpoint;
+        checkpoint::write(&self.node, manager, mode);
     }
 
-    /// Tells the manager that the plugin of `resource` left, by name.
+    /// Notifies the manager that the plugin of `resource` disconnected, by name.
     pub(crate) fn plugin_disconnected(&self, resource: &str) {
-        lock(&self.manager).disconnected(resource);
-        self.world.touch();
+        lock(&self.manager).disconnect(resource);
+        self.node.notify_changed();
     }
 }
 
-fn faults_of_list(resource: &str, devices: &[Device]) -> Vec<Anomaly> {
-    let mut found = Vec::new();
+fn list_anomalies(resource: &str, devices: &[Device]) -> Vec<Anomaly> {
+    let mut anomalies = Vec::new();
     let mut seen = BTreeSet::new();
     for device in devices {
         let resource = resource.to_owned();
         let id = device.id.clone();
         if !seen.insert(&device.id) {
-            found.push(Anomaly::DoubledId { resource: resource.clone(), id: id.clone() });
+            anomalies.push(Anomaly::DuplicateId { resource: resource.clone(), id: id.clone() });
         }
         if device.id.chars().count() > DEVICE_ID_CHARS_MAX {
-            found.push(Anomaly::LongId { resource: resource.clone(), id: id.clone() });
+            anomalies.push(Anomaly::LongId { resource: resource.clone(), id: id.clone() });
         }
         if device.health != HEALTHY && device.health != UNHEALTHY {
-            found.push(Anomaly::UnknownHealth { resource: resource.clone(), health: device.health.clone() });
+            anomalies
+                .push(Anomaly::UnknownHealth { resource: resource.clone(), health: device.health.clone() });
         }
         let topology = device.topology.as_ref();
         if topology.is_some_and(|t| t.nodes.iter().any(|n| n.id < 0)) {
-            found.push(Anomaly::NegativeNumaNode { resource, id });
+            anomalies.push(Anomaly::NegativeNumaNode { resource, id });
         }
     }
-    found
+    anomalies
 }
 
-/// Ids that must not be missing from a list: those an Allocate names right now,
-/// and those that a live pod holds.
-fn missing_ids(
+/// Reports ids that must not be missing from a list: those of an Allocate in progress, and
+/// those that an active pod holds.
+fn missing_id_anomalies(
     manager: &Manager,
     resource: &str,
     devices: &[Device],
     active: &BTreeSet<String>,
 ) -> Vec<Anomaly> {
     let listed: BTreeSet<&str> = devices.iter().map(|d| d.id.as_str()).collect();
-    let mut found = Vec::new();
+    let mut anomalies = Vec::new();
     for (named, ids) in &manager.in_flight {
         if named == resource {
             let missing = ids.iter().filter(|id| !listed.contains(id.as_str()));
-            found.extend(
+            anomalies.extend(
                 missing
                     .map(|id| Anomaly::WouldCrashInFlight { resource: resource.to_owned(), id: id.clone() }),
             );
@@ -174,13 +175,13 @@ fn missing_ids(
             continue;
         }
         let held = containers.values().filter_map(|r| r.get(resource));
-        let ids: BTreeSet<String> = held.flat_map(super::devices::Held::ids).collect();
+        let ids: BTreeSet<String> = held.flat_map(super::devices::Holding::ids).collect();
         let missing = ids.into_iter().filter(|id| !listed.contains(id.as_str()));
-        found.extend(missing.map(|id| Anomaly::WouldCrashHeld {
+        anomalies.extend(missing.map(|id| Anomaly::WouldCrashHeld {
             resource: resource.to_owned(),
             id,
             pod_uid: uid.clone(),
         }));
     }
-    found
+    anomalies
 }

@@ -36,7 +36,7 @@ use berth_kernel::decision::JournalLimit;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use berth_kernel::time::Timing;
-use berth_kubelet::{Edits, RoundTiming};
+use berth_kubelet::{Edits, ReconcileTiming};
 use checks::{Checks, bad, bad_because, parse_keyword};
 use healthchecks::HealthChecks;
 use std::net::SocketAddr;
@@ -88,7 +88,7 @@ pub struct Config {
     /// Labels of the node.
     pub labels: LabelSettings,
     /// Intervals of the reconcile passes.
-    pub rounds: RoundTiming,
+    pub rounds: ReconcileTiming,
     /// Whether Berth registers even if running pods cannot be adopted.
     pub skip_adoption: bool,
     /// The file's stack, in the order of evaluation.
@@ -254,7 +254,7 @@ impl Config {
             processes,
             poll: Duration::from_secs_f64(poll_seconds),
             labels,
-            rounds: file.rounds.unwrap_or_default().resolve(&RoundTiming::default()),
+            rounds: file.rounds.unwrap_or_default().resolve(&ReconcileTiming::default()),
             skip_adoption: args.skip_adoption || file.skip_adoption.unwrap_or(false),
             stack,
             chosen: None,

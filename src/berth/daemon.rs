@@ -204,7 +204,7 @@ impl Daemon {
             waits: self.options.waits.clone(),
             kubelet_dir: self.config.kubelet_dir.clone(),
             edits: self.config.edits.clone(),
-            rounds: self.config.rounds.clone(),
+            reconcile: self.config.rounds.clone(),
         };
         let front = berth_kubelet::Front::new(settings, self.kernel().clone());
         // Adoption may wait indefinitely for a readable checkpoint.

@@ -200,7 +200,7 @@ impl Connections {
         Arc::new(Self {
             socket,
             allowed_users,
-            silent_max: waits.silent_max,
+            silent_max: waits.idle_max,
             min_age: waits.min_age,
             open: Mutex::default(),
             freed: Notify::new(),

@@ -80,7 +80,7 @@ impl FolderWatcher {
             checkpoint: settings.device_plugins().join(CHECKPOINT_FILE),
         };
         let (sender, state) = watch::channel(paths.check());
-        let task = tokio::spawn(watch_paths(paths, sender, settings.waits.look_again));
+        let task = tokio::spawn(watch_paths(paths, sender, settings.waits.folder_check_interval));
         Self { state, task }
     }
 

@@ -128,7 +128,7 @@ impl Running {
     ///
     /// # Errors
     /// If the kubelet's records could not be applied.
-    pub async fn round(&self) -> Result<(), ReconcileError> {
+    pub async fn reconcile(&self) -> Result<(), ReconcileError> {
         self.reconciler.run_pass().await
     }
 

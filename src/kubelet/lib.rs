@@ -46,5 +46,5 @@ pub use edits::{
 pub use front::{AdoptError, Front, Running};
 pub use plugin::{Registration, Registrations};
 pub use reconciler::ReconcileError;
-pub use settings::{RoundTiming, Settings, Waits};
+pub use settings::{ReconcileTiming, Settings, Waits};
 pub use socket_path::{NoSocket, socket_metadata};

@@ -172,7 +172,7 @@ pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
         haste: ImmediateViewLimiter::default(),
         last_logged: None,
     };
-    let mut wait = watcher.settings.waits.pods_again;
+    let mut wait = watcher.settings.waits.pods_retry;
     loop {
         let began = Instant::now();
         match watcher.watch_once().await {
@@ -187,9 +187,9 @@ pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
         }
         let waits = &watcher.settings.waits;
         // A stream that lasted resets the wait.
-        wait = if began.elapsed() > waits.pods_again_max { waits.pods_again } else { wait };
+        wait = if began.elapsed() > waits.pods_retry_max { waits.pods_retry } else { wait };
         sleep(wait).await;
-        wait = (wait * 2).min(waits.pods_again_max);
+        wait = (wait * 2).min(waits.pods_retry_max);
     }
 }
 
@@ -303,7 +303,7 @@ impl PodWatcher {
             }
             // The keeper is busy. Events wait in the stream meanwhile.
             tracing::debug!(%error, "the kubelet's pods could not be applied; trying again");
-            sleep(self.settings.waits.pods_again).await;
+            sleep(self.settings.waits.pods_retry).await;
         }
         self.cache.dirty = false;
         self.cache.overflowed = overflowed;

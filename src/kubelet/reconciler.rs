@@ -122,7 +122,7 @@ impl Reconciler {
         if resent {
             // After a timeout the view is only not fresh.
             let _ =
-                timeout(self.settings.rounds.checkpoint_wait, self.wait_for_checkpoint_write(before)).await;
+                timeout(self.settings.reconcile.checkpoint_wait, self.wait_for_checkpoint_write(before)).await;
         }
         if let Some(read) = self.read_checkpoint(&resources).await {
             view.fresh = Some(read.file) != before;
@@ -217,7 +217,7 @@ impl Reconciler {
         let mut view = self.new_view();
         view.list = self.list_pods(&self.resources()).await;
         let ledger = self.kernel.snapshot();
-        let interval = self.settings.rounds.round_every;
+        let interval = self.settings.reconcile.full_pass_interval;
         // Two passes at least this far apart end an allocation.
         let min_gap = Duration::from_millis(self.kernel.rules().timing.rounds_apart_ms);
         disputes.update(&ledger, view.list.as_ref());
@@ -244,11 +244,11 @@ impl Reconciler {
     }
 
     fn list_interval(&self) -> Duration {
-        let rounds = &self.settings.rounds;
+        let rounds = &self.settings.reconcile;
         let draining = self.kernel.snapshot().gpus.values().any(|gpu| gpu.drain != Drain::Active);
         match draining {
-            true => rounds.list_every_cordoned,
-            false => rounds.list_every,
+            true => rounds.list_interval_cordoned,
+            false => rounds.list_interval,
         }
     }
 
@@ -339,7 +339,7 @@ impl Reconciler {
         let reason = if resent {
             format!(
                 "the kubelet did not write its checkpoint again within {} ms of a new device list, so it may be out of date",
-                self.settings.rounds.checkpoint_wait.as_millis()
+                self.settings.reconcile.checkpoint_wait.as_millis()
             )
         } else {
             "the kubelet has no open ListAndWatch stream to berth, so its checkpoint may be out of date"

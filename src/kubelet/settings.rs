@@ -12,7 +12,7 @@ pub struct Settings {
     /// What a grant changes in its container.
     pub edits: Edits,
     /// When reconcile passes run.
-    pub rounds: RoundTiming,
+    pub reconcile: ReconcileTiming,
     /// All other waits.
     pub waits: Waits,
 }
@@ -45,23 +45,23 @@ impl Settings {
 
 /// The waits of reconcile passes (DESIGN section 5).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RoundTiming {
+pub struct ReconcileTiming {
     /// The interval of `List` calls.
-    pub list_every: Duration,
+    pub list_interval: Duration,
     /// The interval while a GPU is cordoned.
-    pub list_every_cordoned: Duration,
+    pub list_interval_cordoned: Duration,
     /// The longest time between two full passes.
-    pub round_every: Duration,
+    pub full_pass_interval: Duration,
     /// How long a pass waits for a newly written checkpoint.
     pub checkpoint_wait: Duration,
 }
 
-impl Default for RoundTiming {
+impl Default for ReconcileTiming {
     fn default() -> Self {
         Self {
-            list_every: Duration::from_secs(2),
-            list_every_cordoned: Duration::from_secs(1),
-            round_every: Duration::from_secs(60),
+            list_interval: Duration::from_secs(2),
+            list_interval_cordoned: Duration::from_secs(1),
+            full_pass_interval: Duration::from_secs(60),
             checkpoint_wait: Duration::from_secs(1),
         }
     }
@@ -103,10 +103,10 @@ pub struct Waits {
     /// This many consecutive quick losses on one kubelet mean a second plugin for the same resource.
     pub quick_losses_max: u32,
     /// How long the plugin then waits before it registers again, unless the kubelet restarts.
-    pub foreign_pause: Duration,
+    pub contested_pause: Duration,
     /// A connection to a plugin is closed after this long without a running call. The kubelet makes its
     /// first call within milliseconds, and then keeps a stream open.
-    pub silent_max: Duration,
+    pub idle_max: Duration,
     /// If all connection slots of a plugin are in use, no connection younger than this is closed for
     /// another: on a busy node, a dial and its first call may take this long.
     pub min_age: Duration,
@@ -119,11 +119,11 @@ pub struct Waits {
     /// times.
     pub gather: Duration,
     /// The folder is checked at this interval even without events, which can be lost or unavailable.
-    pub look_again: Duration,
+    pub folder_check_interval: Duration,
     /// The first wait after the Pods API failed or was absent; doubles up to `pods_again_max`.
-    pub pods_again: Duration,
+    pub pods_retry: Duration,
     /// The longest wait before the Pods API is tried again.
-    pub pods_again_max: Duration,
+    pub pods_retry_max: Duration,
     /// The timeout of its first list: a few hundred pods of some KiB each.
     pub pods_first_list: Duration,
     /// Its watch restarts at this interval, since events can be lost silently. A pod whose deletion was
@@ -149,15 +149,15 @@ impl Default for Waits {
             settle: Duration::from_millis(250),
             quick_loss: Duration::from_secs(10),
             quick_losses_max: 3,
-            foreign_pause: Duration::from_secs(300),
-            silent_max: Duration::from_secs(5),
+            contested_pause: Duration::from_secs(300),
+            idle_max: Duration::from_secs(5),
             min_age: Duration::from_millis(200),
             list_limit: Duration::from_secs(1),
             refusal_pass_limit: Duration::from_secs(1),
             gather: Duration::from_millis(50),
-            look_again: Duration::from_secs(1),
-            pods_again: Duration::from_secs(1),
-            pods_again_max: Duration::from_secs(30),
+            folder_check_interval: Duration::from_secs(1),
+            pods_retry: Duration::from_secs(1),
+            pods_retry_max: Duration::from_secs(30),
             pods_first_list: Duration::from_secs(10),
             pods_resync: Duration::from_secs(60),
             stop_limit: Duration::from_millis(200),

@@ -134,10 +134,10 @@ async fn a_round_before_the_refusal_finds_that_the_holder_left() {
     let node = Recipe {
         gpus: 1,
         policy: Some("whole shares=2"),
-        rounds: berth_kubelet::RoundTiming {
+        rounds: berth_kubelet::ReconcileTiming {
             // Nobody looks by himself: what is found is found by the refusal's round.
-            list_every: std::time::Duration::from_secs(3600),
-            list_every_cordoned: std::time::Duration::from_secs(3600),
+            list_interval: std::time::Duration::from_secs(3600),
+            list_interval_cordoned: std::time::Duration::from_secs(3600),
             ..Recipe::default().rounds
         },
         ..Recipe::default()
@@ -166,9 +166,9 @@ async fn a_round_before_the_refusal_finds_that_the_holder_left() {
 #[tokio::test]
 async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     let never = std::time::Duration::from_secs(3600);
-    let rounds = berth_kubelet::RoundTiming {
-        list_every: never,
-        list_every_cordoned: never,
+    let rounds = berth_kubelet::ReconcileTiming {
+        list_interval: never,
+        list_interval_cordoned: never,
         ..Recipe::default().rounds
     };
     let node = Recipe { rounds, ..Recipe::default() }.node().await;

@@ -12,7 +12,7 @@ use berth_kernel::names::{PartId, Resource};
 use berth_kernel::ports::{Clock, Policies};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Timing;
-use berth_kubelet::{Edits, RoundTiming};
+use berth_kubelet::{Edits, ReconcileTiming};
 use berth_kubelet::{Front, Running, Settings, Waits};
 use kubelet_standin::{Kubelet, Options};
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ pub(crate) struct Recipe {
     pub(crate) numa: bool,
     pub(crate) timing: Timing,
     pub(crate) waits: Waits,
-    pub(crate) rounds: RoundTiming,
+    pub(crate) rounds: ReconcileTiming,
     pub(crate) edits: Edits,
     pub(crate) kubelet: fn(&mut Options),
     /// What the policy of the stack is told; `None` leaves it to the baseline.
@@ -65,11 +65,11 @@ impl Default for Recipe {
                 reply_settle_ms: 100,
                 ..Timing::default()
             },
-            waits: Waits { foreign_pause: Duration::from_secs(30), ..Waits::default() },
-            rounds: RoundTiming {
-                list_every: Duration::from_millis(50),
-                list_every_cordoned: Duration::from_millis(50),
-                round_every: Duration::from_secs(60),
+            waits: Waits { contested_pause: Duration::from_secs(30), ..Waits::default() },
+            rounds: ReconcileTiming {
+                list_interval: Duration::from_millis(50),
+                list_interval_cordoned: Duration::from_millis(50),
+                full_pass_interval: Duration::from_secs(60),
                 checkpoint_wait: Duration::from_secs(1),
             },
             edits: Edits::default(),
@@ -124,7 +124,7 @@ impl Recipe {
         let settings = Settings {
             kubelet_dir: folder.path().to_owned(),
             edits: self.edits,
-            rounds: self.rounds,
+            reconcile: self.rounds,
             waits: self.waits,
         };
         let node = Node {
@@ -252,7 +252,7 @@ impl Node {
 
     /// Takes one round now.
     pub(crate) async fn round(&self) {
-        self.running.as_ref().unwrap().round().await.unwrap();
+        self.running.as_ref().unwrap().reconcile().await.unwrap();
     }
 
     pub(crate) fn plugins_folder(&self) -> PathBuf {

@@ -105,7 +105,7 @@ fn never_waits() -> Waits {
         exit_seen_within: MINUTE,
         close_within: MINUTE,
         settle: MINUTE,
-        silent_max: MINUTE,
+        idle_max: MINUTE,
         ..Waits::default()
     }
 }
@@ -308,7 +308,7 @@ async fn streams_of_others_in_all_places_do_not_keep_the_kubelet_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_asks_nothing_is_closed_and_one_that_streams_is_not() {
-    let waits = Waits { silent_max: Duration::from_millis(300), ..Waits::default() };
+    let waits = Waits { idle_max: Duration::from_millis(300), ..Waits::default() };
     let node = Recipe { waits, ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     let mut streaming = Streaming::begin(&socket(&node), true);

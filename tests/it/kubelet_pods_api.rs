@@ -20,8 +20,8 @@ fn pod(name: &str) -> PodSpec {
 
 fn waits() -> Waits {
     Waits {
-        pods_again: Duration::from_millis(20),
-        pods_again_max: Duration::from_millis(50),
+        pods_retry: Duration::from_millis(20),
+        pods_retry_max: Duration::from_millis(50),
         ..Waits::default()
     }
 }

@@ -6,7 +6,7 @@ use berth_core::keeper::CommandError;
 use berth_kernel::allocation::EndReason;
 use berth_kernel::refusal::Refusal;
 use berth_kernel::time::Timing;
-use berth_kubelet::RoundTiming;
+use berth_kubelet::ReconcileTiming;
 use kubelet_standin::{HEALTHY, Kubelet, Phase, PodSpec, Rpc, UNHEALTHY};
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,12 @@ fn pod(name: &str) -> PodSpec {
 }
 
 /// Nobody looks by himself: rounds are taken by the test alone.
-fn rounds_by_hand() -> RoundTiming {
+fn rounds_by_hand() -> ReconcileTiming {
     let never = Duration::from_secs(3600);
-    RoundTiming {
-        list_every: never,
-        list_every_cordoned: never,
-        round_every: never,
+    ReconcileTiming {
+        list_interval: never,
+        list_interval_cordoned: never,
+        full_pass_interval: never,
         ..Recipe::default().rounds
     }
 }

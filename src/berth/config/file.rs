@@ -7,7 +7,7 @@ use super::labels::LabelsFile;
 use super::processes::ProcessesFile;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
-use super::{ApiServerMode, LogFormat, RoundTiming};
+use super::{ApiServerMode, LogFormat, ReconcileTiming};
 use berth_files::yaml::{self, Problems};
 use berth_kernel::decision::JournalLimit;
 use berth_kernel::history::{
@@ -174,12 +174,12 @@ pub struct RoundsFile {
 }
 
 impl RoundsFile {
-    pub(super) fn resolve(&self, defaults: &RoundTiming) -> RoundTiming {
+    pub(super) fn resolve(&self, defaults: &ReconcileTiming) -> ReconcileTiming {
         let ms = |millis: Option<u64>, default| millis.map_or(default, Duration::from_millis);
-        RoundTiming {
-            list_every: ms(self.list_every_ms, defaults.list_every),
-            list_every_cordoned: ms(self.list_every_cordoned_ms, defaults.list_every_cordoned),
-            round_every: ms(self.round_every_ms, defaults.round_every),
+        ReconcileTiming {
+            list_interval: ms(self.list_every_ms, defaults.list_interval),
+            list_interval_cordoned: ms(self.list_every_cordoned_ms, defaults.list_interval_cordoned),
+            full_pass_interval: ms(self.round_every_ms, defaults.full_pass_interval),
             checkpoint_wait: ms(self.checkpoint_wait_ms, defaults.checkpoint_wait),
         }
     }

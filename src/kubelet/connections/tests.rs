@@ -6,7 +6,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 fn connections(silent_max: Duration, min_age: Duration) -> Arc<Connections> {
     let own = rustix::process::geteuid().as_raw();
-    let waits = Waits { silent_max, min_age, ..Waits::default() };
+    let waits = Waits { idle_max: silent_max, min_age, ..Waits::default() };
     Connections::new("test.sock".into(), [own, own], &waits)
 }
 

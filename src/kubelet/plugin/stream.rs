@@ -74,11 +74,11 @@ impl Plugin {
             self.handler.resource,
             waits.quick_losses_max,
             waits.quick_loss.as_secs(),
-            waits.foreign_pause.as_secs()
+            waits.contested_pause.as_secs()
         );
         match kubelet {
             Some(kubelet) => {
-                self.wait(kubelet, waits.foreign_pause).await;
+                self.wait(kubelet, waits.contested_pause).await;
             }
             None => sleep(waits.dial_again).await,
         }

@@ -14,7 +14,7 @@ use berth_kernel::policy::PolicyVersion;
 use berth_kernel::ports::{Clock, Gpus as _, Policies, Store};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Now;
-use berth_kubelet::{Edits, RoundTiming};
+use berth_kubelet::{Edits, ReconcileTiming};
 use berth_kubelet::{Front, Running, Settings, Waits};
 use berth_wasm::{self, WasmPolicies};
 use fakes::{plugin, program};
@@ -164,7 +164,7 @@ impl<'h> Node<'h> {
                 kubelet_dir: folder.path().to_owned(),
                 edits: Edits::default(),
                 // The stand-in has no pods, so a round would find fault with every allocation.
-                rounds: RoundTiming { list_every: PATIENCE, ..RoundTiming::default() },
+                reconcile: ReconcileTiming { list_interval: PATIENCE, ..ReconcileTiming::default() },
                 waits: Waits::default(),
             };
             Front::new(settings, kernel.clone()).start()

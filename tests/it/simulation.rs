@@ -3,7 +3,7 @@
 
 use harness::sim::{history, run_seed};
 
-/// Enough that each of the rules broken on purpose (ARCHITECTURE.md) is caught.
+/// Enough that each of the rules broken on purpose (docs/measurements.md) is caught.
 const SEEDS: std::ops::Range<u64> = 0..100;
 
 #[test]

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What ARCHITECTURE.md and docs/store.md state for the largest history.
+/// What docs/measurements.md and docs/store.md state for the largest history.
 const STORE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// GPUs, each in so many shares.
 const GPUS: u32 = 8;

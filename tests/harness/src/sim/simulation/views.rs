@@ -16,7 +16,7 @@ use std::sync::Arc;
 const WAITING_MAX: usize = 6;
 
 /// Whether the run of this seed has such sources. Not all have: the kubelet's own accounts must do
-/// without. Those that ARCHITECTURE.md names for rules broken on purpose go on without them.
+/// without. Those that docs/measurements.md names for rules broken on purpose go on without them.
 pub(crate) fn has_sources(seed: u64) -> bool {
     [4, 5, 8, 10, 12, 14, 15].contains(&(seed % 16))
 }

@@ -121,8 +121,8 @@ impl Reconciler {
         let resent = self.device_lists.resend_one();
         if resent {
             // After a timeout the view is only not fresh.
-            let _ =
-                timeout(self.settings.reconcile.checkpoint_wait, self.wait_for_checkpoint_write(before)).await;
+            let _ = timeout(self.settings.reconcile.checkpoint_wait, self.wait_for_checkpoint_write(before))
+                .await;
         }
         if let Some(read) = self.read_checkpoint(&resources).await {
             view.fresh = Some(read.file) != before;

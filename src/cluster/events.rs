@@ -65,7 +65,7 @@ pub(super) async fn collect(
         }
         sleep(settings.gather).await;
         let now = snapshots.borrow_and_update().clone();
-        collector.step(now, &out, Instant::now());
+        collector.step(&now, &out, Instant::now());
         let status = standings.borrow_and_update().clone();
         collector.step_policies(status, &out, Instant::now());
     }
@@ -93,9 +93,9 @@ impl Collector {
         }
     }
 
-    fn step(&mut self, ledger: Arc<Ledger>, out: &Sender<PendingEvent>, now: Instant) {
-        let transitions = self.transitions.step(Arc::clone(&ledger));
-        let events = transitions.iter().filter_map(|one| PendingEvent::of_transition(one, &ledger));
+    fn step(&mut self, ledger: &Arc<Ledger>, out: &Sender<PendingEvent>, now: Instant) {
+        let transitions = self.transitions.step(Arc::clone(ledger));
+        let events = transitions.iter().filter_map(|one| PendingEvent::of_transition(one, ledger));
         for event in events {
             if !self.allowance.take(now) || out.try_send(event).is_err() {
                 self.allowance.dropped += 1;
@@ -103,7 +103,7 @@ impl Collector {
         }
         // This is the only sender, so the capacity does not shrink meanwhile.
         let max = out.capacity().saturating_sub(RESERVED).min(self.bypass_allowance.left(now));
-        for event in self.bypasses.events(&ledger, max) {
+        for event in self.bypasses.events(ledger, max) {
             if !self.bypass_allowance.take(now) || out.try_send(event).is_err() {
                 self.allowance.dropped += 1;
             }
@@ -302,18 +302,18 @@ mod tests {
         node.scan_later(Some(&many));
         for minute in 0..10 {
             node.scan_later(Some(&many));
-            collector.step(Arc::new(node.ledger.clone()), &out, start + minute * MINUTE);
+            collector.step(&Arc::new(node.ledger.clone()), &out, start + minute * MINUTE);
             let waiting = EVENTS_WAITING_MAX - out.capacity();
             let most = (minute as usize + 1) * BYPASSES_PER_MINUTE_MAX as usize;
             assert_eq!(waiting, most.min(EVENTS_WAITING_MAX - RESERVED));
         }
         node.cordon("fan");
-        collector.step(Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
+        collector.step(&Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
         let reasons = std::iter::from_fn(|| queue.try_recv().ok()).map(|n| n.reason);
         let reasons: Vec<_> = reasons.collect();
         assert_eq!(reasons.last(), Some(&"GPUCordoned"));
         // Events that waited are queued once there is room.
-        collector.step(Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
+        collector.step(&Arc::new(node.ledger.clone()), &out, start + 10 * MINUTE);
         assert_eq!(queue.try_recv().unwrap().reason, "GPUBypassed");
     }
 
@@ -323,7 +323,7 @@ mod tests {
         let before = Arc::new(node.ledger.clone());
         node.scan(false);
         let (out, mut queue) = mpsc::channel(EVENTS_WAITING_MAX);
-        Collector::new(before, Instant::now()).step(Arc::new(node.ledger.clone()), &out, Instant::now());
+        Collector::new(before, Instant::now()).step(&Arc::new(node.ledger.clone()), &out, Instant::now());
         assert_eq!(queue.try_recv().unwrap().reason, "GPUVanished");
         assert!(queue.try_recv().is_err());
     }

@@ -137,7 +137,7 @@ fn part_use(owners: &Attributions<'_>, allocation: &Allocation, part: &PartId) -
             }
             // NVML reports the GPU of the process but not its instance.
             Attribution::To(id) if *id == allocation.id => {
-                sum.add_shared(process.pid, process.memory_mib, &[])
+                sum.add_shared(process.pid, process.memory_mib, &[]);
             }
             Attribution::OneOf(ids) | Attribution::Possibly(ids) if ids.contains(&allocation.id) => {
                 let others: Vec<_> = ids.iter().filter(|id| **id != allocation.id).copied().collect();

@@ -157,7 +157,7 @@ impl Reconciler {
                 tracing::warn!(%error, "reconciling allocations with the kubelet before a refusal failed");
             }
             Err(_) => {
-                tracing::warn!("reconciling allocations with the kubelet before a refusal took too long")
+                tracing::warn!("reconciling allocations with the kubelet before a refusal took too long");
             }
         }
     }

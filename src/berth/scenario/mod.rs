@@ -61,7 +61,7 @@ impl PolicyTester {
     /// Uses another program as the compiler.
     ///
     /// # Errors
-    /// As [`Bench::new`].
+    /// As [`PolicyTester::new`].
     pub fn with_compiler(compiler: Option<PathBuf>) -> Result<Self, InstallError> {
         let state = Scratch::new().map_err(|error| InstallError::Failed {
             what: format!("cannot create a temporary folder: {error} (set TMPDIR to choose another parent)"),

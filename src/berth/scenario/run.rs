@@ -107,7 +107,7 @@ fn differences(step: &Step, outcome: &Outcome, faults: &[String]) -> Vec<Differe
         (None, Some(refusal)) => differences.push(Difference::new("refused", "no", refusal)),
         (Some(part), Some(refusal)) if contains(refusal, part) => {}
         (Some(part), Some(refusal)) => {
-            differences.push(Difference::new("refused", format!("...{part}..."), refusal))
+            differences.push(Difference::new("refused", format!("...{part}..."), refusal));
         }
         (Some(part), None) => {
             let got = format!("granted or placed on GPUs {:?}", outcome.gpus);

@@ -30,9 +30,9 @@ fn mark(why: &str) -> Mark {
     Mark { by: "ada".into(), why: why.into(), since_wall_ms: 0 }
 }
 
-fn events_between(old: Ledger, new: Ledger) -> Vec<PendingEvent> {
+fn events_between(old: Ledger, new: &Ledger) -> Vec<PendingEvent> {
     let transitions = Transitions::since(Arc::new(old)).step(Arc::new(new.clone()));
-    transitions.iter().filter_map(|transition| PendingEvent::of_transition(transition, &new)).collect()
+    transitions.iter().filter_map(|transition| PendingEvent::of_transition(transition, new)).collect()
 }
 
 pub(crate) struct Node {
@@ -79,7 +79,7 @@ impl Node {
         let before = self.ledger.clone();
         let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
         self.ledger.apply(&verdict.entry);
-        let mut notices = events_between(before, self.ledger.clone());
+        let mut notices = events_between(before, &self.ledger);
         notices.extend(self.bypasses.events(&self.ledger, self.bypass_events_max));
         notices
     }
@@ -285,9 +285,9 @@ fn a_hold_and_its_end_are_events() {
     let before = node.ledger.clone();
     node.ledger.hold = Some("all vanished".into());
     let held = node.ledger;
-    assert_eq!(one(&events_between(before.clone(), held.clone())).0, "AllocationsOnHold");
-    assert_eq!(events_between(held.clone(), held.clone()), []);
-    assert_eq!(one(&events_between(held, before)).0, "AllocationsHoldOver");
+    assert_eq!(one(&events_between(before.clone(), &held)).0, "AllocationsOnHold");
+    assert_eq!(events_between(held.clone(), &held), []);
+    assert_eq!(one(&events_between(held, &before)).0, "AllocationsHoldOver");
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(super) fn translate(flags: Option<Section<'_>>, draft: &mut Draft) {
             (_, Ok(())) => {}
             ("tegra", Err(reason)) => draft.refuse("flags.deviceDiscoveryStrategy", &reason),
             (_, Err(reason)) => {
-                draft.error("flags.deviceDiscoveryStrategy", &format!("{keyword:?}: {reason}"))
+                draft.error("flags.deviceDiscoveryStrategy", &format!("{keyword:?}: {reason}"));
             }
         }
     }

@@ -329,7 +329,7 @@ pub struct Filter {
     pub requester: Option<Requester>,
     /// Decisions in which a policy took part whose label begins with this text.
     pub policy: Option<String>,
-    /// Decisions with this outcome ([`Outcome::word`]), or `fault` for those in which a policy failed.
+    /// Decisions with this outcome ([`Outcome::as_str`]), or `fault` for those in which a policy failed.
     pub outcome: Option<String>,
     /// Decisions of this hook.
     pub hook: Option<Hook>,

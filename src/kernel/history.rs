@@ -8,7 +8,7 @@
 //!
 //! A pruned allocation is deleted from the store with the same write. Pruning is safe: the history has no
 //! live allocation, the store's counter stays above every number that was used, and those ended allocations
-//! that a source may show again are pruned last ([`Past::may_be_shown_again`]).
+//! that a source may show again are pruned last ([`EndedAllocation::may_be_shown_again`]).
 
 mod chunk;
 

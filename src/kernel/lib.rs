@@ -4,15 +4,15 @@
 //!
 //! - [`names`], [`time`], [`gpu`]: identifiers, clocks and hardware
 //! - [`offer`], [`allocation`], [`policy`], [`trust`], [`stack`], [`drain`], [`health`], [`breaker`]: the types of the rules
-//! - [`process`], [`belongs`], [`part_use`]: processes on the GPUs, their allocations and their usage
+//! - [`process`], [`attribution`], [`part_use`]: processes on the GPUs, their allocations and their usage
 //! - [`part_state`], [`ledger`], [`history`]: the state; [`change`], [`record`], [`restore`]: how it
 //!   changes, is stored and is read back
 //! - [`command`], [`decide`], [`refusal`]: commands and their outcomes; the longer rules are in
-//!   [`allocate`], [`offering`], [`look`] and [`round`]
-//! - [`decision`], [`compare`], [`words`]: policy decisions, their comparison with another policy's
+//!   [`allocate`], [`offering`], [`scan`] and [`round`]
+//! - [`decision`], [`compare`], [`describe`]: policy decisions, their comparison with another policy's
 //!   answers, and both as text
 //! - [`evict`]: pods to evict from a drained GPU; [`running`]: sources that show a pod running
-//! - [`listing`], [`placement`], [`pods`], [`asking`], [`reconcile`]: device lists for the kubelet,
+//! - [`listing`], [`placement`], [`pods`], [`pod_arrivals`], [`reconcile`]: device lists for the kubelet,
 //!   preferred devices, the node's pods, the probable pod of an Allocate, and reconciliation
 
 pub mod allocate;

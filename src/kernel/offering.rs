@@ -85,7 +85,7 @@ fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Re
 /// The change that puts an offer of a part into effect; `None` if it is in effect already.
 ///
 /// A held device keeps what it consumes until it is free; a device that is no longer offered stays
-/// listed until [`due_to_leave`] (I10).
+/// listed until [`may_be_delisted`] (I10).
 ///
 /// # Errors
 /// [`Refusal::BadOffer`] if the part has no share numbers left.

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// The node's GPUs. Implemented by `nvml` and `sim`; used by the GPU watch thread alone.
 pub trait Gpus: Send + Sync {
     /// Scans all GPUs. Blocks, but not longer than the adapter's own deadline: a GPU whose calls hang is
-    /// in [`Inventory::troubles`] and keeps its last known state.
+    /// in [`Inventory::scan_errors`] and keeps its last known state.
     ///
     /// # Errors
     /// If the backend as a whole does not answer, with a fix.
@@ -245,12 +245,12 @@ pub trait Policies: Send + Sync {
     /// If the policy trapped, exceeded a limit, or returned a malformed answer.
     fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault>;
 
-    /// As [`Policies::ask`], with the cost of the call, if it is measured.
+    /// As [`Policies::call`], with the cost of the call, if it is measured.
     fn call_with_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
         (self.call(call), Cost::default())
     }
 
-    /// As [`Policies::ask_at_cost`], with the policy's log lines, escaped and truncated.
+    /// As [`Policies::call_with_cost`], with the policy's log lines, escaped and truncated.
     fn call_with_log(&self, call: Call<'_>) -> CallOutput {
         let (answer, cost) = self.call_with_cost(call);
         CallOutput { answer, cost, log_lines: Vec::new() }
@@ -328,7 +328,7 @@ pub trait Journal: Send + Sync {
     fn flush(&self) -> Result<(), JournalError>;
 
     /// The decisions that match `filter`, newest first, at most `limit`. Reads only a part of the journal
-    /// in one call; [`Found::next`] continues the search.
+    /// in one call; [`DecisionPage::next`] continues the search.
     ///
     /// # Errors
     /// If the journal cannot be read.

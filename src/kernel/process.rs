@@ -1,5 +1,5 @@
 //! Processes on GPUs: NVML's data, their identity by the node's `/proc`, and when they were first seen.
-//! [`super::belongs`] relates them to allocations.
+//! [`super::attribution`] relates them to allocations.
 
 use super::names::PartId;
 use super::time::Now;
@@ -113,7 +113,7 @@ pub struct PodProcess {
 pub enum UnknownReason {
     /// It was not looked up in `/proc`.
     NotLookedUp,
-    /// The daemon's process ids differ from NVML's: see [`Sight::Hidden`].
+    /// The daemon's process ids differ from NVML's: see [`ProcessVisibility::Hidden`].
     Hidden,
     /// The process does not exist (any more); NVML may list a context whose process has exited.
     Gone,

@@ -162,7 +162,7 @@ impl DecisionsFile {
     }
 }
 
-/// `rounds`: see [`RoundTiming`].
+/// `rounds`: see [`ReconcileTiming`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs)]

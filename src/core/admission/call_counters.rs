@@ -16,7 +16,7 @@ pub const VERSIONS_COUNTED_MAX: usize = 32;
 pub struct CallCounters {
     /// Calls by the policies' labels.
     pub policies: BTreeMap<String, PolicyCounters>,
-    /// Decisions by hook and [`berth_kernel::decision::Outcome::word`].
+    /// Decisions by hook and [`berth_kernel::decision::Outcome::as_str`].
     pub decisions: BTreeMap<(Hook, &'static str), u64>,
     evaluations: u64,
 }

@@ -147,7 +147,7 @@ impl KernelHandle {
     /// Reads one decision, and the input of its policy calls.
     ///
     /// # Errors
-    /// As [`Door::decisions`].
+    /// As [`KernelHandle::decisions`].
     pub async fn decision(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, DecisionsError> {
         self.decisions.read(move |journal, _| journal.open(seq)).await
     }

@@ -40,7 +40,7 @@ impl InventoryScanner {
         &self.gpus
     }
 
-    /// Scans the GPUs, and resolves the owners of their processes. Blocks, as [`Gpus::look`] does.
+    /// Scans the GPUs, and resolves the owners of their processes. Blocks, as [`Gpus::scan`] does.
     ///
     /// A process may end between the two steps, and its id may be reused: then one scan is wrong about it, and
     /// the next one, which finds another start time or no such process, corrects that. A process is reported

@@ -102,7 +102,7 @@ impl KernelHandle {
     ///
     /// # Errors
     /// If the grant is refused or fails. Nothing was granted then, except possibly after
-    /// [`AskError::Late`]: such a grant ends as `neverStarted`.
+    /// [`CommandError::Late`]: such a grant ends as `neverStarted`.
     pub async fn allocate(&self, request: AdmitRequest, attempt: Attempt) -> Result<Granted, CommandError> {
         let (reply, answer) = oneshot::channel();
         send(&self.kubelet_jobs, KubeletJob::Allocate { request, attempt, reply })?;

@@ -64,7 +64,7 @@ const KUBELET_JOBS: usize = keeper::KUBELET_INBOX;
 /// Capacity of the inbox for other jobs: at most one reading per GPU and event, 64 GPUs.
 const OTHER_JOBS: usize = 64;
 
-/// The running keeper, policy thread and recorder. They end when the last [`Door`] is dropped.
+/// The running keeper, policy thread and recorder. They end when the last [`KernelHandle`] is dropped.
 pub struct RunningCore {
     /// The front ends' handle.
     pub handle: KernelHandle,

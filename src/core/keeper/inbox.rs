@@ -70,7 +70,7 @@ impl Handle {
     /// Puts a command into an inbox: the kubelet's for Allocate, else the other one.
     ///
     /// # Errors
-    /// [`AskError::Busy`] if the inbox is full, [`AskError::Stopping`] if the keeper has ended.
+    /// [`CommandError::Busy`] if the inbox is full, [`CommandError::Stopping`] if the keeper has ended.
     pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<CommandResult>, CommandError> {
         let inbox = if matches!(command, Command::Allocate { .. }) { &self.kubelet } else { &self.other };
         let (reply, answer) = oneshot::channel();

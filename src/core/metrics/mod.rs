@@ -4,9 +4,9 @@
 //! Allocate. Each family is a row of [`table`], encoded by the module of its subject; nothing is registered globally.
 //!
 //! Label values are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::offer::RESOURCES_MAX`] at a time, and
-//! [`crate::figures::RESOURCES_COUNTED_MAX`] over time), policy versions
-//! ([`crate::admission::VERSIONS_COUNTED_MAX`]), XIDs ([`crate::figures::XIDS_COUNTED_MAX`]), routes
-//! ([`crate::figures::ROUTES_COUNTED_MAX`]); all others are closed lists. Pods and namespaces are not labels.
+//! [`crate::counters::RESOURCES_COUNTED_MAX`] over time), policy versions
+//! ([`crate::admission::VERSIONS_COUNTED_MAX`]), XIDs ([`crate::counters::XIDS_COUNTED_MAX`]), routes
+//! ([`crate::counters::ROUTES_COUNTED_MAX`]); all others are closed lists. Pods and namespaces are not labels.
 
 mod allocations;
 mod daemon;

@@ -9,6 +9,7 @@ ci: lint test policies-test same-answers policy-templates
 
 # Formatting, clippy with warnings as errors, rustdoc without warnings
 lint:
+    .ci/words
     cargo fmt --all --check
     cargo fmt --manifest-path tests/fuzz/Cargo.toml --check
     cargo clippy --workspace --all-targets --locked -- -D warnings

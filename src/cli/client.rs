@@ -318,8 +318,8 @@ mod tests {
             let error = error_of(status, body);
             assert_eq!(error.is::<Temporary>(), passes, "{status}: {error:#}");
         }
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let server = format!("http://{nobody}");
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let server = format!("http://{closed}");
         assert!(client(server).get::<serde_json::Value>("/gpus").unwrap_err().is::<Temporary>());
     }
 

@@ -162,7 +162,7 @@ fn list(list: &DecisionRecordList) -> String {
     }
     if list.journal.lost > 0 {
         text += &format!(
-            "{} decisions were never put down: too many at once, or the disk failed\n",
+            "{} decisions were not recorded: too many at once, or the disk failed\n",
             list.journal.lost
         );
     }

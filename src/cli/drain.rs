@@ -311,14 +311,14 @@ mod tests {
         assert!(holder_line(&holder(State::StaticPod)).contains("blocker"));
         let back = DrainHolder { comes_back: true, ..holder(State::Terminating) };
         assert!(holder_line(&back).ends_with("; DaemonSet pod: comes back to another GPU, or waits for one"));
-        let nobody = DrainHolder {
+        let unknown = DrainHolder {
             namespace: None,
             pod: None,
             pod_uid: None,
             containers: Vec::new(),
             ..holder(State::NotKnown)
         };
-        assert_eq!(holder_line(&nobody), "allocation a-1: holder not known yet");
+        assert_eq!(holder_line(&unknown), "allocation a-1: holder not known yet");
     }
 
     fn progress() -> berth_api::DrainProgress {

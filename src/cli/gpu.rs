@@ -201,7 +201,7 @@ fn bypasses(count: u32) -> String {
 
 fn part_table(part: &Part) -> String {
     let kind = part.mig.as_ref().map_or_else(|| "whole GPU".into(), |m| format!("MIG {}", m.profile));
-    let by = part.offered_by.as_deref().unwrap_or("nobody");
+    let by = part.offered_by.as_deref().unwrap_or("no policy");
     let rows: Vec<_> = part.devices.iter().map(device_row).collect();
     format!("\n{} ({kind}), offered by {by}\n", part.uuid)
         + &table(&["DEVICE", "RESOURCE", "STATE", "TAKES", "ALLOCATIONS"], &rows)

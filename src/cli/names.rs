@@ -57,14 +57,14 @@ mod tests {
     #[test]
     fn a_uuid_comes_with_its_index_and_longer_words_stay() {
         let names = Names(vec![("GPU-1".into(), 1), ("GPU-10".into(), 7)]);
-        for (text, told) in [
+        for (text, expected) in [
             ("chooses GPU-1 instead of GPU-10", "chooses GPU 1 (GPU-1) instead of GPU 7 (GPU-10)"),
             ("GPU-10::3, GPU-1::12.", "GPU 7 share 3 (GPU-10::3), GPU 1 share 12 (GPU-1::12)."),
             ("GPU-1 x2; GPU-1::", "GPU 1 (GPU-1) x2; GPU 1 (GPU-1)::"),
             ("{\"part\":\"GPU-1\"}", "{\"part\":\"GPU-1\"}"),
             ("MIG-GPU-1 GPU-100 GPU-1-a \u{e9}", "MIG-GPU-1 GPU-100 GPU-1-a \u{e9}"),
         ] {
-            assert_eq!(names.with_indices(text), told);
+            assert_eq!(names.with_indices(text), expected);
         }
         assert_eq!(Names(Vec::new()).with_indices("GPU-1"), "GPU-1");
     }

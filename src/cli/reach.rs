@@ -127,7 +127,7 @@ impl Reach {
         match self.way {
             // Only the text of rustls' error has it.
             Way::Tls(_) if cause.contains("CaUsedAsEndEntity") => {
-                "its certificate is that of a CA, which may not be a server's, too: make it anew with \
+                "its certificate is that of a CA, which may not be a server's, too: create it again with \
                  basicConstraints CA:FALSE, or let a CA sign one for the server"
             }
             Way::Plain { .. } if cause.contains("protocol") || cause.contains("http parse") => {

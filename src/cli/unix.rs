@@ -45,7 +45,7 @@ pub(super) struct NoNames;
 impl Resolver for NoNames {
     fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
         let mut addresses = self.empty();
-        // At least one is wanted; nobody connects to it.
+        // The library requires at least one address; it is not connected to.
         addresses.push((IpAddr::from([127, 0, 0, 1]), 0).into());
         Ok(addresses)
     }

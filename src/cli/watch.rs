@@ -84,7 +84,7 @@ pub(super) fn run(
     }
 }
 
-/// Tables are told apart by an empty line, YAML documents by their mark; JSON needs nothing.
+/// An empty line separates tables, and a marker YAML documents; JSON needs no separator.
 fn separated(text: &str, follows: bool, out: &Out) -> String {
     let between = match (follows, out.form()) {
         (false, _) | (true, Output::Json) => "",

@@ -35,7 +35,8 @@ pub struct Failure {
     /// The unmet expectations.
     pub differences: Vec<Difference>,
     /// The policy calls of the step, as lines.
-    pub told: Vec<String>,
+    #[serde(rename = "told")]
+    pub calls: Vec<String>,
 }
 
 impl Report {
@@ -76,10 +77,10 @@ impl Failure {
             let _ = writeln!(text, "    {what:width$}  expected {expected}");
             let _ = writeln!(text, "    {:width$}       got {got}", "");
         }
-        if !self.told.is_empty() {
+        if !self.calls.is_empty() {
             let _ = writeln!(text, "    policy calls:");
         }
-        for line in &self.told {
+        for line in &self.calls {
             let _ = writeln!(text, "      {line}");
         }
     }
@@ -96,7 +97,7 @@ mod tests {
             line: Some(7),
             verb: "place".into(),
             differences: vec![Difference::new("gpus", "[0, 0]", "[0, 1]")],
-            told: vec!["fill@abc place: GPU 0, GPU 1 (spread)".into(), "  log: hello".into()],
+            calls: vec!["fill@abc place: GPU 0, GPU 1 (spread)".into(), "  log: hello".into()],
         };
         let report = Report {
             name: "a.yaml".into(),

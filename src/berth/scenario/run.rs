@@ -58,7 +58,7 @@ pub(super) fn run(
                 line: scenario.line(index),
                 verb: verb.as_str().into(),
                 differences,
-                told: calls::step_lines(&calls, &snapshot),
+                calls: calls::step_lines(&calls, &snapshot),
             });
         }
     }
@@ -79,9 +79,9 @@ fn check_inactive(scenario: &Scenario, node: &Node<'_>, faults: &[String]) -> Re
             if differences.is_empty() {
                 return Ok(Vec::new());
             }
-            let told = calls::step_lines(&calls, &node.snapshot());
+            let calls = calls::step_lines(&calls, &node.snapshot());
             let line = scenario.line(0);
-            Ok(vec![Failure { step: 1, line, verb: "offer".into(), differences, told }])
+            Ok(vec![Failure { step: 1, line, verb: "offer".into(), differences, calls }])
         }
         (None, _) => Err(format!("the stack was not activated: {}", faults.join("; "))),
     }

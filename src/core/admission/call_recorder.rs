@@ -66,16 +66,16 @@ impl Policies for CallRecorder<'_> {
     }
 
     fn call_with_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
-        let CallOutput { answer: told, cost, .. } = self.call_with_log(call);
-        (told, cost)
+        let CallOutput { answer, cost, .. } = self.call_with_log(call);
+        (answer, cost)
     }
 
     fn call_with_log(&self, call: Call<'_>) -> CallOutput {
         let (digest, hook) = (call.digest.clone(), call.question.hook());
         let policy = call.node.policies.get(&digest).map_or_else(String::new, |version| version.label());
-        let aloud = self.policies.call_with_log(call);
-        let (answer, said) = (aloud.answer.clone(), aloud.log_lines.clone());
+        let output = self.policies.call_with_log(call);
+        let (answer, said) = (output.answer.clone(), output.log_lines.clone());
         self.calls.lock().push_back(RecordedCall { digest, policy, hook, answer, log_lines: said });
-        aloud
+        output
     }
 }

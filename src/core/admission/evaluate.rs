@@ -159,7 +159,7 @@ impl Evaluation<'_> {
             wall_ms_max: left.min(CALL_MS_MAX * u64::from(self.time_factor)),
         };
         let span = spans::policy(hook.as_str(), || entry.label());
-        let CallOutput { answer: told, cost, log_lines: lines } = if left == 0 {
+        let CallOutput { answer, cost, log_lines: lines } = if left == 0 {
             let detail = format!("the stack used up its {} s", (STACK_TIME_MAX * self.time_factor).as_secs());
             CallOutput {
                 answer: Err(Fault { kind: FaultKind::Time, detail }),
@@ -169,7 +169,7 @@ impl Evaluation<'_> {
         } else {
             span.in_scope(|| self.policies.call_with_log(call))
         };
-        let checked = told.and_then(|answer| match answer {
+        let checked = answer.and_then(|answer| match answer {
             None => Ok(None),
             Some(answer) => match check(self, &answer) {
                 Ok(()) => Ok(Some(answer)),

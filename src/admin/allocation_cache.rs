@@ -1,9 +1,9 @@
-//! Live allocations as they were written last. A list of some dozens is asked for again and again while few
-//! of them change, and writing one takes most of the list's time.
+//! A cache of live allocations as JSON texts. Lists of some dozens are requested repeatedly while few of them change,
+//! and serializing an allocation takes most of a list's time.
 //!
-//! A text is good as long as all that it follows from is the very same in memory: the allocation, the parts
-//! of its devices, and the last look at processes. Where processes are on its GPUs it follows from everybody
-//! who holds something there as well, and is good for one generation of the ledger alone.
+//! A text is valid as long as everything that it depends on is the same object in memory: the allocation, the parts
+//! of its devices, and the process table. If there are processes on its GPUs, it also depends on the other holders
+//! there, and is valid for one generation of the ledger only.
 
 use berth_api::Allocation;
 use berth_kernel::allocation;
@@ -17,21 +17,21 @@ use serde_json::value::{RawValue, to_raw_value};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
-/// So many more than there are live allocations are kept until they are looked through: some 1 KiB each.
+/// Texts of ended allocations that are kept until the next cleanup: some 1 KiB each.
 const ENDED_MAX: usize = 64;
 
 /// The texts, by allocation.
 #[derive(Default)]
 pub(crate) struct Written(Mutex<HashMap<AllocationId, Arc<Text>>>);
 
-/// One allocation as the API shows it, and what that follows from: weakly, so that nothing old is kept in
-/// memory but the places where it was, which nothing new can have meanwhile.
+/// The text of an allocation, with weak references to what it depends on: these keep no object alive, only its
+/// address, which no new object can have meanwhile.
 pub(crate) struct Text {
     allocation: Weak<allocation::Allocation>,
-    /// Of its devices, in their order.
+    /// The parts of its devices, in their order.
     parts: Vec<Option<Weak<PartState>>>,
     processes: Weak<ProcessTable>,
-    /// Set where processes are on its GPUs.
+    /// Set if there are processes on its GPUs.
     generation: Option<u64>,
     mps: bool,
     json: Box<RawValue>,
@@ -45,7 +45,7 @@ impl Text {
     ) -> serde_json::Result<Self> {
         let ledger = owners.ledger;
         let busy = |part: &Arc<PartState>| owners.on(part.part.gpu()).is_some_and(|all| !all.is_empty());
-        // Who is on a part that is not known cannot be told from here.
+        // The processes on an unknown part are unknown.
         let busy = parts(ledger, allocation).any(|part| part.is_none_or(busy));
         Ok(Self {
             generation: busy.then_some(ledger.generation),
@@ -80,10 +80,10 @@ impl Text {
 }
 
 impl Written {
-    /// These, in their order. `owners` is asked for where one of them has to be written.
+    /// The texts of these allocations, in their order. `owners` is called only if one of them has to be serialized.
     ///
     /// # Errors
-    /// If one cannot be written, which its types exclude.
+    /// If one cannot be serialized, which its types exclude.
     pub(crate) fn of<'l>(
         &self,
         ledger: &'l Ledger,
@@ -98,7 +98,7 @@ impl Written {
             };
             found.iter().map(good).collect()
         };
-        // Outside the lock: two may write the same, and nobody waits for it.
+        // Outside the lock: two requests may serialize the same, and none waits.
         let mut new = Vec::new();
         let mut texts = Vec::with_capacity(found.len());
         for (allocation, kept) in found.iter().zip(kept) {
@@ -122,7 +122,7 @@ impl Written {
     }
 }
 
-/// Of each device's part, where it is known.
+/// The part of each device, if known.
 fn parts<'l>(
     ledger: &'l Ledger,
     allocation: &allocation::Allocation,
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use test_node::{Node, of_pod, process};
 
-    /// Of all live allocations, what is kept and what is written anew.
+    /// All live allocations, from the cache and serialized again.
     fn both(written: &Written, ledger: &Ledger, mps: &BTreeSet<Resource>) -> [Vec<String>; 2] {
         let (owners, live) = (Attributions::new(ledger), ledger.live.values().collect::<Vec<_>>());
         let kept = written.of(ledger, mps, || &owners, &live).unwrap();
@@ -168,7 +168,7 @@ mod tests {
         node.look(&[("GPU-0", process(1, "GPU-0", of_pod("pod-a", "main")))]);
         let used = same(&node, &mps);
         assert_ne!(used, idle);
-        // Nothing of the first one's own changes: the other one is learned to be of the same pod.
+        // The first one itself does not change: the second one's holder becomes known, and is of the same pod.
         let live = Arc::make_mut(&mut node.ledger.live);
         Arc::make_mut(live.get_mut(&other).unwrap()).holder.pod_uid = Some("pod-a".into());
         node.ledger.generation += 1;

@@ -1,5 +1,5 @@
-//! Every "no" and every failure of the middle, as a problem. No wildcard arm: a new refusal does
-//! not compile until somebody decides what the API says.
+//! Converts refusals and errors of the core into problems. No wildcard arm: a new refusal does not compile until it
+//! has a problem.
 
 use berth_api::{Action, Kind, Operation};
 use berth_core::admission::{
@@ -11,22 +11,22 @@ use berth_http::Failure;
 use berth_kernel::ports::InstallError;
 use berth_kernel::refusal::Refusal;
 
-/// When to retry what was refused for lack of room: a turn takes about a millisecond.
+/// `Retry-After` while inboxes are full, seconds: a command takes about a millisecond.
 const BUSY_RETRY_S: u64 = 1;
-/// When to retry while another policy is being compiled: seconds, as a rule.
+/// `Retry-After` while another policy is compiled, seconds.
 const COMPILE_RETRY_S: u64 = 5;
-/// When to retry while another replay is at work: it takes 20 s at most.
+/// `Retry-After` while another replay runs, seconds: it takes at most 20 s.
 const REPLAY_RETRY_S: u64 = 20;
-/// When to retry after the store failed: it is read back every half second.
+/// `Retry-After` after an error of the store, seconds: it is checked every half second.
 const STORE_RETRY_S: u64 = 2;
 
-/// What to do about a policy that is not signed, or by somebody else.
+/// The hint for a policy without a signature of a trusted key.
 const UNSIGNED_HINT: &str = "sign the file with the private half of such a key (openssl pkeyutl -sign -rawin) and upload both; \
      trustedKeys in the configuration file names the keys";
 
-/// What the API answers where the daemon refuses or fails.
+/// Conversion of an error of the core.
 pub(crate) trait IntoFailure {
-    /// The answer.
+    /// The response's error.
     fn into_failure(self) -> Failure;
 }
 

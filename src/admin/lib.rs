@@ -1,8 +1,8 @@
-//! Front end 2: what operators see and change, as JSON over HTTP under `/api/v1`.
+//! Front end 2: the admin API, JSON over HTTP under `/api/v1`.
 //!
-//! Parses, asks the door, and shows snapshots. The routes are listed in `routes` and described in
-//! `/openapi.json`; wire types end in [`berth_api`]. What is absent here: any rule about GPUs, and any
-//! state but the count of requests under way.
+//! Handlers parse requests, submit commands to the kernel's handle, and show snapshots. The routes are listed in
+//! `routes` and described in `/openapi.json`; the wire types are those of [`berth_api`]. This crate has no rule about
+//! GPUs, and no state except caches and counts.
 
 mod allocation_cache;
 mod event_feed;
@@ -26,23 +26,22 @@ use state::State;
 use std::future::Future;
 use std::sync::Arc;
 
-/// A server that listens but does not answer yet: connections wait in the system's queue.
+/// A server that listens but does not respond yet: connections wait in the system's queue.
 pub struct Server(berth_http::Server);
 
 impl Server {
-    /// Listens, and reads the token or makes one. A taken port fails here, before anything else
-    /// has begun.
+    /// Listens, and reads or creates the token. A port in use fails here, before anything else has started.
     ///
     /// # Errors
-    /// If an address or the token file cannot be used; says what to do.
+    /// If an address or the token file cannot be used, with what to do.
     pub fn bind(settings: berth_http::Settings) -> Result<Self, AdminError> {
         berth_http::Server::bind(settings).map(Self)
     }
 
-    /// Answers, on threads of its own.
+    /// Serves requests, on threads of its own.
     ///
     /// # Errors
-    /// If the system gives no thread or socket; whatever was started ends again.
+    /// If the system refuses a thread or socket; everything that was started ends again.
     pub fn run(self, kernel: KernelHandle, facts: Facts) -> Result<Running, AdminError> {
         let figures = Arc::clone(kernel.counters());
         self.0.run(figures, move |http| Api(Data::new(State::new(facts, http, kernel))))

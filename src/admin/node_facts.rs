@@ -1,15 +1,15 @@
-//! What the API shows beside the ledger: facts that other rooms hold and the daemon gathers.
+//! Facts about the daemon that the API shows besides the ledger. Other crates have them, and the daemon collects
+//! them.
 
 use berth_kernel::names::Resource;
 use berth_kernel::stack::StackEntry;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What the daemon tells of itself when a request asks; it must not wait for anything.
+/// Collects the facts for a request; must not block.
 pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
 
-/// One look at what the daemon knows of itself. Made anew for each request that shows it, so it
-/// must not wait for anything.
+/// The facts about the daemon at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct NodeFacts {
     /// The node's name.
@@ -20,32 +20,32 @@ pub struct NodeFacts {
     pub driver_version: Option<String>,
     /// CUDA version of the driver, where the backend has one.
     pub cuda_version: Option<String>,
-    /// Whether the GPUs were looked at.
+    /// Whether the GPUs were scanned.
     pub gpus: Step,
-    /// Whether what running pods hold was taken over.
+    /// Whether the devices of running pods were adopted.
     pub adoption: Step,
-    /// The kubelet as a whole, and what it waits for.
+    /// The connection to the kubelet.
     pub kubelet: Step,
-    /// The state of every resource at the kubelet.
+    /// The registration of each resource at the kubelet.
     pub registrations: Vec<Registration>,
     /// Resources whose containers are set up for MPS.
     pub mps: BTreeSet<Resource>,
-    /// How it stands with the API server; `None` where it is not used.
+    /// The connection to the API server; `None` if it is not used.
     pub api_server: Option<Step>,
-    /// Why a policy of the active stack cannot be called, if so. The daemon goes on trying.
+    /// Why a policy of the active stack cannot be called, if so. The daemon retries.
     pub uncallable: Option<String>,
-    /// Whether the node's labels stand, and why not; `None` where none are wanted.
+    /// Whether the node's labels are up to date; `None` if labels are not configured.
     pub labels: Option<Step>,
-    /// The stack of the configuration file, in force or not.
+    /// The stack of the configuration file.
     pub file_stack: FileStack,
 }
 
 /// A step of the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Taken.
+    /// It is done.
     Done,
-    /// Not yet, and why or on what it waits; says what to do where an operator must.
+    /// It is not, with the reason, and with what to do if an operator has to act.
     Waiting(String),
 }
 
@@ -55,20 +55,20 @@ impl Default for Step {
     }
 }
 
-/// One resource at the kubelet.
+/// The registration of one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// The resource.
     pub resource: Resource,
-    /// Whether the kubelet knows it and watches its list.
+    /// Whether the kubelet accepted it and watches its devices.
     pub state: Step,
 }
 
 /// The stack of the configuration file.
 #[derive(Clone, Debug, Default)]
 pub struct FileStack {
-    /// Its entries with their versions resolved; what `berth policy reset` goes back to.
+    /// Its entries with resolved versions; `berth policy reset` activates them.
     pub entries: Vec<StackEntry>,
-    /// Why it cannot be used, if it cannot.
+    /// Why it cannot be used, if so.
     pub trouble: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! The API's description, made from the handlers and the wire types, so that it cannot differ from
-//! them. A copy is committed as openapi/berth.json, and a test holds the two equal.
+//! The API's description, generated from the handlers and the wire types, so that it cannot differ from them. A copy
+//! is committed as openapi/berth.json; a test compares them.
 
 mod examples;
 
@@ -57,7 +57,7 @@ use utoipa::{Modify, OpenApi};
 )]
 struct Api;
 
-/// The document as it is served and committed.
+/// The document.
 #[must_use]
 pub fn openapi_json() -> &'static str {
     static JSON: LazyLock<String> = LazyLock::new(|| {
@@ -68,7 +68,7 @@ pub fn openapi_json() -> &'static str {
     &JSON
 }
 
-/// Fills in what all operations share: the token, and how errors look.
+/// Adds what all operations have in common: the token, and the errors.
 struct Errors;
 
 impl Modify for Errors {
@@ -89,13 +89,13 @@ impl Modify for Errors {
     }
 }
 
-/// Of operations that take no query, and are refused for no other reason of this status.
+/// The 400 of operations without a query and without another reason.
 const NO_QUERY: &str = "An unknown key in the query";
 
-/// Of operations that are refused for no other reason.
+/// The 403 of operations without another reason.
 const NOT_ALLOWED: &str = "Whoever asks may not do this";
 
-/// Operations whose answers have a weak ETag, and answer 304 to whoever has them already.
+/// Operations whose responses have a weak ETag, with 304 for `If-None-Match`.
 const CACHED: [&str; 15] = [
     "getNode",
     "listGpus",
@@ -114,10 +114,10 @@ const CACHED: [&str; 15] = [
     "explainAllocation",
 ];
 
-/// Operations whose body says how, and may be left out.
+/// Operations whose body is optional.
 const BODY_OPTIONAL: [&str; 3] = ["cordonGpu", "drainGpu", "rollBackStack"];
 
-/// The condition, the tag, and the answer to whoever has it.
+/// Adds the condition, the tag, and 304.
 fn cached(operation: &mut Operation) {
     let text = || Some(RefOr::T(Schema::Object(ObjectBuilder::new().schema_type(Type::String).build())));
     let condition = ParameterBuilder::new()
@@ -141,7 +141,7 @@ fn cached(operation: &mut Operation) {
     responses.insert("304".into(), RefOr::T(same.build()));
 }
 
-/// The operations of a path; whether each asks the ledger's thread for a change.
+/// The operations of a path, and whether each submits a command to the ledger's thread.
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool)> {
     let reads = item.get.iter_mut().map(|o| (o, false));
     let changes = [&mut item.put, &mut item.post, &mut item.delete];

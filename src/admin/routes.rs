@@ -1,4 +1,4 @@
-//! The route table. What is not in it is a problem, too.
+//! The route table. A path that is not in it is a problem, too.
 
 use crate::openapi;
 use crate::resources::{
@@ -104,7 +104,7 @@ pub(crate) fn health(config: &mut ServiceConfig) {
     config.default_service(web::to(no_route));
 }
 
-/// The API's description: half a megabyte of mostly the same words.
+/// The API's description: half a megabyte of repetitive text.
 async fn document(request: HttpRequest) -> HttpResponse {
     static DOCUMENT: LazyLock<Packed> =
         LazyLock::new(|| Packed::new("application/json", openapi::openapi_json()));

@@ -1,4 +1,4 @@
-//! What every handler works with.
+//! The state that all handlers share.
 
 use crate::allocation_cache::Written;
 use crate::event_feed::Feed;
@@ -17,13 +17,13 @@ pub(crate) struct State {
     pub(crate) metrics: Metrics,
     pub(crate) facts: Facts,
     pub(crate) http: Arc<Context>,
-    /// What follows from the newest snapshot.
+    /// Device counts of the newest snapshot.
     pub(crate) surveys: Surveys,
-    /// Allocations as they were shown last.
+    /// Allocations as JSON texts.
     pub(crate) written: Written,
-    /// The uploads under way.
+    /// Permits of uploads.
     pub(crate) upload_permits: UploadPermits,
-    /// Whose turn it is to order something of a GPU.
+    /// Held while the drain state of a GPU is changed.
     pub(crate) orders: Mutex<()>,
     /// The newest events of the node.
     pub(crate) feed: Feed,

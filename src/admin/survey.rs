@@ -1,4 +1,4 @@
-//! What the kubelet is told of one snapshot, and what is counted from that: found once for all who read it.
+//! Device counts of a snapshot: computed once for all requests that show it.
 
 use berth_api::ResourceUse;
 use berth_core::admission::KernelHandle;
@@ -10,36 +10,37 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-/// What follows from a snapshot alone.
+/// Counts that depend on a snapshot only.
 pub(crate) struct Survey {
     pub(crate) ledger: Snapshot,
     /// Devices that are listed Healthy.
     healthy: HashSet<DeviceKey>,
-    /// Uses that no allocation explains, by GPU.
+    /// Uses without an allocation, by GPU.
     bypasses: BTreeMap<PartId, u32>,
-    /// What is advertised and held, by GPU.
+    /// Listed and held devices, by GPU.
     uses: BTreeMap<PartId, Vec<ResourceUse>>,
-    /// The same over the whole node.
+    /// Listed and held devices of the whole node.
     of_node: Vec<ResourceUse>,
 }
 
-/// The newest snapshot that somebody asked about, seen. A page, its neighbours and a scraper mostly read
-/// the same one, and to see it takes a walk over all devices.
+/// The counts of the newest requested snapshot. A page, its requests and a scraper mostly read the same one, and
+/// counting it visits all devices.
 #[derive(Default)]
 pub(crate) struct Surveys(Mutex<Option<Arc<Survey>>>);
 
 impl Surveys {
-    /// The door's newest snapshot. Seen outside the lock: two may do so at once, and nobody waits.
+    /// The counts of the kernel's newest snapshot. Computed outside the lock: two requests may compute the same, and
+    /// none waits.
     pub(crate) fn newest(&self, kernel: &KernelHandle) -> Arc<Survey> {
         let ledger = kernel.snapshot();
         let last = self.0.lock().clone();
-        // A snapshot in hand is no other's place in memory, so the same place is the same snapshot.
+        // Both snapshots are alive, so equal addresses mean the same snapshot.
         if let Some(survey) = last.filter(|survey| Arc::ptr_eq(&survey.ledger, &ledger)) {
             return survey;
         }
         let survey = Arc::new(Survey::of(kernel, ledger));
         let old = self.0.lock().replace(Arc::clone(&survey));
-        // Outside the lock, too: it may be the last that holds a whole snapshot.
+        // Outside the lock, too: this may free a whole snapshot.
         drop(old);
         survey
     }
@@ -72,28 +73,28 @@ impl Survey {
         self.healthy.contains(device)
     }
 
-    /// How many uses of a GPU no allocation explains.
+    /// Number of uses of a GPU without an allocation.
     pub(crate) fn bypasses_on(&self, gpu: &PartId) -> u32 {
         self.bypasses.get(gpu).copied().unwrap_or(0)
     }
 
-    /// The same of all GPUs.
+    /// Number of uses of all GPUs without an allocation.
     pub(crate) fn bypasses(&self) -> usize {
         self.bypasses.values().map(|n| *n as usize).sum()
     }
 
-    /// What is advertised and held of a GPU.
+    /// Listed and held devices of a GPU.
     pub(crate) fn uses_on(&self, gpu: &PartId) -> &[ResourceUse] {
         self.uses.get(gpu).map_or(&[], Vec::as_slice)
     }
 
-    /// The same over the whole node.
+    /// Listed and held devices of the whole node.
     pub(crate) fn uses(&self) -> &[ResourceUse] {
         &self.of_node
     }
 }
 
-/// Devices, held ones, free ones.
+/// All devices, held ones and free ones.
 type Counts<'s> = BTreeMap<&'s Resource, (u32, u32, u32)>;
 
 fn count<'s>(part: &'s PartState, healthy: &HashSet<DeviceKey>, counts: &mut Counts<'s>) {

@@ -6,7 +6,7 @@ use berth_http::Failure;
 use berth_http::caller;
 use parking_lot::Mutex;
 
-/// Uploads under way at a time: each holds up to 32 MiB, and only one is compiled at a time.
+/// Concurrent uploads: each holds up to 32 MiB, and only one is compiled at a time.
 const PERMITS: usize = 2;
 
 /// When to retry while uploads are under way, seconds: most policies compile in that time.

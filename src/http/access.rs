@@ -1,8 +1,8 @@
-//! The door of `/api/v1`: who asks, whether they may, how often, and the audit line of what they change.
+//! Authentication of `/api/v1`: the caller, its right, its request rate, and the audit line of each change.
 //!
-//! A bearer token that comes decides alone, even where the connection has a certificate or is root's:
-//! whoever shows one means it. Reading is GET and HEAD; every other method is changing, trials and
-//! replays among them, so that no route can forget to say so.
+//! If a request has a bearer token, only the token counts, even if the connection has a client certificate or is
+//! root's. GET and HEAD need the right to read; every other method needs the right to change, trials and replays
+//! included, so that no route can omit the check.
 
 use super::audit::Line;
 use super::auth;
@@ -33,26 +33,26 @@ use berth_api::Kind;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Requests a second of one address that open nothing: without a token, with a wrong one, or with one
-/// that the API server is asked about. Own tokens are not among them, so nobody is locked out by others. And as many
-/// of one user of the cluster, wherever they are, that the API server says they may not make.
+/// Unauthenticated requests a second of one address: without a token, with a wrong one, or with one that the API
+/// server has to review. Requests with the daemon's own tokens do not count, so no client locks another out. The same
+/// limit holds for the requests of one user of the cluster, at any address, that the API server denies.
 const STRANGERS_PER_SECOND: u32 = 50;
 
-/// Scrapes a second of one address, on the listener that needs no token: each walks over all figures. A
-/// scraper comes every few seconds, and some look at a node through the same address.
+/// Scrapes a second of one address, on the listener that needs no token: each scrape reads all metrics. A scraper
+/// comes every few seconds, and several may share an address.
 const SCRAPES_PER_SECOND: u32 = 20;
 
-/// Longest path that the API server is asked about, bytes: names of GPUs, allocations and policies have at
-/// most 90.
+/// Longest path that the API server is asked to review, bytes: paths with names of GPUs, allocations and policies
+/// have at most 90.
 const REVIEWED_PATH_BYTES_MAX: usize = 256;
 
-/// Everything that lets in.
+/// The tokens, certificates and reviews that authenticate callers, and their limits.
 pub struct Access {
     tokens: Tokens,
     tls: Option<Arc<Tls>>,
-    /// What each client certificate's name may do.
+    /// The right of each client certificate's name.
     clients: BTreeMap<String, Right>,
-    /// What certificates of other names may do.
+    /// The right of certificates with other names.
     others: Option<Right>,
     reviews: Option<Reviews>,
     reads: Limiter,
@@ -83,13 +83,13 @@ impl Access {
         })
     }
 
-    /// The TLS of the admin listener, if it has any.
+    /// The TLS of the admin listener, if it is configured.
     #[must_use]
     pub fn tls(&self) -> Option<&Arc<Tls>> {
         self.tls.as_ref()
     }
 
-    /// Who asks. Who is none counts among the strangers of their address, if this counts.
+    /// Authenticates the caller. If `counted`, a request that fails to counts against the limit of its address.
     async fn known(&self, request: &HttpRequest, counted: Counted) -> Result<Caller, Failure> {
         let peer = request.conn_data::<Peer>();
         let stranger = |problem| self.strangers.take_if(counted, &Client::of(peer)).and(Err(problem));
@@ -105,7 +105,8 @@ impl Access {
             let user = match reviews.known(token) {
                 Some(user) => user,
                 None => {
-                    // Whoever was known is not held up by the strangers of their network.
+                    // A token that was accepted before is not delayed by unauthenticated requests of the same
+                    // network.
                     if !reviews.was_known(token) {
                         self.strangers.take_if(counted, &Client::of(peer))?;
                     }
@@ -161,8 +162,9 @@ impl Access {
         Ok(Caller { name: name.into(), right: Some(right), by: "certificate", user: None })
     }
 
-    /// Whether they may do this, now. A user of the cluster who may not may ask as rarely as a stranger, since all
-    /// of its pods have a token; what they would change is refused by the same words all the same, and audited.
+    /// Checks whether the caller may do this now. A user of the cluster without the right has the rate of an
+    /// unauthenticated client, since each of its pods has a token; its changes are still refused with the same
+    /// message, and audited.
     async fn permits(&self, caller: &Caller, request: &ServiceRequest) -> Result<(), Failure> {
         let needed = needed(request.method());
         let limiter = match needed {
@@ -170,7 +172,7 @@ impl Access {
             Right::Change => &self.changes,
         };
         limiter.take(&caller.client())?;
-        // A browser sends its certificate along with what any page makes it ask. A token it does not.
+        // A browser sends its certificate with requests of any page; it does not do so with a token.
         if caller.by == "certificate" && needed == Right::Change {
             host::same_site(request.headers())?;
         }
@@ -184,7 +186,7 @@ impl Access {
         Err(forbidden(caller, needed))
     }
 
-    /// `path`: what the API server is asked about, where it is.
+    /// `path`: the path for the API server's review, if there is one.
     async fn may<'p>(
         &self,
         caller: &Caller,
@@ -199,8 +201,8 @@ impl Access {
         }
     }
 
-    /// Whether whoever was let in to this route with this request would be now: their token, certificate or
-    /// right may have been taken away. Where it cannot be asked, they are; how often others ask does not count.
+    /// Whether the caller of this request is still authorized: its token, certificate or right may have been removed.
+    /// A caller that cannot be reviewed now stays authorized; rates do not count.
     pub async fn still(&self, request: &HttpRequest) -> bool {
         let route = request.match_pattern().unwrap_or_default();
         let may = match self.known(request, Counted::No).await {
@@ -213,10 +215,10 @@ impl Access {
         }
     }
 
-    /// Whether they may read what is open to this node alone: the same rules as below `/api/v1`.
+    /// Checks whether the caller may read what is open without a token on this node only, by the rules of `/api/v1`.
     ///
     /// # Errors
-    /// Why not.
+    /// If it may not.
     pub(super) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Failure> {
         let caller = self.known(request.request(), Counted::Yes).await?;
         self.permits(&caller, request).await?;
@@ -224,12 +226,12 @@ impl Access {
         Ok(())
     }
 
-    /// Whether whoever asks for what needs no token asks too often.
+    /// Limits the rate of requests that need no token.
     pub(super) fn limit_public(&self, request: &ServiceRequest) -> Result<(), Failure> {
         self.reads.take(&Client::of(request.conn_data::<Peer>()))
     }
 
-    /// Whether whoever asks the health listener for all figures does so too often. Probes are never too many.
+    /// Limits the rate of scrapes on the health listener. Probes are not limited.
     pub(super) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Failure> {
         match route::path(request) {
             "/metrics" => self.scrapes.take(&Client::of(request.conn_data::<Peer>())),
@@ -238,8 +240,8 @@ impl Access {
     }
 }
 
-/// What the API server is asked about: the path as it is routed, with its escapes undone, so that it is
-/// asked about what is then done. What is at no route it is not asked about.
+/// The path for the API server's review: as it is routed, without escapes, so that the review is about what is done.
+/// A path without a route is not reviewed.
 fn reviewed(request: &ServiceRequest) -> Result<&str, Failure> {
     let path = route::path(request);
     if request.resource_map().match_pattern(path).is_none() {
@@ -271,14 +273,14 @@ fn needed(method: &Method) -> Right {
     }
 }
 
-/// Its connection has let somebody in.
+/// Marks the connection as one of an authenticated client.
 fn know(request: &ServiceRequest) {
     if let Some(slot) = request.conn_data::<Arc<Slot>>() {
         slot.know();
     }
 }
 
-/// Wraps all of /api/v1, unknown routes under it too.
+/// The middleware around all of `/api/v1`, unknown routes included.
 pub(super) async fn kernel(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,

@@ -1,8 +1,8 @@
-//! The audit line: one for each request that would change something, at target `audit`, whatever came
-//! of it. What is never in it: a token, a certificate, a query, a body.
+//! The audit line of each request that would change something, at target `audit`, whatever its outcome. It never
+//! contains a token, a certificate, a query or a body.
 //!
-//! Requests that were turned away for asking too often have none of their own: they changed nothing,
-//! and a flood of them would be a flood of lines. [`super::rate_limit`] tells of them once a minute.
+//! Requests that exceed a rate have no line: they changed nothing, and a flood of them would be a flood of lines.
+//! [`super::rate_limit`] logs their number once a minute.
 
 use super::caller::{Caller, Said};
 use super::peer::Peer;
@@ -12,17 +12,17 @@ use actix_web::dev::ServiceRequest;
 use actix_web::http::StatusCode;
 use std::rc::Rc;
 
-/// Longest path that is shown, bytes: that of a version's module has 90.
+/// Longest logged path, bytes: that of a policy version's module has 90.
 const PATH_BYTES_MAX: usize = 200;
-/// Longest method that is shown, bytes; any token may come as one.
+/// Longest logged method, bytes: a client may send any token as its method.
 const METHOD_BYTES_MAX: usize = 16;
 
 fn cut(text: &str, most: usize) -> String {
     text[..text.floor_char_boundary(most)].to_owned()
 }
 
-/// A line that is to be written. It is written when it is dropped, so a request whose client hung up,
-/// or whose handler panicked, has one too: what it asked for may have been done.
+/// An audit line. It is written when it is dropped, so a request whose client disconnected, or whose handler
+/// panicked, has one too: its change may have been made.
 pub(super) struct Line {
     method: String,
     path: String,
@@ -36,7 +36,7 @@ impl Line {
     pub(super) fn of(request: &ServiceRequest) -> Self {
         Self {
             method: cut(request.method().as_str(), METHOD_BYTES_MAX),
-            // As it is routed, so that no escape hides what is done.
+            // The path as it is routed, so that no escape hides it.
             path: cut(route::path(request), PATH_BYTES_MAX),
             from: request.conn_data::<Peer>().map_or_else(|| "unknown".into(), ToString::to_string),
             caller: None,
@@ -45,17 +45,17 @@ impl Line {
         }
     }
 
-    /// The door knows who it is.
+    /// Sets the authenticated caller.
     pub(super) fn caller(&mut self, caller: &Caller) {
         self.caller = Some(caller.clone());
     }
 
-    /// What the handler is told will be told here.
+    /// Takes the statements of the request that its handler reads.
     pub(super) fn listen(&mut self, said: &Rc<Said>) {
         self.said = Some(Rc::clone(said));
     }
 
-    /// It was answered.
+    /// Sets the status of the response, and writes the line.
     pub(super) fn answered(mut self, status: StatusCode) {
         self.status = Some(status);
     }

@@ -1,4 +1,4 @@
-//! Bearer tokens: one is made on first start, more are configured; none is ever in a log or a URL.
+//! Bearer tokens: one is created at the first start, others are configured. No log or URL contains a token.
 
 use super::error::AdminError;
 use super::failure::Failure;
@@ -12,16 +12,16 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use subtle::ConstantTimeEq;
 
-/// Random bytes of a token: 256 bits, as many as the hash that guards it.
+/// Random bytes of a token: 256 bits, as many as its hash has.
 const TOKEN_BYTES: usize = 32;
-/// Shortest token that is taken from a file that somebody else wrote: 128 bits as hex.
+/// Shortest token that is accepted from an existing file: 128 bits as hex.
 const TOKEN_CHARS_MIN: usize = 32;
-/// Longest token, so that a header of one is always read whole.
+/// Longest token, so that a header with one is always read completely.
 const TOKEN_CHARS_MAX: usize = 512;
-/// What changes made with the token are signed with.
+/// The author of changes made with the token.
 pub(super) const OPERATOR: &str = "admin";
 
-/// The hash of the token: memory holds no text that would open the door.
+/// The hash of a token. No token is kept in memory.
 #[derive(Clone)]
 pub(super) struct TokenHash([u8; 32]);
 
@@ -30,22 +30,22 @@ impl TokenHash {
         Self(Sha256::digest(token.as_bytes()).into())
     }
 
-    /// From a configuration.
+    /// A hash from the configuration.
     pub(super) const fn given(hash: [u8; 32]) -> Self {
         Self(hash)
     }
 
-    /// Whether it is the hash of the same token. Hashes are compared, in constant time and at equal
-    /// length, so the time taken tells nothing of the token.
+    /// Whether it is the hash of the same token. Hashes have the same length and are compared in constant time, so
+    /// the time reveals nothing about the token.
     pub(super) fn is(&self, other: &Self) -> bool {
         bool::from(self.0.ct_eq(&other.0))
     }
 }
 
-/// The token that the headers carry, if any.
+/// The bearer token in the headers, if there is one.
 ///
 /// # Errors
-/// If there is an Authorization header that carries none, or two of them.
+/// If an Authorization header has no bearer token, or there are two such headers.
 pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Failure> {
     let mut given = headers.get_all(AUTHORIZATION);
     let (first, second) = (given.next(), given.next());
@@ -57,12 +57,12 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Failure> {
     token.map(Some).ok_or_else(|| refused("the Authorization header is not `Bearer TOKEN`", "Bearer"))
 }
 
-/// Nothing came that says who asks.
+/// The error of a request without a token.
 pub(super) fn no_token() -> Failure {
     refused("no token came with the request", "Bearer")
 }
 
-/// A token came that is nobody's.
+/// The error of a request with an unknown token.
 pub(super) fn wrong_token() -> Failure {
     refused("the token is not one that this daemon takes", "Bearer error=\"invalid_token\"")
 }
@@ -79,10 +79,10 @@ fn refused(detail: &str, challenge: &'static str) -> Failure {
     )
 }
 
-/// Reads the token, or makes one.
+/// Reads the token, or creates one.
 ///
 /// # Errors
-/// If the file can be neither read nor made, or holds no token; it is never overwritten.
+/// If the file can be neither read nor created, or contains no token; it is never overwritten.
 pub(super) fn token(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     match read(path) {
@@ -96,10 +96,10 @@ pub(super) fn token(path: &Path) -> Result<TokenHash, AdminError> {
     }
 }
 
-/// Whether the daemon would take the token file as it is, or make one.
+/// Checks whether the daemon would accept the token file, or create it.
 ///
 /// # Errors
-/// What is wrong with it.
+/// If it would not, with the reason.
 pub fn check_token_file(path: &Path) -> Result<(), AdminError> {
     match read(path) {
         Err(AdminError::Token { source: Some(error), .. }) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -107,10 +107,10 @@ pub fn check_token_file(path: &Path) -> Result<(), AdminError> {
     }
 }
 
-/// The token of a file as it is.
+/// Reads the token of an existing file.
 ///
 /// # Errors
-/// If it is not there, or not for its owner alone to write, or holds no token.
+/// If the file is missing, is writable for others than its owner, or contains no token.
 pub(super) fn read(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     let unreadable = |e| bad("it cannot be read", Some(e));
@@ -139,8 +139,8 @@ pub(super) fn read(path: &Path) -> Result<TokenHash, AdminError> {
     Ok(TokenHash::of(token))
 }
 
-/// Makes the file with its content in one step, so that a crash leaves no half a token, and does
-/// not replace one that another process made meanwhile.
+/// Creates the file with its content in one step, so that a crash leaves no partial token, and does not replace a
+/// file that another process has created meanwhile.
 fn make(path: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder(path))?;
     draft(path, |draft, _| match std::fs::hard_link(draft, path) {
@@ -153,7 +153,7 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Writes a new token beside `path`, hands it to `put` to be put in place, and makes that durable.
+/// Writes a new token next to `path`, passes it to `put`, which moves it into place, and makes that durable.
 pub(super) fn draft(
     path: &Path,
     put: impl FnOnce(&Path, &File) -> std::io::Result<()>,

@@ -1,4 +1,4 @@
-//! Bodies: read up to a limit and a deadline, then parsed. Nothing here trusts Content-Length.
+//! Request bodies: read up to a limit and a deadline, then parsed. Content-Length is not trusted.
 
 use super::failure::Failure;
 use super::unique;
@@ -12,16 +12,16 @@ use berth_files::yaml::plain;
 use futures_util::StreamExt;
 use std::time::Duration;
 
-/// Largest JSON body, bytes: a stack of 16 entries with parameters of 6 KiB, escaped twice over.
+/// Largest JSON body, bytes: a stack of 16 entries with parameters of 6 KiB, escaped twice.
 pub const JSON_BYTES_MAX: usize = 256 * 1024;
-/// Longest time for a JSON body to come in.
+/// Deadline of a JSON body.
 const JSON_WAIT: Duration = Duration::from_secs(10);
-/// Longest time for a policy to come in: the largest at half a megabyte a second.
+/// Deadline of a policy: the largest one at half a megabyte a second.
 const MODULE_WAIT: Duration = Duration::from_secs(60);
-/// What a policy is sent as.
+/// The content type of a policy.
 pub const WASM: &str = "application/wasm";
 
-/// A JSON body; an empty one is the default value, where `T` has one that makes sense.
+/// Reads a JSON body; an empty one is the default value.
 pub async fn json_or_default<T: Shape + Default>(
     request: &HttpRequest,
     payload: Payload,
@@ -34,13 +34,13 @@ pub async fn json_or_default<T: Shape + Default>(
     parse(&bytes)
 }
 
-/// A JSON body.
+/// Reads a JSON body.
 pub async fn json<T: Shape>(request: &HttpRequest, payload: Payload) -> Result<T, Failure> {
     media_type(request, "application/json")?;
     parse(&read(request, payload, JSON_BYTES_MAX, JSON_WAIT).await?)
 }
 
-/// A policy's bytes.
+/// Reads the bytes of a policy.
 pub async fn module(request: &HttpRequest, payload: Payload) -> Result<Vec<u8>, Failure> {
     media_type(request, WASM)?;
     read(request, payload, MODULE_BYTES_MAX, MODULE_WAIT).await
@@ -48,7 +48,7 @@ pub async fn module(request: &HttpRequest, payload: Payload) -> Result<Vec<u8>, 
 
 fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Failure> {
     use actix_web::HttpMessage;
-    // Nothing here unpacks: what a few bytes may become has no limit of its own.
+    // Compressed bodies are refused: the size of their content has no limit.
     let packed = request.headers().get_all(CONTENT_ENCODING).find(|c| *c != "identity");
     if let Some(packed) = packed {
         let given: String = String::from_utf8_lossy(packed.as_bytes()).chars().take(80).collect();
@@ -76,7 +76,7 @@ async fn read(
     limit: usize,
     wait: Duration,
 ) -> Result<Vec<u8>, Failure> {
-    // Refused before a byte of it is read.
+    // Refused before any byte is read.
     let declared = request.headers().get(CONTENT_LENGTH);
     let declared: Option<u64> = declared.and_then(|l| l.to_str().ok()?.parse().ok());
     if declared.is_some_and(|l| l > u64::try_from(limit).unwrap_or(u64::MAX)) {
@@ -89,8 +89,8 @@ async fn read(
     }
 }
 
-/// One copy of the body, and no more room than it declares. Without a length the room doubles, but not
-/// beyond the limit. What is declared and does not come is address space that is never touched.
+/// Reads the body into one buffer of the declared size. Without a declared size the buffer doubles, up to the limit.
+/// Declared bytes that are never sent are address space that is never touched.
 async fn collect(mut payload: Payload, declared: usize, limit: usize) -> Result<Vec<u8>, Failure> {
     let mut bytes: Vec<u8> = Vec::with_capacity(declared.min(limit));
     while let Some(chunk) = payload.next().await {
@@ -113,7 +113,7 @@ async fn collect(mut payload: Payload, declared: usize, limit: usize) -> Result<
 fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Failure> {
     let invalid = |words| Failure::new(Kind::Invalid, words).hint(format!("it looks like {}", T::LOOKS));
     let other = other_than_object(bytes);
-    // A list would be taken as the values of an object's keys, in their order in our source.
+    // serde would accept a list as the values of an object's keys, in the order of the source.
     if other == Some("a list") {
         return Err(invalid(not_an_object::<T>("a list")));
     }
@@ -127,10 +127,10 @@ fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Failure> {
     })
 }
 
-/// Most characters of what was found that an answer shows.
+/// Most characters of a received value that an error shows.
 const FOUND_CHARACTERS_MAX: usize = 200;
 
-/// An error of serde_json without types of the program, and cut where it shows a long value.
+/// The text of a serde_json error, without types of the program and with long values cut.
 fn message(error: &serde_json::Error) -> String {
     let whole = error.to_string();
     let (what, at) = whole.rfind(" at line ").map_or((whole.as_str(), ""), |at| whole.split_at(at));
@@ -145,7 +145,7 @@ fn message(error: &serde_json::Error) -> String {
     text + at
 }
 
-/// What a body is that is no object, going by how it begins.
+/// The kind of a body that is not an object, from its first byte.
 fn other_than_object(bytes: &[u8]) -> Option<&'static str> {
     match bytes.iter().find(|b| !b.is_ascii_whitespace())? {
         b'{' => None,
@@ -184,7 +184,7 @@ mod tests {
             assert_eq!((declared.capacity(), &declared), (size, &body));
             let undeclared = collected(body.clone(), 0, limit).await.unwrap();
             assert!(undeclared.capacity() <= limit && undeclared == body, "{}", undeclared.capacity());
-            // One that comes with more than it declares is read on, one that declares too much is not believed.
+            // A body longer than declared is read on; one shorter than declared is accepted.
             assert_eq!(collected(body.clone(), size / 2, limit).await.unwrap(), body);
             assert!(collected(body, usize::MAX, limit).await.unwrap().capacity() <= limit);
         }
@@ -192,14 +192,14 @@ mod tests {
         assert_eq!(refused.problem.status, 413);
     }
 
-    /// What is wrong with a body, and the hint.
+    /// The error of a body, with its hint.
     fn wrong<T: Shape>(body: &str) -> String {
         let problem = parse::<T>(body.as_bytes()).err().unwrap();
         assert_eq!(problem.problem.status, 422, "{problem}");
         format!("{}; {}", problem.problem.detail, problem.problem.hint.unwrap())
     }
 
-    /// Its own example is taken, and told to whoever sends something else.
+    /// The example of a type is accepted, and shown in the error of another body.
     fn told<T: Shape>() {
         assert!(parse::<T>(T::LOOKS.as_bytes()).is_ok(), "{}", T::LOOKS);
         for other in ["[]", " [{}]", "\"word\"", "17", "true", "null", "{\"no such key\": 1}"] {

@@ -1,5 +1,5 @@
-//! Who asks, for as long as their request is at work. The door sets it around the handler, so that no
-//! handler can forget to hand it on, and the audit line knows what the handler was told.
+//! The caller of a request while it is handled. The authentication middleware sets it around the handler, so no
+//! handler can omit it, and the audit line has what the handler reads of the request.
 
 use super::rate_limit::Client;
 use super::reviews::User;
@@ -8,28 +8,28 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Somebody whom the door let in.
+/// An authenticated caller.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
-    /// Their name: of a token, a certificate, a user of the cluster.
+    /// The name of its token, its certificate or its user.
     pub(super) name: Arc<str>,
-    /// What they may do; `None` of a user of the cluster, where each request is reviewed.
+    /// Its right; `None` for a user of the cluster, each of whose requests is reviewed.
     pub(super) right: Option<Right>,
-    /// How they are known: `token`, `certificate`, `socket` or `kubernetes`.
+    /// How it is authenticated: `token`, `certificate`, `socket` or `kubernetes`.
     pub(super) by: &'static str,
-    /// A user of the cluster.
+    /// The user of the cluster, if it is one.
     pub(super) user: Option<Arc<User>>,
 }
 
-/// What a request said of itself, for the audit line.
+/// The statements of a request for the audit line.
 #[derive(Debug)]
 pub struct Said {
     caller: Caller,
-    /// Who they say it is for, where they do.
+    /// The person for whom the change is made, if stated.
     pub(super) by: RefCell<Option<String>>,
-    /// Why, where they say so.
+    /// The reason, if stated.
     pub(super) reason: RefCell<Option<String>>,
-    /// Whether it overrides a refusal.
+    /// Whether the request overrides a refusal.
     pub(super) forced: Cell<bool>,
 }
 
@@ -43,24 +43,24 @@ impl Said {
     }
 }
 
-/// Runs a request's handler as this caller's.
+/// Runs a request's handler with this caller.
 pub(super) async fn scope<F: Future>(said: Rc<Said>, work: F) -> F::Output {
     SAID.scope(said, work).await
 }
 
-/// Longest name of whoever signs a record, bytes.
+/// Longest author of a record, bytes.
 pub const BY_BYTES_MAX: usize = 128;
-/// Nobody who is known.
+/// The name outside of an authenticated request.
 const UNKNOWN: &str = "unknown";
 
 impl Caller {
-    /// Whom to count what they ask for by.
+    /// The client whose limits count its requests.
     pub(super) fn client(&self) -> Client {
         Client::Named(self.by, Arc::clone(&self.name))
     }
 
-    /// What a record is signed with. Names that others give away, a CA or a cluster, have before them how
-    /// they are known: none of them is that of one of the daemon's own tokens, or root's.
+    /// The author of its changes. A name that a CA or a cluster assigns has its source as a prefix, so that it cannot
+    /// be that of one of the daemon's own tokens, or root's.
     fn signature(&self) -> String {
         let name = match self.by {
             "certificate" | "kubernetes" => format!("{}:{}", self.by, self.name),
@@ -69,34 +69,34 @@ impl Caller {
         if name.len() <= BY_BYTES_MAX {
             return name;
         }
-        // That it was cut is told.
+        // Marks that the name was cut.
         let more = "...";
         format!("{}{more}", &name[..name.floor_char_boundary(BY_BYTES_MAX - more.len())])
     }
 }
 
-/// The name of whoever asks; what their change is signed with.
+/// The caller's name, the author of its changes.
 pub fn name() -> String {
     SAID.try_with(|said| said.caller.signature()).unwrap_or_else(|_| UNKNOWN.into())
 }
 
-/// Tells callers apart: how they are known, and their name. A token and a certificate may share a name.
+/// The caller's identity: how it is authenticated, and its name. A token and a certificate may have the same name.
 pub fn identity() -> String {
     SAID.try_with(|said| format!("{} {}", said.caller.by, said.caller.name)).unwrap_or_default()
 }
 
-/// Takes down why they do it.
+/// Notes the reason for the audit line.
 pub fn says_why(reason: &str) {
     let _ = SAID
         .try_with(|said| *said.reason.borrow_mut() = Some(reason.into()).filter(|r: &String| !r.is_empty()));
 }
 
-/// Marks the audit line as that of a change which overrides a refusal.
+/// Marks the audit line as that of a change that overrides a refusal.
 pub fn mark_forced() {
     let _ = SAID.try_with(|said| said.forced.set(true));
 }
 
-/// Takes down who they say it is for.
+/// Notes the person for whom the change is made.
 pub fn says_who(by: &str) {
     let _ = SAID.try_with(|said| *said.by.borrow_mut() = Some(by.into()));
 }

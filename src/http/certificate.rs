@@ -1,7 +1,7 @@
 //! The name in a client certificate: the common name (CN) of its subject.
 //!
-//! Read by hand from the DER, since the name is all that is wanted, and only of certificates that the
-//! TLS library has parsed and found signed by the configured CA. Anything odd is no name.
+//! It is read directly from the DER, since nothing else of it is needed, and only from certificates that the TLS
+//! library has parsed and found signed by the configured CA. A subject in any unusual form has no name.
 
 use super::tls::Tls;
 use crate::settings::NAME_BYTES_MAX;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use std::time::{Duration, Instant};
 
-/// A certificate is looked at again after this long: it may have expired on an open connection.
+/// How often a certificate is checked again: it may have expired on an open connection.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 const SEQUENCE: u8 = 0x30;
@@ -22,11 +22,11 @@ const STRINGS: [u8; 3] = [0x0c, 0x13, 0x16];
 /// id-at-commonName, 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 
-/// What a client showed in the handshake.
+/// The certificate that a client sent in the handshake.
 pub(super) struct ClientCertificate {
     chain: Vec<CertificateDer<'static>>,
     name: Option<String>,
-    /// When it was last found good, and by which state of the CA's file.
+    /// When it was last valid, and with which state of the CA's file.
     good: Mutex<(Instant, u64)>,
 }
 
@@ -34,33 +34,33 @@ impl ClientCertificate {
     /// `None` for an empty chain.
     pub(super) fn of(chain: &[CertificateDer<'static>]) -> Option<Self> {
         let name = common_name(chain.first()?);
-        // The handshake knew some state of the file; which one is not known here, so it is looked at anew.
+        // The handshake used some state of the CA's file that is not known here, so the certificate is checked again.
         Some(Self { chain: chain.to_vec(), name, good: Mutex::new((Instant::now(), 0)) })
     }
 
-    /// Its common name, where it has exactly one that can be shown.
+    /// Its common name, if it has exactly one that is printable.
     pub(super) fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Whether it is still good: signed by a CA of the file as it is now, and not expired.
+    /// Whether it is still valid: signed by a CA of the present file, and not expired.
     pub(super) fn is_good(&self, tls: &Tls) -> bool {
         let (since, state) = *self.good.lock();
         state == tls.state() && since.elapsed() < LOOK_AGAIN || self.is_good_now(tls)
     }
 
-    /// The same, looked at now.
+    /// As [`Self::is_good`], checked now.
     pub(super) fn is_good_now(&self, tls: &Tls) -> bool {
         let mut good = self.good.lock();
         let state = tls.state();
         let is_good = tls.verify(&self.chain);
-        // What is not good is looked at again next time.
+        // An invalid one is checked again next time.
         *good = (Instant::now(), if is_good { state } else { 0 });
         is_good
     }
 }
 
-/// One element: its tag, its content, and what follows it.
+/// One element: its tag, its content, and the bytes after it.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -77,7 +77,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((tag, content, rest))
 }
 
-/// The content of the next element, which must have this tag; and what follows it.
+/// The content of the next element, which must have this tag, and the bytes after it.
 fn expect(tag: u8, der: &[u8]) -> Option<(&[u8], &[u8])> {
     element(der).filter(|e| e.0 == tag).map(|(_, content, rest)| (content, rest))
 }
@@ -107,7 +107,7 @@ fn common_name(certificate: &[u8]) -> Option<String> {
             }
             let (tag, text, _) = element(value)?;
             let text = std::str::from_utf8(text).ok().filter(|_| STRINGS.contains(&tag))?;
-            // Two names: whoever reads another one of them than we do would mean somebody else.
+            // Two names: another reader might use the other one.
             if name.replace(text).is_some() {
                 return None;
             }

@@ -1,9 +1,8 @@
 //! Rebuilds the services of HTTP workers whose date task panicked because the clock was before 1970.
 //!
-//! The HTTP library has a task for each worker that writes the date, and by which it measures its
-//! timeouts. The task panics where the clock shows a time before 1970, and is never started again: from
-//! then on each request of that worker would end with 408. So such a panic is counted, and once the clock
-//! is set, each worker's service is made again, and its task with it.
+//! The HTTP library has a task in each worker that formats the date, and that its timeouts depend on. The task panics
+//! if the clock shows a time before 1970, and is not started again: each later request of that worker would end with
+//! 408. So such panics are counted, and once the clock is set, each worker's service is created again, with its task.
 
 use actix_service::{Service, ServiceFactory, fn_factory};
 use std::future::{Ready, ready};
@@ -43,7 +42,7 @@ pub(super) fn guard<Io: 'static>()
 }
 
 pub(super) struct Guard {
-    /// How many panics there had been when this was made.
+    /// Number of panics when this was created.
     panics: u64,
 }
 
@@ -54,7 +53,7 @@ impl<Io: 'static> Service<Io> for Guard {
 
     fn poll_ready(&self, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
         let is_stale = self.panics != PANICS.load(Ordering::SeqCst);
-        // While the clock is wrong, the next one would panic when it is made.
+        // While the clock is wrong, a new one would panic too.
         Poll::Ready(if is_stale && SystemTime::now() >= UNIX_EPOCH { Err(()) } else { Ok(()) })
     }
 

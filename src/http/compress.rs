@@ -1,8 +1,8 @@
-//! Answers of the usual size, compressed where they are made.
+//! Compresses responses of the usual size in the worker that made them.
 //!
-//! The HTTP library's own compression hands everything over 1 KiB to another thread and makes a compressor
-//! anew for each answer, some 300 KiB of it: that costs several times what the answer itself does. So each
-//! worker keeps one, and what is large or comes in pieces is left to the library.
+//! The HTTP library compresses everything over 1 KiB on another thread, with a new compressor of some 300 KiB for
+//! each response, which costs several times as much as the response itself. So each worker keeps one compressor, and
+//! the library compresses only what is large or streamed.
 
 use super::response_budget::Weight;
 use super::route::IDENTITY;
@@ -18,24 +18,24 @@ use actix_web::{Error, HttpResponse, web::Bytes};
 use flate2::{Compress, Compression, Crc, FlushCompress, Status};
 use std::cell::RefCell;
 
-/// Largest answer that is compressed here, bytes: one takes its worker for at most a millisecond.
+/// Largest response that is compressed here, bytes: it occupies its worker for at most a millisecond.
 const HERE_MAX: usize = 64 * 1024;
 /// A gzip header without name, time and system (RFC 1952, 2.3.1); 4: the fastest algorithm was used.
 const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
-/// Room beside the input for what cannot be made smaller: head, end, and 5 bytes for each 16 KiB.
+/// Bytes besides the input for incompressible data: header, trailer, and 5 for each 16 KiB.
 const ROOM: usize = 64;
 
 thread_local! {
     static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new(Compression::fast(), false));
 }
 
-/// Wraps the routes, inside the library's own compression, which leaves alone what is compressed.
+/// The middleware around the routes, inside the library's own compression, which skips compressed responses.
 pub(super) async fn here(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let Some(coding) = coding(&request) else {
-        // The layer around has the words.
+        // The outer layer adds the problem.
         return Ok(request.into_response(HttpResponse::new(StatusCode::NOT_ACCEPTABLE)));
     };
     let mut response = next.call(request).await?.map_into_boxed_body();
@@ -43,7 +43,7 @@ pub(super) async fn here(
         return Ok(response);
     }
     if coding == Encoding::identity() {
-        // The library would offer deflate, too, in which nothing is packed once for all who ask.
+        // The library would also accept deflate, for which no text is compressed in advance.
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(IDENTITY));
         return Ok(response);
     }
@@ -70,24 +70,24 @@ pub(super) async fn here(
     }))
 }
 
-/// The coding of the answer, gzip or none; `None` where neither will do.
+/// The encoding of the response, gzip or none; `None` if the client accepts neither.
 fn coding(request: &ServiceRequest) -> Option<Encoding> {
     if !request.headers().contains_key(ACCEPT_ENCODING) {
         return Some(Encoding::identity());
     }
-    // What cannot be read asks for nothing.
+    // An unreadable header excludes nothing.
     let Ok(accepted) = AcceptEncoding::parse(request) else { return Some(Encoding::identity()) };
     accepted.negotiate([Encoding::identity(), Encoding::gzip()].iter())
 }
 
-/// JSON, problems, metrics: what the handlers write. Files of pages may be anything.
+/// JSON, problems and metrics, which handlers write. Files of pages may have any type.
 fn is_text(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let known = ["application/json", "application/problem+json", "application/openmetrics-text"];
     known.iter().any(|known| kind.starts_with(known))
 }
 
-/// `None` where it would not become smaller, or cannot be done.
+/// `None` if the result would not be smaller, or on an error.
 fn zip(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut zipped = Vec::with_capacity(bytes.len() + ROOM);
     zipped.extend(HEAD);
@@ -131,7 +131,7 @@ mod tests {
         let noise: Vec<u8> = noise.take(HERE_MAX).collect();
         assert_eq!(zip(&noise), None);
         assert_eq!(zip(b"{}"), None);
-        // And the compressor is none the worse for it.
+        // The compressor still works after that.
         assert!(zip(&[b'x'; 1_000]).is_some());
     }
 }

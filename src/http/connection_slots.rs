@@ -1,16 +1,15 @@
-//! Who may stay when connections run short.
+//! Connection slots: which connection is closed when a listener is full.
 //!
-//! A listener has so many slots. A connection takes one before TLS; where none is free, somebody else's is
-//! taken away. First go those who showed nothing that opens the door and ask for nothing; of those, whoever's
-//! address has most slots; of its, the oldest. So neither a crowd that says nothing, nor heads that come a
-//! byte a second, nor answers that nobody reads keep a good client out, whose one connection is young, and
-//! soon known. Whoever comes has to have the time for that, beside known clients in all other slots: a quarter
-//! of the slots is for those alone who have said nothing yet. And in a burst: who came just now is spared for
-//! some milliseconds, and until what it said was read. Whoever comes next waits for that, and those behind
-//! wait in the system's queue, where nothing is lost.
+//! A connection takes a slot before TLS begins. If none is free, another connection is closed: first unauthenticated
+//! ones without a request in progress; among those, one of the address with most slots; among those, the oldest. So a
+//! good client, whose one connection is young and soon authenticated, is not kept out by many silent connections, by
+//! heads that arrive a byte a second, or by clients that do not read. A new client needs time to authenticate while
+//! all other slots belong to authenticated clients: a quarter of the slots is for connections that have not sent
+//! anything yet. In a burst, a new connection keeps its slot for some milliseconds, and until its first bytes are
+//! read; the next connection waits for that, and further ones wait in the system's queue, where none is lost.
 //!
-//! The HTTP library has a deadline for the first head of a connection alone. For those that follow, and for
-//! answers over a Unix socket, the sweep has one.
+//! The HTTP library has a deadline for the first head of a connection only. [`ConnectionSlots::sweep`] enforces those
+//! of later heads, and of responses over a Unix socket.
 
 use super::rate_limit::Client;
 use super::slot::{Slot, Standing, millis};
@@ -20,27 +19,27 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often it is looked at who rests, or leaves an answer lying, for too long.
+/// How often connections that are idle, or do not read, for too long are closed.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// One slot in so many is for those who have only just come.
+/// The reciprocal of the share of slots for connections that have not sent anything yet.
 const NEW_SHARE: usize = 4;
-/// Most connections a second that make room for others without having said anything. Each has its slot for
-/// all slots' share of it: 256 for 100 ms, 64 for 25 ms. A burst that fills the system's queue (4,096) is
-/// through within two seconds.
+/// Most connections a second that may lose their slot before they have sent anything. A connection keeps its slot for
+/// its share of that: 100 ms with 256 slots, 25 ms with 64. A burst that fills the system's queue (4,096) is accepted
+/// within two seconds.
 const UNSAID_PER_SECOND: u32 = 2_560;
-/// Shortest and longest wait of whoever comes until it is looked at again who can go.
+/// Shortest and longest interval between two attempts to get a slot.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
-/// That slots ran short is told at most once in this time.
+/// Least time between two log lines about a full listener.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// The slots of one listener.
 pub(super) struct ConnectionSlots {
     what: &'static str,
     most: usize,
-    /// For so long a slot is nobody else's, whoever has it.
+    /// A connection keeps its slot at least for so long.
     grace: Duration,
     began: Instant,
-    /// Those who wait for one do so in the order in which they came.
+    /// Connections wait for a slot in the order in which they came.
     turn: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
@@ -48,15 +47,15 @@ pub(super) struct ConnectionSlots {
 #[derive(Default)]
 struct Inner {
     next: u64,
-    /// By number, so by age.
+    /// By number, so the oldest first.
     taken: BTreeMap<u64, Arc<Slot>>,
-    /// How many of them each client has.
+    /// How many slots each client has.
     crowds: HashMap<Client, usize>,
     taken_away: u64,
     told: Option<Instant>,
 }
 
-/// A slot that is taken, for as long as this lives.
+/// A slot in use; free again when this is dropped.
 pub(super) struct Taken {
     slots: Arc<ConnectionSlots>,
     number: u64,
@@ -64,7 +63,7 @@ pub(super) struct Taken {
 }
 
 impl ConnectionSlots {
-    /// So many, of the listener that is called so.
+    /// So many slots for the listener with this name.
     pub(super) fn new(what: &'static str, most: usize) -> Arc<Self> {
         let grace = Duration::from_secs(1) * u32::try_from(most).unwrap_or(u32::MAX) / UNSAID_PER_SECOND;
         Arc::new(Self {
@@ -77,7 +76,7 @@ impl ConnectionSlots {
         })
     }
 
-    /// Takes a slot; somebody else's, if it must be, as soon as that has had it for some milliseconds.
+    /// Takes a slot, if necessary that of another connection once its grace time is over.
     pub(super) async fn take(self: &Arc<Self>, client: Client) -> Taken {
         let _turn = self.turn.lock().await;
         loop {
@@ -88,7 +87,7 @@ impl ConnectionSlots {
         }
     }
 
-    /// The same, or how long to wait.
+    /// As [`Self::take`], or returns how long to wait.
     fn take_at(self: &Arc<Self>, client: &Client, now: u64) -> Result<Taken, Duration> {
         let mut inner = self.inner.lock();
         if inner.taken.len() >= self.most {
@@ -102,7 +101,8 @@ impl ConnectionSlots {
         Ok(Taken { slots: Arc::clone(self), number, slot })
     }
 
-    /// A look at each of some hundreds of slots: some microseconds, at each connection that is too many.
+    /// Closes a connection. Reads each of some hundreds of slots, which takes some microseconds for each connection
+    /// beyond the limit.
     fn make_room(&self, inner: &mut Inner, now: u64) -> Result<(), Duration> {
         let standings = || inner.taken.values().map(|slot| slot.standing());
         let silent = standings().filter(|standing| *standing == Standing::Silent).count();
@@ -120,8 +120,9 @@ impl ConnectionSlots {
         };
         let all = || inner.taken.iter().map(worth);
         let Some((standing, _, first)) = all().min() else { return Ok(()) };
-        // A crowd of strangers is waited for, and no known client goes for one of them. Where known clients
-        // have most of the slots, one of theirs goes before a stranger who came just now.
+        // New connections wait while many are unauthenticated, and no authenticated client loses its slot to them. If
+        // authenticated clients have most of the slots, one of theirs is closed rather than a connection that came
+        // just now.
         let crowded = standing <= Standing::Stranger && strange > self.most / NEW_SHARE;
         let number = match crowded {
             true => Some(first).filter(|first| spared(*first).is_zero()),
@@ -142,7 +143,7 @@ impl ConnectionSlots {
         Ok(())
     }
 
-    /// Closes those that rest, or leave an answer lying, for too long.
+    /// Closes connections that are idle, or do not read, for too long.
     pub(super) fn sweep(&self) {
         self.sweep_at(millis(self.began));
     }
@@ -192,7 +193,7 @@ mod tests {
         Client::Net([0, 0, 0, 0, 10, 0, 0, n])
     }
 
-    /// Long after everybody else, who has been heard.
+    /// Long after all others, whose bytes have been read.
     fn take(slots: &Arc<ConnectionSlots>, client: &Client) -> Taken {
         slots.inner.lock().taken.values().for_each(|slot| slot.hear());
         let next = slots.inner.lock().next;
@@ -210,10 +211,10 @@ mod tests {
         let crowd: Vec<_> = (0..3).map(|_| take(&slots, &at(2))).collect();
         let new = take(&slots, &at(3));
         assert!(closed(&crowd[0]) && !closed(&alone) && !closed(&crowd[1]) && !closed(&new));
-        // What is left of the crowd is still the largest.
+        // The rest of the many is still the largest group.
         let next = take(&slots, &at(4));
         assert!(closed(&crowd[1]) && !closed(&alone) && !closed(&next));
-        // All have one each: the oldest goes.
+        // All have one each: the oldest is closed.
         let last = take(&slots, &at(5));
         assert!(closed(&alone) && !closed(&crowd[2]) && !closed(&last));
         drop((crowd, new, next, last, alone));
@@ -230,10 +231,10 @@ mod tests {
         let (_unread, _working) = (all[6].slot.work(), all[7].slot.work());
         all[6].slot.takes(false);
         let mut new = Vec::new();
-        // Two of the silent are a quarter; the others go first.
+        // Two silent ones are a quarter; the others are closed first.
         for gone in [0, 1, 4, 5, 2, 3, 6, 7] {
             assert!(!closed(&all[gone]));
-            // Each newcomer is known at once, and at work.
+            // Each new connection is authenticated at once, with a request in progress.
             let one = take(&slots, &at(1));
             one.slot.know();
             new.push((one.slot.work(), one));
@@ -265,13 +266,13 @@ mod tests {
         let slots = ConnectionSlots::new("test", 256);
         assert_eq!(slots.grace, Duration::from_millis(100));
         let all: Vec<_> = (0..256).map(|n| slots.take_at(&at(1), n / 64).unwrap()).collect();
-        // The oldest was not listened to yet, then it was, and then its time is over.
+        // The oldest was not read yet, then it was, and then its grace time is over.
         assert_eq!(slots.take_at(&at(2), 90).err(), Some(Duration::from_millis(910)));
         all.iter().for_each(|taken| taken.slot.hear());
         assert_eq!(slots.take_at(&at(2), 90).err(), Some(Duration::from_millis(10)));
         let later = slots.take_at(&at(2), 100).unwrap();
         assert!(closed(&all[0]) && !closed(&later) && all[1..].iter().all(|taken| !closed(taken)));
-        // What one has said in time keeps its slot, and the next one goes.
+        // One that sent something in time keeps its slot, and the next one is closed.
         let _work = all[1].slot.work();
         all[1].slot.know();
         let next = slots.take_at(&at(2), 100).unwrap();
@@ -284,10 +285,10 @@ mod tests {
         let known: Vec<_> = (0..250).map(|_| slots.take_at(&at(1), 0).unwrap()).collect();
         let _work: Vec<_> = known.iter().map(|taken| taken.slot.work()).collect();
         known.iter().for_each(|taken| taken.slot.know());
-        // Those who say nothing yet have a quarter, and each of them the place of a known one at once.
+        // Silent connections have a quarter, each in the slot of an authenticated one at once.
         let new: Vec<_> = (0..65).map(|_| slots.take_at(&at(2), 10).unwrap()).collect();
         assert!(known[..59].iter().all(closed) && !new.iter().any(closed));
-        // More than that are waited for, and no known client goes for them.
+        // Further ones wait, and no authenticated client loses its slot to them.
         assert!(slots.take_at(&at(3), 20).is_err());
         new.iter().for_each(|taken| taken.slot.hear());
         let late = slots.take_at(&at(3), 110).unwrap();

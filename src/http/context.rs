@@ -1,4 +1,4 @@
-//! What all requests of all listeners share, and a stop that lets requests under way finish.
+//! The state that all requests of all listeners share, and a stop that lets requests in progress finish.
 
 use super::access::Access;
 use super::failure::Failure;
@@ -11,14 +11,14 @@ use berth_core::counters::Counters;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// What all requests of all listeners share.
+/// The state that all requests of all listeners share.
 pub struct Context {
-    /// Who may do what.
+    /// Authentication and its limits.
     pub access: Access,
-    /// What answers weigh that are not read yet.
+    /// The memory of responses that are not read yet.
     pub(super) budget: Budget,
     pub(super) gate: Gate,
-    /// Where answers are counted.
+    /// Counters of responses.
     pub(super) figures: Arc<Counters>,
 }
 
@@ -36,26 +36,26 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Lets a request in; `None` once closed.
+    /// Admits a request; `None` once closed.
     pub(super) fn enter(&self) -> Option<Inside<'_>> {
-        // Counted before the look, so that a close either sees the request or is seen by it.
+        // Counted before the check, so that a close either sees the request or is seen by it.
         self.inside.fetch_add(1, Ordering::SeqCst);
         let inside = Inside(self);
         (!self.closed.load(Ordering::SeqCst)).then_some(inside)
     }
 
-    /// Lets nobody in any more.
+    /// Admits no request any more.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether nobody is inside.
+    /// Whether no request is in progress.
     pub(super) fn is_empty(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0
     }
 }
 
-/// One request inside.
+/// One request in progress.
 pub(super) struct Inside<'a>(&'a Gate);
 
 impl Drop for Inside<'_> {

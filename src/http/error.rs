@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Why the API cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// Somebody else listens there.
+    /// Another process listens there.
     #[error(
         "{address} is taken by another process: stop it (`ss -ltnp` shows which), or choose another address with {flag}"
     )]
@@ -24,29 +24,29 @@ pub enum AdminError {
         address: SocketAddr,
         /// The flag that chooses another one.
         flag: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The token can be neither read nor made.
+    /// The token can be neither read nor created.
     #[error("the token file {path} cannot be used: {rule}")]
     Token {
         /// The file.
         path: PathBuf,
         /// What to do.
         rule: &'static str,
-        /// The system's word, where there is one.
+        /// The system's error, if there is one.
         #[source]
         source: Option<io::Error>,
     },
-    /// A file of TLS cannot be used.
+    /// A TLS file cannot be used.
     #[error("the TLS file {path} {rule} (admin.tls in the configuration)")]
     Tls {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         rule: String,
-        /// The system's word, where there is one.
+        /// The system's error, if there is one.
         #[source]
         source: Option<io::Error>,
     },
@@ -57,11 +57,11 @@ pub enum AdminError {
         path: PathBuf,
         /// What to do.
         rule: &'static str,
-        /// The system's word, where there is one.
+        /// The system's error, if there is one.
         #[source]
         source: Option<io::Error>,
     },
-    /// The system gives no thread or socket.
+    /// The system refused a thread or a socket.
     #[error("cannot start the admin API's threads")]
     Threads(#[source] io::Error),
 }

@@ -1,8 +1,8 @@
-//! ETags, and the conditions that requests bring.
+//! ETags and conditional requests.
 //!
-//! A weak tag (`W/"..."`) is a hash of an answer's body: for `If-None-Match` alone, so that whoever
-//! asks again and again is told 304 instead of the same once more. A strong one is a revision of what
-//! operators set, and is for `If-Match`, so that nobody undoes what he has not seen.
+//! A weak tag (`W/"..."`) is a hash of a response's body, for `If-None-Match` only: a client that polls gets 304
+//! instead of the same body again. A strong tag is a revision of an operator's setting, for `If-Match`, so that no
+//! change overwrites another one unseen.
 
 use super::failure::Failure;
 use super::query;
@@ -20,40 +20,39 @@ use berth_api::Kind;
 use serde::Serialize;
 use std::hash::{DefaultHasher, Hasher};
 
-/// Most tags that one condition may name: a client remembers one, a cache on the way a few.
+/// Most tags in one condition: a client keeps one, a cache a few.
 const TAGS_MAX: usize = 16;
 
-/// 200 with a body and its weak tag, or 304 where the request shows that it has the body.
+/// 200 with a body and its weak tag, or 304 if the request has that tag.
 pub fn fresh<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
     let body = bytes(shown)?;
     let tag = format!("W/\"{:016x}\"", hash_of(&body));
     Ok(unless_known(request, tag, body))
 }
 
-/// The same with a strong tag, for what changes only when somebody changes it.
+/// As [`fresh`], with a strong tag, for what changes by requests only.
 pub fn revised<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
     let body = bytes(shown)?;
     let tag = strong(&body);
     Ok(unless_known(request, tag, body))
 }
 
-/// The strong tag of what `shown` shows.
+/// The strong tag of this body.
 pub fn of<T: Serialize>(shown: &T) -> Result<String, Failure> {
     Ok(strong(&bytes(shown)?))
 }
 
-/// What the request's `If-Match` names.
+/// The tags of the request's `If-Match`.
 #[derive(Debug)]
 pub struct IfMatch(Tags);
 
 impl IfMatch {
-    /// Whether it is any state whatever.
+    /// Whether it matches any state.
     pub fn is_any(&self) -> bool {
         self.0 == Tags::Any
     }
 
-    /// Whether this one is among them. A weak tag never says that two things are the same (RFC 9110,
-    /// 13.1.1).
+    /// Whether it matches this tag. A weak tag never matches (RFC 9110, 13.1.1).
     pub fn names(&self, present: &str) -> bool {
         match &self.0 {
             Tags::Any => true,
@@ -62,10 +61,10 @@ impl IfMatch {
     }
 }
 
-/// The request's `If-Match`; any state will do where it has none.
+/// The request's `If-Match`; without one, any state matches.
 ///
 /// # Errors
-/// [`Kind::Header`] where it is malformed.
+/// [`Kind::Header`] if it is malformed.
 pub fn if_match(request: &HttpRequest) -> Result<IfMatch, Failure> {
     match tags(request.headers(), &IF_MATCH) {
         None => Ok(IfMatch(Tags::Any)),
@@ -74,10 +73,10 @@ pub fn if_match(request: &HttpRequest) -> Result<IfMatch, Failure> {
     }
 }
 
-/// Holds the request's `If-Match`, if it has one, against the present tag.
+/// Compares the request's `If-Match`, if it has one, with the present tag.
 ///
 /// # Errors
-/// [`Kind::Changed`] where it names others, [`Kind::Header`] where it is malformed.
+/// [`Kind::Changed`] if it has other tags, [`Kind::Header`] if it is malformed.
 pub fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
     if if_match(request)?.names(present) {
         return Ok(());
@@ -86,7 +85,7 @@ pub fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
         .hint("read it again before you repeat the request"))
 }
 
-/// The routes whose changes hold `If-Match` against something, below /api/v1.
+/// The routes below /api/v1 whose changes check `If-Match`.
 const HEEDED: [&str; 7] = [
     "/gpus/{uuid}/cordon",
     "/gpus/{uuid}/drain",
@@ -97,9 +96,9 @@ const HEEDED: [&str; 7] = [
     "/stack/entries/{place}/suspension",
 ];
 
-/// Wraps all of /api/v1. A key of a query that a route does not take is refused, and so is a condition that a change
-/// would not heed: its sender believes that it keeps a change of another from being undone. And an answer with a strong tag is never compressed, since
-/// the tag names its very bytes (RFC 9110, 8.8.3).
+/// The middleware around all of /api/v1 for queries and conditions. It refuses an unknown key of a query, and a
+/// condition that the route would ignore: its sender relies on it. A response with a strong tag is never compressed,
+/// since the tag stands for its exact bytes (RFC 9110, 8.8.3).
 pub(super) async fn heed(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -136,7 +135,7 @@ fn has_if_none_match_any(headers: &HeaderMap) -> bool {
 }
 
 fn unheeded(request: &ServiceRequest) -> Option<Failure> {
-    // Everything that a route changes is there, or the route is not.
+    // If a route changes something, that exists, or the route does not.
     if has_if_none_match_any(request.headers()) {
         let words = "the resource exists, and `If-None-Match: *` allows the change only if it does not";
         return Some(Failure::new(Kind::Changed, words).hint("repeat the request without If-None-Match"));
@@ -144,7 +143,7 @@ fn unheeded(request: &ServiceRequest) -> Option<Failure> {
     let condition = if_match(request.request());
     let pattern = request.match_pattern()?;
     let heeded = pattern.strip_prefix(API).is_some_and(|route| HEEDED.contains(&route));
-    // What is malformed, too.
+    // Malformed ones included.
     if heeded || condition.is_ok_and(|condition| condition.is_any()) {
         return None;
     }
@@ -157,7 +156,7 @@ fn unless_known(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpRespon
     let known = match tags(request.headers(), &IF_NONE_MATCH) {
         Some(Ok(Tags::Any)) => true,
         Some(Ok(Tags::These(tags))) => tags.iter().any(same),
-        // What cannot be read is no condition: the whole answer is right in any case.
+        // An unreadable condition is ignored: the complete response is always right.
         Some(Err(_)) | None => false,
     };
     if known {
@@ -166,7 +165,7 @@ fn unless_known(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpRespon
     HttpResponse::Ok().insert_header((ETAG, tag)).content_type("application/json").body(body)
 }
 
-/// Room that an answer is begun with, bytes: most fit. From nothing a list would be copied eight times.
+/// Initial size of a response's buffer, bytes: most fit. Starting at zero, a list would be copied eight times.
 const ROOM_BYTES: usize = 16 * 1024;
 
 fn bytes<T: Serialize>(shown: &T) -> Result<Vec<u8>, Failure> {
@@ -180,7 +179,7 @@ fn strong(body: &[u8]) -> String {
     format!("\"{:016x}\"", hash_of(body))
 }
 
-/// Its keys are fixed, so a tag outlives a restart of the same release.
+/// The keys are constant, so a tag stays valid over a restart of the same release.
 fn hash_of(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(body);
@@ -197,7 +196,7 @@ enum Tags {
     These(Vec<String>),
 }
 
-/// The tags of a condition; `None` where there is none.
+/// The tags of a condition; `None` without one.
 fn tags(headers: &HeaderMap, name: &HeaderName) -> Option<Result<Tags, String>> {
     let mut given = headers.get_all(name).peekable();
     given.peek()?;

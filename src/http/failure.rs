@@ -1,4 +1,4 @@
-//! An error of a request: a [`Problem`], and the headers that go with it.
+//! An error of a request: a [`Problem`] and its response headers.
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
@@ -11,79 +11,79 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 /// An error of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The body of the answer.
+    /// The body of the response.
     pub problem: Box<Problem>,
-    /// Headers of the answer.
+    /// Headers of the response.
     headers: Option<Box<Headers>>,
 }
 
-/// What of a failure goes into headers.
+/// The header values of a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Headers {
     /// Seconds after which a retry makes sense.
     retry_after_s: Option<u64>,
-    /// The methods that would be taken.
+    /// The allowed methods.
     allow: Option<&'static str>,
-    /// What to authenticate with.
+    /// The `WWW-Authenticate` challenge.
     challenge: Option<&'static str>,
 }
 
 impl Failure {
-    /// A failure of this kind; `detail` says what happened here.
+    /// A failure of this kind; `detail` has the circumstances.
     #[must_use]
     pub fn new(kind: Kind, detail: impl fmt::Display) -> Self {
         Self { problem: Box::new(Problem::new(kind, detail)), headers: None }
     }
 
-    /// With what to do about it.
+    /// Adds advice for the client.
     #[must_use]
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.problem.hint = Some(hint.to_string());
         self
     }
 
-    /// With the operation of the API that helps.
+    /// Adds the operation of the API that helps.
     #[must_use]
     pub fn action(mut self, action: impl Into<Action>) -> Self {
         self.problem.action = Some(action.into());
         self
     }
 
-    /// With what readiness or liveness was measured against.
+    /// Adds the checks of readiness or liveness.
     #[must_use]
     pub fn checks(mut self, checks: Vec<Check>) -> Self {
         self.problem.checks = checks;
         self
     }
 
-    /// With the seconds after which a retry makes sense.
+    /// Adds the seconds after which a retry makes sense.
     #[must_use]
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.headers.get_or_insert_default().retry_after_s = Some(seconds);
         self
     }
 
-    /// With the methods that would be taken.
+    /// Adds the allowed methods.
     #[must_use]
     pub fn allow(mut self, methods: &'static str) -> Self {
         self.headers.get_or_insert_default().allow = Some(methods);
         self
     }
 
-    /// With what to authenticate with.
+    /// Adds the `WWW-Authenticate` challenge.
     #[must_use]
     pub fn challenge(mut self, challenge: &'static str) -> Self {
         self.headers.get_or_insert_default().challenge = Some(challenge);
         self
     }
 
-    /// For a status that some layer below chose without words.
+    /// The failure for a status that a lower layer chose without a body.
     #[must_use]
     pub fn of_status(status: StatusCode, detail: impl fmt::Display) -> Self {
         Self { problem: Box::new(Problem::of_status(status.as_u16(), detail)), headers: None }
     }
 
-    /// As a response.
+    /// The response.
     #[must_use]
     pub fn response(&self) -> HttpResponse {
         let status = self.status_code();
@@ -99,7 +99,7 @@ impl Failure {
         if let Some(challenge) = headers.challenge {
             response.insert_header((header::WWW_AUTHENTICATE, challenge));
         }
-        // A struct of strings and numbers always becomes JSON.
+        // Serializing strings and numbers cannot fail.
         response.body(serde_json::to_vec(&self.problem).unwrap_or_default())
     }
 }

@@ -1,4 +1,4 @@
-//! What every request passes: host, rate, counting, and the headers that all answers have.
+//! The middleware of all requests: host, rate, counters, and the headers of all responses.
 
 use super::access;
 use super::context::context;
@@ -22,12 +22,12 @@ use berth_api::Kind;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Whether the door of the API counts it.
+/// Whether the path is below /api/v1, whose own middleware limits the rate.
 fn is_api(path: &str) -> bool {
     path.strip_prefix(API).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whether it is for probes and scrapes. What a browser opens may have any query.
+/// Whether the path is for probes and scrapes. Requests of a browser may have any query.
 fn is_probe(request: &ServiceRequest) -> bool {
     matches!(path(request), "/livez" | "/readyz" | "/metrics")
 }
@@ -46,25 +46,25 @@ pub fn api() -> Scope<
     web::scope(API).wrap(from_fn(etag::heed)).wrap(from_fn(access::kernel))
 }
 
-/// Has malformed paths and queries answered as problems.
+/// Makes malformed paths and queries problems.
 pub(super) fn problems(config: &mut ServiceConfig) {
     config.app_data(PathConfig::default().error_handler(|e, _| Failure::new(Kind::Path, e).into()));
     config.app_data(QueryConfig::default().error_handler(|e, _| Failure::new(Kind::Query, e).into()));
 }
 
-/// Wraps everything that the admin listener answers.
+/// The middleware of the admin listener.
 pub(super) async fn admin_gate(
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let begun = Begun::by(&mut request);
     let refused = match request.conn_data::<Peer>() {
-        // A page of another origin cannot connect to a Unix socket; and where it had its own name lead
-        // here, the certificate, which is another's, would end the connection.
+        // A page of another origin cannot connect to a Unix socket. Over TLS, if it points its own name to this
+        // address, the certificate has another name and the connection ends.
         Some(Peer::Unix { .. } | Peer::Tls { .. }) => Ok(()),
         _ => host::check(request.headers()),
     };
-    // Below /api/v1 the door counts, by name.
+    // Below /api/v1 requests are counted by caller, in its own middleware.
     let context = context(&request)?;
     let refused = match is_api(path(&request)) {
         true => refused,
@@ -77,7 +77,7 @@ pub(super) async fn admin_gate(
     pass(request, next, begun, refused.err()).await
 }
 
-/// Wraps everything that the health listener answers. Probes name the pod's address as host.
+/// The middleware of the health listener. Probes have the pod's address as host.
 pub(super) async fn health_gate(
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
@@ -87,8 +87,7 @@ pub(super) async fn health_gate(
     pass(request, next, begun, refused.err()).await
 }
 
-/// A request under way. It begins before anything is waited for: until then the HTTP library takes in what comes
-/// behind it.
+/// A request in progress. It begins before anything waits: until then the HTTP library reads the requests behind it.
 struct Begun {
     at: Instant,
     work: Option<Work>,
@@ -134,7 +133,7 @@ async fn pass(
     })
 }
 
-/// Headers that all answers have, and words for errors that some layer made without any.
+/// Adds the headers of all responses, and a problem to errors without a body.
 fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
     let status = response.status();
     let kind = response.headers().get(CONTENT_TYPE);
@@ -145,7 +144,7 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
             None => status.canonical_reason().unwrap_or("error").to_owned(),
         };
         let problem = match status {
-            // The layer that compresses names codings, and not what forbids the answer as it is.
+            // The layer that compresses lists encodings, but not the reason.
             StatusCode::NOT_ACCEPTABLE => {
                 Failure::new(Kind::NotAcceptable, "Accept-Encoding takes neither gzip nor an answer as it is")
                     .hint("send `Accept-Encoding: gzip`, or leave it out")

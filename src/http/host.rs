@@ -1,12 +1,12 @@
-//! The Host header against DNS rebinding: a page of another origin can make a browser resolve its
-//! own name to 127.0.0.1, but cannot make it send another name than its own.
+//! Checks the Host header against DNS rebinding: a page of another origin can make a browser resolve its own name to
+//! 127.0.0.1, but cannot send another name than its own.
 
 use super::failure::Failure;
 use actix_web::http::header::{HOST, HeaderMap};
 use berth_api::Kind;
 use std::net::IpAddr;
 
-/// Whether the request means this machine by a name that only means itself.
+/// Checks that the request names this machine by a name that means only itself.
 pub(super) fn check(headers: &HeaderMap) -> Result<(), Failure> {
     let mut given = headers.get_all(HOST);
     let (first, second) = (given.next(), given.next());
@@ -24,8 +24,8 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
-/// Whether a browser that sends its certificate along does so for a page of this API's own. Programs
-/// that are no browser send neither header.
+/// Checks that a browser that sends its certificate does so for a page of this API. Other programs send neither
+/// header.
 pub(super) fn same_site(headers: &HeaderMap) -> Result<(), Failure> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let own = match (text("sec-fetch-site"), text("origin")) {

@@ -1,5 +1,5 @@
-//! The HTTP server of the admin API: listeners, connections, TLS, who may do what, and the conventions that all
-//! routes share. It knows no GPU: routes are an [`Application`] of another crate.
+//! The HTTP server of the admin API: listeners, connections, TLS, authentication, and the conventions of all routes.
+//! It knows no GPUs: the routes are an [`Application`] of another crate.
 
 pub mod access;
 mod audit;

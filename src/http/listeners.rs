@@ -1,5 +1,4 @@
-//! The listeners and the threads behind them: bound at start, run once the ledger is open, stopped
-//! within a second.
+//! The listeners and their threads: bound at start, run once the ledger is open, stopped within a second.
 
 use super::access::Access;
 use super::connection_slots::{ConnectionSlots, SWEEP_EVERY};
@@ -35,61 +34,60 @@ use std::time::Duration;
 
 /// Workers of the admin listener. Fixed: GPU nodes have 96 to 256 processors.
 const WORKERS: usize = 2;
-/// Connections of the admin listener: for a few operators, browsers (6 connections each) and scripts. One
-/// more takes the place of another ([`super::connection_slots`]). With 8 KiB of what comes in and 8 of what goes out for
-/// each they take 4 MiB, and some 16 KiB more each with TLS.
+/// Connections of the admin listener: for some operators, browsers (6 connections each) and scripts. A further one
+/// replaces another ([`super::connection_slots`]). With buffers of 8 KiB each way they take 4 MiB, and with TLS some
+/// 16 KiB more each.
 const CONNECTIONS: usize = 256;
-/// Connections of each worker that have lost their place and are not closed yet, which takes some
-/// milliseconds, or wait for theirs; beyond that, new ones wait in the system's queue. All listeners together have at most
-/// 256 + 64 + 64 connections and 4 x 32 that leave, so 512 descriptors: half of what a process has as a rule.
+/// Connections of each worker that have lost their slot and are not closed yet, which takes some milliseconds, or
+/// wait for a slot; beyond that, new ones wait in the system's queue. All listeners together have at most 256 + 64 +
+/// 64 connections and 4 x 32 of these, so 512 descriptors: half of a process's usual limit.
 const LEAVING_MAX: usize = 32;
 /// Connections of the health listener: probes, one at a time, and scrapes.
 const HEALTH_CONNECTIONS: usize = 64;
-/// Connections that wait to be accepted; the system's own limit, mostly 4,096, holds as well.
+/// Connections that wait to be accepted; the system's own limit, usually 4,096, holds too.
 const BACKLOG: i32 = 4_096;
-/// What the system keeps of an answer until its client has it, bytes; it doubles it for its own needs. By itself it
-/// would keep up to 4 MiB (`tcp_wmem`) for each of the connections, which the pod's memory limit counts.
+/// The system's send buffer of a connection, bytes; the system doubles it for its own needs. Its default may grow to
+/// 4 MiB (`tcp_wmem`) for each connection, which counts against the pod's memory limit.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Threads of a worker for what may block: uploads and module reads.
+/// Blocking threads of a worker: for uploads and reads of modules.
 const BLOCKING_THREADS: usize = 4;
 /// Connections of the Unix socket: root and its scripts.
 const SOCKET_CONNECTIONS: usize = 64;
-/// Longest time for a TLS handshake. At most 256 are under way at a time in each worker, by the library,
-/// which is more than it has connections.
+/// Deadline of a TLS handshake. The library limits them to 256 at the same time in each worker, which is more than it
+/// has connections.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
-/// Longest time for the first request's head of a connection to come in; for later ones see
-/// [`super::slot::REST_MAX`]. Its size is limited by the library: 128 KiB, 96 headers.
+/// Deadline of a connection's first head; for later ones see [`super::slot::REST_MAX`]. The library limits its size:
+/// 128 KiB, 96 headers.
 const HEAD_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait for the next request on a connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Longest time for a connection to close.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
-/// Longest that requests under way may take once a stop was asked for.
+/// Longest time for requests in progress to finish after a stop.
 const FINISH_WAIT: Duration = Duration::from_millis(500);
-/// How often that is looked at.
+/// How often the number of requests in progress is checked then.
 const FINISH_LOOK: Duration = Duration::from_millis(10);
-/// For the last answers to leave after their handlers are done: they go to local sockets.
+/// Time for the last responses to leave after their handlers have finished: they go to local sockets.
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
-/// Longest that [`Running::stop`] waits in all.
+/// Longest duration of [`Running::stop`].
 const STOP_MAX: Duration = Duration::from_millis(900);
 
-/// The routes that the listeners serve, and what runs beside them.
+/// The routes that the listeners serve, and their background task.
 pub trait Application: Clone + Send + 'static {
-    /// Adds the routes of the admin listener, and the data that they need.
+    /// Adds the routes of the admin listener, and their data.
     fn admin(&self, config: &mut ServiceConfig);
 
-    /// Adds the routes of the health listener, and the data that they need.
+    /// Adds the routes of the health listener, and their data.
     fn health(&self, config: &mut ServiceConfig);
 
-    /// Runs from before the first answer until the listeners stop.
+    /// Runs from before the first response until the listeners stop.
     fn background(&self) -> impl Future<Output = ()> + 'static;
 
-    /// Ends answers that would go on for as long as their clients do. Called once no request is let in any
-    /// more.
+    /// Ends responses that last as long as their clients. Called once no request is accepted any more.
     fn stop(&self);
 }
 
-/// What answers on the connections of any listener. A macro, because the type of an app names its handlers.
+/// The application of any listener. A macro, because the type of an app names its handlers.
 macro_rules! http {
     ($app:expr) => {{
         let app = $app.into_factory().map_err(|error: actix_web::Error| error.error_response());
@@ -103,7 +101,7 @@ macro_rules! http {
     }};
 }
 
-/// A server that listens but does not answer yet: connections wait in the system's queue.
+/// A server that listens but does not respond yet: connections wait in the system's queue.
 pub struct Server {
     settings: Settings,
     access: Access,
@@ -112,24 +110,23 @@ pub struct Server {
     socket: Option<AdminSocket>,
 }
 
-/// A server that answers. Dropping it stops it without waiting.
+/// A running server. Dropping it stops it without waiting.
 pub struct Running {
     stop: tokio::sync::mpsc::Sender<()>,
     stopped: mpsc::Receiver<()>,
-    /// Where the API listens: the port that the system gave, if 0 was asked for.
+    /// The address of the API, with the port that the system chose if 0 was requested.
     pub address: SocketAddr,
-    /// The same as a URL, `https` with TLS.
+    /// The address as a URL, `https` with TLS.
     pub url: String,
-    /// Where health is served.
+    /// The address of the health listener.
     pub health_address: Option<SocketAddr>,
 }
 
 impl Server {
-    /// Listens, and reads the token or makes one. A taken port fails here, before anything else
-    /// has begun.
+    /// Listens, and reads or creates the token. A port in use fails here, before anything else has started.
     ///
     /// # Errors
-    /// If an address or the token file cannot be used; says what to do.
+    /// If an address or the token file cannot be used, with what to do.
     pub fn bind(settings: Settings) -> Result<Self, AdminError> {
         let admin = listen(settings.listen, "--admin-listen")?;
         let health = settings.health_listen.map(|address| listen(address, "--health-listen"));
@@ -139,10 +136,10 @@ impl Server {
         Ok(Self { settings, access, admin, health, socket })
     }
 
-    /// Answers, on threads of its own.
+    /// Serves requests, on threads of its own.
     ///
     /// # Errors
-    /// If the system gives no thread or socket; whatever was started ends again.
+    /// If the system refuses a thread or socket; everything that was started ends again.
     pub fn run<A: Application>(
         self,
         figures: Arc<Counters>,
@@ -197,7 +194,7 @@ impl Server {
             _ = stops.recv() => {}
             () = look_at_tls(&context, self.settings.tls_look) => {}
         }
-        // The library's own graceful stop looks only once a second whether all are done.
+        // The library's own graceful stop checks only once a second whether all requests have finished.
         context.gate.close();
         background.abort();
         sweeping.abort();
@@ -219,8 +216,7 @@ impl Server {
 }
 
 impl Running {
-    /// Lets requests under way finish, for at most half a second, and ends. Blocks for less than
-    /// one second.
+    /// Lets requests in progress finish, for at most half a second, and stops. Blocks for less than a second.
     pub fn stop(self) {
         let _ = self.stop.try_send(());
         if self.stopped.recv_timeout(STOP_MAX) == Err(RecvTimeoutError::Timeout) {
@@ -274,7 +270,7 @@ fn start<A: Application>(
     };
     servers.push(server.run());
     if let Some(listener) = socket {
-        // Workers and connections of its own: root gets in while the others are all taken.
+        // Workers and connections of its own: root can connect while all others are in use.
         let (shared, routes) = (context.clone(), application.clone());
         let taken = slots("socket", SOCKET_CONNECTIONS);
         let server = builder(1, SOCKET_CONNECTIONS).listen_uds("socket", listener, move || {
@@ -321,7 +317,7 @@ fn builder(workers: usize, connections: usize) -> ServerBuilder {
         .disable_signals()
 }
 
-/// Closes connections that are idle for too long, and logs how many sent what is not HTTP; never ends.
+/// Closes connections that are idle for too long, and logs how many sent no HTTP; never returns.
 async fn sweep(all: Vec<Arc<ConnectionSlots>>) {
     let mut malformed = Malformed::default();
     loop {
@@ -331,8 +327,8 @@ async fn sweep(all: Vec<Arc<ConnectionSlots>>) {
     }
 }
 
-/// Takes renewed files of TLS over; never ends. They are small, and read on the thread that waits for the
-/// stop, which answers nobody.
+/// Loads renewed TLS files; never returns. They are small, and are read on the thread that waits for the stop and
+/// serves no requests.
 async fn look_at_tls(context: &Context, every: Duration) {
     let Some(tls) = context.access.tls() else { return std::future::pending().await };
     loop {
@@ -349,11 +345,11 @@ fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminE
             AdminError::Listen { address, flag, source }
         }
     })?;
-    // A longer queue than the standard library asks for: in a burst whoever finds it full asks again after a
+    // A longer queue than the standard library requests: in a burst, a client that finds it full retries after a
     // second, the kubelet's probe among them.
     let _ = rustix::net::listen(&listener, BACKLOG);
-    // What was sent and not acknowledged for so long ends its connection. Every connection has it, and
-    // what follows, from its listener. A system without it serves all the same.
+    // A connection ends when sent bytes stay unacknowledged for so long. Every connection inherits this, and the
+    // following, from its listener. A system without the option serves all the same.
     let unread = u32::try_from(UNREAD_MAX.as_millis()).unwrap_or(u32::MAX);
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&listener, unread);
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER);

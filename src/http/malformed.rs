@@ -1,12 +1,11 @@
-//! Logs connections that sent what is not HTTP: anyone can open them, so they are counted and not
-//! logged one by one.
+//! Logs connections that sent no HTTP. Every client can open them, so they are counted and not logged one by one.
 
 use std::time::{Duration, Instant};
 
-/// Shortest time between two lines.
+/// Least time between two lines.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// What was logged so far.
+/// The number that was logged so far.
 #[derive(Debug, Default)]
 pub(super) struct Malformed {
     logged: u64,
@@ -14,7 +13,7 @@ pub(super) struct Malformed {
 }
 
 impl Malformed {
-    /// Logs how many came since the last line, given how many came in all.
+    /// Logs how many came since the last line; `all` is their total.
     pub(super) fn log(&mut self, all: u64) {
         if let Some(came) = self.due(all, Instant::now()) {
             tracing::warn!(connections = came, "closed connections to the admin API that did not send HTTP");

@@ -1,5 +1,5 @@
-//! Texts that never change while the daemon runs: packed once, so that whoever asks for them without a token
-//! again and again costs no time of the processors, and not sent again to whoever has them.
+//! Texts that do not change while the daemon runs: compressed once, so that unauthenticated requests for them cost
+//! little, and not sent again to clients that have them.
 
 use super::response_budget::Weight;
 use super::route::IDENTITY;
@@ -16,20 +16,20 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::OnceLock;
 
-/// A client keeps it and asks each time whether it is still the same: it changes with the release.
+/// A client keeps the text and revalidates it each time: it changes with a release.
 const KEPT: &str = "no-cache";
 
-/// A text, and the same by gzip once somebody takes that.
+/// A text, and its gzip form once a client accepts that.
 pub struct Packed {
     kind: &'static str,
     text: &'static str,
-    /// Weak: the same for all codings.
+    /// Weak: the same for all encodings.
     tag: EntityTag,
     gzip: OnceLock<Option<Bytes>>,
 }
 
 impl Packed {
-    /// `kind`: its media type.
+    /// `kind`: the media type.
     pub fn new(kind: &'static str, text: &'static str) -> Self {
         let mut tag = String::new();
         for byte in Sha256::digest(text).iter().take(8) {
@@ -39,13 +39,13 @@ impl Packed {
         Self { kind, text, tag: EntityTag::new_weak(tag), gzip: OnceLock::new() }
     }
 
-    /// The text as it is served without a coding.
+    /// The text without an encoding.
     #[must_use]
     pub const fn text(&self) -> &'static str {
         self.text
     }
 
-    /// The answer with it: nothing where the client has it already, packed where it takes that.
+    /// The response with the text: 304 if the client has it, compressed if the client accepts that.
     pub fn answer(&self, request: &HttpRequest) -> HttpResponse {
         if self.is_known(request) {
             let mut response = HttpResponse::NotModified();
@@ -75,19 +75,19 @@ impl Packed {
         match IfNoneMatch::parse(request) {
             Ok(IfNoneMatch::Any) => true,
             Ok(IfNoneMatch::Items(tags)) => tags.iter().any(|tag| tag.weak_eq(&self.tag)),
-            // A malformed condition is none: the whole text is never wrong.
+            // A malformed condition is ignored: the whole text is always right.
             Err(_) => false,
         }
     }
 }
 
-/// Whether a client prefers gzip to an answer as it is.
+/// Whether a client prefers gzip to no encoding.
 pub fn takes_gzip(accepts: &AcceptEncoding) -> bool {
     let offered = [Encoding::identity(), Encoding::gzip()];
     accepts.negotiate(offered.iter()) == Some(Encoding::gzip())
 }
 
-/// `None` where it cannot be packed, which writing to memory can.
+/// `None` on an error of the compressor.
 fn pack(text: &str) -> Option<Bytes> {
     let mut packer = GzEncoder::new(Vec::new(), Compression::best());
     packer.write_all(text.as_bytes()).ok()?;

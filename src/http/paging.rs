@@ -1,13 +1,13 @@
-//! Lists that grow: `limit` and `cursor` in the query, `next` in the answer, everywhere the same.
+//! Lists: `limit` and `cursor` in the query and `next` in the response, everywhere the same.
 
 use super::failure::Failure;
 use berth_api::Kind;
 use std::fmt::Display;
 
-/// How many items are asked for.
+/// The requested number of items.
 ///
 /// # Errors
-/// [`Kind::Query`] where it is none or more than `max`.
+/// [`Kind::Query`] if it is 0 or more than `max`.
 pub fn limit<N: Copy + Display + PartialOrd + From<u8>>(
     given: Option<N>,
     default: N,
@@ -23,21 +23,21 @@ pub fn limit<N: Copy + Display + PartialOrd + From<u8>>(
 /// A cursor that is a number.
 ///
 /// # Errors
-/// [`Kind::Query`] where it is none.
+/// [`Kind::Query`] if it is not.
 pub fn number(cursor: Option<&str>) -> Result<Option<u64>, Failure> {
     cursor.map(|text| text.parse().map_err(|_| malformed(text))).transpose()
 }
 
-/// Of a cursor that no answer had as its `next`.
+/// The error of a cursor that no response had as its `next`.
 pub fn malformed(text: &str) -> Failure {
     let shown: String = text.chars().take(80).collect();
     Failure::new(Kind::Query, format!("cursor: the `next` of an answer, not {shown:?}"))
         .hint("leave it out for the first page")
 }
 
-/// One page of what is sorted by `key`: what follows the cursor, at most `limit`, and the cursor of the
-/// next page. Keys tell items apart and stay what they are, so a page begins where the one before ended
-/// whatever came or went meanwhile.
+/// One page of a list that is sorted by `key`: the items after the cursor, at most `limit`, and the cursor of the
+/// next page. Keys are unique and do not change, so a page starts where the previous one ended, whatever was added or
+/// removed meanwhile.
 pub fn page<T, K: Ord>(
     mut sorted: Vec<T>,
     after: Option<&K>,

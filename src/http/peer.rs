@@ -1,5 +1,5 @@
-//! Who is at the other end of a connection, as far as the connection itself tells: an address, a client
-//! certificate, or a user of this machine.
+//! The peer of a connection, as the connection itself shows it: an address, a client certificate, or a user of this
+//! machine.
 
 use super::certificate::ClientCertificate;
 use actix_web::rt::net::{TcpStream, UnixStream};
@@ -7,33 +7,33 @@ use rustls::pki_types::CertificateDer;
 use std::fmt;
 use std::net::SocketAddr;
 
-/// The other end. Kept beside each connection by the HTTP library.
+/// The peer. The HTTP library keeps it with each connection.
 pub(super) enum Peer {
     /// Over plain TCP.
     Tcp(SocketAddr),
     /// Over TLS.
     Tls {
-        /// Where from.
+        /// The address.
         from: SocketAddr,
-        /// What the client showed; it stood the check of the handshake.
+        /// The client's certificate, verified in the handshake.
         certificate: Option<ClientCertificate>,
     },
-    /// Over the Unix socket: whom the kernel says it is (SO_PEERCRED), as of its connect.
+    /// Over the Unix socket: the user by SO_PEERCRED, at the time of the connect.
     Unix {
         /// Effective user.
         uid: u32,
-        /// Process, where it is of our namespace.
+        /// The process id, if it is of our namespace.
         pid: Option<i32>,
     },
 }
 
 impl Peer {
-    /// Over plain TCP; `None` where it is gone already.
+    /// Over plain TCP; `None` if it has disconnected already.
     pub(super) fn tcp(io: &TcpStream) -> Option<Self> {
         io.peer_addr().ok().map(Self::Tcp)
     }
 
-    /// Over TLS, with the chain that stood the handshake's check.
+    /// Over TLS, with the chain that the handshake verified.
     pub(super) fn tls(io: &TcpStream, chain: Option<&[CertificateDer<'static>]>) -> Option<Self> {
         let from = io.peer_addr().ok()?;
         Some(Self::Tls { from, certificate: chain.and_then(ClientCertificate::of) })

@@ -1,5 +1,5 @@
-//! Keys of a query. One that a route does not take is refused: a filter that was typed wrongly must not look like an
-//! answer about everything.
+//! Keys of queries. A key that a route does not know is refused: a response must not seem to be filtered when it is
+//! not.
 
 use super::failure::Failure;
 use actix_web::dev::ServiceRequest;
@@ -9,11 +9,11 @@ use berth_api::Kind;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-/// Longest part of a key that a problem shows, characters.
+/// Longest part of a key in a problem, characters.
 const KEY_SHOWN_MAX: usize = 80;
 
-/// The operations that take a query. Their own types (`deny_unknown_fields`) refuse a key that they do not know, with
-/// those that they do; every other operation takes none. A test over the API's description keeps this list complete.
+/// The operations with a query. Their own types (`deny_unknown_fields`) refuse unknown keys and list the known ones;
+/// every other operation has none. A test against the API's description keeps this list complete.
 const TAKING: [(&str, &str); 12] = [
     ("GET", "/api/v1/allocations"),
     ("DELETE", "/api/v1/allocations/{id}"),
@@ -34,13 +34,13 @@ const TAKING: [(&str, &str); 12] = [
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Probe {
-    /// Taken as the probes of Kubernetes take it; the answer lists every check in any case.
+    /// Accepted as by the probes of Kubernetes; the response lists every check in any case.
     #[allow(dead_code)]
     #[param(example = "")]
     verbose: Option<String>,
 }
 
-/// Why the query of a request is refused, if it is: its route takes none.
+/// The error of a request with a query to a route without one.
 pub(super) fn refused(request: &ServiceRequest) -> Option<Failure> {
     let pattern = request.match_pattern()?;
     let method = match request.method() {

@@ -1,5 +1,5 @@
-//! How often one client may ask: a bucket of permits for each, filled at a steady rate. A client is a
-//! name once it is known, and an address before that.
+//! Rate limits: a token bucket for each client. A client is a name once it is authenticated, and an address before
+//! that.
 
 use super::failure::Failure;
 use super::peer::Peer;
@@ -10,30 +10,31 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Clients that are counted one by one: some 100 bytes each. Those beyond share one bucket.
+/// Clients with a bucket of their own: some 100 bytes each. Further ones share one bucket.
 const CLIENTS_MAX: usize = 1024;
-/// A bucket holds what comes in so many seconds: a page or a script that begins with a burst.
+/// Capacity of a bucket, seconds of its rate: a page or a script may start with a burst.
 const BURST_S: f64 = 2.0;
-/// A client that asks too often is told of in the log at most once in this time.
+/// Least time between two log lines about one client.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// Whose bucket.
+/// The owner of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Client {
-    /// Whom the door knows, and by which way: names of different ways are different clients.
+    /// An authenticated caller, with its kind of authentication: equal names of different kinds are different
+    /// clients.
     Named(&'static str, Arc<str>),
-    /// An IPv4 address, or the /64 of an IPv6 one, which is what one host has.
+    /// An IPv4 address, or the /64 network of an IPv6 one, which one host has.
     Net([u8; 8]),
     /// A user of this machine.
     User(u32),
-    /// A token, by the beginning of its hash.
+    /// A token, by the first bytes of its hash.
     Token([u8; 8]),
-    /// All that are too many to be counted one by one.
+    /// All clients beyond [`CLIENTS_MAX`].
     Others,
 }
 
 impl Client {
-    /// A client that is not known by name yet.
+    /// A client that is not authenticated yet.
     pub(super) fn of(peer: Option<&Peer>) -> Self {
         match peer {
             Some(Peer::Tcp(from) | Peer::Tls { from, .. }) => Self::at(from.ip()),
@@ -42,17 +43,17 @@ impl Client {
         }
     }
 
-    /// Whoever has the token of this SHA-256 hash, wherever they are.
+    /// All clients with the token of this SHA-256 hash, at any address.
     pub(super) fn token(hash: &[u8; 32]) -> Self {
         let [a, b, c, d, e, f, g, h, ..] = *hash;
         Self::Token([a, b, c, d, e, f, g, h])
     }
 
-    /// Whoever is at this address.
+    /// All clients at this address.
     pub(super) fn at(ip: IpAddr) -> Self {
         let mut net = [0; 8];
         match ip.to_canonical() {
-            // Some IPv6 network may have these bytes too; then two share a bucket.
+            // An IPv6 network with the same bytes shares the bucket.
             IpAddr::V4(ip) => net[4..].copy_from_slice(&ip.octets()),
             IpAddr::V6(ip) => net.copy_from_slice(&ip.octets()[..8]),
         }
@@ -60,16 +61,16 @@ impl Client {
     }
 }
 
-/// Whether a question counts among those that somebody asks.
+/// Whether a review counts against a client's rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counted {
-    /// As all do that a request causes.
+    /// It does: a request causes it.
     Yes,
-    /// The daemon asks for itself, as often as it likes.
+    /// It does not: the daemon itself causes it.
     No,
 }
 
-/// A rate, and who has used how much of it.
+/// A rate, and the bucket of each client.
 pub(super) struct Limiter {
     what: &'static str,
     per_second: f64,
@@ -83,7 +84,7 @@ struct Bucket {
 }
 
 impl Limiter {
-    /// So many a second, `what` in words.
+    /// So many a second; `what` names them in messages.
     pub(super) fn new(what: &'static str, per_second: u32) -> Self {
         Self { what, per_second: f64::from(per_second), clients: Mutex::default() }
     }
@@ -95,12 +96,12 @@ impl Limiter {
     /// Takes one permit.
     ///
     /// # Errors
-    /// If there is none: 429, with the whole seconds after which there is one.
+    /// 429 if there is none, with the whole seconds until there is one.
     pub(super) fn take(&self, client: &Client) -> Result<(), Failure> {
         self.take_at(client, Instant::now())
     }
 
-    /// Takes one permit for what counts.
+    /// Takes one permit if it counts.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -116,7 +117,7 @@ impl Limiter {
         let mut clients = self.clients.lock();
         let filled = |b: &Bucket| b.permits + now.saturating_duration_since(b.at).as_secs_f64() * per_second;
         if clients.len() >= CLIENTS_MAX && !clients.contains_key(client) {
-            // A bucket that is full again says nothing that a new one would not.
+            // A full bucket is the same as a new one.
             clients.retain(|_, b| filled(b) < burst);
         }
         let client = match clients.len() >= CLIENTS_MAX && !clients.contains_key(client) {
@@ -140,7 +141,7 @@ impl Limiter {
                 self.what
             );
         }
-        // One permit comes in at most a second, since a rate is at least one.
+        // A rate is at least one, so a permit is available after a second.
         Err(Failure::new(Kind::TooMany, format!("more than {per_second} {} a second", self.what))
             .retry_after(1)
             .hint("wait a second, and ask less often; the rate is the daemon's admin.limits"))
@@ -168,7 +169,7 @@ mod tests {
         assert!(limiter.take_at(&b, start).is_ok());
         let later = start + Duration::from_millis(500);
         assert_eq!((0..100).filter(|_| limiter.take_at(&a, later).is_ok()).count(), 5);
-        // A long wait fills the bucket and no more.
+        // A long wait fills the bucket, no more.
         let much_later = start + Duration::from_secs(3600);
         assert_eq!((0..100).filter(|_| limiter.take_at(&a, much_later).is_ok()).count(), 20);
     }
@@ -184,7 +185,7 @@ mod tests {
         }
         assert!(limiter.clients.lock().len() <= CLIENTS_MAX + 1);
         assert!(limiter.take_at(&known, start).is_err(), "its bucket was forgotten");
-        // Once their buckets are full again they make room.
+        // Full buckets are removed when others need room.
         let later = start + Duration::from_secs(10);
         assert!(limiter.take_at(&named("new"), later).is_ok());
         assert!(limiter.clients.lock().len() < 10);

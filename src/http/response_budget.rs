@@ -1,10 +1,10 @@
-//! How much of answers may lie in memory until their clients have read them.
+//! Limits the memory of responses that clients have not read yet.
 //!
-//! Small ones the HTTP library takes over at once, into buffers that each connection has. A larger one lies there
-//! until its client has read it, for which its connection gives it a little more than a minute, and a client has many
-//! connections. So their sizes are counted, and what would be too much is refused. The same client is refused again,
-//! before the answer is made, until it has read some of what lies there: making it is most of its cost.
-//! Texts that are part of the program weigh nothing; a stream of events has places of its own.
+//! The HTTP library copies small responses at once into buffers that each connection has. A larger one stays in
+//! memory until its client has read it, for which the connection has a little more than a minute, and a client may
+//! have many connections. So their sizes are counted, and responses beyond the limit are refused. The same request is
+//! refused again, before its response is made, until the client has read something: making the response is most of
+//! its cost. Texts that are part of the program do not count; event streams have permits of their own.
 
 use super::failure::Failure;
 use super::peer::Peer;
@@ -20,27 +20,27 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// Answers to those whom the door knows, KiB. The largest lists, of 1,000 allocations or 500 decisions, have about
-/// 1 MiB each: 48 of them, each on a connection of its own, while they are read within milliseconds as a rule.
+/// Responses to authenticated clients, KiB. The largest lists, of 1,000 allocations or 500 decisions, have about 1
+/// MiB: 48 of them, each on a connection of its own, although they are usually read within milliseconds.
 const KNOWN_KIB: u32 = 48 * 1024;
-/// Answers to everybody else, KiB. What is large of those are the numbers of a node, some 0.2 MiB, for which all 64
-/// connections of the health listener may ask: 13 MiB. With the above 64 MiB.
+/// Responses to all others, KiB. The only large one is a node's metrics, some 0.2 MiB, which all 64 connections of
+/// the health listener may request: 13 MiB. With the above 64 MiB.
 const STRANGERS_KIB: u32 = 16 * 1024;
-/// One client has at most so much of either: whoever reads nothing leaves the rest to others.
+/// The reciprocal of one client's largest share: a client that reads nothing leaves the rest to others.
 const SHARE: u32 = 2;
-/// When to retry, seconds: what is read at all is read by then.
+/// The `Retry-After`, seconds: by then a reading client has read its responses.
 const RETRY_S: u64 = 5;
-/// What the HTTP library's compressor of one answer takes, KiB.
+/// Memory of the HTTP library's compressor for one response, KiB.
 const COMPRESSOR_KIB: u32 = 300;
-/// Questions of one client that are remembered as refused; scripts and pages ask for few things.
+/// Most requests of one client that are kept as refused; scripts and pages send few different ones.
 const REFUSED_MAX: usize = 8;
 
-/// What an answer weighs, KiB, where that is not its size. Among the extensions of its response.
+/// The size of a response for the limit, KiB, if it is not that of its body. An extension of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight(u32);
 
 impl Weight {
-    /// Nothing: it is part of the program, or shared by all who ask.
+    /// None: it is part of the program, or shared by all clients.
     pub const NONE: Self = Self(0);
 
     /// So many KiB.
@@ -49,16 +49,16 @@ impl Weight {
         Self(kib)
     }
 
-    /// Of an answer of so many bytes that the HTTP library compresses.
+    /// The size of a response of so many bytes that the HTTP library compresses.
     pub(super) fn compressed(bytes: u64) -> Self {
         Self(kib(bytes).saturating_add(COMPRESSOR_KIB))
     }
 }
 
-/// Whom the door let in, among the extensions of the response.
+/// The authenticated client, an extension of the response.
 pub(super) struct Known(pub(super) Client);
 
-/// What lies there, of known clients and of strangers.
+/// The memory in use by authenticated and by other clients.
 pub(super) struct Budget {
     known: Arc<Pool>,
     strangers: Arc<Pool>,
@@ -72,23 +72,23 @@ struct Pool {
 #[derive(Default)]
 struct Held {
     kib: u32,
-    /// Of it, what each client has; none that has nothing.
+    /// The use by client; clients without any have no entry.
     of: HashMap<Client, Own>,
 }
 
-/// What one client has.
+/// The use of one client.
 #[derive(Default)]
 struct Own {
     kib: u32,
-    /// What was refused because of it since some of it became free last, oldest first.
+    /// The requests that were refused since the client last read something, oldest first.
     refused: Vec<Question>,
 }
 
-/// What is asked for, by its hash: whoever finds two of the same refuses themselves.
+/// A request, by its hash: a collision only refuses another request of the same client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Question(u64);
 
-/// A part of it, until this is dropped.
+/// Memory in use, until this is dropped.
 pub(super) struct Share {
     pool: Arc<Pool>,
     client: Client,
@@ -103,10 +103,10 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Whether it is worth making the answer to what a known client asks.
+    /// Checks whether the response to an authenticated client's request is worth making.
     ///
     /// # Errors
-    /// If that was refused to them, and they have read nothing since.
+    /// If it was refused, and the client has read nothing since.
     pub(super) fn has_room(&self, client: &Client, request: &HttpRequest) -> Result<(), Failure> {
         match is_read(request) {
             true => self.known.has_room(client, question(request)),
@@ -114,8 +114,8 @@ impl Budget {
         }
     }
 
-    /// Takes what the answer weighs; answers a problem instead of it where that is too much. What a change is
-    /// answered is never refused, since it is done: it counts all the same, against what is read.
+    /// Counts a response's size, or replaces the response by a problem if that exceeds the limit. The response to a
+    /// change is never refused, since the change is made; it counts, though.
     pub(super) fn within(
         &self,
         response: ServiceResponse<BoxBody>,
@@ -135,7 +135,7 @@ impl Budget {
     }
 }
 
-/// What it weighs, KiB; `None` if nothing.
+/// The size of a response, KiB; `None` if it does not count.
 fn weight(response: &ServiceResponse<BoxBody>) -> Option<u32> {
     let said = response.response().extensions().get::<Weight>().copied();
     let body = response.response().body();
@@ -151,7 +151,7 @@ fn kib(bytes: u64) -> u32 {
 }
 
 impl Pool {
-    /// So much for this client, for whom it answers this; what answers no question is given anyhow.
+    /// Takes memory for this client's response to this request; without a request it is always granted.
     fn take(
         self: &Arc<Self>,
         client: Client,
@@ -159,7 +159,7 @@ impl Pool {
         question: Option<Question>,
     ) -> Result<Share, Failure> {
         let of_one = self.kib_max / SHARE;
-        // One answer alone is not refused for its size.
+        // A single response is never refused for its size.
         let kib = if question.is_some() { kib.min(of_one) } else { kib };
         let mut held = self.held.lock();
         let all = held.kib.saturating_add(kib);
@@ -207,7 +207,7 @@ fn is_read(request: &HttpRequest) -> bool {
     matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
-/// Path and query, as they are written.
+/// Path and query, as sent.
 fn question(request: &HttpRequest) -> Question {
     let mut hash = DefaultHasher::new();
     request.uri().hash(&mut hash);
@@ -221,7 +221,7 @@ fn refusal(kib: u32, of: &str) -> Failure {
 }
 
 impl Share {
-    /// How large it is, bytes.
+    /// The size, bytes.
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.kib) * 1024
     }
@@ -267,7 +267,7 @@ mod tests {
         let others: Vec<_> = (0..24).map(|n| take(&format!("b{n}")).unwrap()).collect();
         let refused = take("c").err().unwrap();
         assert!(refused.problem.status == 503 && refused.problem.detail.contains("others"), "{refused}");
-        // What a change is answered counts, too, and is told in any case.
+        // The response to a change counts too, and is always sent.
         let changed = pool.take(named("a"), 1024, None).unwrap();
         assert_eq!(pool.held.lock().kib, KNOWN_KIB + 1024);
         drop((half, changed));
@@ -289,7 +289,7 @@ mod tests {
         assert!(room("a", "/list?limit=9").is_ok(), "nothing was refused yet");
         assert!(take("a", "/list?limit=9").is_err());
         assert!(room("a", "/list?limit=9").unwrap_err().contains("24576 KiB of what you asked"));
-        // What else they ask for may be small, and others have their own.
+        // Other requests may have small responses, and other clients have their own share.
         assert!(room("a", "/list?limit=1").is_ok() && room("a", "/list").is_ok());
         assert!(room("b", "/list?limit=9").is_ok());
         own.pop();
@@ -301,7 +301,7 @@ mod tests {
         );
         assert!(room("e", "/").is_ok(), "it may be made by the time that others have read");
         drop(others);
-        // However many things are asked for, few are remembered.
+        // However many requests are refused, few are kept.
         for n in 0..2 * REFUSED_MAX {
             let uri = format!("/{n}");
             assert!(take("a", &uri).is_err());

@@ -1,5 +1,5 @@
-//! Callers whom the cluster knows: the API server says who has a token (TokenReview) and what they may
-//! do here (SubjectAccessReview). What it does not say is a no.
+//! Callers that the cluster authenticates: the API server answers whose a token is (TokenReview) and what its user
+//! may do (SubjectAccessReview). Without an answer the request is refused.
 
 use super::failure::Failure;
 use super::rate_limit::{Client, Counted, Limiter};
@@ -14,52 +14,50 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// A review's answer is used for so long: a token or a right that was taken away opens for as long.
+/// How long the result of a review is used: a token or right that was removed works for as long.
 const KEPT_FOR: Duration = Duration::from_secs(60);
-/// Users of one node's API at a time, and answers about what they may do: paths name GPUs and pods'
-/// allocations. Some 200 bytes each.
+/// Most users, and most results about their rights: paths contain names of GPUs and allocations. Some 200 bytes each.
 const USERS_MAX: usize = 256;
 const ANSWERS_MAX: usize = 4096;
-/// Reviews under way at a time; the API server has others to answer.
+/// Most concurrent reviews, to limit the load on the API server.
 const REVIEWS_MAX: usize = 8;
-/// Of them, those of tokens that no user of the last while had: strangers leave two places to the others.
+/// Most concurrent reviews of tokens that were not valid recently: two permits are left for the others.
 const STRANGE_MAX: usize = 6;
-/// Reviews a second that one token, or one user, causes. A user who looks at all of a node's API asks of
-/// some 30 routes, and of each GPU and allocation by its name.
+/// Reviews a second for one token, or one user. A user who reads all of a node's API needs reviews of some 30 routes,
+/// and of each GPU and allocation by its name.
 const REVIEWS_PER_SECOND: u32 = 50;
-/// Longest wait for a review, with the wait for a place.
+/// Deadline of a review, with the wait for a permit.
 const REVIEW_WAIT: Duration = Duration::from_secs(5);
-/// Longest name of a user, bytes: that of a service account has at most 339.
+/// Longest name of a user, bytes: a service account's has at most 339.
 const USER_BYTES_MAX: usize = 512;
-/// Comes before the path in what the API server is asked. Not `/api` itself: every cluster lets all who
-/// have any token at all read that (ClusterRole system:discovery).
+/// The prefix of the path in a review. Not `/api` itself: every cluster allows all authenticated users to read that
+/// (ClusterRole system:discovery).
 const PREFIX: &str = "/berth";
 
-/// A user as the API server knows them.
+/// A user of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     /// Such as `system:serviceaccount:monitoring:grafana`.
     pub name: String,
-    /// Tells apart users who had the same name.
+    /// Distinguishes users with the same name over time.
     pub uid: Option<String>,
-    /// Groups they are in.
+    /// The user's groups.
     pub groups: Vec<String>,
-    /// Whatever else the cluster knows.
+    /// Further attributes of the user.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// The API server did not say.
+/// The API server gave no answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ReviewError(pub String);
 
-/// Who asks the API server; the daemon hands it in. A question begins when it is first polled, and ends
-/// where it is dropped: how many are under way is counted by whoever waits for them.
+/// The client of the API server, which the daemon provides. A review begins when its future is first polled, and ends
+/// when that is dropped; the caller counts concurrent ones.
 pub trait Reviewer: Send + Sync {
-    /// Whose token it is; `None`: nobody's.
+    /// The user of a token; `None` if the token is invalid.
     fn who(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>>;
-    /// Whether the user may do `verb` (an HTTP method in small letters) at this path, which is no
-    /// resource's.
+    /// Whether the user may do `verb` (an HTTP method in lower case) at this non-resource path.
     fn may(
         &self,
         user: Arc<User>,
@@ -68,7 +66,7 @@ pub trait Reviewer: Send + Sync {
     ) -> BoxFuture<'static, Result<bool, ReviewError>>;
 }
 
-/// Asks, and keeps the answers for a while. Only SHA-256 hashes of tokens are kept.
+/// Sends reviews, and keeps their results for a while. Of tokens only SHA-256 hashes are kept.
 pub(super) struct Reviews {
     reviewer: Arc<dyn Reviewer>,
     users: Kept<Arc<User>>,
@@ -90,20 +88,20 @@ impl Reviews {
         }
     }
 
-    /// Who has the token, if that was asked within the last minute.
+    /// The user of the token, if it was reviewed within the last minute.
     pub(super) fn known(&self, token: &str) -> Option<Arc<User>> {
         self.users.get(&key([token]), Instant::now())
     }
 
-    /// Whether somebody had the token when that was asked last, however long ago.
+    /// Whether the last review of the token found a user, however long ago.
     pub(super) fn was_known(&self, token: &str) -> bool {
         self.users.has(&key([token]))
     }
 
-    /// Who has the token; `None`: nobody.
+    /// The user of the token; `None` if it is invalid.
     ///
     /// # Errors
-    /// If it is asked about too often, or the API server does not say.
+    /// If it is reviewed too often, or the API server gives no answer.
     pub(super) async fn who(&self, token: &str, counted: Counted) -> Result<Option<Arc<User>>, Failure> {
         let key = key([token]);
         self.often.take_if(counted, &Client::token(&key))?;
@@ -131,10 +129,10 @@ impl Reviews {
         }
     }
 
-    /// Whether the user may do this at `path`, which is one of a route's, decoded.
+    /// Whether the user may do this at `path`, a route's path without escapes.
     ///
     /// # Errors
-    /// If they cause too many questions, or the API server does not say.
+    /// If the user causes too many reviews, or the API server gives no answer.
     pub(super) async fn may(
         &self,
         user: &Arc<User>,
@@ -154,7 +152,7 @@ impl Reviews {
         Ok(answer)
     }
 
-    /// Asks once there is a place. `strange`: nobody was ever known by what is asked about.
+    /// Sends a review once there is a permit. `strange`: no earlier review of this token found a user.
     async fn ask<T>(
         &self,
         strange: bool,
@@ -173,7 +171,7 @@ impl Reviews {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {} s", REVIEW_WAIT.as_secs()),
         };
-        // The answer does not say why: whoever asks is a stranger so far.
+        // The response does not contain the cause: the caller is not authenticated.
         tracing::warn!("the API server does not say who may use the admin API: {failed}");
         Err(Failure::new(Kind::NoReview, "the API server does not say who this is and what they may do")
             .retry_after(1)
@@ -181,7 +179,7 @@ impl Reviews {
     }
 }
 
-/// What the API server calls a method on a path that is no resource's.
+/// The verb for a method on a non-resource path.
 fn verb(method: &Method) -> Option<&'static str> {
     Some(match method.as_str() {
         "GET" | "HEAD" => "get",
@@ -193,7 +191,7 @@ fn verb(method: &Method) -> Option<&'static str> {
     })
 }
 
-/// All that an answer of the API server may hang on.
+/// Everything that the API server's answer may depend on.
 fn about(user: &User, verb: &str, path: &str) -> [u8; 32] {
     let User { name, uid, groups, extra } = user;
     let count = |n: usize| n.to_string();
@@ -209,7 +207,7 @@ fn about(user: &User, verb: &str, path: &str) -> [u8; 32] {
     key(parts.iter().map(String::as_str))
 }
 
-/// Each part with its length before it, so that no two lists are one text.
+/// Each part is preceded by its length, so that no two lists have the same text.
 fn key<'p>(parts: impl IntoIterator<Item = &'p str>) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
@@ -219,7 +217,7 @@ fn key<'p>(parts: impl IntoIterator<Item = &'p str>) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Answers by hash, each for a minute, at most so many.
+/// Results by hash, each for a minute, up to a limit.
 struct Kept<T> {
     most: usize,
     all: Mutex<HashMap<[u8; 32], (Instant, T)>>,
@@ -236,7 +234,7 @@ impl<T: Clone> Kept<T> {
         (now.saturating_duration_since(*since) < KEPT_FOR).then(|| value.clone())
     }
 
-    /// Whether there is an answer, however old.
+    /// Whether there is a result, however old.
     fn has(&self, key: &[u8; 32]) -> bool {
         self.all.lock().contains_key(key)
     }

@@ -5,17 +5,17 @@ use actix_web::dev::ServiceRequest;
 use actix_web::{HttpRequest, HttpResponse, Resource, Route, guard, web};
 use berth_api::Kind;
 
-/// Where everything is that needs a token.
+/// The prefix of all routes that need a token.
 pub const API: &str = "/api/v1";
-/// Said by a handler so that nothing compresses its answer; it is no coding to be named, and leaves none.
+/// Set by a handler whose response must not be compressed; it is removed before the response is sent.
 pub const IDENTITY: &str = "identity";
 
-/// The path by which a request is routed: its escapes are undone, but for those of `%`, `/` and `+`.
+/// The path by which a request is routed: without escapes, except those of `%`, `/` and `+`.
 pub(super) fn path(request: &ServiceRequest) -> &str {
     request.match_info().as_str()
 }
 
-/// A resource that names its methods to whoever uses another one.
+/// A resource that answers other methods with the allowed ones.
 pub fn resource(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
         let detail = format!("{} is not a method of {}; it has {allow}", request.method(), request.path());

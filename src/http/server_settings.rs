@@ -12,24 +12,24 @@ use std::time::Duration;
 /// The settings of the server.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where the API listens; loopback, unless there is TLS.
+    /// The address of the API; loopback, unless there is TLS.
     pub listen: SocketAddr,
-    /// Where only `/livez`, `/readyz` and `/metrics` are served, if anywhere.
+    /// The address that serves only `/livez`, `/readyz` and `/metrics`, if any.
     pub health_listen: Option<SocketAddr>,
-    /// The bearer token's file; made if it is not there.
+    /// The file of the bearer token; created if it is missing.
     pub token_file: PathBuf,
-    /// Who else may ask, and by which ways.
+    /// Further callers, and the ways of authentication.
     pub access: AdminAccess,
-    /// Who asks the API server about callers that the daemon does not know; `None`: they are nobody.
+    /// The client of the API server for callers that the daemon does not know; `None`: they are refused.
     pub reviewer: Option<Arc<dyn Reviewer>>,
-    /// How often the files of TLS are looked at.
+    /// How often the TLS files are checked.
     pub tls_look: Duration,
 }
 
-/// Reads the files that the door reads at a start, tokens' and TLS', and says of them what a start would. It
-/// makes none, and the first start's token may be missing.
+/// Reads the files that authentication reads at a start, tokens' and TLS', and reports the errors of a start. It
+/// creates none, and the token of the first start may be missing.
 ///
-/// Answers with the key and the error of each that cannot be used.
+/// Returns the key and the error of each file that cannot be used.
 #[must_use]
 pub fn check_files(token_file: &Path, access: &AdminAccess) -> Vec<(String, AdminError)> {
     let own = ("tokenFile".to_owned(), token::Tokens::check(token_file, &[]));

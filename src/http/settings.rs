@@ -1,18 +1,18 @@
-//! Who may use the admin API, in which ways, and how often.
+//! Callers of the admin API, their authentication and their limits.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Longest name of a token or of a client certificate, bytes: it stands beside every change.
+/// Longest name of a token or of a client certificate, bytes: each change has it as its author.
 pub const NAME_BYTES_MAX: usize = 64;
-/// Reads a second of one client. Two processors answer some 5,000; more than that no client needs.
+/// Default of reads a second of one client. Two processors serve some 5,000, and no client needs more.
 const READS_PER_SECOND: u32 = 6_000;
-/// Changes a second of one client. Each is written to disk in about 0.2 ms by the thread that answers
-/// the kubelet, so 100 of them take a fiftieth of its time.
+/// Default of changes a second of one client. The thread that answers the kubelet writes each to disk in about 0.2
+/// ms, so 100 of them take a fiftieth of its time.
 const CHANGES_PER_SECOND: u32 = 100;
 
-/// What a caller may do.
+/// The right of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {
@@ -23,7 +23,7 @@ pub enum Right {
 }
 
 impl Right {
-    /// As it is written in the file.
+    /// The name in the configuration file.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl Right {
     }
 }
 
-/// Who may ask, beside whoever has the token that the first start made.
+/// The callers, besides those with the token of the first start.
 #[derive(Clone, Debug, Default)]
 pub struct AdminAccess {
     /// Further tokens.
@@ -42,50 +42,50 @@ pub struct AdminAccess {
     pub tls: Option<TlsFiles>,
     /// A Unix socket for root of this node.
     pub socket: Option<PathBuf>,
-    /// How often one client may ask.
+    /// The limits of one client.
     pub limits: RateLimits,
-    /// Callers that the API server knows; `None`: none of them.
+    /// Authentication by the API server; `None`: not used.
     pub kubernetes: Option<KubernetesReviews>,
 }
 
 /// A further token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedToken {
-    /// Who has it.
+    /// The name of its owner.
     pub name: String,
-    /// What they may do.
+    /// The right of its owner.
     pub right: Right,
-    /// Where it is known from.
+    /// Its source.
     pub source: TokenSource,
 }
 
-/// Where a token is known from.
+/// The source of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenSource {
-    /// The file that holds it; read again when it changes.
+    /// The file that contains it; read again when it changes.
     File(PathBuf),
-    /// The SHA-256 of it: the token itself is not on this node.
+    /// Its SHA-256: the token itself is not on this node.
     Sha256([u8; 32]),
 }
 
-/// The files of TLS.
+/// The TLS files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate and those between it and its root, PEM.
+    /// The certificate and its intermediate ones, PEM.
     pub cert: PathBuf,
     /// Its key, PEM.
     pub key: PathBuf,
-    /// Whose client certificates are taken, PEM; `None`: nobody's.
+    /// The CA of client certificates, PEM; `None`: client certificates are not used.
     pub client_ca: Option<PathBuf>,
-    /// Whoever has no client certificate does not get as far as a request.
+    /// Whether a handshake without a client certificate fails.
     pub require_client_cert: bool,
-    /// What each name (CN) may do.
+    /// The right of each name (CN).
     pub clients: Option<BTreeMap<String, Right>>,
-    /// What certificates with other names may do; `None`: nothing.
+    /// The right of certificates with other names; `None`: none.
     pub others_may: Option<Right>,
 }
 
-/// How often one client may ask.
+/// The limits of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimits {
     /// Reads a second.
@@ -100,9 +100,9 @@ impl Default for RateLimits {
     }
 }
 
-/// Callers that the API server knows: TokenReview says who they are, SubjectAccessReview what they may.
+/// Callers that the API server authenticates: TokenReview finds the user, SubjectAccessReview the user's rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesReviews {
-    /// A token must be meant for one of these; empty: for the API server itself.
+    /// A token must be intended for one of these; empty: for the API server itself.
     pub audiences: Vec<String>,
 }

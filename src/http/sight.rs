@@ -1,6 +1,6 @@
-//! What of `/metrics`, `/livez` and `/readyz` is for whom. On the health listener and on this node: all of it,
-//! for everybody. From the network, over TLS: the numbers and the details name resources, GPUs, policies and
-//! addresses, so they are for whoever may read; anybody else hears yes or no and the names of the checks.
+//! Which parts of `/metrics`, `/livez` and `/readyz` a client gets. On the health listener and from this node:
+//! everything. From the network, over TLS: metrics and details name resources, GPUs, policies and addresses, so they
+//! need the right to read; other clients get the result and the names of the checks.
 
 use super::context::Context;
 use super::failure::Failure;
@@ -11,13 +11,13 @@ use actix_web::http::header::AUTHORIZATION;
 use actix_web::{HttpMessage, HttpRequest};
 use berth_api::Check;
 
-/// Beside a request whose answer is without details.
+/// Marks a request whose response has no details.
 struct Bare;
 
-/// Asked before a request of the admin listener is answered.
+/// Checks a request of the admin listener before it is handled.
 ///
 /// # Errors
-/// Why the numbers are not for whoever asks.
+/// If the client may not have the metrics.
 pub(super) async fn of_the_daemon(context: &Context, request: &ServiceRequest) -> Result<(), Failure> {
     let path = route::path(request);
     let from_afar = match request.conn_data::<Peer>() {
@@ -31,7 +31,7 @@ pub(super) async fn of_the_daemon(context: &Context, request: &ServiceRequest) -
     match path {
         "/metrics" => context.access.may_read(request).await,
         "/livez" | "/readyz" => {
-            // A probe shows nothing, and is not counted among those that try to get in.
+            // A probe without credentials does not count as a failed authentication.
             let shows = certified || request.headers().contains_key(AUTHORIZATION);
             if !shows || context.access.may_read(request).await.is_err() {
                 request.extensions_mut().insert(Bare);
@@ -42,7 +42,7 @@ pub(super) async fn of_the_daemon(context: &Context, request: &ServiceRequest) -
     }
 }
 
-/// Those checks that whoever asks may see, as far as they may.
+/// The checks, with details only if the client may have them.
 pub fn shown(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
     if request.extensions().get::<Bare>().is_some() {
         checks.iter_mut().for_each(|check| check.detail = None);
@@ -50,7 +50,7 @@ pub fn shown(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
     checks
 }
 
-/// Why it is not well, in one line: the names of the checks, with their details where those are shown.
+/// The failed checks in one line: their names, with details if the client may have them.
 pub fn why(checks: &[Check]) -> String {
     let failed = checks.iter().filter(|check| !check.ok);
     let words = failed.map(|check| match &check.detail {

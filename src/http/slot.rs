@@ -1,4 +1,4 @@
-//! One connection's slot: what its requests and its bytes show of it, and so what it costs to lose it.
+//! The state of one connection, from which [`super::connection_slots`] decides which one to close.
 
 use super::rate_limit::Client;
 use futures_util::task::AtomicWaker;
@@ -7,68 +7,67 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// Longest time from an answer's end to the end of the next head: the keep-alive of 30 s and the 5 s that
-/// a head may take.
+/// Longest time from the end of a response to the end of the next head: the keep-alive of 30 s and the 5 s for a
+/// head.
 pub(super) const REST_MAX: Duration = Duration::from_secs(35);
-/// Longest time in which a client takes nothing of what waits for it. Over TCP the system ends it by then,
-/// too; over a Unix socket it does not.
+/// Longest time in which a client reads nothing of a response. Over TCP the system ends the connection by then too;
+/// over a Unix socket it does not.
 pub(super) const UNREAD_MAX: Duration = Duration::from_secs(60);
-/// How long a client may take for one large answer: so long, and a second more for each so many bytes. Less is
-/// nobody who wants to have it, but takes a byte now and then so that it goes on lying there.
+/// Time for one large response, plus a second for each so many bytes. A client that is slower only keeps the response
+/// in memory.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const ANSWER_BYTES_PER_SECOND: u64 = 16 * 1024;
-/// Longest that a connection is spared because the daemon has not read of it yet; a daemon that is slower
-/// than this has other troubles.
+/// Longest time for which a connection is kept because the daemon has not read from it yet.
 const UNHEARD_MAX: Duration = Duration::from_secs(1);
 
 /// One connection's slot, as seen by its requests.
 pub(super) struct Slot {
     pub(super) client: Client,
     began: Instant,
-    /// Since when it is taken, milliseconds after `began`.
+    /// When it was taken, milliseconds after `began`.
     born: u64,
-    /// Whether the daemon has tried to read of it.
+    /// Whether the daemon has tried to read from it.
     heard: AtomicBool,
-    /// Requests under way.
+    /// Requests in progress.
     at_work: AtomicU32,
-    /// Whether the door let somebody in by it.
+    /// Whether one of its requests was authenticated.
     known: AtomicBool,
-    /// Since when it asks for nothing, milliseconds after `began`.
+    /// Since when it has no request in progress, milliseconds after `began`.
     rests_since: AtomicU64,
-    /// Since when it takes nothing of what waits for it, the same plus one; 0: it does.
+    /// Since when its client reads nothing of a response, milliseconds after `began` plus one; 0: it reads.
     unread_since: AtomicU64,
-    /// When what waits for it must have been taken, the same plus one; 0: nothing large does.
+    /// Deadline for reading a large response, milliseconds after `began` plus one; 0: there is none.
     taken_until: AtomicU64,
-    /// Nothing more is to be read of it for now.
+    /// Whether reading is paused.
     hushed: AtomicBool,
-    /// Somebody wanted to read meanwhile.
+    /// Whether a read was requested meanwhile.
     waits: AtomicBool,
     closed: AtomicBool,
     waker: AtomicWaker,
 }
 
-/// A request under way.
+/// A request in progress.
 pub(super) struct Work(Arc<Slot>);
 
-/// How much it costs to lose a connection; the least goes first.
+/// The priority of a connection; the lowest is closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
-    /// Nobody is known by it, and nothing is under way: as all are at first.
+    /// Unauthenticated without a request in progress: the first state of each.
     Silent,
-    /// Nobody is known by it; an answer is under way.
+    /// Unauthenticated with a response in progress.
     Stranger,
-    /// A known client's, between requests.
+    /// An authenticated client's, between requests.
     Resting,
-    /// One of so few silent ones that they have only just come.
+    /// Silent, while there are so few silent ones that they have just come.
     New,
-    /// A known client's, who takes nothing of the answer at the moment.
+    /// An authenticated client's that reads nothing of its response at present.
     Unread,
-    /// A known client's, at work. A stream that is lost is resumed with Last-Event-ID.
+    /// An authenticated client's with a request in progress. A lost event stream resumes with Last-Event-ID.
     Working,
 }
 
 impl Slot {
-    /// Taken `now`, in milliseconds after `began`.
+    /// A slot taken at `now`, in milliseconds after `began`.
     pub(super) fn new(client: Client, began: Instant, now: u64) -> Self {
         Self {
             client,
@@ -87,19 +86,19 @@ impl Slot {
         }
     }
 
-    /// A request of its is under way until what this gives is dropped.
+    /// Marks a request as in progress until the returned guard is dropped.
     pub(super) fn work(self: &Arc<Self>) -> Work {
         self.at_work.fetch_add(1, Ordering::Relaxed);
         Work(Arc::clone(self))
     }
 
-    /// All of the request under way is there: what follows can wait until it was answered. (The HTTP library
-    /// would take in thousands of requests, and each takes many times the room of its bytes.)
+    /// Pauses reading once the request in progress is complete, until it is answered. The HTTP library would read
+    /// thousands of requests, and each takes many times the memory of its bytes.
     pub(super) fn hush(&self) {
         self.hushed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether to wait with reading; whoever asked is woken when it is over.
+    /// Whether reading is paused; the task that asked is woken at the end of the pause.
     pub(super) fn is_hushed(&self) -> bool {
         let hushed = self.hushed.load(Ordering::Relaxed);
         if hushed {
@@ -108,37 +107,37 @@ impl Slot {
         hushed
     }
 
-    /// Whether a request is under way.
+    /// Whether a request is in progress.
     pub(super) fn is_at_work(&self) -> bool {
         self.at_work.load(Ordering::Relaxed) > 0
     }
 
-    /// The daemon has read what came by it until now, if anything.
+    /// Marks that the daemon has read what was sent so far.
     pub(super) fn hear(&self) {
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The door knows who is there.
+    /// Marks the client as authenticated.
     pub(super) fn know(&self) {
         self.known.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was taken away; `waker` is woken when it will be, and at the end of a hush.
+    /// Whether it was closed; `waker` is woken when it is, and at the end of a pause.
     pub(super) fn is_closed(&self, waker: &Waker) -> bool {
-        // Registered before the look, so that a close either is seen or wakes.
+        // Registered before the check, so that a close is either seen or wakes.
         self.waker.register(waker);
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Takes it away: its connection ends at its next step, to which it is woken.
+    /// Closes it: its connection ends at its next step, for which it is woken.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.waker.wake();
     }
 
-    /// The client took something of what waits for it, or did not.
+    /// Notes whether the client reads its response.
     pub(super) fn takes(&self, takes: bool) {
         match (takes, self.unread_since.load(Ordering::Relaxed)) {
             (true, 0) | (false, 1..) => {}
@@ -159,8 +158,8 @@ impl Slot {
         }
     }
 
-    /// How much longer it is spared for being new, where nobody is known by it: for `grace`, within which
-    /// whoever has something to say says it, and until the daemon has listened.
+    /// How much longer an unauthenticated connection keeps its slot because it is new: for `grace`, and until the
+    /// daemon has read from it.
     pub(super) fn spared(&self, grace: Duration, now: u64) -> Duration {
         let age = passed(now, self.born);
         match self.known.load(Ordering::Relaxed) {
@@ -170,7 +169,7 @@ impl Slot {
         }
     }
 
-    /// Whether it rests, or leaves an answer lying, for too long.
+    /// Whether it is idle, or does not read, for too long.
     pub(super) fn is_over(&self, now: u64) -> bool {
         let rests = !self.is_at_work() && passed(now, self.rests_since.load(Ordering::Relaxed)) > REST_MAX;
         let unread = match self.unread_since.load(Ordering::Relaxed) {
@@ -186,7 +185,7 @@ impl Slot {
 }
 
 impl Work {
-    /// It is answered with so many bytes, which its client must have taken in time.
+    /// Sets the deadline for reading a response of so many bytes.
     pub(super) fn must_be_taken(&self, bytes: u64) {
         let most = ANSWER_MAX + Duration::from_secs(bytes / ANSWER_BYTES_PER_SECOND);
         let most = u64::try_from(most.as_millis()).unwrap_or(u64::MAX);
@@ -211,7 +210,7 @@ fn passed(now: u64, since: u64) -> Duration {
     Duration::from_millis(now.saturating_sub(since))
 }
 
-/// Milliseconds since then.
+/// Milliseconds since this moment.
 pub(super) fn millis(began: Instant) -> u64 {
     u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

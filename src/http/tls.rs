@@ -1,9 +1,7 @@
-//! TLS of the admin listener: which certificate is shown, whose clients' are taken, and both anew when
-//! their files change.
+//! TLS of the admin listener: its certificate and the CA of its clients, both renewed when their files change.
 //!
-//! rustls is named in this room alone: kube and ureq bring and drive it by themselves, and the admin
-//! listener is the only server of TLS that there is. Its cryptography is ring, which is compiled in for
-//! them anyway.
+//! Only this module uses rustls directly: kube and ureq use it by themselves, and the admin listener is the only TLS
+//! server. Its cryptography is ring, which they need anyway.
 
 use super::error::AdminError;
 use crate::settings::TlsFiles;
@@ -24,40 +22,40 @@ use std::time::Duration;
 
 /// Largest file of certificates or of a key, bytes: a bundle of a few hundred CAs.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
-/// How often the files are looked at. A mount of a Secret is some minute late anyway.
+/// How often the files are checked. A mounted Secret is updated with a delay of about a minute anyway.
 pub const TLS_LOOK: Duration = Duration::from_secs(10);
 
-/// What is in force, and where it comes from.
+/// The TLS configuration in use, and its files.
 pub struct Tls {
     files: TlsFiles,
     provider: Arc<CryptoProvider>,
     now: RwLock<InForce>,
-    /// Why the files as they are now are not in force, if so.
+    /// Why the present files are not in use, if so.
     trouble: Mutex<Option<String>>,
 }
 
-/// What was read of the files. The pair that is shown and the CA of clients are taken over each by itself: one
-/// that is broken does not keep the other from being renewed, or taken away.
+/// The state that was read from the files. The certificate and the CA of clients are renewed independently: an
+/// invalid one does not keep the other from being renewed, or removed.
 struct InForce {
-    /// Of the certificate's file and the key's.
+    /// Of the certificate file and the key file.
     pair: Digests,
     key: Arc<CertifiedKey>,
-    /// Of the CA's file; empty where there is none.
+    /// Of the CA file; empty without one.
     ca: Digests,
-    /// Counts the readings of the CA's file, from 1.
+    /// Counts the reads of the CA file, from 1.
     state: u64,
-    /// `None`: nobody's certificate is taken.
+    /// `None`: no client certificate is accepted.
     clients: Option<Arc<dyn ClientCertVerifier>>,
 }
 
-/// The SHA-256 of each file, which is not fooled by times of change.
+/// The SHA-256 of each file: times of change are not reliable.
 type Digests = Vec<[u8; 32]>;
 
 impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// If one is missing or they do not fit together; says which and what to do.
+    /// If one is missing or they do not fit together, with the file and what to do.
     pub(super) fn open(files: TlsFiles) -> Result<Arc<Self>, AdminError> {
         let provider = Arc::new(by_ring::default_provider());
         let pair = read_all(&[&files.cert, &files.key])?;
@@ -68,10 +66,10 @@ impl Tls {
         Ok(Arc::new(Self { files, provider, now: RwLock::new(now), trouble: Mutex::default() }))
     }
 
-    /// For the listener. A session is never resumed: that would let in a client whose CA is gone.
+    /// The configuration of the listener. Sessions are not resumed: that would admit a client whose CA was removed.
     ///
     /// # Errors
-    /// If the cryptography cannot speak TLS 1.2 and 1.3, which ring does.
+    /// If the cryptography does not support TLS 1.2 and 1.3, which ring does.
     pub(super) fn server_config(self: &Arc<Self>) -> Result<ServerConfig, Error> {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()?;
@@ -82,14 +80,14 @@ impl Tls {
         let mut config = builder.with_cert_resolver(Arc::<Self>::clone(self));
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        // One protocol, whose limits are known; a client that offers others alone is turned away.
+        // One protocol, whose limits are known; a client that offers only others is refused.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
 
-    /// Takes the files over as they changed. What cannot be taken over is told with one line in the log for
-    /// each new trouble: a pair that does not fit together, or a file that cannot be read, leaves what was in
-    /// force; a CA's file that holds no CA takes the CA away, since whoever emptied it meant that.
+    /// Loads changed files. Each new error is logged once. A certificate and key that do not fit together, or an
+    /// unreadable file, leave the present state in use; a CA file without a CA removes the CA, since it was emptied
+    /// on purpose.
     pub(super) fn look(&self) {
         let (pair, ca) = (self.take_pair(), self.take_ca());
         if matches!(pair, Ok(true)) || matches!(ca, Ok(true)) {
@@ -114,7 +112,7 @@ impl Tls {
         *trouble = now;
     }
 
-    /// Whether there was a new one.
+    /// Returns whether it was renewed.
     fn take_pair(&self) -> Result<bool, AdminError> {
         let read = read_all(&[&self.files.cert, &self.files.key])?;
         if self.now.read().pair == digests(&read) {
@@ -126,10 +124,10 @@ impl Tls {
         Ok(true)
     }
 
-    /// Whether there was a new one.
+    /// Returns whether it was renewed.
     fn take_ca(&self) -> Result<bool, Ca> {
         let read = read_all(self.files.client_ca.as_slice()).map_err(Ca::Unread)?;
-        // Looked into each time: what is wrong with it is told as long as it is.
+        // Parsed each time: an error is reported as long as it lasts.
         let loaded = load_ca(&self.files, &self.provider, &read);
         let mut now = self.now.write();
         let changed = now.ca != digests(&read);
@@ -149,17 +147,17 @@ impl Tls {
         }
     }
 
-    /// Why the files as they are now are not in force, if so.
+    /// Why the present files are not in use, if so.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().clone()
     }
 
-    /// Which reading of the CA's file is in force.
+    /// The number of the read of the CA file that is in use.
     pub(super) fn state(&self) -> u64 {
         self.now.read().state
     }
 
-    /// Whether a client's certificate is good by what is in force now.
+    /// Whether a client's certificate is valid by the present CA.
     pub(super) fn verify(&self, chain: &[CertificateDer<'_>]) -> bool {
         let Some((first, others)) = chain.split_first() else { return false };
         self.verify_client_cert(first, others, UnixTime::now()).is_ok()
@@ -178,13 +176,13 @@ impl ResolvesServerCert for Tls {
     }
 }
 
-/// Hands on to the CA that is in force.
+/// Delegates to the CA that is in use.
 impl ClientCertVerifier for Tls {
     fn client_auth_mandatory(&self) -> bool {
         self.files.require_client_cert
     }
 
-    /// None: the list would have to outlive a change of the CA, and clients have one certificate to show.
+    /// Empty: the list would have to outlive a change of the CA, and clients have one certificate.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -225,11 +223,11 @@ impl ClientCertVerifier for Tls {
     }
 }
 
-/// What is wrong with the CA's file.
+/// An error of the CA file.
 enum Ca {
-    /// It cannot be read.
+    /// It is unreadable.
     Unread(AdminError),
-    /// It holds none.
+    /// It contains no CA.
     None(AdminError),
 }
 
@@ -260,7 +258,7 @@ fn load_pair(
     read: &[Vec<u8>],
 ) -> Result<CertifiedKey, AdminError> {
     let chain = certificates(&files.cert, &read[0])?;
-    // Not the parser's words: they may show what is in the file.
+    // The parser's error may contain parts of the file.
     let key = PrivateKeyDer::from_pem_slice(&read[1]).map_err(|_| {
         wrong(&files.key, "holds no private key in PEM, unencrypted (PKCS #8, PKCS #1 or SEC1)")
     })?;
@@ -270,7 +268,7 @@ fn load_pair(
     })
 }
 
-/// Who says whose client certificates are good, where there is a CA's file.
+/// The verifier of client certificates, if there is a CA file.
 fn load_ca(
     files: &TlsFiles,
     provider: &Arc<CryptoProvider>,

@@ -1,5 +1,5 @@
-//! The token that is in force: the content of its file, read again when the file is another one.
-//! So a rotated token holds at once and without a restart.
+//! The present token: the content of its file, read again when the file changes, so a rotated token is valid at once
+//! and without a restart.
 
 use super::auth::{self, OPERATOR, TokenHash};
 use super::error::AdminError;
@@ -10,29 +10,29 @@ use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Tells one version of the file from another: device, inode, size and time of change.
+/// Identifies one version of the file: device, inode, size and time of change.
 type Stamp = (u64, u64, u64, i64, i64);
 
-/// The token and where it comes from.
+/// A token and its file.
 pub(super) struct Token {
     path: PathBuf,
-    /// Whether the configuration names it. Then it is taken away with its file. The first start's token is
-    /// not: nobody could get in any more, and the daemon would not make another one while it runs.
+    /// Whether the configuration names the file. Then the token is invalid once the file is removed. The token of the
+    /// first start stays valid: otherwise no one could authenticate, and the daemon creates it only at a start.
     given: bool,
     known: Mutex<Known>,
 }
 
-/// What is known of a token's file.
+/// The state of a token's file.
 struct Known {
     stamp: Option<Stamp>,
-    /// `None`: it opens nothing.
+    /// `None`: no token is valid.
     hash: Option<TokenHash>,
-    /// What was said of the file last, while it is wrong.
+    /// The last logged error of the file, while there is one.
     said: Option<String>,
 }
 
 impl Token {
-    /// Reads the token, or makes one.
+    /// Reads the token, or creates one.
     ///
     /// # Errors
     /// As [`auth::token`].
@@ -40,7 +40,7 @@ impl Token {
         Ok(Self::of(path, false, auth::token(path)?))
     }
 
-    /// Reads the token of a file that somebody else makes.
+    /// Reads the token of a file that the daemon does not create.
     ///
     /// # Errors
     /// As [`auth::read`].
@@ -49,18 +49,18 @@ impl Token {
     }
 
     fn of(path: &Path, given: bool, hash: TokenHash) -> Self {
-        // Stamped after it was read: a change in between would be missed, so the first request
-        // reads once more.
+        // Its stamp is taken after the read, so a change in between would be missed: the first request reads the file
+        // once more.
         let known = Known { stamp: None, hash: Some(hash), said: None };
         Self { path: path.into(), given, known: Mutex::new(known) }
     }
 
-    /// The one that is in force, if any. One `stat` a request.
+    /// The valid token, if there is one. One `stat` for each request.
     fn current(&self) -> Option<TokenHash> {
         let stamp = stamp(&self.path);
         let mut known = self.known.lock();
         if (stamp.is_some() || self.given) && (known.stamp != stamp || stamp.is_none()) {
-            // Stamped before it is read, so that a change meanwhile is read next time.
+            // The stamp is taken before the read, so that a change meanwhile is read next time.
             known.stamp = stamp;
             match auth::read(&self.path) {
                 Ok(hash) => (known.hash, known.said) = (Some(hash), None),
@@ -70,9 +70,9 @@ impl Token {
         known.hash.clone()
     }
 
-    /// Told once for each thing that is wrong.
+    /// Logs each error once.
     fn wrong(&self, known: &mut Known, error: AdminError) {
-        // What kept it from being read may pass without the file changing.
+        // The cause of a failed read may end without a change of the file.
         if std::error::Error::source(&error).is_some() {
             known.stamp = None;
         }
@@ -91,7 +91,7 @@ impl Token {
     }
 }
 
-/// All tokens of the daemon's own, with their names and rights.
+/// The daemon's own tokens, with their names and rights.
 pub(super) struct Tokens {
     all: Vec<(Arc<str>, Right, Source)>,
 }
@@ -102,7 +102,7 @@ enum Source {
 }
 
 impl Tokens {
-    /// The first start's token, which is made if it is not there, and those of the configuration.
+    /// The token of the first start, created if it is missing, and those of the configuration.
     ///
     /// # Errors
     /// If one of their files cannot be used.
@@ -118,17 +118,17 @@ impl Tokens {
         Ok(Self { all })
     }
 
-    /// Reads the files of tokens as a start does, and makes none.
+    /// Reads the token files as a start does, and creates none.
     ///
     /// # Errors
-    /// If one of their files cannot be used.
+    /// If one of them cannot be used.
     pub(super) fn check(path: &Path, named: &[NamedToken]) -> Result<(), AdminError> {
         auth::check_token_file(path)?;
         named.iter().try_for_each(check_given)
     }
 
-    /// Whose token it is. It is compared with each of them, whichever it is, so the time taken does not
-    /// tell how many come before it. Where two are the same token, the lesser right counts.
+    /// The name and right of a token. It is compared with all of them, so that the time does not show which one
+    /// matched. If two are the same token, the lesser right counts.
     pub(super) fn find(&self, token: &str) -> Option<(Arc<str>, Right)> {
         let given = TokenHash::of(token);
         let mut found: Option<&(Arc<str>, Right, Source)> = None;
@@ -156,17 +156,17 @@ pub(super) fn check_given(token: &NamedToken) -> Result<(), AdminError> {
     }
 }
 
-/// `None` where there is no file.
+/// `None` without a file.
 fn stamp(path: &Path) -> Option<Stamp> {
     let about = metadata(path).ok()?;
     Some((about.dev(), about.ino(), about.size(), about.ctime(), about.ctime_nsec()))
 }
 
-/// Puts a new token into the file, in one step, for the same owner. A running daemon takes it with
-/// its next request, and the old one no more.
+/// Writes a new token to the file, in one step, with the same owner. A running daemon accepts it with its next
+/// request, and the old one no longer.
 ///
 /// # Errors
-/// If there is no token file, or the new one cannot be written; the old token stays then.
+/// If there is no token file, or the new one cannot be written; the old token stays valid then.
 pub fn rotate_token(path: &Path) -> Result<(), AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     auth::read(path)?;
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(found(&reads), Some(("grafana".into(), Right::Read)));
         assert_eq!(found(&both), Some(("also".into(), Right::Read)));
         assert_eq!((found(""), found("x"), found("grafana")), (None, None, None));
-        // A token that the configuration names is nobody's to make.
+        // The daemon does not create a token that the configuration names.
         let missing = [named("gone", Right::Read, TokenSource::File(dir.path().join("gone")))];
         assert!(Tokens::open(&path, &missing).is_err());
         let said = |checked: Result<(), AdminError>| checked.unwrap_err().to_string();

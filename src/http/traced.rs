@@ -1,4 +1,4 @@
-//! A span for each request to the API, in its caller's trace where that names one.
+//! A span for each request to the API, in its caller's trace if the request names one.
 
 use actix_web::Error;
 use actix_web::body::MessageBody;
@@ -8,8 +8,8 @@ use actix_web::middleware::Next;
 use berth_core::spans;
 use tracing::Instrument;
 
-/// Answers whoever was let in: strangers write nothing into anybody's traces, and neither probes nor pages
-/// have a span. What goes on after an answer's head, such as a stream of events, is not in the span.
+/// Runs an authenticated request in a span: other requests must not write into traces, and probes and pages have no
+/// span. What follows the response's head, such as an event stream, is not part of the span.
 pub(super) async fn call<B: MessageBody>(
     request: ServiceRequest,
     next: Next<B>,
@@ -17,7 +17,7 @@ pub(super) async fn call<B: MessageBody>(
     if !spans::is_on() {
         return next.call(request).await;
     }
-    // The template of the table, never what a client made up.
+    // The template of the route table, never a text of the client.
     let route = request.match_pattern().map(|pattern| pattern.replace(":.*}", "}"));
     let tls = request.app_config().secure();
     let span = spans::http(method(request.method()), route.as_deref(), request.path(), tls);
@@ -32,7 +32,7 @@ pub(super) async fn call<B: MessageBody>(
     answered
 }
 
-/// Of a closed list: a method may be any word.
+/// One of a closed list: a client may send any token as its method.
 fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

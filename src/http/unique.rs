@@ -1,5 +1,5 @@
-//! JSON whose keys are unique. serde_json keeps the last value of a repeated key in a free map, such as the parameters
-//! of a policy, and the caller would not learn which of the two is in force.
+//! JSON with unique keys. serde_json keeps the last value of a repeated key in a free map, such as the parameters of
+//! a policy, and the caller would not learn which one is used.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
@@ -8,12 +8,12 @@ use std::fmt;
 /// Checks that no object of a JSON text has a key twice.
 ///
 /// # Errors
-/// Which key, and where.
+/// The key, and its position.
 pub(super) fn check(json: &[u8]) -> Result<(), serde_json::Error> {
     serde_json::from_slice(json).map(|Unique| ())
 }
 
-/// Any value whose objects have each key once.
+/// Any value whose objects have unique keys.
 struct Unique;
 
 impl<'de> Deserialize<'de> for Unique {

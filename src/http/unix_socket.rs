@@ -1,5 +1,5 @@
-//! The Unix socket for root of this node: a file that only its owner may connect to, and a peer whom
-//! the kernel names. Nobody there needs a token: whoever is root could read it anyway.
+//! The Unix socket for root of this node: a file that only its owner may connect to, with a peer that the kernel
+//! identifies. It needs no token, which root could read anyway.
 
 use super::error::AdminError;
 use berth_files::socket::connect_within;
@@ -10,10 +10,10 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longest wait at the start for whoever may listen already.
+/// Longest wait at the start for a process that may be listening already.
 const LISTENS_WAIT: Duration = Duration::from_secs(1);
 
-/// A socket that is listened on.
+/// A listening socket.
 pub(super) struct AdminSocket {
     path: PathBuf,
     file: (u64, u64),
@@ -27,10 +27,10 @@ pub(super) struct SocketFile {
 }
 
 impl AdminSocket {
-    /// Listens. A file that a dead daemon left is replaced; one that somebody listens on is not.
+    /// Listens. The file of a daemon that has ended is replaced; one on which a process listens is not.
     ///
     /// # Errors
-    /// If the path cannot be used; says what to do.
+    /// If the path cannot be used, with what to do.
     pub(super) fn bind(path: &Path) -> Result<Self, AdminError> {
         let bad = |rule, source| AdminError::Socket { path: path.into(), rule, source };
         match symlink_metadata(path) {
@@ -47,7 +47,7 @@ impl AdminSocket {
                         None,
                     ));
                 }
-                // One that was stopped (SIGSTOP) and will go on: its queue is full, and it does listen.
+                // A stopped process (SIGSTOP) that will continue: its queue is full, and it listens.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return Err(bad(
                         "a process listens there and answers nobody: end it, or choose another with --admin-socket",
@@ -68,14 +68,14 @@ impl AdminSocket {
         })
     }
 
-    /// Made beside its place and moved there once its mode is right, so that nobody finds it open. (The
-    /// peer is checked whatever the mode says.)
+    /// Created next to its path and moved there once its mode is set, so that it is never open for others. The peer
+    /// is checked whatever the mode is.
     fn put(path: &Path) -> io::Result<Self> {
         if let Some(folder) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
             DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
         }
         let draft = PathBuf::from(format!("{}.new", path.display()));
-        // What a killed daemon left; nothing else is ours to remove, and is in the way then.
+        // A killed daemon left it. Any other file is not the daemon's to remove, and is an error.
         if symlink_metadata(&draft).is_ok_and(|there| there.file_type().is_socket()) {
             remove_file(&draft)?;
         }
@@ -85,13 +85,13 @@ impl AdminSocket {
         })?;
         set_permissions(&draft, Permissions::from_mode(0o600))?;
         rename(&draft, path)?;
-        // The HTTP library waits for it.
+        // The HTTP library requires it.
         listener.set_nonblocking(true)?;
         let about = symlink_metadata(path)?;
         Ok(Self { path: path.into(), file: (about.dev(), about.ino()), listener })
     }
 
-    /// The listener, and what keeps its file there.
+    /// The listener, and the guard of its file.
     pub(super) fn split(self) -> (UnixListener, SocketFile) {
         (self.listener, SocketFile { path: self.path, file: self.file })
     }
@@ -99,7 +99,7 @@ impl AdminSocket {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // A daemon that took the place over meanwhile keeps its own.
+        // Another daemon may have replaced the file meanwhile.
         let ours = symlink_metadata(&self.path).is_ok_and(|a| (a.dev(), a.ino()) == self.file);
         if ours {
             let _ = remove_file(&self.path);
@@ -107,8 +107,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// The name of a user who needs no token: root, or whoever the daemon itself runs as, who could read the
-/// token file. `None`: they need one, like anybody.
+/// The name of a user who needs no token: root, or the daemon's own user, who can read the token file. `None`: the
+/// user needs one.
 pub(super) fn trusted(uid: u32, own: u32) -> Option<String> {
     match uid {
         0 => Some("root".into()),
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(trusted(0, 0).as_deref(), Some("root"));
         assert_eq!(trusted(0, 1000).as_deref(), Some("root"));
         assert_eq!(trusted(1000, 1000).as_deref(), Some("user-1000"));
-        // Neither another user, nor one of another user namespace, which the kernel shows as 65534.
+        // No other user, and no user of another user namespace, which the kernel shows as 65534.
         for uid in [1, 1001, 65534, u32::MAX] {
             assert_eq!(trusted(uid, 1000), None);
             assert_eq!(trusted(uid, 0), None);
@@ -148,7 +148,7 @@ mod tests {
         let (listener, file) = AdminSocket::bind(&path).unwrap().split();
         assert!(UnixStream::connect(&path).is_ok());
         drop(listener);
-        // The next daemon is faster than the end of this one.
+        // The next daemon starts before this one has ended.
         let (next, next_file) = AdminSocket::bind(&path).unwrap().split();
         drop(file);
         assert!(UnixStream::connect(&path).is_ok());
@@ -160,7 +160,7 @@ mod tests {
         let long = dir.path().join("x".repeat(120));
         let said = AdminSocket::bind(&long).err().unwrap().to_string();
         assert!(said.contains("103 bytes"), "{said}");
-        // As long as is said is not too long.
+        // A path of the documented length is not too long.
         let folder = dir.path().as_os_str().len() + 1;
         assert!(AdminSocket::bind(&dir.path().join("y".repeat(104 - folder))).is_err());
         drop(AdminSocket::bind(&dir.path().join("y".repeat(103 - folder))).unwrap());
@@ -182,7 +182,7 @@ mod tests {
     fn a_process_that_listens_and_is_stopped_holds_nobody_up() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
-        // Nobody accepts, as where a daemon is stopped; its queue takes one.
+        // No process accepts, as with a stopped daemon; the queue has room for one.
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();

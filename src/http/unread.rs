@@ -1,8 +1,8 @@
-//! A body that nobody reads is not taken in.
+//! Keeps request bodies that a handler does not read.
 //!
-//! Once a handler has dropped a chunked body, the HTTP library reads it to its end so as to use the
-//! connection again, however long that is. While somebody still holds the body when the answer has
-//! left, it closes the connection instead. So the answer holds it.
+//! If a handler drops a chunked body, the HTTP library reads it to its end in order to reuse the connection, however
+//! long that is. If the body still exists when the response was sent, the library closes the connection instead. So
+//! the response holds it.
 
 use super::response_budget::Share;
 use super::slot::{Slot, Work};
@@ -17,14 +17,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// What of a request's body was not read.
+/// The unread rest of a request's body.
 pub(super) struct Unread(Rc<RefCell<Payload>>);
 
 impl Unread {
-    /// Puts a look-alike in place of the request's body and keeps the body itself; `None` where
-    /// there is none.
+    /// Replaces the request's body by a proxy and keeps the body itself; `None` without a body.
     ///
-    /// The slot is told when there is no more of it.
+    /// The slot is notified at the end of the body.
     pub(super) fn of(request: &mut ServiceRequest) -> Option<Self> {
         let payload = request.take_payload();
         let slot = request.conn_data::<Arc<Slot>>().cloned();
@@ -51,16 +50,16 @@ impl Unread {
     }
 }
 
-/// Largest body that the HTTP library takes over at once, bytes: what it buffers before it writes.
+/// Largest body that the HTTP library copies at once, bytes: what it buffers before it writes.
 const SMALL_BYTES_MAX: u64 = 32 * 1024;
 
-/// Whether an answer's body has left its handler once it is made.
+/// Whether a response's body has left its handler once it is made.
 pub(super) fn is_small(body: &BoxBody) -> bool {
     matches!(body.size(), BodySize::None | BodySize::Sized(..=SMALL_BYTES_MAX))
 }
 
-/// How large a body is that is not small, bytes, as far as that is known: one that comes in pieces has the size by
-/// which it is counted, and a stream of events none.
+/// The size of a body that is not small, bytes, if known: a streamed one has the size by which it is counted, and an
+/// event stream none.
 pub(super) fn bytes(body: &BoxBody, share: Option<&Share>) -> Option<u64> {
     match body.size() {
         BodySize::Sized(bytes) => Some(bytes).filter(|_| !is_small(body)),
@@ -68,12 +67,12 @@ pub(super) fn bytes(body: &BoxBody, share: Option<&Share>) -> Option<u64> {
     }
 }
 
-/// So much of a larger body is handed to the HTTP library at a time, bytes: it copies whatever it is handed,
-/// and for a client that does not read it keeps the copy.
+/// Bytes of a larger body that the HTTP library gets at a time: it copies them, and keeps the copy while its client
+/// does not read.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// An answer's body that holds what of the request was not read, and keeps its request under way and its share of
-/// the memory, until it has been taken over.
+/// A response's body that holds the unread part of the request, and keeps its request in progress and its memory
+/// counted, until the body was copied.
 pub(super) fn holding(
     body: BoxBody,
     unread: Option<Unread>,
@@ -86,7 +85,7 @@ pub(super) fn holding(
 
 struct Holding {
     body: BoxBody,
-    /// What is left of what came last.
+    /// The rest of the last piece.
     rest: Bytes,
     _unread: Option<Rc<RefCell<Payload>>>,
     _work: Option<Work>,

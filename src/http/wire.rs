@@ -1,8 +1,8 @@
-//! A connection below HTTP and TLS: it has a slot, ends when that is taken away, and takes nothing in while
-//! the other end leaves lying what was sent to it.
+//! A connection below HTTP and TLS: it has a slot, ends when that is closed, and reads nothing while the client does
+//! not read its responses.
 //!
-//! The last is against requests without end, one behind the other: the HTTP library would take them in, and
-//! put answers that have no body, into memory without end. So it is given one at a time, or nearly so.
+//! Without the last, a client could send requests without end: the HTTP library would keep them, and responses
+//! without a body, in memory. So it gets about one request at a time.
 
 use super::connection_slots::{ConnectionSlots, Taken};
 use super::peer::Peer;
@@ -17,26 +17,26 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes of heads that are read before they are looked at. A request has at least 18 bytes, and some 400 in
-/// memory, or 35 and 2,000 with a header: at most 0.3 MiB a connection.
+/// Bytes of heads that are read at once. A request has at least 18 bytes, and some 400 in memory, or 35 and 2,000
+/// with a header: at most 0.3 MiB for a connection.
 const HEADS_AT_ONCE: usize = 4 * 1024;
 
 /// A connection with a slot.
 pub(super) struct Wire<Io> {
     io: Io,
     taken: Taken,
-    /// What was last written has no room yet.
+    /// Whether the last write is pending.
     full: bool,
-    /// Something was to be read meanwhile.
+    /// Whether a read was requested meanwhile.
     reads: bool,
-    /// Bytes of heads that were read at a stretch.
+    /// Bytes of heads that were read without a pause.
     heads: usize,
 }
 
 impl Wire<TcpStream> {
-    /// A connection over TCP that was accepted just now, once there is a slot for it.
+    /// An accepted TCP connection, once it has a slot.
     pub(super) async fn tcp(io: TcpStream, slots: &Arc<ConnectionSlots>) -> Self {
-        // Answers are written whole: nothing is won by waiting for more.
+        // Responses are written whole, so Nagle's algorithm would only delay them.
         let _ = io.set_nodelay(true);
         let client = io.peer_addr().map_or(Client::Others, |from| Client::at(from.ip()));
         Self::new(io, slots.take(client).await)
@@ -44,7 +44,7 @@ impl Wire<TcpStream> {
 }
 
 impl Wire<UnixStream> {
-    /// The same over a Unix socket.
+    /// An accepted connection of the Unix socket, once it has a slot.
     pub(super) async fn unix(io: UnixStream, slots: &Arc<ConnectionSlots>) -> Self {
         let client = io.peer_cred().map_or(Client::Others, |peer| Client::User(peer.uid()));
         Self::new(io, slots.take(client).await)
@@ -56,7 +56,7 @@ impl<Io> Wire<Io> {
         Self { io, taken, full: false, reads: false, heads: 0 }
     }
 
-    /// What is below.
+    /// The connection below.
     pub(super) fn get_ref(&self) -> &Io {
         &self.io
     }
@@ -76,7 +76,7 @@ impl<Io> Wire<Io> {
         self.full = wrote.is_pending();
         self.slot().takes(!self.full);
         if !self.full && std::mem::take(&mut self.reads) {
-            // Whoever wanted to read was told to wait, and nothing but this wakes them.
+            // The pending read has no other waker.
             cx.waker().wake_by_ref();
         }
         wrote
@@ -99,13 +99,13 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Wire<Io> {
             return Poll::Pending;
         }
         if self.slot().is_at_work() {
-            // A body, which its handler takes piece by piece.
+            // A body, which its handler reads in pieces.
             return Pin::new(&mut self.io).poll_read(cx, buffer);
         }
         let room = (HEADS_AT_ONCE - self.heads).min(buffer.remaining());
         if self.heads == HEADS_AT_ONCE {
             self.heads = 0;
-            // At once again, when what came has been looked at.
+            // Read on as soon as the library has parsed these bytes.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -160,7 +160,7 @@ impl<Io: ActixStream> ActixStream for Wire<Io> {
     }
 }
 
-/// What requests find beside their connection: its slot and who is at the other end.
+/// What a request finds in its connection's data: the slot and the peer.
 pub(super) trait Ends {
     fn slot(&self) -> &Arc<Slot>;
     fn peer(&self) -> Option<Peer>;
@@ -197,7 +197,7 @@ impl Ends for Wire<UnixStream> {
     }
 }
 
-/// Takes down both. A peer who cannot be told is not taken down, and opens nothing.
+/// Adds both. Without a known peer none is added, and the request is unauthenticated.
 pub(super) fn note(ends: &impl Ends, data: &mut Extensions) {
     data.insert(Arc::clone(ends.slot()));
     if let Some(peer) = ends.peer() {

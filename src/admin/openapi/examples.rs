@@ -1,5 +1,5 @@
-//! Examples of every body in the document, put together from those of the properties, so that each
-//! fits its schema and none is written twice.
+//! Examples of every body in the document, composed from the examples of the properties, so that each fits its schema
+//! and none is written twice.
 
 use super::operations;
 use crate::resources::events::EVENT_STREAM;
@@ -7,19 +7,19 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::{Content, OpenApi as Document, RefOr, Schema};
 
-/// Deepest nesting that is followed, a reference counting as one: a schema that names itself must end
-/// somewhere, and what there is takes less than half of it.
+/// Deepest nesting that is followed, a reference counting as one: a recursive schema must end somewhere, and no
+/// schema needs half of it.
 const DEPTH_MAX: usize = 40;
-/// The key of an object that may have any: hooks are what such objects are by.
+/// The key of an object with free keys: such objects are by hook.
 const KEY: &str = "place";
-/// What stands for the bytes of a policy.
+/// The placeholder for the bytes of a policy.
 const MODULE: &str = "(the bytes of a WebAssembly component)";
-/// What a scrape looks like.
+/// A scrape.
 const METRICS: &str = "# TYPE berth_policy_calls counter\nberth_policy_calls_total{hook=\"offer\",policy=\"timeslice@9f86d081884c\"} 12\n# EOF\n";
-/// What a stream looks like.
+/// An event stream.
 const STREAM: &str = "retry: 3000\nid: 19a8c3f2b10-16\nevent: here\ndata: {\"kind\":\"here\",\"at\":\"2026-02-03T04:05:06.000Z\",\"generation\":41,\"words\":\"8 GPUs, 3 allocations, stack 3\"}\n\nid: 19a8c3f2b10-17\nevent: gpuCordoned\ndata: {\"kind\":\"gpuCordoned\",\"at\":\"2026-02-03T04:05:07.000Z\",\"generation\":42,\"gpu\":\"GPU-8a56a4bc-e184-a047-2620-be19fdf913d5\",\"words\":\"GPU 0 is cordoned by admin (fan replacement)\"}\n\n";
 
-/// Gives every body of the document an example, and bodies that are bytes or text their schema.
+/// Adds an example to every body of the document, and a schema to bodies of bytes or text.
 pub(crate) fn complete(document: &mut Document) {
     let schemas = serde_json::to_value(&*document)
         .ok()
@@ -50,8 +50,8 @@ fn fill(kind: &str, content: &mut RefOr<Content>, schemas: &Value) {
     if let Some((example, format)) = text {
         let mut schema = string(format);
         if kind == EVENT_STREAM {
-            // What each `data` is. JSON Schema has words for that, the library has none. No type: to
-            // some tools the stream is a text, to others each of its events an object.
+            // The schema of each `data`: JSON Schema has `contentSchema`, the library does not. Without a type: for
+            // some tools the stream is a text, for others each event is an object.
             let event = json!({"$ref": "#/components/schemas/Event"});
             schema.schema_type = SchemaType::AnyValue;
             schema.extensions = Some([("contentSchema", event)].into_iter().collect());
@@ -70,7 +70,7 @@ fn string(format: Option<&str>) -> Object {
     ObjectBuilder::new().schema_type(Type::String).format(format).build()
 }
 
-/// An example of a schema: its own, or one made of its parts.
+/// The example of a schema: its own, or one composed of its parts.
 fn of(schema: &Value, schemas: &Value, depth: usize) -> Value {
     if depth > DEPTH_MAX {
         return Value::Null;
@@ -105,7 +105,7 @@ fn of(schema: &Value, schemas: &Value, depth: usize) -> Value {
     }
 }
 
-/// The type of a schema; of `[string, null]` the one that is something.
+/// The type of a schema; of `[string, null]` the one that is not null.
 fn kind(schema: &Value) -> &str {
     let several = schema["type"].as_array().into_iter().flatten();
     let some = several.filter_map(Value::as_str).find(|kind| *kind != "null");
@@ -145,7 +145,7 @@ mod tests {
         let mut whole = pair.as_object().unwrap().clone();
         whole.insert("x".into(), 7.into());
         assert_eq!(more, serde_json::Value::Object(whole));
-        // One that names itself ends.
+        // A recursive one ends.
         of(&schemas["Loop"], &schemas, 0);
     }
 }

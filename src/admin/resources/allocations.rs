@@ -1,4 +1,4 @@
-//! `/allocations`: who holds what, and the operator's word that ends one.
+//! `/allocations`: the allocations and their holders, and ending one by an operator's order.
 
 use crate::failure::IntoFailure;
 use crate::resources::gpus::gpu_of_query;
@@ -24,37 +24,37 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 
-/// Allocations in one answer if the caller does not say: what a full node of 16 GPUs in whole or
-/// few shares holds, in about 0.3 MiB.
+/// Default number of allocations in a response: what a full node of 16 GPUs with whole devices or few shares holds,
+/// about 0.3 MiB.
 pub(crate) const ALLOCATIONS_DEFAULT: usize = 500;
-/// Most allocations in one answer, in about 0.7 MiB; what follows is asked for with `cursor`.
+/// Most allocations in a response, about 0.7 MiB; further ones are requested with `cursor`.
 pub(crate) const ALLOCATIONS_MAX: usize = 1000;
 
-/// Which allocations. All that are given must hold.
+/// Filters of allocations. All given ones must match.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// On this GPU, by UUID.
+    /// Only those on this GPU, by UUID.
     #[param(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     gpu: Option<String>,
-    /// Held by a pod of this namespace.
+    /// Only those of pods in this namespace.
     #[param(example = "default")]
     namespace: Option<String>,
-    /// Held by a pod of this name.
+    /// Only those of pods with this name.
     #[param(example = "trainer-0")]
     pod: Option<String>,
-    /// Of this resource.
+    /// Only those of this resource.
     #[param(example = "nvidia.com/gpu")]
     resource: Option<String>,
     /// `live` (the default), `ended` or `all`.
     #[serde(default)]
     #[param(inline)]
     state: StateFilter,
-    /// Most items; 500 if not given, at most 1000.
+    /// Maximum number of items; 500 by default, at most 1000.
     #[param(minimum = 1, maximum = 1000, example = 100)]
     limit: Option<usize>,
-    /// Only those that follow: `next` of the answer before, with the same filter.
+    /// Only items after this: `next` of the previous response, with the same filters.
     #[serde(alias = "after")]
     #[param(example = "1770092645000.5eed0001-17")]
     cursor: Option<String>,
@@ -87,7 +87,7 @@ impl Filter {
     }
 }
 
-/// An allocation of either kind, where it lies.
+/// A live or ended allocation.
 #[derive(Clone, Copy)]
 enum Found<'l> {
     Live(&'l Arc<allocation::Allocation>),
@@ -95,7 +95,7 @@ enum Found<'l> {
 }
 
 impl<'l> Found<'l> {
-    /// By id, live or ended.
+    /// The allocation with this id, live or ended.
     fn by_id(ledger: &'l Ledger, id: AllocationId) -> Option<Self> {
         let live = ledger.live.get(&id).map(Self::Live);
         live.or_else(|| ledger.ended.get(id).map(Self::Ended))
@@ -115,7 +115,7 @@ impl<'l> Found<'l> {
         }
     }
 
-    /// Namespace, pod, resource.
+    /// Its namespace, pod and resource.
     fn names(self) -> (Option<&'l str>, Option<&'l str>, &'l str) {
         match self {
             Self::Live(a) => (a.holder.namespace.as_deref(), a.holder.pod.as_deref(), a.resource.as_str()),
@@ -123,8 +123,8 @@ impl<'l> Found<'l> {
         }
     }
 
-    /// What the list is sorted by. It stays as it is when an allocation ends, so that a page begins
-    /// where the one before it ended.
+    /// The sort key of the list. It does not change when an allocation ends, so that a page starts where the previous
+    /// one ended.
     fn key(self) -> (u64, AllocationId) {
         match self {
             Self::Live(a) => (a.granted_wall_ms, a.id),
@@ -152,10 +152,10 @@ fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Failure> {
     parsed.ok_or_else(|| paging::malformed(text))
 }
 
-/// Allocations, newest first
+/// List allocations, newest first
 ///
-/// A page at a time: `next` of one answer is the `cursor` of the following request. `total` counts all
-/// that match.
+/// Lists one page: `next` of a response is the `cursor` of the following request. `total` is the number of all
+/// matching allocations.
 #[utoipa::path(get, path = "/api/v1/allocations", tag = "allocations", operation_id = "listAllocations", params(Filter),
     responses(
         (status = 200, description = "Those that match", body = AllocationList),
@@ -195,7 +195,7 @@ pub(crate) async fn list(
     etag::fresh(&request, &Page { items: items.collect(), total, next })
 }
 
-/// An [`AllocationList`] whose items are partly written already.
+/// An [`AllocationList`] whose items are JSON texts already.
 #[derive(Serialize)]
 struct Page<'t> {
     items: Vec<Item<'t>>,
@@ -215,10 +215,9 @@ fn unwritten(error: &serde_json::Error) -> Failure {
     Failure::new(Kind::Internal, format!("the answer cannot be written: {error}"))
 }
 
-/// One allocation, live or ended
+/// Get an allocation, live or ended
 ///
-/// With its devices, who holds it as far as a source has shown, the decision behind it, and what its
-/// processes use of what it may use.
+/// Returns its devices, its holder as far as known, the decision behind it, and what its processes use of its limits.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "getAllocation",
     params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
     responses(
@@ -234,7 +233,7 @@ pub(crate) async fn show(
     etag::fresh(&request, &shown(&state, &state.kernel.snapshot(), allocation_id(&path)?)?)
 }
 
-/// How an allocation is to end.
+/// Options of ending an allocation.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -272,7 +271,7 @@ pub(crate) async fn end(
         return answer(&state, &applied.snapshot, id);
     }
     caller::mark_forced();
-    // For the log alone; the turn that ends it does not ask.
+    // For the log only; the command that ends it checks again.
     let shown = shown_running(&state, &state.kernel.snapshot(), id);
     let applied = state.kernel.end(id, true).await.map_err(IntoFailure::into_failure)?;
     if shown.is_empty() {
@@ -283,7 +282,7 @@ pub(crate) async fn end(
     answer(&state, &applied.snapshot, id)
 }
 
-/// What shows that the pod of an allocation runs; empty where nothing does.
+/// The sources that show the pod of an allocation running; empty if none does.
 fn shown_running(state: &State, ledger: &Ledger, id: AllocationId) -> String {
     let Some(allocation) = ledger.live.get(&id) else { return String::new() };
     let now = state.kernel.now();

@@ -1,15 +1,16 @@
-//! Who does something and why, by their own word.
+//! The author and the reason of a change.
 
 use crate::resources::gpus::check_reason;
 use berth_api::Kind;
 use berth_http::Failure;
 use berth_http::caller::{self, BY_BYTES_MAX};
 
-/// Who signs: whom the door let in, and for whom they do it where they say so. So a record has at most twice
-/// [`BY_BYTES_MAX`] bytes of it and eight more, and nobody signs with the name of somebody else alone.
+/// The author of a change: the authenticated caller, and the person for whom it acts, if the request names one. So a
+/// record has at most twice [`BY_BYTES_MAX`] bytes of it and eight more, and no caller can sign with another's name
+/// alone.
 ///
 /// # Errors
-/// If that or the reason is too long, or holds control characters.
+/// If the name or the reason is too long, or contains control characters.
 pub(crate) fn checked(by: Option<String>, reason: &str) -> Result<String, Failure> {
     check_reason(reason)?;
     let Some(by) = by else { return Ok(caller::name()) };

@@ -1,11 +1,11 @@
-//! What the API says of a policy's calls: in entries of the stack, in replays and in shadows.
+//! Call statistics of policies as the API shows them: in entries of the stack, in replays and in shadows.
 
 use berth_api::{Comparison, Difference, Faults, HookRecord, Record, Replay, Shadow, parameters, rfc3339};
 use berth_core::admission;
 use berth_kernel::policy::Hook;
 use std::collections::BTreeMap;
 
-/// How the calls of one entry of the stack went.
+/// The call statistics of a stack entry.
 pub(crate) fn record(calls: &admission::EntryStats) -> Record {
     let by_kind = calls.faults().into_iter();
     let hooks = || calls.hooks.iter();
@@ -33,7 +33,7 @@ fn hook_record(fared: &admission::CallStats) -> HookRecord {
     }
 }
 
-/// What a replay found for the candidate `policy`.
+/// The result of a replay of the candidate `policy`.
 pub(crate) fn replay(policy: &str, report: &admission::Report) -> Replay {
     Replay {
         policy: policy.to_owned(),

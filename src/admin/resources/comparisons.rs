@@ -22,36 +22,36 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;
 
-/// Decisions that a replay looks at if the caller does not say.
+/// Default number of decisions of a replay.
 const REPLAY_DEFAULT: u64 = 1_000;
-/// Most decisions of one replay; what does not fit into its time is asked for with `cursor`.
+/// Most decisions of a replay; those that do not fit into its time are requested with `cursor`.
 const REPLAY_MAX: u64 = 10_000;
 
-/// How many decisions.
+/// Filters of replayed decisions.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Limit {
-    /// Most decisions; 1000 if not given, at most 10000.
+    /// Maximum number of decisions; 1000 by default, at most 10000.
     #[param(minimum = 1, maximum = 10000, example = 1000)]
     limit: Option<u64>,
-    /// Only those that are older: `next` of the replay before.
+    /// Only older decisions: `next` of the previous replay.
     #[serde(alias = "before")]
     #[param(example = "4711")]
     cursor: Option<String>,
-    /// Only of this hook: `offer`, `place`, `admit` or `triage`.
+    /// Only decisions of this hook: `offer`, `place`, `admit` or `triage`.
     #[param(example = "place")]
     hook: Option<String>,
-    /// Not before this time.
+    /// Only decisions at or after this time.
     #[param(example = "2026-02-03T04:05:06Z")]
     since: Option<String>,
 }
 
-/// Ask a policy about the past
+/// Replay recorded decisions with a policy
 ///
-/// Asks it the questions on the record again, newest first, and compares its answers with what came
-/// of them then. Nothing else happens. A policy that passes leaves the answer to others, which is
-/// counted by itself. It takes up to 20 seconds; `next` says where to go on.
+/// Calls the policy with recorded questions again, newest first, and compares its answers with the recorded outcomes.
+/// Nothing is changed. Questions on which the policy passes are counted separately. A replay takes at most 20
+/// seconds; `next` is the `cursor` of the following one.
 #[utoipa::path(post, path = "/api/v1/replays", tag = "decisions", operation_id = "replayDecisions", params(Limit),
     request_body(content = Candidate),
     responses(
@@ -80,10 +80,10 @@ pub(crate) async fn replay(
     Ok(HttpResponse::Ok().json(call_records::replay(&label, &report)))
 }
 
-/// Policies that are asked beside the stack
+/// List shadows
 ///
-/// Each with how its answers stand to those of the stack, and the newest differences. At most four, so
-/// they come in one answer.
+/// Lists the policies that are called beside the stack, each with how its answers compare to the stack's, and the
+/// newest differences. There are at most four.
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
     responses((status = 200, description = "All of them", body = ShadowList)))]
 pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
@@ -91,11 +91,10 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
     etag::fresh(&request, &ShadowList { items })
 }
 
-/// Ask a policy beside the stack
+/// Start a shadow
 ///
-/// From now on it is asked whatever the stack is asked, on the same node, off the path of whoever
-/// waits, and without effect; how often it would have answered otherwise is counted. It lasts until it
-/// is deleted or the daemon ends.
+/// Calls a policy with every question that the stack gets, on the same node, outside of the request's path and
+/// without effect, and counts where its answers would differ. A shadow lasts until it is deleted or the daemon ends.
 #[utoipa::path(post, path = "/api/v1/shadows", tag = "decisions", operation_id = "addShadow",
     request_body(content = Candidate),
     responses(
@@ -125,9 +124,9 @@ pub(crate) async fn add(
     Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(call_records::shadow(&shadow)))
 }
 
-/// One policy that is asked beside the stack
+/// Get a shadow
 ///
-/// How often it would have answered otherwise than the stack did, by hook, and the newest differences.
+/// Returns how its answers compare to the stack's, by hook, and the newest differences.
 #[utoipa::path(get, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "getShadow",
     params(("id" = u64, Path, description = "Its number", example = 1)),
     responses(
@@ -145,9 +144,9 @@ pub(crate) async fn show(
     etag::fresh(&request, &call_records::shadow(shadow))
 }
 
-/// Ask a shadow no more
+/// End a shadow
 ///
-/// Answers how it fared until now. Its number is not given again while the daemon lives.
+/// Returns its results. Its number is not used again while the daemon runs.
 #[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
     params(("id" = u64, Path, description = "Its number", example = 1)),
     responses(
@@ -167,7 +166,7 @@ fn unknown(id: u64) -> Failure {
         .action(Operation::ListShadows)
 }
 
-/// Which version is meant, with its parameters.
+/// The version that a request names, with its parameters.
 pub(crate) fn candidate(
     state: &State,
     ledger: &Ledger,

@@ -1,4 +1,4 @@
-//! `/decisions`: what was asked of the stack, what each policy said, and what came of it.
+//! `/decisions`: recorded questions to the stack, the answer of each policy, and the outcomes.
 
 use crate::failure::IntoFailure;
 use crate::resources::explanation;
@@ -19,47 +19,47 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use utoipa::IntoParams;
 
-/// Decisions in one answer if the caller does not say.
+/// Default number of decisions in a response.
 const DECISIONS_DEFAULT: usize = 50;
-/// Most decisions in one answer: with the offers of 16 GPUs each some 2 MiB.
+/// Most decisions in a response: some 2 MiB with the offers of 16 GPUs each.
 const DECISIONS_MAX: usize = 500;
 
-/// Which decisions. All that are given must hold.
+/// Filters of decisions. All given ones must match.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Query {
-    /// That name this GPU, by UUID.
+    /// Only those that name this GPU, by UUID.
     #[param(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     gpu: Option<String>,
-    /// For a pod of this namespace: that it holds an allocation by, or may have asked.
+    /// Only those for a pod in this namespace: its allocations, and questions that it may have caused.
     #[param(example = "default")]
     namespace: Option<String>,
-    /// For a pod of this name, the same way.
+    /// Only those for a pod with this name, likewise.
     #[param(example = "trainer-0")]
     pod: Option<String>,
-    /// Behind this allocation.
+    /// Only those behind this allocation.
     #[param(example = "5eed0001-17")]
     allocation: Option<String>,
-    /// In which a policy had a part whose name@digest begins so.
+    /// Only those to which a policy contributed whose `name@digest` begins with this.
     #[param(example = "timeslice")]
     policy: Option<String>,
-    /// `offered`, `placed`, `granted`, `denied`, `refused` or `triaged`; `fault`: in which a policy failed.
+    /// `offered`, `placed`, `granted`, `denied`, `refused` or `triaged`; `fault`: a policy failed.
     #[param(example = "denied")]
     outcome: Option<String>,
     /// `offer`, `place`, `admit` or `triage`.
     #[param(example = "place")]
     hook: Option<String>,
-    /// Not before this time.
+    /// Only those at or after this time.
     #[param(example = "2026-02-03T04:05:06Z")]
     since: Option<String>,
-    /// Before this time.
+    /// Only those before this time.
     #[param(example = "2026-02-03T05:05:06Z")]
     until: Option<String>,
-    /// Most items; 50 if not given, at most 500.
+    /// Maximum number of items; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500, example = 100)]
     limit: Option<usize>,
-    /// Only those that follow: `next` of the answer before, with the same filter.
+    /// Only items after this: `next` of the previous response, with the same filters.
     #[serde(alias = "before")]
     #[param(example = "4711")]
     cursor: Option<String>,
@@ -73,10 +73,10 @@ impl Query {
 
 const OUTCOMES: [&str; 7] = ["offered", "placed", "granted", "denied", "refused", "triaged", "fault"];
 
-/// As the journal is asked.
+/// The filter of the journal.
 ///
 /// # Errors
-/// [`Kind::Query`], naming the key and the rule.
+/// [`Kind::Query`] with the key and the rule.
 pub(crate) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter, Failure> {
     let bad = |key: &str, rule: String| Failure::new(Kind::Query, format!("{key}: {rule}"));
     let moment = |key: &str, text: &Option<String>| -> Result<Option<u64>, Failure> {
@@ -105,7 +105,7 @@ pub(crate) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
     })
 }
 
-/// A pod's decisions are those of its allocations, and those that it may have asked for.
+/// The decisions of a pod are those of its allocations, and those that it may have caused.
 fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Requester>, Failure> {
     if let Some(text) = &query.allocation {
         let id = AllocationId::parse(text).map_err(|e| Failure::new(Kind::Query, e))?;
@@ -125,10 +125,10 @@ fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Requester>, Failure> {
     Ok(Some(Requester { allocations, pod: Some(pod) }))
 }
 
-/// Decisions, newest first
+/// List decisions, newest first
 ///
-/// What the stack was asked, what each policy said to it in which time, and what came of it. A page at
-/// a time: `next` of one answer is the `cursor` of the following request.
+/// Lists questions to the stack, with the answer and duration of each policy, and the outcome. One page: `next` of a
+/// response is the `cursor` of the following request.
 #[utoipa::path(get, path = "/api/v1/decisions", tag = "decisions", operation_id = "listDecisions", params(Query),
     responses(
         (status = 200, description = "Those that match", body = DecisionRecordList),
@@ -146,9 +146,9 @@ pub(crate) async fn list(
     etag::fresh(&request, &DecisionRecordList::of(&found, standing))
 }
 
-/// One decision
+/// Get a decision
 ///
-/// The question, what each policy of the stack said to it and in which time, and what came of it.
+/// Returns the question, the answer and duration of each policy of the stack, and the outcome.
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}", tag = "decisions", operation_id = "getDecision",
     params(("seq" = u64, Path, description = "Its number", example = 4710)),
     responses(
@@ -171,10 +171,10 @@ pub(crate) async fn show(
     etag::fresh(&request, &DecisionRecord::of(&decision))
 }
 
-/// What the policies were shown for a decision
+/// Get the input of a decision
 ///
-/// In the words of the contract (policies-wasm/wit): `node.node` with parts, devices and allocations,
-/// `node.shares` with the share number of each device, and `question`.
+/// Returns what the policies were given, in the form of the contract (policies-wasm/wit): `node.node` with parts,
+/// devices and allocations, `node.shares` with the share number of each device, and `question`.
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}/input", tag = "decisions", operation_id = "getDecisionInput",
     params(("seq" = u64, Path, description = "Its number", example = 4710)),
     responses(
@@ -209,9 +209,9 @@ fn unknown(seq: u64) -> Failure {
     Failure::new(Kind::UnknownDecision, format!("decision {seq} is not on the record"))
 }
 
-/// Why an allocation is where it is
+/// Explain an allocation
 ///
-/// In plain words, with the decisions behind it as far as they are still on the record.
+/// Returns in sentences why it has its devices, with the recorded decisions behind it.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}/explanation", tag = "decisions", operation_id = "explainAllocation",
     params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
     responses(

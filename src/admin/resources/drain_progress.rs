@@ -1,4 +1,4 @@
-//! How far a GPU is drained, as the API shows it.
+//! The progress of a drain, as the API shows it.
 
 use crate::node_facts::Step;
 use berth_api::{AtDeadline, DrainHolder, DrainHolderState, DrainProgress, rfc3339};
@@ -9,7 +9,7 @@ use berth_kernel::names::{AllocationId, PartId};
 use berth_kernel::time::Now;
 use std::collections::BTreeSet;
 
-/// How far the order for this GPU is carried out. `api_server`: how it stands with it, if it is used.
+/// The progress of the order for this GPU. `api_server`: the connection to the API server, if it is used.
 pub(crate) fn progress(
     ledger: &Ledger,
     gpu: &PartId,
@@ -20,7 +20,7 @@ pub(crate) fn progress(
     let holders = holders(ledger, gpu);
     let allocations: BTreeSet<AllocationId> =
         holders.iter().flat_map(|h| h.allocations.iter().copied()).collect();
-    // What NVML says of a GPU has its instances in it.
+    // The process list of a GPU includes its instances.
     let whole = ledger.processes_on(gpu);
     let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu);
     let seen = parts.filter_map(|p| ledger.processes_on(&p.part.id));
@@ -45,7 +45,7 @@ fn at_deadline(at: drain::AtDeadline) -> AtDeadline {
     }
 }
 
-/// What keeps an order to evict from being carried out at all.
+/// Why pods cannot be evicted at all, if so.
 fn warning(order: &Order, api_server: Option<&Step>) -> Option<String> {
     match api_server {
         _ if !order.evict => None,
@@ -53,7 +53,7 @@ fn warning(order: &Order, api_server: Option<&Step>) -> Option<String> {
         Some(Step::Waiting(why)) => {
             Some(format!("nobody is asked to leave while the API server cannot be used: {why}"))
         }
-        // The order outlives a restart with other settings.
+        // An order outlives a restart with other settings.
         None => Some(
             "nobody is asked to leave: no API server is configured any more (set --kubeconfig, or run in a pod \
              with a service account)"

@@ -3,7 +3,7 @@
 use berth_kernel::drain::{AtDeadline, Drain};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// The tag of a GPU's drain state: what operators set of it, and not how far it has come.
+/// The tag of a GPU's drain state: it depends on what operators set, not on the progress.
 pub(crate) fn of(drain: &Drain) -> String {
     let Some(mark) = drain.mark() else {
         return format!("\"{}\"", drain.as_str());

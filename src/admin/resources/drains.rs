@@ -1,5 +1,4 @@
-//! `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: emptying a GPU, and an operator's word that one
-//! works again.
+//! `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: draining a GPU, and marking one healthy.
 
 use crate::failure::IntoFailure;
 use crate::resources::gpu_view::View;
@@ -18,13 +17,12 @@ use berth_kernel::refusal::Refusal;
 /// Longest deadline of a drain, seconds: a week.
 pub(crate) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
 
-/// Empty a GPU
+/// Drain a GPU
 ///
-/// Cordons it, watches its holders leave, and says `drained` once nobody holds it and, where
-/// processes are visible, none was seen on it for ten seconds. With `evict` the pods that hold it are
-/// asked to leave through the API server, and its held devices are listed Unhealthy meanwhile;
-/// without it pods end by themselves or by `kubectl`. A new order takes the place of the old one; a
-/// GPU that is drained already stays so.
+/// Cordons the GPU and waits until no allocation is left on it and, if processes are visible, none was seen on it for
+/// ten seconds; then its state is `drained`. With `evict` its pods are evicted through the API server, and its held
+/// devices are listed Unhealthy meanwhile; without it pods end by themselves or by `kubectl`. A new order replaces
+/// the previous one; a GPU that is drained already stays so.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
     params(
         ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
@@ -94,11 +92,11 @@ pub(crate) async fn start(
     turned(&state, &gpu)
 }
 
-/// How far a GPU is drained
+/// Get the progress of a drain
 ///
-/// Who still holds it and what keeps each, how many processes are left, and how much time. The ETag
-/// names what operators set of it and stays as it is while holders leave, so that it can be sent as
-/// If-Match with the next order.
+/// Returns the remaining holders and what blocks each, the number of remaining processes, and the remaining time. The
+/// ETag depends on what operators set and does not change while holders leave, so that it can be sent as If-Match
+/// with the next order.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
@@ -114,9 +112,9 @@ pub(crate) async fn show(state: web::Data<State>, path: web::Path<String>) -> Re
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown))
 }
 
-/// Call a drain off
+/// Stop a drain
 ///
-/// The GPU stays cordoned; uncordon it to have it granted again. Doing it twice changes nothing.
+/// The GPU stays cordoned; uncordon it to have it granted again. Idempotent.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
     params(
         ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
@@ -142,11 +140,11 @@ pub(crate) async fn stop(
     turned(&state, &gpu)
 }
 
-/// Say that a GPU works again
+/// Mark a GPU healthy
 ///
-/// For a GPU that is unhealthy or degraded until an operator says so, or whose quiet time need not
-/// be waited for. It is believed until the next bad sign. A healthy GPU stays as it is; one that does not
-/// answer cannot be said to work.
+/// For a GPU that is unhealthy or degraded until an operator marks it healthy, or before its quiet time is over. It
+/// stays healthy until the next bad reading. A healthy GPU is not changed; one that does not respond cannot be
+/// marked.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = MarkHealthy, description = "Why"),

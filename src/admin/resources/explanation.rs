@@ -1,5 +1,5 @@
-//! Why an allocation is where it is, in plain words: the placement that the kubelet was advised, the
-//! verdict of the policies, and what of it is no longer on the record.
+//! Why an allocation has its devices, in sentences: the preferred placement, the decision of the policies, and what
+//! is no longer recorded.
 
 use berth_api::{DecisionRecord, Explanation, rfc3339};
 use berth_core::admission::KernelHandle;
@@ -10,15 +10,15 @@ use berth_kernel::names::{DeviceId, PartId};
 use berth_kernel::policy::Hook;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How long before its Allocate a placement may have been asked for: the kubelet asks for it just
-/// before, but waits between the two for other containers of the pod.
+/// Longest time between a placement and its Allocate: the kubelet requests the placement just before, but waits in
+/// between for other containers of the pod.
 const PLACED_BEFORE_MS: u64 = 60_000;
-/// Placements that are looked through.
+/// Most placements that are searched.
 const PLACEMENTS: usize = 100;
-/// Pages of the journal that are looked through for one decision: all of it, at the default size.
+/// Most pages of the journal that are searched for one decision: all of it, at the default size.
 const PAGES: usize = 8;
 
-/// Explains. Where the journal cannot be read, by what the allocation itself says.
+/// Explains an allocation; without a readable journal, from the allocation itself.
 pub(crate) async fn explain(kernel: &KernelHandle, node: &Ledger, allocation: &Allocation) -> Explanation {
     let admitted = admitted(kernel, allocation).await;
     let placed = match &admitted {
@@ -45,7 +45,7 @@ pub(crate) async fn explain(kernel: &KernelHandle, node: &Ledger, allocation: &A
 
 async fn admitted(kernel: &KernelHandle, allocation: &Allocation) -> Option<Decision> {
     let whose = Requester { allocations: vec![allocation.id], pod: None };
-    // By its id alone: clocks may have been set meanwhile.
+    // By its id only: the clock may have been set meanwhile.
     let mut filter = Filter { requester: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
     for _ in 0..PAGES {
         let (found, _) = kernel.decisions(filter.clone(), 1).await.ok()?;
@@ -57,8 +57,7 @@ async fn admitted(kernel: &KernelHandle, allocation: &Allocation) -> Option<Deci
     None
 }
 
-/// The newest placement of just these devices, else of as many of this resource that its own pod may
-/// have asked for.
+/// The newest placement of exactly these devices, else of as many of this resource that its pod may have requested.
 async fn placed(kernel: &KernelHandle, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
     let filter = Filter {
         hook: Some(Hook::Place),
@@ -176,7 +175,7 @@ fn name(by: &str) -> String {
     if by == "baseline" { "the built-in baseline (no policy had a word in it)".into() } else { by.to_owned() }
 }
 
-/// `GPU 0 and GPU 2 (2 devices)`, by index as people count.
+/// `GPU 0 and GPU 2 (2 devices)`, sorted by index.
 fn gpus(node: &Ledger, devices: &[DeviceId]) -> String {
     let mut counts = BTreeMap::<(u32, PartId), usize>::new();
     for device in devices {

@@ -18,12 +18,12 @@ use berth_kernel::part_state::{self, PartState};
 use berth_kernel::time::Now;
 use std::sync::Arc;
 
-/// One snapshot as it is shown now.
+/// One snapshot and the present time.
 pub(crate) struct View {
     pub(crate) ledger: Snapshot,
     survey: Arc<Survey>,
     now: Now,
-    /// How it stands with the API server, where drains are shown.
+    /// The connection to the API server, where drains are shown.
     api_server: Option<Step>,
 }
 
@@ -42,7 +42,7 @@ impl View {
         all
     }
 
-    /// One GPU with all that is known of it.
+    /// One GPU with all its details.
     pub(crate) fn gpu(&self, id: &PartId) -> Option<Gpu> {
         let state = self.ledger.gpus.get(id)?;
         let facts = &self.main_part(id)?.part;
@@ -59,17 +59,17 @@ impl View {
         })
     }
 
-    /// How far one GPU is drained.
+    /// The progress of a GPU's drain.
     pub(crate) fn drain(&self, id: &PartId) -> Option<Drain> {
         Some(self.drain_of(id, &self.ledger.gpus.get(id)?.drain))
     }
 
-    /// How many uses of the node's GPUs no allocation explains.
+    /// Number of uses of the node's GPUs without an allocation.
     pub(crate) fn bypasses(&self) -> usize {
         self.survey.bypasses()
     }
 
-    /// What is advertised and held over the whole node.
+    /// Listed and held devices of the whole node.
     pub(crate) fn uses(&self) -> &[ResourceUse] {
         self.survey.uses()
     }
@@ -79,7 +79,7 @@ impl View {
         parts.filter(move |p| p.part.gpu() == gpu)
     }
 
-    /// The whole GPU; where only its instances are known, the first of them.
+    /// The whole GPU; if only its instances are known, the first of them.
     fn main_part<'v>(&'v self, gpu: &'v PartId) -> Option<&'v PartState> {
         self.ledger.part(gpu).or_else(|| self.parts(gpu).next())
     }
@@ -171,7 +171,7 @@ impl View {
 
 fn health(state: &GpuState, present: bool) -> Health {
     let health = &state.health;
-    // After a restart the GPUs are known before they are looked for.
+    // After a restart the GPUs are known before the first scan.
     let unseen = !present && health.state != HealthState::Vanished;
     let reason = if unseen { "not found since the daemon started" } else { &health.reason };
     let said = |reason: &str| Some(reason.to_owned()).filter(|r| !r.is_empty());

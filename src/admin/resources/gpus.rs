@@ -1,4 +1,4 @@
-//! `/gpus`: what they are, how they fare, who holds them; cordon, uncordon, forget.
+//! `/gpus`: the GPUs, their health and their holders; cordon, uncordon, forget.
 
 use crate::failure::IntoFailure;
 use crate::resources::drain_tag;
@@ -18,18 +18,18 @@ use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-/// Longest reason of a cordon, bytes: it is shown in every list, and kept in a record of 16 KiB.
+/// Longest reason of a cordon, bytes: every list shows it, and a record has at most 16 KiB.
 pub(crate) const CORDON_REASON_BYTES_MAX: usize = 1024;
 
-/// Which GPUs. All that are given must hold.
+/// Filters of GPUs. All given ones must match.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// In this health: `healthy`, `degraded`, `unhealthy` or `vanished`.
+    /// Only those with this health: `healthy`, `degraded`, `unhealthy` or `vanished`.
     #[param(example = "healthy")]
     health: Option<String>,
-    /// In this drain state: `active`, `cordoned`, `draining` or `drained`.
+    /// Only those in this drain state: `active`, `cordoned`, `draining` or `drained`.
     #[param(example = "active")]
     drain: Option<String>,
 }
@@ -49,10 +49,10 @@ impl Filter {
     }
 }
 
-/// All GPUs at a glance
+/// List GPUs
 ///
-/// Each with its health, its drain state, and how many devices of which resource it has and how many of
-/// them are held. A node has so few that they come in one answer.
+/// Lists each GPU with its health, its drain state, and its devices and held devices by resource, all in one
+/// response.
 #[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", operation_id = "listGpus", params(Filter),
     responses(
         (status = 200, description = "The GPUs, in the order of their index", body = GpuList),
@@ -70,10 +70,10 @@ pub(crate) async fn list(
     etag::fresh(&request, &GpuList { items })
 }
 
-/// One GPU with its parts, devices and links
+/// Get a GPU
 ///
-/// All that is known of it: its facts, its health with what came before, its drain state with the
-/// progress, each device with who holds it, and how near it sits to the other GPUs.
+/// Returns its facts, its health with the history, its drain state with the progress, each device with its holder,
+/// and its distance to the other GPUs.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "getGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
@@ -89,10 +89,10 @@ pub(crate) async fn show(
     etag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
 }
 
-/// Let a vanished GPU go
+/// Forget a vanished GPU
 ///
-/// Its ids leave the kubelet's list with it. Refused while the GPU is there, while an allocation
-/// names it, and within a minute of its vanishing.
+/// Removes it and its ids from the kubelet's list. Refused while the GPU is present, while an allocation names it,
+/// and within a minute after it vanished.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "forgetGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
@@ -111,10 +111,10 @@ pub(crate) async fn forget(
     Ok(HttpResponse::NoContent().finish())
 }
 
-/// Grant nothing new on a GPU
+/// Cordon a GPU
 ///
-/// Withdraws its free devices at once; what is held stays. Doing it twice changes nothing but
-/// the reason, where another one is given.
+/// Nothing new is granted on it, and its free devices are withdrawn at once; existing allocations stay. Idempotent,
+/// except that another reason replaces the previous one.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
     params(
         ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
@@ -152,9 +152,9 @@ pub(crate) async fn cordon(
     turned(&state, &gpu)
 }
 
-/// Let a GPU be granted again
+/// Uncordon a GPU
 ///
-/// Undoes a cordon or a drain at any point. Doing it twice changes nothing.
+/// Ends a cordon or a drain in any state, so that the GPU is granted again. Idempotent.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
     params(
         ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
@@ -180,7 +180,7 @@ pub(crate) async fn uncordon(
     turned(&state, &gpu)
 }
 
-/// Whether a reason can be taken; the audit line gets it then.
+/// Checks a reason, and notes it for the audit line.
 pub(crate) fn check_reason(reason: &str) -> Result<(), Failure> {
     if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
         let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
@@ -190,16 +190,16 @@ pub(crate) fn check_reason(reason: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The GPU that a path names. An index is not taken, since it may be another GPU's from boot to boot and from
-/// look to order; whoever gave one is told whose it is now.
+/// The GPU of a path. An index is not accepted, since it may be another GPU's after a boot; the error names the GPU
+/// that has it now.
 pub(crate) fn gpu_id(state: &State, text: &str) -> Result<PartId, Failure> {
     let gpu = PartId::parse(text).map_err(|error| Failure::new(Kind::Path, error))?;
     no_index(&state.kernel.snapshot(), &gpu, |words| Failure::new(Kind::UnknownGpu, words))?;
     Ok(gpu)
 }
 
-/// The GPU that `gpu` of a query names; an index is not taken there either. One that is not known has nothing
-/// to list, or a past.
+/// The GPU of the key `gpu` of a query; an index is not accepted either. An unknown GPU has no items, or only past
+/// ones.
 pub(crate) fn gpu_of_query(ledger: &Ledger, text: &str) -> Result<PartId, Failure> {
     let bad = |words: String| Failure::new(Kind::Query, format!("gpu: {words}"));
     let gpu = PartId::parse(text).map_err(|error| bad(error.to_string()))?;
@@ -213,7 +213,7 @@ fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) 
         _ => return Ok(()),
     };
     let has_it = ledger.parts.values().filter(|p| p.part.gpu_index == index);
-    // A GPU that vanished keeps its index until it is forgotten; the one in its place is meant.
+    // A vanished GPU keeps its index until it is forgotten; the present one is meant.
     Err(match has_it.max_by_key(|p| p.present).map(|p| p.part.gpu()) {
         Some(uuid) => problem(format!("{index} is an index; a GPU goes by its UUID here"))
             .hint(format!("index {index} is {uuid} now; after a boot it may be another GPU")),
@@ -223,8 +223,8 @@ fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) 
     })
 }
 
-/// A GPU's turn to be ordered something, if the request's condition holds. Whoever has it is the only
-/// one who turns drain states, so nothing comes between the look and the order.
+/// Checks the request's condition, and returns a guard under which the drain state does not change. All changes of
+/// drain states hold the guard, so none comes between the check and the command.
 pub(crate) async fn order<'s>(
     state: &'s State,
     request: &HttpRequest,
@@ -250,7 +250,7 @@ fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
     shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }.into_failure())
 }
 
-/// A GPU after its drain state was turned.
+/// The GPU after its drain state has changed.
 pub(crate) fn turned(state: &State, gpu: &PartId) -> Result<HttpResponse, Failure> {
     let tag = drain_tag(state, gpu)?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))

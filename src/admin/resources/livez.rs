@@ -1,9 +1,9 @@
-//! Whether the daemon lives: whether what has to move, moves.
+//! Liveness: whether everything that has to make progress does.
 //!
-//! A daemon that does not live is ended by the kubelet and started again. So each check is of something
-//! that has an end of its own and came to none, and not of something that fails: a disk that is full, an
-//! NVML that answers with an error (it is opened anew with each look), a kubelet that is away are told by
-//! `/readyz`, and a restart would only take the node's resources away from its containers.
+//! The kubelet restarts a daemon that is not alive. So each check is of something that should have ended and did not,
+//! and not of something that fails: a full disk, an NVML that returns errors (it is opened again at each scan) or an
+//! absent kubelet is reported by `/readyz`, and a restart would only withdraw the node's resources from its
+//! containers.
 
 use crate::state::State;
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -16,12 +16,11 @@ use berth_http::query::Probe;
 use berth_http::sight;
 use std::time::Duration;
 
-/// Whether the daemon lives
+/// Check liveness
 ///
-/// It lives while the writer of its ledger takes turns, the policy thread comes back from what it is
-/// asked, looks at the GPUs are begun and end, the runtime that answers the kubelet runs, and every registered
-/// resource has the stream on which the kubelet watches it. What fails and is tried again is a matter of
-/// `/readyz`. Over TLS from another machine the details are for whoever may read.
+/// The daemon is alive if the ledger's writer makes progress, policy calls return, GPU scans start and end, the
+/// runtime that answers the kubelet runs, and the kubelet has a stream of every registered resource. Failures that
+/// are retried belong to `/readyz`. Over TLS from another machine the details need the right to read.
 #[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()), params(Probe),
     responses(
         (status = 200, description = "It lives", body = Alive),
@@ -40,7 +39,7 @@ pub(crate) async fn livez(
     Err(Failure::new(Kind::NotAlive, sight::why(&checks)).checks(checks))
 }
 
-/// What life is held against.
+/// The checks of liveness.
 pub(crate) fn checks(kernel: &KernelHandle) -> Vec<Check> {
     let figures = kernel.counters();
     let limits = figures.limits();
@@ -49,7 +48,7 @@ pub(crate) fn checks(kernel: &KernelHandle) -> Vec<Check> {
         ok: trouble.is_none(),
         detail: trouble.or(note),
     };
-    // The keeper owns the sending half, so an error means that its thread has ended.
+    // The keeper owns the sender, so an error means that its thread has ended.
     let ended = kernel.watch().has_changed().is_err();
     let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
     let silent = figures.keeper.heartbeat.silent_for().filter(|silent| *silent > limits.keeper);
@@ -81,7 +80,7 @@ pub(crate) fn checks(kernel: &KernelHandle) -> Vec<Check> {
     ]
 }
 
-/// Resources that count as registered while nobody watches them.
+/// Registered resources that the kubelet does not watch.
 fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
     let standings = kernel.counters().kubelet.registrations();
     let unwatched: Vec<&str> = standings

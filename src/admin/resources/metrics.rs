@@ -1,4 +1,4 @@
-//! `/metrics`: the daemon in numbers, for Prometheus.
+//! `/metrics`: metrics for Prometheus.
 
 use crate::resources::livez;
 use crate::resources::node;
@@ -9,11 +9,11 @@ use berth_api::Kind;
 use berth_core::metrics::{CONTENT_TYPE, CheckResults};
 use berth_http::Failure;
 
-/// The daemon in numbers
+/// Get metrics
 ///
-/// OpenMetrics text; `deploy/METRICS.md` is the table of all families. Reads snapshots and counters
-/// only, and never waits for an Allocate. Open on this node and on the health listener; over TLS from another
-/// machine it needs the right to read.
+/// OpenMetrics text; `deploy/METRICS.md` describes all families. The response is made from snapshots and counters,
+/// and never waits for an Allocate. Open on this node and on the health listener; over TLS from another machine it
+/// needs the right to read.
 #[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics",
     security((), ("token" = [])),
     responses(

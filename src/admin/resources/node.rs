@@ -1,4 +1,4 @@
-//! `/node`, and whether the daemon lives and is ready.
+//! `/node` and `/readyz`.
 
 use crate::node_facts::{NodeFacts, Step};
 use crate::resources::gpu_view::View;
@@ -17,10 +17,10 @@ use berth_kernel::drain::Drain;
 use berth_kernel::names::Resource;
 use std::collections::BTreeMap;
 
-/// The node and its daemon
+/// Get the node
 ///
-/// Whether it is ready and what it waits for, its resources as the kubelet is told of them, and how many
-/// GPUs, allocations and policies there are.
+/// Returns whether the daemon is ready and what it waits for, the resources as listed to the kubelet, and the numbers
+/// of GPUs, allocations and policies.
 #[utoipa::path(get, path = "/api/v1/node", tag = "node", operation_id = "getNode",
     responses((status = 200, description = "The node", body = Node)))]
 pub(crate) async fn show(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
@@ -49,14 +49,13 @@ pub(crate) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
     etag::fresh(&request, &node)
 }
 
-/// Whether the daemon is ready
+/// Check readiness
 ///
-/// Ready: the GPUs were looked at, what running pods hold was taken over, the store takes writes, and
-/// the kubelet took every resource once since the daemon started: a rollout goes on to the next node when
-/// this one is ready, and must not when its resources are gone. A kubelet that went later is waited for,
-/// and said, but does not make it unready; nor do policies of the active stack that cannot be called yet.
-/// Over TLS from another machine the details are for whoever may read; anybody else sees the names of the
-/// checks.
+/// The daemon is ready once the GPUs were scanned, the devices of running pods were adopted, the store accepts
+/// writes, and the kubelet accepted every resource once since the daemon started: a rollout continues with the next
+/// node when this one is ready, which it must not while its resources are missing. A kubelet that disconnects later
+/// is reported, but the daemon stays ready; so do policies of the active stack that cannot be called yet. Over TLS
+/// from another machine the details need the right to read; without it only the names of the checks are returned.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()), params(Probe),
     responses(
         (status = 200, description = "It is ready", body = Ready),
@@ -106,15 +105,15 @@ pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         step("adoption", &facts.adoption),
         Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble },
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
-        // What the rest of the stack and the baseline answer meanwhile is an answer.
+        // The other policies and the baseline answer meanwhile.
         Check { name: "policies".into(), ok: true, detail: policies },
-        // Waiting for a kubelet that went is this daemon's work, not its failure.
+        // Waiting for an absent kubelet is no failure of the daemon.
         Check {
             name: "kubelet".into(),
             ok: kubelet_ok,
             detail: kubelet.map(|why| format!("waiting: {why}")),
         },
-        // What the kubelet takes for free is granted all the same.
+        // A device that the kubelet considers free is granted nevertheless.
         Check {
             name: "evidence".into(),
             ok: true,
@@ -122,27 +121,27 @@ pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         },
     ];
     if let Some(labels) = &facts.labels {
-        // Pods that select by them are held against the node, not against this daemon.
+        // Missing labels affect the pods that select by them, not this daemon.
         checks.push(Check { name: "labels".into(), ok: true, detail: waiting(labels) });
     }
     if let Some(tls) = state.http.access.tls() {
-        // What was in force before the files were broken goes on.
+        // The previous files stay in use while the present ones are invalid.
         checks.push(Check { name: "tls".into(), ok: true, detail: tls.trouble() });
     }
     checks
 }
 
-/// How far the kubelet has taken what there is to register.
+/// The registration of all resources since the start.
 enum Registered {
-    /// There is nothing: a node without GPUs is ready.
+    /// There is none: a node without GPUs is ready.
     Nothing,
-    /// Each resource once since the start.
+    /// Each resource was accepted once.
     All,
-    /// Not yet, and what is missing.
+    /// Some are missing.
     Waiting(String),
 }
 
-/// Held against the ledger, which knows what there is to register before anybody has begun to.
+/// Compared with the ledger, which has all resources before the first registration.
 fn registered(kernel: &KernelHandle) -> Registered {
     let ledger = kernel.snapshot();
     let resources = ledger.resources();
@@ -173,7 +172,7 @@ fn step_state(step: &Step) -> StepState {
     StepState { done: *step == Step::Done, waiting: waiting(step) }
 }
 
-/// Every resource that has devices or a registration.
+/// Every resource with devices or a registration.
 fn resources(facts: &NodeFacts, view: &View) -> Vec<ResourceState> {
     let mut all: BTreeMap<String, ResourceState> = BTreeMap::new();
     let blank = |resource: &str| ResourceState {

@@ -1,5 +1,5 @@
-//! `/`: the node at a glance, from files inside the binary. A shell without data, so it needs no token:
-//! what it shows it asks of `/api/v1`, with the token that the operator pastes into it.
+//! `/`: the node's web page, from files inside the binary. The page has no data itself, so it needs no token: it
+//! requests everything from `/api/v1`, with a token that the operator enters.
 
 use actix_web::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -8,14 +8,14 @@ use berth_http::Failure;
 use berth_http::packed::Packed;
 use std::sync::LazyLock;
 
-/// Its own scripts, styles and requests to this server alone; nothing inline, no frame, no form that is
-/// sent. So text of a policy or a pod that found its way into the markup could run nothing.
+/// Only its own scripts and styles, and requests to this server; nothing inline, no frames, no forms. So a text of a
+/// policy or a pod in the markup could not run as a script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'";
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
-/// The page itself, as a file.
+/// The file of the page itself.
 const START: &str = "index.html";
 
 struct File {

@@ -30,42 +30,42 @@ use std::cmp::Reverse;
 use std::convert::Infallible;
 use utoipa::IntoParams;
 
-/// The header that a signature comes in.
+/// The header with a signature.
 const SIGNATURE: &str = "berth-signature";
 
-/// What an answer with a module weighs, KiB: a piece of 64 that is being sent, and what the HTTP library and the
-/// system's allocator take beside it.
+/// The memory of a response with a module, KiB: a piece of 64 that is being sent, and the buffers of the HTTP library
+/// and the allocator.
 const MODULE_WEIGHT: Weight = Weight::kib(128);
 
-/// Most versions in one answer, and as many where the caller does not say: all that a node keeps of
-/// uploads, and as many that came with the daemon; each has some 0.5 KiB.
+/// Most versions in a response, and the default: all uploads that a node keeps, and as many that came with the
+/// daemon; some 0.5 KiB each.
 const VERSIONS_LISTED_MAX: usize = 2 * VERSIONS_MAX;
 
-/// Which versions. All that are given must hold.
+/// Filters of versions. All given ones must match.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// Of the policy of this name.
+    /// Only those of the policy with this name.
     #[param(example = "timeslice")]
     name: Option<String>,
-    /// Whether it came with the daemon.
+    /// Whether the version came with the daemon.
     #[param(example = true)]
     shipped: Option<bool>,
-    /// Whether it is in the active stack.
+    /// Whether the version is in the active stack.
     #[param(example = true)]
     active: Option<bool>,
-    /// Most items; 512 if not given, which is the most.
+    /// Maximum number of items; 512 by default, which is the most.
     #[param(minimum = 1, maximum = 512, example = 100)]
     limit: Option<usize>,
-    /// Only those that follow: `next` of the answer before, with the same filter.
+    /// Only items after this: `next` of the previous response, with the same filters.
     #[param(
         example = "timeslice.1770092645000.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     )]
     cursor: Option<String>,
 }
 
-/// What the list is sorted by. The digest tells versions apart that came in the same moment.
+/// The sort key of the list. The digest distinguishes versions of the same moment.
 type Key = (String, Reverse<u64>, Digest);
 
 fn key(version: &PolicyVersion) -> Key {
@@ -81,10 +81,10 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
     key.filter(|_| words.next().is_none()).ok_or_else(|| paging::malformed(text))
 }
 
-/// Versions of policies that this node knows
+/// List policies
 ///
-/// Those that came with the daemon and those that were uploaded, each with the hooks that it wants to be
-/// asked. A page at a time: `next` of one answer is the `cursor` of the following request.
+/// Lists the versions that came with the daemon and the uploaded ones, each with its hooks. One page: `next` of a
+/// response is the `cursor` of the following request.
 #[utoipa::path(get, path = "/api/v1/policies", tag = "policies", operation_id = "listPolicies", params(Filter),
     responses(
         (status = 200, description = "By name, newest first", body = PolicyList),
@@ -121,11 +121,12 @@ pub(crate) async fn list(
 
 /// Upload a policy
 ///
-/// A WebAssembly component of the world `berth:policy`, or a core module that becomes one. It is checked, compiled in
-/// a limited child process, asked what it is, and kept under its digest. It decides nothing until a stack names it.
-/// Uploading is idempotent: the same bytes again change nothing (200 instead of 201), except that they may bring a
-/// signature. Two callers may upload at a time, each one policy. If the configuration has `trustedKeys`, one of them
-/// must have signed the body, byte by byte; otherwise the answer is 403, and nothing is compiled.
+/// Accepts a WebAssembly component of the world `berth:policy`, or a core module that can be made one. It is checked,
+/// compiled in a limited child process, called for its description, and stored under its digest. It has no effect
+/// until a stack names it. Uploading is idempotent: the same bytes change nothing (200 instead of 201), except that
+/// they may add a signature. Two callers may upload at the same time, one policy each. If the configuration has
+/// `trustedKeys`, one of them must have signed the exact body; otherwise the response is 403, and nothing is
+/// compiled.
 #[utoipa::path(post, path = "/api/v1/policies", tag = "policies", operation_id = "uploadPolicy",
     params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig==")),
     request_body(content = Vec<u8>, content_type = "application/wasm", description = "The component, at most 32 MiB"),
@@ -173,10 +174,10 @@ pub(crate) async fn upload(
     Ok(response.json(shown))
 }
 
-/// One version of a policy
+/// Get a version of a policy
 ///
-/// What it says of itself, who uploaded it and why, and the schema of its parameters. Its ETag changes
-/// when it is signed, or enters or leaves the active stack.
+/// Returns its description, who uploaded it and why, and the schema of its parameters. Its ETag changes when it is
+/// signed, or joins or leaves the active stack.
 #[utoipa::path(get, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "getPolicy",
     params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
     responses(
@@ -199,10 +200,10 @@ pub(crate) async fn show(
     etag::revised(&request, &PolicyDetail::of(&ledger, version))
 }
 
-/// The bytes of a policy
+/// Get the module of a policy
 ///
-/// As they were uploaded; their sha256 is the digest. They are never compressed. Where the connection ends before
-/// all of `Content-Length` came, they changed on the disk meanwhile, or the daemon stopped.
+/// Returns the uploaded bytes; their sha256 is the digest. They are never compressed. If the connection ends before
+/// `Content-Length` bytes, the file was changed on the disk meanwhile, or the daemon stopped.
 #[utoipa::path(get, path = "/api/v1/policies/{digest}/module", tag = "policies", operation_id = "getPolicyModule",
     params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
     responses(
@@ -228,7 +229,7 @@ pub(crate) async fn module(
     let pieces = state.kernel.module(digest).await.map_err(IntoFailure::into_failure)?;
     let bytes = pieces.bytes();
     let mut response = HttpResponse::Ok();
-    // Compressed, each of those who ask at once would cost a compressor and have no Content-Length.
+    // Compression would need a compressor for each request, and remove Content-Length.
     response.insert_header((CONTENT_ENCODING, IDENTITY));
     response.content_type(body::WASM).insert_header((CONTENT_DISPOSITION, file));
     if request.method() == Method::HEAD {
@@ -237,7 +238,7 @@ pub(crate) async fn module(
         response.extensions_mut().insert(Weight::NONE);
         return Ok(response);
     }
-    // A piece is read when the one before it was taken.
+    // A piece is read once the previous one was sent.
     let pieces = stream::try_unfold(pieces, |pieces| async move {
         Ok::<_, InstallError>(pieces.next().await?.map(|(piece, left)| (web::Bytes::from(piece), left)))
     });
@@ -248,8 +249,8 @@ pub(crate) async fn module(
 
 /// Delete a version of a policy
 ///
-/// Its bytes and its compiled form go. The active stack, shadows and what came with the daemon are safe
-/// from it; a past stack that names it can no longer be rolled back to.
+/// Removes its module and its compiled artifact. Versions in the active stack, in shadows and those that came with
+/// the daemon cannot be deleted; an earlier stack with a deleted version can no longer be rolled back to.
 #[utoipa::path(delete, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "deletePolicy",
     params(
         ("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
@@ -273,10 +274,10 @@ pub(crate) async fn delete(
     let of = digest.clone();
     let still = move |ledger: &Ledger| {
         let now = ledger.policies.get(&of).map(|version| etag::of(&PolicyDetail::of(ledger, version)));
-        // One that is not there is refused as such.
+        // A missing version has its own error.
         now.is_none_or(|tag| tag.is_ok_and(|tag| condition.names(&tag)))
     };
-    // Before others are waited for; and once more when nobody can change it any more.
+    // Checked before waiting for others, and again once no other request can change it.
     if !still(&state.kernel.snapshot()) {
         return Err(DeleteError::Changed.into_failure());
     }

@@ -1,4 +1,4 @@
-//! `/gpus/{uuid}/processes` and `/bypass`: who is on the GPUs, and by which right.
+//! `/gpus/{uuid}/processes` and `/bypass`: the processes on the GPUs and their allocations.
 
 use crate::failure::IntoFailure;
 use crate::resources::gpus::{gpu_id, gpu_of_query};
@@ -14,13 +14,13 @@ use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-/// Most processes in one answer, at about 400 bytes each: four GPUs full of strangers.
+/// Most processes in a response, about 400 bytes each.
 const BYPASSES_MAX: usize = 1024;
 
-/// The processes on a GPU
+/// List the processes on a GPU
 ///
-/// Who they are, how much memory they have, and which allocation they use. A GPU that does not tell
-/// its processes one by one has none here; `sight` says how far to trust that.
+/// Lists each process with its owner, its memory, and the allocation that it uses. A GPU that does not report its
+/// processes has none here; `sight` is how complete the list is.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/processes", tag = "processes", operation_id = "listGpuProcesses",
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
@@ -44,25 +44,25 @@ pub(crate) async fn list(
     etag::fresh(&request, &ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) })
 }
 
-/// Which processes. All that are given must hold.
+/// Filters of processes. All given ones must match.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// On this GPU, by UUID.
+    /// Only those on this GPU, by UUID.
     #[param(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     gpu: Option<String>,
-    /// Most items; 1024 if not given, which is the most.
+    /// Maximum number of items; 1024 by default, which is the most.
     #[param(minimum = 1, maximum = 1024, example = 100)]
     limit: Option<usize>,
-    /// Only those that follow: `next` of the answer before, with the same filter.
+    /// Only items after this: `next` of the previous response, with the same filters.
     #[param(
         example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5 4711 GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"
     )]
     cursor: Option<String>,
 }
 
-/// What tells a bypass from others: a process may be on several instances of a GPU.
+/// Identifies a bypass: a process may be on several instances of a GPU.
 type Key = (PartId, u32, PartId);
 
 fn key(bypass: &attribution::Bypass) -> Key {
@@ -78,12 +78,11 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
     key.filter(|_| words.next().is_none()).ok_or_else(|| paging::malformed(text))
 }
 
-/// Uses of GPUs that no allocation explains
+/// List uses of GPUs without an allocation
 ///
-/// Processes on a GPU whose pod was not granted it, host processes, and what an ended allocation left
-/// behind: each is told once it is seen for ten seconds. And, where the API server is a source, pods
-/// whose spec lets them reach GPUs past every grant. A page at a time: `next` of one answer is the
-/// `cursor` of the following request.
+/// Lists processes on a GPU that was not granted to their pod, host processes, and processes of ended allocations,
+/// once they were seen for ten seconds; and, if the API server is used, pods whose specs let them use GPUs without an
+/// allocation. One page: `next` of a response is the `cursor` of the following request.
 #[utoipa::path(get, path = "/api/v1/bypass", tag = "processes", operation_id = "listBypasses", params(Filter),
     responses(
         (status = 200, description = "What is seen now, by GPU and process id", body = BypassList),

@@ -1,4 +1,4 @@
-//! `/stack`: which policies are asked; activate another one, or go back to the file's.
+//! `/stack`: the active stack; activate another one, or return to that of the configuration file.
 
 use crate::failure::IntoFailure;
 use crate::resources::author;
@@ -17,10 +17,10 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::refusal::Refusal;
 use berth_kernel::stack as kernel;
 
-/// The active stack
+/// Get the active stack
 ///
-/// Its policies in the order in which they are asked, what each may do and how it fares, and the stack
-/// of the configuration file beside it.
+/// Returns its policies in the order of their calls, with the permissions and call statistics of each, and the stack
+/// of the configuration file.
 #[utoipa::path(get, path = "/api/v1/stack", tag = "stack", operation_id = "getStack",
     responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
         headers(("ETag" = String, description = "The revision, for If-Match")))))]
@@ -30,9 +30,9 @@ pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
 
 /// Activate a stack
 ///
-/// Every policy of it is asked what this node offers, and its answer is checked; only then is the
-/// whole stack swapped in. If one fails, nothing changes. It is kept over restarts and wins over
-/// the configuration file's stack until `DELETE /api/v1/stack/override`. What is held stays as it is.
+/// Every policy is called for this node's offers, and its answers are checked; only then the stack replaces the
+/// active one as a whole. If a policy fails, nothing changes. The stack is kept over restarts and takes precedence
+/// over the configuration file's until `DELETE /api/v1/stack/override`. Existing allocations stay.
 #[utoipa::path(put, path = "/api/v1/stack", tag = "stack", operation_id = "activateStack",
     params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     request_body(content = NewStack),
@@ -62,9 +62,9 @@ pub(crate) async fn activate(
     swap(&state, stack, expected).await
 }
 
-/// Go back to the configuration file's stack
+/// Return to the configuration file's stack
 ///
-/// Where no stack was activated through this API, nothing changes.
+/// If no stack was activated through this API, nothing changes.
 #[utoipa::path(delete, path = "/api/v1/stack/override", tag = "stack", operation_id = "resetStack",
     params(Word, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     responses(
@@ -116,7 +116,7 @@ pub(crate) async fn swap(
     Ok(answer(state, &ledger))
 }
 
-/// The revision that the active stack must still have; `None` where any will do.
+/// The revision that the active stack must have; `None` if any will do.
 pub(crate) fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Failure> {
     let condition = etag::if_match(request)?;
     let revision = ledger.stack.revision;

@@ -1,5 +1,5 @@
-//! From a stack as it is sent to entries that the kernel takes: names become versions, and every
-//! limit is held before anything is asked.
+//! Converts the entries of a request into entries of the kernel: names become versions, and all limits are checked
+//! before any policy is called.
 
 use berth_api::{Kind, Operation};
 use berth_api::{NewStackEntry, Permissions};
@@ -13,16 +13,16 @@ use berth_kernel::policy::{
 use berth_kernel::stack::StackEntry;
 use std::sync::Arc;
 
-/// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which
-/// parameters may take 6 KiB twice over.
+/// Most patterns in one list of permissions: an entry is one record of at most 16 KiB, of which parameters may take 6
+/// KiB twice.
 pub(crate) const PATTERNS_MAX: usize = 16;
-/// Most bytes of all patterns of an entry together, for the same reason.
+/// Most bytes of all patterns of an entry, for the same reason.
 pub(crate) const PATTERNS_BYTES_MAX: usize = 3 * 1024;
 
 /// The entries with their versions.
 ///
 /// # Errors
-/// [`Kind::Invalid`], naming the entry and the rule.
+/// [`Kind::Invalid`] with the entry and the rule.
 pub(crate) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Vec<StackEntry>, Failure> {
     if entries.len() > STACK_ENTRIES_MAX {
         let rule = format!("entries: {} of them; at most {STACK_ENTRIES_MAX} are taken", entries.len());
@@ -53,25 +53,25 @@ pub(crate) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Ve
         .collect()
 }
 
-/// Why a name means no version, in words.
+/// Why a name has no version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoVersion {
-    /// This node knows none; it may be uploaded.
+    /// This node has none; it may be uploaded.
     #[error("{0}")]
     NotHere(String),
-    /// It can mean none, or several, or another policy's.
+    /// It is invalid, ambiguous, or another policy's.
     #[error("{0}")]
     Wrong(String),
 }
 
-/// The beginning of a digest that names a version: what tables print.
+/// Shortest prefix of a digest that names a version: the length that tables show.
 const DIGEST_PREFIX_MIN: usize = 12;
 
-/// Which version a name means: the one whose digest this is or begins with; without one the newest
-/// that came with the daemon, else the only one. `name` may be `name@` and the digest instead.
+/// The version that a name stands for: the one whose digest is, or begins with, the given one; without a digest the
+/// newest that came with the daemon, else the only one. `name` may be `name@digest` instead.
 ///
 /// # Errors
-/// In words: no such version, another name, a digest in both places, or several to choose from.
+/// If there is no such version, it has another name, the digest is given twice, or several versions match.
 pub fn resolve_version(
     ledger: &Ledger,
     name: &str,
@@ -112,7 +112,7 @@ pub fn resolve_version(
         };
     }
     let named = || ledger.policies.values().filter(|v| v.name == name);
-    // Of two first seen together any order will do, as long as it is always the same.
+    // Versions of the same moment are in the order of their digests, so that the result is always the same.
     let age = |v: &&Arc<PolicyVersion>| (v.since_wall_ms, v.digest.clone());
     if let Some(version) = named().filter(|v| v.shipped).max_by_key(age) {
         return Ok(Arc::clone(version));
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_name_means_what_this_release_ships_and_a_digest_means_itself() {
-        // After an upgrade: `a` was shipped by the last release, `b` is by this one, `c` uploaded later.
+        // After an upgrade: the last release shipped `a`, this one ships `b`, and `c` was uploaded later.
         let node = node(&[("mixed", 'a', false, 1), ("mixed", 'b', true, 2), ("mixed", 'c', false, 3)]);
         let named = |digest: Option<&str>| {
             resolve_version(&node, "mixed", digest).map(|v| v.digest.as_str()[..1].to_owned())

@@ -1,5 +1,5 @@
-//! `/stack/history`, `/stack/rollback` and `/stack/entries/{place}/suspension`: what was active, the
-//! way back, and a policy that is to be asked again.
+//! `/stack/history`, `/stack/rollback` and `/stack/entries/{place}/suspension`: earlier stacks, rolling back, and
+//! ending the suspension of a policy.
 
 use crate::failure::IntoFailure;
 use crate::resources::author;
@@ -13,10 +13,10 @@ use berth_http::body;
 use berth_http::etag;
 use berth_kernel::command;
 
-/// The newest activations
+/// List the newest activations
 ///
-/// The active stack and up to 15 before it, with who activated each, when and why. They outlive a
-/// restart. A version that none but past ones name may be deleted; `gone` says so then.
+/// Lists the active stack and up to 15 before it, with the author, time and reason of each. They outlive a restart. A
+/// version that only earlier stacks name may be deleted; `gone` is set then.
 #[utoipa::path(get, path = "/api/v1/stack/history", tag = "stack", operation_id = "listActivations",
     responses((status = 200, description = "Newest first", body = ActivationList)))]
 pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
@@ -29,10 +29,10 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
 
 /// Roll back to an earlier activation
 ///
-/// Activates the stack of a revision of the history anew, or the one before the active one, with the
-/// same checks as any activation: every policy is asked on this node, and nothing changes if one
-/// fails. The new stack has a revision of its own, and wins over the configuration file's. Rolling
-/// back twice without a revision ends where it began.
+/// Activates the stack of a revision of the history again, or the one before the active one, with the checks of any
+/// activation: every policy is called on this node, and nothing changes if one fails. The new stack has a revision of
+/// its own, and takes precedence over the configuration file's. Rolling back twice without a revision returns to the
+/// initial stack.
 #[utoipa::path(post, path = "/api/v1/stack/rollback", tag = "stack", operation_id = "rollBackStack",
     params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     request_body(content = Rollback, description = "To which; may be left out"),
@@ -82,15 +82,15 @@ pub(crate) async fn roll_back(
     }
     let why = if reason.is_empty() { format!("rolled back to revision {}", wanted.revision) } else { reason };
     let stack = command::NewStack { from_api: true, by, why, entries: wanted.entries.clone() };
-    // Which one is before the active one must not change between the look and the swap.
+    // The stack before the active one must not change between this read and the activation.
     let expected = expected.or_else(|| revision.is_none().then_some(active));
     swap(&state, stack, expected).await
 }
 
-/// Have a suspended policy asked again
+/// End the suspension of a policy
 ///
-/// Ends the suspension of one entry of the active stack without another activation; its counts
-/// stay. An entry that is not suspended stays as it is.
+/// The entry of the active stack is called again, without another activation; its counts stay. An entry that is not
+/// suspended is not changed.
 #[utoipa::path(delete, path = "/api/v1/stack/entries/{place}/suspension", tag = "stack", operation_id = "endSuspension",
     params(
         ("place" = usize, Path, description = "Place of the entry in the active stack, from 0", example = 0),

@@ -1,4 +1,4 @@
-//! Swagger UI from files inside the binary: nothing is loaded from elsewhere.
+//! Swagger UI from files inside the binary: nothing is loaded from other servers.
 
 use actix_web::http::header::{
     AcceptEncoding, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, Header as _, LOCATION, VARY,
@@ -18,17 +18,16 @@ use std::io::Read as _;
 use std::sync::{Arc, LazyLock};
 use utoipa_swagger_ui::Config;
 
-/// Its own scripts and requests to this server alone. The pages set styles inline and show icons
-/// as data.
+/// Only its own scripts, and requests to this server. The pages set inline styles and have icons as data URLs.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The token is typed into the page and kept nowhere; the description is checked by no other site.
+/// The token is entered into the page and not stored; no other site validates the description.
 static CONFIG: LazyLock<Arc<Config<'static>>> = LazyLock::new(|| {
     let config = Config::from("/openapi.json").validator_url("none").try_it_out_enabled(true);
     Arc::new(config.persist_authorization(false).display_request_duration(true))
 });
 
-/// To the pages.
+/// Redirects to the pages.
 pub(crate) async fn start() -> HttpResponse {
     HttpResponse::Found().insert_header((LOCATION, "/swagger-ui/")).finish()
 }
@@ -62,8 +61,8 @@ pub(crate) async fn file(request: HttpRequest, path: web::Path<String>) -> Resul
     })
 }
 
-/// A file as it was before it was packed. Each is unpacked once, when it is first asked for: no token is needed for
-/// that, and unpacking 1.5 MB for every request would keep the processors busy. There are some ten files, 4 MiB in all.
+/// A file in its uncompressed form. Each is decompressed once, at its first request: that needs no token, and
+/// decompressing 1.5 MB for every request would keep the processors busy. There are some ten files, 4 MiB in all.
 fn unpacked(path: String, packed: &[u8]) -> std::io::Result<Bytes> {
     static FILES: Mutex<BTreeMap<String, Bytes>> = Mutex::new(BTreeMap::new());
     let mut files = FILES.lock();

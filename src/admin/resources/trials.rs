@@ -1,4 +1,4 @@
-//! `/trials`: what would come of a policy on the node as it stands.
+//! `/trials`: the effect that a policy would have on the node at present.
 
 use crate::failure::IntoFailure;
 use crate::resources::comparisons::candidate;
@@ -28,12 +28,11 @@ const NAME_BYTES_MAX: usize = 253;
 
 /// Try a policy on the live node
 ///
-/// Asks it on the node as it stands what it would offer and, with a request, which devices it would
-/// choose and whether a container would be granted them, beside the rest of the active stack or alone.
-/// The kernel judges as it would. All of that happens on a copy: nothing is recorded, granted or shown to
-/// the kubelet. One is tried at a time, in milliseconds as a
-/// rule, in up to a minute and a half where policies use all the time that an activation would give them, and
-/// longer where one must be compiled first.
+/// Calls the policy with the node's present state for its offers and, with a request, for the devices that it would
+/// choose and whether a container would be granted them, together with the rest of the active stack or alone. The
+/// kernel checks the answers as for a real request. All of that happens on a copy: nothing is recorded, granted or
+/// shown to the kubelet. One trial runs at a time, usually for milliseconds; for up to a minute and a half if
+/// policies use all the time of an activation, and longer if one must be compiled first.
 #[utoipa::path(post, path = "/api/v1/trials", tag = "decisions", operation_id = "tryPolicy",
     request_body(content = NewTrial),
     responses(

@@ -148,8 +148,8 @@ mod tests {
     fn both(written: &Written, ledger: &Ledger, mps: &BTreeSet<Resource>) -> [Vec<String>; 2] {
         let (owners, live) = (Attributions::new(ledger), ledger.live.values().collect::<Vec<_>>());
         let kept = written.of(ledger, mps, || &owners, &live).unwrap();
-        let anew = live.iter().map(|a| serde_json::to_string(&Allocation::of(&owners, mps, a)).unwrap());
-        [kept.iter().map(|text| text.json().to_string()).collect(), anew.collect()]
+        let fresh = live.iter().map(|a| serde_json::to_string(&Allocation::of(&owners, mps, a)).unwrap());
+        [kept.iter().map(|text| text.json().to_string()).collect(), fresh.collect()]
     }
 
     #[test]
@@ -158,8 +158,8 @@ mod tests {
         node.grant("GPU-0", Some(0), "pod-a", "main");
         let other = node.grant("GPU-0", Some(1), "pod-b", "main");
         let same = |node: &Node, mps: &BTreeSet<Resource>| {
-            let [kept, anew] = both(&written, &node.ledger, mps);
-            assert_eq!(kept, anew);
+            let [kept, fresh] = both(&written, &node.ledger, mps);
+            assert_eq!(kept, fresh);
             kept
         };
         node.look(&[]);

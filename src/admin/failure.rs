@@ -41,7 +41,7 @@ impl IntoFailure for Refusal {
             | Refusal::Unhealthy { .. }
             | Refusal::Vanished { .. } => problem(Kind::State),
             Refusal::NoAnswer { .. } => problem(Kind::State).hint(
-                "it is looked at again every few seconds: reset it, or mend the driver, the seat or the node, and mark it \
+                "it is scanned again every few seconds: reset it, or repair the driver, the slot or the node, and mark it \
                  once it answers; it also comes back by itself after a quiet time",
             ),
             Refusal::StillThere { .. } => problem(Kind::State)

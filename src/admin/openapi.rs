@@ -93,7 +93,7 @@ impl Modify for Errors {
 const NO_QUERY: &str = "An unknown key in the query";
 
 /// The 403 of operations without another reason.
-const NOT_ALLOWED: &str = "Whoever asks may not do this";
+const NOT_ALLOWED: &str = "The caller is not allowed to do this";
 
 /// Operations whose responses have a weak ETag, with 304 for `If-None-Match`.
 const CACHED: [&str; 15] = [

@@ -56,7 +56,7 @@ pub struct Rollback {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 2)]
     pub revision: Option<u64>,
-    /// For whom, by their own word; at most 128 bytes. It stands behind the name of whoever the token is of.
+    /// The person for whom the change is made; at most 128 bytes. It follows the name of the token's owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
     pub by: Option<String>,
@@ -71,7 +71,7 @@ pub struct Rollback {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Word {
-    /// For whom, by their own word; at most 128 bytes. It stands behind the name of whoever the token is of.
+    /// The person for whom the change is made; at most 128 bytes. It follows the name of the token's owner.
     #[param(example = "alice")]
     pub by: Option<String>,
     /// In their words; at most 1024 bytes, no control characters.

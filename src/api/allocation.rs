@@ -108,12 +108,12 @@ pub struct Decision {
     /// Environment that policies added.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
-    /// What the container is told it may use.
+    /// The limits that the container is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
 }
 
-/// What a container is told it may use of each part.
+/// The limits of a container on each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Limits {
@@ -140,7 +140,7 @@ pub struct AllocationLimits {
     #[schema(example = 25)]
     pub compute_percent: Option<u32>,
     /// Who keeps the container within them: `mig` (the hardware), `mps`, or `none`: then the container
-    /// is told and nothing stops it from using more.
+    /// is given its limits and nothing stops it from using more.
     #[schema(example = "none")]
     pub enforced_by: String,
 }
@@ -160,19 +160,19 @@ pub struct PartUse {
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 18000)]
     pub memory_used_mib: Option<u64>,
-    /// Whether that is more than it may; absent without a limit, and where it cannot be told.
+    /// Whether that is more than it may; absent without a limit, and where it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = false)]
     pub over_limit: Option<bool>,
     /// Ids, on the host, of the processes that are surely its own.
     #[schema(example = json!([4711]))]
     pub pids: Vec<u32>,
-    /// Processes that it shares with other allocations, or may: which of them uses what cannot be told.
+    /// Processes that it shares with other allocations, or may: which of them uses what is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedUse>,
 }
 
-/// Processes that are one of several allocations' and not told apart.
+/// Processes of several allocations that cannot be distinguished.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SharedUse {

@@ -40,7 +40,7 @@ pub struct JournalState {
     /// Decisions that went since the daemon started: too old, or no room.
     #[schema(example = 0)]
     pub dropped: u64,
-    /// Decisions that were never put down since the daemon started: too many at once, or the disk failed.
+    /// Decisions that were not recorded since the daemon started: too many at once, or the disk failed.
     #[schema(example = 0)]
     pub lost: u64,
 }
@@ -92,7 +92,7 @@ pub struct DecisionRecord {
     #[schema(value_type = Object, example = json!({"environment": {}}))]
     pub answer: Value,
     /// sha256 of the node as policies were shown it; `/decisions/{seq}/input` has it whole. Absent
-    /// where it could not be put down.
+    /// where it was not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     pub input: Option<String>,

@@ -49,7 +49,7 @@ pub struct DrainProgress {
     /// What keeps its pods from being asked at all, if something does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(
-        example = "nobody is asked to leave while the API server cannot be used: no answer within 15 s"
+        example = "no pod is evicted while the API server cannot be used: no answer within 15 s"
     )]
     pub warning: Option<String>,
     /// Live allocations that still name it.
@@ -92,11 +92,11 @@ pub struct DrainHolder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "The disruption budget web needs 3 healthy pods and has 3 currently")]
     pub message: Option<String>,
-    /// Since when it was asked, or told to go.
+    /// Since when its eviction is requested, or it is being deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: Option<String>,
-    /// Belongs to a DaemonSet, which makes it anew on this node: on another GPU, or waiting for one.
+    /// It belongs to a DaemonSet, which creates it again on this node: on another GPU, or waiting for one.
     #[serde(default)]
     pub comes_back: bool,
 }
@@ -109,17 +109,17 @@ pub enum DrainHolderState {
     NotKnown,
     /// The API server has not shown it, so it cannot be asked.
     NotShown,
-    /// Nobody asked it, or not yet.
+    /// Its eviction was not requested, or not yet.
     NotAsked,
-    /// A static pod: nobody can evict it; take its file out of the kubelet's manifests.
+    /// A static pod, which cannot be evicted: remove its file from the kubelet's manifests.
     StaticPod,
-    /// Asked to leave, and not yet told to go.
+    /// Its eviction was requested, and it is not being deleted yet.
     Asked,
     /// Its disruption budget keeps it; it is asked again every few seconds.
     DisruptionBudget,
     /// It could not be asked; it is asked again every few seconds.
     Failed,
-    /// Told to go; it has its grace period.
+    /// It is being deleted and has its grace period.
     Terminating,
     /// Finished or deleted; the kubelet has yet to let go of its devices.
     Over,

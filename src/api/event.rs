@@ -58,7 +58,7 @@ macro_rules! kinds {
 kinds! {
     /// The first event of a stream: where one stands.
     Here = "here";
-    /// What came after the id that was given is no longer kept: read the state anew.
+    /// The events after the given id are no longer kept: read the state again.
     Missed = "missed";
     /// The last event of a stream that the daemon ends, with the reason.
     End = "end";

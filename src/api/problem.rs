@@ -117,7 +117,7 @@ kinds! {
     NoJournal = "no-journal", 409, "No journal is kept";
     /// Policies deny or fail.
     Denied = "denied", 409, "Denied by a policy";
-    /// Somebody else changed it first.
+    /// Another client changed it first.
     Changed = "changed-meanwhile", 412, "Changed meanwhile";
     /// In use.
     InUse = "in-use", 409, "In use";

@@ -35,7 +35,7 @@ pub enum SightState {
     /// NVML's process ids are not those that the daemon sees, or are left out: no process does not
     /// mean that there is none.
     PidsHidden,
-    /// Processes are not told, or not one by one.
+    /// Processes are not listed, or not one by one.
     Unsupported,
 }
 
@@ -45,7 +45,7 @@ pub enum SightState {
 pub struct ProcessList {
     /// How far one can tell whose they are.
     pub sight: ProcessSight,
-    /// Those that are told, by part and process id. At most 256 of a GPU.
+    /// The listed ones, by part and process id. At most 256 of a GPU.
     pub items: Vec<Process>,
 }
 
@@ -121,7 +121,7 @@ pub struct ProcessPod {
 pub enum Right {
     /// One allocation.
     Allocation,
-    /// One of several allocations of its pod: which one cannot be told.
+    /// One of several allocations of its pod: which one is not known.
     Shared,
     /// It may be one of several: whose they are, or whose it is, is not known.
     Unclear,
@@ -263,7 +263,7 @@ impl Process {
     }
 }
 
-const AMONG: &str = "several containers of its pod share the GPU, and which of them it is in cannot be told";
+const AMONG: &str = "several containers of its pod share the GPU, and which of them it is in is not known";
 const IGNORED: &str = "its name is among those that the configuration ignores";
 
 fn perhaps(owner: &Owner) -> String {

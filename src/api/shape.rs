@@ -1,4 +1,4 @@
-//! What each body looks like, for whoever sent something else.
+//! An example of each body, for the error of another one.
 
 use crate::activation::Rollback;
 use crate::drain::{Cordon, DrainOrder, MarkHealthy};

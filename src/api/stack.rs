@@ -59,7 +59,7 @@ pub struct StackEntry {
     pub permissions: Permissions,
     /// What happens when it fails.
     pub on_fault: OnFault,
-    /// How it fared since this stack was activated; absent where it is not active.
+    /// Its call statistics since this stack was activated; absent if it is not active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
 }
@@ -92,7 +92,7 @@ pub enum OnFault {
     Deny,
 }
 
-/// How a policy fared since the activation.
+/// Call statistics of a policy since the activation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
@@ -168,7 +168,7 @@ pub struct FileStack {
 pub struct NewStack {
     /// Its policies, first asked first; at most 16. None leaves the built-in baseline alone.
     pub entries: Vec<NewStackEntry>,
-    /// For whom, by their own word; at most 128 bytes. It stands behind the name of whoever the token is of.
+    /// The person for whom the change is made; at most 128 bytes. It follows the name of the token's owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
     pub by: Option<String>,

@@ -85,7 +85,7 @@ pub struct Comparison {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// The decision; absent where it is not on the record: an offer like the one before is not put down again,
+    /// The decision; absent if it is not recorded: an offer equal to the previous one is not recorded again,
     /// and without a journal nothing is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 4710)]

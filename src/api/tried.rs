@@ -177,11 +177,11 @@ pub struct TrialOutcome {
     /// What policies would set in the container's environment.
     #[schema(example = json!({"MY_LIMIT": "4"}))]
     pub environment: BTreeMap<String, String>,
-    /// MiB of memory that it would be told it may use.
+    /// Its limit of memory, MiB.
     #[serde(default, rename = "memoryLimitMiB", skip_serializing_if = "Option::is_none")]
     #[schema(example = 20_000)]
     pub memory_limit_mib: Option<u64>,
-    /// Percent of compute that it would be told it may use.
+    /// Its limit of compute, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 25)]
     pub compute_limit_percent: Option<u32>,

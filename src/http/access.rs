@@ -145,7 +145,7 @@ impl Access {
                 Kind::Unauthorized,
                 "the client certificate has expired, or its CA is no longer taken",
             )
-            .hint("renew it, and connect anew")
+            .hint("renew it, and connect again")
             .challenge("Bearer"));
         }
         let Some(name) = certificate.name() else {
@@ -276,7 +276,7 @@ fn needed(method: &Method) -> Right {
 /// Marks the connection as one of an authenticated client.
 fn know(request: &ServiceRequest) {
     if let Some(slot) = request.conn_data::<Arc<Slot>>() {
-        slot.know();
+        slot.mark_authenticated();
     }
 }
 

@@ -200,7 +200,7 @@ mod tests {
     }
 
     /// The example of a type is accepted, and shown in the error of another body.
-    fn told<T: Shape>() {
+    fn check_example<T: Shape>() {
         assert!(parse::<T>(T::LOOKS.as_bytes()).is_ok(), "{}", T::LOOKS);
         for other in ["[]", " [{}]", "\"word\"", "17", "true", "null", "{\"no such key\": 1}"] {
             assert!(wrong::<T>(other).ends_with(&format!("it looks like {}", T::LOOKS)), "{other}");
@@ -209,13 +209,13 @@ mod tests {
 
     #[test]
     fn a_body_of_another_shape_is_told_what_it_should_look_like() {
-        told::<Candidate>();
-        told::<Cordon>();
-        told::<DrainOrder>();
-        told::<MarkHealthy>();
-        told::<NewStack>();
-        told::<NewTrial>();
-        told::<Rollback>();
+        check_example::<Candidate>();
+        check_example::<Cordon>();
+        check_example::<DrainOrder>();
+        check_example::<MarkHealthy>();
+        check_example::<NewStack>();
+        check_example::<NewTrial>();
+        check_example::<Rollback>();
         let said = wrong::<NewStack>("[{\"policy\": \"mixed\"}]");
         assert!(
             said.starts_with("the body is a list; an object is taken, with keys such as `entries`;"),

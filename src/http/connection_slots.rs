@@ -12,7 +12,7 @@
 //! of later heads, and of responses over a Unix socket.
 
 use super::rate_limit::Client;
-use super::slot::{Slot, Standing, millis};
+use super::slot::{Slot, SlotPriority, millis};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +30,7 @@ const UNSAID_PER_SECOND: u32 = 2_560;
 /// Shortest and longest interval between two attempts to get a slot.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 /// Least time between two log lines about a full listener.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The slots of one listener.
 pub(super) struct ConnectionSlots {
@@ -52,11 +52,11 @@ struct Inner {
     /// How many slots each client has.
     crowds: HashMap<Client, usize>,
     taken_away: u64,
-    told: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 /// A slot in use; free again when this is dropped.
-pub(super) struct Taken {
+pub(super) struct SlotGuard {
     slots: Arc<ConnectionSlots>,
     number: u64,
     pub(super) slot: Arc<Slot>,
@@ -77,7 +77,7 @@ impl ConnectionSlots {
     }
 
     /// Takes a slot, if necessary that of another connection once its grace time is over.
-    pub(super) async fn take(self: &Arc<Self>, client: Client) -> Taken {
+    pub(super) async fn take(self: &Arc<Self>, client: Client) -> SlotGuard {
         let _turn = self.turn.lock().await;
         loop {
             match self.take_at(&client, millis(self.began)) {
@@ -88,7 +88,7 @@ impl ConnectionSlots {
     }
 
     /// As [`Self::take`], or returns how long to wait.
-    fn take_at(self: &Arc<Self>, client: &Client, now: u64) -> Result<Taken, Duration> {
+    fn take_at(self: &Arc<Self>, client: &Client, now: u64) -> Result<SlotGuard, Duration> {
         let mut inner = self.inner.lock();
         if inner.taken.len() >= self.most {
             self.make_room(&mut inner, now)?;
@@ -98,32 +98,32 @@ impl ConnectionSlots {
         let slot = Arc::new(Slot::new(client.clone(), self.began, now));
         inner.taken.insert(number, Arc::clone(&slot));
         *inner.crowds.entry(client.clone()).or_default() += 1;
-        Ok(Taken { slots: Arc::clone(self), number, slot })
+        Ok(SlotGuard { slots: Arc::clone(self), number, slot })
     }
 
     /// Closes a connection. Reads each of some hundreds of slots, which takes some microseconds for each connection
     /// beyond the limit.
     fn make_room(&self, inner: &mut Inner, now: u64) -> Result<(), Duration> {
-        let standings = || inner.taken.values().map(|slot| slot.standing());
-        let silent = standings().filter(|standing| *standing == Standing::Silent).count();
-        let strange = standings().filter(|standing| *standing <= Standing::Stranger).count();
+        let priorities = || inner.taken.values().map(|slot| slot.priority());
+        let silent = priorities().filter(|priority| *priority == SlotPriority::Silent).count();
+        let strange = priorities().filter(|priority| *priority <= SlotPriority::Unauthenticated).count();
         let worth = |(number, slot): (&u64, &Arc<Slot>)| {
             let crowd = inner.crowds.get(&slot.client).copied().unwrap_or_default();
-            let standing = match slot.standing() {
-                Standing::Silent if silent <= self.most / NEW_SHARE => Standing::New,
+            let priority = match slot.priority() {
+                SlotPriority::Silent if silent <= self.most / NEW_SHARE => SlotPriority::New,
                 other => other,
             };
-            (standing, Reverse(crowd), *number)
+            (priority, Reverse(crowd), *number)
         };
         let spared = |number: u64| {
             inner.taken.get(&number).map_or(Duration::ZERO, |slot| slot.spared(self.grace, now))
         };
         let all = || inner.taken.iter().map(worth);
-        let Some((standing, _, first)) = all().min() else { return Ok(()) };
+        let Some((priority, _, first)) = all().min() else { return Ok(()) };
         // New connections wait while many are unauthenticated, and no authenticated client loses its slot to them. If
         // authenticated clients have most of the slots, one of theirs is closed rather than a connection that came
         // just now.
-        let crowded = standing <= Standing::Stranger && strange > self.most / NEW_SHARE;
+        let crowded = priority <= SlotPriority::Unauthenticated && strange > self.most / NEW_SHARE;
         let number = match crowded {
             true => Some(first).filter(|first| spared(*first).is_zero()),
             false => all().filter(|(_, _, number)| spared(*number).is_zero()).min().map(|(_, _, n)| n),
@@ -131,8 +131,8 @@ impl ConnectionSlots {
         let Some(number) = number else { return Err(spared(first)) };
         inner.close(number);
         inner.taken_away += 1;
-        if inner.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
-            inner.told = Some(Instant::now());
+        if inner.logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
+            inner.logged = Some(Instant::now());
             tracing::warn!(
                 listener = self.what,
                 slots = self.most,
@@ -177,7 +177,7 @@ impl Inner {
     }
 }
 
-impl Drop for Taken {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
         self.slots.inner.lock().leave(self.number);
     }
@@ -194,13 +194,13 @@ mod tests {
     }
 
     /// Long after all others, whose bytes have been read.
-    fn take(slots: &Arc<ConnectionSlots>, client: &Client) -> Taken {
-        slots.inner.lock().taken.values().for_each(|slot| slot.hear());
+    fn take(slots: &Arc<ConnectionSlots>, client: &Client) -> SlotGuard {
+        slots.inner.lock().taken.values().for_each(|slot| slot.mark_read());
         let next = slots.inner.lock().next;
         slots.take_at(client, next * 1_000).unwrap()
     }
 
-    fn closed(taken: &Taken) -> bool {
+    fn closed(taken: &SlotGuard) -> bool {
         taken.slot.is_closed(Waker::noop())
     }
 
@@ -227,7 +227,7 @@ mod tests {
         let slots = ConnectionSlots::new("test", 8);
         let all: Vec<_> = (0..8).map(|_| take(&slots, &at(1))).collect();
         let _stranger = all[4].slot.work();
-        all[5..].iter().for_each(|known| known.slot.know());
+        all[5..].iter().for_each(|known| known.slot.mark_authenticated());
         let (_unread, _working) = (all[6].slot.work(), all[7].slot.work());
         all[6].slot.takes(false);
         let mut new = Vec::new();
@@ -236,7 +236,7 @@ mod tests {
             assert!(!closed(&all[gone]));
             // Each new connection is authenticated at once, with a request in progress.
             let one = take(&slots, &at(1));
-            one.slot.know();
+            one.slot.mark_authenticated();
             new.push((one.slot.work(), one));
             assert!(closed(&all[gone]), "{gone} was to go");
         }
@@ -268,13 +268,13 @@ mod tests {
         let all: Vec<_> = (0..256).map(|n| slots.take_at(&at(1), n / 64).unwrap()).collect();
         // The oldest was not read yet, then it was, and then its grace time is over.
         assert_eq!(slots.take_at(&at(2), 90).err(), Some(Duration::from_millis(910)));
-        all.iter().for_each(|taken| taken.slot.hear());
+        all.iter().for_each(|taken| taken.slot.mark_read());
         assert_eq!(slots.take_at(&at(2), 90).err(), Some(Duration::from_millis(10)));
         let later = slots.take_at(&at(2), 100).unwrap();
         assert!(closed(&all[0]) && !closed(&later) && all[1..].iter().all(|taken| !closed(taken)));
         // One that sent something in time keeps its slot, and the next one is closed.
         let _work = all[1].slot.work();
-        all[1].slot.know();
+        all[1].slot.mark_authenticated();
         let next = slots.take_at(&at(2), 100).unwrap();
         assert!(!closed(&all[1]) && closed(&all[2]) && !closed(&next));
     }
@@ -284,13 +284,13 @@ mod tests {
         let slots = ConnectionSlots::new("test", 256);
         let known: Vec<_> = (0..250).map(|_| slots.take_at(&at(1), 0).unwrap()).collect();
         let _work: Vec<_> = known.iter().map(|taken| taken.slot.work()).collect();
-        known.iter().for_each(|taken| taken.slot.know());
+        known.iter().for_each(|taken| taken.slot.mark_authenticated());
         // Silent connections have a quarter, each in the slot of an authenticated one at once.
         let new: Vec<_> = (0..65).map(|_| slots.take_at(&at(2), 10).unwrap()).collect();
         assert!(known[..59].iter().all(closed) && !new.iter().any(closed));
         // Further ones wait, and no authenticated client loses its slot to them.
         assert!(slots.take_at(&at(3), 20).is_err());
-        new.iter().for_each(|taken| taken.slot.hear());
+        new.iter().for_each(|taken| taken.slot.mark_read());
         let late = slots.take_at(&at(3), 110).unwrap();
         assert!(closed(&new[0]) && !closed(&known[59]) && !closed(&late));
     }
@@ -303,7 +303,7 @@ mod tests {
             let slots = Arc::clone(&slots);
             tokio::spawn(async move { slots.take(at(2)).await })
         };
-        first.slot.hear();
+        first.slot.mark_read();
         let second = waits.await.unwrap();
         assert!(closed(&first) && !closed(&second));
         drop(second);

@@ -15,7 +15,7 @@ const CLIENTS_MAX: usize = 1024;
 /// Capacity of a bucket, seconds of its rate: a page or a script may start with a burst.
 const BURST_S: f64 = 2.0;
 /// Least time between two log lines about one client.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The owner of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +80,7 @@ pub(super) struct Limiter {
 struct Bucket {
     permits: f64,
     at: Instant,
-    told: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 impl Limiter {
@@ -124,7 +124,7 @@ impl Limiter {
             true => Client::Others,
             false => client.clone(),
         };
-        let fresh = || Bucket { permits: burst, at: now, told: None };
+        let fresh = || Bucket { permits: burst, at: now, logged: None };
         let bucket = clients.entry(client.clone()).or_insert_with(fresh);
         bucket.permits = filled(bucket).min(burst);
         bucket.at = now;
@@ -132,8 +132,8 @@ impl Limiter {
             bucket.permits -= 1.0;
             return Ok(());
         }
-        if bucket.told.is_none_or(|told| now.saturating_duration_since(told) >= TOLD_EVERY) {
-            bucket.told = Some(now);
+        if bucket.logged.is_none_or(|logged| now.saturating_duration_since(logged) >= LOG_INTERVAL) {
+            bucket.logged = Some(now);
             tracing::warn!(
                 ?client,
                 per_second,

@@ -39,7 +39,7 @@ pub(super) struct Slot {
     /// Deadline for reading a large response, milliseconds after `began` plus one; 0: there is none.
     taken_until: AtomicU64,
     /// Whether reading is paused.
-    hushed: AtomicBool,
+    reading_paused: AtomicBool,
     /// Whether a read was requested meanwhile.
     waits: AtomicBool,
     closed: AtomicBool,
@@ -51,19 +51,19 @@ pub(super) struct Work(Arc<Slot>);
 
 /// The priority of a connection; the lowest is closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
+pub(super) enum SlotPriority {
     /// Unauthenticated without a request in progress: the first state of each.
     Silent,
     /// Unauthenticated with a response in progress.
-    Stranger,
+    Unauthenticated,
     /// An authenticated client's, between requests.
-    Resting,
+    Idle,
     /// Silent, while there are so few silent ones that they have just come.
     New,
     /// An authenticated client's that reads nothing of its response at present.
     Unread,
     /// An authenticated client's with a request in progress. A lost event stream resumes with Last-Event-ID.
-    Working,
+    Busy,
 }
 
 impl Slot {
@@ -79,7 +79,7 @@ impl Slot {
             rests_since: AtomicU64::new(now),
             unread_since: AtomicU64::new(0),
             taken_until: AtomicU64::new(0),
-            hushed: AtomicBool::new(false),
+            reading_paused: AtomicBool::new(false),
             waits: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             waker: AtomicWaker::new(),
@@ -94,17 +94,17 @@ impl Slot {
 
     /// Pauses reading once the request in progress is complete, until it is answered. The HTTP library would read
     /// thousands of requests, and each takes many times the memory of its bytes.
-    pub(super) fn hush(&self) {
-        self.hushed.store(true, Ordering::Relaxed);
+    pub(super) fn pause_reading(&self) {
+        self.reading_paused.store(true, Ordering::Relaxed);
     }
 
     /// Whether reading is paused; the task that asked is woken at the end of the pause.
-    pub(super) fn is_hushed(&self) -> bool {
-        let hushed = self.hushed.load(Ordering::Relaxed);
-        if hushed {
+    pub(super) fn is_reading_paused(&self) -> bool {
+        let reading_paused = self.reading_paused.load(Ordering::Relaxed);
+        if reading_paused {
             self.waits.store(true, Ordering::Relaxed);
         }
-        hushed
+        reading_paused
     }
 
     /// Whether a request is in progress.
@@ -113,14 +113,14 @@ impl Slot {
     }
 
     /// Marks that the daemon has read what was sent so far.
-    pub(super) fn hear(&self) {
+    pub(super) fn mark_read(&self) {
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);
         }
     }
 
     /// Marks the client as authenticated.
-    pub(super) fn know(&self) {
+    pub(super) fn mark_authenticated(&self) {
         self.known.store(true, Ordering::Relaxed);
     }
 
@@ -146,15 +146,15 @@ impl Slot {
         }
     }
 
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn priority(&self) -> SlotPriority {
         let works = self.is_at_work();
         let unread = self.unread_since.load(Ordering::Relaxed) > 0;
         match (self.known.load(Ordering::Relaxed), works, unread) {
-            (false, false, _) => Standing::Silent,
-            (false, true, _) => Standing::Stranger,
-            (true, _, true) => Standing::Unread,
-            (true, false, false) => Standing::Resting,
-            (true, true, false) => Standing::Working,
+            (false, false, _) => SlotPriority::Silent,
+            (false, true, _) => SlotPriority::Unauthenticated,
+            (true, _, true) => SlotPriority::Unread,
+            (true, false, false) => SlotPriority::Idle,
+            (true, true, false) => SlotPriority::Busy,
         }
     }
 
@@ -199,7 +199,7 @@ impl Drop for Work {
         self.0.rests_since.store(millis(self.0.began), Ordering::Relaxed);
         self.0.taken_until.store(0, Ordering::Relaxed);
         self.0.at_work.fetch_sub(1, Ordering::Relaxed);
-        self.0.hushed.store(false, Ordering::Relaxed);
+        self.0.reading_paused.store(false, Ordering::Relaxed);
         if self.0.waits.swap(false, Ordering::Relaxed) {
             self.0.waker.wake();
         }
@@ -226,13 +226,13 @@ mod tests {
     #[test]
     fn what_follows_a_request_waits_for_its_answer() {
         let one = slot();
-        assert!(!one.is_hushed());
+        assert!(!one.is_reading_paused());
         let work = one.work();
-        assert!(!one.is_hushed(), "its body may still come");
-        one.hush();
-        assert!(one.is_hushed() && one.is_at_work());
+        assert!(!one.is_reading_paused(), "its body may still come");
+        one.pause_reading();
+        assert!(one.is_reading_paused() && one.is_at_work());
         drop(work);
-        assert!(!one.is_hushed() && !one.waits.load(Ordering::Relaxed));
+        assert!(!one.is_reading_paused() && !one.waits.load(Ordering::Relaxed));
     }
 
     #[test]
@@ -264,10 +264,10 @@ mod tests {
         let (one, grace) = (slot(), Duration::from_millis(100));
         assert_eq!(one.spared(grace, 100), UNHEARD_MAX - grace);
         assert_eq!(one.spared(grace, 1_000), Duration::ZERO, "it is not spared for ever");
-        one.hear();
+        one.mark_read();
         assert_eq!(one.spared(grace, 40), Duration::from_millis(60));
         assert_eq!(one.spared(grace, 100), Duration::ZERO);
-        one.know();
-        assert_eq!(one.spared(grace, 0), Duration::ZERO, "its standing alone counts now");
+        one.mark_authenticated();
+        assert_eq!(one.spared(grace, 0), Duration::ZERO, "only its priority counts now");
     }
 }

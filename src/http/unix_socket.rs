@@ -50,7 +50,7 @@ impl AdminSocket {
                 // A stopped process (SIGSTOP) that will continue: its queue is full, and it listens.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return Err(bad(
-                        "a process listens there and answers nobody: end it, or choose another with --admin-socket",
+                        "another process owns this socket and does not answer: end it, or choose another with --admin-socket",
                         Some(error),
                     ));
                 }
@@ -172,10 +172,10 @@ mod tests {
         let (path, draft) = (dir.path().join("admin.sock"), dir.path().join("admin.sock.new"));
         drop(UnixListener::bind(&draft).unwrap());
         drop(AdminSocket::bind(&path).unwrap());
-        std::fs::write(&draft, "somebody's").unwrap();
+        std::fs::write(&draft, "another file").unwrap();
         let error = AdminSocket::bind(&path).err().unwrap();
         assert!(error.to_string().contains(".new"), "{error}");
-        assert_eq!(std::fs::read_to_string(&draft).unwrap(), "somebody's");
+        assert_eq!(std::fs::read_to_string(&draft).unwrap(), "another file");
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
         };
         assert_eq!(full.kind(), ErrorKind::TimedOut);
         let said = AdminSocket::bind(&path).err().unwrap().to_string();
-        assert!(said.contains("answers nobody"), "{said}");
+        assert!(said.contains("does not answer"), "{said}");
         drop(socket);
         assert_eq!(connect_within(&path, short).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }

@@ -29,7 +29,7 @@ impl Unread {
         let slot = request.conn_data::<Arc<Slot>>().cloned();
         let ended = move || {
             if let Some(slot) = &slot {
-                slot.hush();
+                slot.pause_reading();
             }
         };
         if matches!(payload, Payload::None) {

@@ -4,7 +4,7 @@
 //! Without the last, a client could send requests without end: the HTTP library would keep them, and responses
 //! without a body, in memory. So it gets about one request at a time.
 
-use super::connection_slots::{ConnectionSlots, Taken};
+use super::connection_slots::{ConnectionSlots, SlotGuard};
 use super::peer::Peer;
 use super::rate_limit::Client;
 use super::slot::Slot;
@@ -24,7 +24,7 @@ const HEADS_AT_ONCE: usize = 4 * 1024;
 /// A connection with a slot.
 pub(super) struct Wire<Io> {
     io: Io,
-    taken: Taken,
+    taken: SlotGuard,
     /// Whether the last write is pending.
     full: bool,
     /// Whether a read was requested meanwhile.
@@ -52,7 +52,7 @@ impl Wire<UnixStream> {
 }
 
 impl<Io> Wire<Io> {
-    fn new(io: Io, taken: Taken) -> Self {
+    fn new(io: Io, taken: SlotGuard) -> Self {
         Self { io, taken, full: false, reads: false, heads: 0 }
     }
 
@@ -90,12 +90,12 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Wire<Io> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check(cx)?;
-        self.slot().hear();
+        self.slot().mark_read();
         if self.full {
             self.reads = true;
             return Poll::Pending;
         }
-        if self.slot().is_hushed() {
+        if self.slot().is_reading_paused() {
             return Poll::Pending;
         }
         if self.slot().is_at_work() {

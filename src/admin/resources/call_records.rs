@@ -10,8 +10,8 @@ pub(crate) fn record(calls: &admission::EntryStats) -> Record {
     let by_kind = calls.faults().into_iter();
     let hooks = || calls.hooks.iter();
     Record {
-        calls: hooks().map(|(hook, fared)| (hook.to_string(), fared.calls)).collect(),
-        hooks: hooks().map(|(hook, fared)| (hook.to_string(), hook_record(fared))).collect(),
+        calls: hooks().map(|(hook, stats)| (hook.to_string(), stats.calls)).collect(),
+        hooks: hooks().map(|(hook, stats)| (hook.to_string(), hook_record(stats))).collect(),
         faults: Faults {
             by_kind: by_kind.map(|(kind, n)| (kind.as_str().to_owned(), n)).collect(),
             in_a_row: calls.in_a_row,
@@ -21,15 +21,15 @@ pub(crate) fn record(calls: &admission::EntryStats) -> Record {
     }
 }
 
-fn hook_record(fared: &admission::CallStats) -> HookRecord {
-    let percentile = |percent| fared.latencies.percentile_us(percent).unwrap_or(0);
+fn hook_record(stats: &admission::CallStats) -> HookRecord {
+    let percentile = |percent| stats.latencies.percentile_us(percent).unwrap_or(0);
     HookRecord {
-        calls: fared.calls,
-        passes: fared.passes,
-        faults: fared.failed(),
+        calls: stats.calls,
+        passes: stats.passes,
+        faults: stats.failed(),
         p50_microseconds: percentile(50),
         p99_microseconds: percentile(99),
-        worst_microseconds: fared.latencies.worst_us,
+        worst_microseconds: stats.latencies.worst_us,
     }
 }
 

@@ -150,7 +150,7 @@ pub(crate) async fn show(
 #[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
     params(("id" = u64, Path, description = "Its number", example = 1)),
     responses(
-        (status = 200, description = "How it fared", body = Shadow),
+        (status = 200, description = "Its results", body = Shadow),
         (status = 400, description = "No number"),
         (status = 404, description = "No such shadow"),
     ))]

@@ -181,7 +181,7 @@ pub(crate) async fn show(
         (status = 200, description = "What they were shown", body = Object,
             example = json!({"node": {"node": {"parts": [{"id": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5", "memory-mib": 81559}]}, "parameters": ""}, "question": {"hook": "place", "size": 1}})),
         (status = 400, description = "No number"),
-        (status = 404, description = "No such decision, or its input could not be put down"),
+        (status = 404, description = "No such decision, or its input was not recorded"),
         (status = 409, description = "This daemon keeps no journal"),
     ))]
 pub(crate) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {

@@ -51,11 +51,11 @@ fn warning(order: &Order, api_server: Option<&Step>) -> Option<String> {
         _ if !order.evict => None,
         Some(Step::Done) => None,
         Some(Step::Waiting(why)) => {
-            Some(format!("nobody is asked to leave while the API server cannot be used: {why}"))
+            Some(format!("no pod is evicted while the API server cannot be used: {why}"))
         }
         // An order outlives a restart with other settings.
         None => Some(
-            "nobody is asked to leave: no API server is configured any more (set --kubeconfig, or run in a pod \
+            "no pod is evicted: no API server is configured any more (set --kubeconfig, or run in a pod \
              with a service account)"
                 .into(),
         ),

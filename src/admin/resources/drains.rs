@@ -35,7 +35,7 @@ pub(crate) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
         (status = 404, description = "No such GPU"),
         (status = 408, description = "The body came too slowly"),
         (status = 409, description = "Evicting needs an API server, and none is configured"),
-        (status = 412, description = "Somebody turned its drain state meanwhile"),
+        (status = 412, description = "The drain state was changed meanwhile"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a value that cannot be taken"),
@@ -124,7 +124,7 @@ pub(crate) async fn show(state: web::Data<State>, path: web::Path<String>) -> Re
         (status = 200, description = "The GPU, cordoned or active", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
         (status = 400, description = "No UUID, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
-        (status = 412, description = "Somebody turned its drain state meanwhile"),
+        (status = 412, description = "The drain state was changed meanwhile"),
     ))]
 pub(crate) async fn stop(
     state: web::Data<State>,

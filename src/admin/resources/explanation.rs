@@ -166,7 +166,7 @@ fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<Stri
     let compute = decision.limits.compute_percent.map(|c| format!("{c} % of compute"));
     let limits: Vec<_> = memory.into_iter().chain(compute).collect();
     if !limits.is_empty() {
-        sentences.push(format!("It was told to keep to {}.", limits.join(" and ")));
+        sentences.push(format!("Its limits are {}.", limits.join(" and ")));
     }
     sentences
 }

@@ -126,7 +126,7 @@ pub(crate) async fn forget(
         (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
         (status = 408, description = "The body came too slowly"),
-        (status = 412, description = "Somebody turned its drain state meanwhile"),
+        (status = 412, description = "The drain state was changed meanwhile"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a reason that cannot be taken"),
@@ -164,7 +164,7 @@ pub(crate) async fn cordon(
         (status = 200, description = "The GPU, active", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
         (status = 400, description = "No UUID, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
-        (status = 412, description = "Somebody turned its drain state meanwhile"),
+        (status = 412, description = "The drain state was changed meanwhile"),
     ))]
 pub(crate) async fn uncordon(
     state: web::Data<State>,

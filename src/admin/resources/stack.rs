@@ -41,7 +41,7 @@ pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
         (status = 400, description = "No JSON, or a malformed If-Match"),
         (status = 403, description = "No trusted key signed a version of it"),
         (status = 408, description = "The body came too slowly"),
-        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 412, description = "Another stack was activated meanwhile"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An entry cannot be used, or its policy fails on this node"),
@@ -72,7 +72,7 @@ pub(crate) async fn activate(
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
         (status = 403, description = "No trusted key signed a version of it"),
         (status = 409, description = "The file's stack cannot be used; says why"),
-        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 412, description = "Another stack was activated meanwhile"),
         (status = 422, description = "A policy of the file's stack fails on this node, or a value cannot be taken"),
     ))]
 pub(crate) async fn reset(

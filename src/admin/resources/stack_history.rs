@@ -43,7 +43,7 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
         (status = 404, description = "The history has no such revision"),
         (status = 408, description = "The body came too slowly"),
         (status = 409, description = "It is active, nothing was before it, or versions of it were deleted; names them"),
-        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 412, description = "Another stack was activated meanwhile"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a policy of it fails on this node"),
@@ -100,7 +100,7 @@ pub(crate) async fn roll_back(
         (status = 200, description = "The stack", body = Stack, headers(("ETag" = String, description = "Its revision"))),
         (status = 400, description = "No number, or a malformed If-Match"),
         (status = 404, description = "The active stack has no such entry"),
-        (status = 412, description = "Somebody activated another stack meanwhile"),
+        (status = 412, description = "Another stack was activated meanwhile"),
     ))]
 pub(crate) async fn end_suspension(
     state: web::Data<State>,

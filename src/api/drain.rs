@@ -48,9 +48,7 @@ pub struct DrainProgress {
     pub late: bool,
     /// What keeps its pods from being asked at all, if something does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(
-        example = "no pod is evicted while the API server cannot be used: no answer within 15 s"
-    )]
+    #[schema(example = "no pod is evicted while the API server cannot be used: no answer within 15 s")]
     pub warning: Option<String>,
     /// Live allocations that still name it.
     #[schema(example = json!(["3f2a9c01-17"]))]

@@ -340,7 +340,7 @@ async fn look_at_tls(context: &Context, every: Duration) {
 fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminError> {
     let listener = TcpListener::bind(address).map_err(|source| {
         if source.kind() == ErrorKind::AddrInUse {
-            AdminError::SlotGuard { address, flag }
+            AdminError::Taken { address, flag }
         } else {
             AdminError::Listen { address, flag, source }
         }

@@ -148,7 +148,7 @@ STRATEGIES = [
     Case("device list: both without CDI", plugin("deviceListStrategy: [envvar, volume-mounts]")),
     Case("device list: two words in one", plugin('deviceListStrategy: "envvar,volume-mounts"')),
     Case("device list: unknown", plugin("deviceListStrategy: environment")),
-    Case("device list: none", plugin("deviceListStrategy: []"), named="deviceListStrategy: an empty list", instead=REFUSED),
+    Case("device list: none", plugin("deviceListStrategy: []"), named="deviceListStrategy: with an empty list", instead=REFUSED),
     Case("device ids by index", plugin("deviceIDStrategy: index")),
     Case("device ids by index, mounted", plugin("deviceIDStrategy: index\n    deviceListStrategy: volume-mounts")),
     Case("device ids: unknown", plugin("deviceIDStrategy: name")),

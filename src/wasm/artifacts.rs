@@ -1,9 +1,9 @@
-//! Files of policies: components as they came, and artifacts as they are loaded.
+//! Policy files: uploaded components and compiled artifacts.
 //!
-//! `<digest>.wasm` and `<digest>-<compatibility>.cwasm` in `policies` under the state folder, for
-//! the daemon's user alone. Never in the store: a value of that size would become a file of sled's
-//! own that a write does not make durable. A file is read whole through one descriptor and judged by
-//! its digest, so it cannot change between the check and the use.
+//! The files are `<digest>.wasm` and `<digest>-<compatibility>.cwasm` in `policies` under the state folder,
+//! readable by the daemon's user alone. They are not in the store, since sled writes values of that size to
+//! separate files without making them durable. A file is read through one descriptor and the digest is computed
+//! from the bytes in memory, so that it cannot change between check and use.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,10 +17,11 @@ use berth_kernel::names::Digest;
 
 /// The folder under the state folder.
 const FOLDER: &str = "policies";
-/// How the names of artifacts end, and those of files that are not written to their end.
+/// Suffix of artifacts.
 const ARTIFACT: &str = ".cwasm";
+/// Suffix of files that are being written.
 const DRAFT: &str = ".draft";
-/// A digest at the beginning of a name.
+/// Length of the digest at the start of a file name.
 const DIGEST_CHARS: usize = 64;
 
 /// The files of all versions.
@@ -32,48 +33,48 @@ pub(super) struct Artifacts {
 /// sha256 of bytes.
 pub(super) fn digest(bytes: &[u8]) -> Digest {
     let hex = format!("{:x}", Sha256::digest(bytes));
-    // 32 bytes in lower-case hex are what `parse` takes.
+    // `parse` accepts 32 bytes in lower-case hex.
     #[allow(clippy::expect_used)]
     Digest::parse(&hex).expect("64 lower-case hex digits")
 }
 
 impl Artifacts {
-    /// Makes the folder where it is missing.
+    /// Creates the folder if it is missing.
     ///
     /// # Errors
-    /// If that cannot be done.
+    /// If the folder cannot be created.
     pub(super) fn open(state_dir: &Path, compatibility: String) -> io::Result<Self> {
         let folder = state_dir.join(FOLDER);
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         Ok(Self { folder, compatibility })
     }
 
-    /// Keeps both files, durable before `Ok`. Artifacts of other releases go.
+    /// Writes both files, durable before `Ok`, and deletes artifacts of other releases.
     ///
     /// # Errors
-    /// If they cannot be written.
-    pub(super) fn keep(&self, digest: &Digest, component: &[u8], artifact: &[u8]) -> io::Result<()> {
+    /// If a file cannot be written.
+    pub(super) fn save(&self, digest: &Digest, component: &[u8], artifact: &[u8]) -> io::Result<()> {
         self.remove_artifacts(digest);
         self.write(&component_name(digest), component)?;
         self.write(&self.artifact_name(digest), artifact)?;
-        // The names, too, must be durable.
+        // Makes the names durable.
         File::open(&self.folder)?.sync_all()
     }
 
-    /// The component with this digest; `None` if its file is gone or differs.
+    /// The component with this digest; `None` if its file is missing or has changed.
     ///
     /// # Errors
-    /// If the disk does not let that be told: it may be there.
+    /// If the file cannot be read; the component may be intact.
     pub(super) fn component(&self, wanted: &Digest) -> io::Result<Option<Vec<u8>>> {
         self.read(&component_name(wanted), MODULE_BYTES_MAX, wanted)
     }
 
-    /// So many bytes of the component with this digest from that one on, fewer only at its end; `None` if its
-    /// file is gone. They are not judged. The file is opened anew for each piece: readers that take their time
-    /// hold no descriptor.
+    /// At most `bytes_max` bytes of a component from offset `from`, fewer only at its end; `None` if its file is
+    /// missing. The digest is not checked. Each piece opens the file again, so that slow readers hold no
+    /// descriptor.
     ///
     /// # Errors
-    /// If the disk does not let that be told: it may be there.
+    /// If the file cannot be read; the component may be intact.
     pub(super) fn component_piece(
         &self,
         of: &Digest,
@@ -81,36 +82,34 @@ impl Artifacts {
         bytes_max: usize,
     ) -> io::Result<Option<Vec<u8>>> {
         let path = self.folder.join(component_name(of));
-        judged(&path, read_piece(&path, from, bytes_max))
+        found(&path, read_piece(&path, from, bytes_max))
     }
 
-    /// The artifact of a version for this release and processor; `None` if its file is gone, cannot be
-    /// read, or has another digest than `wanted`. It can be made anew.
+    /// The artifact of a version for this release and processor; `None` if its file is missing, cannot be
+    /// read, or has another digest than `wanted`. The component can then be compiled again.
     pub(super) fn artifact(&self, of: &Digest, wanted: &Digest) -> Option<Vec<u8>> {
         self.read(&self.artifact_name(of), ARTIFACT_BYTES_MAX, wanted).unwrap_or_default()
     }
 
-    /// Whether there is an artifact of a version for this release and processor. It is judged when it
-    /// is read.
+    /// Whether there is an artifact of a version for this release and processor. Does not check its digest.
     pub(super) fn has_artifact(&self, of: &Digest) -> bool {
         self.folder.join(self.artifact_name(of)).is_file()
     }
 
-    /// Whether there is a component with this digest. It is judged when it is read.
+    /// Whether there is a component file with this digest. Does not check its digest.
     pub(super) fn has_component(&self, digest: &Digest) -> bool {
         self.folder.join(component_name(digest)).is_file()
     }
 
     /// Deletes the files of a version.
     pub(super) fn remove(&self, digest: &Digest) {
-        self.delete_those(|name| name.starts_with(digest.as_str()));
+        self.delete_matching(|name| name.starts_with(digest.as_str()));
     }
 
-    /// Deletes what nobody will read: drafts, which a process left that was killed, and artifacts of
-    /// versions that are not `known`. Components stay: they are all that there is of what was uploaded, and
-    /// the store that knows them may come back.
+    /// Deletes drafts of killed processes, and artifacts of versions that are not `known`. Keeps components: they
+    /// are the only copies of uploads, and a restored store may refer to them.
     pub(super) fn tidy(&self, known: impl Fn(&Digest) -> bool) {
-        self.delete_those(|name| {
+        self.delete_matching(|name| {
             let of = name.get(..DIGEST_CHARS).and_then(|digest| Digest::parse(digest).ok());
             of.is_some_and(|of| name.ends_with(DRAFT) || name.ends_with(ARTIFACT) && !known(&of))
         });
@@ -118,15 +117,15 @@ impl Artifacts {
 
     fn remove_artifacts(&self, digest: &Digest) {
         let start = format!("{digest}-");
-        self.delete_those(|name| name.starts_with(&start));
+        self.delete_matching(|name| name.starts_with(&start));
     }
 
-    fn delete_those(&self, meant: impl Fn(&str) -> bool) {
+    fn delete_matching(&self, matches: impl Fn(&str) -> bool) {
         let Ok(entries) = fs::read_dir(&self.folder) else {
             return;
         };
         for entry in entries.flatten() {
-            if entry.file_name().to_str().is_some_and(&meant) {
+            if entry.file_name().to_str().is_some_and(&matches) {
                 self.delete(&entry.path());
             }
         }
@@ -147,7 +146,7 @@ impl Artifacts {
 
     fn read(&self, name: &str, bytes_max: usize, wanted: &Digest) -> io::Result<Option<Vec<u8>>> {
         let path = self.folder.join(name);
-        let Some(bytes) = judged(&path, read_file(&path, bytes_max))? else { return Ok(None) };
+        let Some(bytes) = found(&path, read_file(&path, bytes_max))? else { return Ok(None) };
         if digest(&bytes) != *wanted {
             tracing::warn!("{} has changed since Berth wrote it; it is not used", path.display());
             return Ok(None);
@@ -155,7 +154,7 @@ impl Artifacts {
         Ok(Some(bytes))
     }
 
-    /// Under another name first, so that a name never stands for half a file.
+    /// Writes a draft and renames it, so that no file is seen half written.
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let draft = self.folder.join(format!("{name}{DRAFT}"));
         self.delete(&draft);
@@ -163,7 +162,7 @@ impl Artifacts {
         options.write(true).create_new(true).mode(0o600);
         let mut file = options.open(&draft)?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
-        // Half a file on a full disk would make it fuller still.
+        // A draft that stays would fill a full disk further.
         written.and_then(|()| fs::rename(&draft, self.folder.join(name))).inspect_err(|_| self.delete(&draft))
     }
 }
@@ -172,16 +171,16 @@ fn component_name(digest: &Digest) -> String {
     format!("{digest}.wasm")
 }
 
-/// What was read; `None` where nothing is there, or something else than a policy.
-fn judged(path: &Path, read: io::Result<Vec<u8>>) -> io::Result<Option<Vec<u8>>> {
+/// The result of a read; `None` if the file does not exist or is not a policy file.
+fn found(path: &Path, read: io::Result<Vec<u8>>) -> io::Result<Option<Vec<u8>>> {
     match read {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => {
             tracing::warn!("cannot read {}: {error}", path.display());
-            // Something else stands there: that does not pass.
-            let other = [Some(libc::ELOOP), None].contains(&error.raw_os_error());
-            if other { Ok(None) } else { Err(error) }
+            // A link, or an error of `open_file`: reading again would not help.
+            let is_other_file = [Some(libc::ELOOP), None].contains(&error.raw_os_error());
+            if is_other_file { Ok(None) } else { Err(error) }
         }
     }
 }
@@ -202,13 +201,13 @@ fn read_piece(path: &Path, from: u64, bytes_max: usize) -> io::Result<Vec<u8>> {
     Ok(read)
 }
 
-/// A regular file, and no link to one; with its size.
+/// Opens a regular file, not a link to one. Returns it with its size in bytes.
 fn open_file(path: &Path, bytes_max: usize) -> io::Result<(File, u64)> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let meta = file.metadata()?;
     if !meta.is_file() || meta.len() > bytes_max as u64 {
-        return Err(io::Error::other("it is no file of a policy"));
+        return Err(io::Error::other("not a policy file"));
     }
     Ok((file, meta.len()))
 }
@@ -219,16 +218,16 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn files_are_for_the_daemon_alone_and_read_back_only_as_written() {
+    fn files_are_private_and_a_changed_file_is_not_used() {
         let state = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::open(state.path(), "0123".into()).unwrap();
         let (component, artifact) = (b"component".as_slice(), b"artifact".as_slice());
         let (id, wanted) = (digest(component), digest(artifact));
-        artifacts.keep(&id, component, artifact).unwrap();
-        artifacts.keep(&id, component, artifact).unwrap();
+        artifacts.save(&id, component, artifact).unwrap();
+        artifacts.save(&id, component, artifact).unwrap();
         assert_eq!(artifacts.component(&id).unwrap().unwrap(), component);
         assert_eq!(artifacts.artifact(&id, &wanted).unwrap(), artifact);
-        let piece = |from, most| artifacts.component_piece(&id, from, most).unwrap().unwrap();
+        let piece = |from, bytes_max| artifacts.component_piece(&id, from, bytes_max).unwrap().unwrap();
         assert_eq!(
             [piece(0, 4), piece(4, 99), piece(9, 4), piece(u64::MAX, 4)],
             [&b"comp"[..], b"onent", b"", b""]
@@ -254,40 +253,40 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_leaves_no_draft_and_one_that_cannot_be_read_is_not_gone() {
+    fn a_failed_write_leaves_no_draft_and_a_failed_read_is_an_error() {
         let state = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::open(state.path(), "0123".into()).unwrap();
         let (id, wanted) = (digest(b"c"), digest(b"a"));
         let folder = state.path().join(FOLDER);
-        // No file takes the name of a folder with something in it, whoever asks for it.
+        // A file cannot replace a folder that is not empty, not even for root.
         let inside = folder.join(format!("{id}-0123.cwasm")).join("inside");
         fs::create_dir_all(&inside).unwrap();
-        artifacts.keep(&id, b"c", b"a").unwrap_err();
+        artifacts.save(&id, b"c", b"a").unwrap_err();
         let names = || fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
         assert!(names().all(|name| !name.to_str().unwrap().ends_with(DRAFT)), "{:?}", names());
         assert_eq!(artifacts.artifact(&id, &wanted), None);
 
         let aside = state.path().join("aside");
         fs::rename(&folder, &aside).unwrap();
-        assert_eq!(artifacts.component(&id).unwrap(), None, "there is nothing");
+        assert_eq!(artifacts.component(&id).unwrap(), None, "the folder is missing");
         fs::write(&folder, b"").unwrap();
         artifacts.component(&id).unwrap_err();
         fs::remove_file(&folder).unwrap();
         fs::rename(&aside, &folder).unwrap();
         assert_eq!(artifacts.component(&id).unwrap().unwrap(), b"c");
         fs::rename(inside.parent().unwrap(), folder.join(format!("{wanted}.wasm"))).unwrap();
-        assert_eq!(artifacts.component(&wanted).unwrap(), None, "a folder is no policy");
+        assert_eq!(artifacts.component(&wanted).unwrap(), None, "a folder is not a policy");
     }
 
     #[test]
-    fn another_release_does_not_see_these_artifacts_and_replaces_them() {
+    fn another_release_ignores_and_replaces_these_artifacts() {
         let state = tempfile::tempdir().unwrap();
         let older = Artifacts::open(state.path(), "aaaa".into()).unwrap();
         let newer = Artifacts::open(state.path(), "bbbb".into()).unwrap();
         let (id, wanted) = (digest(b"c"), digest(b"a"));
-        older.keep(&id, b"c", b"a").unwrap();
+        older.save(&id, b"c", b"a").unwrap();
         assert_eq!(newer.artifact(&id, &wanted), None);
-        newer.keep(&id, b"c", b"a").unwrap();
+        newer.save(&id, b"c", b"a").unwrap();
         assert!(newer.artifact(&id, &wanted).is_some());
         assert_eq!(older.artifact(&id, &wanted), None);
     }

@@ -1,4 +1,4 @@
-//! One call: a fresh instance, its limits, the question, and what it cost.
+//! One call of a policy: a fresh instance with its limits, the question, the answer and its cost.
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
@@ -16,33 +16,32 @@ use super::ticker::Ticker;
 use berth_kernel::decision::Cost;
 use berth_kernel::policy::{Fault, FaultKind};
 
-/// How often an instance is tried to be made where the system is busy, see [`is_busy`]; it waits up to a tenth of a
-/// second itself each time.
-const MAKES_MAX: u32 = 3;
+/// Attempts to create an instance while the system is busy, see [`is_busy`]. Each waits up to 0.1 s.
+const ATTEMPTS_MAX: u32 = 3;
 
-/// All that calls need and that outlives them.
+/// The engine, linker and clock that all calls share.
 pub(super) struct Runner {
     pub(super) engine: Engine,
     linker: Linker<Guest>,
     ticker: Ticker,
-    free: Mutex<u32>,
-    freed: Condvar,
+    free_permits: Mutex<u32>,
+    permit_freed: Condvar,
 }
 
-/// What came of a call.
-pub(super) struct Called<R> {
+/// The result of a call.
+pub(super) struct CallResult<R> {
     pub(super) answer: Result<R, Fault>,
     pub(super) cost: Cost,
-    /// Lines that the guest logged, escaped and cut.
-    pub(super) said: Vec<String>,
+    /// Lines that the guest logged, escaped and truncated.
+    pub(super) log_lines: Vec<String>,
 }
 
-/// A place among the calls that may run at once.
-struct Place<'a>(&'a Runner);
+/// A permit for one of the concurrent calls.
+struct Permit<'a>(&'a Runner);
 
 impl Runner {
     /// # Errors
-    /// If the pool cannot be reserved, or no thread can be had.
+    /// If the pool cannot be reserved or the clock's thread cannot be started.
     pub(super) fn new() -> Result<Self> {
         let engine = engine::runner()?;
         let mut linker = Linker::new(&engine);
@@ -51,111 +50,111 @@ impl Runner {
             ticker: Ticker::start(&engine)?,
             engine,
             linker,
-            free: Mutex::new(CALLS_AT_ONCE_MAX),
-            freed: Condvar::new(),
+            free_permits: Mutex::new(CALLS_AT_ONCE_MAX),
+            permit_freed: Condvar::new(),
         })
     }
 
     /// Checks a component's imports and exports against the world, once for all calls.
     ///
     /// # Errors
-    /// If it imports what is not given, or does not export what is asked.
+    /// If it imports more than the world has, or lacks an export.
     pub(super) fn prepare(&self, component: &Component) -> Result<PolicyPre<Guest>> {
         let instance: InstancePre<Guest> = self.linker.instantiate_pre(component)?;
         PolicyPre::new(instance)
     }
 
-    /// Makes an instance in a store of its own; once more where the system was busy.
+    /// Creates an instance in a store of its own, and tries again while the system is busy.
     fn instance<I>(
         &self,
         wall_ms: u64,
-        make: impl Fn(&mut Store<Guest>) -> Result<I>,
+        instantiate: impl Fn(&mut Store<Guest>) -> Result<I>,
     ) -> (Store<Guest>, Result<I>) {
-        let mut left = MAKES_MAX;
+        let mut attempts_left = ATTEMPTS_MAX;
         loop {
             let mut store = Store::new(&self.engine, Guest::default());
             store.limiter(|guest| guest);
             store.set_hostcall_fuel(ANSWER_BYTES_MAX);
-            // Before the instance is made: `start` functions are guest code, too.
+            // Set before instantiation: `start` functions are guest code, too.
             store.set_epoch_deadline(Ticker::ticks(wall_ms));
-            let made = store.set_fuel(FUEL_PER_CALL).and_then(|()| make(&mut store));
-            left -= 1;
-            match made {
-                Err(error) if left > 0 && is_busy(&error) => {
-                    tracing::debug!(?error, "no instance can be made at the moment");
+            let instance = store.set_fuel(FUEL_PER_CALL).and_then(|()| instantiate(&mut store));
+            attempts_left -= 1;
+            match instance {
+                Err(error) if attempts_left > 0 && is_busy(&error) => {
+                    tracing::debug!(?error, "cannot instantiate: the system is busy; retrying");
                 }
-                made => return (store, made),
+                instance => return (store, instance),
             }
         }
     }
 
-    /// Asks in a fresh instance: nothing is carried from one call to the next, not even after a
-    /// trap, and a decision can be replayed alone.
+    /// Calls a hook in a fresh instance. No state passes from one call to the next, so that a decision can be
+    /// replayed by itself.
     ///
-    /// `make` makes the instance, `ask` asks it; `who` is for the log.
+    /// `instantiate` creates the instance, `run` calls the hook; `label` is for the log.
     pub(super) fn call<I, R>(
         &self,
-        who: &str,
+        label: &str,
         wall_ms: u64,
-        make: impl Fn(&mut Store<Guest>) -> Result<I>,
-        ask: impl FnOnce(&I, &mut Store<Guest>) -> Result<R>,
-    ) -> Called<R> {
-        let Some(_place) = self.place(Duration::from_millis(wall_ms)) else {
-            let words = "too many calls at once; none ended in time".to_owned();
-            let answer = Err(Fault { kind: FaultKind::Time, detail: words });
-            return Called { answer, cost: Cost::default(), said: Vec::new() };
+        instantiate: impl Fn(&mut Store<Guest>) -> Result<I>,
+        run: impl FnOnce(&I, &mut Store<Guest>) -> Result<R>,
+    ) -> CallResult<R> {
+        let Some(_permit) = self.acquire_permit(Duration::from_millis(wall_ms)) else {
+            let detail = "too many calls at once; none ended in time".to_owned();
+            let answer = Err(Fault { kind: FaultKind::Time, detail });
+            return CallResult { answer, cost: Cost::default(), log_lines: Vec::new() };
         };
         let _running = self.ticker.run();
         let started = Instant::now();
-        let (mut store, instance) = self.instance(wall_ms, make);
+        let (mut store, instance) = self.instance(wall_ms, instantiate);
         let mut stage = Stage::Instance;
         let answer = instance.and_then(|instance| {
             stage = Stage::Hook;
-            ask(&instance, &mut store)
+            run(&instance, &mut store)
         });
         let cost = Cost {
             fuel: FUEL_PER_CALL.saturating_sub(store.get_fuel().unwrap_or(0)),
             wall_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
         };
         let guest = store.data();
-        for line in &guest.said {
-            tracing::debug!(target: "policy", who, "{line}");
+        for line in &guest.log_lines {
+            tracing::debug!(target: "policy", label, "{line}");
         }
-        if guest.unheard > 0 {
-            tracing::debug!(target: "policy", who, lines = guest.unheard, "more lines than are kept");
+        if guest.dropped_lines > 0 {
+            tracing::debug!(target: "policy", label, lines = guest.dropped_lines, "log lines dropped");
         }
         let answer = answer.map_err(|error| {
-            // With the guest's backtrace: for whoever writes the policy.
-            tracing::debug!(target: "policy", who, ?error, "the call failed");
+            // Includes the guest's backtrace, for the policy's author.
+            tracing::debug!(target: "policy", label, ?error, "the call failed");
             fault::fault(&error, guest, stage, wall_ms)
         });
-        let said = std::mem::take(&mut store.data_mut().said);
-        Called { answer, cost, said }
+        let log_lines = std::mem::take(&mut store.data_mut().log_lines);
+        CallResult { answer, cost, log_lines }
     }
 
-    /// Waits for a place: the pool has room for so many calls, and a call that finds none would be
-    /// taken for the policy's fault.
-    fn place(&self, wait_max: Duration) -> Option<Place<'_>> {
-        let mut free = self.free.lock();
-        let waited = self.freed.wait_while_for(&mut free, |free| *free == 0, wait_max);
+    /// Waits for a permit. The pool has memory for a fixed number of calls, and the failure of a call beyond them
+    /// would be reported as a fault of the policy.
+    fn acquire_permit(&self, wait_max: Duration) -> Option<Permit<'_>> {
+        let mut free = self.free_permits.lock();
+        let waited = self.permit_freed.wait_while_for(&mut free, |free| *free == 0, wait_max);
         if waited.timed_out() {
             return None;
         }
         *free -= 1;
-        Some(Place(self))
+        Some(Permit(self))
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock() += 1;
-        self.0.freed.notify_one();
+        *self.0.free_permits.lock() += 1;
+        self.0.permit_freed.notify_one();
     }
 }
 
-/// Whether what failed is as likely to work at the next try. The first instance of a module is made with a picture
-/// of its memory in a file that is sealed against writing, which the system refuses (`EBUSY`, fcntl(2), `F_SEAL_WRITE`)
-/// while something else of the kernel holds one of its pages: a monitor of memory accesses, or compaction.
+/// Whether an instantiation failed only because the system was busy. The first instance of a module has its memory
+/// image in a file that is sealed against writing. Linux refuses the seal (`EBUSY`, fcntl(2), `F_SEAL_WRITE`) while
+/// it holds one of the file's pages itself, as memory compaction and access monitoring do.
 fn is_busy(error: &wasmtime::Error) -> bool {
     error
         .chain()
@@ -171,29 +170,29 @@ mod tests {
     /// The error of the library that seals the memory: the system error is its source.
     #[derive(Debug, thiserror::Error)]
     #[error("cannot add seals to the memfd")]
-    struct Seals(#[source] io::Error);
+    struct SealError(#[source] io::Error);
 
     #[test]
-    fn an_instance_is_tried_again_where_the_system_was_busy_and_nowhere_else() {
+    fn an_instantiation_is_retried_only_while_the_system_is_busy() {
         let runner = Runner::new().unwrap();
-        let tries = |fails: u32, os_error: i32| {
-            let made = Cell::new(0);
-            let make = |_: &mut Store<Guest>| {
-                made.set(made.get() + 1);
-                match made.get() <= fails {
+        let attempt = |failures: u32, os_error: i32| {
+            let attempts = Cell::new(0);
+            let instantiate = |_: &mut Store<Guest>| {
+                attempts.set(attempts.get() + 1);
+                match attempts.get() <= failures {
                     true => {
-                        let seals = Seals(io::Error::from_raw_os_error(os_error));
-                        Err(wasmtime::Error::new(seals).context("no memory image"))
+                        let error = SealError(io::Error::from_raw_os_error(os_error));
+                        Err(wasmtime::Error::new(error).context("no memory image"))
                     }
                     false => Ok(()),
                 }
             };
-            let called = runner.call("test", 500, make, |(), _| Ok(()));
-            (made.get(), called.answer.is_ok())
+            let result = runner.call("test", 500, instantiate, |(), _| Ok(()));
+            (attempts.get(), result.answer.is_ok())
         };
-        assert_eq!(tries(0, libc::EBUSY), (1, true));
-        assert_eq!(tries(2, libc::EBUSY), (3, true));
-        assert_eq!(tries(9, libc::EBUSY), (MAKES_MAX, false));
-        assert_eq!(tries(1, libc::ENOMEM), (1, false));
+        assert_eq!(attempt(0, libc::EBUSY), (1, true));
+        assert_eq!(attempt(2, libc::EBUSY), (3, true));
+        assert_eq!(attempt(9, libc::EBUSY), (ATTEMPTS_MAX, false));
+        assert_eq!(attempt(1, libc::ENOMEM), (1, false));
     }
 }

@@ -1,5 +1,5 @@
-//! Questions into the words of the contract, and answers back into the kernel's: an index that
-//! stands for nothing is a fault here. Whether an answer is allowed is the kernel's to judge.
+//! Converts questions to WIT types and answers back to kernel types. An index out of range is a fault here; whether
+//! an answer is allowed is decided by the kernel.
 
 use std::collections::BTreeSet;
 
@@ -20,65 +20,65 @@ use berth_kernel::policy::{
     TriageAnswer,
 };
 
-/// What the indices of a node stand for.
+/// The parts and devices behind the indices of a node.
 pub(super) trait Indices {
-    /// The part of an index.
+    /// The part at an index.
     fn part(&self, index: u32) -> Option<PartId>;
-    /// How many parts there are.
+    /// The number of parts.
     fn parts(&self) -> usize;
-    /// The device of an index, and the index of its resource.
+    /// The device at an index, and the index of its resource.
     fn device(&self, index: u32) -> Option<(DeviceId, u32)>;
-    /// How many devices there are.
+    /// The number of devices.
     fn devices(&self) -> usize;
 }
 
-/// A question in the words of the contract.
+/// A question in WIT types.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Asked {
+pub(super) enum WitQuestion {
     Offer,
     Place(wit::PlaceRequest),
     Admit(wit::AdmitRequest),
     Triage(wit::Reading),
 }
 
-/// What the policy said to it; `None` is `pass`.
-pub(super) enum Told {
+/// An answer in WIT types; `None` is `pass`.
+pub(super) enum WitAnswer {
     Offer(Option<wit::OfferAnswer>),
     Place(Option<wit::Placement>),
     Admit(Option<wit::Verdict>),
     Triage(Option<wit::TriageAnswer>),
 }
 
-impl Asked {
+impl WitQuestion {
     /// Calls the hook.
     ///
     /// # Errors
-    /// If the policy traps, or what it hands over is malformed.
-    pub(super) fn put(
+    /// If the policy traps or returns malformed data.
+    pub(super) fn call(
         &self,
         hooks: &Hooks<'_>,
         store: &mut Store<Guest>,
         context: &wit::Context,
-    ) -> wasmtime::Result<Told> {
+    ) -> wasmtime::Result<WitAnswer> {
         Ok(match self {
-            Self::Offer => Told::Offer(hooks.offer(store, context)?),
-            Self::Place(request) => Told::Place(hooks.place(store, context, request)?),
-            Self::Admit(request) => Told::Admit(hooks.admit(store, context, request)?),
-            Self::Triage(reading) => Told::Triage(hooks.triage(store, context, reading)?),
+            Self::Offer => WitAnswer::Offer(hooks.offer(store, context)?),
+            Self::Place(request) => WitAnswer::Place(hooks.place(store, context, request)?),
+            Self::Admit(request) => WitAnswer::Admit(hooks.admit(store, context, request)?),
+            Self::Triage(reading) => WitAnswer::Triage(hooks.triage(store, context, reading)?),
         })
     }
 }
 
 impl View {
     /// # Errors
-    /// If the question names what this snapshot has not: it cannot be asked in indices.
-    pub(super) fn question(&self, question: Question<'_>) -> Result<Asked, Fault> {
+    /// If the question has a part, resource or device that is not in this snapshot, and so has no index.
+    pub(super) fn question(&self, question: Question<'_>) -> Result<WitQuestion, Fault> {
         Ok(match question {
-            Question::Offer => Asked::Offer,
-            Question::Place(request) => Asked::Place(self.place_request(request)?),
-            Question::Admit(request) => Asked::Admit(self.admit_request(request)?),
-            Question::Triage(reading) => Asked::Triage(self.reading(reading)?),
+            Question::Offer => WitQuestion::Offer,
+            Question::Place(request) => WitQuestion::Place(self.place_request(request)?),
+            Question::Admit(request) => WitQuestion::Admit(self.admit_request(request)?),
+            Question::Triage(reading) => WitQuestion::Triage(self.reading(reading)?),
         })
     }
 
@@ -122,7 +122,7 @@ impl View {
 
     fn device_indices(&self, resource: &Resource, ids: &[DeviceId]) -> Result<Vec<u32>, Fault> {
         let resource = self.resource_index(resource).ok_or_else(|| unknown("resource", resource))?;
-        // They come part by part, so each part is looked up once.
+        // The devices are sorted by part, so that each part is looked up once.
         let mut last: Option<(&PartId, u32)> = None;
         let mut indices = Vec::with_capacity(ids.len());
         for id in ids {
@@ -136,20 +136,25 @@ impl View {
     }
 }
 
-/// What was told, in the kernel's words.
+/// An answer in kernel types.
 ///
 /// # Errors
-/// If it makes no sense.
-pub(super) fn answer(of: &impl Indices, told: Told, asked: &Asked) -> Result<Option<Answer>, Fault> {
-    match told {
-        Told::Offer(told) => told.map(|told| offer_answer(of, told)).transpose(),
-        Told::Place(told) => told.map(|told| placement(of, asked, told)).transpose(),
-        Told::Admit(told) => Ok(told.map(verdict)),
-        Told::Triage(told) => Ok(told.map(triage)),
+/// If an index or a name in it is invalid.
+pub(super) fn answer(
+    of: &impl Indices,
+    answer: WitAnswer,
+    question: &WitQuestion,
+) -> Result<Option<Answer>, Fault> {
+    match answer {
+        WitAnswer::Offer(answer) => answer.map(|answer| offer_answer(of, answer)).transpose(),
+        WitAnswer::Place(answer) => answer.map(|answer| placement(of, question, answer)).transpose(),
+        WitAnswer::Admit(answer) => Ok(answer.map(verdict)),
+        WitAnswer::Triage(answer) => Ok(answer.map(triage)),
     }
 }
 
-/// A part or a resource name may make no sense, or a part be named twice.
+/// # Errors
+/// If a part is out of range or named twice, or a resource name is invalid.
 fn offer_answer(of: &impl Indices, answer: wit::OfferAnswer) -> Result<Answer, Fault> {
     let mut named = BTreeSet::new();
     let mut parts = Vec::with_capacity(answer.parts.len());
@@ -166,11 +171,12 @@ fn offer_answer(of: &impl Indices, answer: wit::OfferAnswer) -> Result<Answer, F
     Ok(Answer::Offer(OfferAnswer { parts, again_after_s: answer.again_after_seconds }))
 }
 
-/// A device may make no sense, be named twice, or be of another resource than was asked for.
-fn placement(of: &impl Indices, asked: &Asked, placement: wit::Placement) -> Result<Answer, Fault> {
-    let resource_asked = match asked {
-        Asked::Place(asked) => Some(asked.request.resource),
-        Asked::Offer | Asked::Admit(_) | Asked::Triage(_) => None,
+/// # Errors
+/// If a device is out of range, named twice, or of another resource than requested.
+fn placement(of: &impl Indices, question: &WitQuestion, placement: wit::Placement) -> Result<Answer, Fault> {
+    let requested = match question {
+        WitQuestion::Place(place) => Some(place.request.resource),
+        WitQuestion::Offer | WitQuestion::Admit(_) | WitQuestion::Triage(_) => None,
     };
     let mut named = BTreeSet::new();
     let mut devices = Vec::with_capacity(placement.devices.len());
@@ -181,19 +187,18 @@ fn placement(of: &impl Indices, asked: &Asked, placement: wit::Placement) -> Res
         if !named.insert(index) {
             return Err(fault::answer(format!("chose device {index} twice")));
         }
-        if resource_asked != Some(resource) {
-            let words = format!("chose device {index}, which is of another resource");
-            return Err(fault::answer(words));
+        if requested != Some(resource) {
+            let detail = format!("chose device {index}, which is of another resource");
+            return Err(fault::answer(detail));
         }
         devices.push(id);
     }
     Ok(Answer::Place(Placement { devices, reason: placement.reason }))
 }
 
-/// Takes a verdict as it is.
 fn verdict(verdict: wit::Verdict) -> Answer {
     match verdict {
-        wit::Verdict::Deny(why) => Answer::Deny(why),
+        wit::Verdict::Deny(reason) => Answer::Deny(reason),
         wit::Verdict::Allow(terms) => Answer::Allow(Terms {
             environment: terms.environment.into_iter().map(|a| (a.key, a.value)).collect(),
             limits: Limits {
@@ -205,7 +210,6 @@ fn verdict(verdict: wit::Verdict) -> Answer {
     }
 }
 
-/// Takes a triage answer as it is.
 fn triage(answer: wit::TriageAnswer) -> Answer {
     let severity = match answer.severity {
         wit::Severity::Ignore => Severity::Ignore,
@@ -220,7 +224,7 @@ fn triage(answer: wit::TriageAnswer) -> Answer {
 }
 
 fn line(line: &wit::OfferLine) -> Result<OfferLine, Fault> {
-    let resource = Resource::parse(&line.resource).map_err(|bad| fault::answer(bad.to_string()))?;
+    let resource = Resource::parse(&line.resource).map_err(|error| fault::answer(error.to_string()))?;
     let consumes = match line.consumes {
         wit::Consumes::Whole => Consumes::Whole,
         wit::Consumes::Slice(slice) => {
@@ -231,7 +235,7 @@ fn line(line: &wit::OfferLine) -> Result<OfferLine, Fault> {
 }
 
 fn out_of_range(noun: &str, index: u32, count: usize) -> Fault {
-    fault::answer(format!("named {noun} {index}, and there are {count}"))
+    fault::answer(format!("named {noun} {index}, but there are {count}"))
 }
 
 fn unknown(noun: &str, name: &dyn std::fmt::Display) -> Fault {

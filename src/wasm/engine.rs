@@ -1,4 +1,4 @@
-//! How WebAssembly is compiled and run here: what is switched on, and the pool that calls run in.
+//! The wasmtime configuration: WebAssembly features and the pool of call memories.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,13 +8,12 @@ use wasmtime::{
 
 use super::limits::{
     CALLS_AT_ONCE_MAX, CORE_INSTANCES_MAX, GUEST_MEMORY_BYTES_MAX, GUEST_STACK_BYTES_MAX,
-    GUEST_TABLE_ELEMENTS_MAX, MEMORIES_MAX, MEMORY_KEPT_BYTES, TABLE_KEPT_BYTES, TABLES_MAX,
+    GUEST_TABLE_ELEMENTS_MAX, MEMORIES_MAX, MEMORY_RESIDENT_BYTES, TABLE_RESIDENT_BYTES, TABLES_MAX,
 };
 
-/// Features beyond the base that compilers emit by default today. Absent on purpose: threads and
-/// shared memory (a policy is a function, and other threads would have no meter), memory64 (a
-/// policy gets 128 MiB), garbage collection, exceptions, stack switching, relaxed SIMD (its results
-/// differ between processors, and a decision must replay), asynchronous components.
+/// The features that compilers emit by default. Absent on purpose: threads and shared memory (fuel does not count
+/// other threads), memory64 (a policy has 128 MiB), garbage collection, exceptions, stack switching, relaxed SIMD
+/// (its results differ between processors, and replays must be exact), asynchronous components.
 const FEATURES: WasmFeatures = WasmFeatures::MUTABLE_GLOBAL
     .union(WasmFeatures::SATURATING_FLOAT_TO_INT)
     .union(WasmFeatures::SIGN_EXTENSION)
@@ -28,40 +27,39 @@ const FEATURES: WasmFeatures = WasmFeatures::MUTABLE_GLOBAL
     .union(WasmFeatures::TAIL_CALL)
     .union(WasmFeatures::COMPONENT_MODEL);
 
-/// For the compiler's process: makes artifacts, runs nothing, and so reserves no pool, which would
-/// not fit into its address space.
+/// The engine of the compiler process. It runs no code and reserves no pool, which would exceed the process' limit
+/// on address space.
 pub(super) fn compiler() -> Result<Engine> {
     Engine::new(&config())
 }
 
-/// For the daemon: runs artifacts.
+/// The daemon's engine, which runs artifacts.
 pub(super) fn runner() -> Result<Engine> {
     Engine::new(config().allocation_strategy(InstanceAllocationStrategy::Pooling(pool())))
 }
 
-/// Names what must be equal for an artifact of one process to run in another: the release of
-/// wasmtime, the processor's features, and this file. For file names; wasmtime itself checks it
-/// again when it loads one.
+/// A hash of everything that an artifact depends on: the release of wasmtime, the processor's features and this
+/// configuration. For file names; wasmtime checks it again when it loads an artifact.
 pub(super) fn compatibility(engine: &Engine) -> String {
     let mut hasher = DefaultHasher::new();
     engine.precompile_compatibility_hash().hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
-/// All that decides what an artifact looks like; the same for both.
+/// The configuration that artifacts depend on, the same for both engines.
 fn config() -> Config {
     let mut config = Config::new();
     config
         .wasm_features(WasmFeatures::all(), false)
         .wasm_features(FEATURES, true)
-        // Fuel decides what is too much: the same on every machine and in every replay.
+        // The limit that is the same on every machine and in every replay.
         .consume_fuel(true)
-        // The backstop: fuel does not count the time a busy machine takes.
+        // Limits wall time, which fuel does not bound on a busy machine.
         .epoch_interruption(true)
-        // The same bits for the same question on every processor.
+        // Gives the same bits on every processor.
         .cranelift_nan_canonicalization(true)
         .max_wasm_stack(GUEST_STACK_BYTES_MAX)
-        // A guest's own words, and not its function names, tell what went wrong.
+        // Faults show the guest's log lines, not its function names.
         .wasm_backtrace_max_frames(None);
     config
 }
@@ -77,9 +75,9 @@ fn pool() -> PoolingAllocationConfig {
         .max_tables_per_component(TABLES_MAX)
         .max_memory_size(GUEST_MEMORY_BYTES_MAX)
         .table_elements(GUEST_TABLE_ELEMENTS_MAX)
-        .linear_memory_keep_resident(MEMORY_KEPT_BYTES)
-        .table_keep_resident(TABLE_KEPT_BYTES)
-        // Where Linux can tell which of them were written to, only those are cleared.
+        .linear_memory_keep_resident(MEMORY_RESIDENT_BYTES)
+        .table_keep_resident(TABLE_RESIDENT_BYTES)
+        // Clears only the pages that were written to, if Linux can list them.
         .pagemap_scan(Enabled::Auto);
     pool
 }
@@ -89,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_compiler_makes_is_what_the_daemon_runs() {
+    fn compiler_and_runner_are_compatible() {
         let (compiler, runner) = (compiler().unwrap(), runner().unwrap());
         assert_eq!(compatibility(&compiler), compatibility(&runner));
     }

@@ -1,5 +1,5 @@
-//! The hooks of one version, found once: a call looks up and checks the types of the one that it
-//! asks, and not of all five.
+//! The exported hooks of one version. Their indices are looked up once, so that a call checks the type of its own
+//! hook only and not of all exports.
 
 use wasmtime::component::{ComponentExportIndex, Instance, InstancePre, TypedFunc};
 use wasmtime::{Result, Store};
@@ -12,7 +12,7 @@ type PlaceHook<'a> = TypedFunc<(&'a wit::Context, &'a wit::PlaceRequest), (Optio
 type AdmitHook<'a> = TypedFunc<(&'a wit::Context, &'a wit::AdmitRequest), (Option<wit::Verdict>,)>;
 type TriageHook<'a> = TypedFunc<(&'a wit::Context, &'a wit::Reading), (Option<wit::TriageAnswer>,)>;
 
-/// Where each hook is exported.
+/// The export index of each hook.
 #[derive(Clone, Copy)]
 pub(super) struct Exports {
     offer: ComponentExportIndex,
@@ -23,13 +23,13 @@ pub(super) struct Exports {
 
 impl Exports {
     /// # Errors
-    /// If one of them is missing. Their types are checked when they are called, and all of them once
-    /// at installation, where `describe` is asked.
+    /// If a hook is missing. Types are checked at each call, and all of them when `describe` is called at
+    /// installation.
     pub(super) fn find(instance: &InstancePre<Guest>) -> Result<Self> {
         let component = instance.component();
         let find = |name: &str| {
-            let found = component.get_export_index(None, name);
-            found.ok_or_else(|| wasmtime::format_err!("it does not export `{name}`"))
+            let index = component.get_export_index(None, name);
+            index.ok_or_else(|| wasmtime::format_err!("it does not export `{name}`"))
         };
         Ok(Self {
             offer: find("offer")?,
@@ -40,7 +40,7 @@ impl Exports {
     }
 }
 
-/// An instance, and where its hooks are.
+/// An instance with the export indices of its hooks.
 pub(super) struct Hooks<'a> {
     pub(super) instance: Instance,
     pub(super) exports: &'a Exports,

@@ -1,4 +1,4 @@
-//! What the host keeps for one call: how much the guest has taken, and what it has said.
+//! The host's state of one call: the guest's memory use and its log lines.
 
 use wasmtime::component::Linker;
 use wasmtime::{ResourceLimiter, Result, StoreContextMut};
@@ -8,48 +8,47 @@ use super::limits::{
     LOG_LINE_FUEL, LOG_LINES_MAX, MEMORIES_MAX, TABLES_MAX,
 };
 
-/// The host's side of one call.
+/// The host's state of one call.
 #[derive(Debug, Default)]
 pub(super) struct Guest {
     memory_bytes: usize,
     table_elements: usize,
-    /// What it asked for beyond its limits, once it did.
+    /// The last request that exceeded a limit.
     pub(super) refused: Option<&'static str>,
-    /// Lines that it logged, escaped and cut.
-    pub(super) said: Vec<String>,
-    /// Lines beyond the limit.
-    pub(super) unheard: u32,
+    /// Lines that the guest logged, escaped and truncated.
+    pub(super) log_lines: Vec<String>,
+    /// Number of log lines beyond the limit.
+    pub(super) dropped_lines: u32,
 }
 
-/// The only import of the world.
+/// Adds `log`, the only import of the world.
 pub(super) fn add_to_linker(linker: &mut Linker<Guest>) -> Result<()> {
     linker.root().func_wrap("log", |mut store: StoreContextMut<'_, Guest>, (line,): (String,)| {
-        // Fuel counts the guest's instructions and not the host's copying, so that is paid here.
+        // wasmtime charges fuel for the guest's instructions only; this charges for the host's work.
         let bytes = u64::try_from(line.len()).unwrap_or(u64::MAX);
         let price = LOG_LINE_FUEL.saturating_add(bytes.saturating_mul(LOG_BYTE_FUEL));
-        let left = store.get_fuel()?.checked_sub(price);
-        store.set_fuel(left.unwrap_or(0))?;
-        if left.is_none() {
+        let fuel_left = store.get_fuel()?.checked_sub(price);
+        store.set_fuel(fuel_left.unwrap_or(0))?;
+        if fuel_left.is_none() {
             return Err(wasmtime::Trap::OutOfFuel.into());
         }
-        store.data_mut().hear(&line);
+        store.data_mut().log(&line);
         Ok(())
     })
 }
 
 impl Guest {
-    fn hear(&mut self, line: &str) {
-        if self.said.len() == LOG_LINES_MAX {
-            self.unheard = self.unheard.saturating_add(1);
+    fn log(&mut self, line: &str) {
+        if self.log_lines.len() == LOG_LINES_MAX {
+            self.dropped_lines = self.dropped_lines.saturating_add(1);
             return;
         }
-        self.said.push(escape(line));
+        self.log_lines.push(escape(line));
     }
 }
 
-/// Cut to the length of a line, control characters written out: a guest must not be able to forge
-/// lines of the log, nor to speak to a terminal. Of what is invisible only the direction marks and
-/// line separators matter, which `escape_debug` knows, too.
+/// A truncated line with escaped control characters, so that a guest can neither forge log lines nor control a
+/// terminal. `escape_debug` also escapes direction marks and line separators.
 fn escape(line: &str) -> String {
     let end = line.floor_char_boundary(LOG_LINE_BYTES_MAX);
     let mut escaped = String::with_capacity(end);
@@ -63,7 +62,7 @@ fn escape(line: &str) -> String {
 }
 
 impl ResourceLimiter for Guest {
-    // All memories together: wasmtime's own limits are for each.
+    // Limits the sum of all memories; wasmtime's own limits apply to each memory.
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> Result<bool> {
         let total = self.memory_bytes.saturating_add(desired.saturating_sub(current));
         if total > GUEST_MEMORY_BYTES_MAX {
@@ -112,24 +111,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_cannot_forge_another_nor_speak_to_a_terminal() {
+    fn a_line_can_neither_forge_another_nor_control_a_terminal() {
         assert_eq!(escape("a\nb\r\u{1b}[31m\u{0}"), "a\\nb\\r\\u{1b}[31m\\0");
         assert_eq!(escape("\u{202e}\u{2028}"), "\\u{202e}\\u{2028}");
         assert_eq!(escape("it's \"fine\" \\ \u{e9}"), "it's \"fine\" \\ \u{e9}");
     }
 
     #[test]
-    fn lines_are_cut_and_counted() {
+    fn lines_are_truncated_and_counted() {
         let mut guest = Guest::default();
         for _ in 0..LOG_LINES_MAX + 3 {
-            guest.hear(&"\u{e9}".repeat(LOG_LINE_BYTES_MAX));
+            guest.log(&"\u{e9}".repeat(LOG_LINE_BYTES_MAX));
         }
-        assert_eq!((guest.said.len(), guest.unheard), (LOG_LINES_MAX, 3));
-        assert_eq!(guest.said[0].len(), LOG_LINE_BYTES_MAX);
+        assert_eq!((guest.log_lines.len(), guest.dropped_lines), (LOG_LINES_MAX, 3));
+        assert_eq!(guest.log_lines[0].len(), LOG_LINE_BYTES_MAX);
     }
 
     #[test]
-    fn memory_is_counted_over_all_memories() {
+    fn the_memory_limit_is_the_sum_of_all_memories() {
         let mut guest = Guest::default();
         assert!(guest.memory_growing(0, GUEST_MEMORY_BYTES_MAX, None).unwrap());
         assert!(!guest.memory_growing(0, 65_536, None).unwrap());

@@ -1,4 +1,4 @@
-//! A version that the node knows, with its code once somebody asked for it.
+//! An installed version. Its code is loaded at the first call.
 
 use std::sync::OnceLock;
 
@@ -6,11 +6,11 @@ use super::module::Module;
 use super::{WasmPolicies, fault};
 use berth_kernel::policy::{Fault, PolicyVersion};
 
-/// A known version.
+/// An installed version.
 pub(super) struct Installed {
     pub(super) version: PolicyVersion,
     pub(super) label: String,
-    /// Empty until somebody asks: a version that no stack names costs its files and a few texts.
+    /// Empty until the first call, so that an unused version takes little memory.
     pub(super) module: OnceLock<Module>,
 }
 
@@ -19,18 +19,18 @@ impl Installed {
         Self { label: version.label(), version, module: OnceLock::new() }
     }
 
-    /// Its code, read and made callable by the first who asks.
+    /// The version's code, loaded by the first call.
     pub(super) fn module(&self, policies: &WasmPolicies) -> Result<&Module, Fault> {
         if let Some(module) = self.module.get() {
             return Ok(module);
         }
-        // Whoever is about to ask has it restored first, which makes it anew; not so in midcall.
-        let gone =
-            || fault::missing(format!("the compiled form of {} is gone: activate it again", self.label));
+        // Callers restore the version first, which compiles it if necessary. A call itself does not compile.
+        let missing =
+            || fault::missing(format!("the compiled form of {} is missing: activate it again", self.label));
         let artifact = policies.artifacts.artifact(&self.version.digest, &self.version.artifact);
-        let module = Module::load(&policies.runner, &artifact.ok_or_else(gone)?);
+        let module = Module::load(&policies.runner, &artifact.ok_or_else(missing)?);
         let module = module.map_err(|error| fault::missing(error.to_string()))?;
-        // Of two who come at once one's is kept.
+        // Concurrent first calls may each load the module; the first one is used.
         Ok(self.module.get_or_init(|| module))
     }
 }

@@ -1,16 +1,15 @@
-//! Policies over wasmtime, the only room that names it.
+//! Policies as WebAssembly components. The only crate that uses wasmtime.
 //!
-//! - [`limits`]: every limit that a policy meets
-//! - `engine`, `ticker`: how code is compiled and run; the clock of the wall-time backstop
-//! - `compile`, `compile_child`, `whole`, `frame`, `memory`: compiling, in a limited process of its own
-//! - `artifacts`, `shipped`: the files of uploaded versions, and what comes with the daemon
-//! - `installed`, `module`, `exports`, `call`, `guest`, `fault`, `parameters`: an installed version, one call
-//!   of it, and what goes wrong
-//! - `view`, `views`, `convert`, `bindings`: the kernel's words and those of the contract; `recorded`: the
-//!   latter as JSON, to be asked again
+//! - [`limits`]: all limits of policies
+//! - `engine`, `ticker`: the wasmtime configuration; the clock of the wall-time limit
+//! - `compile`, `compile_child`, `truncation`, `frame`, `memory`: compilation, in a limited process of its own
+//! - `artifacts`, `shipped`: the files of uploaded versions; the policies built into the daemon
+//! - `installed`, `module`, `exports`, `call`, `guest`, `fault`, `parameters`: an installed version, a call
+//!   of it, and its faults
+//! - `view`, `view_cache`, `convert`, `bindings`: conversions between kernel types and WIT types; `recorded`:
+//!   WIT types as JSON, for replays
 //!
-//! Absent on purpose: WASI, threads, anything that outlives a call. A policy that is wrong costs its
-//! budget and nothing else.
+//! Absent on purpose: WASI, threads, state that outlives a call. A faulty policy costs at most its budget.
 
 mod artifacts;
 mod bindings;
@@ -33,9 +32,9 @@ mod scratch;
 mod settings;
 mod shipped;
 mod ticker;
+mod truncation;
 mod view;
-mod views;
-mod whole;
+mod view_cache;
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -47,73 +46,76 @@ pub use scratch::Scratch;
 pub use settings::Settings;
 
 use artifacts::{Artifacts, digest};
-use call::{Called, Runner};
-use compile::{Compiled, Compiler, trouble};
+use call::{CallResult, Runner};
+use compile::{Compiled, Compiler, install_failed};
 use frame::Reply;
 use installed::Installed;
 use limits::MODULE_BYTES_MAX;
 use module::Module;
 use recorded::Recorded;
 use view::Rules;
-use views::Views;
+use view_cache::ViewCache;
 
 use berth_kernel::decision::Cost;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{Answer, Fault, FaultKind, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, Input, InstallError, Policies, ReplayedCall};
+use berth_kernel::ports::{CallOutput, ReplayedCall, Input, InstallError, Policies};
 use berth_kernel::time::Now;
 
-/// Wall time of a call about the past, milliseconds: nobody waits for it but an operator.
-const CALL_AGAIN_MS: u64 = 2_000;
+/// Wall time of a call with a recorded question, milliseconds. Longer than that of a live call, since no pod
+/// waits for it.
+const REPLAY_WALL_MS_MAX: u64 = 2_000;
 
 /// The policies of this node.
 pub struct WasmPolicies {
     runner: Runner,
     compiler: Compiler,
     artifacts: Artifacts,
-    views: Views,
+    views: ViewCache,
     installed: RwLock<BTreeMap<Digest, Arc<Installed>>>,
-    /// Whoever has it writes files of policies.
-    keeping: Mutex<()>,
+    /// Serializes writes of policy files.
+    files: Mutex<()>,
 }
 
 impl WasmPolicies {
-    /// Reserves the pool that calls run in and starts the clock. Nothing is installed yet.
+    /// Reserves the pool of call memories and starts the clock. Installs no policy.
     ///
     /// # Errors
-    /// If the address space or the state folder does not allow it; says what to do.
+    /// If the pool cannot be reserved or the state folder cannot be written; the message includes a fix.
     pub fn new(settings: Settings) -> Result<Self, InstallError> {
         let runner = Runner::new().map_err(|error| {
-            let error = fault::words_of(&error);
-            trouble(format!("no room to run policies: {error}; lift the limit of address space (ulimit -v)"))
+            let error = fault::error_chain(&error);
+            install_failed(format!(
+                "cannot reserve memory for policies: {error}; raise the limit on address space (ulimit -v)"
+            ))
         })?;
         let compatibility = engine::compatibility(&runner.engine);
         let artifacts = Artifacts::open(&settings.state_dir, compatibility).map_err(|error| {
             let folder = settings.state_dir.display();
-            trouble(format!("cannot make the folder policies in {folder}: {error}"))
+            install_failed(format!("cannot create the folder policies in {folder}: {error}"))
         })?;
         Ok(Self {
             runner,
-            views: Views::new(Rules::of(&settings)),
+            views: ViewCache::new(Rules::new(&settings)),
             compiler: Compiler::new(settings.compiler, settings.compile),
             artifacts,
             installed: RwLock::default(),
-            keeping: Mutex::default(),
+            files: Mutex::default(),
         })
     }
 
-    /// Makes every policy that came with the daemon callable: for whoever tries them all.
+    /// Restores every shipped policy, for tests and benchmarks that call all of them.
     ///
     /// # Errors
-    /// If one of them cannot be compiled here.
+    /// If one of them cannot be compiled.
     pub fn restore_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
         self.shipped(now).iter().map(|version| self.restore(version)).collect()
     }
 
-    /// Deletes the compiled forms that no version of these has, and what was not written to its end. For
-    /// a start: nothing else may write policies meanwhile.
+    /// Deletes artifacts of versions that are not `known`, and files that were not written completely. Call it at
+    /// start only: nothing else may write policy files meanwhile.
     pub fn tidy(&self, known: impl Fn(&Digest) -> bool) {
         self.artifacts.tidy(known);
     }
@@ -123,13 +125,13 @@ impl WasmPolicies {
         installed.get(digest).map(Arc::clone)
     }
 
-    /// The same, if its bytes are there and as they were: those that are damaged are brought anew.
-    fn whole(&self, digest: &Digest) -> Option<Arc<Installed>> {
+    /// An installed version whose component is intact. A missing or damaged one is replaced by an upload.
+    fn installed_intact(&self, digest: &Digest) -> Option<Arc<Installed>> {
         self.installed(digest).filter(|_| self.module(digest).is_ok())
     }
 
-    /// Remembers a version, with its code where that must not be read from its file again.
-    fn enter(&self, version: PolicyVersion, module: Option<Module>) -> PolicyVersion {
+    /// Adds a version; without `module` its first call loads the artifact.
+    fn insert(&self, version: PolicyVersion, module: Option<Module>) -> PolicyVersion {
         let entry = Installed::new(version.clone());
         if let Some(module) = module {
             let _ = entry.module.set(module);
@@ -139,55 +141,54 @@ impl WasmPolicies {
         version
     }
 
-    /// What an upload goes through but for the compiler's process of its own and the files: for the fuzz
-    /// target `upload`, which looks for bytes that break any of it. Compiling has no limits here, so nothing
-    /// of the daemon calls it. Answers the name and the component.
+    /// Compiles and describes a module in this process, without limits and without writing files. For the fuzz
+    /// target `upload` only. Returns the policy's name and its component.
     ///
     /// # Errors
-    /// As [`Policies::install`].
+    /// Those of [`Policies::install`].
     #[doc(hidden)]
     pub fn rehearse(&self, module: &[u8]) -> Result<(String, Vec<u8>), InstallError> {
-        // By way of the frame, as from the process.
+        // Covers the encoding of replies, too.
         let frame = compile_child::compile_or_refuse(module.to_vec()).encode();
         match Reply::decode(&frame) {
             Some(Reply::Compiled { component, artifact }) => {
-                let told = Module::load(&self.runner, &artifact)?.describe(&self.runner)?;
-                Ok((told.name, component.unwrap_or_else(|| module.to_vec())))
+                let description = Module::load(&self.runner, &artifact)?.describe(&self.runner)?;
+                Ok((description.name, component.unwrap_or_else(|| module.to_vec())))
             }
-            Some(Reply::Refused(words)) => Err(module::not_a_policy(words)),
+            Some(Reply::Refused(reason)) => Err(module::not_a_policy(reason)),
             Some(Reply::TooCostly(what)) => Err(InstallError::TooCostly { what }),
-            None => Err(trouble("the compiler's answer cannot be read".to_owned())),
+            None => Err(install_failed("the compiler's reply is malformed".to_owned())),
         }
     }
 
-    /// Everything after compiling: load, describe, keep, enter.
-    fn admit(&self, compiled: &Compiled<'_>, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
+    /// Loads and describes a compiled module, saves its files and adds its version.
+    fn add(&self, compiled: &Compiled<'_>, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
         let module = Module::load(&self.runner, &compiled.artifact)?;
-        let told = module.describe(&self.runner)?;
+        let description = module.describe(&self.runner)?;
         let id = digest(&compiled.component);
-        let was_there = self.artifacts.has_component(&id);
-        let kept = self.artifacts.keep(&id, &compiled.component, &compiled.artifact);
-        let module = match kept {
+        let existed = self.artifacts.has_component(&id);
+        let saved = self.artifacts.save(&id, &compiled.component, &compiled.artifact);
+        let module = match saved {
             Ok(()) => None,
-            // It can be made again from what is embedded here.
+            // A shipped policy can be compiled again from the embedded component.
             Err(error) if shipped => {
-                tracing::warn!("cannot keep the compiled policy {}: {error}", told.name);
+                tracing::warn!("cannot save the compiled policy {}: {error}", description.name);
                 Some(module)
             }
             Err(error) => {
-                // What lay there before is all that there is of an earlier upload.
-                if !was_there {
+                // A component that existed before is the only copy of an earlier upload.
+                if !existed {
                     self.artifacts.remove(&id);
                 }
-                return Err(trouble(format!("cannot keep the policy: {error}")));
+                return Err(install_failed(format!("cannot save the policy: {error}")));
             }
         };
         let version = PolicyVersion {
-            name: told.name,
-            version: told.version,
-            summary: told.summary,
-            hooks: told.hooks,
-            parameters_schema: told.parameters_schema,
+            name: description.name,
+            version: description.version,
+            summary: description.summary,
+            hooks: description.hooks,
+            parameters_schema: description.parameters_schema,
             digest: id,
             artifact: digest(&compiled.artifact),
             bytes: compiled.component.len() as u64,
@@ -195,7 +196,7 @@ impl WasmPolicies {
             since_wall_ms: now.wall_ms,
             origin: berth_kernel::trust::Origin::default(),
         };
-        Ok(self.enter(version, module))
+        Ok(self.insert(version, module))
     }
 }
 
@@ -209,18 +210,18 @@ impl Policies for WasmPolicies {
             return Err(InstallError::TooLarge { bytes: module.len(), limit: MODULE_BYTES_MAX });
         }
         let id = digest(module);
-        if let Some(installed) = self.whole(&id) {
+        if let Some(installed) = self.installed_intact(&id) {
             return Ok(installed.version.clone());
         }
         let shipped = shipped::component(&id).is_some();
         let compiled = self.compiler.compile(module)?;
-        // Of two who bring the same bytes at once one keeps them.
-        let _alone = self.keeping.lock();
-        // A core module has another digest than the component that it became.
-        if let Some(installed) = self.whole(&digest(&compiled.component)) {
+        // Of two concurrent uploads of the same bytes the first saves them.
+        let _guard = self.files.lock();
+        // The component that was made from a core module has another digest than the module.
+        if let Some(installed) = self.installed_intact(&digest(&compiled.component)) {
             return Ok(installed.version.clone());
         }
-        self.admit(&compiled, now, shipped)
+        self.add(&compiled, now, shipped)
     }
 
     fn shipped(&self, now: Now) -> Vec<PolicyVersion> {
@@ -235,21 +236,21 @@ impl Policies for WasmPolicies {
         }
         if let Some(artifact) = self.artifacts.artifact(&version.digest, &version.artifact) {
             let module = Module::load(&self.runner, &artifact)?;
-            return Ok(self.enter(version.clone(), Some(module)));
+            return Ok(self.insert(version.clone(), Some(module)));
         }
         let component = self.module(&version.digest)?;
         let compiled = self.compiler.compile(&component)?;
         let module = Module::load(&self.runner, &compiled.artifact)?;
-        let alone = self.keeping.lock();
-        let kept = self.artifacts.keep(&version.digest, &component, &compiled.artifact);
-        drop(alone);
-        if let Err(error) = kept {
-            // It works; the next start compiles once more.
-            tracing::warn!("cannot keep the compiled policy {}: {error}", version.label());
+        let guard = self.files.lock();
+        let saved = self.artifacts.save(&version.digest, &component, &compiled.artifact);
+        drop(guard);
+        if let Err(error) = saved {
+            // The policy is usable; it is compiled again at the next start.
+            tracing::warn!("cannot save the compiled policy {}: {error}", version.label());
         }
         let artifact = digest(&compiled.artifact);
         let version = PolicyVersion { artifact, ..version.clone() };
-        Ok(self.enter(version, Some(module)))
+        Ok(self.insert(version, Some(module)))
     }
 
     fn register(&self, version: &PolicyVersion) -> bool {
@@ -258,7 +259,7 @@ impl Policies for WasmPolicies {
             {
                 return false;
             }
-            self.enter(version.clone(), None);
+            self.insert(version.clone(), None);
         }
         true
     }
@@ -268,7 +269,7 @@ impl Policies for WasmPolicies {
             return Ok(component.to_vec());
         }
         let read = self.artifacts.component(digest);
-        let read = read.map_err(|error| trouble(format!("cannot read the policy: {error}")))?;
+        let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
         read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
     }
 
@@ -278,19 +279,19 @@ impl Policies for WasmPolicies {
             return Ok(component[from..].iter().copied().take(bytes_max).collect());
         }
         let read = self.artifacts.component_piece(digest, from, bytes_max);
-        let read = read.map_err(|error| trouble(format!("cannot read the policy: {error}")))?;
+        let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
         read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
     }
 
     fn unload(&self, digest: &Digest) {
-        // Without the lock, which every call takes, while the disk is asked and memory given back.
+        // The disk is read and memory freed without the lock, which every call takes.
         let loaded = self.installed(digest).filter(|entry| entry.module.get().is_some());
         let Some(old) = loaded.filter(|_| self.artifacts.has_artifact(digest)) else { return };
         let mut installed = self.installed.write();
         if let Some(entry) = installed.get_mut(digest)
             && Arc::ptr_eq(entry, &old)
         {
-            // A call that runs keeps its own hold of the module.
+            // Running calls keep their reference to the module.
             *entry = Arc::new(Installed::new(old.version.clone()));
         }
         drop(installed);
@@ -298,7 +299,7 @@ impl Policies for WasmPolicies {
     }
 
     fn remove(&self, digest: &Digest) {
-        // A call that runs keeps its own hold of the module.
+        // Running calls keep their reference to the module.
         self.installed.write().remove(digest);
         self.artifacts.remove(digest);
     }
@@ -313,30 +314,30 @@ impl Policies for WasmPolicies {
     }
 
     fn call_with_log(&self, call: Call<'_>) -> CallOutput {
-        let unasked = |fault| CallOutput { answer: Err(fault), cost: Cost::default(), log_lines: Vec::new() };
+        let not_called = |fault| CallOutput { answer: Err(fault), cost: Cost::default(), log_lines: Vec::new() };
         let Some(installed) = self.installed(call.digest) else {
-            return unasked(not_installed(call.digest));
+            return not_called(not_installed(call.digest));
         };
         self.views.with(call.node, call.now, call.parameters, |view| {
             let question = match view.question(call.question) {
                 Ok(question) => question,
-                Err(fault) => return unasked(fault),
+                Err(fault) => return not_called(fault),
             };
             let module = match installed.module(self) {
                 Ok(module) => module,
-                Err(fault) => return unasked(fault),
+                Err(fault) => return not_called(fault),
             };
-            let Called { answer, cost, mut said } =
-                module.ask(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
-                    question.put(hooks, store, &view.context)
+            let CallResult { answer, cost, mut log_lines } =
+                module.call(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
+                    question.call(hooks, store, &view.context)
                 });
-            let answer = answer.map_err(|fault| parameters::told(fault, call.parameters));
+            let answer = answer.map_err(|fault| parameters::locate(fault, call.parameters));
             if answer.as_ref().is_err_and(|fault| fault.kind == FaultKind::Parameters) {
-                // The fault says it, and better.
-                said.pop();
+                // The fault has the same text with the parameter's path.
+                log_lines.pop();
             }
-            let told = answer.and_then(|told| convert::answer(view, told, &question));
-            CallOutput { answer: told, cost, log_lines: said }
+            let answer = answer.and_then(|answer| convert::answer(view, answer, &question));
+            CallOutput { answer, cost, log_lines }
         })
     }
 
@@ -344,36 +345,25 @@ impl Policies for WasmPolicies {
         self.views.with(node, now, "", |view| recorded::write(view, &view.question(question)?))
     }
 
-    fn call_recorded(
-        &self,
-        digest: &Digest,
-        parameters: &str,
-        input: &Input,
-    ) -> Result<ReplayedCall, String> {
+    fn call_recorded(&self, digest: &Digest, parameters: &str, input: &Input) -> Result<ReplayedCall, String> {
         let recorded = Recorded::read(input, parameters)?;
-        let asked = recorded.asked()?;
+        let asked = recorded.kernel_question()?;
         let Some(installed) = self.installed(digest) else {
-            return Ok(ReplayedCall {
-                question: asked,
-                answer: Err(not_installed(digest)),
-                cost: Cost::default(),
-            });
+            return Ok(ReplayedCall { question: asked, answer: Err(not_installed(digest)), cost: Cost::default() });
         };
         if !installed.version.hooks.contains(&asked.hook()) {
             return Ok(ReplayedCall { question: asked, answer: Ok(None), cost: Cost::default() });
         }
         let module = match installed.module(self) {
             Ok(module) => module,
-            Err(fault) => {
-                return Ok(ReplayedCall { question: asked, answer: Err(fault), cost: Cost::default() });
-            }
+            Err(fault) => return Ok(ReplayedCall { question: asked, answer: Err(fault), cost: Cost::default() }),
         };
-        let Called { answer, cost, .. } =
-            module.ask(&self.runner, &installed.label, CALL_AGAIN_MS, |hooks, store| {
-                recorded.question.put(hooks, store, &recorded.context)
+        let CallResult { answer, cost, .. } =
+            module.call(&self.runner, &installed.label, REPLAY_WALL_MS_MAX, |hooks, store| {
+                recorded.question.call(hooks, store, &recorded.context)
             });
-        let answer = answer.map_err(|fault| parameters::told(fault, parameters));
-        let told = answer.and_then(|told| convert::answer(&recorded, told, &recorded.question));
-        Ok(ReplayedCall { question: asked, answer: told, cost })
+        let answer = answer.map_err(|fault| parameters::locate(fault, parameters));
+        let answer = answer.and_then(|answer| convert::answer(&recorded, answer, &recorded.question));
+        Ok(ReplayedCall { question: asked, answer, cost })
     }
 }

@@ -1,8 +1,8 @@
-//! How much memory the compiler may have here.
+//! The compiler's memory limit.
 //!
-//! With cgroup v2 the kubelet has a container killed whole when one of its processes runs out of
-//! memory, so a compilation that is too large must fail by its own limit before that. With cgroup
-//! v1 only the compiler itself would be killed, and nothing needs to be done.
+//! With cgroup v2 the kubelet has all processes of a container killed when one exceeds the memory limit, so a
+//! compilation must fail by a lower limit of its own. With cgroup v1 only the compiler is killed, and no other limit
+//! is necessary.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::limits::{COMPILE_MEMORY_BYTES_MAX, COMPILE_MEMORY_BYTES_MIN, DAEMON_M
 /// Address space for one compilation, bytes.
 ///
 /// # Errors
-/// If this process' cgroup leaves too little; says what to set.
+/// If the memory limit of this process' cgroup is too low.
 pub(super) fn compiler_memory_bytes() -> Result<u64, String> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     share_of(limit(&own, Path::new("/sys/fs/cgroup")))
@@ -25,7 +25,7 @@ fn share_of(limit: Option<u64>) -> Result<u64, String> {
     let left = limit.saturating_sub(DAEMON_MEMORY_BYTES);
     if left < COMPILE_MEMORY_BYTES_MIN {
         return Err(format!(
-            "the memory limit of this container is {} MiB, and compiling needs {} MiB; raise the \
+            "the memory limit of this container is {} MiB, but compiling needs {} MiB; raise the \
              limit, 832 MiB are enough for every policy",
             limit >> 20,
             (COMPILE_MEMORY_BYTES_MIN + DAEMON_MEMORY_BYTES) >> 20
@@ -34,15 +34,14 @@ fn share_of(limit: Option<u64>) -> Result<u64, String> {
     Ok(left.min(COMPILE_MEMORY_BYTES_MAX))
 }
 
-/// The lowest `memory.max` from this process' group up to the root; `None` where there is no limit
-/// or no cgroup v2.
+/// The lowest `memory.max` of this process' cgroup and its ancestors; `None` without a limit or without cgroup v2.
 fn limit(own: &str, root: &Path) -> Option<u64> {
     let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let folder = root.join(own);
     let groups = folder.ancestors().take_while(|group| group.starts_with(root));
     let limits = groups.filter_map(|group| {
         let text = fs::read_to_string(group.join("memory.max")).ok()?;
-        // `max` is no number, and no limit.
+        // `max` is no limit.
         text.trim().parse::<u64>().ok()
     });
     limits.min()
@@ -55,7 +54,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn the_lowest_limit_on_the_way_up_counts() {
+    fn the_lowest_limit_of_all_ancestors_counts() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         fs::create_dir_all(root.join("pods/one")).unwrap();
@@ -73,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_compiler_gets_what_the_daemon_does_not_need() {
+    fn the_compiler_gets_the_memory_that_the_daemon_does_not_need() {
         assert_eq!(share_of(None), Ok(768 * MIB));
         assert_eq!(share_of(Some(8192 * MIB)), Ok(768 * MIB));
         assert_eq!(share_of(Some(512 * MIB)), Ok(448 * MIB));

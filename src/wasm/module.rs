@@ -1,4 +1,4 @@
-//! An installed version: what it says of itself, and its component ready to be called.
+//! A loaded policy: its callable component and its description.
 
 use serde_json::Value;
 use wasmtime::component::Component;
@@ -6,7 +6,7 @@ use wasmtime::{Result as Wasm, Store};
 
 use super::bindings::PolicyPre;
 use super::bindings::berth::policy::types as wit;
-use super::call::{Called, Runner};
+use super::call::{CallResult, Runner};
 use super::exports::{Exports, Hooks};
 use super::fault;
 use super::guest::Guest;
@@ -19,12 +19,12 @@ const NAME_BYTES_MAX: usize = 63;
 
 /// A component that can be called.
 pub(super) struct Module {
-    /// For `describe`, which checks the types of all exports.
+    /// For `describe` only: instantiating it checks the types of all exports.
     policy: PolicyPre<Guest>,
     exports: Exports,
 }
 
-/// What a policy says of itself, checked.
+/// A policy's checked answer to `describe`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Description {
     pub(super) name: String,
@@ -35,59 +35,57 @@ pub(super) struct Description {
 }
 
 impl Module {
-    /// Makes an artifact callable.
+    /// Loads an artifact.
     ///
     /// # Errors
-    /// If it needs more than the pool has, imports what is not given, or exports too little.
+    /// If it needs more memory than the pool has, or its imports or exports do not fit the world.
     pub(super) fn load(runner: &Runner, artifact: &[u8]) -> Result<Self, InstallError> {
-        // SAFETY: deserializing trusts its input like code of our own. The bytes are in memory, where
-        // nobody changes them any more, and come either straight from the compiler's process or from
-        // a file whose sha256 is the one that the store keeps for this version. That an artifact
-        // fits this release, this processor and these settings is checked by wasmtime itself.
+        // SAFETY: `deserialize` requires bytes that wasmtime produced. These are in memory, where nothing changes
+        // them, and come either directly from the compiler process or from a file whose sha256 is the one in the
+        // store. wasmtime itself checks that the artifact fits this release, processor and configuration.
         #[allow(unsafe_code)]
         let component = unsafe { Component::deserialize(&runner.engine, artifact) };
         let policy = component.and_then(|component| runner.prepare(&component));
-        let policy = policy.map_err(|error| not_a_policy(fault::words_of(&error)))?;
+        let policy = policy.map_err(|error| not_a_policy(fault::error_chain(&error)))?;
         let exports = Exports::find(policy.instance_pre());
-        let exports = exports.map_err(|error| not_a_policy(fault::words_of(&error)))?;
+        let exports = exports.map_err(|error| not_a_policy(fault::error_chain(&error)))?;
         Ok(Self { policy, exports })
     }
 
-    /// Asks one hook in a fresh instance.
-    pub(super) fn ask<R>(
+    /// Calls one hook in a fresh instance.
+    pub(super) fn call<R>(
         &self,
         runner: &Runner,
-        who: &str,
+        label: &str,
         wall_ms: u64,
-        ask: impl FnOnce(&Hooks<'_>, &mut Store<Guest>) -> Wasm<R>,
-    ) -> Called<R> {
+        call_hook: impl FnOnce(&Hooks<'_>, &mut Store<Guest>) -> Wasm<R>,
+    ) -> CallResult<R> {
         let instance = self.policy.instance_pre();
         runner.call(
-            who,
+            label,
             wall_ms,
             |store| instance.instantiate(store),
-            |instance, store| ask(&Hooks { instance: *instance, exports: &self.exports }, store),
+            |instance, store| call_hook(&Hooks { instance: *instance, exports: &self.exports }, store),
         )
     }
 
-    /// Asks what it is.
+    /// Calls `describe`.
     ///
     /// # Errors
-    /// If it cannot say, or what it says breaks a rule.
+    /// If the call fails, or the description is invalid.
     pub(super) fn describe(&self, runner: &Runner) -> Result<Description, InstallError> {
-        let Called { answer, .. } = runner.call(
+        let CallResult { answer, .. } = runner.call(
             "describe",
             DESCRIBE_WALL_MS_MAX,
             |store| self.policy.instantiate(store),
             |policy, store| policy.call_describe(store),
         );
         let description = answer.map_err(|fault| not_a_policy(format!("`describe`: {fault}")))?;
-        check(description).map_err(|words| not_a_policy(format!("`describe`: {words}")))
+        check(description).map_err(|reason| not_a_policy(format!("`describe`: {reason}")))
     }
 }
 
-/// Longest reason of a refusal, bytes. Names of imports and exports come from the module, and may be as
-/// long as it is.
+/// Longest reason of a refusal, bytes. It may include names of imports and exports, which the module chooses.
 const REFUSAL_BYTES_MAX: usize = 2048;
 
 pub(super) fn not_a_policy(mut what: String) -> InstallError {
@@ -95,29 +93,29 @@ pub(super) fn not_a_policy(mut what: String) -> InstallError {
     InstallError::NotAPolicy { what }
 }
 
-/// The rules of the contract for a description.
-fn check(told: wit::Description) -> Result<Description, String> {
-    check_name(&told.name)?;
-    check_version(&told.version)?;
-    check_text("the summary", &told.summary, SUMMARY_BYTES_MAX)?;
-    check_schema(&told.parameters_schema)?;
-    let all = [
+/// Checks a description by the rules of the WIT world.
+fn check(description: wit::Description) -> Result<Description, String> {
+    check_name(&description.name)?;
+    check_version(&description.version)?;
+    check_text("the summary", &description.summary, SUMMARY_BYTES_MAX)?;
+    check_schema(&description.parameters_schema)?;
+    let flags = [
         (wit::Hooks::OFFER, Hook::Offer),
         (wit::Hooks::PLACE, Hook::Place),
         (wit::Hooks::ADMIT, Hook::Admit),
         (wit::Hooks::TRIAGE, Hook::Triage),
     ];
-    let hooks = all.into_iter().filter(|(flag, _)| told.hooks.contains(*flag));
+    let hooks = flags.into_iter().filter(|(flag, _)| description.hooks.contains(*flag));
     let hooks: Vec<_> = hooks.map(|(_, hook)| hook).collect();
     if hooks.is_empty() {
-        return Err("it names no hook, so it would never be asked".to_owned());
+        return Err("it names no hook, so it would never be called".to_owned());
     }
     Ok(Description {
-        name: told.name,
-        version: told.version,
-        summary: told.summary,
+        name: description.name,
+        version: description.version,
+        summary: description.summary,
         hooks,
-        parameters_schema: told.parameters_schema,
+        parameters_schema: description.parameters_schema,
     })
 }
 
@@ -125,14 +123,13 @@ fn check_name(name: &str) -> Result<(), String> {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     let dashed = name.starts_with('-') || name.ends_with('-');
     if name.is_empty() || name.len() > NAME_BYTES_MAX || dashed || !name.bytes().all(inner) {
-        return Err(format!("the name {} is no DNS label", shown(name)));
+        return Err(format!("the name {} is not a DNS label", quoted(name)));
     }
     Ok(())
 }
 
-/// `1.2.3`, `-pre` and `+build` after it: of semantic versions all that matters here.
+/// Checks the form `1.2.3-pre+build` of semantic versions.
 fn check_version(version: &str) -> Result<(), String> {
-    let wrong = || Err(format!("the version {} is no semantic version", shown(version)));
     let (rest, build) = version.split_once('+').map_or((version, None), |(a, b)| (a, Some(b)));
     let (core, pre) = rest.split_once('-').map_or((rest, None), |(a, b)| (a, Some(b)));
     let number = |part: &str| {
@@ -148,7 +145,7 @@ fn check_version(version: &str) -> Result<(), String> {
         || !labels(pre)
         || !labels(build)
     {
-        return wrong();
+        return Err(format!("the version {} is not a semantic version", quoted(version)));
     }
     Ok(())
 }
@@ -161,7 +158,7 @@ fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), String> {
         return Err(format!("{what} has {} bytes; at most {bytes_max}", text.len()));
     }
     if text.chars().any(char::is_control) {
-        return Err(format!("{what} holds control characters"));
+        return Err(format!("{what} contains control characters"));
     }
     Ok(())
 }
@@ -173,22 +170,22 @@ fn check_schema(schema: &str) -> Result<(), String> {
     }
     match serde_json::from_str(schema) {
         Ok(Value::Object(_)) => Ok(()),
-        Ok(_) => Err("the schema is no JSON object".to_owned()),
-        Err(error) => Err(format!("the schema is no JSON: {error}")),
+        Ok(_) => Err("the schema is not a JSON object".to_owned()),
+        Err(error) => Err(format!("the schema is not JSON: {error}")),
     }
 }
 
-/// A guest's text in an error: quoted, escaped and short.
-fn shown(text: &str) -> String {
-    let short: String = text.chars().take(80).collect();
-    format!("{short:?}")
+/// A guest's text for an error: quoted, escaped and truncated.
+fn quoted(text: &str) -> String {
+    let start: String = text.chars().take(80).collect();
+    format!("{start:?}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told() -> wit::Description {
+    fn description() -> wit::Description {
         wit::Description {
             name: "example".into(),
             version: "1.2.3".into(),
@@ -199,34 +196,34 @@ mod tests {
     }
 
     #[test]
-    fn a_good_description_is_taken() {
-        let description = check(told()).unwrap();
-        assert_eq!(description.hooks, [Hook::Offer, Hook::Admit]);
+    fn a_valid_description_is_accepted() {
+        let checked = check(description()).unwrap();
+        assert_eq!(checked.hooks, [Hook::Offer, Hook::Admit]);
         for version in ["0.0.0", "1.0.0-rc.1", "1.0.0+a-b", "10.20.30-x.7.z-y+0"] {
             assert_eq!(check_version(version), Ok(()), "{version}");
         }
     }
 
     #[test]
-    fn each_rule_is_told_when_broken() {
+    fn each_broken_rule_is_reported() {
         type Change = fn(&mut wit::Description);
         let cases: [(Change, &str); 10] = [
-            (|d| d.name.clear(), "no DNS label"),
-            (|d| d.name = "Example".into(), "no DNS label"),
-            (|d| d.name = "x".repeat(64), "no DNS label"),
-            (|d| d.version = "1.2".into(), "no semantic version"),
-            (|d| d.version = "1.2.3.04".into(), "no semantic version"),
+            (|d| d.name.clear(), "not a DNS label"),
+            (|d| d.name = "Example".into(), "not a DNS label"),
+            (|d| d.name = "x".repeat(64), "not a DNS label"),
+            (|d| d.version = "1.2".into(), "not a semantic version"),
+            (|d| d.version = "1.2.3.04".into(), "not a semantic version"),
             (|d| d.summary = "a\nb".into(), "control characters"),
             (|d| d.summary = " ".into(), "empty"),
             (|d| d.hooks = wit::Hooks::empty(), "no hook"),
-            (|d| d.parameters_schema = "[]".into(), "no JSON object"),
+            (|d| d.parameters_schema = "[]".into(), "not a JSON object"),
             (|d| d.parameters_schema = " ".repeat(7000), "at most 6144"),
         ];
-        for (change, words) in cases {
-            let mut description = told();
+        for (change, message) in cases {
+            let mut description = description();
             change(&mut description);
             let error = check(description).unwrap_err();
-            assert!(error.contains(words), "{error}");
+            assert!(error.contains(message), "{error}");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! A policy's complaint about its parameters, for whoever wrote them.
+//! Rewrites faults about parameters for operators.
 //!
-//! The kit for Rust says what its JSON parser says: `parameters: invalid type: string "four", expected u32
-//! at line 1 column 18`. That position is one in JSON that nobody wrote, since a stack is YAML; the
-//! parameter that lies there is what its author looks for.
+//! A policy of the Rust SDK logs the error of its JSON parser: `parameters: invalid type: string "four", expected
+//! u32 at line 1 column 18`. The position is one in generated JSON, since operators write stacks in YAML. It is
+//! replaced by the path of the parameter, and the parser's type names by descriptions.
 
-use super::fault::{ABOUT_PARAMETERS, EARLIER};
+use super::fault::{EARLIER_LINES, PARAMETERS_PREFIX};
 use berth_kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
 
-/// What a parser of Rust calls things, and what an operator does. Whole words only.
-const WORDS: [(&str, &str); 11] = [
+/// Type names of the parser and their descriptions.
+const TYPES: [(&str, &str); 11] = [
     ("u8", "a whole number from 0 to 255"),
     ("u16", "a whole number from 0 to 65535"),
     ("u32", "a whole number, 0 or more"),
@@ -22,98 +22,97 @@ const WORDS: [(&str, &str); 11] = [
     ("a map", "a mapping"),
 ];
 
-/// A fault about `parameters` names the one that is wrong, in place of a position in their JSON.
-/// Other faults stay as they are.
-pub(super) fn told(fault: Fault, parameters: &str) -> Fault {
+/// Replaces the position in a fault about `parameters` by the parameter's path. Other faults are returned unchanged.
+pub(super) fn locate(fault: Fault, parameters: &str) -> Fault {
     if fault.kind != FaultKind::Parameters {
         return fault;
     }
-    let mut detail = plain(&fault.detail, parameters);
+    let mut detail = rewrite(&fault.detail, parameters);
     detail.truncate(detail.floor_char_boundary(REASON_BYTES_MAX));
     Fault { detail, ..fault }
 }
 
-fn plain(detail: &str, parameters: &str) -> String {
-    let words = detail.strip_prefix(ABOUT_PARAMETERS).unwrap_or(detail);
-    let Some((what, at, rest)) = positioned(words) else { return detail.to_owned() };
-    let path = path_at(parameters, at);
-    format!("parameters{path}: {}{rest}", in_plain_words(what))
+fn rewrite(detail: &str, parameters: &str) -> String {
+    let message = detail.strip_prefix(PARAMETERS_PREFIX).unwrap_or(detail);
+    let Some((error, offset, rest)) = split_position(message) else { return detail.to_owned() };
+    let path = path_at(parameters, offset);
+    format!("parameters{path}: {}{rest}", describe(error))
 }
 
-/// The words before ` at line 1 column 18`, how many bytes that is from the beginning, and the words
-/// behind it. `None` where there is no position, or not in the only line that parameters have.
-fn positioned(words: &str) -> Option<(&str, usize, &str)> {
-    const BEFORE: &str = " at line 1 column ";
-    // What it said before is quoted behind it, and the value in front may hold these words, too.
-    let own = words.split(EARLIER).next().unwrap_or(words);
-    let start = own.rfind(BEFORE)?;
-    let number = &words[start + BEFORE.len()..];
-    let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
-    Some((&words[..start], number[..end].parse().ok()?, &number[end..]))
+/// Splits a message into the error before ` at line 1 column 18`, the column (a byte offset) and the rest. `None`
+/// without such a position; parameters have only one line.
+fn split_position(message: &str) -> Option<(&str, usize, &str)> {
+    const POSITION: &str = " at line 1 column ";
+    // Earlier log lines and the value in the error may contain such a text, too.
+    let error = message.split(EARLIER_LINES).next().unwrap_or(message);
+    let start = error.rfind(POSITION)?;
+    let column = &message[start + POSITION.len()..];
+    let end = column.find(|c: char| !c.is_ascii_digit()).unwrap_or(column.len());
+    Some((&message[..start], column[..end].parse().ok()?, &column[end..]))
 }
 
-fn in_plain_words(what: &str) -> String {
-    let what = what.replace("unknown field `", "unknown parameter `");
-    let what = what.replace("missing field `", "missing parameter `");
-    let (found, expected) = match what.split_once(", expected ") {
+fn describe(error: &str) -> String {
+    let error = error.replace("unknown field `", "unknown parameter `");
+    let error = error.replace("missing field `", "missing parameter `");
+    let (found, expected) = match error.split_once(", expected ") {
         Some((found, expected)) => (found, Some(expected)),
-        None => (what.as_str(), None),
+        None => (error.as_str(), None),
     };
     if found.starts_with("data did not match any variant of untagged enum ") {
-        return "it has none of the forms that are taken here".to_owned();
+        return "it has none of the accepted forms".to_owned();
     }
     let Some(expected) = expected else { return found.to_owned() };
-    let plain = WORDS.iter().find(|(word, _)| *word == expected).map_or(expected, |(_, plain)| plain);
-    let plain = if plain.starts_with("struct ") { "a mapping" } else { plain };
-    format!("{found}, expected {plain}")
+    let described = TYPES.iter().find(|(name, _)| *name == expected).map_or(expected, |(_, text)| text);
+    let described = if described.starts_with("struct ") { "a mapping" } else { described };
+    format!("{found}, expected {described}")
 }
 
-/// Where the value is that the first `end` bytes of this JSON end in or at: `.overrides[0].replicas`.
-/// Nothing for the whole.
+/// The path of the value in which, or at which, the first `end` bytes of this JSON end: `.overrides[0].replicas`.
+/// Empty for the outermost value.
 fn path_at(json: &str, end: usize) -> String {
-    let mut walk = Walk::default();
+    let mut scanner = PathScanner::default();
     let mut at = 0;
     while at < json.len().min(end) {
-        at = walk.step(json, at);
+        at = scanner.next(json, at);
     }
-    walk.path()
+    scanner.path()
 }
 
-/// What is open at some place of a JSON text that is known to be one.
+/// The objects and lists that are open at an offset of valid JSON.
 #[derive(Default)]
-struct Walk {
-    open: Vec<Step>,
+struct PathScanner {
+    open: Vec<Level>,
 }
 
-enum Step {
-    /// In an object: the key whose value comes, once it is known.
+enum Level {
+    /// An object, with the present key once it was read; `value`: the key's colon was read.
     Key { key: Option<String>, value: bool },
-    /// In a list: the number of the item.
+    /// A list, with the index of the present item.
     Item(usize),
 }
 
-impl Walk {
-    /// Takes the token at `at`, and answers where the next one is.
-    fn step(&mut self, json: &str, at: usize) -> usize {
+impl PathScanner {
+    /// Reads the token at `at`. Returns the offset behind it.
+    fn next(&mut self, json: &str, at: usize) -> usize {
         match json.as_bytes()[at] {
-            b'{' => self.open.push(Step::Key { key: None, value: false }),
-            b'[' => self.open.push(Step::Item(0)),
+            b'{' => self.open.push(Level::Key { key: None, value: false }),
+            b'[' => self.open.push(Level::Item(0)),
             b'}' | b']' => {
                 self.open.pop();
             }
             b':' => {
-                if let Some(Step::Key { value, .. }) = self.open.last_mut() {
+                if let Some(Level::Key { value, .. }) = self.open.last_mut() {
                     *value = true;
                 }
             }
             b',' => match self.open.last_mut() {
-                Some(Step::Item(number)) => *number += 1,
-                Some(step) => *step = Step::Key { key: None, value: false },
+                Some(Level::Item(index)) => *index += 1,
+                Some(level) => *level = Level::Key { key: None, value: false },
                 None => {}
             },
             b'"' => {
                 let end = string_end(json, at);
-                if let Some(Step::Key { key, value: false }) = self.open.last_mut() {
+                if let Some(Level::Key { key, value: false }) = self.open.last_mut() {
                     *key = serde_json::from_str(&json[at..end]).ok();
                 }
                 return end;
@@ -124,19 +123,19 @@ impl Walk {
     }
 
     fn path(&self) -> String {
-        let step = |step: &Step| match step {
-            // At the key itself it is the object that has a wrong one.
-            Step::Key { key: Some(key), value: true } => {
+        let segment = |level: &Level| match level {
+            Level::Key { key: Some(key), value: true } => {
                 format!(".{}", key.replace(char::is_control, "\u{fffd}"))
             }
-            Step::Key { .. } => String::new(),
-            Step::Item(number) => format!("[{number}]"),
+            // An error at a key, such as an unknown one, is about the object.
+            Level::Key { .. } => String::new(),
+            Level::Item(index) => format!("[{index}]"),
         };
-        self.open.iter().map(step).collect()
+        self.open.iter().map(segment).collect()
     }
 }
 
-/// Behind the string that begins at `at`.
+/// The offset behind the string that starts at `at`.
 fn string_end(json: &str, at: usize) -> usize {
     let bytes = json.as_bytes();
     let mut end = at + 1;
@@ -154,7 +153,7 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-    #[allow(dead_code)] // it is read, and never looked at
+    #[allow(dead_code)] // only deserialized
     struct Shares {
         replicas: u32,
         resource: String,
@@ -179,16 +178,16 @@ mod tests {
         replicas: u32,
     }
 
-    /// What becomes of the parser's own words, as a policy of the kit logs them.
-    fn said(parameters: &str) -> String {
+    /// The rewritten error of the parser, logged as a policy of the SDK logs it.
+    fn located(parameters: &str) -> String {
         let error = serde_json::from_str::<Shares>(parameters).unwrap_err();
-        let detail = format!("{ABOUT_PARAMETERS}{error}");
-        told(Fault { kind: FaultKind::Parameters, detail }, parameters).to_string()
+        let detail = format!("{PARAMETERS_PREFIX}{error}");
+        locate(Fault { kind: FaultKind::Parameters, detail }, parameters).to_string()
     }
 
     #[test]
-    fn the_parameter_that_is_wrong_is_named_and_no_position() {
-        for (parameters, words) in [
+    fn an_error_has_the_path_of_the_parameter_and_no_position() {
+        for (parameters, message) in [
             (
                 r#"{"resource":"x/y","replicas":"four"}"#,
                 "parameters.replicas: invalid type: string \"four\", expected a whole number, 0 or more",
@@ -218,30 +217,29 @@ mod tests {
                 "parameters.overrides[0]: unknown parameter `x`, expected `model` or `replicas`",
             ),
         ] {
-            assert_eq!(said(parameters), words, "{parameters}");
+            assert_eq!(located(parameters), message, "{parameters}");
         }
-        let words = said(r#"{"replica":2}"#);
+        let message = located(r#"{"replica":2}"#);
         assert!(
-            words.starts_with("parameters: unknown parameter `replica`, expected one of `replicas`, "),
-            "{words}"
+            message.starts_with("parameters: unknown parameter `replica`, expected one of `replicas`, "),
+            "{message}"
         );
-        assert!(!words.contains("column"), "{words}");
+        assert!(!message.contains("column"), "{message}");
     }
 
     #[test]
-    fn what_the_policy_said_itself_stays() {
+    fn other_texts_are_unchanged() {
         for detail in
-            ["parameters: replicas: 0 is out of range: 1 to 128", "parameters: no; before that it said: a"]
+            ["parameters: replicas: 0 is out of range: 1 to 128", "parameters: no; logged before: a"]
         {
-            assert_eq!(plain(detail, "{}"), detail);
+            assert_eq!(rewrite(detail, "{}"), detail);
         }
-        let detail =
-            "parameters: invalid type: null, expected f64 at line 1 column 5; before that it said: hm";
+        let detail = "parameters: invalid type: null, expected f64 at line 1 column 5; logged before: hm";
         assert_eq!(
-            plain(detail, r#"{"a":1}"#),
-            "parameters.a: invalid type: null, expected a number; before that it said: hm"
+            rewrite(detail, r#"{"a":1}"#),
+            "parameters.a: invalid type: null, expected a number; logged before: hm"
         );
         let trap = Fault { kind: FaultKind::Trap, detail: "x at line 1 column 2".into() };
-        assert_eq!(told(trap.clone(), "{}"), trap);
+        assert_eq!(locate(trap.clone(), "{}"), trap);
     }
 }

@@ -1,10 +1,10 @@
-//! Questions as JSON of the contract's own words, so that a policy can be asked them again. The world's
-//! version is part of it: a later release that changes a word still knows which words these are.
+//! Questions recorded as JSON of their WIT types, for replays. The record includes the world's version, from which
+//! a later release recognizes older types.
 
 use serde::{Deserialize, Serialize};
 
 use super::bindings::berth::policy::types as wit;
-use super::convert::{self, Indices};
+use super::convert::{Indices, WitQuestion};
 use super::fault;
 use super::view::View;
 use berth_kernel::decision;
@@ -13,10 +13,10 @@ use berth_kernel::names::{DeviceId, PartId, Resource};
 use berth_kernel::policy::{AdmitRequest, Fault, PlaceRequest};
 use berth_kernel::ports::Input;
 
-/// Whose words they are.
+/// The WIT package of the recorded types.
 const WORLD: &str = "berth:policy@0.1.0";
 
-/// The words of the hooks, as the contract orders them.
+/// The names of the hooks, in the order of the WIT flags.
 const HOOKS: [(&str, wit::Hooks); 4] = [
     ("offer", wit::Hooks::OFFER),
     ("place", wit::Hooks::PLACE),
@@ -24,20 +24,20 @@ const HOOKS: [(&str, wit::Hooks); 4] = [
     ("triage", wit::Hooks::TRIAGE),
 ];
 
-/// Flags are the one kind of type that cannot be told to derive it.
+/// `bindgen!` derives traits for all types except flags.
 impl Serialize for wit::Hooks {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(HOOKS.iter().filter(|(_, hook)| self.contains(*hook)).map(|(word, _)| word))
+        to.collect_seq(HOOKS.iter().filter(|(_, hook)| self.contains(*hook)).map(|(name, _)| name))
     }
 }
 
 impl<'de> Deserialize<'de> for wit::Hooks {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mut hooks = Self::empty();
-        for word in Vec::<String>::deserialize(from)? {
-            let known = HOOKS.iter().find(|(known, _)| *known == word);
+        for name in Vec::<String>::deserialize(from)? {
+            let known = HOOKS.iter().find(|(known, _)| *known == name);
             let (_, hook) =
-                known.ok_or_else(|| serde::de::Error::custom(format!("no hook is called {word:?}")))?;
+                known.ok_or_else(|| serde::de::Error::custom(format!("unknown hook {name:?}")))?;
             hooks |= *hook;
         }
         Ok(hooks)
@@ -48,8 +48,7 @@ impl<'de> Deserialize<'de> for wit::Hooks {
 struct NodeRef<'a> {
     world: &'a str,
     node: &'a wit::Node,
-    /// By device, its number on its part; none for a device that is the whole part. The contract
-    /// does not show it, and people want to read it.
+    /// The share number of each device; none for a device that is the whole part. The WIT types do not include it.
     shares: Vec<Option<u32>>,
 }
 
@@ -60,74 +59,74 @@ struct NodeRead {
     shares: Vec<Option<u32>>,
 }
 
-/// Puts a question down.
+/// Records a question.
 ///
 /// # Errors
-/// If it cannot be written, which its types forbid.
-pub(super) fn write(view: &View, question: &convert::Asked) -> Result<Input, Fault> {
+/// If it cannot be serialized, which its types exclude.
+pub(super) fn write(view: &View, question: &WitQuestion) -> Result<Input, Fault> {
     let shares = view.devices.iter().map(|(_, _, share)| *share).collect();
     let node = NodeRef { world: WORLD, node: &view.context.node, shares };
-    let failed = |error: serde_json::Error| fault::missing(format!("cannot be put down: {error}"));
+    let failed = |error: serde_json::Error| fault::missing(format!("cannot record the input: {error}"));
     Ok(Input {
         node: serde_json::to_vec(&node).map_err(failed)?,
         question: serde_json::to_vec(question).map_err(failed)?,
     })
 }
 
-/// A question of the past.
+/// A recorded question.
 pub(super) struct Recorded {
     pub(super) context: wit::Context,
-    pub(super) question: convert::Asked,
+    pub(super) question: WitQuestion,
     parts: Vec<PartId>,
     shares: Vec<Option<u32>>,
 }
 
 impl Recorded {
-    /// Reads one, to be asked with these parameters.
+    /// Reads a recorded question, for a call with these parameters.
     ///
     /// # Errors
-    /// In words: of another release, or damaged.
+    /// If the record is of another world version or damaged.
     pub(super) fn read(input: &Input, parameters: &str) -> Result<Self, String> {
-        let wrong = |error: serde_json::Error| format!("the input is damaged: {error}");
-        let node: NodeRead = serde_json::from_slice(&input.node).map_err(wrong)?;
+        let damaged = |error: serde_json::Error| format!("the input is damaged: {error}");
+        let node: NodeRead = serde_json::from_slice(&input.node).map_err(damaged)?;
         if node.world != WORLD {
-            return Err(format!("the input is of the world {}; this release asks {WORLD}", node.world));
+            return Err(format!("the input is of the world {}; this release supports {WORLD}", node.world));
         }
         let parts = node.node.parts.iter().map(|part| PartId::parse(&part.id));
         let parts = parts.collect::<Result<Vec<_>, _>>().map_err(|e| format!("the input is damaged: {e}"))?;
         if node.shares.len() != node.node.devices.len() {
-            return Err("the input is damaged: not a number for each device".into());
+            return Err("the input is damaged: not one share number per device".into());
         }
         Ok(Self {
             context: wit::Context { node: node.node, parameters: parameters.to_owned() },
-            question: serde_json::from_slice(&input.question).map_err(wrong)?,
+            question: serde_json::from_slice(&input.question).map_err(damaged)?,
             parts,
             shares: node.shares,
         })
     }
 
-    /// The question in the kernel's words.
+    /// The question in kernel types.
     ///
     /// # Errors
-    /// In words, if it names what its node has not.
-    pub(super) fn asked(&self) -> Result<decision::OwnedQuestion, String> {
+    /// If an index in it is out of range.
+    pub(super) fn kernel_question(&self) -> Result<decision::OwnedQuestion, String> {
         Ok(match &self.question {
-            convert::Asked::Offer => decision::OwnedQuestion::Offer,
-            convert::Asked::Place(asked) => decision::OwnedQuestion::Place(PlaceRequest {
-                resource: self.resource(asked.request.resource)?,
-                available: self.ids(&asked.available)?,
-                required: self.ids(&asked.required)?,
-                size: usize::try_from(asked.size).unwrap_or(usize::MAX),
+            WitQuestion::Offer => decision::OwnedQuestion::Offer,
+            WitQuestion::Place(place) => decision::OwnedQuestion::Place(PlaceRequest {
+                resource: self.resource(place.request.resource)?,
+                available: self.ids(&place.available)?,
+                required: self.ids(&place.required)?,
+                size: usize::try_from(place.size).unwrap_or(usize::MAX),
             }),
-            convert::Asked::Admit(asked) => decision::OwnedQuestion::Admit(AdmitRequest {
-                resource: self.resource(asked.request.resource)?,
-                devices: self.ids(&asked.devices)?,
+            WitQuestion::Admit(admit) => decision::OwnedQuestion::Admit(AdmitRequest {
+                resource: self.resource(admit.request.resource)?,
+                devices: self.ids(&admit.devices)?,
             }),
-            convert::Asked::Triage(asked) => decision::OwnedQuestion::Triage(Reading {
-                part: self.part(asked.part).ok_or_else(|| unknown("part", asked.part))?,
-                source: asked.source.clone(),
-                code: asked.code,
-                detail: asked.detail.clone(),
+            WitQuestion::Triage(reading) => decision::OwnedQuestion::Triage(Reading {
+                part: self.part(reading.part).ok_or_else(|| unknown("part", reading.part))?,
+                source: reading.source.clone(),
+                code: reading.code,
+                detail: reading.detail.clone(),
             }),
         })
     }

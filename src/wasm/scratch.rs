@@ -1,28 +1,28 @@
-//! A state folder for a moment: where policies are asked without a daemon.
+//! A temporary state folder, for calls of policies without a daemon.
 
 use std::fs::{DirBuilder, remove_dir_all};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-/// A folder of one's own that is deleted in the end.
+/// A private temporary folder. It is deleted on drop.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes one in the system's place for such (`TMPDIR` names another).
+    /// Creates a folder in `TMPDIR`, by default `/tmp`.
     ///
     /// # Errors
-    /// If that cannot be done.
+    /// If the folder cannot be created.
     pub fn new() -> std::io::Result<Self> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
         let path = std::env::temp_dir().join(format!("berth-check-{:016x}", u64::from_ne_bytes(random)));
-        // Fails if it is there: nobody else chooses what is in it.
+        // Fails if the path exists, so that no other user chooses the folder's content.
         DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self(path))
     }
 
-    /// Where it is.
+    /// The folder's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -31,7 +31,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left over is a folder in the system's own place for such.
+        // A failure leaves files in the temporary folder only.
         let _ = remove_dir_all(&self.0);
     }
 }

@@ -5,26 +5,25 @@ use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use std::path::PathBuf;
 
-/// What this room is told by the configuration.
+/// The configuration of this crate.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where `policies/` lies.
+    /// The folder that contains `policies/`.
     pub state_dir: PathBuf,
-    /// The program that is started to compile; its `main` calls [`super::compiler_process`]. Usually this
-    /// one.
+    /// The program to start as the compiler, usually this one; its `main` calls [`super::compiler_process`].
     pub compiler: PathBuf,
-    /// What one compilation may take.
+    /// Limits of one compilation.
     pub compile: CompileLimits,
-    /// Memory that grants may take of a part, percent of what it has.
+    /// Memory of a part that may be granted, percent of its size.
     pub memory_overcommit_percent: u32,
-    /// The resource that whole GPUs have without policies.
+    /// The resource of whole GPUs without policies.
     pub resource: Resource,
-    /// What becomes of MIG without policies.
+    /// How MIG instances are offered without policies.
     pub mig: MigStrategy,
 }
 
 impl Settings {
-    /// With this program as the compiler, and the limits of the product.
+    /// The default settings: this program is the compiler, with the default limits.
     #[must_use]
     pub fn new(state_dir: PathBuf) -> Self {
         Self {

@@ -1,8 +1,8 @@
-//! The policies that come with the daemon: what `policies-wasm/build.sh` made, embedded, so that
-//! building the daemon needs no WebAssembly toolchain.
+//! The policies that are shipped with the daemon. The outputs of `policies-wasm/build.sh` are embedded, so that
+//! building the daemon requires no WebAssembly toolchain.
 //!
-//! What they say of themselves is written down beside them, so that a node lists all of them without
-//! compiling one: each is compiled when a stack, a replay or a shadow first names it.
+//! Their descriptions are embedded as well, so that a node lists the policies without compiling them. A policy is
+//! compiled when a stack, a replay or a shadow first uses it.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use berth_kernel::names::Digest;
 use berth_kernel::policy::{Hook, PolicyVersion};
 use berth_kernel::time::Now;
 
-/// Their names and components. A test holds them equal to their sources by the manifest beside them.
+/// Names and components. A test compares them with their sources by the manifest in the same folder.
 const SHIPPED: &[(&str, &[u8])] = &[
     ("exclusive", include_bytes!("../../policies-wasm/prebuilt/exclusive.wasm")),
     ("timeslice", include_bytes!("../../policies-wasm/prebuilt/timeslice.wasm")),
@@ -26,18 +26,18 @@ const SHIPPED: &[(&str, &[u8])] = &[
     ("triage-xid", include_bytes!("../../policies-wasm/prebuilt/triage-xid.wasm")),
 ];
 
-/// What each answers to `describe`, by name. A test holds it equal to what they do answer.
-const DESCRIBED: &str = include_str!("../../policies-wasm/prebuilt/described.json");
+/// The answers to `describe`, by name. A test compares them with the policies' answers.
+const DESCRIPTIONS: &str = include_str!("../../policies-wasm/prebuilt/described.json");
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Described {
-    /// sha256 of the component: computed at every start it would bring all of them into memory.
+struct Description {
+    /// sha256 of the component. Computing it at every start would read all components into memory.
     digest: String,
     version: String,
     summary: String,
     hooks: Vec<String>,
-    /// Exactly as the policy writes it.
+    /// The unchanged text of the policy.
     parameters_schema: String,
 }
 
@@ -45,33 +45,33 @@ struct Shipped {
     digest: Digest,
     component: &'static [u8],
     name: &'static str,
-    described: Described,
+    description: Description,
 }
 
 fn all() -> &'static [Shipped] {
     static ALL: OnceLock<Vec<Shipped>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let mut described: BTreeMap<String, Described> =
-            serde_json::from_str(DESCRIBED).unwrap_or_else(|error| {
-                // It is part of the program, and a test reads it.
-                tracing::error!("what the shipped policies say of themselves cannot be read: {error}");
+        let mut descriptions: BTreeMap<String, Description> = serde_json::from_str(DESCRIPTIONS)
+            .unwrap_or_else(|error| {
+                // Cannot happen: a test reads the embedded text.
+                tracing::error!("cannot read the descriptions of the shipped policies: {error}");
                 BTreeMap::new()
             });
         let shipped = |&(name, component): &(&'static str, &'static [u8])| {
-            let described = described.remove(name)?;
-            let digest = Digest::parse(&described.digest).ok()?;
-            Some(Shipped { digest, component, name, described })
+            let description = descriptions.remove(name)?;
+            let digest = Digest::parse(&description.digest).ok()?;
+            Some(Shipped { digest, component, name, description })
         };
         SHIPPED.iter().filter_map(shipped).collect()
     })
 }
 
-/// The component with this digest, if it came with this release.
-pub(super) fn component(wanted: &Digest) -> Option<&'static [u8]> {
-    all().iter().find(|shipped| shipped.digest == *wanted).map(|shipped| shipped.component)
+/// The shipped component with this digest.
+pub(super) fn component(digest: &Digest) -> Option<&'static [u8]> {
+    all().iter().find(|shipped| shipped.digest == *digest).map(|shipped| shipped.component)
 }
 
-/// All of them, as versions that were not compiled yet.
+/// The versions of all shipped policies. None of them is compiled.
 pub(super) fn versions(now: Now) -> Vec<PolicyVersion> {
     all().iter().map(|shipped| shipped.version(now)).collect()
 }
@@ -80,10 +80,10 @@ impl Shipped {
     fn version(&self, now: Now) -> PolicyVersion {
         PolicyVersion {
             name: self.name.to_owned(),
-            version: self.described.version.clone(),
-            summary: self.described.summary.clone(),
-            hooks: self.described.hooks.iter().filter_map(|hook| Hook::parse(hook)).collect(),
-            parameters_schema: self.described.parameters_schema.clone(),
+            version: self.description.version.clone(),
+            summary: self.description.summary.clone(),
+            hooks: self.description.hooks.iter().filter_map(|hook| Hook::parse(hook)).collect(),
+            parameters_schema: self.description.parameters_schema.clone(),
             digest: self.digest.clone(),
             artifact: self.digest.clone(),
             bytes: self.component.len() as u64,

@@ -1,4 +1,4 @@
-//! The clock of the wall-time backstop: moves the epoch on while calls run, and sleeps otherwise.
+//! The clock of the wall-time limit: increments the epoch while calls run, and sleeps otherwise.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use wasmtime::Engine;
 
 use super::limits::EPOCH_TICK_MS;
 
-/// Owns the thread that ticks; dropping it stops the thread. Whoever turns epoch interruption on
-/// must have one, or no call would ever be interrupted.
+/// Owns the clock's thread; dropping it stops the thread. An engine with epoch interruption needs one, or no call is
+/// ever interrupted.
 #[derive(Debug)]
 pub(super) struct Ticker {
     shared: Arc<Shared>,
@@ -26,19 +26,19 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     calls: u32,
-    /// The thread sleeps until a call begins. Only then is it woken: a wake-up between two ticks
-    /// would bring the next tick forward, and with it the deadline of every call.
+    /// The thread waits for a call. A call wakes it only then: a wake-up between two ticks would advance the next
+    /// tick, and so the deadline of every call.
     parked: bool,
     stop: bool,
 }
 
-/// Keeps the clock running.
+/// Keeps the clock running until it is dropped.
 #[derive(Debug)]
 pub(super) struct Running<'a>(&'a Shared);
 
 impl Ticker {
     /// # Errors
-    /// If no thread can be had.
+    /// If the thread cannot be started.
     pub(super) fn start(engine: &Engine) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let thread = std::thread::Builder::new().name("policy-clock".into()).spawn({
@@ -48,7 +48,7 @@ impl Ticker {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// The clock runs until the answer is dropped.
+    /// Runs the clock until the returned guard is dropped.
     pub(super) fn run(&self) -> Running<'_> {
         let mut state = self.shared.lock();
         state.calls += 1;
@@ -58,7 +58,7 @@ impl Ticker {
         Running(&self.shared)
     }
 
-    /// How many ticks are at least `wall_ms`: one more, since the next may come at once.
+    /// The number of ticks that take at least `wall_ms`, including one more since the next tick may be due already.
     pub(super) fn ticks(wall_ms: u64) -> u64 {
         wall_ms.div_ceil(EPOCH_TICK_MS) + 1
     }
@@ -80,7 +80,6 @@ fn tick(shared: &Shared, engine: &Engine) {
 }
 
 impl Shared {
-    // Nothing under the lock can leave the state half changed.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -99,7 +98,7 @@ impl Drop for Ticker {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the clock of policy calls had panicked");
+            tracing::error!("the clock thread of policy calls has panicked");
         }
     }
 }

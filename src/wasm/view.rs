@@ -1,4 +1,4 @@
-//! The kernel's snapshot as a policy is shown it, and the way back from its indices.
+//! A snapshot of the ledger in WIT types, and the parts and devices behind its indices.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,37 +16,36 @@ use berth_kernel::mig::{self, MigStrategy};
 use berth_kernel::names::{DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
 use berth_kernel::part_state::{Device, PartState, Taken};
-use berth_kernel::pod_candidates;
-use berth_kernel::pod_candidates::Candidate;
+use berth_kernel::pod_candidates::{self, Candidate};
 use berth_kernel::time::Now;
 
-/// The attribute of a part that holds what it would be offered as if no policy of the stack did; absent
-/// where it would not be offered.
+/// The attribute with the resource that a part would be offered as without policies; absent if it would not be
+/// offered.
 const BASELINE_RESOURCE: &str = "baseline.resource";
 
-/// What the configuration adds to what policies are shown.
+/// The settings that views depend on.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
-    /// Memory that grants may take of a part, percent of what it has.
+    /// Memory of a part that may be granted, percent of its size.
     pub(super) memory_overcommit_percent: u32,
     /// The resource of whole GPUs.
     pub(super) resource: Resource,
-    /// What becomes of MIG.
+    /// How MIG instances are offered.
     pub(super) mig: MigStrategy,
 }
 
 impl Rules {
-    pub(super) fn of(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &Settings) -> Self {
         let (resource, mig) = (settings.resource.clone(), settings.mig);
         Self { memory_overcommit_percent: settings.memory_overcommit_percent, resource, mig }
     }
 }
 
-/// A snapshot in the words of the contract, and what its indices stand for.
+/// A snapshot in WIT types, with the parts, resources and devices behind its indices.
 pub(super) struct View {
     ledger: Arc<Ledger>,
-    made: Now,
-    /// So long after `made` it would be made the same again, milliseconds: ages are told in seconds.
+    created: Now,
+    /// How long after `created` a new view would be the same, milliseconds: ages are in whole seconds.
     fresh_ms: u64,
     pub(super) context: wit::Context,
     pub(super) parts: Vec<PartId>,
@@ -57,20 +56,20 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Without parameters.
+    /// A view with empty parameters.
     pub(super) fn new(ledger: &Arc<Ledger>, now: Now, rules: &Rules) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
         let keys = states.iter().flat_map(|state| state.devices.keys());
         let mut resources: Vec<_> = keys.map(|(resource, _)| resource).collect();
-        // Within a part they come resource by resource: most go here, and little is left to sort.
+        // The devices of a part are sorted by resource, so that this removes most duplicates before the sort.
         resources.dedup();
         resources.sort_unstable();
         resources.dedup();
         let count = states.iter().map(|state| state.devices.len()).sum();
         let mut view = Self {
             ledger: Arc::clone(ledger),
-            made: now,
+            created: now,
             fresh_ms: fresh_ms(ledger, now),
             context: wit::Context {
                 node: wit::Node {
@@ -90,7 +89,7 @@ impl View {
         let present = ledger.parts.values().filter(|state| state.present).map(|state| &state.part);
         let baseline = mig::plan(rules.mig, &rules.resource, present, |_| true);
         for (index, state) in (0..).zip(states) {
-            let mut part = view.shown(ledger, state, now);
+            let mut part = view.part_to_wit(ledger, state, now);
             let resource =
                 baseline.resource(&state.part.id).map(|resource| attribute(BASELINE_RESOURCE, resource));
             part.attributes.extend(resource);
@@ -104,19 +103,20 @@ impl View {
         view
     }
 
-    /// Whether it is what would be made of this snapshot at this moment.
-    pub(super) fn shows(&self, ledger: &Arc<Ledger>, now: Now) -> bool {
-        let fresh = |made: u64, now: u64| now.checked_sub(made).is_some_and(|age| age < self.fresh_ms);
-        // It holds its snapshot, so that no other can lie where this one lay.
+    /// Whether a new view of this snapshot at this time would be the same.
+    pub(super) fn is_current(&self, ledger: &Arc<Ledger>, now: Now) -> bool {
+        let is_fresh =
+            |created: u64, now: u64| now.checked_sub(created).is_some_and(|age| age < self.fresh_ms);
+        // The view owns its snapshot, so the address cannot have been reused.
         Arc::ptr_eq(&self.ledger, ledger)
-            && fresh(self.made.mono_ms, now.mono_ms)
-            && fresh(self.made.wall_ms, now.wall_ms)
+            && is_fresh(self.created.mono_ms, now.mono_ms)
+            && is_fresh(self.created.wall_ms, now.wall_ms)
     }
 
-    /// Who may be asking for so many devices of `resource`.
+    /// The containers that may be requesting `count` devices of `resource`.
     pub(super) fn candidates(&self, resource: &Resource, count: usize) -> Vec<wit::Candidate> {
-        let found = pod_candidates::candidates(&self.ledger, resource, count);
-        found.into_iter().map(candidate).collect()
+        let candidates = pod_candidates::candidates(&self.ledger, resource, count);
+        candidates.into_iter().map(candidate_to_wit).collect()
     }
 
     pub(super) fn part_index(&self, part: &PartId) -> Option<u32> {
@@ -127,12 +127,12 @@ impl View {
         index(self.resources.binary_search(resource).ok()?)
     }
 
-    /// The index of a device, by those of its part and resource; `None` if it is not of this snapshot.
+    /// The index of a device by the indices of its part and resource; `None` if it is not in this snapshot.
     pub(super) fn device_index(&self, part: u32, resource: u32, share: Option<u32>) -> Option<u32> {
         index(self.devices.binary_search(&(part, resource, share)).ok()?)
     }
 
-    fn shown(&self, ledger: &Ledger, state: &PartState, now: Now) -> wit::Part {
+    fn part_to_wit(&self, ledger: &Ledger, state: &PartState, now: Now) -> wit::Part {
         let part = &state.part;
         let gpu = ledger.gpu_of(state);
         let usage = ledger.usage.get(&part.id).cloned().unwrap_or_default();
@@ -166,7 +166,7 @@ impl View {
         let may_grant = ledger.may_grant(state);
         let memory_mib = state.memory_to_grant_mib(memory_overcommit_percent);
         let taken = ledger.taken(state);
-        // Devices come resource by resource, so each is looked up once.
+        // The devices are sorted by resource, so that each resource is looked up once.
         let mut last: Option<(&Resource, u32, bool)> = None;
         for ((name, share), device) in &state.devices {
             let (_, resource, paused) = match last.filter(|(known, ..)| *known == name) {
@@ -191,7 +191,7 @@ impl View {
     }
 
     fn add_links(&mut self, ledger: &Ledger) {
-        // They come by their first part, so each of those is looked up once.
+        // The links are sorted by their first part, so that each of those is looked up once.
         let mut last: Option<(&PartId, Option<u32>)> = None;
         for (a, b, link) in ledger.links.iter() {
             let known = last.filter(|(known, _)| *known == a);
@@ -208,7 +208,7 @@ impl View {
     }
 
     fn allocation(&self, allocation: &Allocation, now: Now) -> wit::Allocation {
-        // A held device stays listed, so its resource and itself are always there.
+        // A held device remains listed, so its resource and the device itself always have an index.
         let resource = self.resource_index(&allocation.resource).unwrap_or_default();
         let devices = allocation.devices.iter();
         wit::Allocation {
@@ -256,7 +256,7 @@ fn age_ms(allocation: &Allocation, now: Now) -> u64 {
     now.wall_ms.saturating_sub(allocation.granted_wall_ms)
 }
 
-/// Until the first of all that are told grows by a second.
+/// Time until the first of the shown ages reaches its next second.
 fn fresh_ms(ledger: &Ledger, now: Now) -> u64 {
     let idle = ledger.parts.values().filter(|state| !state.held()).map(|state| idle_ms(state, now));
     let ages = ledger.live.values().map(|allocation| age_ms(allocation, now));
@@ -267,40 +267,40 @@ fn seconds(ms: u64) -> u32 {
     u32::try_from(ms / 1000).unwrap_or(u32::MAX)
 }
 
-/// The facts that have no field of their own, beside those that the backend found.
-fn candidate(found: Candidate) -> wit::Candidate {
-    let pod = &found.pod;
+fn candidate_to_wit(candidate: Candidate) -> wit::Candidate {
+    let pod = &candidate.pod;
     let labels = pod.labels.iter();
     wit::Candidate {
         namespace: pod.namespace.clone(),
         pod: pod.name.clone(),
         pod_uid: pod.uid.clone(),
-        container: found.container,
+        container: candidate.container,
         labels: labels
             .map(|(key, value)| wit::Attribute { key: key.clone(), value: value.clone() })
             .collect(),
     }
 }
 
+/// The backend's attributes, and the facts that have no field in the WIT type.
 fn attributes(part: &Part) -> Vec<wit::Attribute> {
-    let found = part.attributes.iter();
-    let mut all: Vec<_> = found.map(|(key, value)| attribute(key, value)).collect();
-    all.push(attribute("pci.bus", &part.pci_bus));
-    all.extend(part.minor.map(|minor| attribute("minor", &minor)));
+    let backend = part.attributes.iter();
+    let mut attributes: Vec<_> = backend.map(|(key, value)| attribute(key, value)).collect();
+    attributes.push(attribute("pci.bus", &part.pci_bus));
+    attributes.extend(part.minor.map(|minor| attribute("minor", &minor)));
     if let Some(mig) = &part.mig {
-        all.push(attribute("mig.profile", &mig.profile));
-        all.push(attribute("mig.gpu-instance", &mig.gpu_instance));
-        all.push(attribute("mig.compute-instance", &mig.compute_instance));
+        attributes.push(attribute("mig.profile", &mig.profile));
+        attributes.push(attribute("mig.gpu-instance", &mig.gpu_instance));
+        attributes.push(attribute("mig.compute-instance", &mig.compute_instance));
     }
-    all
+    attributes
 }
 
 fn attribute(key: &str, value: &impl ToString) -> wit::Attribute {
     wit::Attribute { key: key.to_owned(), value: value.to_string() }
 }
 
-/// Each free device is judged alone: whether it would fit beside what is held, not beside the other
-/// free ones.
+/// Whether a device is free is decided for each device by itself: it must fit in addition to the held devices, not in
+/// addition to other free ones.
 fn state_to_wit(device: &Device, taken: Taken, memory_mib: u64, grantable: bool) -> wit::DeviceState {
     if device.held() {
         wit::DeviceState::Held
@@ -371,7 +371,7 @@ fn holder_to_wit(holder: &Holder) -> Option<wit::Holder> {
 
 #[cfg(test)]
 impl Rules {
-    /// Without MIG and overcommitment.
+    /// Rules without MIG and without overcommitment.
     pub(super) fn sample() -> Self {
         Self { memory_overcommit_percent: 100, resource: Resource::nvidia_gpu(), mig: MigStrategy::None }
     }

@@ -115,9 +115,9 @@ fn an_entry_that_denies_on_fault_refuses_with_the_fault() {
     let fields = "(func (export \"admit\") (param i32) (result i32) unreachable)\n";
     let module = module(fields);
     for (on_fault, expect) in [
-        ("skip", "{fault: ended itself, gpus: [1]}"),
-        ("deny", "{fault: ended itself, refused: its onFault is deny}"),
-        ("deny", "{fault: ended itself}"),
+        ("skip", "{fault: aborted, gpus: [1]}"),
+        ("deny", "{fault: aborted, refused: its onFault is deny}"),
+        ("deny", "{fault: aborted}"),
     ] {
         let text = format!(
             "stack: [{{policy: this, onFault: {on_fault}}}]\nsteps:\n  - allocate: {{resource: nvidia.com/gpu, on: [1]}}\n    \
@@ -133,8 +133,8 @@ fn check_says_what_the_daemon_would_say() {
     let shipped = root().join("policies-wasm/prebuilt/timeslice.wasm");
     let shipped = shipped.to_str().unwrap();
     for (module, words) in [
-        (b"hello".to_vec(), "it is no WebAssembly"),
-        (guest("lie-name"), "no DNS label"),
+        (b"hello".to_vec(), "it is not WebAssembly"),
+        (guest("lie-name"), "not a DNS label"),
         (crate::policies_guests::component("wasi"), "wasi"),
     ] {
         let file = folder.path().join("policy.wasm");

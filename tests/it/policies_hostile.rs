@@ -143,10 +143,10 @@ fn answers_that_are_too_large_or_malformed_are_faults() {
 #[test]
 fn indices_that_stand_for_nothing_are_faults() {
     let answer = FaultKind::Answer;
-    let there = "named device 999, and there are 8";
+    let there = "named device 999, but there are 8";
     assert_fault("device-out-of-range", Hook::Place, answer, there);
     assert_fault("device-twice", Hook::Place, answer, "chose device 1 twice");
-    assert_fault("part-out-of-range", Hook::Offer, answer, "named part 77, and there are 2");
+    assert_fault("part-out-of-range", Hook::Offer, answer, "named part 77, but there are 2");
     assert_fault("part-twice", Hook::Offer, answer, "named part 0 twice");
     assert_fault("resource-no-name", Hook::Offer, answer, "\"gpu\" is not a resource name");
 }

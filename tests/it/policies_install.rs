@@ -52,7 +52,7 @@ fn what_is_no_policy_is_refused_with_the_reason() {
     );
     assert_refused(b"MZ\x90\0 not at all", "no WebAssembly");
     let plain = wat::parse_str("(module (func (export \"offer\")))").unwrap();
-    assert_refused(&plain, "does not say which world");
+    assert_refused(&plain, "a core module without a world");
     assert_refused(&component("wasi"), "wasi:clocks");
     assert_refused(&component("other-world"), "no export");
     assert_refused(&wat::parse_str("(component)").unwrap(), "no export");
@@ -70,7 +70,7 @@ fn text(name: &str) -> String {
 
 #[test]
 fn a_description_that_breaks_a_rule_is_refused() {
-    assert_refused(&guest("lie-name"), "the name \"../../x\" is no DNS label");
+    assert_refused(&guest("lie-name"), "the name \"../../x\" is not a DNS label");
     assert_refused(&guest("lie-schema"), "the schema has 60000 bytes; at most 6144");
 }
 

@@ -5,7 +5,7 @@ use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use std::collections::VecDeque;
 
 #[test]
-fn candidates_are_shown_with_their_labels() {
+fn candidates_have_their_labels() {
     let resource = Resource::parse("nvidia.com/gpu").unwrap();
     let pod = Pod {
         uid: "u".into(),
@@ -31,15 +31,15 @@ fn candidates_are_shown_with_their_labels() {
     let ledger = Arc::new(Ledger { pods: Some(Arc::new(view)), ..Ledger::default() });
     let shown = View::new(&ledger, Now::default(), &Rules::sample()).candidates(&resource, 2);
     let [candidate] = shown.as_slice() else { panic!("{} candidates", shown.len()) };
-    let who = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
-    assert_eq!(who, ("team", "p", "main"));
+    let names = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
+    assert_eq!(names, ("team", "p", "main"));
     assert_eq!(candidate.pod_uid, "u");
     assert_eq!(candidate.labels[0].key, "app");
     assert!(View::new(&ledger, Now::default(), &Rules::sample()).candidates(&resource, 1).is_empty());
 }
 
 #[test]
-fn parts_are_shown_with_the_resource_that_they_would_have_without_policies() {
+fn parts_have_the_resource_of_the_baseline() {
     let gpu = |n: u32, mig_enabled| Part {
         id: PartId::parse(&format!("GPU-{n}")).unwrap(),
         parent: None,
@@ -61,18 +61,19 @@ fn parts_are_shown_with_the_resource_that_they_would_have_without_policies() {
         ..gpu(1, false)
     };
     let mut ledger = Ledger::default();
-    let found = [gpu(0, false), gpu(1, true), instance].map(Change::PartFound).to_vec();
-    ledger.apply(&Entry { at: Now::default(), changes: found });
+    let changes = [gpu(0, false), gpu(1, true), instance].map(Change::PartFound).to_vec();
+    ledger.apply(&Entry { at: Now::default(), changes });
     let ledger = Arc::new(ledger);
     let resources = |mig| -> Vec<Option<String>> {
-        let shown = View::new(&ledger, Now::default(), &Rules { mig, ..Rules::sample() });
-        let of = |part: &wit::Part| part.attributes.iter().find(|a| a.key == BASELINE_RESOURCE).cloned();
-        shown.context.node.parts.iter().map(|part| of(part).map(|a| a.value)).collect()
+        let view = View::new(&ledger, Now::default(), &Rules { mig, ..Rules::sample() });
+        let baseline =
+            |part: &wit::Part| part.attributes.iter().find(|a| a.key == BASELINE_RESOURCE).cloned();
+        view.context.node.parts.iter().map(|part| baseline(part).map(|a| a.value)).collect()
     };
     let (gpu, none) = (Some("nvidia.com/gpu".to_owned()), None::<String>);
     assert_eq!(resources(MigStrategy::None), [gpu.clone(), gpu.clone(), none.clone()]);
     let own = Some("nvidia.com/mig-1g.10gb.me".to_owned());
     assert_eq!(resources(MigStrategy::Mixed), [gpu, none.clone(), own]);
-    // GPUs and instances by one name: a pod could not tell them apart, so none is offered.
+    // GPUs and instances would have the same resource, so none is offered.
     assert_eq!(resources(MigStrategy::Single), [none.clone(), none.clone(), none]);
 }

@@ -38,10 +38,10 @@ pub(crate) struct Case {
 const LOOPS: &[&str] =
     &["place: used up its 400000000 units of fuel (fuel)", "place: ran longer than 500 ms (time)"];
 const FLOODS: &[&str] = &[
-    "place: used up its 400000000 units of fuel; it said: \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
+    "place: used up its 400000000 units of fuel; it logged: \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
      | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
      | \\0 | \\0 | \\0 | \\0 (fuel)",
-    "place: ran longer than 500 ms; it said: \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
+    "place: ran longer than 500 ms; it logged: \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
      | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
      | \\0 (time)",
 ];
@@ -103,8 +103,7 @@ pub(crate) const CASES: &[Case] = &[
     made(
         "no-world",
         |_| parsed("(module (func (export \"offer\")))"),
-        &["it is a core module that does not say which world it is of; build it with wit-bindgen, or make \
-         a component of it"],
+        &["it is a core module without a world; build it with wit-bindgen or convert it to a component"],
     ),
     made(
         "instances",
@@ -117,8 +116,8 @@ pub(crate) const CASES: &[Case] = &[
         "world-that-panics",
         found,
         &[
-            "the compiler cannot make sense of its 2839 bytes: the file is damaged, or its tools made it wrong; copy \
-         it or build it again",
+            "the compiler cannot read its 2839 bytes: the file is damaged or was built wrong; copy it or build it \
+             again",
         ],
     ),
     Case { bomb: true, ..made("nested-deep", |_| nested(100_000), TOO_MUCH) },
@@ -128,19 +127,19 @@ pub(crate) const CASES: &[Case] = &[
             let all = numbered(0);
             all[..all.len() / 2].to_vec()
         },
-        &["the file is not a whole WebAssembly component: it has 1421 bytes and breaks off (1422 more must \
-         follow); copy it or build it again"],
+        &["the file is not a complete WebAssembly component: it has 1421 bytes and breaks off (1422 more \
+         must follow); copy it or build it again"],
     ),
     Case { bomb: true, ..made("bomb", |_| bomb(200_000), TOO_MUCH) },
     // Lies of `describe`.
-    text("lie-name", Upload, &["`describe`: the name \"../../x\" is no DNS label"]),
+    text("lie-name", Upload, &["`describe`: the name \"../../x\" is not a DNS label"]),
     text("lie-schema", Upload, &["`describe`: the schema has 60000 bytes; at most 6144"]),
-    text("lie-hooks", Upload, &["`describe`: it names no hook, so it would never be asked"]),
-    text("lie-flags", Upload, &["`describe`: it names no hook, so it would never be asked"]),
+    text("lie-hooks", Upload, &["`describe`: it names no hook, so it would never be called"]),
+    text("lie-flags", Upload, &["`describe`: it names no hook, so it would never be called"]),
     text("lie-shipped", Harmless, &[]),
     // Offers.
-    text("answer-aliased", Activation, &["handed over more than 1024 KiB at once (answer)"]),
-    text("part-out-of-range", Activation, &["named part 77, and there are 8 (answer)"]),
+    text("answer-aliased", Activation, &["passed more than 1024 KiB to the host at once (answer)"]),
+    text("part-out-of-range", Activation, &["named part 77, but there are 8 (answer)"]),
     text("part-twice", Activation, &["named part 0 twice (answer)"]),
     text(
         "resource-no-name",
@@ -169,7 +168,7 @@ pub(crate) const CASES: &[Case] = &[
     text("loop-in-hook", Place, LOOPS),
     text("loop-in-realloc", Activation, REALLOC),
     text("log-flood", Place, FLOODS),
-    text("log-huge", Place, &["place: handed over more than 1024 KiB at once (answer)"]),
+    text("log-huge", Place, &["place: passed more than 1024 KiB to the host at once (answer)"]),
     text(
         "memory-grab",
         Place,
@@ -182,7 +181,7 @@ pub(crate) const CASES: &[Case] = &[
         &["place: asked for more than 16384 elements of one table, was refused, and trapped (memory)"],
     ),
     text("recursion", Place, &["place: used up its 256 KiB of stack (memory)"]),
-    text("trap", Place, &["place: ended itself without a word (`unreachable`) (trap)"]),
+    text("trap", Place, &["place: aborted without a message (`unreachable`) (trap)"]),
     text("trap-with-words", Place, &["place: out of ideas\\nERROR forged \\u{1b}[31mline (trap)"]),
     text(
         "panic",
@@ -192,26 +191,26 @@ pub(crate) const CASES: &[Case] = &[
     text(
         "forged-room",
         Activation,
-        &["what it handed over is malformed: realloc return: beyond end of memory (answer)"],
+        &["passed malformed data to the host: realloc return: beyond end of memory (answer)"],
     ),
     text(
         "answer-beyond-memory",
         Place,
-        &["place: what it handed over is malformed: list pointer/length out of bounds of memory (answer)"],
+        &["place: passed malformed data to the host: list pointer/length out of bounds of memory (answer)"],
     ),
-    text("answer-oversized", Place, &["place: handed over more than 1024 KiB at once (answer)"]),
+    text("answer-oversized", Place, &["place: passed more than 1024 KiB to the host at once (answer)"]),
     text(
         "answer-no-pointer",
         Place,
-        &["place: what it handed over is malformed: pointer out of bounds of memory (answer)"],
+        &["place: passed malformed data to the host: pointer out of bounds of memory (answer)"],
     ),
     text(
         "answer-no-text",
         Place,
-        &["place: what it handed over is malformed: invalid utf-8 sequence of 1 bytes from index 0 \
+        &["place: passed malformed data to the host: invalid utf-8 sequence of 1 bytes from index 0 \
          (answer)"],
     ),
-    text("device-out-of-range", Place, &["place: named device 999, and there are 8 (answer)"]),
+    text("device-out-of-range", Place, &["place: named device 999, but there are 8 (answer)"]),
     text("device-twice", Place, &["place: chose device 1 twice (answer)"]),
     text(
         "device-not-available",
@@ -223,7 +222,7 @@ pub(crate) const CASES: &[Case] = &[
     text(
         "answer-no-case",
         Admit,
-        &["admit: what it handed over is malformed: unexpected discriminant: 9 (answer)"],
+        &["admit: passed malformed data to the host: unexpected discriminant: 9 (answer)"],
     ),
     text(
         "limits-beyond-memory",

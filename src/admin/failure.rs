@@ -60,6 +60,9 @@ impl IntoFailure for Refusal {
                 .action(Operation::GetStack),
             Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
             Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
+            Refusal::TooManyMarks { gpu } => problem(Kind::Limit)
+                .hint("remove the mark of an owner who no longer needs it; the GPU names them")
+                .action(Action::new(Operation::GetGpu, &[("uuid", gpu.as_str())])),
             Refusal::UnknownGpu { .. } => {
                 problem(Kind::UnknownGpu).hint("list the GPUs with their UUIDs").action(Operation::ListGpus)
             }

@@ -24,6 +24,8 @@ pub struct Action {
 pub enum Operation {
     /// Lists the GPUs.
     ListGpus,
+    /// Shows a GPU with its marks: `uuid`.
+    GetGpu,
     /// Lists the allocations.
     ListAllocations,
     /// Ends an allocation: `id`, and `force` to end it although its pod runs.
@@ -48,6 +50,7 @@ impl Operation {
     /// All of them.
     pub const ALL: &[Self] = &[
         Self::ListGpus,
+        Self::GetGpu,
         Self::ListAllocations,
         Self::EndAllocation,
         Self::ListPolicies,
@@ -64,6 +67,7 @@ impl Operation {
     pub fn route(self) -> (&'static str, &'static str) {
         match self {
             Self::ListGpus => ("GET", "/api/v1/gpus"),
+            Self::GetGpu => ("GET", "/api/v1/gpus/{uuid}"),
             Self::ListAllocations => ("GET", "/api/v1/allocations"),
             Self::EndAllocation => ("DELETE", "/api/v1/allocations/{id}"),
             Self::ListPolicies => ("GET", "/api/v1/policies"),

@@ -1,5 +1,7 @@
 //! What operators say of a GPU, and how far it is drained.
 
+use crate::rfc3339;
+use berth_kernel::drain;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -25,6 +27,57 @@ pub struct Drain {
     /// While it is draining: how far it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<DrainProgress>,
+    /// The cordons and drains on it, at most one per owner. It is granted again once it has none.
+    #[serde(default)]
+    pub marks: Vec<Mark>,
+}
+
+/// One owner's cordon or drain of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Mark {
+    /// `api:` and the caller's name, or `operator` for a mark from a release in which marks had no owner.
+    #[schema(example = "api:admin")]
+    pub owner: String,
+    /// Whether it also drains the GPU.
+    pub kind: MarkKind,
+    /// The reason, where one was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "fan replacement")]
+    pub why: Option<String>,
+    /// When it was set.
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub since: String,
+    /// Whether it was a drain that was given up at its deadline.
+    #[serde(default)]
+    pub expired: bool,
+}
+
+/// The kind of a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum MarkKind {
+    /// Nothing new is granted.
+    Cordon,
+    /// Cordoned and drained.
+    Drain,
+}
+
+impl Mark {
+    /// The mark of this owner.
+    #[must_use]
+    pub fn from_kernel(owner: &drain::Owner, mark: &drain::Mark) -> Self {
+        Self {
+            owner: owner.to_string(),
+            kind: match mark.kind {
+                drain::MarkKind::Cordon => MarkKind::Cordon,
+                drain::MarkKind::Drain(_) => MarkKind::Drain,
+            },
+            why: Some(mark.why.clone()).filter(|why| !why.is_empty()),
+            since: rfc3339(mark.since_wall_ms),
+            expired: mark.expired,
+        }
+    }
 }
 
 /// How far a GPU is drained.

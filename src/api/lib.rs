@@ -31,7 +31,8 @@ pub use decision::{
     parameters,
 };
 pub use drain::{
-    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, MarkHealthy,
+    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, Mark, MarkHealthy,
+    MarkKind,
 };
 pub use event::{Event, EventKind};
 pub use gpu::{

@@ -18,6 +18,7 @@ fn command(action: &Action) -> String {
     let id = action.parameter("id").unwrap_or("ID");
     match action.operation {
         Operation::ListGpus => "berth gpu list".into(),
+        Operation::GetGpu => format!("berth gpu show {}", action.parameter("uuid").unwrap_or("UUID")),
         Operation::ListAllocations => "berth allocation list".into(),
         Operation::EndAllocation => {
             let force = if action.parameter("force") == Some("true") { " --force" } else { "" };

@@ -1,7 +1,7 @@
 //! `berth gpu drain`: orders a drain, and with `--wait` prints its progress.
 
 use super::client::{Client, Temporary, escaped};
-use super::gpu::{drain, resolve};
+use super::gpu::{drain, owner_query, resolve};
 use super::output::{Out, printable};
 use super::usage;
 use anyhow::bail;
@@ -40,6 +40,9 @@ pub struct DrainArgs {
     /// Stop the drain; the GPU stays cordoned
     #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait"])]
     pub stop: bool,
+    /// Stop the drain of this owner, or of `all`, instead of your own
+    #[arg(long, value_name = "OWNER", requires = "stop")]
+    pub owner: Option<String>,
 }
 
 /// What happens to a drain at its deadline.
@@ -57,7 +60,7 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     let uuid = resolve(client, &args.gpu)?;
     let path = format!("/gpus/{}/drain", escaped(&uuid));
     if args.stop {
-        let gpu: Gpu = client.delete(&path)?;
+        let gpu: Gpu = client.delete(&(path + &owner_query(args.owner.as_deref())))?;
         return out.answer(&gpu, line);
     }
     let order = DrainOrder {
@@ -373,6 +376,7 @@ mod tests {
             why: None,
             since: None,
             progress,
+            marks: Vec::new(),
         };
         let before = draining(Some(progress));
         let lost = removed_settings(&before, &DrainOrder::default());

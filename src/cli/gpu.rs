@@ -6,7 +6,8 @@ use super::output::{Out, facts, or_dash, table};
 use super::process;
 use anyhow::bail;
 use berth_api::{
-    Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthTurn, MarkHealthy, Part, ResourceUse,
+    Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthTurn, Mark, MarkHealthy, MarkKind, Part,
+    ResourceUse,
 };
 use clap::Subcommand;
 
@@ -51,9 +52,15 @@ Examples:
         reason: String,
     },
     /// Allow new grants on a GPU again
+    #[command(after_help = "\
+A GPU is out of use while any owner's cordon or drain is left on it. This command removes your own; the
+others are shown with their owners.")]
     Uncordon {
         /// UUID, the beginning of it, or index
         gpu: String,
+        /// Remove the mark of this owner, or of `all`, instead of your own
+        #[arg(long, value_name = "OWNER")]
+        owner: Option<String>,
     },
     /// Remove a vanished GPU from the list, if no allocation uses it
     Forget {
@@ -86,10 +93,20 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
                 )
             })
         }
-        GpuCommand::Uncordon { gpu } => {
-            let path = format!("/gpus/{}/cordon", escaped(&resolve(client, gpu)?));
+        GpuCommand::Uncordon { gpu, owner } => {
+            let path =
+                format!("/gpus/{}/cordon{}", escaped(&resolve(client, gpu)?), owner_query(owner.as_deref()));
             let gpu: Gpu = client.delete(&path)?;
-            out.answer(&gpu, |gpu| format!("{} is {}\n", gpu.summary.uuid, drain(&gpu.summary.drain)))
+            out.answer(&gpu, |gpu| {
+                let mut text = format!("{} is {}\n", gpu.summary.uuid, drain(&gpu.summary.drain));
+                for Mark { owner, since, .. } in &gpu.summary.drain.marks {
+                    text += &format!(
+                        "  a mark of {owner} is left, since {since}; `berth gpu uncordon {} --owner '{owner}'` removes it\n",
+                        gpu.summary.uuid
+                    );
+                }
+                text
+            })
         }
         GpuCommand::Drain(args) => super::drain::run(args, client, out),
         GpuCommand::MarkHealthy { gpu, reason } => {
@@ -104,6 +121,11 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             out.done(&format!("{uuid} is forgotten"))
         }
     }
+}
+
+/// The query that names an owner of marks.
+pub(super) fn owner_query(owner: Option<&str>) -> String {
+    owner.map_or_else(String::new, |owner| format!("?owner={}", escaped(owner)))
 }
 
 /// The UUID of the GPU that is named by a UUID, the beginning of one, or an index.
@@ -179,6 +201,10 @@ fn show(gpu: &Gpu) -> String {
         text += "\n";
         text += &table(&["WAS SINCE", "HEALTH", "REASON"], &rows);
     }
+    if summary.drain.marks.len() > 1 {
+        text += "\n";
+        text += &marks(&summary.drain.marks);
+    }
     for part in &gpu.parts {
         text += &part_table(part);
     }
@@ -189,6 +215,21 @@ fn show(gpu: &Gpu) -> String {
         text += &table(&["TO GPU", "PATH", "NVLINKS"], &rows);
     }
     text
+}
+
+fn marks(marks: &[Mark]) -> String {
+    let rows: Vec<_> = marks
+        .iter()
+        .map(|mark| {
+            let kind = match (mark.kind, mark.expired) {
+                (MarkKind::Cordon, false) => "cordon",
+                (MarkKind::Cordon, true) => "cordon, drain given up",
+                (MarkKind::Drain, _) => "drain",
+            };
+            vec![mark.owner.clone(), kind.into(), mark.since.clone(), or_dash(mark.why.as_ref())]
+        })
+        .collect();
+    table(&["OWNER", "MARK", "SINCE", "REASON"], &rows)
 }
 
 fn bypasses(count: u32) -> String {

@@ -81,8 +81,9 @@ fn unavailability(ledger: &Ledger, gpu: &PartId, state: &GpuState) -> Option<(&'
         )),
         HealthState::Healthy | HealthState::Degraded => None,
     };
-    let drained = state.drain.mark().map(|mark| {
-        let (reason, phrase) = match &state.drain {
+    let drain = state.drain();
+    let drained = drain.mark().map(|mark| {
+        let (reason, phrase) = match &drain {
             Drain::Draining(..) => ("GPUDraining", "being drained"),
             Drain::Drained(_) => ("GPUDrained", "drained"),
             Drain::Active | Drain::Cordoned(_) => ("GPUCordoned", "cordoned"),

@@ -60,7 +60,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
 
 /// GPUs whose drain evicts their pods.
 fn gpus_with_eviction(ledger: &Ledger) -> BTreeSet<PartId> {
-    ledger.gpus.iter().filter(|(_, state)| state.drain.evicts()).map(|(gpu, _)| gpu.clone()).collect()
+    ledger.gpus.iter().filter(|(_, state)| state.marks.evicts()).map(|(gpu, _)| gpu.clone()).collect()
 }
 
 /// Sends one eviction or deletion, logs its outcome and records it in the ledger.

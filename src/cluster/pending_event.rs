@@ -93,8 +93,8 @@ impl PendingEvent {
             EvictionMethod::Evict => "evicted",
             EvictionMethod::Delete => "deleted at the deadline of a drain",
         };
-        let mark = ledger.gpus.get(&asked.request.gpu).and_then(|gpu| gpu.drain.mark());
-        let by = mark.map_or_else(String::new, |mark| format!(" {}", mark.by_and_reason()));
+        let drain = ledger.gpus.get(&asked.request.gpu).map(|gpu| gpu.drain()).unwrap_or_default();
+        let by = drain.mark().map_or_else(String::new, |mark| format!(" {}", mark.by_and_reason()));
         let gpu = GpuName::IndexAndUuid.of(ledger, &asked.request.gpu);
         let regarding = Regarding::pod(&asked.request.pod);
         let note = format!("{done}: {gpu} is being drained{by}");

@@ -2,7 +2,7 @@
 //! an allocation. Operators' orders are logged by the admin API.
 
 use crate::admission::KernelHandle;
-use berth_kernel::drain::{AtDeadline, Drain, was_given_up};
+use berth_kernel::drain::{AtDeadline, Drain};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
@@ -81,7 +81,7 @@ impl Log {
                     if now.state == HealthState::Healthy && !now.reason.is_empty() => {}
                 Transition::HealthChanged { .. } => lines.push(Line::of(&transition, ledger)),
                 Transition::DrainChanged { before, now, .. } => {
-                    let given_up = was_given_up(now) && !was_given_up(before);
+                    let given_up = now.was_given_up() && !before.was_given_up();
                     if given_up || transition.is_warning() || matches!(now, Drain::Drained(_)) {
                         let line = Line::of(&transition, ledger);
                         lines.push(Line { warning: line.warning || given_up, ..line });
@@ -113,7 +113,8 @@ impl Log {
         let mut late = BTreeMap::new();
         let mut lines = Vec::new();
         for (gpu, state) in &ledger.gpus {
-            let order = state.drain.order();
+            let drain = state.drain();
+            let order = drain.order();
             let order = order.filter(|o| o.is_late(now) && o.at_deadline != AtDeadline::GiveUp);
             let Some((order, deadline)) = order.and_then(|o| Some((o, o.deadline_wall_ms?))) else {
                 continue;
@@ -148,7 +149,7 @@ fn unchanged_lines(before: &Ledger, now: &Ledger) -> Vec<Line> {
             let state = if health.state == HealthState::Vanished { "gone" } else { health.state.as_str() };
             lines.push(Line { warning: true, text: format!("{name} is still {state}: {}", health.reason) });
         }
-        if let (Drain::Draining(..), Drain::Draining(mark, order)) = (&before.drain, &state.drain) {
+        if let (Drain::Draining(..), Drain::Draining(mark, order)) = (before.drain(), state.drain()) {
             let (by, conditions) = (mark.by_and_reason(), order.conditions());
             let text = format!("the drain of {name} {by} goes on after the restart{conditions}");
             lines.push(Line { warning: false, text });

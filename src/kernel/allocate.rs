@@ -152,9 +152,9 @@ fn check_grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
     if state.health.state == HealthState::Unhealthy {
         return Err(Refusal::Unhealthy { gpu, reason: state.health.reason.clone() });
     }
-    match state.drain.mark() {
+    match state.drain().mark() {
         None => Ok(()),
-        Some(mark) => Err(Refusal::Cordoned { gpu, by: mark.by.clone(), why: mark.why.clone() }),
+        Some(mark) => Err(Refusal::Cordoned { gpu, by: mark.by.clone(), why: mark.reason() }),
     }
 }
 

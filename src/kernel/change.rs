@@ -2,7 +2,7 @@
 
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
-use super::drain::{Drain, Empty};
+use super::drain::{Empty, Marks};
 use super::eviction::EvictionRecord;
 use super::gpu::{Links, Part, Usage};
 use super::health::Health;
@@ -65,12 +65,12 @@ pub enum Change {
         /// The new health.
         health: Health,
     },
-    /// A GPU's drain state changed.
-    DrainChanged {
+    /// A GPU's marks changed.
+    MarksChanged {
         /// The GPU.
         gpu: PartId,
-        /// The new state.
-        drain: Drain,
+        /// The new marks.
+        marks: Marks,
     },
     /// A draining GPU became empty as far as scans show, or no longer is.
     EmptyChanged {
@@ -154,7 +154,7 @@ impl Change {
             Self::PartFound(_)
             | Self::PartForgotten(_)
             | Self::GpuForgotten(_)
-            | Self::DrainChanged { .. }
+            | Self::MarksChanged { .. }
             | Self::Offered { .. }
             | Self::Delisted(_)
             | Self::Granted(_)

@@ -1,6 +1,6 @@
 //! The kernel's commands: every operation on the ledger, as one enum.
 
-use super::drain::{Mark, Order};
+use super::drain::{Author, Order, Owners};
 use super::eviction::{EvictionOutcome, EvictionRequest};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
@@ -41,20 +41,20 @@ pub enum Command {
     Reconcile(ReconcileView),
     /// A source's view of all pods of this node.
     Pods(PodsView),
-    /// An operator cordons a GPU. Legal in any state; a second cordon keeps the start time and records a
-    /// new reason.
+    /// An operator cordons a GPU. Legal in any state; a second cordon of the same owner keeps the start time and
+    /// records a new reason.
     Cordon {
         /// The GPU.
         gpu: PartId,
-        /// The operator, the reason and the time.
-        mark: Mark,
+        /// The operator and the reason.
+        author: Author,
     },
-    /// An operator drains a GPU. Legal in any state; a new order replaces the old one.
+    /// An operator drains a GPU. Legal in any state; a new order of the same owner replaces the old one.
     Drain {
         /// The GPU.
         gpu: PartId,
-        /// The operator, the reason and the time.
-        mark: Mark,
+        /// The operator and the reason.
+        author: Author,
         /// How to drain it.
         order: Order,
     },
@@ -62,6 +62,8 @@ pub enum Command {
     StopDrain {
         /// The GPU.
         gpu: PartId,
+        /// The owners whose drains are cancelled.
+        owners: Owners,
     },
     /// The outcome of an eviction request. Discarded if the pod no longer needs to be evicted.
     RecordEviction {
@@ -70,10 +72,12 @@ pub enum Command {
         /// Its outcome.
         outcome: EvictionOutcome,
     },
-    /// An operator uncordons a GPU. Legal in any state.
+    /// An operator uncordons a GPU. Legal in any state; the GPU is granted again once no mark is left.
     Uncordon {
         /// The GPU.
         gpu: PartId,
+        /// The owners whose marks are removed.
+        owners: Owners,
     },
     /// An operator marks a GPU healthy, until the next bad reading.
     MarkHealthy {

@@ -2,7 +2,7 @@
 
 use super::change::{Change, Entry};
 use super::command::{Command, NewStack, Rules};
-use super::drain::Drain;
+use super::drain::{Marks, TooManyMarks};
 use super::drain_progress;
 use super::health::HealthState;
 use super::ledger::Ledger;
@@ -45,10 +45,14 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::RecordEviction { ask, outcome } => {
             Ok(evict::record_outcome(ledger, ask, outcome, rules.timing.evict_again_ms, now))
         }
-        Command::Cordon { gpu, mark } => change_drain(ledger, gpu, |d| d.after_cordon(mark)),
-        Command::Drain { gpu, mark, order } => change_drain(ledger, gpu, |d| d.after_order(mark, *order)),
-        Command::StopDrain { gpu } => change_drain(ledger, gpu, Drain::after_cancel),
-        Command::Uncordon { gpu } => change_drain(ledger, gpu, |_| Drain::Active),
+        Command::Cordon { gpu, author } => change_marks(ledger, gpu, |marks| marks.with_cordon(author, now)),
+        Command::Drain { gpu, author, order } => {
+            change_marks(ledger, gpu, |marks| marks.with_drain(author, *order, now))
+        }
+        Command::StopDrain { gpu, owners } => {
+            change_marks(ledger, gpu, |marks| Ok(marks.without_drains(owners)))
+        }
+        Command::Uncordon { gpu, owners } => change_marks(ledger, gpu, |marks| Ok(marks.without(owners))),
         Command::MarkHealthy { gpu, by, why } => mark_healthy(ledger, gpu, by, why, now),
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
         Command::End { id, force } => end(ledger, rules, *id, *force, now),
@@ -108,15 +112,15 @@ fn find_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::G
     ledger.gpus.get(gpu).map(AsRef::as_ref).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
 }
 
-/// The change of a GPU's drain state by `transition`; none if the state stays the same.
-fn change_drain(
+/// The change of a GPU's marks; none if they stay the same.
+fn change_marks(
     ledger: &Ledger,
     gpu: &PartId,
-    transition: impl FnOnce(&Drain) -> Drain,
+    change: impl FnOnce(&Marks) -> Result<Marks, TooManyMarks>,
 ) -> Result<Vec<Change>, Refusal> {
-    let old = &find_gpu(ledger, gpu)?.drain;
-    let drain = transition(old);
-    Ok(if drain == *old { Vec::new() } else { vec![Change::DrainChanged { gpu: gpu.clone(), drain }] })
+    let old = &find_gpu(ledger, gpu)?.marks;
+    let marks = change(old).map_err(|TooManyMarks| Refusal::TooManyMarks { gpu: gpu.clone() })?;
+    Ok(if marks == *old { Vec::new() } else { vec![Change::MarksChanged { gpu: gpu.clone(), marks }] })
 }
 
 fn mark_healthy(

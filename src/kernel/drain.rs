@@ -1,32 +1,158 @@
-//! The drain state of a GPU: whether it may be granted, and the progress of emptying it.
+//! Marks take a GPU out of use: cordons and drains, at most one per owner. The drain state of a GPU follows
+//! from its marks.
 //!
-//! `active -> cordoned -> draining -> drained -> active`; uncordoning leads back from any of them.
+//! `active -> cordoned -> draining -> drained -> active`; without marks a GPU is active.
 
+use super::eviction::EvictionMethod;
+use super::names::BadName;
 use super::time::Now;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
-/// The drain state of one GPU, named as in kubectl.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Drain {
-    /// It is granted as offered.
-    #[default]
-    Active,
-    /// Nothing new is granted; existing allocations stay (I3, I4).
-    Cordoned(Mark),
-    /// Cordoned and being drained.
-    Draining(Mark, Order),
-    /// Cordoned, with no allocations and no processes left.
-    Drained(Mark),
+/// Most marks of one GPU.
+pub const MARKS_MAX: usize = 8;
+/// Most bytes of the owners, authors and reasons of one GPU's marks: JSON doubles a quote or backslash, so a
+/// record has at most 2 x 7000 bytes of text and 8 x 150 of the rest, less than 16 KiB.
+pub const MARKS_TEXT_BYTES_MAX: usize = 7000;
+/// Longest owner in bytes: `api:` and the longest name of a caller, with room for other kinds.
+pub const OWNER_BYTES_MAX: usize = 160;
+
+/// The owner of a mark: `api:` with the name of a caller, or `operator` for a mark from a store in which marks
+/// had no owner. Other kinds of later releases are kept as they are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Owner(Arc<str>);
+
+impl Owner {
+    /// A caller of the admin API; the name is cut to fit.
+    #[must_use]
+    pub fn api(caller: &str) -> Self {
+        let text = format!("api:{caller}");
+        Self(text[..text.floor_char_boundary(OWNER_BYTES_MAX)].into())
+    }
+
+    /// The owner of a mark that was made before marks had owners. Each caller may remove it.
+    #[must_use]
+    pub fn operator() -> Self {
+        Self("operator".into())
+    }
+
+    /// Parses an owner of any kind.
+    ///
+    /// # Errors
+    /// If it is empty, longer than [`OWNER_BYTES_MAX`], or holds a control character.
+    pub fn parse(text: &str) -> Result<Self, BadName> {
+        if text.is_empty() || text.len() > OWNER_BYTES_MAX || text.chars().any(char::is_control) {
+            return Err(BadName::new("owner", text, "1 to 160 bytes without control characters"));
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The owner as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
-/// The author, time and reason of a cordon or drain.
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The owners whose marks a command changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owners {
+    /// Every owner.
+    All,
+    /// This owner, and [`Owner::operator`].
+    One(Owner),
+}
+
+impl Owners {
+    fn contains(&self, owner: &Owner) -> bool {
+        match self {
+            Self::All => true,
+            Self::One(one) => one == owner || *owner == Owner::operator(),
+        }
+    }
+}
+
+/// The author of a mark, as a command names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    /// The owner of the mark.
+    pub owner: Owner,
+    /// The name of the caller.
+    pub by: String,
+    /// The caller's reason; may be empty.
+    pub why: String,
+}
+
+impl Author {
+    /// A caller of the admin API.
+    #[must_use]
+    pub fn api(by: String, why: String) -> Self {
+        Self { owner: Owner::api(&by), by, why }
+    }
+}
+
+/// One owner's cordon or drain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The name of the caller's token, or `config`.
+    /// Whether it also drains the GPU.
+    pub kind: MarkKind,
+    /// The name of the caller.
     pub by: String,
-    /// The operator's reason; may be empty.
+    /// The caller's reason; may be empty.
     pub why: String,
     /// Since when, milliseconds since 1970.
     pub since_wall_ms: u64,
+    /// Whether it was a drain that was given up at its deadline.
+    pub expired: bool,
+}
+
+/// The kind of a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MarkKind {
+    /// Nothing new is granted; existing allocations stay (I3, I4).
+    Cordon,
+    /// Cordoned and drained.
+    Drain(Order),
+}
+
+impl Mark {
+    /// A cordon of this author.
+    #[must_use]
+    pub fn cordon(by: &str, why: &str, since_wall_ms: u64) -> Self {
+        Self { kind: MarkKind::Cordon, by: by.into(), why: why.into(), since_wall_ms, expired: false }
+    }
+
+    /// The reason, and whether its drain was given up.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        const GIVEN_UP: &str = "drain given up at its deadline";
+        match (self.expired, self.why.as_str()) {
+            (false, why) => why.to_owned(),
+            (true, "") => GIVEN_UP.to_owned(),
+            (true, why) => format!("{why}; {GIVEN_UP}"),
+        }
+    }
+
+    /// The order of a drain.
+    #[must_use]
+    pub fn order(&self) -> Option<&Order> {
+        match &self.kind {
+            MarkKind::Cordon => None,
+            MarkKind::Drain(order) => Some(order),
+        }
+    }
+
+    /// The reason of a new mark of the same owner: its own, or else the previous one.
+    fn newest_why(&self, author: &Author) -> String {
+        if author.why.is_empty() { self.why.clone() } else { author.why.clone() }
+    }
 }
 
 /// How a GPU is to be drained.
@@ -51,6 +177,190 @@ pub enum AtDeadline {
     Delete,
     /// It is cancelled; the GPU stays cordoned.
     GiveUp,
+}
+
+impl Order {
+    /// Whether its deadline has passed.
+    #[must_use]
+    pub fn is_late(&self, now: Now) -> bool {
+        self.deadline_wall_ms.is_some_and(|deadline| now.wall_ms >= deadline)
+    }
+
+    /// Whether it is to be given up now, unless the GPU is empty.
+    pub(super) fn is_over(&self, now: Now) -> bool {
+        self.at_deadline == AtDeadline::GiveUp && self.is_late(now)
+    }
+
+    /// The method by which holders are removed at `now`; `None` without eviction.
+    fn eviction_method(&self, now: Now) -> Option<EvictionMethod> {
+        let late = self.at_deadline == AtDeadline::Delete && self.is_late(now);
+        self.evict.then_some(if late { EvictionMethod::Delete } else { EvictionMethod::Evict })
+    }
+}
+
+/// The marks of one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Each owner's mark; at most [`MARKS_MAX`].
+    pub by_owner: BTreeMap<Owner, Mark>,
+    /// Since when it is drained, milliseconds since 1970; `None` while it is not, or without a drain.
+    pub drained_wall_ms: Option<u64>,
+}
+
+impl From<Mark> for Marks {
+    /// One mark, of the caller of the admin API that it names.
+    fn from(mark: Mark) -> Self {
+        Self { by_owner: [(Owner::api(&mark.by), mark)].into(), drained_wall_ms: None }
+    }
+}
+
+/// Too many or too long marks on one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyMarks;
+
+impl Marks {
+    /// Whether the GPU may be granted as far as marks go.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_owner.is_empty()
+    }
+
+    /// The drain state.
+    #[must_use]
+    pub fn drain(&self) -> Drain {
+        let drains = || self.by_owner.values().filter(|mark| mark.order().is_some());
+        if let Some(since_wall_ms) = self.drained_wall_ms
+            && let Some(mark) = drains().min_by_key(|mark| mark.since_wall_ms)
+        {
+            return Drain::Drained(Mark { since_wall_ms, ..mark.clone() });
+        }
+        let first = drains().min_by_key(|mark| {
+            let deadline = mark.order().and_then(|order| order.deadline_wall_ms);
+            (deadline.unwrap_or(u64::MAX), mark.since_wall_ms)
+        });
+        if let Some((mark, order)) = first.and_then(|mark| Some((mark, mark.order()?))) {
+            return Drain::Draining(mark.clone(), Order { evict: self.evicts(), ..*order });
+        }
+        match self.by_owner.values().min_by_key(|mark| mark.since_wall_ms) {
+            Some(mark) => Drain::Cordoned(mark.clone()),
+            None => Drain::Active,
+        }
+    }
+
+    /// Whether its holders are being evicted: the GPU is not drained yet, and a drain orders it.
+    #[must_use]
+    pub fn evicts(&self) -> bool {
+        self.orders().any(|order| order.evict)
+    }
+
+    /// The method by which holders are removed at `now`: the strictest of all drains; `None` without eviction.
+    #[must_use]
+    pub fn eviction_method(&self, now: Now) -> Option<EvictionMethod> {
+        self.orders().filter_map(|order| order.eviction_method(now)).max()
+    }
+
+    /// The orders of the drains in progress.
+    pub fn orders(&self) -> impl Iterator<Item = &Order> {
+        let marks = self.by_owner.values().filter(|_| self.drained_wall_ms.is_none());
+        marks.filter_map(Mark::order)
+    }
+
+    /// The marks after a cordon. An owner's earlier mark keeps its kind and time and takes the new reason.
+    pub(super) fn with_cordon(&self, author: &Author, now: Now) -> Result<Self, TooManyMarks> {
+        let Some(first) = self.by_owner.get(&author.owner) else {
+            return self.with(author, Mark::cordon(&author.by, &author.why, now.wall_ms));
+        };
+        let why = first.newest_why(author);
+        if why == first.why && !first.expired {
+            return Ok(self.clone());
+        }
+        self.with(author, Mark { by: author.by.clone(), why, expired: false, ..first.clone() })
+    }
+
+    /// The marks after an order to drain, which replaces the owner's earlier one. A drained GPU stays drained.
+    pub(super) fn with_drain(&self, author: &Author, order: Order, now: Now) -> Result<Self, TooManyMarks> {
+        let first = self.by_owner.get(&author.owner);
+        let first_drain = first.filter(|mark| mark.order().is_some());
+        if self.drained_wall_ms.is_some() && first_drain.is_some() {
+            return Ok(self.clone());
+        }
+        let order = if self.drained_wall_ms.is_some() { Order::default() } else { order };
+        let mark = Mark {
+            kind: MarkKind::Drain(order),
+            by: author.by.clone(),
+            why: first.map_or_else(|| author.why.clone(), |mark| mark.newest_why(author)),
+            since_wall_ms: first_drain.map_or(now.wall_ms, |mark| mark.since_wall_ms),
+            expired: false,
+        };
+        self.with(author, mark)
+    }
+
+    fn with(&self, author: &Author, mark: Mark) -> Result<Self, TooManyMarks> {
+        let mut next = self.clone();
+        next.by_owner.insert(author.owner.clone(), mark);
+        let lengths = next.by_owner.iter().map(|(owner, m)| owner.0.len() + m.by.len() + m.why.len());
+        let is_too_long = lengths.sum::<usize>() > MARKS_TEXT_BYTES_MAX;
+        if next.by_owner.len() > MARKS_MAX || is_too_long { Err(TooManyMarks) } else { Ok(next) }
+    }
+
+    /// The marks after the drains of these owners are cancelled: still cordoned.
+    pub(super) fn without_drains(&self, owners: &Owners) -> Self {
+        let mut next = self.clone();
+        for (_, mark) in next.by_owner.iter_mut().filter(|(owner, _)| owners.contains(owner)) {
+            mark.kind = MarkKind::Cordon;
+        }
+        next.normalized()
+    }
+
+    /// The marks after those of these owners are removed.
+    pub(super) fn without(&self, owners: &Owners) -> Self {
+        let mut next = self.clone();
+        next.by_owner.retain(|owner, _| !owners.contains(owner));
+        next.normalized()
+    }
+
+    /// The marks after the GPU became empty; all orders are fulfilled.
+    pub(super) fn after_drained(&self, now: Now) -> Self {
+        let mut next = Self { drained_wall_ms: Some(now.wall_ms), ..self.clone() };
+        for mark in next.by_owner.values_mut().filter(|mark| mark.order().is_some()) {
+            mark.kind = MarkKind::Drain(Order::default());
+        }
+        next
+    }
+
+    /// The marks after the drains that are over at `now` are given up.
+    pub(super) fn after_deadlines(&self, now: Now) -> Self {
+        let mut next = self.clone();
+        for mark in next.by_owner.values_mut() {
+            if mark.order().is_some_and(|order| order.is_over(now)) {
+                (mark.kind, mark.expired) = (MarkKind::Cordon, true);
+            }
+        }
+        next.normalized()
+    }
+
+    /// Without a drain, a GPU is not drained.
+    fn normalized(mut self) -> Self {
+        if self.by_owner.values().all(|mark| mark.order().is_none()) {
+            self.drained_wall_ms = None;
+        }
+        self
+    }
+}
+
+/// The drain state of one GPU, named as in kubectl. Of several marks it names the one that decides: of the drains
+/// the one with the earliest deadline, else the oldest mark.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Drain {
+    /// It is granted as offered.
+    #[default]
+    Active,
+    /// Nothing new is granted; existing allocations stay (I3, I4).
+    Cordoned(Mark),
+    /// Cordoned and being drained.
+    Draining(Mark, Order),
+    /// Cordoned, with no allocations and no processes left.
+    Drained(Mark),
 }
 
 impl Drain {
@@ -83,92 +393,11 @@ impl Drain {
         }
     }
 
-    /// Whether its holders are being evicted.
+    /// Whether the GPU is cordoned because its drain was given up at the deadline.
     #[must_use]
-    pub fn evicts(&self) -> bool {
-        self.order().is_some_and(|order| order.evict)
+    pub fn was_given_up(&self) -> bool {
+        matches!(self, Self::Cordoned(mark) if mark.expired)
     }
-
-    /// The state after a cordon. A GPU that is already out of use keeps its state and takes the new reason.
-    pub(super) fn after_cordon(&self, mark: &Mark) -> Self {
-        let Some(first) = self.mark() else {
-            return Self::Cordoned(mark.clone());
-        };
-        let why = newest_why(first, mark);
-        if why == first.why {
-            return self.clone();
-        }
-        let mark = Mark { by: mark.by.clone(), why, since_wall_ms: first.since_wall_ms };
-        match self {
-            Self::Active | Self::Cordoned(_) => Self::Cordoned(mark),
-            Self::Draining(_, order) => Self::Draining(mark, *order),
-            Self::Drained(_) => Self::Drained(mark),
-        }
-    }
-
-    /// The state after an order to drain. A new order replaces an old one.
-    pub(super) fn after_order(&self, mark: &Mark, order: Order) -> Self {
-        match self {
-            Self::Drained(_) => self.clone(),
-            Self::Draining(first, _) => {
-                let why = newest_why(first, mark);
-                Self::Draining(Mark { by: mark.by.clone(), why, since_wall_ms: first.since_wall_ms }, order)
-            }
-            Self::Cordoned(first) => {
-                Self::Draining(Mark { why: newest_why(first, mark), ..mark.clone() }, order)
-            }
-            Self::Active => Self::Draining(mark.clone(), order),
-        }
-    }
-
-    /// The state after a drain is cancelled: still cordoned.
-    pub(super) fn after_cancel(&self) -> Self {
-        match self {
-            Self::Draining(mark, _) | Self::Drained(mark) => Self::Cordoned(mark.clone()),
-            Self::Active | Self::Cordoned(_) => self.clone(),
-        }
-    }
-}
-
-impl Order {
-    /// Whether its deadline has passed.
-    #[must_use]
-    pub fn is_late(&self, now: Now) -> bool {
-        self.deadline_wall_ms.is_some_and(|deadline| now.wall_ms >= deadline)
-    }
-}
-
-/// Suffix of the reason of a drain that was given up. Stores contain it.
-const GIVEN_UP: &str = "drain given up at its deadline";
-
-/// The reason with the suffix [`GIVEN_UP`].
-pub(super) fn with_given_up(why: &str) -> String {
-    let why = without_given_up(why);
-    if why.is_empty() { GIVEN_UP.to_owned() } else { format!("{why}; {GIVEN_UP}") }
-}
-
-/// Whether a GPU is cordoned because its drain was given up at the deadline.
-#[must_use]
-pub fn was_given_up(drain: &Drain) -> bool {
-    matches!(drain, Drain::Cordoned(mark) if without_given_up(&mark.why) != mark.why)
-}
-
-/// The reason without the suffix of [`with_given_up`], which older stores have in parentheses.
-fn without_given_up(why: &str) -> &str {
-    let in_parentheses = why.strip_suffix(')').and_then(|why| why.strip_suffix(GIVEN_UP)?.strip_suffix('('));
-    let Some(before) = in_parentheses.or_else(|| why.strip_suffix(GIVEN_UP)) else { return why };
-    match before.strip_suffix("; ").or_else(|| before.strip_suffix(' ')) {
-        Some(operators) => operators,
-        None if before.is_empty() => before,
-        // The operator's reason happens to end with the same text.
-        None => why,
-    }
-}
-
-/// The reason after a new order: its own, or else the operator's previous reason without the suffix of a
-/// drain that was given up.
-fn newest_why(first: &Mark, mark: &Mark) -> String {
-    if mark.why.is_empty() { without_given_up(&first.why).to_owned() } else { mark.why.clone() }
 }
 
 /// Since when a draining GPU has no processes, monotonic milliseconds.

@@ -1,7 +1,7 @@
 //! Progress of drains: what time, scans and ended allocations change in them.
 
 use super::change::Change;
-use super::drain::{AtDeadline, Drain, Empty, Mark, Order, with_given_up};
+use super::drain::{Empty, Marks};
 use super::ledger::{GpuState, Ledger};
 use super::names::PartId;
 use super::part_state::PartState;
@@ -13,24 +13,20 @@ pub(super) fn update_drains(ledger: &Ledger, now: Now) -> Vec<Change> {
 }
 
 fn update_drain(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option<Change> {
-    let changed = |drain| Some(Change::DrainChanged { gpu: gpu.clone(), drain });
+    let changed = |marks| Some(Change::MarksChanged { gpu: gpu.clone(), marks });
     let is_held = is_held(ledger, gpu);
-    match &state.drain {
-        // A container may be granted its former devices again (I4), so that the GPU is not empty.
-        Drain::Drained(mark) if is_held => changed(Drain::Draining(mark.clone(), Order::default())),
-        // An empty GPU becomes drained, however late.
-        Drain::Draining(mark, order)
-            if order.at_deadline == AtDeadline::GiveUp
-                && order.is_late(now)
-                && (is_held
-                    || parts(ledger, gpu).any(|p| has_processes(ledger, &p.part.id))
-                    || has_processes(ledger, gpu)) =>
-        {
-            changed(Drain::Cordoned(Mark { why: with_given_up(&mark.why), ..mark.clone() }))
-        }
-        _ if is_held && state.empty.is_some() => Some(Change::EmptyChanged { gpu: gpu.clone(), empty: None }),
-        _ => None,
+    // A container may be granted its former devices again (I4), so that the GPU is not empty.
+    if is_held && state.marks.drained_wall_ms.is_some() {
+        return changed(Marks { drained_wall_ms: None, ..state.marks.clone() });
     }
+    // An empty GPU becomes drained, however late.
+    let is_in_use = || {
+        is_held || parts(ledger, gpu).any(|p| has_processes(ledger, &p.part.id)) || has_processes(ledger, gpu)
+    };
+    if state.marks.orders().any(|order| order.is_over(now)) && is_in_use() {
+        return changed(state.marks.after_deadlines(now));
+    }
+    (is_held && state.empty.is_some()).then(|| Change::EmptyChanged { gpu: gpu.clone(), empty: None })
 }
 
 /// What an inventory scan found on a GPU.
@@ -55,9 +51,9 @@ pub(super) fn after_scan(
 ) -> Option<Change> {
     let state = ledger.gpus.get(gpu)?;
     let emptied = |empty| (state.empty != empty).then(|| Change::EmptyChanged { gpu: gpu.clone(), empty });
-    let Drain::Draining(mark, _) = &state.drain else {
+    if state.marks.orders().next().is_none() {
         return emptied(None);
-    };
+    }
     if is_held(ledger, gpu) {
         return emptied(None);
     }
@@ -67,8 +63,8 @@ pub(super) fn after_scan(
         Occupancy::Unknown => false,
     };
     if state.empty.is_some_and(|empty| empty.is_long_enough(seen_empty, timing, now)) {
-        let drain = Drain::Drained(Mark { since_wall_ms: now.wall_ms, ..mark.clone() });
-        return Some(Change::DrainChanged { gpu: gpu.clone(), drain });
+        let marks = state.marks.after_drained(now);
+        return Some(Change::MarksChanged { gpu: gpu.clone(), marks });
     }
     let (before, now) = (state.empty, now.mono_ms);
     emptied(Some(Empty {

@@ -5,8 +5,7 @@
 
 use super::allocation::Allocation;
 use super::change::Change;
-use super::drain::{AtDeadline, Order};
-use super::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord, EvictionRequest};
+use super::eviction::{EvictionOutcome, EvictionRecord, EvictionRequest};
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Fate, Pod, PodsSource, Stage};
@@ -71,15 +70,6 @@ pub enum EvictionStatus {
     Over,
 }
 
-impl Order {
-    /// The method by which holders are removed at `now`; `None` without eviction.
-    #[must_use]
-    pub fn eviction_method(&self, now: Now) -> Option<EvictionMethod> {
-        let late = self.at_deadline == AtDeadline::Delete && self.is_late(now);
-        self.evict.then_some(if late { EvictionMethod::Delete } else { EvictionMethod::Evict })
-    }
-}
-
 /// The requests that are due, the longest waiting first. None while the API server's view is not current: a
 /// pod may have been replaced by another of the same name.
 #[must_use]
@@ -90,7 +80,7 @@ pub fn due_requests(ledger: &Ledger, now: Now) -> Vec<EvictionRequest> {
         return Vec::new();
     };
     for (gpu, state) in &ledger.gpus {
-        let Some(way) = state.drain.order().and_then(|order| order.eviction_method(now)) else {
+        let Some(way) = state.marks.eviction_method(now) else {
             continue;
         };
         for allocation in allocations_on(ledger, gpu) {
@@ -123,7 +113,7 @@ pub fn is_being_evicted(ledger: &Ledger, uid: &str) -> bool {
 /// The holders of this GPU, sorted by name; those without a known name come last.
 #[must_use]
 pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<GpuHolder> {
-    let evicts = ledger.gpus.get(gpu).is_some_and(|g| g.drain.evicts());
+    let evicts = ledger.gpus.get(gpu).is_some_and(|g| g.marks.evicts());
     let mut holders: BTreeMap<HolderKey<'_>, GpuHolder> = BTreeMap::new();
     for allocation in allocations_on(ledger, gpu) {
         let named = allocation.holder.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid));
@@ -190,7 +180,7 @@ pub(super) fn prune_evictions(ledger: &Ledger) -> Option<Change> {
 
 /// UIDs of all pods that hold devices of a GPU whose holders are evicted.
 fn pods_to_evict(ledger: &Ledger) -> BTreeSet<&str> {
-    let gpus = ledger.gpus.iter().filter(|(_, state)| state.drain.evicts());
+    let gpus = ledger.gpus.iter().filter(|(_, state)| state.marks.evicts());
     gpus.flat_map(|(gpu, _)| allocations_on(ledger, gpu))
         .filter_map(|a| a.holder.pod_uid.as_deref())
         .collect()

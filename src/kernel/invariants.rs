@@ -52,7 +52,7 @@ pub(super) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
             for l in listed {
                 let device = part.device(&resource, l.id.share).unwrap();
                 if device.held() {
-                    let evicts = ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
+                    let evicts = ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
                     assert_eq!(l.healthy, ledger.is_usable(part) && !evicts, "I3: held {:?}", l.id);
                 } else if l.healthy {
                     assert!(device.offered() && ledger.may_grant(part), "I3: {:?} cannot be granted", l.id);

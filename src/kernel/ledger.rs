@@ -6,7 +6,7 @@
 use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
-use super::drain::{Drain, Empty};
+use super::drain::{Drain, Empty, Marks};
 use super::eviction::EvictionRecord;
 use super::gpu::{Links, Usage};
 use super::health::Health;
@@ -27,8 +27,8 @@ use std::sync::Arc;
 /// The state of one GPU, shared by its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuState {
-    /// Its drain state, which operators set.
-    pub drain: Drain,
+    /// The cordons and drains of its owners.
+    pub marks: Marks,
     /// Its health.
     pub health: Health,
     /// While it drains: since when no process uses it.
@@ -39,7 +39,13 @@ impl GpuState {
     /// An active GPU of this health.
     #[must_use]
     pub fn new(health: Health) -> Self {
-        Self { drain: Drain::Active, health, empty: None }
+        Self { marks: Marks::default(), health, empty: None }
+    }
+
+    /// Its drain state.
+    #[must_use]
+    pub fn drain(&self) -> Drain {
+        self.marks.drain()
     }
 }
 
@@ -125,7 +131,7 @@ impl Ledger {
     /// Whether new grants may be made on this part (I4).
     #[must_use]
     pub fn may_grant(&self, part: &PartState) -> bool {
-        self.is_usable(part) && self.gpu_of(part).is_some_and(|g| g.drain == Drain::Active)
+        self.is_usable(part) && self.gpu_of(part).is_some_and(|g| g.marks.is_empty())
     }
 
     /// The parts on the same hardware: a GPU's instances, or an instance's GPU.
@@ -180,9 +186,9 @@ impl Ledger {
                     Arc::make_mut(state).health = health.clone();
                 }
             }
-            Change::DrainChanged { gpu, drain } => {
+            Change::MarksChanged { gpu, marks } => {
                 if let Some(state) = self.gpus.get_mut(gpu) {
-                    Arc::make_mut(state).drain = drain.clone();
+                    Arc::make_mut(state).marks = marks.clone();
                 }
             }
             Change::EmptyChanged { gpu, empty } => {

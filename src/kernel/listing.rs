@@ -66,7 +66,7 @@ fn list_part(
 ) {
     // While a GPU's pods are evicted, the kubelet must not reassign a freed device before this
     // ledger records its release.
-    let works = ledger.is_usable(part) && !ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
+    let works = ledger.is_usable(part) && !ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
     let may_grant = ledger.may_grant(part);
     let memory_mib = part.memory_to_grant_mib(overcommit_percent);
     let of_resource = (resource.clone(), None)..=(resource.clone(), Some(u32::MAX));

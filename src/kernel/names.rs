@@ -25,7 +25,7 @@ pub struct BadName {
 }
 
 impl BadName {
-    fn new(kind: &'static str, given: &str, rule: &'static str) -> Self {
+    pub(super) fn new(kind: &'static str, given: &str, rule: &'static str) -> Self {
         Self { kind, given: given.chars().take(80).collect(), rule }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::allocation::Allocation;
 use super::change::{Change, Entry};
-use super::drain::Drain;
+use super::drain::Marks;
 use super::gpu::Part;
 use super::health::{Health, HealthState, PastHealth};
 use super::ledger::{GpuState, Ledger};
@@ -24,8 +24,8 @@ pub enum Record {
     Meta(Meta),
     /// A part and its devices.
     Part(PartRecord),
-    /// A GPU's drain state, where it is not active.
-    Drain(PartId, Drain),
+    /// A GPU's marks, where it has any.
+    Marks(PartId, Marks),
     /// A GPU's health and its history, unless it was always healthy.
     Health(HealthRecord),
     /// An allocation, live or ended.
@@ -49,8 +49,8 @@ pub enum RecordKey {
     Meta,
     /// See [`Record::Part`].
     Part(PartId),
-    /// See [`Record::Drain`].
-    Drain(PartId),
+    /// See [`Record::Marks`].
+    Marks(PartId),
     /// See [`Record::Allocation`].
     Allocation(AllocationId),
     /// See [`Record::Policy`].
@@ -160,7 +160,7 @@ impl Record {
         match self {
             Self::Meta(_) => RecordKey::Meta,
             Self::Part(p) => RecordKey::Part(p.part.id.clone()),
-            Self::Drain(gpu, _) => RecordKey::Drain(gpu.clone()),
+            Self::Marks(gpu, _) => RecordKey::Marks(gpu.clone()),
             Self::Health(h) => RecordKey::Health(h.gpu.clone()),
             Self::Allocation(a) => RecordKey::Allocation(a.id),
             Self::Policy(v) => RecordKey::Policy(v.digest.clone()),
@@ -203,7 +203,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         Change::Offered { part, .. } | Change::PartForgotten(part) => add(RecordKey::Part(part.clone())),
         Change::Delisted(key) => add(RecordKey::Part(key.id.part.clone())),
         Change::GpuForgotten(gpu) => {
-            add(RecordKey::Drain(gpu.clone()));
+            add(RecordKey::Marks(gpu.clone()));
             add(RecordKey::Health(gpu.clone()));
             before
                 .parts
@@ -211,7 +211,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
                 .filter(|p| p.part.gpu() == gpu)
                 .for_each(|p| add(RecordKey::Part(p.part.id.clone())));
         }
-        Change::DrainChanged { gpu, .. } => add(RecordKey::Drain(gpu.clone())),
+        Change::MarksChanged { gpu, .. } => add(RecordKey::Marks(gpu.clone())),
         Change::Granted(allocation) => {
             add(RecordKey::Meta);
             add(RecordKey::Allocation(allocation.id));
@@ -258,10 +258,10 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
             kubelet_seen_wall_ms: ledger.kubelet_seen_wall_ms,
         })),
         RecordKey::Part(id) => ledger.part(id).map(|p| Record::Part(part_record(p))),
-        RecordKey::Drain(gpu) => match ledger.gpus.get(gpu).map(|g| &g.drain) {
-            None | Some(Drain::Active) => None,
-            Some(drain) => Some(Record::Drain(gpu.clone(), drain.clone())),
-        },
+        RecordKey::Marks(gpu) => {
+            let marks = ledger.gpus.get(gpu).map(|g| &g.marks).filter(|marks| !marks.is_empty())?;
+            Some(Record::Marks(gpu.clone(), marks.clone()))
+        }
         RecordKey::Health(gpu) => health_record(gpu, &ledger.gpus.get(gpu)?.health).map(Record::Health),
         RecordKey::Allocation(id) => ledger
             .live
@@ -289,7 +289,7 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
 pub fn records(ledger: &Ledger) -> Vec<Record> {
     let mut keys = BTreeSet::from([RecordKey::Meta, RecordKey::Stack]);
     keys.extend(ledger.parts.keys().cloned().map(RecordKey::Part));
-    keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Drain));
+    keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Marks));
     keys.extend(ledger.gpus.keys().cloned().map(RecordKey::Health));
     keys.extend(ledger.live.keys().copied().map(RecordKey::Allocation));
     keys.extend(ledger.ended.iter().map(|a| RecordKey::Allocation(a.id)));

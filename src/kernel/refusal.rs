@@ -1,6 +1,7 @@
 //! Every refusal of the kernel, in one closed list.
 
 use super::allocation::{EndReason, Holder};
+use super::drain::{MARKS_MAX, MARKS_TEXT_BYTES_MAX};
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::policy::FaultKind;
 use super::running::RunningSource;
@@ -33,6 +34,8 @@ pub enum Refusal {
     Moved,
     /// The node has the maximum of live allocations.
     LedgerFull { limit: usize },
+    /// The GPU has the maximum of marks, or of text in them.
+    TooManyMarks { gpu: PartId },
     /// No GPU with this id.
     UnknownGpu { gpu: PartId },
     /// The GPU is present but does not answer, so it cannot be known to work.
@@ -89,6 +92,7 @@ impl Refusal {
             Self::Faulted { .. } => "faulted",
             Self::Moved => "moved",
             Self::LedgerFull { .. } => "ledgerFull",
+            Self::TooManyMarks { .. } => "tooManyMarks",
             Self::UnknownGpu { .. } => "unknownGpu",
             Self::NoAnswer { .. } => "noAnswer",
             Self::StillThere { .. } => "stillThere",
@@ -141,6 +145,10 @@ impl fmt::Display for Refusal {
             Self::LedgerFull { limit } => {
                 write!(f, "the node has {limit} live allocations, the maximum")
             }
+            Self::TooManyMarks { gpu } => write!(
+                f,
+                "GPU {gpu} has {MARKS_MAX} marks, or {MARKS_TEXT_BYTES_MAX} bytes of reasons, the maximum: remove a mark first"
+            ),
             Self::UnknownGpu { gpu } => write!(f, "no GPU {gpu} on this node"),
             Self::NoAnswer { gpu, trouble } => {
                 let error = trouble.replace(char::is_control, " ");

@@ -21,7 +21,7 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
     let (mut stack, mut entries) = (Stack::default(), BTreeMap::new());
     let mut past = BTreeMap::new();
     let mut past_entries = Vec::new();
-    let (mut drains, mut healths) = (Vec::new(), Vec::new());
+    let (mut all_marks, mut healths) = (Vec::new(), Vec::new());
     for record in records {
         match record {
             Record::Meta(meta) => {
@@ -30,7 +30,7 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
                 ledger.kubelet_seen_wall_ms = meta.kubelet_seen_wall_ms;
             }
             Record::Part(record) => restore_part(&mut ledger, record, now),
-            Record::Drain(gpu, drain) => drains.push((gpu, drain)),
+            Record::Marks(gpu, marks) => all_marks.push((gpu, marks)),
             Record::Health(record) => healths.push(record),
             Record::Allocation(mut a) => match a.ended.take() {
                 Some(end) => ended.push((a, end)),
@@ -49,9 +49,9 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
             }
         }
     }
-    for (gpu, drain) in drains {
+    for (gpu, marks) in all_marks {
         if let Some(state) = ledger.gpus.get_mut(&gpu) {
-            Arc::make_mut(state).drain = drain;
+            Arc::make_mut(state).marks = marks;
         }
     }
     for record in healths {

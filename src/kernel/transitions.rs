@@ -206,7 +206,7 @@ impl Transition {
             }
             Self::DrainChanged { before, now, .. } => match (before, now) {
                 (Drain::Drained(_), Drain::Drained(_)) => true,
-                (Drain::Cordoned(before), Drain::Cordoned(now)) => before.why == now.why,
+                (Drain::Cordoned(before), Drain::Cordoned(now)) => before.reason() == now.reason(),
                 (Drain::Draining(_, before), Drain::Draining(_, now)) => before == now,
                 _ => false,
             },
@@ -250,8 +250,8 @@ fn gpu_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
             let (before, now) = (before.health.clone(), state.health.clone());
             all.push(Transition::HealthChanged { gpu: gpu.clone(), before, now });
         }
-        if before.drain != state.drain {
-            let (before, now) = (before.drain.clone(), state.drain.clone());
+        let (before, now) = (before.drain(), state.drain());
+        if before != now {
             all.push(Transition::DrainChanged { gpu: gpu.clone(), before, now });
         }
     }
@@ -264,7 +264,7 @@ fn gpu_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
 
 fn blocked_drains(old: &Ledger, new: &Ledger) -> Vec<Transition> {
     let mut all = Vec::new();
-    for (gpu, _) in new.gpus.iter().filter(|(_, state)| state.drain.evicts()) {
+    for (gpu, _) in new.gpus.iter().filter(|(_, state)| state.marks.evicts()) {
         let before = blocking_pods(old, gpu);
         for (pod, reason) in blocking_pods(new, gpu) {
             if before.get(&pod) != Some(&reason) {
@@ -277,7 +277,7 @@ fn blocked_drains(old: &Ledger, new: &Ledger) -> Vec<Transition> {
 
 /// The pods that block a drain with eviction, by name, with the reason.
 fn blocking_pods(ledger: &Ledger, gpu: &PartId) -> BTreeMap<String, String> {
-    if !ledger.gpus.get(gpu).is_some_and(|state| state.drain.evicts()) {
+    if !ledger.gpus.get(gpu).is_some_and(|state| state.marks.evicts()) {
         return BTreeMap::new();
     }
     let reason = |holder: &GpuHolder| match &holder.status {

@@ -13,7 +13,6 @@ use super::settings::Settings;
 use berth_core::admission::KernelHandle;
 use berth_core::keeper::{Applied, CommandError};
 use berth_core::spans;
-use berth_kernel::drain::Drain;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Resource;
 use berth_kernel::reconcile::{KubeletAge, PodList, ReconcileView};
@@ -245,7 +244,7 @@ impl Reconciler {
 
     fn list_interval(&self) -> Duration {
         let rounds = &self.settings.reconcile;
-        let draining = self.kernel.snapshot().gpus.values().any(|gpu| gpu.drain != Drain::Active);
+        let draining = self.kernel.snapshot().gpus.values().any(|gpu| !gpu.marks.is_empty());
         match draining {
             true => rounds.list_interval_cordoned,
             false => rounds.list_interval,

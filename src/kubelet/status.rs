@@ -71,7 +71,8 @@ fn advice(refusal: &Refusal) -> (Code, String) {
             (Code::ResourceExhausted, "end some of them (`berth allocation list`)".into())
         }
         // Only operators' commands return these, never an Allocate.
-        Refusal::UnknownGpu { .. }
+        Refusal::TooManyMarks { .. }
+        | Refusal::UnknownGpu { .. }
         | Refusal::NoAnswer { .. }
         | Refusal::StillThere { .. }
         | Refusal::StillHeld { .. }

@@ -6,7 +6,7 @@
 //! record makes the sum differ; a lost end of the log makes the number of appends smaller than the
 //! one in [`super::counter`].
 
-use super::codec::{self, DecodeError, FORMAT, strip_format};
+use super::codec::{self, DecodeError, FORMAT, split_format};
 use berth_kernel::record::Record;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -39,7 +39,7 @@ impl Check {
     /// # Errors
     /// If a later release wrote it, or it is malformed.
     pub(super) fn read(value: &[u8]) -> Result<Self, DecodeError> {
-        let body = strip_format(CHECK_KEY, value)?;
+        let (_, body) = split_format(CHECK_KEY, value)?;
         codec::parse_json(body).map_err(|e| DecodeError::Malformed(format!("its check record: {e}")))
     }
 
@@ -54,6 +54,7 @@ impl Check {
 pub(super) struct Contents {
     digests: BTreeMap<Box<[u8]>, u64>,
     check: Check,
+    is_outdated: bool,
 }
 
 /// The change of [`Contents`] by an append that is not yet durable.
@@ -68,6 +69,11 @@ impl Contents {
     /// The current check record.
     pub(super) fn check(&self) -> Check {
         self.check
+    }
+
+    /// Whether any record is of an older format than [`FORMAT`].
+    pub(super) fn is_outdated(&self) -> bool {
+        self.is_outdated
     }
 
     /// Computes the contents after an append of these changes.
@@ -117,11 +123,13 @@ impl Contents {
             return malformed("its check record is missing");
         }
         let expected = Check::read(value.as_ref())?;
-        let mut contents = Self::default();
+        let is_outdated = value.as_ref().first() != Some(&FORMAT);
+        let mut contents = Self { is_outdated, ..Self::default() };
         let capacity = usize::try_from(expected.records).unwrap_or(0).min(RECORDS_RESERVED_MAX);
         let (mut records, mut digests) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
         for (key, value) in pairs {
             let (key, value) = (key.as_ref(), value.as_ref());
+            contents.is_outdated |= value.first() != Some(&FORMAT);
             records.push(codec::decode(key, value)?);
             let digest = digest(key, value);
             digests.push(digest);
@@ -145,10 +153,11 @@ impl Contents {
     }
 }
 
-/// The first eight bytes of sha256 over the format, the key's length, the key and the value.
+/// The first eight bytes of sha256 over a constant, the key's length, the key and the value.
 fn digest(key: &[u8], value: &[u8]) -> u64 {
     let mut sha = Sha256::new();
-    sha.update([FORMAT]);
+    // Part of every format so far.
+    sha.update([1]);
     sha.update((key.len() as u64).to_le_bytes());
     sha.update(key);
     sha.update(value);

@@ -4,7 +4,7 @@
 //! has the name, so that a value cannot contradict it.
 //!
 //! To change the form of a record, raise [`FORMAT`], keep reading the old form, and add golden records
-//! of the new form to `codec/golden.rs`.
+//! of the new form to `codec/golden.rs`. Format 2 differs from format 1 in marks: it has one per owner.
 
 use super::check::Changes;
 use super::dto;
@@ -15,7 +15,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The format that this release writes, and the newest one that it reads.
-pub const FORMAT: u8 = 1;
+pub const FORMAT: u8 = 2;
+/// The oldest format that it reads.
+const FORMAT_MIN: u8 = 1;
 
 /// Most bytes of a record's value. sled keeps up to 20 records in one page and writes a page of more
 /// than a quarter segment to a file that it never syncs; 20 x 16 KiB are less than a quarter of the
@@ -24,7 +26,7 @@ pub const RECORD_BYTES_MAX: usize = 16 * 1024;
 
 const META: u8 = 1;
 const PART: u8 = 2;
-const DRAIN: u8 = 3;
+const MARKS: u8 = 3;
 const ALLOCATION: u8 = 4;
 const POLICY: u8 = 5;
 const STACK: u8 = 6;
@@ -51,7 +53,7 @@ pub fn key_bytes(key: &RecordKey) -> Vec<u8> {
     match key {
         RecordKey::Meta => vec![META],
         RecordKey::Part(id) => named(PART, id.as_str().as_bytes()),
-        RecordKey::Drain(gpu) => named(DRAIN, gpu.as_str().as_bytes()),
+        RecordKey::Marks(gpu) => named(MARKS, gpu.as_str().as_bytes()),
         RecordKey::Allocation(id) => {
             let mut bytes = named(ALLOCATION, &id.store.to_be_bytes());
             bytes.extend(id.number.to_be_bytes());
@@ -77,7 +79,7 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
     let value = match record {
         Record::Meta(meta) => encode_json(&dto::Meta::from_kernel(meta)),
         Record::Part(part) => encode_json(&dto::Part::from_kernel(part)),
-        Record::Drain(_, drain) => encode_json(&dto::Drain::from_kernel(drain)),
+        Record::Marks(_, marks) => encode_json(&dto::Marks::from_kernel(marks)),
         Record::Allocation(allocation) => encode_json(&dto::Allocation::from_kernel(allocation)),
         Record::Policy(version) => encode_json(&dto::Policy::from_kernel(version)),
         Record::Stack(head) | Record::PastStack(head) => encode_json(&dto::Stack::from_kernel(head)),
@@ -98,15 +100,19 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
 /// If a later release wrote it, or any part of it is malformed.
 pub fn decode(key: &[u8], value: &[u8]) -> Result<Record, DecodeError> {
     let malformed = |why: String| DecodeError::Malformed(format!("{}: {why}", describe(key)));
-    let body = strip_format(key, value)?;
+    let (format, body) = split_format(key, value)?;
     Ok(match parse_key(key).map_err(malformed)? {
         RecordKey::Meta => Record::Meta(parse_json::<dto::Meta>(body).map_err(malformed)?.into_kernel()),
         RecordKey::Part(id) => {
             let part = parse_json::<dto::Part>(body).and_then(|p| p.into_kernel(id));
             Record::Part(part.map_err(malformed)?)
         }
-        RecordKey::Drain(gpu) => {
-            Record::Drain(gpu, parse_json::<dto::Drain>(body).map_err(malformed)?.into_kernel())
+        RecordKey::Marks(gpu) => {
+            let marks = match format {
+                1 => parse_json::<dto::MarksOfFormat1>(body).map(dto::MarksOfFormat1::into_kernel),
+                _ => parse_json::<dto::Marks>(body).and_then(dto::Marks::into_kernel),
+            };
+            Record::Marks(gpu, marks.map_err(malformed)?)
         }
         RecordKey::Allocation(id) => {
             let allocation = parse_json::<dto::Allocation>(body).and_then(|a| a.into_kernel(id));
@@ -149,10 +155,10 @@ pub(super) fn changes(writes: &[Write]) -> Result<Changes, StoreError> {
         .collect()
 }
 
-/// The JSON after the format byte.
-pub(super) fn strip_format<'v>(key: &[u8], value: &'v [u8]) -> Result<&'v [u8], DecodeError> {
+/// The format byte, and the JSON after it.
+pub(super) fn split_format<'v>(key: &[u8], value: &'v [u8]) -> Result<(u8, &'v [u8]), DecodeError> {
     match value.split_first() {
-        Some((&FORMAT, body)) => Ok(body),
+        Some((&format @ FORMAT_MIN..=FORMAT, body)) => Ok((format, body)),
         Some((&found, _)) if found > FORMAT => Err(DecodeError::Newer(found)),
         Some((&found, _)) => {
             Err(DecodeError::Malformed(format!("{}: format {found} does not exist", describe(key))))
@@ -169,7 +175,7 @@ pub(super) fn encode_json(dto: &impl Serialize) -> Vec<u8> {
     bytes
 }
 
-/// Parses JSON of the current format.
+/// Parses JSON.
 pub(super) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|e| e.to_string())
 }
@@ -181,7 +187,7 @@ fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
     Ok(match (*kind, name.len()) {
         (META, 0) => RecordKey::Meta,
         (PART, _) => RecordKey::Part(part()?),
-        (DRAIN, _) => RecordKey::Drain(part()?),
+        (MARKS, _) => RecordKey::Marks(part()?),
         (ALLOCATION, 12) => RecordKey::Allocation(AllocationId {
             store: u32::from_be_bytes(to_array(&name[..4])?),
             number: u64::from_be_bytes(to_array(&name[4..])?),
@@ -212,7 +218,7 @@ fn describe(key: &[u8]) -> String {
     match parse_key(key) {
         Ok(RecordKey::Meta) => "record meta".into(),
         Ok(RecordKey::Part(id)) => format!("record part {id}"),
-        Ok(RecordKey::Drain(gpu)) => format!("record drain {gpu}"),
+        Ok(RecordKey::Marks(gpu)) => format!("record drain {gpu}"),
         Ok(RecordKey::Allocation(id)) => format!("record allocation {id}"),
         Ok(RecordKey::Policy(digest)) => format!("record policy {}", digest.short()),
         Ok(RecordKey::Stack) => "record stack".into(),

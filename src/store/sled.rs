@@ -36,6 +36,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
+/// Records in one append of an upgrade or an import: at 16 KiB each 1 MiB, half a segment of the log.
+pub(super) const RECORDS_PER_APPEND: usize = 64;
+
 /// A store in a folder.
 #[derive(Debug)]
 pub struct SledStore {
@@ -104,11 +107,35 @@ impl SledStore {
             // Not another berth process: that one would hold `lock`.
             return Err(folder.errors.locked());
         }
-        Ok(Self {
+        let mut store = Self {
             open: Some(OpenStore::open_checked(&folder)?),
             active_append: ActiveAppend::default(),
             folder,
-        })
+        };
+        store.upgrade();
+        Ok(store)
+    }
+
+    /// Writes a store of an older format in the current one. A store with records of both formats can be read as
+    /// well, so that a failure, such as a full disk, only postpones the rest to the next start.
+    fn upgrade(&mut self) {
+        if !self.open.as_ref().is_some_and(|open| open.contents.is_outdated()) {
+            return;
+        }
+        let upgraded = self.load().and_then(|records| {
+            let mut chunks = records.chunks(RECORDS_PER_APPEND);
+            chunks
+                .try_for_each(|chunk| self.append(&chunk.iter().cloned().map(Write::Put).collect::<Vec<_>>()))
+        });
+        match upgraded {
+            Ok(()) => tracing::info!(
+                format = codec::FORMAT,
+                "the store was upgraded to the format of this release; an earlier release refuses to open it"
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "cannot upgrade the store to the format of this release; the next start tries again");
+            }
+        }
     }
 
     /// Creates an empty store in this folder, even if an earlier one is missing. Returns false and changes

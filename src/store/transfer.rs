@@ -5,7 +5,7 @@
 //! that an import of an export gives the same ledger.
 
 use super::codec::{self, DecodeError, FORMAT};
-use super::sled::SledStore;
+use super::sled::{RECORDS_PER_APPEND, SledStore};
 use berth_kernel::names::{AllocationId, Digest, PartId};
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::{Record, RecordKey, Write};
@@ -20,8 +20,6 @@ use std::path::Path;
 const LINES_FORMAT: u32 = 1;
 /// Most bytes of a line: a record of [`codec::RECORD_BYTES_MAX`] with its kind and name.
 const LINE_BYTES_MAX: u64 = 32 * 1024;
-/// Records in one append of an import: at 16 KiB each 1 MiB, half a segment of the log.
-const APPEND_RECORDS: usize = 64;
 /// The folder of an unfinished import, which becomes the store by one rename.
 const UNFINISHED: &str = "store.import";
 
@@ -177,7 +175,7 @@ pub fn init(state_dir: &Path) -> Result<Summary, TransferError> {
 
 fn write_records(path: &Path, records: &[Record]) -> Result<(), StoreError> {
     let mut store = SledStore::open(path)?;
-    for chunk in records.chunks(APPEND_RECORDS) {
+    for chunk in records.chunks(RECORDS_PER_APPEND) {
         let writes: Vec<Write> = chunk.iter().cloned().map(Write::Put).collect();
         store.append(&writes)?;
     }
@@ -259,7 +257,7 @@ fn split_key(key: &RecordKey) -> (&'static str, Option<String>) {
     match key {
         RecordKey::Meta => ("meta", None),
         RecordKey::Part(id) => ("part", Some(id.to_string())),
-        RecordKey::Drain(gpu) => ("drain", Some(gpu.to_string())),
+        RecordKey::Marks(gpu) => ("drain", Some(gpu.to_string())),
         RecordKey::Allocation(id) => ("allocation", Some(id.to_string())),
         RecordKey::Policy(digest) => ("policy", Some(digest.as_str().to_owned())),
         RecordKey::Health(gpu) => ("health", Some(gpu.to_string())),
@@ -277,7 +275,7 @@ fn join_key(kind: &str, name: Option<&str>) -> Result<RecordKey, String> {
     Ok(match kind {
         "meta" => RecordKey::Meta,
         "part" => RecordKey::Part(part()?),
-        "drain" => RecordKey::Drain(part()?),
+        "drain" => RecordKey::Marks(part()?),
         "health" => RecordKey::Health(part()?),
         "allocation" => RecordKey::Allocation(AllocationId::parse(named()?).map_err(|e| e.to_string())?),
         "policy" => RecordKey::Policy(Digest::parse(named()?).map_err(|e| e.to_string())?),

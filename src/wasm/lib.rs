@@ -61,7 +61,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{Answer, Fault, FaultKind, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, ReplayedCall, Input, InstallError, Policies};
+use berth_kernel::ports::{CallOutput, Input, InstallError, Policies, ReplayedCall};
 use berth_kernel::time::Now;
 
 /// Wall time of a call with a recorded question, milliseconds. Longer than that of a live call, since no pod
@@ -314,7 +314,8 @@ impl Policies for WasmPolicies {
     }
 
     fn call_with_log(&self, call: Call<'_>) -> CallOutput {
-        let not_called = |fault| CallOutput { answer: Err(fault), cost: Cost::default(), log_lines: Vec::new() };
+        let not_called =
+            |fault| CallOutput { answer: Err(fault), cost: Cost::default(), log_lines: Vec::new() };
         let Some(installed) = self.installed(call.digest) else {
             return not_called(not_installed(call.digest));
         };
@@ -345,18 +346,29 @@ impl Policies for WasmPolicies {
         self.views.with(node, now, "", |view| recorded::write(view, &view.question(question)?))
     }
 
-    fn call_recorded(&self, digest: &Digest, parameters: &str, input: &Input) -> Result<ReplayedCall, String> {
+    fn call_recorded(
+        &self,
+        digest: &Digest,
+        parameters: &str,
+        input: &Input,
+    ) -> Result<ReplayedCall, String> {
         let recorded = Recorded::read(input, parameters)?;
         let asked = recorded.kernel_question()?;
         let Some(installed) = self.installed(digest) else {
-            return Ok(ReplayedCall { question: asked, answer: Err(not_installed(digest)), cost: Cost::default() });
+            return Ok(ReplayedCall {
+                question: asked,
+                answer: Err(not_installed(digest)),
+                cost: Cost::default(),
+            });
         };
         if !installed.version.hooks.contains(&asked.hook()) {
             return Ok(ReplayedCall { question: asked, answer: Ok(None), cost: Cost::default() });
         }
         let module = match installed.module(self) {
             Ok(module) => module,
-            Err(fault) => return Ok(ReplayedCall { question: asked, answer: Err(fault), cost: Cost::default() }),
+            Err(fault) => {
+                return Ok(ReplayedCall { question: asked, answer: Err(fault), cost: Cost::default() });
+            }
         };
         let CallResult { answer, cost, .. } =
             module.call(&self.runner, &installed.label, REPLAY_WALL_MS_MAX, |hooks, store| {

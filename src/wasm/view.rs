@@ -147,7 +147,7 @@ impl View {
             memory_mib: part.memory_mib,
             numa_node: part.numa_node,
             health: health_to_wit(health.unwrap_or(HealthState::Vanished)),
-            drain: gpu.map_or(wit::DrainState::Active, |gpu| drain_to_wit(&gpu.drain)),
+            drain: gpu.map_or(wit::DrainState::Active, |gpu| drain_to_wit(&gpu.drain())),
             attributes: attributes(part),
             processes: ledger.processes_on(&part.id).unwrap_or(0),
             memory_used_mib: usage.memory_used_mib,

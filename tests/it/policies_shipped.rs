@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use berth_kernel::change::Change;
-use berth_kernel::drain::{Drain, Mark};
+use berth_kernel::drain::Mark;
 use berth_kernel::gpu::Path;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, PartId};
@@ -118,7 +118,7 @@ pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     let mut shown = Vec::new();
     for (index, state) in (0..).zip(&states) {
         let wholes = state.devices.values().any(|d| d.held() && d.consumes == Consumes::Whole);
-        let free = ledger.gpu_of(state).unwrap().drain == Drain::Active && !wholes;
+        let free = ledger.gpu_of(state).unwrap().marks.is_empty() && !wholes;
         for ((resource, share), device) in &state.devices {
             let fits = device.consumes != Consumes::Whole || !state.held();
             let device_state = match (device.held(), free && fits) {
@@ -139,7 +139,7 @@ pub(crate) fn shown(ledger: &Ledger, parameters: &str) -> Shown {
     }
     let index = |id| u32::try_from(states.iter().position(|s| s.part.id == id).unwrap()).unwrap();
     let parts = states.iter().map(|state| {
-        let cordoned = ledger.gpu_of(state).unwrap().drain != Drain::Active;
+        let cordoned = !ledger.gpu_of(state).unwrap().marks.is_empty();
         let profile = state
             .part
             .mig
@@ -297,8 +297,7 @@ pub(crate) fn random_node(gpus: &[Gpu]) -> Node {
                 }
             }
             Gpu::Cordoned => {
-                let drain = Drain::Cordoned(Mark { by: "test".into(), why: String::new(), since_wall_ms: 0 });
-                node.apply(Change::DrainChanged { gpu: id, drain });
+                node.apply(Change::MarksChanged { gpu: id, marks: Mark::cordon("test", "", 0).into() });
             }
             Gpu::New | Gpu::Mig | Gpu::Whole { held: false } => {}
         }

@@ -3,7 +3,7 @@
 
 use berth_kernel::allocation::{Allocation, Decision, EndReason, Holder, Limits};
 use berth_kernel::change::{Change, Entry};
-use berth_kernel::drain::{Drain, Mark};
+use berth_kernel::drain::{Mark, Marks};
 use berth_kernel::gpu::Part;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
@@ -170,8 +170,7 @@ fn records_come_back_in_the_order_of_their_keys(disk: &dyn Disk) {
     let mut store = disk.open().unwrap();
     let id = identity(&store.load().unwrap());
     let drain = |gpu: &str, why: &str| {
-        let mark = Mark { by: "admin".into(), why: why.into(), since_wall_ms: 3 };
-        Record::Drain(PartId::parse(gpu).unwrap(), Drain::Cordoned(mark))
+        Record::Marks(PartId::parse(gpu).unwrap(), Mark::cordon("admin", why, 3).into())
     };
     store.append(&[]).unwrap();
     store
@@ -275,7 +274,7 @@ fn assert_same(read: &Ledger, ledger: &Ledger, now: Now) {
         };
         assert_eq!(plain(back), plain(part));
         let gpu = part.part.gpu();
-        assert_eq!(read.gpus[gpu].drain, ledger.gpus[gpu].drain);
+        assert_eq!(read.gpus[gpu].marks, ledger.gpus[gpu].marks);
     }
 }
 
@@ -361,13 +360,13 @@ fn history(store: u32) -> Vec<Entry> {
     };
     let id = |number| AllocationId { store, number };
     let learned = Holder { namespace: Some("ml".into()), pod: Some("train".into()), ..Holder::default() };
-    let mark = Mark { by: "admin".into(), why: "fan".into(), since_wall_ms: 9 };
+    let mark = Mark::cordon("admin", "fan", 9);
     let steps = vec![
         vec![Change::PartFound(part(&gpu)), offer(4, 0)],
         vec![grant(0, &[0, 1])],
         vec![grant(1, &[2])],
         vec![Change::HolderLearned { id: id(0), holder: learned }, Change::KubeletSeen(123)],
-        vec![Change::DrainChanged { gpu: gpu.clone(), drain: Drain::Cordoned(mark) }],
+        vec![Change::MarksChanged { gpu: gpu.clone(), marks: mark.into() }],
         // The same devices again: the older one becomes overlapped.
         vec![grant(2, &[0, 1])],
         vec![Change::Ended { id: id(1), reason: EndReason::Released }],
@@ -375,7 +374,7 @@ fn history(store: u32) -> Vec<Entry> {
         vec![Change::StackActivated(stack(2, 1))],
         vec![grant(3, &[3])],
         vec![Change::Ended { id: id(3), reason: EndReason::NeverStarted }, Change::Pruned(id(1))],
-        vec![Change::DrainChanged { gpu: gpu.clone(), drain: Drain::Active }],
+        vec![Change::MarksChanged { gpu: gpu.clone(), marks: Marks::default() }],
         vec![Change::PartFound(Part { model: whole.to_string(), ..part(&gpu) })],
     ];
     let at = Now { wall_ms: 50, mono_ms: 5 };

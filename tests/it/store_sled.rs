@@ -618,3 +618,31 @@ fn what_was_acknowledged_survives_a_kill() {
     }
     assert!(least > 500, "{least}");
 }
+
+/// A store that release 0.1 wrote: three GPUs, of which one is cordoned, one drained and one draining.
+#[test]
+fn a_store_of_format_1_is_upgraded_once() {
+    let temporary = tempfile::tempdir().unwrap();
+    let archive = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/it/data/store-format-1.tar.gz");
+    let extracted = Command::new("tar").args(["xzf", archive, "-C"]).arg(temporary.path()).status().unwrap();
+    assert!(extracted.success());
+    let path = temporary.path().join("store");
+    let (appends, before) = SledStore::read(&path).unwrap();
+    let states: Vec<_> = before
+        .iter()
+        .filter_map(|record| match record {
+            Record::Marks(_, marks) => {
+                Some((marks.drain().as_str(), marks.by_owner.keys().next()?.to_string()))
+            }
+            _ => None,
+        })
+        .collect();
+    let expected = ["cordoned", "draining", "drained"].map(|state| (state, "operator".to_owned()));
+    assert_eq!(states, expected);
+    for _ in 0..2 {
+        let mut store = SledStore::open(&path).unwrap();
+        assert_eq!(store.load().unwrap(), before);
+        drop(store);
+        assert_eq!(SledStore::read(&path).unwrap(), (appends + 1, before.clone()), "upgraded by one append");
+    }
+}

@@ -2,7 +2,7 @@
 
 use crate::failure::IntoFailure;
 use crate::resources::gpu_view::View;
-use crate::resources::gpus::{answer, check_reason, drain_tag, gpu_id, order, turned};
+use crate::resources::gpus::{OwnerQuery, answer, check_reason, drain_tag, gpu_id, order, turned};
 use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -114,26 +114,30 @@ pub(crate) async fn show(state: web::Data<State>, path: web::Path<String>) -> Re
 
 /// Stop a drain
 ///
-/// The GPU stays cordoned; uncordon it to have it granted again. Idempotent.
+/// Turns the caller's drain into a cordon; uncordon the GPU to have it granted again. With `owner`, does so to that
+/// owner's drain instead. Idempotent.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
     params(
         ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        OwnerQuery,
         ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
     ),
     responses(
-        (status = 200, description = "The GPU, cordoned or active", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, or a malformed If-Match"),
+        (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
         (status = 412, description = "The drain state was changed meanwhile"),
     ))]
 pub(crate) async fn stop(
     state: web::Data<State>,
     path: web::Path<String>,
+    query: web::Query<OwnerQuery>,
     request: HttpRequest,
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
+    let owners = query.owners()?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.kernel.stop_drain(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    let applied = state.kernel.stop_drain(gpu.clone(), owners).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller::name(), "a drain was called off");
     }

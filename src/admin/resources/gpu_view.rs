@@ -5,8 +5,8 @@ use crate::resources::drain_progress::progress;
 use crate::state::State;
 use crate::survey::Survey;
 use berth_api::{
-    Device, DeviceState, Drain, Gpu, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part, ResourceUse,
-    rfc3339,
+    Device, DeviceState, Drain, Gpu, GpuSummary, Health, HealthTurn, Link, Mark, Mig, OfferLine, Part,
+    ResourceUse, rfc3339,
 };
 use berth_core::keeper::Snapshot;
 use berth_kernel::drain;
@@ -61,7 +61,7 @@ impl View {
 
     /// The progress of a GPU's drain.
     pub(crate) fn drain(&self, id: &PartId) -> Option<Drain> {
-        Some(self.drain_of(id, &self.ledger.gpus.get(id)?.drain))
+        Some(self.drain_of(id, &self.ledger.gpus.get(id)?.marks))
     }
 
     /// Number of uses of the node's GPUs without an allocation.
@@ -97,21 +97,23 @@ impl View {
             bypasses: self.survey.bypasses_on(id),
             present: self.parts(id).any(|p| p.present),
             health: health(state, self.parts(id).any(|p| p.present)),
-            drain: self.drain_of(id, &state.drain),
+            drain: self.drain_of(id, &state.marks),
             resources: self.survey.uses_on(id).to_vec(),
         })
     }
 
-    fn drain_of(&self, gpu: &PartId, drain: &drain::Drain) -> Drain {
+    fn drain_of(&self, gpu: &PartId, marks: &drain::Marks) -> Drain {
+        let drain = marks.drain();
         let mark = drain.mark();
         Drain {
             state: drain.as_str().into(),
             by: mark.map(|m| m.by.clone()),
-            why: mark.map(|m| m.why.clone()).filter(|w| !w.is_empty()),
+            why: mark.map(drain::Mark::reason).filter(|w| !w.is_empty()),
             since: mark.map(|m| rfc3339(m.since_wall_ms)),
             progress: drain
                 .order()
                 .map(|order| progress(&self.ledger, gpu, order, self.api_server.as_ref(), self.now)),
+            marks: marks.by_owner.iter().map(|(owner, mark)| Mark::from_kernel(owner, mark)).collect(),
         }
     }
 

@@ -12,6 +12,7 @@ use berth_http::Failure;
 use berth_http::body;
 use berth_http::caller;
 use berth_http::etag;
+use berth_kernel::drain::{Owner, Owners};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use berth_kernel::refusal::Refusal;
@@ -154,30 +155,57 @@ pub(crate) async fn cordon(
 
 /// Uncordon a GPU
 ///
-/// Ends a cordon or a drain in any state, so that the GPU is granted again. Idempotent.
+/// Removes the caller's cordon or drain, in any state. The GPU is granted again once no other owner's mark is left;
+/// `drain.marks` of the answer names those. With `owner`, removes that owner's mark instead. Idempotent.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
     params(
         ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        OwnerQuery,
         ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
     ),
     responses(
-        (status = 200, description = "The GPU, active", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, or a malformed If-Match"),
+        (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
         (status = 412, description = "The drain state was changed meanwhile"),
     ))]
 pub(crate) async fn uncordon(
     state: web::Data<State>,
     path: web::Path<String>,
+    query: web::Query<OwnerQuery>,
     request: HttpRequest,
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
+    let owners = query.owners()?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.kernel.uncordon(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    let applied = state.kernel.uncordon(gpu.clone(), owners).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller::name(), "a GPU was uncordoned");
+        tracing::info!(%gpu, by = caller::name(), "marks of a GPU were removed");
     }
     turned(&state, &gpu)
+}
+
+/// Whose mark a request removes.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct OwnerQuery {
+    /// The owner as `drain.marks` of the GPU names it, or `all` for every owner; without it the caller.
+    #[param(example = "api:admin")]
+    owner: Option<String>,
+}
+
+impl OwnerQuery {
+    pub(crate) fn owners(&self) -> Result<Owners, Failure> {
+        let owner = match self.owner.as_deref() {
+            Some("all") => return Ok(Owners::All),
+            Some(owner) => {
+                Owner::parse(owner).map_err(|error| Failure::new(Kind::Query, format!("owner: {error}")))?
+            }
+            None => Owner::api(&caller::name()),
+        };
+        Ok(Owners::One(owner))
+    }
 }
 
 /// Checks a reason, and notes it for the audit line.
@@ -242,7 +270,7 @@ pub(crate) fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> 
         .get(gpu)
         .ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
         .map_err(IntoFailure::into_failure)?;
-    Ok(drain_tag::of(&known.drain))
+    Ok(drain_tag::of(&known.marks))
 }
 
 fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {

@@ -13,7 +13,6 @@ use berth_http::query::Probe;
 use berth_http::sight;
 use berth_kernel::attribution::pods_with_gpu_bypass;
 use berth_kernel::breaker::{Breaker, Phase};
-use berth_kernel::drain::Drain;
 use berth_kernel::names::Resource;
 use std::collections::BTreeMap;
 
@@ -222,7 +221,7 @@ fn counts(view: &View) -> Counts {
     Counts {
         gpus: ledger.gpus.len(),
         working_gpus: gpus().filter(|g| g.health.state.is_usable()).count(),
-        cordoned_gpus: gpus().filter(|g| g.drain != Drain::Active).count(),
+        cordoned_gpus: gpus().filter(|g| !g.marks.is_empty()).count(),
         allocations: ledger.live.len(),
         ended_allocations: ledger.ended.len(),
         bypasses: view.bypasses(),

@@ -24,7 +24,7 @@ pub(super) async fn follow(mut snapshots: watch::Receiver<Snapshot>) {
 }
 
 fn update(open: &mut BTreeMap<PartId, Span>, ledger: &Ledger) {
-    let state = |gpu: &PartId| ledger.gpus.get(gpu).map(|gpu| &gpu.drain);
+    let state = |gpu: &PartId| ledger.gpus.get(gpu).map(|gpu| gpu.drain());
     open.retain(|gpu, span| {
         let outcome = match state(gpu) {
             Some(Drain::Draining(..)) => return true,
@@ -35,8 +35,8 @@ fn update(open: &mut BTreeMap<PartId, Span>, ledger: &Ledger) {
         false
     });
     for (gpu, state) in &ledger.gpus {
-        if matches!(state.drain, Drain::Draining(..)) && !open.contains_key(gpu) {
-            open.insert(gpu.clone(), spans::drain(gpu, state.drain.evicts()));
+        if matches!(state.drain(), Drain::Draining(..)) && !open.contains_key(gpu) {
+            open.insert(gpu.clone(), spans::drain(gpu, state.marks.evicts()));
         }
     }
 }

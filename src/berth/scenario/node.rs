@@ -7,7 +7,7 @@ use berth_core::admission::{Baseline, CallRecorder, Evaluation, Faults, Offers, 
 use berth_core::keeper::{Applied, CommandError, Keeper, Snapshot};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
 use berth_kernel::command::{Command, NewStack, Rules};
-use berth_kernel::drain::Mark;
+use berth_kernel::drain::{Author, Owners};
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::APPLICATION_XIDS;
 use berth_kernel::listing::free_devices;
@@ -273,9 +273,11 @@ impl<'p> Node<'p> {
     /// If the kernel refuses the change.
     pub(super) fn cordon(&mut self, gpu: u32, on: bool) -> Result<(), String> {
         let gpu = self.gpu(gpu)?;
-        let since_wall_ms = self.clock.now().wall_ms;
-        let mark = Mark { by: "the scenario".into(), why: String::new(), since_wall_ms };
-        let command = if on { Command::Cordon { gpu, mark } } else { Command::Uncordon { gpu } };
+        let command = if on {
+            Command::Cordon { gpu, author: Author::api("the scenario".into(), String::new()) }
+        } else {
+            Command::Uncordon { gpu, owners: Owners::All }
+        };
         self.turn(&command).map(drop).map_err(|error| error.to_string())
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use berth_kernel::drain::{Mark, Order};
+use berth_kernel::drain::{Mark, MarkKind, Marks, Order};
 use berth_kernel::gpu::Part;
 use berth_kernel::health::Health;
 use berth_kernel::part_state::PartState;
@@ -46,7 +46,11 @@ fn with(ledger: &mut Ledger, index: u32, change: impl FnOnce(&mut GpuState)) {
 }
 
 fn mark(why: &str) -> Mark {
-    Mark { by: "ada".into(), why: why.into(), since_wall_ms: NEW_YEAR_MS }
+    Mark::cordon("ada", why, NEW_YEAR_MS)
+}
+
+fn drain() -> Mark {
+    Mark { kind: MarkKind::Drain(Order::default()), ..mark("") }
 }
 
 fn set_health(state: &mut GpuState, health: HealthState, reason: &str) {
@@ -66,13 +70,13 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
             "all 2 GPUs are available",
         ),
         (
-            |l| with(l, 1, |g| g.drain = Drain::Cordoned(mark("fan"))),
+            |l| with(l, 1, |g| g.marks = mark("fan").into()),
             true,
             "GPUCordoned",
             "GPU 1 (GPU-01) is cordoned since 2026-01-01T00:00:00Z by ada (fan)",
         ),
         (
-            |l| with(l, 0, |g| g.drain = Drain::Draining(mark(""), Order::default())),
+            |l| with(l, 0, |g| g.marks = drain().into()),
             true,
             "GPUDraining",
             "GPU 0 (GPU-00) is being drained since 2026-01-01T00:00:00Z by ada",
@@ -87,7 +91,7 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
             |l| {
                 with(l, 0, |g| {
                     set_health(g, HealthState::Vanished, "");
-                    g.drain = Drain::Drained(mark(""));
+                    g.marks = Marks { drained_wall_ms: Some(NEW_YEAR_MS), ..drain().into() };
                 });
             },
             true,
@@ -102,7 +106,7 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
         ),
         (
             |l| {
-                with(l, 1, |g| g.drain = Drain::Cordoned(mark("")));
+                with(l, 1, |g| g.marks = mark("").into());
                 with(l, 0, |g| set_health(g, HealthState::Unhealthy, ""));
             },
             true,
@@ -131,13 +135,13 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
 fn many_gpus_are_named_as_far_as_there_is_room_and_counted() {
     let mut ledger = node(16);
     for index in 0..16 {
-        with(&mut ledger, index, |g| g.drain = Drain::Cordoned(mark(&"x".repeat(60))));
+        with(&mut ledger, index, |g| g.marks = mark(&"x".repeat(60)).into());
     }
     let message = condition(&ledger).message;
     assert!(message.len() <= MESSAGE_BYTES_MAX);
     let named = message.matches("is cordoned").count();
     assert!(named >= 6, "{message}");
     assert!(message.ends_with(&format!("; and {} more", 16 - named)), "{message}");
-    with(&mut ledger, 0, |g| g.drain = Drain::Cordoned(mark(&"\u{e4}".repeat(512))));
+    with(&mut ledger, 0, |g| g.marks = mark(&"\u{e4}".repeat(512)).into());
     assert!(condition(&ledger).message.len() <= MESSAGE_BYTES_MAX, "one long reason alone");
 }

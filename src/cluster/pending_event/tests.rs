@@ -4,7 +4,7 @@ use berth_kernel::allocation::{Allocation, Decision, Holder};
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::decide;
-use berth_kernel::drain::{AtDeadline, Mark, Order};
+use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
 use berth_kernel::eviction::EvictionRequest;
 use berth_kernel::gpu::{Inventory, Part};
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
@@ -26,8 +26,8 @@ fn resource() -> Resource {
     Resource::parse("nvidia.com/gpu").unwrap()
 }
 
-fn mark(why: &str) -> Mark {
-    Mark { by: "ada".into(), why: why.into(), since_wall_ms: 0 }
+fn author(why: &str) -> Author {
+    Author::api("ada".into(), why.into())
 }
 
 fn events_between(old: Ledger, new: &Ledger) -> Vec<PendingEvent> {
@@ -155,11 +155,11 @@ impl Node {
     }
 
     pub(crate) fn cordon(&mut self, why: &str) -> Vec<PendingEvent> {
-        self.apply(&Command::Cordon { gpu: gpu(), mark: mark(why) })
+        self.apply(&Command::Cordon { gpu: gpu(), author: author(why) })
     }
 
     fn drain(&mut self, order: Order) -> Vec<PendingEvent> {
-        self.apply(&Command::Drain { gpu: gpu(), mark: mark("fan"), order })
+        self.apply(&Command::Drain { gpu: gpu(), author: author("fan"), order })
     }
 
     fn asked(&mut self, way: EvictionMethod, outcome: EvictionOutcome) -> Vec<PendingEvent> {
@@ -195,9 +195,9 @@ fn every_change_of_a_drain_is_one_event() {
         one(&node.drain(EVICT)).2,
         "GPU 3 (GPU-0) is being drained by ada (fan); its pods are evicted"
     );
-    let stopped = node.apply(&Command::StopDrain { gpu: gpu() });
+    let stopped = node.apply(&Command::StopDrain { gpu: gpu(), owners: Owners::All });
     assert_eq!(one(&stopped).0, "GPUDrainStopped");
-    assert_eq!(one(&node.apply(&Command::Uncordon { gpu: gpu() })).0, "GPUUncordoned");
+    assert_eq!(one(&node.apply(&Command::Uncordon { gpu: gpu(), owners: Owners::All })).0, "GPUUncordoned");
 
     node.apply(&Command::End { id: AllocationId { store: 0, number: 0 }, force: true });
     node.drain(Order::default());

@@ -10,7 +10,7 @@ use super::policy_stats::PolicyStats;
 use crate::counters::Counters;
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use berth_kernel::command::{Attempt, Command, Rules};
-use berth_kernel::drain::{Mark, Order};
+use berth_kernel::drain::{Author, Order, Owners};
 use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
@@ -146,8 +146,7 @@ impl KernelHandle {
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
     pub async fn cordon(&self, gpu: PartId, by: String, why: String) -> Result<Applied, CommandError> {
-        let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
-        self.command(Command::Cordon { gpu, mark }).await
+        self.command(Command::Cordon { gpu, author: Author::api(by, why) }).await
     }
 
     /// Drains a GPU.
@@ -161,8 +160,7 @@ impl KernelHandle {
         why: String,
         order: Order,
     ) -> Result<Applied, CommandError> {
-        let mark = Mark { by, why, since_wall_ms: self.clock.now().wall_ms };
-        self.command(Command::Drain { gpu, mark, order }).await
+        self.command(Command::Drain { gpu, author: Author::api(by, why), order }).await
     }
 
     /// Submits the outcome of an eviction request for a pod on a GPU that is drained.
@@ -177,20 +175,20 @@ impl KernelHandle {
         self.command(Command::RecordEviction { ask, outcome }).await
     }
 
-    /// Calls a drain off; the GPU stays cordoned.
+    /// Cancels the drains of these owners; the GPU stays cordoned.
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
-    pub async fn stop_drain(&self, gpu: PartId) -> Result<Applied, CommandError> {
-        self.command(Command::StopDrain { gpu }).await
+    pub async fn stop_drain(&self, gpu: PartId, owners: Owners) -> Result<Applied, CommandError> {
+        self.command(Command::StopDrain { gpu, owners }).await
     }
 
-    /// Ends a GPU's cordon or drain, so that it is granted again.
+    /// Removes the marks of these owners; the GPU is granted again once it has none.
     ///
     /// # Errors
     /// If there is no such GPU or it could not be recorded.
-    pub async fn uncordon(&self, gpu: PartId) -> Result<Applied, CommandError> {
-        self.command(Command::Uncordon { gpu }).await
+    pub async fn uncordon(&self, gpu: PartId, owners: Owners) -> Result<Applied, CommandError> {
+        self.command(Command::Uncordon { gpu, owners }).await
     }
 
     /// Marks a GPU healthy on an operator's order, until the next bad reading.

@@ -72,7 +72,7 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     families.states(
         &table::GPU_DRAIN,
         &DRAIN,
-        states().map(|(labels, _, gpu)| (labels, gpu.drain.as_str())),
+        states().map(|(labels, _, gpu)| (labels, gpu.drain().as_str())),
     )?;
     encode_reports(scrape, families)?;
     encode_drains(scrape, families)
@@ -108,7 +108,7 @@ fn encode_drains(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
         let shown = scrape.gpus.iter();
         shown.filter_map(|(index, id)| Some((vec![index.as_str(), id.as_str()], id, ledger.gpus.get(id)?)))
     };
-    let draining = || gpus().filter_map(|(labels, id, gpu)| Some((labels, id, gpu.drain.order()?)));
+    let draining = || gpus().filter_map(|(labels, id, gpu)| Some((labels, id, *gpu.drain().order()?)));
     let held: Vec<_> = draining().map(|(labels, id, _)| (labels, holders(ledger, id))).collect();
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     families.gauge(
@@ -126,7 +126,7 @@ fn encode_drains(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     });
     families.gauge(&table::DRAIN_BLOCKERS, blockers)?;
     let since =
-        gpus().filter_map(|(labels, _, gpu)| Some((labels, wall_seconds(gpu.drain.mark()?.since_wall_ms))));
+        gpus().filter_map(|(labels, _, gpu)| Some((labels, wall_seconds(gpu.drain().mark()?.since_wall_ms))));
     families.gauge_f64(&table::DRAIN_SINCE, since)?;
     let deadlines =
         draining().filter_map(|(labels, _, order)| Some((labels, wall_seconds(order.deadline_wall_ms?))));

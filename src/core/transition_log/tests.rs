@@ -88,8 +88,8 @@ fn one(log: &mut Log, node: &Node, warning: bool, text: &str) {
 }
 
 fn drain(node: &mut Node, order: Order) {
-    let mark = berth_kernel::drain::Mark { by: "ada".into(), why: "fan".into(), since_wall_ms: 0 };
-    node.apply(&Command::Drain { gpu: gpu(), mark, order });
+    let author = berth_kernel::drain::Author::api("ada".into(), "fan".into());
+    node.apply(&Command::Drain { gpu: gpu(), author, order });
 }
 
 #[test]

@@ -1,7 +1,10 @@
-use super::super::drain::was_given_up;
 use super::*;
 use crate::command::{Command, Rules};
 use crate::decide::decide;
+use crate::drain::{
+    AtDeadline, Author, Drain, MARKS_MAX, Mark, MarkKind, Order, Owner, Owners, TooManyMarks,
+};
+use crate::eviction::EvictionMethod;
 use crate::gpu::{Inventory, Part, Usage};
 use crate::names::{DeviceId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
@@ -18,8 +21,8 @@ fn resource() -> Resource {
     Resource::parse("nvidia.com/gpu").unwrap()
 }
 
-fn mark(why: &str) -> Mark {
-    Mark { by: "ada".into(), why: why.into(), since_wall_ms: 7 }
+fn author(by: &str, why: &str) -> Author {
+    Author::api(by.into(), why.into())
 }
 
 /// A node of one GPU, offered whole.
@@ -95,11 +98,11 @@ impl Node {
     }
 
     fn drain(&mut self, order: Order) {
-        self.apply(&Command::Drain { gpu: gpu(), mark: mark("fan"), order }).unwrap();
+        self.apply(&Command::Drain { gpu: gpu(), author: author("ada", "fan"), order }).unwrap();
     }
 
     /// Waits with a tick every second and a scan every five.
-    fn wait(&mut self, seconds: u64) -> &str {
+    fn wait(&mut self, seconds: u64) -> &'static str {
         for _ in 0..seconds {
             self.now.mono_ms += 1000;
             self.now.wall_ms += 1000;
@@ -111,8 +114,8 @@ impl Node {
         self.state()
     }
 
-    fn state(&self) -> &str {
-        self.ledger.gpus[&gpu()].drain.as_str()
+    fn state(&self) -> &'static str {
+        self.ledger.gpus[&gpu()].drain().as_str()
     }
 
     fn listed_healthy(&self) -> bool {
@@ -127,7 +130,7 @@ fn an_unused_gpu_is_drained_after_a_quiet_period() {
     assert_eq!(node.wait(10), "draining");
     assert_eq!(node.wait(5), "drained");
     assert!(matches!(node.grant(), Err(Refusal::Cordoned { .. })));
-    node.apply(&Command::Uncordon { gpu: gpu() }).unwrap();
+    node.apply(&Command::Uncordon { gpu: gpu(), owners: Owners::All }).unwrap();
     assert_eq!(node.wait(20), "active");
     node.grant().unwrap();
 }
@@ -240,48 +243,105 @@ fn held_devices_are_listed_unhealthy_while_pods_are_evicted() {
     node.grant().unwrap();
     node.drain(Order { evict: true, ..Order::default() });
     assert!(!node.listed_healthy());
-    node.apply(&Command::StopDrain { gpu: gpu() }).unwrap();
+    node.apply(&Command::StopDrain { gpu: gpu(), owners: Owners::All }).unwrap();
     assert_eq!(node.state(), "cordoned");
     assert!(node.listed_healthy());
 }
 
 #[test]
-fn a_second_order_replaces_the_first_and_a_cordon_does_not() {
+fn a_second_order_of_an_owner_replaces_the_first_and_a_cordon_does_not() {
     let late = Order { deadline_wall_ms: Some(9), ..Order::default() };
-    let drain = Drain::Active.after_order(&mark("fan"), Order::default());
-    let again = drain.after_order(&Mark { since_wall_ms: 99, ..mark("") }, late);
-    assert_eq!(again, Drain::Draining(mark("fan"), late));
-    assert_eq!(again.after_cordon(&mark("")), again);
-    assert_eq!(again.after_cordon(&mark("other")), Drain::Draining(mark("other"), late));
-    assert_eq!(Drain::Drained(mark("fan")).after_order(&mark("x"), late), Drain::Drained(mark("fan")));
-    assert_eq!(Drain::Active.after_cancel(), Drain::Active);
+    let first = Now { wall_ms: 7, mono_ms: 0 };
+    let second = Now { wall_ms: 99, mono_ms: 0 };
+    let marks = Marks::default().with_drain(&author("ada", "fan"), Order::default(), first).unwrap();
+    let again = marks.with_drain(&author("ada", ""), late, second).unwrap();
+    let mark = |why: &str| Mark { kind: MarkKind::Drain(late), ..Mark::cordon("ada", why, 7) };
+    assert_eq!(again.drain(), Drain::Draining(mark("fan"), late));
+    assert_eq!(again.with_cordon(&author("ada", ""), second).unwrap(), again);
+    let renamed = again.with_cordon(&author("ada", "other"), second).unwrap();
+    assert_eq!(renamed.drain(), Drain::Draining(mark("other"), late));
+    let drained = again.after_drained(second);
+    assert_eq!(drained.with_drain(&author("ada", "x"), late, second).unwrap(), drained);
+    assert_eq!(Marks::default().without_drains(&Owners::All), Marks::default());
 }
 
 #[test]
-fn the_next_order_drops_the_mark_of_a_drain_that_was_given_up() {
-    for (why, shown) in [
-        ("fan", "fan; drain given up at its deadline"),
-        ("", "drain given up at its deadline"),
-        // The format of older daemons.
-        ("fan (drain given up at its deadline)", "fan; drain given up at its deadline"),
-    ] {
+fn the_next_order_replaces_the_reason_of_a_drain_that_was_given_up() {
+    for (why, shown) in
+        [("fan", "fan; drain given up at its deadline"), ("", "drain given up at its deadline")]
+    {
         let mut node = Node::new();
         node.grant().unwrap();
         let order = Order { deadline_wall_ms: Some(0), at_deadline: AtDeadline::GiveUp, ..Order::default() };
-        node.apply(&Command::Drain { gpu: gpu(), mark: mark(why), order }).unwrap();
+        node.apply(&Command::Drain { gpu: gpu(), author: author("ada", why), order }).unwrap();
         node.apply(&Command::Tick).unwrap();
-        let given_up = node.ledger.gpus[&gpu()].drain.clone();
-        assert_eq!(given_up, Drain::Cordoned(mark(shown)));
-        assert!(was_given_up(&given_up));
-        let why = if why.is_empty() { "" } else { "fan" };
-        assert_eq!(
-            given_up.after_order(&mark(""), Order::default()),
-            Drain::Draining(mark(why), Order::default())
-        );
-        assert_eq!(given_up.after_cordon(&mark("")), Drain::Cordoned(mark(why)));
-        assert_eq!(given_up.after_cordon(&mark("rack")), Drain::Cordoned(mark("rack")));
+        let marks = node.ledger.gpus[&gpu()].marks.clone();
+        assert!(marks.drain().was_given_up());
+        assert_eq!(marks.drain().mark().unwrap().reason(), shown);
+        let reason = |marks: Result<Marks, TooManyMarks>| marks.unwrap().drain().mark().unwrap().reason();
+        assert_eq!(reason(marks.with_drain(&author("ada", ""), Order::default(), node.now)), why);
+        assert_eq!(reason(marks.with_cordon(&author("ada", ""), node.now)), why);
+        assert_eq!(reason(marks.with_cordon(&author("ada", "rack"), node.now)), "rack");
     }
-    let old = Drain::Cordoned(mark("(drain given up at its deadline)"));
-    assert_eq!(old.after_cordon(&mark("")), Drain::Cordoned(mark("")));
-    assert!(!was_given_up(&Drain::Cordoned(mark("fan"))) && !was_given_up(&Drain::Active));
+    assert!(!Drain::Active.was_given_up());
+}
+
+#[test]
+fn a_gpu_is_out_while_one_mark_is_left() {
+    let mut node = Node::new();
+    let uncordon = |node: &mut Node, owners: Owners| {
+        node.apply(&Command::Uncordon { gpu: gpu(), owners }).unwrap();
+        node.state().to_owned()
+    };
+    node.drain(Order::default());
+    node.apply(&Command::Cordon { gpu: gpu(), author: author("bob", "rack") }).unwrap();
+    assert_eq!(node.wait(15), "drained");
+    assert_eq!(uncordon(&mut node, Owners::One(Owner::api("eve"))), "drained");
+    assert_eq!(uncordon(&mut node, Owners::One(Owner::api("ada"))), "cordoned");
+    assert_eq!(node.ledger.gpus[&gpu()].drain().mark().unwrap().by, "bob");
+    assert!(matches!(node.grant(), Err(Refusal::Cordoned { by, .. }) if by == "bob"));
+    assert_eq!(uncordon(&mut node, Owners::One(Owner::api("bob"))), "active");
+    node.drain(Order::default());
+    node.apply(&Command::Cordon { gpu: gpu(), author: author("bob", "rack") }).unwrap();
+    assert_eq!(uncordon(&mut node, Owners::All), "active");
+    // The mark of a store in which marks had no owner is removed by each caller.
+    let operator = Author { owner: Owner::operator(), ..author("ada", "") };
+    node.apply(&Command::Cordon { gpu: gpu(), author: operator }).unwrap();
+    assert_eq!(uncordon(&mut node, Owners::One(Owner::api("bob"))), "active");
+}
+
+#[test]
+fn several_drains_evict_if_one_does_and_have_the_earliest_deadline() {
+    let now = |wall_ms| Now { wall_ms, mono_ms: 0 };
+    let order = |evict, deadline_wall_ms, at_deadline| Order { evict, deadline_wall_ms, at_deadline };
+    let give_up = order(false, Some(10), AtDeadline::GiveUp);
+    let delete = order(true, Some(20), AtDeadline::Delete);
+    let marks = Marks::default().with_drain(&author("ada", "fan"), give_up, now(1)).unwrap();
+    let marks = marks.with_drain(&author("bob", ""), delete, now(2)).unwrap();
+    let Drain::Draining(mark, combined) = marks.drain() else { panic!("{marks:?}") };
+    assert_eq!((mark.by.as_str(), combined), ("ada", order(true, Some(10), AtDeadline::GiveUp)));
+    assert_eq!(marks.eviction_method(now(15)), Some(EvictionMethod::Evict));
+    let later = marks.after_deadlines(now(10));
+    assert_eq!(later.by_owner[&Owner::api("ada")].kind, MarkKind::Cordon);
+    assert!(later.by_owner[&Owner::api("ada")].expired);
+    assert_eq!(later.drain().order(), Some(&delete));
+    assert_eq!(later.eviction_method(now(20)), Some(EvictionMethod::Delete));
+    assert_eq!(later.without_drains(&Owners::One(Owner::api("bob"))).drain().as_str(), "cordoned");
+}
+
+#[test]
+fn marks_have_a_limit() {
+    let now = Now { wall_ms: 1, mono_ms: 0 };
+    let mut marks = Marks::default();
+    for i in 0..MARKS_MAX {
+        marks = marks.with_cordon(&author(&format!("caller-{i}"), &"x".repeat(500)), now).unwrap();
+    }
+    assert_eq!(marks.with_cordon(&author("one-more", ""), now), Err(TooManyMarks));
+    let marks = marks.with_cordon(&author("caller-0", &"x".repeat(1024)), now).unwrap();
+    assert_eq!(marks.with_cordon(&author("caller-1", &"x".repeat(5000)), now), Err(TooManyMarks));
+    let mut node = Node::new();
+    for i in 0..=MARKS_MAX {
+        let cordoned = node.apply(&Command::Cordon { gpu: gpu(), author: author(&i.to_string(), "") });
+        assert_eq!(cordoned.is_ok(), i < MARKS_MAX, "{cordoned:?}");
+    }
 }

@@ -3,7 +3,8 @@ use crate::allocation::{Decision, Holder};
 use crate::change::Entry;
 use crate::command::{Command, Rules};
 use crate::decide::decide;
-use crate::drain::Mark;
+use crate::drain::{AtDeadline, Author, Order, Owners};
+use crate::eviction::EvictionMethod;
 use crate::gpu::{Inventory, Part};
 use crate::listing::listing;
 use crate::names::{DeviceId, Resource};
@@ -127,8 +128,8 @@ impl Node {
     }
 
     fn drain(&mut self, gpu: &str, order: Order) {
-        let mark = Mark { by: "ada".into(), why: "fan".into(), since_wall_ms: 1 };
-        self.submit(&Command::Drain { gpu: id(gpu), mark, order });
+        let author = Author::api("ada".into(), "fan".into());
+        self.submit(&Command::Drain { gpu: id(gpu), author, order });
     }
 
     fn record(&mut self, uid: &str, way: EvictionMethod, outcome: EvictionOutcome) {
@@ -296,7 +297,10 @@ fn a_pod_of_two_gpus_is_deleted_if_either_order_deletes() {
 
 #[test]
 fn uncordoning_ends_evictions_at_once_and_removes_their_records() {
-    for command in [Command::Uncordon { gpu: id("GPU-0") }, Command::StopDrain { gpu: id("GPU-0") }] {
+    for command in [
+        Command::Uncordon { gpu: id("GPU-0"), owners: Owners::All },
+        Command::StopDrain { gpu: id("GPU-0"), owners: Owners::All },
+    ] {
         let mut node = Node::new();
         node.grant(Some("a"), "main", &["GPU-0"]);
         node.show_pods(&[pod("a")]);

@@ -6,7 +6,7 @@ use super::world::{PARTS, World, part};
 use crate::allocation::EndReason;
 use crate::change::{Change, Entry};
 use crate::command::Command;
-use crate::drain::Drain;
+use crate::drain::Marks;
 use crate::evict::{due_requests, is_being_evicted};
 use crate::eviction::EvictionOutcome;
 use crate::gpu::Inventory;
@@ -179,7 +179,7 @@ impl World {
         }
         let entry = self.apply(&Command::RecordScan(inventory.clone())).unwrap();
         for change in &entry.changes {
-            if let Change::DrainChanged { gpu, drain: Drain::Drained(_) } = change {
+            if let Change::MarksChanged { gpu, marks: Marks { drained_wall_ms: Some(_), .. } } = change {
                 assert!(inventory.processes[gpu].is_empty(), "{gpu} is drained while processes are on it");
             }
         }

@@ -7,7 +7,7 @@ use super::sources::Sources;
 use crate::change::{Change, Entry};
 use crate::command::{Command, Rules, StackAnswer};
 use crate::decide::{Verdict, decide};
-use crate::drain::{AtDeadline, Mark, Order};
+use crate::drain::{AtDeadline, Author, Order, Owners};
 use crate::gpu::{Inventory, Part, Reading};
 use crate::history::HistoryLimit;
 use crate::invariants::{
@@ -224,24 +224,22 @@ impl World {
                 self.apply(&Command::Tick).unwrap();
             }
             Op::Cordon(i) => {
-                let mark = Mark { by: "me".into(), why: String::new(), since_wall_ms: self.now.wall_ms };
-                let _ = self.apply(&Command::Cordon { gpu: gpu(*i), mark });
+                let _ = self.apply(&Command::Cordon { gpu: gpu(*i), author: author("cordons") });
             }
             Op::Drain(i, evict) => {
-                let mark = Mark { by: "me".into(), why: String::new(), since_wall_ms: self.now.wall_ms };
                 let deadline_wall_ms = evict.then_some(self.now.wall_ms + 40_000);
                 let order = Order { evict: *evict, deadline_wall_ms, at_deadline: AtDeadline::GiveUp };
-                let _ = self.apply(&Command::Drain { gpu: gpu(*i), mark, order });
+                let _ = self.apply(&Command::Drain { gpu: gpu(*i), author: author("drains"), order });
             }
             Op::StopDrain(i) => {
-                let _ = self.apply(&Command::StopDrain { gpu: gpu(*i) });
+                let _ = self.apply(&Command::StopDrain { gpu: gpu(*i), owners: Owners::All });
             }
             Op::MarkHealthy(i) => {
                 let _ =
                     self.apply(&Command::MarkHealthy { gpu: gpu(*i), by: "me".into(), why: String::new() });
             }
             Op::Uncordon(i) => {
-                let _ = self.apply(&Command::Uncordon { gpu: gpu(*i) });
+                let _ = self.apply(&Command::Uncordon { gpu: gpu(*i), owners: Owners::All });
             }
             Op::Xid { gpu: i, again_s } => {
                 let reading =
@@ -384,4 +382,8 @@ impl World {
         i6_no_allocation_of_a_running_pod_ends(&before, &entry, &running, complete || without_checkpoint);
         self.i6_ends_agree_with_the_view_of_all_pods(&before, &entry, checkpoint);
     }
+}
+
+fn author(by: &str) -> Author {
+    Author::api(by.into(), String::new())
 }

@@ -4,7 +4,7 @@ use super::super::process::{Owner, UnknownReason, Uses};
 use super::*;
 use crate::command::{Command, Rules};
 use crate::decide::decide;
-use crate::drain::{Mark, Order};
+use crate::drain::{Author, Order};
 use crate::test_node::{Node, of_pod, part, process};
 
 const HOST: Owner = Owner::NoPod { container_id: None };
@@ -88,8 +88,8 @@ fn processes_are_unsupported_if_no_gpu_lists_them() {
 
 /// Drains `GPU-0`, scans every five seconds for this long, and returns its drain state.
 fn drain_state_after(node: &mut Node, seconds: u64, processes: &[(&str, Process)]) -> String {
-    let mark = Mark { by: "ada".into(), why: String::new(), since_wall_ms: 0 };
-    let order = Command::Drain { gpu: part("GPU-0"), mark, order: Order::default() };
+    let author = Author::api("ada".into(), String::new());
+    let order = Command::Drain { gpu: part("GPU-0"), author, order: Order::default() };
     let verdict = decide(&node.ledger, &Rules::default(), &order, node.now);
     node.ledger.apply(&verdict.entry);
     for _ in 0..seconds / 5 {
@@ -97,7 +97,7 @@ fn drain_state_after(node: &mut Node, seconds: u64, processes: &[(&str, Process)
         node.pass(5);
     }
     node.look(processes);
-    node.ledger.gpus[&part("GPU-0")].drain.as_str().to_owned()
+    node.ledger.gpus[&part("GPU-0")].drain().as_str().to_owned()
 }
 
 #[test]

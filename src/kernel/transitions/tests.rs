@@ -3,7 +3,7 @@ use crate::allocation::{Decision, Holder};
 use crate::change::{Change, Entry};
 use crate::command::{Command, NewStack, Rules};
 use crate::decide::decide;
-use crate::drain::{Mark, Order};
+use crate::drain::{Author, Order, Owners};
 use crate::gpu::{Inventory, Part};
 use crate::names::{AllocationId, DeviceId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
@@ -164,21 +164,21 @@ fn a_gpu_that_is_unhealthy_when_it_is_found_changes_its_health() {
 #[test]
 fn each_change_of_a_drain_has_its_author_and_reason() {
     let mut node = Node::with_gpu();
-    let mark = |why: &str| Mark { by: "ada".into(), why: why.into(), since_wall_ms: 0 };
-    node.turn(&Command::Cordon { gpu: gpu(), mark: mark("fan") });
+    let author = |why: &str| Author::api("ada".into(), why.into());
+    node.turn(&Command::Cordon { gpu: gpu(), author: author("fan") });
     assert_eq!(node.text(), "GPU 3 is cordoned by ada (fan)");
-    node.turn(&Command::Cordon { gpu: gpu(), mark: mark("fan") });
+    node.turn(&Command::Cordon { gpu: gpu(), author: author("fan") });
     assert_eq!(node.step(), []);
     let order = Order { evict: true, ..Order::default() };
-    node.turn(&Command::Drain { gpu: gpu(), mark: mark(""), order });
+    node.turn(&Command::Drain { gpu: gpu(), author: author(""), order });
     assert_eq!(node.text(), "GPU 3 is being drained by ada (fan); its pods are evicted");
-    node.turn(&Command::StopDrain { gpu: gpu() });
+    node.turn(&Command::StopDrain { gpu: gpu(), owners: Owners::All });
     assert!(node.text().contains("no longer drained"));
-    node.turn(&Command::Uncordon { gpu: gpu() });
+    node.turn(&Command::Uncordon { gpu: gpu(), owners: Owners::All });
     assert_eq!(node.text(), "GPU 3 may be granted again");
     // A change that is undone before the next step is no transition.
-    node.turn(&Command::Cordon { gpu: gpu(), mark: mark("") });
-    node.turn(&Command::Uncordon { gpu: gpu() });
+    node.turn(&Command::Cordon { gpu: gpu(), author: author("") });
+    node.turn(&Command::Uncordon { gpu: gpu(), owners: Owners::All });
     assert_eq!(node.step(), []);
 }
 

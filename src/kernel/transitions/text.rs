@@ -141,7 +141,8 @@ impl Mark {
     /// The author and the reason: `by ada (fan)`.
     #[must_use]
     pub fn by_and_reason(&self) -> String {
-        if self.why.is_empty() { format!("by {}", self.by) } else { format!("by {} ({})", self.by, self.why) }
+        let reason = self.reason();
+        if reason.is_empty() { format!("by {}", self.by) } else { format!("by {} ({reason})", self.by) }
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use berth_kernel::allocation::{
     Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits,
 };
-use berth_kernel::drain::{AtDeadline, Drain, Mark, Order};
+use berth_kernel::drain::{AtDeadline, MARKS_MAX, MARKS_TEXT_BYTES_MAX, Mark, MarkKind, Marks, Order, Owner};
 use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::health::{HealthState, PastHealth};
 use berth_kernel::names::{DeviceId, Resource};
@@ -14,19 +14,63 @@ use berth_kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead}
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::trust::{Origin, Signature};
 
-/// Release 0.1 writes these bytes, and stores on nodes contain them: if this test fails, raise `FORMAT`
-/// and keep reading this form.
+/// Stores on nodes contain these bytes: if this test fails, raise `FORMAT` and keep reading this form.
 #[test]
-fn golden_records_of_format_1() {
+fn golden_records_of_format_2() {
     for (key, value, record) in golden() {
-        let mut bytes = vec![1];
-        bytes.extend_from_slice(value.as_bytes());
+        let bytes = [&[2], value.as_bytes()].concat();
         assert_eq!(key_bytes(&record.key()), key, "{record:?}");
         let written = encode(&record).unwrap();
         assert_eq!(String::from_utf8(written[1..].to_vec()).unwrap(), value, "{record:?}");
         assert_eq!(written, bytes);
         assert_eq!(decode(&key, &bytes).unwrap(), record);
     }
+}
+
+/// Earlier releases wrote these bytes.
+#[test]
+fn golden_records_of_format_1() {
+    let unchanged = golden().into_iter().filter(|(_, _, record)| !matches!(record, Record::Marks(..)));
+    for (key, value, record) in unchanged.chain(golden_marks_of_format_1()) {
+        let bytes = [&[1], value.as_bytes()].concat();
+        assert_eq!(decode(&key, &bytes).unwrap(), record);
+    }
+}
+
+/// Marks as format 1 stored them, and what they are read as.
+fn golden_marks_of_format_1() -> Vec<Golden> {
+    let golden = |gpu: &str, value, mark, drained_wall_ms| {
+        let marks = Marks { by_owner: [(Owner::operator(), mark)].into(), drained_wall_ms };
+        ([&[3], gpu.as_bytes()].concat(), value, Record::Marks(PartId::parse(gpu).unwrap(), marks))
+    };
+    let order = Order { evict: true, deadline_wall_ms: Some(9), at_deadline: AtDeadline::GiveUp };
+    let drain = |order| Mark { kind: MarkKind::Drain(order), ..Mark::cordon("admin", "", 5) };
+    vec![
+        golden(
+            "GPU-1",
+            r#"{"cordoned":{"by":"admin","why":"fan \"rattles\"","sinceMs":5}}"#,
+            Mark::cordon("admin", "fan \"rattles\"", 5),
+            None,
+        ),
+        golden(
+            "GPU-2",
+            r#"{"draining":[{"by":"admin","why":"","sinceMs":5},{"evict":true,"deadlineMs":9,"atDeadline":"giveUp"}]}"#,
+            drain(order),
+            None,
+        ),
+        golden(
+            "GPU-3",
+            r#"{"drained":{"by":"admin","why":"","sinceMs":5}}"#,
+            drain(Order::default()),
+            Some(5),
+        ),
+        golden(
+            "GPU-4",
+            r#"{"cordoned":{"by":"admin","why":"fan; drain given up at its deadline","sinceMs":5}}"#,
+            Mark { expired: true, ..Mark::cordon("admin", "fan", 5) },
+            None,
+        ),
+    ]
 }
 
 const DIGEST_A: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
@@ -88,10 +132,20 @@ fn golden() -> Vec<Golden> {
         ),
         (
             named(3, "GPU-1"),
-            r#"{"cordoned":{"by":"admin","why":"fan \"rattles\"","sinceMs":5}}"#,
-            Record::Drain(
+            r#"{"marks":[{"owner":"api:admin","by":"admin","why":"fan \"rattles\"","sinceMs":5,"expired":true},{"owner":"operator","by":"root","sinceMs":6}]}"#,
+            Record::Marks(
                 gpu.clone(),
-                Drain::Cordoned(Mark { by: "admin".into(), why: "fan \"rattles\"".into(), since_wall_ms: 5 }),
+                Marks {
+                    by_owner: [
+                        (
+                            Owner::api("admin"),
+                            Mark { expired: true, ..Mark::cordon("admin", "fan \"rattles\"", 5) },
+                        ),
+                        (Owner::operator(), Mark::cordon("root", "", 6)),
+                    ]
+                    .into(),
+                    drained_wall_ms: None,
+                },
             ),
         ),
         (
@@ -172,13 +226,24 @@ fn golden() -> Vec<Golden> {
         ),
         (
             named(3, "GPU-2"),
-            r#"{"draining":[{"by":"admin","why":"","sinceMs":5},{"evict":true,"deadlineMs":9,"atDeadline":"giveUp"}]}"#,
-            Record::Drain(
+            r#"{"marks":[{"owner":"api:admin","by":"admin","sinceMs":5,"drain":{"evict":true,"deadlineMs":9,"atDeadline":"giveUp"}}],"drainedMs":7}"#,
+            Record::Marks(
                 PartId::parse("GPU-2").unwrap(),
-                Drain::Draining(
-                    Mark { by: "admin".into(), why: String::new(), since_wall_ms: 5 },
-                    Order { evict: true, deadline_wall_ms: Some(9), at_deadline: AtDeadline::GiveUp },
-                ),
+                Marks {
+                    by_owner: [(
+                        Owner::api("admin"),
+                        Mark {
+                            kind: MarkKind::Drain(Order {
+                                evict: true,
+                                deadline_wall_ms: Some(9),
+                                at_deadline: AtDeadline::GiveUp,
+                            }),
+                            ..Mark::cordon("admin", "", 5)
+                        },
+                    )]
+                    .into(),
+                    drained_wall_ms: Some(7),
+                },
             ),
         ),
         (
@@ -259,8 +324,8 @@ fn golden() -> Vec<Golden> {
 fn a_later_format_is_distinguished_from_damage() {
     let (key, _, record) = golden().remove(3);
     let mut value = encode(&record).unwrap();
-    value[0] = 2;
-    assert_eq!(decode(&key, &value), Err(DecodeError::Newer(2)));
+    value[0] = FORMAT + 1;
+    assert_eq!(decode(&key, &value), Err(DecodeError::Newer(FORMAT + 1)));
     value[0] = 0;
     let Err(DecodeError::Malformed(what)) = decode(&key, &value) else {
         panic!("format 0 was read");
@@ -334,4 +399,25 @@ fn a_record_that_is_too_large_is_refused() {
         matches!(error, StoreError::TooLarge { limit: RECORD_BYTES_MAX, bytes } if bytes > RECORD_BYTES_MAX),
         "{error}"
     );
+}
+
+/// Eight marks with as much text as the kernel allows, all of it doubled by JSON.
+#[test]
+fn the_longest_marks_fit() {
+    let text = "\"".repeat(MARKS_TEXT_BYTES_MAX / MARKS_MAX / 3);
+    let order = Order { evict: true, deadline_wall_ms: Some(u64::MAX), at_deadline: AtDeadline::GiveUp };
+    let by_owner = (0..MARKS_MAX).map(|i| {
+        let owner = Owner::parse(&format!("{i}{}", &text[..text.len().min(150)])).unwrap();
+        let mark = Mark {
+            kind: MarkKind::Drain(order),
+            expired: true,
+            ..Mark::cordon(&text, &text.repeat(2), u64::MAX)
+        };
+        (owner, mark)
+    });
+    let marks = Marks { by_owner: by_owner.collect(), drained_wall_ms: Some(u64::MAX) };
+    let texts = marks.by_owner.iter().map(|(owner, m)| owner.as_str().len() + m.by.len() + m.why.len());
+    assert!(texts.sum::<usize>() > MARKS_TEXT_BYTES_MAX);
+    let value = encode(&Record::Marks(PartId::parse("GPU-1").unwrap(), marks)).unwrap();
+    assert!(value.len() <= RECORD_BYTES_MAX, "{}", value.len());
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
-use berth_kernel::drain::{AtDeadline, Drain, Mark, Order};
+use berth_kernel::drain::{AtDeadline, MARKS_MAX, Mark, MarkKind, Marks, Order, Owner};
 use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::history::weight;
 use berth_kernel::names::{DeviceId, Resource};
@@ -175,20 +175,18 @@ fn small_record() -> impl Strategy<Value = Record> {
     let meta = any::<(u32, u64, Option<u64>)>().prop_map(|(store, next_number, seen)| {
         Record::Meta(Meta { store, next_number, kubelet_seen_wall_ms: seen })
     });
-    let mark =
-        any::<(String, String, u64)>().prop_map(|(by, why, since_wall_ms)| Mark { by, why, since_wall_ms });
     let at_deadline = prop_oneof![Just(AtDeadline::Wait), Just(AtDeadline::Delete), Just(AtDeadline::GiveUp)];
     let order = (any::<(bool, Option<u64>)>(), at_deadline)
         .prop_map(|((evict, deadline_wall_ms), at_deadline)| Order { evict, deadline_wall_ms, at_deadline });
-    let drain = (part_id(), option::of(mark), 0..3, order).prop_map(|(gpu, mark, state, order)| {
-        let drain = match (mark, state) {
-            (None, _) => Drain::Active,
-            (Some(mark), 0) => Drain::Cordoned(mark),
-            (Some(mark), 1) => Drain::Draining(mark, order),
-            (Some(mark), _) => Drain::Drained(mark),
-        };
-        Record::Drain(gpu, drain)
-    });
+    let mark = (any::<(String, String, u64, bool)>(), option::of(order)).prop_map(
+        |((by, why, since_wall_ms, expired), order)| {
+            let kind = order.map_or(MarkKind::Cordon, MarkKind::Drain);
+            Mark { kind, by, why, since_wall_ms, expired }
+        },
+    );
+    let owner = "[a-z]{1,9}(:\\PC{1,30})?".prop_map(|text| Owner::parse(&text).unwrap());
+    let drain = (part_id(), btree_map(owner, mark, 1..=MARKS_MAX), any::<Option<u64>>())
+        .prop_map(|(gpu, by_owner, drained_wall_ms)| Record::Marks(gpu, Marks { by_owner, drained_wall_ms }));
     let stack = any::<(u64, bool, String, String, u64, usize, bool)>().prop_map(
         |(revision, from_api, by, why, since_wall_ms, entries, past)| {
             let head = StackHead { revision, from_api, by, why, since_wall_ms, entries };

@@ -54,16 +54,17 @@ export function cordon(api, gpu) {
 }
 
 export function uncordon(api, gpu) {
-  const { state, by, why } = gpu.drain;
+  const { state, marks } = gpu.drain;
   const condition = seen(api, gpu);
   return ask({
     title: `Uncordon GPU ${gpu.index}?`,
     words: [
-      `It is ${state}${by ? ` by ${by}` : ''}${why ? `: ${why}` : ''}.`,
+      `It is ${state}. This removes ${marks.length === 1 ? 'this mark' : 'these marks'}:`,
+      ...marks.map(({ owner, kind, why }) => `${kind} of ${owner}${why ? `: ${why}` : ''}`),
       state === 'cordoned' ? 'It may be granted again at once.' : 'The drain is undone, and the GPU may be granted again at once.',
     ],
     label: 'Uncordon',
-    act: async () => api.delete(path(gpu, 'cordon'), await condition()),
+    act: async () => api.delete(`${path(gpu, 'cordon')}?owner=all`, await condition()),
   });
 }
 
@@ -73,7 +74,7 @@ export function stopDrain(api, gpu) {
     title: `Call off the drain of GPU ${gpu.index}?`,
     words: ['Nobody else is asked to leave. Pods that are leaving already go on leaving. The GPU stays cordoned.'],
     label: 'Call off',
-    act: async () => api.delete(path(gpu, 'drain'), await condition()),
+    act: async () => api.delete(`${path(gpu, 'drain')}?owner=all`, await condition()),
   });
 }
 

@@ -12,7 +12,7 @@ use berth_core::admission::{Evaluation, Faults};
 use berth_kernel::allocation::Limits;
 use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decide::decide;
-use berth_kernel::drain::Mark;
+use berth_kernel::drain::{Author, Owners};
 use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
@@ -199,10 +199,9 @@ impl Turn<'_> {
     /// What else changes what may be granted.
     fn operate(&mut self, bytes: &mut Bytes<'_>) {
         let gpu = part(bytes.pick(&["GPU-0", "GPU-1"]));
-        let mark = Mark { by: "x".into(), why: String::new(), since_wall_ms: self.now.wall_ms };
         let command = match bytes.byte() % 4 {
-            0 => Command::Cordon { gpu, mark },
-            1 => Command::Uncordon { gpu },
+            0 => Command::Cordon { gpu, author: Author::api("x".into(), String::new()) },
+            1 => Command::Uncordon { gpu, owners: Owners::All },
             2 => match self.ledger.live.keys().next() {
                 Some(id) => Command::End { id: *id, force: true },
                 None => Command::Tick,

@@ -4,7 +4,7 @@ use super::disk::Disk;
 use super::recorder::{self, Op};
 use super::state;
 use anyhow::Context;
-use berth_kernel::drain::{Drain, Mark};
+use berth_kernel::drain::Mark;
 use berth_kernel::names::PartId;
 use berth_kernel::ports::Store;
 use berth_kernel::record::{Record, RecordKey, Write};
@@ -153,7 +153,7 @@ pub(crate) fn cordon(name: u64, text: &str) -> Write {
 
 fn cordoned(name: u64, text: &str) -> Record {
     let gpu = PartId::parse(&format!("GPU-{name}")).expect("a short name");
-    Record::Drain(gpu, Drain::Cordoned(Mark { by: "crash".into(), why: text.into(), since_wall_ms: name }))
+    Record::Marks(gpu, Mark::cordon("crash", text, name).into())
 }
 
 /// What writes make of a state. Where two name the same record, the later counts.

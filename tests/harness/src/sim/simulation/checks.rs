@@ -7,7 +7,6 @@ use super::state;
 use super::violation::Violation;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Command, Rules};
-use berth_kernel::drain::Drain;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::record::{RecordKey, records};
@@ -48,7 +47,7 @@ impl Checks {
         self.ends.unsure(cause);
         if let Command::Cordon { gpu, .. }
         | Command::Drain { gpu, .. }
-        | Command::Uncordon { gpu }
+        | Command::Uncordon { gpu, .. }
         | Command::Forget { gpu } = command
         {
             self.cordoned.remove(gpu);
@@ -151,7 +150,7 @@ impl Checks {
         });
         self.violations.extend(lost.into_iter().map(|what| Violation::new("I5", what)));
         for (gpu, cordoned) in &self.cordoned {
-            let is = ledger.gpus.get(gpu).is_some_and(|g| g.drain != Drain::Active);
+            let is = ledger.gpus.get(gpu).is_some_and(|g| !g.marks.is_empty());
             if is != *cordoned {
                 let what = format!("an operator was told that {gpu} is cordoned: {cordoned}, and it is {is}");
                 self.violations.push(Violation::new("I5", what));
@@ -164,7 +163,7 @@ impl Checks {
             Command::Cordon { gpu, .. } | Command::Drain { gpu, .. } => {
                 self.cordoned.insert(gpu.clone(), true)
             }
-            Command::Uncordon { gpu } => self.cordoned.insert(gpu.clone(), false),
+            Command::Uncordon { gpu, .. } => self.cordoned.insert(gpu.clone(), false),
             Command::Forget { gpu } => self.cordoned.remove(gpu),
             _ => None,
         };

@@ -106,7 +106,7 @@ fn may_be_asked(ledger: &Ledger, ask: &EvictionRequest) -> Result<(), Violation>
     let shown = ledger.pods.as_ref().is_some_and(|view| {
         view.current && view.source == PodsSource::ApiServer && view.pods.contains_key(&ask.pod.uid)
     });
-    let evicts = ledger.gpus.get(&ask.gpu).is_some_and(|gpu| gpu.drain.evicts());
+    let evicts = ledger.gpus.get(&ask.gpu).is_some_and(|gpu| gpu.marks.evicts());
     let holds = ledger.live.values().any(|a| {
         let on = |part| ledger.part(part).is_some_and(|p| p.part.gpu() == &ask.gpu);
         a.holder.pod_uid.as_ref() == Some(&ask.pod.uid) && a.devices.iter().any(|d| on(&d.part))

@@ -6,7 +6,7 @@ use super::policies::{KINDS, digest, entry, version};
 use super::rng::Rng;
 use super::world::World;
 use berth_kernel::command::{Command, NewStack};
-use berth_kernel::drain::{AtDeadline, Mark, Order};
+use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
 use berth_kernel::names::PartId;
 use berth_kernel::ports::Clock;
 
@@ -37,27 +37,29 @@ impl World {
         let (command, cause) = match event {
             Event::Cordon { gpu: which, why } => {
                 let why = if *why { format!("reason {which}") } else { String::new() };
-                let mark = Mark { by: "me".into(), why, since_wall_ms: self.around.hands.now().wall_ms };
-                (Command::Cordon { gpu: gpu(self, *which), mark }, Cause::Nothing)
+                let author = Author::api("cordons".into(), why);
+                (Command::Cordon { gpu: gpu(self, *which), author }, Cause::Nothing)
             }
             Event::Drain { gpu: which, evict, deadline } => {
                 let now = self.around.hands.now();
-                let mark = Mark { by: "me".into(), why: String::new(), since_wall_ms: now.wall_ms };
+                let author = Author::api("drains".into(), String::new());
                 let order = Order {
                     evict: *evict,
                     deadline_wall_ms: deadline.then_some(now.wall_ms + 20_000),
                     at_deadline: if *deadline { AtDeadline::GiveUp } else { AtDeadline::Wait },
                 };
-                (Command::Drain { gpu: gpu(self, *which), mark, order }, Cause::Nothing)
+                (Command::Drain { gpu: gpu(self, *which), author, order }, Cause::Nothing)
             }
             Event::StopDrain { gpu: which } => {
-                (Command::StopDrain { gpu: gpu(self, *which) }, Cause::Nothing)
+                (Command::StopDrain { gpu: gpu(self, *which), owners: Owners::All }, Cause::Nothing)
             }
             Event::Heal { gpu: which } => {
                 let why = String::new();
                 (Command::MarkHealthy { gpu: gpu(self, *which), by: "me".into(), why }, Cause::Nothing)
             }
-            Event::Uncordon { gpu: which } => (Command::Uncordon { gpu: gpu(self, *which) }, Cause::Nothing),
+            Event::Uncordon { gpu: which } => {
+                (Command::Uncordon { gpu: gpu(self, *which), owners: Owners::All }, Cause::Nothing)
+            }
             Event::Forget { gpu: which } => (Command::Forget { gpu: gpu(self, *which) }, Cause::Nothing),
             Event::End { which } => {
                 let live = &self.ledger().live;

@@ -113,11 +113,11 @@ impl People {
         }
         for (gpu, state) in &after.gpus {
             let drained = |ledger: &Ledger| {
-                ledger.gpus.get(gpu).is_some_and(|gpu| matches!(gpu.drain, Drain::Drained(_)))
+                ledger.gpus.get(gpu).is_some_and(|gpu| matches!(gpu.drain(), Drain::Drained(_)))
             };
             let lately = self.busy_ms.get(gpu).is_some_and(|at| true_ms < at + timing.drained_ms);
             if lately && drained(after) && !drained(before) {
-                let what = format!("{gpu} is {:?}, and a look saw somebody on it just now", state.drain);
+                let what = format!("{gpu} is {:?}, and a look saw somebody on it just now", state.drain());
                 return Err(Violation::new("drain", what));
             }
         }

@@ -7,6 +7,7 @@ use super::policies::KINDS;
 use super::violation::Violation;
 use super::world::World;
 use berth_kernel::command::{Command, NewStack};
+use berth_kernel::drain::Owners;
 use berth_kernel::gpu::Part;
 use berth_kernel::listing::listing;
 use berth_kernel::mig::MigStrategy;
@@ -70,7 +71,7 @@ fn rest(world: &mut World) {
     );
     let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();
     for gpu in gpus {
-        world.turn(&Command::Uncordon { gpu }, Cause::Nothing);
+        world.turn(&Command::Uncordon { gpu, owners: Owners::All }, Cause::Nothing);
     }
     world.step(&Event::GpuLook);
     let gpus: Vec<PartId> = world.ledger().gpus.keys().cloned().collect();

@@ -105,7 +105,7 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
             return bad(l, "and is no device");
         };
         if device.held() {
-            let evicts = ledger.gpu_of(part).is_some_and(|g| g.drain.evicts());
+            let evicts = ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
             if l.healthy != (ledger.is_usable(part) && !evicts) {
                 return bad(l, "while held");
             }

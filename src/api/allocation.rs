@@ -273,7 +273,7 @@ impl Decision {
     fn of(decision: &kernel::Decision) -> Self {
         let limits = decision.limits;
         Self {
-            by: decision.by.clone(),
+            by: decision.by.iter().map(ToString::to_string).collect(),
             reason: decision.reason.clone(),
             environment: decision.environment.iter().cloned().collect(),
             limits: (limits != kernel::Limits::default())

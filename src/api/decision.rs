@@ -252,7 +252,7 @@ fn answered(answer: &Answer) -> Value {
 fn ended(outcome: &kernel::Outcome) -> Value {
     match outcome {
         kernel::Outcome::Offered(offers) => {
-            json!({"parts": offers.iter().map(|(offer, by)| offered(offer, Some(by))).collect::<Vec<_>>()})
+            json!({"parts": offers.iter().map(|(offer, by)| offered(offer, Some(by.as_str()))).collect::<Vec<_>>()})
         }
         kernel::Outcome::Placed(placement, _) => json!({"devices": texts(&placement.devices)}),
         kernel::Outcome::Granted(grant) => allowed(&Terms {

@@ -10,7 +10,6 @@ pub use inbox::{Handle, KUBELET_INBOX, OTHER_INBOX, Running, spawn};
 
 use crate::counters::Counters;
 use crate::spans;
-use berth_kernel::allocation::ADOPTED;
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::{Verdict, decide};
@@ -203,8 +202,8 @@ impl Keeper {
         for change in &entry.changes {
             match change {
                 Change::Granted(allocation) => {
-                    let adopted = allocation.decision.by.iter().any(|by| by == ADOPTED);
-                    figures.granted(allocation.resource.as_str(), if adopted { ADOPTED } else { "granted" });
+                    let how = if allocation.decision.is_adoption() { "adopted" } else { "granted" };
+                    figures.granted(allocation.resource.as_str(), how);
                 }
                 Change::Ended { id, reason } => {
                     if let Some(allocation) = self.ledger.live.get(id) {

@@ -14,7 +14,7 @@ const KEY_SHOWN_MAX: usize = 80;
 
 /// The operations with a query. Their own types (`deny_unknown_fields`) refuse unknown keys and list the known ones;
 /// every other operation has none. A test against the API's description keeps this list complete.
-const TAKING: [(&str, &str); 12] = [
+const TAKING: [(&str, &str); 14] = [
     ("GET", "/api/v1/allocations"),
     ("DELETE", "/api/v1/allocations/{id}"),
     ("GET", "/api/v1/bypass"),
@@ -24,6 +24,8 @@ const TAKING: [(&str, &str); 12] = [
     ("GET", "/api/v1/policies"),
     ("POST", "/api/v1/policies"),
     ("POST", "/api/v1/replays"),
+    ("DELETE", "/api/v1/gpus/{uuid}/cordon"),
+    ("DELETE", "/api/v1/gpus/{uuid}/drain"),
     ("DELETE", "/api/v1/stack/override"),
     ("GET", "/livez"),
     ("GET", "/readyz"),

@@ -5,6 +5,7 @@ use super::breaker;
 use super::change::{Change, Entry};
 use super::command::{Attempt, Rules, StackAnswer};
 use super::decide::Verdict;
+use super::decider::Decider;
 use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId};
@@ -71,7 +72,7 @@ fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
     }
 }
 
-fn check_answer(answer: &StackAnswer, current: bool) -> Result<(Vec<String>, Terms), Refusal> {
+fn check_answer(answer: &StackAnswer, current: bool) -> Result<(Vec<Decider>, Terms), Refusal> {
     match answer {
         StackAnswer::Allow { by, terms } => Ok((by.clone(), terms.clone())),
         StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } if !current => Err(Refusal::Moved),
@@ -87,7 +88,7 @@ fn check_answer(answer: &StackAnswer, current: bool) -> Result<(Vec<String>, Ter
 fn new_allocation(
     ledger: &Ledger,
     request: &AdmitRequest,
-    by: Vec<String>,
+    by: Vec<Decider>,
     terms: Terms,
     now: Now,
 ) -> Allocation {

@@ -1,5 +1,6 @@
 //! The devices granted to one container, and how the grant ended.
 
+use super::decider::Decider;
 use super::names::{AllocationId, DeviceId, DeviceKey, Resource};
 
 /// Most devices of one allocation: every device of the largest node (16 GPUs x 128).
@@ -8,9 +9,6 @@ pub const DEVICES_PER_ALLOCATION_MAX: usize = 2048;
 /// devices can be held by at most 2048 containers, and twice that while overlaps are unresolved. Grants
 /// end older records before the limit is reached ([`super::supersede::CROWDED_ALLOCATIONS`]).
 pub const LIVE_ALLOCATIONS_MAX: usize = 4096;
-
-/// Decider of an allocation that was adopted from the kubelet's checkpoint rather than granted.
-pub const ADOPTED: &str = "adopted";
 
 /// One grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,14 +80,22 @@ impl Holder {
 /// Who granted an allocation, why, and on which terms.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Decision {
-    /// Stack entries that allowed it, as `name@digest12`, or `baseline`, or `adopted`.
-    pub by: Vec<String>,
+    /// The policies that allowed it, or the baseline, or that it was adopted.
+    pub by: Vec<Decider>,
     /// The policies' reason.
     pub reason: String,
     /// Environment variables that policies added.
     pub environment: Vec<(String, String)>,
     /// The limits announced to the container.
     pub limits: Limits,
+}
+
+impl Decision {
+    /// Whether the allocation was found in the kubelet's checkpoint rather than granted.
+    #[must_use]
+    pub fn is_adoption(&self) -> bool {
+        self.by.contains(&Decider::Adopted)
+    }
 }
 
 /// What a container may use of each part, as announced to it.

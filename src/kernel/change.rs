@@ -2,6 +2,7 @@
 
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
+use super::decider::Decider;
 use super::drain::{Empty, Marks};
 use super::eviction::EvictionRecord;
 use super::gpu::{Links, Part, Usage};
@@ -83,8 +84,8 @@ pub enum Change {
     Offered {
         /// The part.
         part: PartId,
-        /// Who made the offer: a policy's label, or the baseline.
-        by: String,
+        /// The source of the offer; `None` before the first.
+        by: Option<Decider>,
         /// The offer.
         lines: Vec<OfferLine>,
         /// The new assignment of share numbers to resources.

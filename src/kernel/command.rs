@@ -1,5 +1,6 @@
 //! The kernel's commands: every operation on the ledger, as one enum.
 
+use super::decider::Decider;
 use super::drain::{Author, Order, Owners};
 use super::eviction::{EvictionOutcome, EvictionRequest};
 use super::gpu::{Inventory, Reading};
@@ -35,8 +36,8 @@ pub enum Command {
         /// Its severity and the reason.
         answer: TriageAnswer,
     },
-    /// New offers of parts, each with the policy's label or `baseline`.
-    Offer(Vec<(PartOffer, String)>),
+    /// New offers of parts, each with its source.
+    Offer(Vec<(PartOffer, Decider)>),
     /// The sources' state for a reconcile pass.
     Reconcile(ReconcileView),
     /// A source's view of all pods of this node.
@@ -122,7 +123,7 @@ pub enum Command {
         /// Refuse unless the active stack is at this revision.
         expected: Option<u64>,
         /// Its offers on this node.
-        offers: Vec<(PartOffer, String)>,
+        offers: Vec<(PartOffer, Decider)>,
     },
     /// Time passed: devices are delisted, breakers change phase, deadlines expire.
     Tick,
@@ -192,8 +193,8 @@ impl NewStack {
 pub enum StackAnswer {
     /// No policy denied.
     Allow {
-        /// Labels of the policies that allowed; `baseline` if all passed.
-        by: Vec<String>,
+        /// The policies that allowed, or the baseline if all passed.
+        by: Vec<Decider>,
         /// The merged terms.
         terms: Terms,
     },

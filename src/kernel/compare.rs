@@ -3,6 +3,7 @@
 //! A candidate is one policy. If it passes, the stack would have called other policies: that is neither the
 //! same nor different, and is counted separately.
 
+use super::decider::Decider;
 use super::decision::{CallOutcome, CallRecord, Grant, Outcome, OwnedQuestion};
 use super::names::{DeviceId, PartId};
 use super::offer::{Consumes, OfferLine, PartOffer};
@@ -44,11 +45,11 @@ pub fn compare(
 
 /// The outcome of a policy's answer in a stack of that policy alone.
 fn outcome_of(answer: &Answer, name: &str) -> Outcome {
-    let by = || name.to_owned();
+    let by = || Decider::from(name);
     match answer {
         Answer::Offer(offers) => Outcome::Offered(offers.parts.iter().map(|o| (o.clone(), by())).collect()),
         Answer::Place(placement) => Outcome::Placed(placement.clone(), by()),
-        Answer::Deny(reason) => Outcome::Denied { by: by(), reason: reason.clone() },
+        Answer::Deny(reason) => Outcome::Denied { by: name.to_owned(), reason: reason.clone() },
         Answer::Triage(answer) => Outcome::Triaged(answer.clone(), by()),
         Answer::Allow(terms) => Outcome::Granted(Grant {
             allocation: None,
@@ -185,7 +186,7 @@ fn terms_difference(before: &Grant, now: &Terms) -> Option<String> {
 }
 
 /// Ignores parts without an offer of the candidate, which the stack would pass to the next policy.
-fn offer_difference(before: &[(PartOffer, String)], now: &[PartOffer]) -> Option<String> {
+fn offer_difference(before: &[(PartOffer, Decider)], now: &[PartOffer]) -> Option<String> {
     let old: BTreeMap<&PartId, &[OfferLine]> =
         before.iter().map(|(offer, _)| (&offer.part, offer.lines.as_slice())).collect();
     let differs =

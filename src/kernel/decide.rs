@@ -2,6 +2,7 @@
 
 use super::change::{Change, Entry};
 use super::command::{Command, NewStack, Rules};
+use super::decider::Decider;
 use super::drain::{Marks, TooManyMarks};
 use super::drain_progress;
 use super::health::HealthState;
@@ -80,7 +81,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
 
 fn apply_offers(
     ledger: &Ledger,
-    offers: &[(PartOffer, String)],
+    offers: &[(PartOffer, Decider)],
     rules: &Rules,
     now: Now,
 ) -> Result<Vec<Change>, Refusal> {
@@ -217,7 +218,7 @@ fn activate(
     ledger: &Ledger,
     stack: &NewStack,
     expected: Option<u64>,
-    offers: &[(PartOffer, String)],
+    offers: &[(PartOffer, Decider)],
     rules: &Rules,
     now: Now,
 ) -> Result<Vec<Change>, Refusal> {

@@ -1,6 +1,7 @@
 //! Recorded decisions: the question, each policy's result, and the outcome.
 
 use super::allocation::Limits;
+use super::decider::Decider;
 use super::gpu::Reading;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
@@ -96,10 +97,10 @@ pub struct CallRecord {
 /// The outcome of a question, decided by the whole stack and the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The offer of each part, with the label of the policy or `baseline`.
-    Offered(Vec<(PartOffer, String)>),
-    /// The chosen devices, with the label of the policy or `baseline`.
-    Placed(Placement, String),
+    /// The offer of each part, with its source.
+    Offered(Vec<(PartOffer, Decider)>),
+    /// The chosen devices, with what chose them.
+    Placed(Placement, Decider),
     /// The devices were granted.
     Granted(Grant),
     /// A policy denied, or failed and its `onFault` is deny.
@@ -114,8 +115,8 @@ pub enum Outcome {
         /// The kernel's reason.
         reason: String,
     },
-    /// The triage of a reading, with the label of the policy or `baseline`.
-    Triaged(TriageAnswer, String),
+    /// The triage of a reading, with its source.
+    Triaged(TriageAnswer, Decider),
 }
 
 /// A grant, with what the policies decided of it.
@@ -123,8 +124,8 @@ pub enum Outcome {
 pub struct Grant {
     /// Its allocation id.
     pub allocation: Option<AllocationId>,
-    /// Labels of the policies that allowed it.
-    pub by: Vec<String>,
+    /// The policies that allowed it, or the baseline.
+    pub by: Vec<Decider>,
     /// The policies' reason.
     pub reason: String,
     /// The container's limits.
@@ -157,8 +158,9 @@ impl Outcome {
                 by.dedup();
                 by
             }
-            Self::Placed(_, by) | Self::Triaged(_, by) | Self::Denied { by, .. } => vec![by],
-            Self::Granted(grant) => grant.by.iter().map(String::as_str).collect(),
+            Self::Placed(_, by) | Self::Triaged(_, by) => vec![by.as_str()],
+            Self::Denied { by, .. } => vec![by],
+            Self::Granted(grant) => grant.by.iter().map(Decider::as_str).collect(),
             Self::Refused { .. } => Vec::new(),
         }
     }

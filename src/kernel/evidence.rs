@@ -1,6 +1,6 @@
 //! What the sources of one reconcile pass show of an allocation.
 
-use super::allocation::{ADOPTED, Allocation, Holder};
+use super::allocation::{Allocation, Holder};
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId};
 use super::reconcile::{CheckpointEntry, ListedHolding, PodList, ReconcileView};
@@ -56,7 +56,7 @@ pub(super) fn evidence(
     let own = view.checkpoint.iter().flatten().find(|c| c.allocation == Some(allocation.id));
     // An entry without an allocation id was answered by another plugin: it can only belong to an adopted
     // allocation.
-    let adopted = allocation.decision.by == [ADOPTED];
+    let adopted = allocation.decision.is_adoption();
     let entry = own.or_else(|| {
         on_devices
             .iter()

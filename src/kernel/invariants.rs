@@ -2,7 +2,7 @@
 //! ([`super::histories`]) check them after every step. I8 and I9 concern policies' answers: see the
 //! stack's tests. I7 is checked where a history requests again what a pod holds.
 
-use super::allocation::{ADOPTED, Allocation, EndReason};
+use super::allocation::{Allocation, EndReason};
 use super::change::{Change, Entry};
 use super::command::{Command, Rules};
 use super::histories::held::Held;
@@ -85,7 +85,7 @@ pub(super) fn i4_nothing_new_on_a_gpu_that_grants_nothing(
         let Change::Granted(allocation) = change else {
             continue;
         };
-        if allocation.decision.by == [ADOPTED] {
+        if allocation.decision.is_adoption() {
             // Another plugin granted it.
             continue;
         }

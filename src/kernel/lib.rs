@@ -24,6 +24,7 @@ pub mod command;
 pub mod compare;
 pub mod date;
 pub mod decide;
+pub mod decider;
 pub mod decision;
 pub mod describe;
 pub mod drain;

@@ -1,6 +1,7 @@
 //! From an offer to a part's devices: validation of offers, and devices that are no longer offered.
 
 use super::change::Change;
+use super::decider::Decider;
 use super::names::Resource;
 use super::offer::{Consumes, LINES_PER_PART_MAX, OfferLine, PartOffer, SHARES_PER_PART_MAX, share_numbers};
 use super::part_state::{Device, DeviceState, PartState};
@@ -89,7 +90,12 @@ fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Re
 ///
 /// # Errors
 /// [`Refusal::BadOffer`] if the part has no share numbers left.
-pub fn reoffer(part: &PartState, offer: &PartOffer, by: &str, now: Now) -> Result<Option<Change>, Refusal> {
+pub fn reoffer(
+    part: &PartState,
+    offer: &PartOffer,
+    by: &Decider,
+    now: Now,
+) -> Result<Option<Change>, Refusal> {
     let mut ranges = part.ranges.clone();
     let mut wanted: BTreeMap<(Resource, Option<u32>), Consumes> = BTreeMap::new();
     for line in &offer.lines {
@@ -129,10 +135,10 @@ pub fn reoffer(part: &PartState, offer: &PartOffer, by: &str, now: Now) -> Resul
     let unchanged = devices == part.devices
         && ranges == part.ranges
         && offer.lines == part.lines
-        && by == part.offered_by;
+        && part.offered_by.as_ref() == Some(by);
     Ok((!unchanged).then(|| Change::Offered {
         part: part.part.id.clone(),
-        by: by.to_owned(),
+        by: Some(by.clone()),
         lines: offer.lines.clone(),
         ranges,
         devices,

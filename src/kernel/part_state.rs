@@ -1,5 +1,6 @@
 //! One part in the ledger: its hardware, its offer, its devices and their holders.
 
+use super::decider::Decider;
 use super::gpu::Part;
 use super::names::{AllocationId, DeviceId, DeviceKey, Resource};
 use super::offer::{Consumes, OfferLine, ShareRange};
@@ -14,8 +15,8 @@ pub struct PartState {
     pub present: bool,
     /// When `present` last changed, monotonic milliseconds.
     pub present_changed_mono_ms: u64,
-    /// Source of the offer: a policy's label or `baseline`; empty before the first.
-    pub offered_by: String,
+    /// Source of the offer; `None` before the first.
+    pub offered_by: Option<Decider>,
     /// Its offer.
     pub lines: Vec<OfferLine>,
     /// Owners of the share numbers.
@@ -140,7 +141,7 @@ impl PartState {
             part,
             present: true,
             present_changed_mono_ms: now_mono_ms,
-            offered_by: String::new(),
+            offered_by: None,
             lines: Vec::new(),
             ranges: Vec::new(),
             devices: BTreeMap::new(),

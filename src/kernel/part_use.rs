@@ -1,6 +1,6 @@
 //! An allocation's limits on each part, how they are enforced, and what its processes use.
 
-use super::allocation::{ADOPTED, Allocation, Limits};
+use super::allocation::{Allocation, Limits};
 use super::attribution::{Attribution, Attributions};
 use super::gpu::Part;
 use super::ledger::Ledger;
@@ -79,7 +79,7 @@ pub fn part_uses(owners: &Attributions<'_>, allocation: &Allocation) -> Vec<Part
 #[must_use]
 pub fn limits(ledger: &Ledger, allocation: &Allocation, mps: bool) -> Option<(Limits, EnforcedBy)> {
     // The container of an adopted allocation was set up by another plugin, in an unknown way.
-    let mps = mps && allocation.decision.by != [ADOPTED];
+    let mps = mps && !allocation.decision.is_adoption();
     let parts: BTreeSet<&PartId> = allocation.devices.iter().map(|d| &d.part).collect();
     let limits = parts.into_iter().map(|part| limits_of(ledger, allocation, part));
     let strictest = limits.reduce(Limits::min).unwrap_or_default();

@@ -56,7 +56,8 @@ fn node() -> Ledger {
         ledger.apply(&Entry { at: at(0), changes: vec![Change::PartFound(part)] });
         let lines = vec![OfferLine { resource: resource(), count: 1, consumes: Consumes::Whole }];
         let offer = PartOffer { part: device(i).part, lines };
-        let change = reoffer(ledger.part(&offer.part).unwrap(), &offer, "test", at(0)).unwrap().unwrap();
+        let change =
+            reoffer(ledger.part(&offer.part).unwrap(), &offer, &"test".into(), at(0)).unwrap().unwrap();
         ledger.apply(&Entry { at: at(0), changes: vec![change] });
     }
     ledger

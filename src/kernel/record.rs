@@ -5,6 +5,7 @@
 
 use super::allocation::Allocation;
 use super::change::{Change, Entry};
+use super::decider::Decider;
 use super::drain::Marks;
 use super::gpu::Part;
 use super::health::{Health, HealthState, PastHealth};
@@ -101,8 +102,8 @@ pub struct Meta {
 pub struct PartRecord {
     /// The hardware.
     pub part: Part,
-    /// Source of the offer.
-    pub offered_by: String,
+    /// Source of the offer; `None` before the first.
+    pub offered_by: Option<Decider>,
     /// Its offer.
     pub lines: Vec<OfferLine>,
     /// Owners of the share numbers.

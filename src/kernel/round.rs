@@ -1,8 +1,9 @@
 //! The plan of [`super::reconcile`] as changes.
 
-use super::allocation::{ADOPTED, Allocation, Decision, EndReason, Holder};
+use super::allocation::{Allocation, Decision, EndReason, Holder};
 use super::change::{Change, Entry};
 use super::command::Rules;
+use super::decider::Decider;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId, Resource};
 use super::offer::claim_share;
@@ -84,7 +85,7 @@ fn adopt(ledger: &Ledger, holdings: &[CheckpointEntry], now: Now, changes: &mut 
             },
             overlapped: false,
             decision: Decision {
-                by: vec![ADOPTED.into()],
+                by: vec![Decider::Adopted],
                 reason: "held when the daemon started".into(),
                 ..Decision::default()
             },

@@ -1,5 +1,6 @@
 //! The stack: the ordered list of active policies with their permissions.
 
+use super::decider::Decider;
 use super::names::{Digest, Resource};
 use super::policy::ENVIRONMENT_KEY_BYTES_MAX;
 use std::collections::BTreeMap;
@@ -106,6 +107,12 @@ impl StackEntry {
     #[must_use]
     pub fn label(&self) -> String {
         format!("{}@{}", self.name, self.digest.short())
+    }
+
+    /// It as the source of a decision.
+    #[must_use]
+    pub fn decider(&self) -> Decider {
+        Decider::Policy(self.label().into())
     }
 }
 

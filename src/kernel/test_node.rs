@@ -85,7 +85,7 @@ impl Node {
         state.devices.entry((shared(), share)).or_insert_with(|| Device::adopted(share, self.now.mono_ms));
         let offered = Change::Offered {
             part: part(on),
-            by: "test".into(),
+            by: Some("test".into()),
             lines: Vec::new(),
             ranges: Vec::new(),
             devices: state.devices,

@@ -225,8 +225,9 @@ fn part_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
         if before.is_none() && part.present {
             all.push(Transition::PartFound(Arc::clone(part)));
         }
-        let (lines, by) = before.map_or((&[][..], ""), |before| (&before.lines[..], &before.offered_by[..]));
-        if lines != part.lines || (by != part.offered_by && !part.lines.is_empty()) {
+        let (lines, by) =
+            before.map_or((&[][..], None), |before| (&before.lines[..], before.offered_by.as_ref()));
+        if lines != part.lines || (by != part.offered_by.as_ref() && !part.lines.is_empty()) {
             all.push(Transition::OffersChanged(Arc::clone(part)));
         }
     }

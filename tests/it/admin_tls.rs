@@ -406,7 +406,11 @@ fn the_command_line_speaks_https_and_over_the_socket() {
     let server = format!("unix://{}", socket.display());
     let (code, said) = berth(&["--server", &server, "gpu", "cordon", "0", "--reason", "fan"]);
     assert!(code == 0 && said.contains("cordoned by"), "{said}");
-    let (code, said) = berth(&["--server", &server, "--token-file", &token, "gpu", "uncordon", "0"]);
+    // The token's caller is not root, who owns the mark.
+    let uncordon = ["--server", &server, "--token-file", &token, "gpu", "uncordon", "0"];
+    let (code, said) = berth(&uncordon);
+    assert!(code == 0 && said.contains("a mark of api:root is left"), "{said}");
+    let (code, said) = berth(&[&uncordon[..], &["--owner", "api:root"]].concat());
     assert!(code == 0 && said.contains("active"), "{said}");
     let (code, said) = berth(&["--server", "unix:///nowhere/admin.sock", "gpu", "list"]);
     assert!(code == 1 && said.contains("--admin-socket"), "{said}");

@@ -125,15 +125,15 @@ fn a_trap_is_told_in_the_guests_own_words_escaped() {
 #[test]
 fn logging_costs_fuel_and_has_a_limit() {
     assert_fault("log-flood", Hook::Place, FaultKind::Fuel, "used up");
-    assert_fault("log-huge", Hook::Place, FaultKind::Answer, "more than 1024 KiB at once");
+    assert_fault("log-huge", Hook::Place, FaultKind::Answer, "more than 1024 KiB to the host at once");
 }
 
 #[test]
 fn answers_that_are_too_large_or_malformed_are_faults() {
     let answer = FaultKind::Answer;
     assert_fault("answer-beyond-memory", Hook::Place, answer, "malformed");
-    assert_fault("answer-oversized", Hook::Place, answer, "more than 1024 KiB at once");
-    assert_fault("answer-aliased", Hook::Offer, answer, "more than 1024 KiB at once");
+    assert_fault("answer-oversized", Hook::Place, answer, "more than 1024 KiB to the host at once");
+    assert_fault("answer-aliased", Hook::Offer, answer, "more than 1024 KiB to the host at once");
     assert_fault("answer-no-text", Hook::Place, answer, "utf-8");
     assert_fault("answer-no-pointer", Hook::Place, answer, "malformed");
     assert_fault("answer-no-case", Hook::Admit, answer, "malformed");

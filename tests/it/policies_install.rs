@@ -50,7 +50,7 @@ fn what_is_no_policy_is_refused_with_the_reason() {
         &policies().module(&installed("pass").digest).unwrap()[..3000],
         "it has 3000 bytes and breaks off",
     );
-    assert_refused(b"MZ\x90\0 not at all", "no WebAssembly");
+    assert_refused(b"MZ\x90\0 not at all", "not WebAssembly");
     let plain = wat::parse_str("(module (func (export \"offer\")))").unwrap();
     assert_refused(&plain, "a core module without a world");
     assert_refused(&component("wasi"), "wasi:clocks");
@@ -95,7 +95,7 @@ fn bytes_that_were_cut_or_flipped_harm_nobody() {
         }
     }
     let random: Vec<u8> = (0..10_000_u64).map(|n| (n * n * 31 % 251) as u8).collect();
-    assert_refused(&random, "no WebAssembly");
+    assert_refused(&random, "not WebAssembly");
     assert_refused(&[b"\0asm\x0d\0\x01\0".as_slice(), &random].concat(), "");
     assert_refused(&[b"\0asm\x01\0\0\0".as_slice(), &random].concat(), "");
 }

@@ -128,7 +128,7 @@ impl Node {
         };
         self.apply(Change::Offered {
             part: gpu_id(index),
-            by: "test".into(),
+            by: Some("test".into()),
             lines: lines.iter().map(line).collect(),
             ranges: Vec::new(),
             devices,

@@ -64,7 +64,7 @@ fn what_is_exported_and_imported_is_the_same_store() {
     let (dir, held) = filled();
     let text = done(berth(&["export"], dir.path()));
     assert_eq!(text.lines().count(), 1 + held.len());
-    assert_eq!(text.lines().next(), Some(r#"{"berthState":1,"recordFormat":1,"records":151}"#));
+    assert_eq!(text.lines().next(), Some(r#"{"berthState":1,"recordFormat":2,"records":151}"#));
     let said = done(berth(&["verify"], dir.path()));
     assert!(said.contains("151 ") || said.contains("151\n"), "{said}");
     assert!(said.contains("150 allocation, 1 meta"), "{said}");

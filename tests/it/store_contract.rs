@@ -343,7 +343,7 @@ fn history(store: u32) -> Vec<Entry> {
     };
     let offer = |count: u32, retiring: u32| Change::Offered {
         part: gpu.clone(),
-        by: "timeslice@0".into(),
+        by: Some("timeslice@0".into()),
         lines: vec![OfferLine { resource: shared.clone(), count, consumes: slice }],
         ranges: vec![ShareRange { resource: shared.clone(), first: 0, len: count + retiring }],
         devices: (0..count + retiring)

@@ -4,6 +4,7 @@
 use berth_api::{DecisionRecord, Explanation, rfc3339};
 use berth_core::admission::KernelHandle;
 use berth_kernel::allocation::Allocation;
+use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, Decision, Filter, Outcome, Requester};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, PartId};
@@ -122,7 +123,7 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
         name(by),
         gpus(node, &placement.devices),
     )];
-    for call in placed.calls.iter().filter(|call| &call.policy != by) {
+    for call in placed.calls.iter().filter(|call| call.policy != by.as_str()) {
         match &call.outcome {
             CallOutcome::Pass => sentences.push(format!("{} left the choice to others.", call.policy)),
             CallOutcome::Fault(fault) => {
@@ -142,13 +143,13 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
 
 fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<String> {
     let decision = &allocation.decision;
-    if decision.by.iter().any(|by| by == "adopted") {
+    if decision.is_adoption() {
         return vec![
             "It was there before this daemon, which took it over from the kubelet's checkpoint.".into(),
         ];
     }
     let because = if decision.reason.is_empty() { String::new() } else { format!(": {}", decision.reason) };
-    let by: Vec<_> = decision.by.iter().map(|by| name(by)).collect();
+    let by: Vec<_> = decision.by.iter().map(name).collect();
     let mut sentences = vec![format!("Allowed by {}{because}.", by.join(", "))];
     for call in admitted.iter().flat_map(|d| &d.calls) {
         match &call.outcome {
@@ -171,8 +172,11 @@ fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<Stri
     sentences
 }
 
-fn name(by: &str) -> String {
-    if by == "baseline" { "the built-in baseline (no policy had a word in it)".into() } else { by.to_owned() }
+fn name(by: &Decider) -> String {
+    match by {
+        Decider::Baseline => "the built-in baseline, since all policies passed".into(),
+        Decider::Adopted | Decider::Policy(_) => by.to_string(),
+    }
 }
 
 /// `GPU 0 and GPU 2 (2 devices)`, sorted by index.

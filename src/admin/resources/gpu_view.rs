@@ -131,7 +131,7 @@ impl View {
             memory_used_mib: usage.map(|u| u.memory_used_mib),
             processes: self.ledger.processes_on(&state.part.id),
             present: state.present,
-            offered_by: Some(state.offered_by.clone()).filter(|by| !by.is_empty()),
+            offered_by: state.offered_by.as_ref().map(ToString::to_string),
             offer: state.lines.iter().map(OfferLine::from).collect(),
             devices: devices
                 .map(|((resource, share), device)| self.device(&state.key(resource, *share), device))

@@ -146,7 +146,7 @@ fn registered(kernel: &KernelHandle) -> Registered {
     let resources = ledger.resources();
     if resources.is_empty() {
         let mut present = ledger.parts.values().filter(|part| part.present);
-        return match present.any(|part| part.offered_by.is_empty()) {
+        return match present.any(|part| part.offered_by.is_none()) {
             true => Registered::Waiting("the GPUs are not offered yet".into()),
             false => Registered::Nothing,
         };

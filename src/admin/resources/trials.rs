@@ -104,6 +104,7 @@ fn shown(tried: &TrialReport, wish: Option<&DeviceRequest>, overcommit_percent: 
 
 fn offers(tried: &TrialReport) -> Vec<TrialOffer> {
     let lines = |part: &PartState| part.lines.iter().map(OfferLine::from).collect::<Vec<_>>();
+    let text = |part: &PartState| part.offered_by.as_ref().map(ToString::to_string).unwrap_or_default();
     let mut parts: Vec<_> = tried.after.parts.values().filter(|part| part.present).collect();
     parts.sort_by(|a, b| (a.part.gpu_index, &a.part.id).cmp(&(b.part.gpu_index, &b.part.id)));
     let offer = |part: &PartState| {
@@ -112,9 +113,9 @@ fn offers(tried: &TrialReport) -> Vec<TrialOffer> {
             part: part.part.id.to_string(),
             name: describe::gpu(&tried.after, &part.part.id),
             offered: lines(part),
-            by: part.offered_by.clone(),
+            by: text(part),
             offered_now: now.map(lines).unwrap_or_default(),
-            by_now: now.map(|now| now.offered_by.clone()).unwrap_or_default(),
+            by_now: now.map(text).unwrap_or_default(),
             differs: now.is_none_or(|now| now.lines != part.lines),
         }
     };

@@ -8,9 +8,6 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 
-/// Label of offers and decisions that no policy made.
-pub(super) const BASELINE: &str = "baseline";
-
 /// Settings of the baseline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Baseline {

@@ -1,11 +1,12 @@
 //! Evaluates the stack entry by entry, and checks every answer against the offer, the free devices and
 //! the entry's permissions (I8). An invalid answer is a fault; the baseline answers last (I9).
 
-use super::baseline::{BASELINE, Baseline};
+use super::baseline::Baseline;
 use super::faults::Faults;
 use crate::spans;
 use berth_kernel::command::StackAnswer;
 use berth_kernel::compare::check_placement;
+use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, CallRecord, Cost};
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::baseline_triage;
@@ -65,7 +66,7 @@ impl Evaluation<'_> {
             });
             match result {
                 CallResult::Answer(Answer::Allow(more)) => {
-                    by.push(entry.label());
+                    by.push(entry.decider());
                     merge(&mut terms, more);
                 }
                 CallResult::Answer(Answer::Deny(reason)) => {
@@ -82,13 +83,13 @@ impl Evaluation<'_> {
             }
         }
         if by.is_empty() {
-            by.push(BASELINE.into());
+            by.push(Decider::Baseline);
         }
         StackAnswer::Allow { by, terms }
     }
 
     /// Chooses devices. The first answer counts; never fails, since an error would fail the pod.
-    pub fn place(mut self, request: &PlaceRequest) -> (Placement, String) {
+    pub fn place(mut self, request: &PlaceRequest) -> (Placement, Decider) {
         let request = &placement::without_ungrantable(self.node, request, self.overcommit_percent);
         let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
         for (index, entry) in self.stack.entries.iter().enumerate() {
@@ -96,14 +97,14 @@ impl Evaluation<'_> {
                 check_place(request, answer)
             });
             if let CallResult::Answer(Answer::Place(placement)) = result {
-                return (placement, entry.label());
+                return (placement, entry.decider());
             }
         }
-        (placement::baseline(self.node, request), BASELINE.into())
+        (placement::baseline(self.node, request), Decider::Baseline)
     }
 
     /// Judges a GPU reading. The first answer counts.
-    pub fn triage(mut self, reading: &Reading) -> (TriageAnswer, String) {
+    pub fn triage(mut self, reading: &Reading) -> (TriageAnswer, Decider) {
         let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
         for (index, entry) in self.stack.entries.iter().enumerate() {
             if let CallResult::Answer(Answer::Triage(answer)) =
@@ -112,11 +113,11 @@ impl Evaluation<'_> {
                     _ => Err("not a judgement of a reading".into()),
                 })
             {
-                return (answer, entry.label());
+                return (answer, entry.decider());
             }
         }
         let answer = baseline_triage(reading, &self.baseline.ignored_xids, self.baseline.quiet_ms);
-        (answer, BASELINE.into())
+        (answer, Decider::Baseline)
     }
 
     fn call(

@@ -3,6 +3,7 @@
 use crate::keeper::{CommandError, CommandResult, Snapshot};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Attempt, NewStack};
+use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement};
 use berth_kernel::ports::InstallError;
@@ -17,7 +18,7 @@ pub(super) enum KubeletJob {
     },
     Place {
         request: PlaceRequest,
-        reply: oneshot::Sender<(Placement, String)>,
+        reply: oneshot::Sender<(Placement, Decider)>,
     },
 }
 

@@ -10,6 +10,7 @@ use super::policy_stats::PolicyStats;
 use crate::counters::Counters;
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use berth_kernel::command::{Attempt, Command, Rules};
+use berth_kernel::decider::Decider;
 use berth_kernel::drain::{Author, Order, Owners};
 use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::listing::{ListedDevice, listing};
@@ -111,7 +112,7 @@ impl KernelHandle {
 
     /// Chooses the devices to prefer; returns the label of the policy that chose them, too. Never fails: an error would fail the
     /// pod.
-    pub async fn place(&self, request: PlaceRequest) -> (Placement, String) {
+    pub async fn place(&self, request: PlaceRequest) -> (Placement, Decider) {
         let (reply, answer) = oneshot::channel();
         let job = KubeletJob::Place { request: request.clone(), reply };
         if send(&self.kubelet_jobs, job).is_ok() {
@@ -122,7 +123,7 @@ impl KernelHandle {
         }
         let snapshot = self.snapshot();
         let request = placement::without_ungrantable(&snapshot, &request, self.rules.overcommit_percent);
-        (placement::baseline(&snapshot, &request), "baseline".into())
+        (placement::baseline(&snapshot, &request), Decider::Baseline)
     }
 
     /// Submits the observations of a reconcile pass.

@@ -1,8 +1,8 @@
 //! Evaluates the offers of the node's parts: the first policy that answers for a part offers it, else the
 //! baseline does.
 
-use super::baseline::BASELINE;
 use super::evaluate::{CallResult, Evaluation, STACK_TIME_MAX};
+use berth_kernel::decider::Decider;
 use berth_kernel::mig;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
@@ -24,7 +24,7 @@ const WARNINGS_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub struct Offers {
     /// One offer for each present part, with the label of the policy that made it.
-    pub parts: Vec<(PartOffer, String)>,
+    pub parts: Vec<(PartOffer, Decider)>,
     /// Time of the next evaluation that a policy requested, seconds from now; the earliest request counts.
     pub again_after_s: Option<u32>,
     /// Faults of policies, by label.
@@ -93,7 +93,7 @@ impl Evaluation<'_> {
             offers.again_after_s = [offers.again_after_s, answer.again_after_s].into_iter().flatten().min();
             for offer in answer.parts {
                 if open.remove(&offer.part) {
-                    offers.parts.push((offer, entry.label()));
+                    offers.parts.push((offer, entry.decider()));
                 }
             }
         }
@@ -105,7 +105,7 @@ impl Evaluation<'_> {
         };
         offers.parts.extend(open.into_iter().map(|id| {
             let lines = plan.resource(id).map(line).into_iter().collect();
-            (PartOffer { part: id.clone(), lines }, BASELINE.to_owned())
+            (PartOffer { part: id.clone(), lines }, Decider::Baseline)
         }));
         offers.notes.mig = plan.messages;
         self.withhold_ambiguous(&mut offers);
@@ -116,11 +116,12 @@ impl Evaluation<'_> {
     /// Keeps the current offers of an entry that is suspended or failed: neither a policy's bug nor a slow machine
     /// must change the node's offers.
     fn keep_offers(&self, entry: &StackEntry, open: &mut BTreeSet<&PartId>, offers: &mut Offers) {
-        let label = entry.label();
-        for part in self.node.parts.values().filter(|p| p.present && p.offered_by == label) {
+        let decider = entry.decider();
+        let offered = |p: &PartState| p.present && p.offered_by.as_ref() == Some(&decider);
+        for part in self.node.parts.values().filter(|p| offered(p)) {
             let kept = PartOffer { part: part.part.id.clone(), lines: part.lines.clone() };
             if self.check_offer(entry, part, &kept).is_ok() && open.remove(&part.part.id) {
-                offers.parts.push((kept, label.clone()));
+                offers.parts.push((kept, decider.clone()));
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::spans;
 use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
+use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, CallRecord, Grant, NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::gpu::Reading;
 use berth_kernel::names::{Digest, PartId};
@@ -46,7 +47,7 @@ struct Evaluated {
 }
 
 /// Offers, and the calls that led to them: version, parameters, answer.
-pub(super) type RecordedOffers = (Vec<(PartOffer, String)>, Vec<(Digest, String, CallOutcome)>);
+pub(super) type RecordedOffers = (Vec<(PartOffer, Decider)>, Vec<(Digest, String, CallOutcome)>);
 
 /// State of the policy thread.
 pub(super) struct Worker {
@@ -291,7 +292,7 @@ impl Worker {
 
     /// Records offers unless the baseline alone made them. Offers are evaluated at every change of the node, and most
     /// evaluations repeat the last one: those are marked `again`, or they would displace all other decisions from the journal.
-    fn record_offers(&self, node: &Snapshot, evaluated: Evaluated, parts: &[(PartOffer, String)]) {
+    fn record_offers(&self, node: &Snapshot, evaluated: Evaluated, parts: &[(PartOffer, Decider)]) {
         let answers = evaluated
             .calls
             .iter()

@@ -11,6 +11,7 @@ use super::faults::Faults;
 use berth_kernel::allocation::Limits;
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::StackAnswer;
+use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallRecord, Cost};
 use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::ledger::Ledger;
@@ -168,7 +169,7 @@ impl Case {
         self.evaluation().admit(&request)
     }
 
-    fn place(&mut self, required: &[usize], size: usize) -> (Placement, String) {
+    fn place(&mut self, required: &[usize], size: usize) -> (Placement, Decider) {
         let whole = |i: &usize| DeviceId::whole(&gpu(*i));
         let request = PlaceRequest {
             resource: resource("nvidia.com/gpu"),

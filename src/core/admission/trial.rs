@@ -304,7 +304,7 @@ impl<'k> RunningTrial<'k> {
             None => self.evaluate(Hook::Admit, &node, |evaluation| evaluation.admit(&request)),
         };
         let outcome = decide_allocate(self.kernel, &node, request, answer, self.now);
-        RequestOutcome { candidates, devices, placed: Some((by, placement.reason)), outcome }
+        RequestOutcome { candidates, devices, placed: Some((by.to_string(), placement.reason)), outcome }
     }
 
     fn evaluate<T>(

@@ -2,7 +2,7 @@
 
 use super::held::Held;
 use super::world::{World, gpu, resource};
-use crate::allocation::{ADOPTED, Allocation, Holder};
+use crate::allocation::{Allocation, Holder};
 use crate::change::{Change, Entry};
 use crate::command::Command;
 use crate::invariants::i6_no_allocation_of_a_running_pod_ends;
@@ -105,7 +105,7 @@ impl World {
             return;
         };
         let remembered = self.ledger.ended.iter().filter(|past| past.may_be_shown_again()).count();
-        if allocation.decision.by != [ADOPTED] || remembered + 1 < self.rules.history.allocations {
+        if !allocation.decision.is_adoption() || remembered + 1 < self.rules.history.allocations {
             self.apply(&Command::End { id: *id, force: true }).unwrap();
         }
     }

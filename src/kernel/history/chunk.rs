@@ -1,6 +1,6 @@
 //! Ended allocations as the history stores them, in chunks.
 
-use crate::allocation::{ADOPTED, Allocation, Decision, End, EndReason, Holder};
+use crate::allocation::{Allocation, Decision, End, EndReason, Holder};
 use crate::names::{AllocationId, DeviceId, Resource};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ impl<'h> EndedAllocation<'h> {
     pub fn may_be_shown_again(self) -> bool {
         let ended_without_checkpoint =
             matches!(self.entry.ended.reason, EndReason::Operator | EndReason::PodGone);
-        ended_without_checkpoint && self.entry.common.decision.by == [ADOPTED]
+        ended_without_checkpoint && self.entry.common.decision.is_adoption()
     }
 
     fn text_at(self, span: Span) -> &'h str {
@@ -178,7 +178,7 @@ fn record_len(
         .chunk_by(|a, b| a.part == b.part)
         .map(|of_part| PART + of_part[0].part.as_str().len() + of_part.len() * SHARE)
         .sum();
-    let by: usize = decision.by.iter().map(|by| json_len(by) + TEXT).sum();
+    let by: usize = decision.by.iter().map(|by| json_len(by.as_str()) + TEXT).sum();
     let environment: usize = decision.environment.iter().map(|(k, v)| json_len(k) + json_len(v) + PAIR).sum();
     let held: usize = held.into_iter().flatten().map(json_len).sum();
     FRAME + resource.as_str().len() + parts + held + by + environment + json_len(&decision.reason)

@@ -1,7 +1,8 @@
 //! Compares the history with a list of whole allocations.
 
 use super::*;
-use crate::allocation::{ADOPTED, Decision, EndReason, Holder};
+use crate::allocation::{Decision, EndReason, Holder};
+use crate::decider::Decider;
 use crate::names::{PartId, Resource};
 use proptest::prelude::*;
 
@@ -22,7 +23,7 @@ fn allocation(number: u64, shape: u8) -> Allocation {
         },
         overlapped: shape & 32 != 0,
         decision: Decision {
-            by: vec![if shape & 64 == 0 { ADOPTED.into() } else { "mixed@0123456789ab".into() }],
+            by: vec![if shape & 64 == 0 { Decider::Adopted } else { "mixed@0123456789ab".into() }],
             reason: text(128, "\"the\" emptiest\n").unwrap_or_default(),
             ..Decision::default()
         },

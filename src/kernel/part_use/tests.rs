@@ -1,6 +1,7 @@
 //! Limits, their enforcement, and usage.
 
 use super::*;
+use crate::decider::Decider;
 use crate::process::{Owner, Process};
 use crate::test_node::{Node, of_pod, part, process, shared};
 use std::sync::Arc;
@@ -55,7 +56,7 @@ fn the_stricter_of_the_decided_limit_and_the_slice_applies() {
         assert_eq!(with_mps, by.map(|by| by.max(EnforcedBy::Mps)), "{on} {consumes:?} {decided:?}");
         // The container of an adopted allocation was set up by another plugin.
         let mut adopted = Allocation::clone(&node.ledger.live[&id]);
-        adopted.decision.by = vec![ADOPTED.into()];
+        adopted.decision.by = vec![Decider::Adopted];
         assert_eq!(limits(&node.ledger, &adopted, true).map(|(_, enforcer)| enforcer), by);
     }
 }

@@ -61,7 +61,7 @@ fn a_holding_with_an_absent_gpu_is_adopted() {
     let slice = Consumes::Slice { memory_mib: 0, compute_percent: 0 };
     let lines = vec![line(resource(), Consumes::Whole), line(shared.clone(), slice)];
     let offer = PartOffer { part: device(9).part, lines };
-    let change = reoffer(ledger.part(&offer.part).unwrap(), &offer, "test", at(30)).unwrap().unwrap();
+    let change = reoffer(ledger.part(&offer.part).unwrap(), &offer, &"test".into(), at(30)).unwrap().unwrap();
     ledger.apply(&Entry { at: at(30), changes: vec![change] });
     assert!(ledger.device(&resource(), &device(9)).unwrap().held());
     let listed = listing(&ledger, &shared, 100);

@@ -3,6 +3,7 @@
 use super::Transition;
 use crate::allocation::Allocation;
 use crate::date::rfc3339_seconds;
+use crate::decider::{self, Decider};
 use crate::describe;
 use crate::drain::{AtDeadline, Drain, Mark, Order};
 use crate::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
@@ -60,7 +61,7 @@ impl Transition {
                 format!("{} was removed from the list", name.with_index(*index, gpu))
             }
             Self::Granted(allocation) => {
-                let by = allocation.decision.by.join(" ");
+                let by = decider::join(&allocation.decision.by);
                 let by = if by.is_empty() { String::new() } else { format!(" by {by}") };
                 format!("{} granted{by}: {}", allocation.id, describe_devices(allocation))
             }
@@ -105,7 +106,7 @@ impl Transition {
 }
 
 fn describe_offers(ledger: &Ledger, part: &PartState) -> String {
-    let by = if part.offered_by.is_empty() { "no policy" } else { &part.offered_by };
+    let by = part.offered_by.as_ref().map_or("no policy", Decider::as_str);
     format!("{} is offered as {} by {by}", describe::gpu(ledger, &part.part.id), describe::lines(&part.lines))
 }
 

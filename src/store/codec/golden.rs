@@ -114,7 +114,7 @@ fn golden() -> Vec<Golden> {
                     mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
                     attributes: [("architecture".into(), "hopper".into())].into(),
                 },
-                offered_by: "timeslice@001122334455".into(),
+                offered_by: Some("timeslice@001122334455".into()),
                 lines: vec![OfferLine { resource: shared.clone(), count: 4, consumes: slice }],
                 ranges: vec![ShareRange { resource: shared.clone(), first: 0, len: 4 }],
                 runs: vec![

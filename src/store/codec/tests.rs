@@ -2,6 +2,7 @@
 
 use super::*;
 use berth_kernel::allocation::{Allocation, Decision, End, EndReason, Holder, Limits};
+use berth_kernel::decider::Decider;
 use berth_kernel::drain::{AtDeadline, MARKS_MAX, Mark, MarkKind, Marks, Order, Owner};
 use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::history::weight;
@@ -76,7 +77,7 @@ prop_compose! {
             granted_wall_ms,
             holder: Holder { namespace, pod, pod_uid, container },
             overlapped,
-            decision: Decision { by, reason, environment, limits: Limits { memory_mib, compute_percent } },
+            decision: Decision { by: by.into_iter().map(Into::into).collect(), reason, environment, limits: Limits { memory_mib, compute_percent } },
             ended: ended.map(|(i, wall_ms)| End { reason: reasons[i], wall_ms }),
         })
     }
@@ -111,7 +112,7 @@ prop_compose! {
     ) -> Record {
         Record::Part(PartRecord {
             part,
-            offered_by,
+            offered_by: Some(offered_by).filter(|by| !by.is_empty()).map(Into::into),
             lines: lines.into_iter().map(|(resource, count, consumes)| OfferLine { resource, count, consumes }).collect(),
             ranges: ranges.into_iter().map(|(resource, first, len)| ShareRange { resource, first, len }).collect(),
             runs: runs.into_iter().map(|(resource, first, len, consumes, retiring)| DeviceRun {
@@ -210,7 +211,7 @@ fn a_decision_with_many_empty_names_survives_a_round_trip() {
         granted_wall_ms: 0,
         holder: Holder::default(),
         overlapped: false,
-        decision: Decision { by: vec![String::new(); 31], ..Decision::default() },
+        decision: Decision { by: vec![Decider::Policy("".into()); 31], ..Decision::default() },
         ended: None,
     });
     assert_eq!(decode(&key_bytes(&record.key()), &encode(&record).unwrap()).unwrap(), record);

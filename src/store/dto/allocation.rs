@@ -97,7 +97,7 @@ impl Allocation {
                 container: a.holder.container.clone(),
             },
             overlapped: a.overlapped,
-            by: a.decision.by.clone(),
+            by: a.decision.by.iter().map(ToString::to_string).collect(),
             reason: a.decision.reason.clone(),
             environment: a.decision.environment.clone(),
             memory_mib: a.decision.limits.memory_mib,
@@ -129,7 +129,7 @@ impl Allocation {
             },
             overlapped: self.overlapped,
             decision: Decision {
-                by: self.by,
+                by: self.by.into_iter().map(Into::into).collect(),
                 reason: self.reason,
                 environment: self.environment,
                 limits: Limits { memory_mib: self.memory_mib, compute_percent: self.compute_percent },

@@ -116,7 +116,7 @@ impl Part {
                 compute_instance: mig.compute_instance,
             }),
             attributes: part.attributes.clone(),
-            offered_by: record.offered_by.clone(),
+            offered_by: record.offered_by.as_ref().map(ToString::to_string).unwrap_or_default(),
             lines: record.lines.iter().map(line_from_kernel).collect(),
             ranges: record.ranges.iter().map(range_from_kernel).collect(),
             devices: record
@@ -160,7 +160,7 @@ impl Part {
         });
         Ok(PartRecord {
             part,
-            offered_by: self.offered_by,
+            offered_by: Some(self.offered_by).filter(|by| !by.is_empty()).map(Into::into),
             lines: lines.collect::<Result<_, String>>()?,
             ranges: ranges.collect::<Result<_, String>>()?,
             runs: ungroup_runs(self.devices)?,

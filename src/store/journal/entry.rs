@@ -250,15 +250,15 @@ impl CallOutcomeEntry {
 impl OutcomeEntry {
     fn new(outcome: &Outcome) -> Self {
         match outcome {
-            Outcome::Offered(offers) => {
-                Self::Offered(offers.iter().map(|(offer, by)| (OfferEntry::new(offer), by.clone())).collect())
-            }
+            Outcome::Offered(offers) => Self::Offered(
+                offers.iter().map(|(offer, by)| (OfferEntry::new(offer), by.to_string())).collect(),
+            ),
             Outcome::Placed(p, by) => {
-                Self::Placed { devices: to_strings(&p.devices), reason: p.reason.clone(), by: by.clone() }
+                Self::Placed { devices: to_strings(&p.devices), reason: p.reason.clone(), by: by.to_string() }
             }
             Outcome::Granted(grant) => Self::Granted {
                 allocation: grant.allocation.map(|id| id.to_string()),
-                by: grant.by.clone(),
+                by: to_strings(&grant.by),
                 terms: TermsEntry {
                     reason: grant.reason.clone(),
                     memory_mib: grant.limits.memory_mib,
@@ -269,7 +269,7 @@ impl OutcomeEntry {
             Outcome::Denied { by, reason } => Self::Denied { by: by.clone(), reason: reason.clone() },
             Outcome::Refused { reason } => Self::Refused { reason: reason.clone() },
             Outcome::Triaged(answer, by) => {
-                Self::Triaged { answer: TriageEntry::new(answer), by: by.clone() }
+                Self::Triaged { answer: TriageEntry::new(answer), by: by.to_string() }
             }
         }
     }
@@ -279,20 +279,21 @@ impl OutcomeEntry {
             Self::Offered(offers) => Outcome::Offered(
                 offers
                     .into_iter()
-                    .map(|(o, by)| Ok((o.into_offer()?, by)))
+                    .map(|(o, by)| Ok((o.into_offer()?, by.into())))
                     .collect::<Result<_, BadEntry>>()?,
             ),
             Self::Placed { devices, reason, by } => {
-                Outcome::Placed(Placement { devices: parse_device_ids(&devices)?, reason }, by)
+                Outcome::Placed(Placement { devices: parse_device_ids(&devices)?, reason }, by.into())
             }
             Self::Granted { allocation, by, terms } => {
                 let Terms { environment, limits, reason } = terms.into_terms();
                 let allocation = allocation.as_deref().map(AllocationId::parse).transpose()?;
+                let by = by.into_iter().map(Into::into).collect();
                 Outcome::Granted(Grant { allocation, by, reason, limits, environment })
             }
             Self::Denied { by, reason } => Outcome::Denied { by, reason },
             Self::Refused { reason } => Outcome::Refused { reason },
-            Self::Triaged { answer, by } => Outcome::Triaged(answer.into_answer()?, by),
+            Self::Triaged { answer, by } => Outcome::Triaged(answer.into_answer()?, by.into()),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Answers of a stack: placements, admissions and judgements of readings.
 
 use super::*;
-use crate::admission::baseline::BASELINE;
+use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
 use berth_kernel::policy::Severity;
 
@@ -17,9 +17,9 @@ fn i8_a_placement_outside_the_available_devices_is_a_fault() {
         assert_eq!((by.as_str(), placement.devices), ("baseline", vec![DeviceId::whole(&gpu(0))]), "{bad:?}");
     }
     let mut case = Case::new([('a', placed(&[1, 1]))]);
-    assert_eq!(case.place(&[], 2).1, "baseline");
+    assert_eq!(case.place(&[], 2).1, Decider::Baseline);
     let mut case = Case::new([('a', placed(&[1]))]);
-    assert_eq!(case.place(&[], 1).1, "a@aaaaaaaaaaaa");
+    assert_eq!(case.place(&[], 1).1.as_str(), "a@aaaaaaaaaaaa");
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn i8_terms_outside_the_permissions_are_a_fault() {
         let mut case = Case::new([('a', allow(bad, None))]);
         case.stack.entries[0].permissions.environment = vec!["MY_*".into(), "LD_*".into()];
         let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
-        assert_eq!((by, terms.environment), (vec!["baseline".to_owned()], vec![]), "{bad:?}");
+        assert_eq!((by, terms.environment), (vec![Decider::Baseline], vec![]), "{bad:?}");
         assert_eq!(case.faults.record(0, &case.stack.entries[0]).faults()[&FaultKind::Answer], 1);
     }
 }
@@ -74,7 +74,7 @@ fn i8_limits_above_the_gpus_memory_or_compute_are_a_fault() {
         let mut case = Case::new([('a', allow_with(limits))]);
         let StackAnswer::Allow { by, terms } = case.admit() else { panic!() };
         let expected = if accepted { limits } else { Limits::default() };
-        assert_eq!((terms.limits, by == [BASELINE]), (expected, !accepted), "{limits:?}");
+        assert_eq!((terms.limits, by == [Decider::Baseline]), (expected, !accepted), "{limits:?}");
     }
 }
 
@@ -83,7 +83,7 @@ fn i8_a_reason_with_terminal_escapes_is_a_fault() {
     let reason = "fine\u{1b}[2J".to_owned();
     let answer = Placement { devices: vec![DeviceId::whole(&gpu(1))], reason };
     let mut case = Case::new([('a', Ok(Some(Answer::Place(answer))))]);
-    assert_eq!(case.place(&[], 1).1, BASELINE);
+    assert_eq!(case.place(&[], 1).1, Decider::Baseline);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_reading_is_judged_by_the_first_policy_that_answers_or_by_the_baseline() {
     let mut case = Case::new([('a', Ok(None))]);
     assert_eq!(case.evaluation().triage(&reading(13)).0.severity, Severity::Ignore);
     let (answer, by) = case.evaluation().triage(&reading(79));
-    assert_eq!(by, BASELINE);
+    assert_eq!(by, Decider::Baseline);
     assert_eq!((answer.severity, answer.again_after_s), (Severity::Unhealthy, Some(60)));
     assert!(answer.reason.contains("79"));
 }

@@ -57,7 +57,7 @@ fn i9_a_policy_that_fails_keeps_its_offers() {
     let current = offer(1, shared, 4, 250);
     let change = Change::Offered {
         part: current.part.clone(),
-        by: case.stack.entries[0].label(),
+        by: Some(case.stack.entries[0].decider()),
         lines: current.lines.clone(),
         ranges: Vec::new(),
         devices: BTreeMap::new(),
@@ -67,7 +67,7 @@ fn i9_a_policy_that_fails_keeps_its_offers() {
     for _ in 0..=FAULTS_TO_SUSPEND {
         let offers = case.evaluation().offers();
         let kept = offers.parts.iter().find(|(o, _)| o.part == gpu(1)).unwrap();
-        assert_eq!(kept, &(current.clone(), "a@aaaaaaaaaaaa".to_owned()));
+        assert_eq!(kept, &(current.clone(), "a@aaaaaaaaaaaa".into()));
         assert!(offers.parts.iter().any(|(o, by)| o.part == gpu(0) && by == "baseline"));
     }
     assert!(case.faults.is_suspended(0, &case.stack.entries[0]));

@@ -100,7 +100,7 @@ fn shared_node(gpus: u32, shares: u32, size: usize) -> Result<(Ledger, PlaceRequ
         Device { consumes, state: DeviceState::Offered, holders: Vec::new(), last_allocate_mono_ms: None };
     changes.extend(inventory.parts.iter().map(|part| Change::Offered {
         part: part.id.clone(),
-        by: "bench".into(),
+        by: Some("bench".into()),
         lines: vec![OfferLine { resource: resource.clone(), count: shares, consumes }],
         ranges: Vec::new(),
         devices: (0..shares).map(|n| ((resource.clone(), Some(n)), device.clone())).collect(),

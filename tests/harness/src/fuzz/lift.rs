@@ -96,7 +96,7 @@ fn shared() -> Ledger {
     let consumes = Consumes::Slice { memory_mib: 20_480, compute_percent: 25 };
     let offer = |part: &PartId| {
         let lines = vec![OfferLine { resource: resources()[1].clone(), count: 4, consumes }];
-        (PartOffer { part: part.clone(), lines }, "test".to_owned())
+        (PartOffer { part: part.clone(), lines }, "test".into())
     };
     let offers = ledger.parts.keys().map(offer).collect();
     let verdict = decide(&ledger, &Rules::default(), &Command::Offer(offers), Now::default());

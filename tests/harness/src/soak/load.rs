@@ -153,7 +153,7 @@ impl Shared {
         if on_record != held {
             self.wrong.violated(&format!("{name} holds {held:?}, and {id} is {on_record:?}"));
         }
-        let by: BTreeSet<String> = allocation.decision.by.iter().cloned().collect();
+        let by: BTreeSet<String> = allocation.decision.by.iter().map(ToString::to_string).collect();
         if !self.label_sets.contains(&by) {
             self.wrong.violated(&format!("{id} of {name} was allowed by {by:?}, which is no stack's word"));
         }

@@ -4,6 +4,7 @@
 use super::violation::Violation;
 use berth_core::admission::{Faults, Offers};
 use berth_kernel::command::StackAnswer;
+use berth_kernel::decider::Decider;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, Digest, PartId};
 use berth_kernel::offer::Consumes;
@@ -43,14 +44,14 @@ pub(crate) fn offers(node: &Ledger, stack: &Stack, overcommit_percent: u32, offe
             return i8(format!("{} is offered twice or is not there", offer.part));
         }
         let Some(part) = node.part(&offer.part) else { continue };
-        let entry = stack.entries.iter().find(|e| e.label() == *by);
-        if part.part.mig_enabled && by != "baseline" && !offer.lines.is_empty() {
+        let entry = stack.entries.iter().find(|e| e.decider() == *by);
+        if part.part.mig_enabled && *by != Decider::Baseline && !offer.lines.is_empty() {
             return i8(format!("{} is in MIG mode and offered", offer.part));
         }
         let mut names = BTreeSet::new();
         for line in &offer.lines {
             let permitted = entry.is_none_or(|_| {
-                let mut same = stack.entries.iter().filter(|e| e.label() == *by);
+                let mut same = stack.entries.iter().filter(|e| e.decider() == *by);
                 same.any(|e| {
                     e.permissions.allows_resource(&line.resource) && line.count <= e.permissions.share_max
                 })
@@ -79,7 +80,7 @@ pub(crate) fn admit(stack: &Stack, answer: &StackAnswer) -> Checked {
     match answer {
         StackAnswer::Allow { by, terms } => {
             let allowing =
-                || by.iter().flat_map(|label| stack.entries.iter().filter(move |e| e.label() == *label));
+                || by.iter().flat_map(|label| stack.entries.iter().filter(move |e| e.decider() == *label));
             let mut keys = BTreeSet::new();
             for (key, value) in &terms.environment {
                 let closed = ["NVIDIA_", "LD_", "BERTH_"].iter().any(|prefix| key.starts_with(prefix));

@@ -8,6 +8,7 @@ use super::violation::Violation;
 use berth_core::admission::{Baseline, Evaluation, Faults};
 use berth_core::keeper::{CommandResult, Keeper, Snapshot};
 use berth_kernel::command::{Command, Rules, StackAnswer};
+use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
 use berth_kernel::names::DeviceId;
 use berth_kernel::offer::PartOffer;
@@ -36,7 +37,7 @@ pub(crate) struct Daemon {
 pub(crate) type Survived<T> = Option<T>;
 
 /// Offers, with who made each.
-pub(crate) type Offered = Vec<(PartOffer, String)>;
+pub(crate) type Offered = Vec<(PartOffer, Decider)>;
 
 impl Daemon {
     /// Reads the store. `None` if it cannot be read, or the process died.

@@ -3,7 +3,7 @@
 use super::kubelet::Kubelet;
 use super::views::Views;
 use super::violation::Violation;
-use berth_kernel::allocation::{ADOPTED, Allocation, EndReason};
+use berth_kernel::allocation::{Allocation, EndReason};
 use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId};
@@ -285,7 +285,7 @@ fn nowhere(allocation: &Allocation, sight: &Sight) -> bool {
 
 /// Whether a pod that lives holds it, by the kubelet's books.
 fn lives(allocation: &Allocation, kubelet: &Kubelet) -> bool {
-    let adopted = allocation.decision.by == [ADOPTED];
+    let adopted = allocation.decision.is_adoption();
     kubelet.held().any(|h| {
         h.allocation == Some(allocation.id)
             || (adopted

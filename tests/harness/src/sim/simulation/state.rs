@@ -1,7 +1,6 @@
 //! What must be true of every ledger, whatever happened: I1, I2, I3.
 
 use super::violation::Violation;
-use berth_kernel::allocation::ADOPTED;
 use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decide::decide;
 use berth_kernel::ledger::Ledger;
@@ -53,7 +52,7 @@ fn holders(ledger: &Ledger, part: &PartState) -> Result<(), Violation> {
 /// What was taken over was not granted: where another plugin granted more than there is, or an
 /// operator ended what a pod still had, the ledger says so rather than to lose track of it.
 fn counters(ledger: &Ledger, part: &PartState, rules: &Rules) -> Result<(), Violation> {
-    let taken_over = |id: &AllocationId| ledger.live.get(id).is_some_and(|a| a.decision.by == [ADOPTED]);
+    let taken_over = |id: &AllocationId| ledger.live.get(id).is_some_and(|a| a.decision.is_adoption());
     if part.devices.values().flat_map(|d| &d.holders).any(taken_over) {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! The stacks that were active, and the way back to one.
 
 use super::text::non_empty;
-use crate::stack::StackEntry;
+use crate::stack::{StackEntry, StackSource};
 use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::stack as kernel;
@@ -25,9 +25,8 @@ pub struct Activation {
     pub revision: u64,
     /// Whether it is active.
     pub active: bool,
-    /// `api` if it was activated through this API, `file` if it is the configuration file's.
-    #[schema(example = "api")]
-    pub source: String,
+    /// Where it comes from.
+    pub source: StackSource,
     /// Who activated it, and for whom by their own word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
@@ -88,7 +87,7 @@ impl Activation {
         Self {
             revision: stack.revision,
             active: stack.revision == ledger.stack.revision,
-            source: if stack.from_api { "api" } else { "file" }.into(),
+            source: StackSource::of(stack),
             by: non_empty(&stack.by),
             why: non_empty(&stack.why),
             since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),

@@ -1,5 +1,6 @@
 //! Allocations: who holds what, since when and why.
 
+use super::values::values;
 use berth_kernel::allocation as kernel;
 use berth_kernel::attribution::Attributions;
 use berth_kernel::date::rfc3339;
@@ -62,14 +63,14 @@ pub struct Allocation {
     pub ended: Option<End>,
 }
 
-/// Whether an allocation lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum AllocationState {
-    /// Its devices are held.
-    Live,
-    /// It is kept to be looked at.
-    Ended,
+values! {
+    /// Whether an allocation lives.
+    AllocationState {
+        /// Its devices are held.
+        Live = "live",
+        /// It is kept to be looked at.
+        Ended = "ended",
+    }
 }
 
 /// Who holds an allocation.
@@ -139,10 +140,20 @@ pub struct AllocationLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 25)]
     pub compute_percent: Option<u32>,
-    /// Who keeps the container within them: `mig` (the hardware), `mps`, or `none`: then the container
-    /// is given its limits and nothing stops it from using more.
-    #[schema(example = "none")]
-    pub enforced_by: String,
+    /// Who keeps the container within them.
+    pub enforced_by: EnforcedBy,
+}
+
+values! {
+    /// Who keeps a container within its limits.
+    EnforcedBy from part_use::EnforcedBy {
+        /// Nobody: the container is given its limits, and nothing stops it from using more.
+        None = "none",
+        /// MPS.
+        Mps = "mps",
+        /// The hardware.
+        Mig = "mig",
+    }
 }
 
 /// What an allocation uses of one part.
@@ -192,12 +203,27 @@ pub struct SharedUse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct End {
-    /// `released`, `neverStarted`, `podGone` (the checkpoint could not be read), `superseded` or `operator`.
-    #[schema(example = "released")]
-    pub reason: String,
+    /// Why.
+    pub reason: EndReason,
     /// When.
     #[schema(format = DateTime, example = "2026-02-03T04:15:06.000Z")]
     pub at: String,
+}
+
+values! {
+    /// Why an allocation ended.
+    EndReason from kernel::EndReason {
+        /// Its pod is gone.
+        Released = "released",
+        /// No pod ever held it.
+        NeverStarted = "neverStarted",
+        /// Its pod is gone, and the checkpoint could not be read.
+        PodGone = "podGone",
+        /// A later allocation holds its devices.
+        Superseded = "superseded",
+        /// An operator ended it.
+        Operator = "operator",
+    }
 }
 
 impl Allocation {
@@ -226,7 +252,7 @@ impl Allocation {
             limits: limits.map(|(limits, by)| AllocationLimits {
                 memory_mib: limits.memory_mib,
                 compute_percent: limits.compute_percent,
-                enforced_by: by.as_str().into(),
+                enforced_by: (&by).into(),
             }),
             uses: match live {
                 true => part_use::part_uses(owners, allocation).iter().map(PartUse::of).collect(),
@@ -236,7 +262,7 @@ impl Allocation {
             ended: allocation
                 .ended
                 .as_ref()
-                .map(|end| End { reason: end.reason.as_str().into(), at: rfc3339(end.wall_ms) }),
+                .map(|end| End { reason: (&end.reason).into(), at: rfc3339(end.wall_ms) }),
         }
     }
 }

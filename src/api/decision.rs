@@ -1,6 +1,8 @@
 //! Decisions on the record.
 
 use crate::gpu::OfferLine;
+use crate::policy::Hook;
+use crate::values::values;
 use berth_kernel::date::rfc3339;
 use berth_kernel::decision as kernel;
 use berth_kernel::decision::CallOutcome;
@@ -55,9 +57,8 @@ pub struct DecisionRecord {
     /// When it was asked.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub at: String,
-    /// `offer`, `place`, `admit` or `triage`.
-    #[schema(example = "admit")]
-    pub hook: String,
+    /// What was asked.
+    pub hook: Hook,
     /// The state of the node that it was asked on: counts changes since the daemon started.
     #[schema(example = 812)]
     pub generation: u64,
@@ -75,9 +76,8 @@ pub struct DecisionRecord {
     pub candidates: Vec<String>,
     /// What each policy said, in the order in which they were asked.
     pub calls: Vec<DecisionCall>,
-    /// What came of it: `offered`, `placed`, `granted`, `denied`, `refused` or `triaged`.
-    #[schema(example = "granted")]
-    pub outcome: String,
+    /// What came of it.
+    pub outcome: Outcome,
     /// Who is behind it.
     #[schema(example = json!(["timeslice@0123456789ab"]))]
     pub by: Vec<String>,
@@ -96,6 +96,24 @@ pub struct DecisionRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     pub input: Option<String>,
+}
+
+values! {
+    /// What came of a question.
+    Outcome from kernel::Outcome {
+        /// Devices were granted.
+        Granted = "granted",
+        /// A policy denied.
+        Denied = "denied",
+        /// The kernel refused what policies allowed.
+        Refused = "refused",
+        /// Parts are offered.
+        Offered = "offered",
+        /// Devices were chosen.
+        Placed = "placed",
+        /// A reading was judged.
+        Triaged = "triaged",
+    }
 }
 
 /// What was asked for.
@@ -142,9 +160,8 @@ pub struct DecisionCall {
     /// What it was set to.
     #[schema(value_type = Object, example = json!({"replicas": 4}))]
     pub parameters: Value,
-    /// `answer`, `pass`, `fault` or `suspended` (it was not asked).
-    #[schema(example = "answer")]
-    pub said: String,
+    /// What came of the call.
+    pub said: CallResult,
     /// What it answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>, example = json!({"allow": true}))]
@@ -159,6 +176,20 @@ pub struct DecisionCall {
     /// Wall time that it took, microseconds.
     #[schema(example = 58)]
     pub microseconds: u64,
+}
+
+values! {
+    /// What came of a call of a policy.
+    CallResult from CallOutcome {
+        /// It answered.
+        Answer = "answer",
+        /// It left the answer to others.
+        Pass = "pass",
+        /// It failed.
+        Fault = "fault",
+        /// It was not asked, since it had failed too often.
+        Suspended = "suspended",
+    }
 }
 
 impl DecisionRecordList {
@@ -182,7 +213,7 @@ impl DecisionRecord {
         Self {
             seq: decision.seq,
             at: rfc3339(decision.at_wall_ms),
-            hook: decision.hook.to_string(),
+            hook: decision.hook.into(),
             generation: decision.generation,
             request: decision.request.as_ref().map(|r| DecisionRequest {
                 resource: r.resource.clone(),
@@ -198,7 +229,7 @@ impl DecisionRecord {
             gpus: texts(&decision.gpus),
             candidates: decision.candidates.clone(),
             calls: decision.calls.iter().map(DecisionCall::of).collect(),
-            outcome: outcome.as_str().to_owned(),
+            outcome: outcome.into(),
             by: outcome.by().into_iter().map(str::to_owned).collect(),
             reason: outcome.reason().to_owned(),
             allocation: match outcome {
@@ -215,17 +246,16 @@ impl DecisionCall {
     /// Of one call of a policy.
     #[must_use]
     pub fn of(call: &kernel::CallRecord) -> Self {
-        let (said, answer, fault) = match &call.outcome {
-            CallOutcome::Pass => ("pass", None, None),
-            CallOutcome::Suspended => ("suspended", None, None),
-            CallOutcome::Fault(fault) => ("fault", None, Some(fault.to_string())),
-            CallOutcome::Answer(answer) => ("answer", Some(answered(answer)), None),
+        let (answer, fault) = match &call.outcome {
+            CallOutcome::Pass | CallOutcome::Suspended => (None, None),
+            CallOutcome::Fault(fault) => (None, Some(fault.to_string())),
+            CallOutcome::Answer(answer) => (Some(answered(answer)), None),
         };
         Self {
             policy: call.policy.clone(),
             digest: call.digest.to_string(),
             parameters: parameters(&call.parameters),
-            said: said.to_owned(),
+            said: (&call.outcome).into(),
             answer,
             fault,
             fuel: call.cost.fuel,

@@ -1,5 +1,7 @@
 //! What operators say of a GPU, and how far it is drained.
 
+use super::gpu::HealthState;
+use super::values::values;
 use crate::rfc3339;
 use berth_kernel::drain;
 use serde::{Deserialize, Serialize};
@@ -9,9 +11,8 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
-    /// `active`, `cordoned`, `draining` or `drained`.
-    #[schema(example = "draining")]
-    pub state: String,
+    /// How far it is taken out.
+    pub state: DrainState,
     /// Who turned it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "admin")]
@@ -53,14 +54,14 @@ pub struct Mark {
     pub expired: bool,
 }
 
-/// The kind of a mark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum MarkKind {
-    /// Nothing new is granted.
-    Cordon,
-    /// Cordoned and drained.
-    Drain,
+values! {
+    /// The kind of a mark.
+    MarkKind from drain::MarkKind {
+        /// Nothing new is granted.
+        Cordon = "cordon",
+        /// Cordoned and drained.
+        Drain = "drain",
+    }
 }
 
 impl Mark {
@@ -69,14 +70,25 @@ impl Mark {
     pub fn from_kernel(owner: &drain::Owner, mark: &drain::Mark) -> Self {
         Self {
             owner: owner.to_string(),
-            kind: match mark.kind {
-                drain::MarkKind::Cordon => MarkKind::Cordon,
-                drain::MarkKind::Drain(_) => MarkKind::Drain,
-            },
+            kind: (&mark.kind).into(),
             why: Some(mark.why.clone()).filter(|why| !why.is_empty()),
             since: rfc3339(mark.since_wall_ms),
             expired: mark.expired,
         }
+    }
+}
+
+values! {
+    /// How far an operator has taken a GPU out.
+    DrainState from drain::Drain {
+        /// It is granted as offered.
+        Active = "active",
+        /// Nothing new is granted on it.
+        Cordoned = "cordoned",
+        /// Nothing new is granted on it, and what is held is awaited.
+        Draining = "draining",
+        /// Nothing is held on it any more.
+        Drained = "drained",
     }
 }
 
@@ -152,28 +164,28 @@ pub struct DrainHolder {
     pub comes_back: bool,
 }
 
-/// How far a pod is on its way out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DrainHolderState {
-    /// No source has said yet who it is.
-    NotKnown,
-    /// The API server has not shown it, so it cannot be asked.
-    NotShown,
-    /// Its eviction was not requested, or not yet.
-    NotAsked,
-    /// A static pod, which cannot be evicted: remove its file from the kubelet's manifests.
-    StaticPod,
-    /// Its eviction was requested, and it is not being deleted yet.
-    Asked,
-    /// Its disruption budget keeps it; it is asked again every few seconds.
-    DisruptionBudget,
-    /// It could not be asked; it is asked again every few seconds.
-    Failed,
-    /// It is being deleted and has its grace period.
-    Terminating,
-    /// Finished or deleted; the kubelet has yet to let go of its devices.
-    Over,
+values! {
+    /// How far a pod is on its way out.
+    DrainHolderState {
+        /// No source has said yet who it is.
+        NotKnown = "notKnown",
+        /// The API server has not shown it, so it cannot be asked.
+        NotShown = "notShown",
+        /// Its eviction was not requested, or not yet.
+        NotAsked = "notAsked",
+        /// A static pod, which cannot be evicted: remove its file from the kubelet's manifests.
+        StaticPod = "staticPod",
+        /// Its eviction was requested, and it is not being deleted yet.
+        Asked = "asked",
+        /// Its disruption budget keeps it; it is asked again every few seconds.
+        DisruptionBudget = "disruptionBudget",
+        /// It could not be asked; it is asked again every few seconds.
+        Failed = "failed",
+        /// It is being deleted and has its grace period.
+        Terminating = "terminating",
+        /// Finished or deleted; the kubelet has yet to let go of its devices.
+        Over = "over",
+    }
 }
 
 /// What becomes of a drain that is not done by its deadline.
@@ -226,10 +238,30 @@ pub struct DrainOrder {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MarkHealthy {
     /// `healthy`; nothing else can be said.
-    #[schema(example = "healthy")]
-    pub state: String,
+    #[schema(value_type = String, example = "healthy")]
+    pub state: HealthState,
     /// In the operator's words; at most 1024 bytes, no control characters.
     #[serde(default)]
     #[schema(example = "reseated the riser")]
     pub reason: String,
+}
+
+impl From<drain::AtDeadline> for AtDeadline {
+    fn from(at: drain::AtDeadline) -> Self {
+        match at {
+            drain::AtDeadline::Wait => Self::Wait,
+            drain::AtDeadline::Delete => Self::Delete,
+            drain::AtDeadline::GiveUp => Self::GiveUp,
+        }
+    }
+}
+
+impl From<AtDeadline> for drain::AtDeadline {
+    fn from(at: AtDeadline) -> Self {
+        match at {
+            AtDeadline::Wait => Self::Wait,
+            AtDeadline::Delete => Self::Delete,
+            AtDeadline::GiveUp => Self::GiveUp,
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Events: what changed on the node, as `GET /events` tells it.
 
+use super::values::values;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -32,84 +33,56 @@ pub struct Event {
     pub words: String,
 }
 
-macro_rules! kinds {
-    ($($(#[doc = $doc:literal])+ $kind:ident = $word:literal;)+) => {
-        /// The kinds of event. More may come within `/api/v1`: pass over what you do not know.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-        pub enum EventKind {
-            $($(#[doc = $doc])+ #[serde(rename = $word)] $kind,)+
-        }
-
-        impl EventKind {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$kind,)+];
-
-            /// As the API writes it.
-            #[must_use]
-            pub fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$kind => $word,)+
-                }
-            }
-        }
-    };
-}
-
-kinds! {
-    /// The first event of a stream: where one stands.
-    Here = "here";
-    /// The events after the given id are no longer kept: read the state again.
-    Missed = "missed";
-    /// The last event of a stream that the daemon ends, with the reason.
-    End = "end";
-    /// A GPU or a MIG instance is there that was not.
-    GpuFound = "gpuFound";
-    /// A vanished GPU was removed from the list.
-    GpuForgotten = "gpuForgotten";
-    /// A GPU's health turned, or the reason for it.
-    GpuHealth = "gpuHealth";
-    /// A GPU was cordoned, or a drain of it was called off.
-    GpuCordoned = "gpuCordoned";
-    /// A GPU is being drained, or by another order.
-    GpuDraining = "gpuDraining";
-    /// A GPU is drained.
-    GpuDrained = "gpuDrained";
-    /// A GPU may be granted again.
-    GpuUncordoned = "gpuUncordoned";
-    /// A pod was asked to leave a GPU that is drained, or could not be.
-    Eviction = "eviction";
-    /// A part of a GPU is offered otherwise.
-    OffersChanged = "offersChanged";
-    /// Devices were granted to a container, or taken over from another plugin.
-    AllocationGranted = "allocationGranted";
-    /// A source showed who holds an allocation.
-    AllocationHolder = "allocationHolder";
-    /// An allocation ended.
-    AllocationEnded = "allocationEnded";
-    /// Allocations no longer end by themselves, or do again.
-    Hold = "hold";
-    /// A process uses a GPU without an allocation.
-    Bypass = "bypass";
-    /// It does so no more.
-    BypassOver = "bypassOver";
-    /// Another stack is active.
-    StackActivated = "stackActivated";
-    /// A policy version is known that was not.
-    PolicyUploaded = "policyUploaded";
-    /// A policy version was deleted.
-    PolicyDeleted = "policyDeleted";
-    /// A policy of the stack failed.
-    PolicyFault = "policyFault";
-    /// A policy failed so often in a row that it is no longer asked.
-    PolicySuspended = "policySuspended";
-    /// A suspended policy is asked again.
-    PolicyAskedAgain = "policyAskedAgain";
-}
-
-impl EventKind {
-    /// By its word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.as_str() == word)
+values! {
+    /// The kinds of event. More may come within `/api/v1`: pass over what you do not know.
+    EventKind {
+        /// The first event of a stream: where one stands.
+        Here = "here",
+        /// The events after the given id are no longer kept: read the state again.
+        Missed = "missed",
+        /// The last event of a stream that the daemon ends, with the reason.
+        End = "end",
+        /// A GPU or a MIG instance is there that was not.
+        GpuFound = "gpuFound",
+        /// A vanished GPU was removed from the list.
+        GpuForgotten = "gpuForgotten",
+        /// A GPU's health turned, or the reason for it.
+        GpuHealth = "gpuHealth",
+        /// A GPU was cordoned, or a drain of it was called off.
+        GpuCordoned = "gpuCordoned",
+        /// A GPU is being drained, or by another order.
+        GpuDraining = "gpuDraining",
+        /// A GPU is drained.
+        GpuDrained = "gpuDrained",
+        /// A GPU may be granted again.
+        GpuUncordoned = "gpuUncordoned",
+        /// A pod was asked to leave a GPU that is drained, or could not be.
+        Eviction = "eviction",
+        /// A part of a GPU is offered otherwise.
+        OffersChanged = "offersChanged",
+        /// Devices were granted to a container, or taken over from another plugin.
+        AllocationGranted = "allocationGranted",
+        /// A source showed who holds an allocation.
+        AllocationHolder = "allocationHolder",
+        /// An allocation ended.
+        AllocationEnded = "allocationEnded",
+        /// Allocations no longer end by themselves, or do again.
+        Hold = "hold",
+        /// A process uses a GPU without an allocation.
+        Bypass = "bypass",
+        /// It does so no more.
+        BypassOver = "bypassOver",
+        /// Another stack is active.
+        StackActivated = "stackActivated",
+        /// A policy version is known that was not.
+        PolicyUploaded = "policyUploaded",
+        /// A policy version was deleted.
+        PolicyDeleted = "policyDeleted",
+        /// A policy of the stack failed.
+        PolicyFault = "policyFault",
+        /// A policy failed so often in a row that it is no longer asked.
+        PolicySuspended = "policySuspended",
+        /// A suspended policy is asked again.
+        PolicyAskedAgain = "policyAskedAgain",
     }
 }

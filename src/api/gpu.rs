@@ -1,7 +1,8 @@
 //! GPUs, their parts and devices.
 
 use super::drain::Drain;
-use berth_kernel::offer;
+use super::values::values;
+use berth_kernel::{gpu as kernel, health, offer};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -88,9 +89,8 @@ pub struct Gpu {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Health {
-    /// `healthy`, `degraded` (still granted), `unhealthy` or `vanished`.
-    #[schema(example = "unhealthy")]
-    pub state: String,
+    /// The state.
+    pub state: HealthState,
     /// Why; absent where there is nothing to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "XID 79: GPU has fallen off the bus")]
@@ -104,13 +104,26 @@ pub struct Health {
     pub history: Vec<HealthTurn>,
 }
 
+values! {
+    /// Whether a GPU works.
+    HealthState from health::HealthState {
+        /// It works.
+        Healthy = "healthy",
+        /// It has a fault, and is still granted.
+        Degraded = "degraded",
+        /// Nothing new is granted on it.
+        Unhealthy = "unhealthy",
+        /// It is not there any more.
+        Vanished = "vanished",
+    }
+}
+
 /// A state that a GPU was in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthTurn {
     /// The state.
-    #[schema(example = "healthy")]
-    pub state: String,
+    pub state: HealthState,
     /// Why; absent where there was nothing to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "marked healthy by admin")]
@@ -238,19 +251,19 @@ pub struct Device {
     pub allocations: Vec<String>,
 }
 
-/// Where a device stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DeviceState {
-    /// To be had.
-    Free,
-    /// A live allocation names it.
-    Held,
-    /// Offered, but not to be had now: its GPU is cordoned or unhealthy, or what is held on it
-    /// leaves no room.
-    Withdrawn,
-    /// No longer offered and not held: it leaves the list soon.
-    Leaving,
+values! {
+    /// Where a device stands.
+    DeviceState {
+        /// To be had.
+        Free = "free",
+        /// A live allocation names it.
+        Held = "held",
+        /// Offered, but not to be had now: its GPU is cordoned or unhealthy, or what is held on it
+        /// leaves no room.
+        Withdrawn = "withdrawn",
+        /// No longer offered and not held: it leaves the list soon.
+        Leaving = "leaving",
+    }
 }
 
 /// How near another GPU sits.
@@ -260,13 +273,29 @@ pub struct Link {
     /// The other GPU.
     #[schema(example = "GPU-1e2f3a4b-0000-0000-0000-000000000001")]
     pub gpu: String,
-    /// The way over PCIe, nearest first: `sameBoard`, `singleSwitch`, `multiSwitch`, `hostBridge`,
-    /// `sameNuma`, `crossNuma`.
-    #[schema(example = "hostBridge")]
-    pub path: String,
+    /// The way over PCIe.
+    pub path: LinkPath,
     /// Active NVLinks between the two.
     #[schema(example = 18)]
     pub nvlinks: u32,
+}
+
+values! {
+    /// The way between two GPUs over PCIe, nearest first.
+    LinkPath from kernel::Path {
+        /// On one board.
+        SameBoard = "sameBoard",
+        /// Over one PCIe switch.
+        SingleSwitch = "singleSwitch",
+        /// Over several PCIe switches.
+        MultiSwitch = "multiSwitch",
+        /// Over a PCIe host bridge.
+        HostBridge = "hostBridge",
+        /// Over host bridges of one NUMA node.
+        SameNuma = "sameNuma",
+        /// Between NUMA nodes.
+        CrossNuma = "crossNuma",
+    }
 }
 
 impl From<&offer::OfferLine> for OfferLine {

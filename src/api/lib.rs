@@ -17,37 +17,40 @@ mod stack;
 mod text;
 mod trial;
 mod tried;
+mod values;
 
 pub use action::{Action, Operation};
 pub use activation::gone;
 pub use activation::{Activation, ActivationList, Rollback, Word};
 pub use allocation::{
-    Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, Holder, Limits, PartUse,
-    SharedUse,
+    Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, EndReason, EnforcedBy,
+    Holder, Limits, PartUse, SharedUse,
 };
 pub use berth_kernel::date::rfc3339;
 pub use decision::{
-    DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest, JournalState,
-    parameters,
+    CallResult, DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest,
+    JournalState, Outcome, parameters,
 };
 pub use drain::{
-    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, Mark, MarkHealthy,
-    MarkKind,
+    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, DrainState, Mark,
+    MarkHealthy, MarkKind,
 };
 pub use event::{Event, EventKind};
 pub use gpu::{
-    Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthTurn, Link, Mig, OfferLine, Part,
-    ResourceUse,
+    Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Link, LinkPath,
+    Mig, OfferLine, Part, ResourceUse,
 };
 pub use node::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
-pub use policy::{MODULE_BYTES_MAX, Policy, PolicyDetail, PolicyList};
+pub use policy::{Hook, MODULE_BYTES_MAX, Policy, PolicyDetail, PolicyList};
 pub use problem::{Kind, Problem};
 pub use process::{
-    Bypass, BypassList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right, SightState,
+    Bypass, BypassList, BypassReason, Process, ProcessList, ProcessPod, ProcessSight, ProcessUse,
+    ReachingPod, Right, SightState,
 };
 pub use shape::Shape;
 pub use stack::{
-    Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack, StackEntry,
+    FaultKind, Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack,
+    StackEntry, StackSource,
 };
 pub use trial::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
 pub use tried::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};

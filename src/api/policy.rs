@@ -1,9 +1,10 @@
 //! Policies: the versions that this node knows.
 
 use super::text::non_empty;
+use super::values::values;
 use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::policy::PolicyVersion;
+use berth_kernel::policy::{self as kernel, PolicyVersion};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -43,7 +44,7 @@ pub struct Policy {
     pub digest: String,
     /// The hooks that it wants to be asked.
     #[schema(example = json!(["offer", "place"]))]
-    pub hooks: Vec<String>,
+    pub hooks: Vec<Hook>,
     /// Its size in bytes.
     #[schema(example = 48213)]
     pub bytes: u64,
@@ -68,6 +69,34 @@ pub struct Policy {
     pub signed_by: Option<String>,
 }
 
+values! {
+    // By spelling, so that maps by hook have this order of keys.
+    /// What a policy is asked.
+    Hook {
+        /// Whether devices may be granted.
+        Admit = "admit",
+        /// As what parts are offered.
+        Offer = "offer",
+        /// Which devices are preferred.
+        Place = "place",
+        /// What a reading means for a GPU's health.
+        Triage = "triage",
+    }
+}
+
+impl From<kernel::Hook> for Hook {
+    fn from(hook: kernel::Hook) -> Self {
+        match hook {
+            // Every policy has it; it is no question about the node, and in no answer.
+            kernel::Hook::Describe => Self::Other(hook.to_string()),
+            kernel::Hook::Offer => Self::Offer,
+            kernel::Hook::Place => Self::Place,
+            kernel::Hook::Admit => Self::Admit,
+            kernel::Hook::Triage => Self::Triage,
+        }
+    }
+}
+
 /// One version of a policy with the schema of its parameters.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -89,7 +118,7 @@ impl Policy {
             version: version.version.clone(),
             summary: version.summary.clone(),
             digest: version.digest.to_string(),
-            hooks: version.hooks.iter().map(ToString::to_string).collect(),
+            hooks: version.hooks.iter().copied().map(Hook::from).collect(),
             bytes: version.bytes,
             shipped: version.shipped,
             active: ledger.stack.entries.iter().any(|e| e.digest == version.digest),

@@ -1,6 +1,7 @@
 //! Processes on GPUs: who they are, whose allocation they use, and who uses a GPU without one.
 
-use berth_kernel::attribution::{Attribution, Bypass as Found};
+use super::values::values;
+use berth_kernel::attribution::{Attribution, Bypass as Found, Reason};
 use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::AllocationId;
@@ -26,17 +27,17 @@ pub struct ProcessSight {
     pub fix: Option<String>,
 }
 
-/// Whether the daemon can tell whose processes are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum SightState {
-    /// It can.
-    Visible,
-    /// NVML's process ids are not those that the daemon sees, or are left out: no process does not
-    /// mean that there is none.
-    PidsHidden,
-    /// Processes are not listed, or not one by one.
-    Unsupported,
+values! {
+    /// Whether the daemon can tell whose processes are.
+    SightState {
+        /// It can.
+        Visible = "visible",
+        /// NVML's process ids are not those that the daemon sees, or are left out: no process does not
+        /// mean that there is none.
+        PidsHidden = "pidsHidden",
+        /// Processes are not listed, or not one by one.
+        Unsupported = "unsupported",
+    }
 }
 
 /// The processes on one GPU.
@@ -66,9 +67,8 @@ pub struct Process {
     /// The MIG instance that it is on, where NVML says; else the GPU.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub part: String,
-    /// What it does there: `compute`, `mps` (computes as a client of MPS), `graphics`.
-    #[schema(example = json!(["compute"]))]
-    pub uses: Vec<String>,
+    /// What it does there.
+    pub uses: Vec<ProcessUse>,
     /// Memory that it has there in MiB, where NVML says.
     #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
@@ -94,6 +94,18 @@ pub struct Process {
     pub reason: Option<String>,
 }
 
+values! {
+    /// What a process does on a GPU.
+    ProcessUse {
+        /// It computes.
+        Compute = "compute",
+        /// It computes as a client of MPS.
+        Mps = "mps",
+        /// It draws.
+        Graphics = "graphics",
+    }
+}
+
 /// The pod of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -115,22 +127,22 @@ pub struct ProcessPod {
     pub container: Option<String>,
 }
 
-/// What the use of a GPU rests on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Right {
-    /// One allocation.
-    Allocation,
-    /// One of several allocations of its pod: which one is not known.
-    Shared,
-    /// It may be one of several: whose they are, or whose it is, is not known.
-    Unclear,
-    /// A daemon that the configuration ignores (`processes.ignore`).
-    Ignored,
-    /// No allocation explains it yet; some seconds more make it a bypass.
-    Settling,
-    /// No allocation.
-    Bypass,
+values! {
+    /// What the use of a GPU rests on.
+    Right {
+        /// One allocation.
+        Allocation = "allocation",
+        /// One of several allocations of its pod: which one is not known.
+        Shared = "shared",
+        /// It may be one of several: whose they are, or whose it is, is not known.
+        Unclear = "unclear",
+        /// A daemon that the configuration ignores (`processes.ignore`).
+        Ignored = "ignored",
+        /// No allocation explains it yet; some seconds more make it a bypass.
+        Settling = "settling",
+        /// No allocation.
+        Bypass = "bypass",
+    }
 }
 
 /// Uses of GPUs past every grant.
@@ -160,10 +172,8 @@ pub struct BypassList {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Bypass {
-    /// `podHoldsNothing`, `podHoldsOthers`, `containerHoldsNothing`, `leftover` (its allocation has
-    /// ended), `hostProcess` or `unknown`.
-    #[schema(example = "podHoldsNothing")]
-    pub reason: String,
+    /// Why no allocation explains it.
+    pub reason: BypassReason,
     /// In words, with what it usually comes from.
     #[schema(example = "its pod was granted no GPU of this node")]
     pub detail: String,
@@ -190,6 +200,24 @@ pub struct Bypass {
     #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_mib: Option<u64>,
+}
+
+values! {
+    /// Why no allocation explains that a process uses a GPU.
+    BypassReason from Reason {
+        /// Its pod was granted no GPU.
+        PodHoldsNothing = "podHoldsNothing",
+        /// Its pod was granted others.
+        PodHoldsOthers = "podHoldsOthers",
+        /// Another container of its pod was granted it.
+        ContainerHoldsNothing = "containerHoldsNothing",
+        /// Its allocation has ended.
+        Leftover = "leftover",
+        /// It is in no pod.
+        HostProcess = "hostProcess",
+        /// Whose it is cannot be determined.
+        Unknown = "unknown",
+    }
 }
 
 /// A pod whose spec lets it reach GPUs past every grant.
@@ -246,7 +274,7 @@ impl Process {
             name: who.name.clone(),
             gpu: gpu.to_owned(),
             part: part.to_string(),
-            uses: uses_words(*uses),
+            uses: process_uses(*uses),
             memory_mib: *memory_mib,
             pod: who.owner.pod().map(|pod| ProcessPod::of(ledger, pod)),
             container_id: match &who.owner {
@@ -273,9 +301,10 @@ fn perhaps(owner: &Owner) -> String {
     }
 }
 
-fn uses_words(uses: Uses) -> Vec<String> {
-    let all = [("compute", uses.compute), ("mps", uses.mps), ("graphics", uses.graphics)];
-    all.iter().filter(|(_, does)| *does).map(|(word, _)| (*word).to_owned()).collect()
+fn process_uses(uses: Uses) -> Vec<ProcessUse> {
+    let Uses { compute, mps, graphics } = uses;
+    let all = [(ProcessUse::Compute, compute), (ProcessUse::Mps, mps), (ProcessUse::Graphics, graphics)];
+    all.into_iter().filter(|(_, does)| *does).map(|(kind, _)| kind).collect()
 }
 
 impl ProcessPod {
@@ -296,7 +325,7 @@ impl Bypass {
     pub fn of(ledger: &Ledger, found: &Found) -> Self {
         let process = &found.process;
         Self {
-            reason: found.reason.as_str().into(),
+            reason: (&found.reason).into(),
             detail: found.reason.describe(),
             since: rfc3339(found.since_wall_ms),
             pod: process.identity.owner.pod().map(|pod| ProcessPod::of(ledger, pod)),

@@ -1,5 +1,8 @@
 //! The stack: which policies are asked, in which order, and how they fare.
 
+use crate::policy::Hook;
+use crate::values::values;
+use berth_kernel::policy;
 use berth_kernel::stack as kernel;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -13,9 +16,8 @@ pub struct Stack {
     /// Counts activations; the ETag of this resource.
     #[schema(example = 3)]
     pub revision: u64,
-    /// `api` if it was activated through this API and so wins over the file's, else `file`.
-    #[schema(example = "api")]
-    pub source: String,
+    /// Where it comes from.
+    pub source: StackSource,
     /// Who activated it.
     #[schema(example = "admin")]
     pub by: String,
@@ -36,6 +38,24 @@ pub struct Stack {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node fits {model: NVIDIA L4*}"]))]
     pub warnings: Vec<String>,
+}
+
+values! {
+    /// Where a stack comes from.
+    StackSource {
+        /// It was activated through this API, and wins over the file's.
+        Api = "api",
+        /// It is the configuration file's.
+        File = "file",
+    }
+}
+
+impl StackSource {
+    /// The source of a stack.
+    #[must_use]
+    pub fn of(stack: &kernel::Stack) -> Self {
+        if stack.from_api { Self::Api } else { Self::File }
+    }
 }
 
 /// One policy of the stack.
@@ -98,9 +118,9 @@ pub enum OnFault {
 pub struct Record {
     /// Calls by hook.
     #[schema(example = json!({"offer": 12, "place": 3}))]
-    pub calls: BTreeMap<String, u64>,
+    pub calls: BTreeMap<Hook, u64>,
     /// How these calls went, by hook.
-    pub hooks: BTreeMap<String, HookRecord>,
+    pub hooks: BTreeMap<Hook, HookRecord>,
     /// Faults.
     pub faults: Faults,
     /// Whether it is no longer asked, after several faults in a row; `DELETE
@@ -137,9 +157,9 @@ pub struct HookRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Faults {
-    /// Faults by kind: `fuel`, `time`, `memory`, `trap`, `parameters`, `answer`, `missing`.
+    /// Faults by kind.
     #[schema(example = json!({"trap": 1}))]
-    pub by_kind: BTreeMap<String, u64>,
+    pub by_kind: BTreeMap<FaultKind, u64>,
     /// Faults in a row by its own doing.
     #[schema(example = 0)]
     pub in_a_row: u32,
@@ -147,6 +167,27 @@ pub struct Faults {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "offer: trap: unreachable")]
     pub last: Option<String>,
+}
+
+values! {
+    // By spelling, as hooks.
+    /// How a policy failed.
+    FaultKind from policy::FaultKind {
+        /// Its answer is malformed, or names what it may not.
+        Answer = "answer",
+        /// It used up its fuel.
+        Fuel = "fuel",
+        /// It exceeded its limit of memory, tables or stack.
+        Memory = "memory",
+        /// It could not be called.
+        Missing = "missing",
+        /// It refused its parameters.
+        Parameters = "parameters",
+        /// It took too long.
+        Time = "time",
+        /// It trapped for another reason.
+        Trap = "trap",
+    }
 }
 
 /// The stack of the configuration file.

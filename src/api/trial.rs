@@ -1,6 +1,7 @@
 //! Policies on trial: asked about the past, or beside the active stack.
 
 use crate::decision::DecisionRecord;
+use crate::policy::Hook;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -51,7 +52,7 @@ pub struct Replay {
     #[schema(example = 0)]
     pub unreadable: u64,
     /// How the answers stand to what came of the questions, by hook.
-    pub counts: BTreeMap<String, Comparison>,
+    pub counts: BTreeMap<Hook, Comparison>,
     /// The newest differences and faults, newest first; at most 200.
     pub differences: Vec<Difference>,
     /// If there is more: `cursor` of the next replay.
@@ -94,8 +95,7 @@ pub struct Difference {
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub at: String,
     /// Which hook.
-    #[schema(example = "place")]
-    pub hook: String,
+    pub hook: Hook,
     /// Whether the candidate failed.
     #[schema(example = false)]
     pub failed: bool,
@@ -132,7 +132,7 @@ pub struct Shadow {
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
     /// How its answers stand to what came of the questions, by hook.
-    pub counts: BTreeMap<String, Comparison>,
+    pub counts: BTreeMap<Hook, Comparison>,
     /// The newest differences and faults, newest first; at most 32.
     pub differences: Vec<Difference>,
 }

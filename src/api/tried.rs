@@ -1,7 +1,8 @@
 //! A policy that is tried on the node as it stands, without effect.
 
-use crate::decision::DecisionCall;
+use crate::decision::{DecisionCall, Outcome};
 use crate::gpu::OfferLine;
+use crate::policy::Hook;
 use crate::stack::{OnFault, Permissions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -166,8 +167,7 @@ pub struct TrialOutcome {
     #[schema(example = "the least-held GPUs")]
     pub placed_because: String,
     /// `granted`; `denied` by a policy; `refused` by the kernel.
-    #[schema(example = "granted")]
-    pub outcome: String,
+    pub outcome: Outcome,
     /// Who is behind that.
     #[schema(example = json!(["baseline"]))]
     pub by: Vec<String>,
@@ -192,8 +192,7 @@ pub struct TrialOutcome {
 #[serde(rename_all = "camelCase")]
 pub struct TrialCall {
     /// Which hook.
-    #[schema(example = "offer")]
-    pub hook: String,
+    pub hook: Hook,
     /// What it said, in words.
     #[schema(example = "GPU 0 GPU 1: 4 x nvidia.com/gpu.shared (0 MiB, 0 %)")]
     pub words: String,

@@ -276,11 +276,12 @@ fn processes_of(used: &PartUse) -> String {
 }
 
 fn state(allocation: &Allocation) -> String {
-    match (allocation.state, &allocation.ended) {
+    match (&allocation.state, &allocation.ended) {
         (AllocationState::Ended, Some(end)) => format!("{} {}", end.reason, end.at),
         (AllocationState::Ended, None) => "ended".into(),
         (AllocationState::Live, _) if allocation.overlapped => "live, overlapped".into(),
         (AllocationState::Live, _) => "live".into(),
+        (AllocationState::Other(state), _) => state.clone(),
     }
 }
 

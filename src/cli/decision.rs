@@ -147,9 +147,9 @@ fn list(list: &DecisionRecordList) -> String {
             vec![
                 d.seq.to_string(),
                 d.at.clone(),
-                d.hook.clone(),
+                d.hook.to_string(),
                 what,
-                d.outcome.clone(),
+                d.outcome.to_string(),
                 d.by.join(" "),
                 took.to_string(),
                 d.reason.clone(),
@@ -178,13 +178,13 @@ fn show(decision: &DecisionRecord) -> String {
     let mut text = facts(&[
         ("decision", decision.seq.to_string()),
         ("at", decision.at.clone()),
-        ("hook", decision.hook.clone()),
+        ("hook", decision.hook.to_string()),
         ("asked", asked),
         ("devices", request.map_or_else(String::new, |r| r.devices.join(" "))),
         ("reported", reported),
         ("GPUs", decision.gpus.join(" ")),
         ("may have asked", decision.candidates.join(" ")),
-        ("outcome", decision.outcome.clone()),
+        ("outcome", decision.outcome.to_string()),
         ("by", decision.by.join(" ")),
         ("reason", decision.reason.clone()),
         ("allocation", decision.allocation.clone().unwrap_or_default()),
@@ -204,7 +204,7 @@ fn call(call: &DecisionCall) -> Vec<String> {
     let answer = call.answer.as_ref().map(ToString::to_string).or_else(|| call.fault.clone());
     vec![
         call.policy.clone(),
-        call.said.clone(),
+        call.said.to_string(),
         call.microseconds.to_string(),
         call.fuel.to_string(),
         call.parameters.to_string(),

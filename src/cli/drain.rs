@@ -5,7 +5,7 @@ use super::gpu::{drain, owner_query, resolve};
 use super::output::{Out, printable};
 use super::usage;
 use anyhow::bail;
-use berth_api::{DrainHolder, DrainHolderState, DrainOrder, Gpu};
+use berth_api::{DrainHolder, DrainHolderState, DrainOrder, DrainState, Gpu};
 use std::time::{Duration, Instant};
 
 /// Interval of the requests for the progress.
@@ -87,11 +87,12 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     if args.wait {
         gpu = watch(client, gpu)?;
     }
-    let state = gpu.summary.drain.state.clone();
     out.answer(&gpu, line)?;
-    match state.as_str() {
-        "draining" | "drained" => Ok(()),
-        _ => bail!("the drain of {uuid} was called off, or given up at its deadline"),
+    match gpu.summary.drain.state {
+        DrainState::Draining | DrainState::Drained => Ok(()),
+        DrainState::Active | DrainState::Cordoned | DrainState::Other(_) => {
+            bail!("the drain of {uuid} was called off, or given up at its deadline")
+        }
     }
 }
 
@@ -99,7 +100,7 @@ pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
 /// would remove those. (`--at-deadline` requires `--deadline`.)
 fn only_watches(args: &DrainArgs, before: &berth_api::Drain) -> bool {
     let orders = !args.reason.is_empty() || args.evict || args.deadline.is_some();
-    args.wait && !orders && matches!(before.state.as_str(), "draining" | "drained")
+    args.wait && !orders && matches!(before.state, DrainState::Draining | DrainState::Drained)
 }
 
 /// The settings of the order before that this one removes.
@@ -128,7 +129,7 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     }
     let (mut said, mut said_at) = (String::new(), Instant::now());
     let mut patience = Patience::default();
-    while gpu.summary.drain.state == "draining" {
+    while gpu.summary.drain.state == DrainState::Draining {
         // The time left changes always, so it is not compared.
         let now = progress_lines(&gpu, TimeLeft::Hidden);
         if now != said || said_at.elapsed() >= PRINT_EVERY {
@@ -249,7 +250,7 @@ fn holder_line(holder: &DrainHolder) -> String {
     };
     let message = holder.message.as_deref().unwrap_or("no reason given");
     let since = holder.since.as_deref().unwrap_or("?");
-    let state = match holder.state {
+    let state = match &holder.state {
         DrainHolderState::NotKnown => "holder not known yet".into(),
         DrainHolderState::NotShown => "cannot be asked: the API server has not shown this pod".into(),
         DrainHolderState::NotAsked => "not asked to leave".into(),
@@ -261,6 +262,7 @@ fn holder_line(holder: &DrainHolder) -> String {
         DrainHolderState::Failed => format!("could not be asked, is asked again: {message}"),
         DrainHolderState::Terminating => format!("terminating since {since}"),
         DrainHolderState::Over => "gone; the kubelet has yet to let go of its devices".into(),
+        DrainHolderState::Other(state) => format!("{state}: {message}"),
     };
     let back =
         if holder.comes_back { "; DaemonSet pod: comes back to another GPU, or waits for one" } else { "" };
@@ -371,7 +373,7 @@ mod tests {
     fn what_an_order_takes_away_is_said() {
         let progress = progress();
         let draining = |progress| berth_api::Drain {
-            state: "draining".into(),
+            state: DrainState::Draining,
             by: None,
             why: None,
             since: None,

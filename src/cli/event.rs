@@ -49,8 +49,8 @@ struct Shown<'e> {
 pub(super) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     let known = |word: &&String| EventKind::parse(word).is_none();
     if let Some(word) = args.kind.iter().find(known) {
-        let all: Vec<_> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
-        let rule = format!("--kind: no event is called {word:?}; there are {}", all.join(", "));
+        let all = EventKind::NAMES.join(", ");
+        let rule = format!("--kind: no event is called {word:?}; there are {all}");
         return Err(super::usage::BadUsage(rule).into());
     }
     let mut query = format!("?follow={}", !args.no_follow);
@@ -97,7 +97,7 @@ fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow:
                 *since = Some(id);
             }
             if !data.is_empty() {
-                // An event of a later release may be unknown; the next one may not be.
+                // An event that cannot be read does not end the stream.
                 if let Ok(event) = serde_json::from_str::<Event>(&data) {
                     show(id.as_deref().unwrap_or_default(), &event, out, &mut heading)?;
                 }

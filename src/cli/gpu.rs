@@ -6,8 +6,8 @@ use super::output::{Out, facts, or_dash, table};
 use super::process;
 use anyhow::bail;
 use berth_api::{
-    Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthTurn, Mark, MarkHealthy, MarkKind, Part,
-    ResourceUse,
+    Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Mark, MarkHealthy,
+    MarkKind, Part, ResourceUse,
 };
 use clap::Subcommand;
 
@@ -111,7 +111,7 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
         GpuCommand::Drain(args) => super::drain::run(args, client, out),
         GpuCommand::MarkHealthy { gpu, reason } => {
             let path = format!("/gpus/{}/health", escaped(&resolve(client, gpu)?));
-            let word = MarkHealthy { state: "healthy".into(), reason: reason.clone() };
+            let word = MarkHealthy { state: HealthState::Healthy, reason: reason.clone() };
             let gpu: Gpu = client.put(&path, &word, None)?;
             out.answer(&gpu, |gpu| format!("{} is {}\n", gpu.summary.uuid, health(&gpu.summary.health)))
         }
@@ -196,7 +196,7 @@ fn show(gpu: &Gpu) -> String {
         ("MIG", if gpu.mig_enabled { "enabled".into() } else { String::new() }),
     ]);
     if !summary.health.history.is_empty() {
-        let turn = |t: &HealthTurn| vec![t.since.clone(), t.state.clone(), or_dash(t.reason.as_ref())];
+        let turn = |t: &HealthTurn| vec![t.since.clone(), t.state.to_string(), or_dash(t.reason.as_ref())];
         let rows: Vec<_> = summary.health.history.iter().map(turn).collect();
         text += "\n";
         text += &table(&["WAS SINCE", "HEALTH", "REASON"], &rows);
@@ -209,8 +209,11 @@ fn show(gpu: &Gpu) -> String {
         text += &part_table(part);
     }
     if !gpu.links.is_empty() {
-        let rows: Vec<_> =
-            gpu.links.iter().map(|l| vec![l.gpu.clone(), l.path.clone(), l.nvlinks.to_string()]).collect();
+        let rows: Vec<_> = gpu
+            .links
+            .iter()
+            .map(|l| vec![l.gpu.clone(), l.path.to_string(), l.nvlinks.to_string()])
+            .collect();
         text += "\n";
         text += &table(&["TO GPU", "PATH", "NVLINKS"], &rows);
     }
@@ -221,12 +224,11 @@ fn marks(marks: &[Mark]) -> String {
     let rows: Vec<_> = marks
         .iter()
         .map(|mark| {
-            let kind = match (mark.kind, mark.expired) {
-                (MarkKind::Cordon, false) => "cordon",
-                (MarkKind::Cordon, true) => "cordon, drain given up",
-                (MarkKind::Drain, _) => "drain",
+            let kind = match (&mark.kind, mark.expired) {
+                (MarkKind::Cordon, true) => "cordon, drain given up".into(),
+                (MarkKind::Cordon | MarkKind::Drain | MarkKind::Other(_), _) => mark.kind.to_string(),
             };
-            vec![mark.owner.clone(), kind.into(), mark.since.clone(), or_dash(mark.why.as_ref())]
+            vec![mark.owner.clone(), kind, mark.since.clone(), or_dash(mark.why.as_ref())]
         })
         .collect();
     table(&["OWNER", "MARK", "SINCE", "REASON"], &rows)
@@ -254,14 +256,14 @@ fn device_row(device: &Device) -> Vec<String> {
         c if c.memory_mib == 0 && c.compute_percent == 0 => "-".into(),
         c => format!("{} MiB, {} %", c.memory_mib, c.compute_percent),
     };
-    let state = format!("{:?}", device.state).to_lowercase();
+    let state = device.state.to_string();
     vec![device.id.clone(), device.resource.clone(), state, takes, device.allocations.join(" ")]
 }
 
 fn health(health: &Health) -> String {
     match &health.reason {
         Some(reason) => format!("{} ({reason})", health.state),
-        None => health.state.clone(),
+        None => health.state.to_string(),
     }
 }
 
@@ -269,7 +271,7 @@ pub(super) fn drain(drain: &Drain) -> String {
     match (&drain.by, &drain.why) {
         (Some(by), Some(why)) => format!("{} by {by} ({why})", drain.state),
         (Some(by), None) => format!("{} by {by}", drain.state),
-        _ => drain.state.clone(),
+        _ => drain.state.to_string(),
     }
 }
 

@@ -156,6 +156,11 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// The values in one text.
+pub fn joined<T: ToString>(values: &[T], separator: &str) -> String {
+    values.iter().map(T::to_string).collect::<Vec<_>>().join(separator)
+}
+
 /// The value, or `-` if it is missing.
 pub fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".into(), |v| v.to_string())

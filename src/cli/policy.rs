@@ -2,7 +2,7 @@
 
 use super::client::{Client, escaped};
 use super::input_file::read_file;
-use super::output::{Out, facts, table};
+use super::output::{Out, facts, joined, table};
 use super::policy_version::{find, label, resolve, short};
 use super::reason::ReasonArgs;
 use super::stack_table::stack_table;
@@ -131,7 +131,7 @@ fn list(list: &PolicyList) -> String {
                 p.since.clone(),
                 p.by.clone().unwrap_or_default(),
                 p.signed_by.clone().unwrap_or_default(),
-                p.hooks.join(","),
+                joined(&p.hooks, ","),
                 p.summary.clone(),
             ]
         })
@@ -150,7 +150,7 @@ fn show(detail: &PolicyDetail) -> String {
         ("digest", p.digest.clone()),
         ("origin", if p.shipped { "shipped" } else { "uploaded" }.into()),
         ("active", if p.active { "yes" } else { "no" }.into()),
-        ("hooks", p.hooks.join(" ")),
+        ("hooks", joined(&p.hooks, " ")),
         ("bytes", p.bytes.to_string()),
         ("since", p.since.clone()),
         ("by", p.by.clone().unwrap_or_default()),

@@ -2,7 +2,7 @@
 
 use super::client::{Client, escaped};
 use super::gpu;
-use super::output::{Out, or_dash, table};
+use super::output::{Out, joined, or_dash, table};
 use berth_api::{
     Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
     SightState,
@@ -69,15 +69,15 @@ const HEAD: [&str; 7] = ["PID", "NAME", "USES", "MEMORY MIB", "POD/CONTAINER", "
 /// The table below a GPU; empty if there is no process.
 pub(super) fn below_gpu(list: &ProcessList) -> String {
     let rows: Vec<_> = list.items.iter().map(row).collect();
-    match (rows.is_empty(), list.sight.state) {
+    match (rows.is_empty(), &list.sight.state) {
         (true, SightState::Visible | SightState::Unsupported) => String::new(),
-        (true, SightState::PidsHidden) => format!("\n{}", limits_of(&list.sight)),
+        (true, SightState::PidsHidden | SightState::Other(_)) => format!("\n{}", limits_of(&list.sight)),
         (false, _) => format!("\n{}{}", table(&HEAD, &rows), limits_of(&list.sight)),
     }
 }
 
 fn row(process: &Process) -> Vec<String> {
-    let right = match (process.right, &process.reason) {
+    let right = match (&process.right, &process.reason) {
         (Right::Allocation, _) => "allocation".into(),
         (Right::Ignored, _) => "ignored".into(),
         (right, Some(reason)) => format!("{} ({reason})", word(right)),
@@ -86,7 +86,7 @@ fn row(process: &Process) -> Vec<String> {
     vec![
         process.pid.to_string(),
         or_dash(process.name.as_ref()),
-        process.uses.join("+"),
+        joined(&process.uses, "+"),
         or_dash(process.memory_mib),
         pod(process.pod.as_ref()),
         right,
@@ -94,7 +94,7 @@ fn row(process: &Process) -> Vec<String> {
     ]
 }
 
-fn word(right: Right) -> &'static str {
+fn word(right: &Right) -> &str {
     match right {
         Right::Allocation => "allocation",
         Right::Shared => "shared",
@@ -102,6 +102,7 @@ fn word(right: Right) -> &'static str {
         Right::Ignored => "ignored",
         Right::Settling => "not yet known",
         Right::Bypass => "BYPASS",
+        Right::Other(word) => word,
     }
 }
 
@@ -145,10 +146,10 @@ fn pod(pod: Option<&ProcessPod>) -> String {
 /// Which processes cannot be seen, and what to do about it.
 fn limits_of(sight: &ProcessSight) -> String {
     let why = sight.why.as_deref().unwrap_or_default();
-    match (sight.state, &sight.fix) {
+    match (&sight.state, &sight.fix) {
         (SightState::Visible, _) => String::new(),
         (SightState::PidsHidden, Some(fix)) => format!("not all can be seen: {why}; fix: {fix}\n"),
         (SightState::PidsHidden, None) => format!("not all can be seen: {why}\n"),
-        (SightState::Unsupported, _) => format!("processes cannot be seen: {why}\n"),
+        (SightState::Unsupported | SightState::Other(_), _) => format!("processes cannot be seen: {why}\n"),
     }
 }

@@ -2,14 +2,15 @@
 
 use super::output::{or_dash, printable, table};
 use super::policy_version::short;
-use berth_api::{Stack, StackEntry};
+use berth_api::{Stack, StackEntry, StackSource};
 
 pub(crate) fn stack_table(stack: &Stack) -> String {
-    let mut text = format!(
-        "revision {}, from the {}",
-        stack.revision,
-        if stack.source == "api" { "API" } else { "file" }
-    );
+    let source = match &stack.source {
+        StackSource::Api => "API",
+        StackSource::File => "file",
+        StackSource::Other(source) => source,
+    };
+    let mut text = format!("revision {}, from the {}", stack.revision, printable(source));
     if let Some(since) = &stack.since {
         text += &format!(", activated by {} {since}", printable(&stack.by));
     }
@@ -49,7 +50,7 @@ fn hooks_table(stack: &Stack) -> String {
             rows.push(vec![
                 place.to_string(),
                 entry.policy.clone(),
-                hook.clone(),
+                hook.to_string(),
                 record.calls.to_string(),
                 record.passes.to_string(),
                 record.faults.to_string(),

@@ -6,7 +6,7 @@ use super::names::Names;
 use super::output::{Out, facts, table};
 use super::tried::{self, TryArgs};
 use anyhow::bail;
-use berth_api::{Comparison, Difference, Replay, Shadow, ShadowList};
+use berth_api::{Comparison, Difference, Hook, Replay, Shadow, ShadowList};
 use clap::Subcommand;
 use std::collections::BTreeMap;
 
@@ -190,13 +190,13 @@ fn show(shadow: &Shadow) -> String {
     text + &differences(&shadow.differences)
 }
 
-fn comparisons(counts: &BTreeMap<String, Comparison>) -> String {
+fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
     if counts.is_empty() {
         return "nothing was asked yet\n".into();
     }
-    let row = |(hook, c): (&String, &Comparison)| {
+    let row = |(hook, c): (&Hook, &Comparison)| {
         vec![
-            hook.clone(),
+            hook.to_string(),
             c.same.to_string(),
             c.differs.to_string(),
             c.passes.to_string(),
@@ -215,7 +215,7 @@ fn differences(differences: &[Difference]) -> String {
     let row = |d: &Difference| {
         let seq = d.seq.map_or_else(|| "-".into(), |seq| seq.to_string());
         let how = if d.failed { format!("fails: {}", d.words) } else { d.words.clone() };
-        vec![seq, d.at.clone(), d.hook.clone(), how]
+        vec![seq, d.at.clone(), d.hook.to_string(), how]
     };
     let rows: Vec<_> = differences.iter().map(row).collect();
     let mut text = table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], &rows);

@@ -6,7 +6,9 @@ use super::output::{Out, facts, printable, table};
 use super::parameters::read_parameters;
 use super::usage::BadUsage;
 use anyhow::{anyhow, bail};
-use berth_api::{NewTrial, OfferLine, OnFault, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest};
+use berth_api::{
+    NewTrial, OfferLine, OnFault, Outcome, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest,
+};
 use berth_kernel::names::Resource;
 use clap::Args;
 
@@ -69,7 +71,9 @@ pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
         bail!("this stack would not be activated");
     }
     match &trial.request {
-        Some(request) if request.outcome != "granted" => bail!("the request would be {}", request.outcome),
+        Some(request) if request.outcome != Outcome::Granted => {
+            bail!("the request would be {}", request.outcome)
+        }
         _ => Ok(()),
     }
 }

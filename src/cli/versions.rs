@@ -113,7 +113,7 @@ fn row(activation: &Activation) -> Vec<String> {
     vec![
         activation.revision.to_string(),
         if activation.active { "yes" } else { "" }.into(),
-        activation.source.clone(),
+        activation.source.to_string(),
         activation.since.clone().unwrap_or_else(|| "-".into()),
         activation.by.clone().unwrap_or_else(|| "-".into()),
         if policies.is_empty() { "-".into() } else { policies.join(" ") },

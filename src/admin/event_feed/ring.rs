@@ -110,7 +110,7 @@ impl Ring {
         if inner.events.len() == EVENTS_MAX {
             inner.events.pop_front();
         }
-        inner.events.push_back(Arc::new(KeptEvent { kind: event.kind, gpu, frame }));
+        inner.events.push_back(Arc::new(KeptEvent { kind: event.kind.clone(), gpu, frame }));
         self.newest.send_replace(inner.newest);
     }
 

@@ -1,8 +1,10 @@
 //! Call statistics of policies as the API shows them: in entries of the stack, in replays and in shadows.
 
-use berth_api::{Comparison, Difference, Faults, HookRecord, Record, Replay, Shadow, parameters, rfc3339};
+use berth_api::{
+    Comparison, Difference, Faults, Hook, HookRecord, Record, Replay, Shadow, parameters, rfc3339,
+};
 use berth_core::admission;
-use berth_kernel::policy::Hook;
+use berth_kernel::policy;
 use std::collections::BTreeMap;
 
 /// The call statistics of a stack entry.
@@ -10,10 +12,10 @@ pub(crate) fn record(calls: &admission::EntryStats) -> Record {
     let by_kind = calls.faults().into_iter();
     let hooks = || calls.hooks.iter();
     Record {
-        calls: hooks().map(|(hook, stats)| (hook.to_string(), stats.calls)).collect(),
-        hooks: hooks().map(|(hook, stats)| (hook.to_string(), hook_record(stats))).collect(),
+        calls: hooks().map(|(hook, stats)| ((*hook).into(), stats.calls)).collect(),
+        hooks: hooks().map(|(hook, stats)| ((*hook).into(), hook_record(stats))).collect(),
         faults: Faults {
-            by_kind: by_kind.map(|(kind, n)| (kind.as_str().to_owned(), n)).collect(),
+            by_kind: by_kind.map(|(kind, n)| ((&kind).into(), n)).collect(),
             in_a_row: calls.in_a_row,
             last: calls.last.clone(),
         },
@@ -62,16 +64,16 @@ fn difference(difference: &admission::Difference) -> Difference {
     Difference {
         seq: difference.seq,
         at: rfc3339(difference.at_wall_ms),
-        hook: difference.hook.to_string(),
+        hook: difference.hook.into(),
         failed: difference.failed,
         words: difference.message.clone(),
     }
 }
 
-fn counts(counts: &BTreeMap<Hook, admission::Counts>) -> BTreeMap<String, Comparison> {
+fn counts(counts: &BTreeMap<policy::Hook, admission::Counts>) -> BTreeMap<Hook, Comparison> {
     let one = |counts: &admission::Counts| {
         let admission::Counts { same, differs, passes, fails, skipped } = *counts;
         Comparison { same, differs, passes, fails, skipped }
     };
-    counts.iter().map(|(hook, counts)| (hook.to_string(), one(counts))).collect()
+    counts.iter().map(|(hook, counts)| ((*hook).into(), one(counts))).collect()
 }

@@ -1,8 +1,8 @@
 //! The progress of a drain, as the API shows it.
 
 use crate::node_facts::Step;
-use berth_api::{AtDeadline, DrainHolder, DrainHolderState, DrainProgress, rfc3339};
-use berth_kernel::drain::{self, Order};
+use berth_api::{DrainHolder, DrainHolderState, DrainProgress, rfc3339};
+use berth_kernel::drain::Order;
 use berth_kernel::evict::{EvictionStatus, GpuHolder, holders};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, PartId};
@@ -28,20 +28,12 @@ pub(crate) fn progress(
         evict: order.evict,
         deadline: order.deadline_wall_ms.map(rfc3339),
         seconds_left: order.deadline_wall_ms.map(|deadline| deadline.saturating_sub(now.wall_ms) / 1000),
-        at_deadline: at_deadline(order.at_deadline),
+        at_deadline: order.at_deadline.into(),
         late: order.is_late(now),
         warning: warning(order, api_server),
         allocations: allocations.iter().map(ToString::to_string).collect(),
         processes: whole.or_else(|| seen.reduce(u32::saturating_add)),
         holders: holders.into_iter().map(holder).collect(),
-    }
-}
-
-fn at_deadline(at: drain::AtDeadline) -> AtDeadline {
-    match at {
-        drain::AtDeadline::Wait => AtDeadline::Wait,
-        drain::AtDeadline::Delete => AtDeadline::Delete,
-        drain::AtDeadline::GiveUp => AtDeadline::GiveUp,
     }
 }
 

@@ -7,7 +7,7 @@ use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
-use berth_api::{AtDeadline, Drain, DrainOrder, Gpu, MarkHealthy};
+use berth_api::{AtDeadline, Drain, DrainOrder, Gpu, HealthState, MarkHealthy};
 use berth_http::Failure;
 use berth_http::body;
 use berth_http::caller;
@@ -75,11 +75,7 @@ pub(crate) async fn start(
     let order = drain::Order {
         evict,
         deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
-        at_deadline: match at_deadline {
-            AtDeadline::Wait => drain::AtDeadline::Wait,
-            AtDeadline::Delete => drain::AtDeadline::Delete,
-            AtDeadline::GiveUp => drain::AtDeadline::GiveUp,
-        },
+        at_deadline: at_deadline.into(),
     };
     let applied = state
         .kernel
@@ -170,7 +166,7 @@ pub(crate) async fn mark_healthy(
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let MarkHealthy { state: wanted, reason } = body::json(&request, payload).await?;
-    if wanted != "healthy" {
+    if wanted != HealthState::Healthy {
         return Err(Failure::new(
             Kind::Invalid,
             "state: only \"healthy\" can be said; cordon a GPU to take it out",

@@ -5,13 +5,12 @@ use crate::resources::drain_progress::progress;
 use crate::state::State;
 use crate::survey::Survey;
 use berth_api::{
-    Device, DeviceState, Drain, Gpu, GpuSummary, Health, HealthTurn, Link, Mark, Mig, OfferLine, Part,
-    ResourceUse, rfc3339,
+    Device, DeviceState, Drain, Gpu, GpuSummary, Health, HealthState, HealthTurn, Link, Mark, Mig, OfferLine,
+    Part, ResourceUse, rfc3339,
 };
 use berth_core::keeper::Snapshot;
 use berth_kernel::drain;
-use berth_kernel::gpu::Path;
-use berth_kernel::health::HealthState;
+use berth_kernel::health;
 use berth_kernel::ledger::GpuState;
 use berth_kernel::names::{DeviceKey, PartId};
 use berth_kernel::part_state::{self, PartState};
@@ -106,7 +105,7 @@ impl View {
         let drain = marks.drain();
         let mark = drain.mark();
         Drain {
-            state: drain.as_str().into(),
+            state: (&drain).into(),
             by: mark.map(|m| m.by.clone()),
             why: mark.map(drain::Mark::reason).filter(|w| !w.is_empty()),
             since: mark.map(|m| rfc3339(m.since_wall_ms)),
@@ -163,7 +162,7 @@ impl View {
             .filter_map(|other| {
                 self.ledger.links.between(gpu, other).map(|link| Link {
                     gpu: other.to_string(),
-                    path: path(link.path).into(),
+                    path: (&link.path).into(),
                     nvlinks: link.nvlinks,
                 })
             })
@@ -174,11 +173,11 @@ impl View {
 fn health(state: &GpuState, present: bool) -> Health {
     let health = &state.health;
     // After a restart the GPUs are known before the first scan.
-    let unseen = !present && health.state != HealthState::Vanished;
+    let unseen = !present && health.state != health::HealthState::Vanished;
     let reason = if unseen { "not found since the daemon started" } else { &health.reason };
     let said = |reason: &str| Some(reason.to_owned()).filter(|r| !r.is_empty());
     Health {
-        state: if unseen { HealthState::Vanished } else { health.state }.as_str().into(),
+        state: if unseen { HealthState::Vanished } else { (&health.state).into() },
         reason: said(reason),
         since: rfc3339(health.since_wall_ms),
         heals: health.quiet_ms.is_some(),
@@ -186,21 +185,10 @@ fn health(state: &GpuState, present: bool) -> Health {
             .history
             .iter()
             .map(|turn| HealthTurn {
-                state: turn.state.as_str().into(),
+                state: (&turn.state).into(),
                 reason: said(&turn.reason),
                 since: rfc3339(turn.since_wall_ms),
             })
             .collect(),
-    }
-}
-
-fn path(path: Path) -> &'static str {
-    match path {
-        Path::SameBoard => "sameBoard",
-        Path::SingleSwitch => "singleSwitch",
-        Path::MultiSwitch => "multiSwitch",
-        Path::HostBridge => "hostBridge",
-        Path::SameNuma => "sameNuma",
-        Path::CrossNuma => "crossNuma",
     }
 }

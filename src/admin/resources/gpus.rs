@@ -6,7 +6,7 @@ use crate::resources::gpu_view::View;
 use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::{Cordon, Gpu, GpuList};
+use berth_api::{Cordon, DrainState, Gpu, GpuList, HealthState};
 use berth_api::{Kind, Operation};
 use berth_http::Failure;
 use berth_http::body;
@@ -27,26 +27,23 @@ pub(crate) const CORDON_REASON_BYTES_MAX: usize = 1024;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// Only those with this health: `healthy`, `degraded`, `unhealthy` or `vanished`.
+    /// Only those with this health.
     #[param(example = "healthy")]
-    health: Option<String>,
-    /// Only those in this drain state: `active`, `cordoned`, `draining` or `drained`.
+    health: Option<HealthState>,
+    /// Only those in this drain state.
     #[param(example = "active")]
-    drain: Option<String>,
+    drain: Option<DrainState>,
 }
-
-const HEALTHS: [&str; 4] = ["healthy", "degraded", "unhealthy", "vanished"];
-const DRAINS: [&str; 4] = ["active", "cordoned", "draining", "drained"];
 
 impl Filter {
     fn check(&self) -> Result<(), Failure> {
-        for (key, given, known) in [("health", &self.health, HEALTHS), ("drain", &self.drain, DRAINS)] {
-            if let Some(word) = given.as_deref().filter(|word| !known.contains(word)) {
-                let rule = format!("{key}: one of {}, not {word:?}", known.join(", "));
-                return Err(Failure::new(Kind::Query, rule));
-            }
-        }
-        Ok(())
+        let (key, word, known) = match (&self.health, &self.drain) {
+            (Some(HealthState::Other(word)), _) => ("health", word, HealthState::NAMES),
+            (_, Some(DrainState::Other(word))) => ("drain", word, DrainState::NAMES),
+            _ => return Ok(()),
+        };
+        let rule = format!("{key}: one of {}, not {word:?}", known.join(", "));
+        Err(Failure::new(Kind::Query, rule))
     }
 }
 
@@ -65,9 +62,9 @@ pub(crate) async fn list(
     filter: web::Query<Filter>,
 ) -> Result<HttpResponse, Failure> {
     filter.check()?;
-    let is = |wanted: &Option<String>, state: &str| wanted.as_deref().is_none_or(|wanted| wanted == state);
     let mut items = View::of(&state).summaries();
-    items.retain(|gpu| is(&filter.health, &gpu.health.state) && is(&filter.drain, &gpu.drain.state));
+    items.retain(|gpu| filter.health.as_ref().is_none_or(|health| *health == gpu.health.state));
+    items.retain(|gpu| filter.drain.as_ref().is_none_or(|drain| *drain == gpu.drain.state));
     etag::fresh(&request, &GpuList { items })
 }
 

@@ -8,7 +8,7 @@ use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
-use berth_api::{FileStack, NewStack, Stack, StackEntry, Word, rfc3339};
+use berth_api::{FileStack, NewStack, Stack, StackEntry, StackSource, Word, rfc3339};
 use berth_http::Failure;
 use berth_http::body;
 use berth_http::etag;
@@ -134,7 +134,7 @@ pub(crate) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
     let file = (state.facts)().file_stack;
     let shown = Stack {
         revision: stack.revision,
-        source: if stack.from_api { "api" } else { "file" }.into(),
+        source: StackSource::of(stack),
         by: stack.by.clone(),
         why: (!stack.why.is_empty()).then(|| stack.why.clone()),
         since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),

@@ -161,7 +161,7 @@ fn outcome(then: &Ledger, wished: &RequestOutcome, wish: &DeviceRequest) -> Tria
         names: wished.devices.iter().map(|id| describe::device(then, id)).collect(),
         placed_by,
         placed_because: placed_because.unwrap_or_default(),
-        outcome: wished.outcome.as_str().to_owned(),
+        outcome: (&wished.outcome).into(),
         by: wished.outcome.by().into_iter().map(str::to_owned).collect(),
         reason: wished.outcome.reason().to_owned(),
         environment: grant.map(|g| g.environment.iter().cloned().collect()).unwrap_or_default(),
@@ -178,7 +178,7 @@ fn call(then: &Ledger, tell: &CallReport) -> TrialCall {
         CallOutcome::Fault(fault) => format!("fault: {fault}"),
     };
     TrialCall {
-        hook: tell.hook.to_string(),
+        hook: tell.hook.into(),
         words,
         log: tell.log_lines.clone(),
         call: DecisionCall::of(&tell.note),

@@ -8,13 +8,14 @@ use super::processes::ProcessesFile;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
 use super::{ApiServerMode, LogFormat, ReconcileTiming};
+use berth_api::OnFault;
 use berth_files::yaml::{self, Problems};
 use berth_kernel::decision::JournalLimit;
 use berth_kernel::history::{
     HISTORY_ALLOCATIONS_DEFAULT, HISTORY_ALLOCATIONS_MAX, HISTORY_ALLOCATIONS_MIN, HistoryLimit,
 };
 use berth_kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
-use berth_kernel::stack::{OnFault, Permissions};
+use berth_kernel::stack::Permissions;
 use berth_kernel::time::Timing;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -232,7 +233,7 @@ pub struct StackEntryConfig {
     pub permissions: PermissionsConfig,
     /// What happens when the policy fails.
     #[serde(default)]
-    pub on_fault: OnFaultConfig,
+    pub on_fault: OnFault,
 }
 
 impl StackEntryConfig {
@@ -244,7 +245,7 @@ impl StackEntryConfig {
             digest: None,
             parameters: serde_json::Map::new(),
             permissions: PermissionsConfig::default(),
-            on_fault: OnFaultConfig::default(),
+            on_fault: OnFault::default(),
         }
     }
 }
@@ -270,25 +271,6 @@ impl PermissionsConfig {
             share_max: self.share_max.unwrap_or(defaults.share_max),
             resources: self.resources.clone().unwrap_or(defaults.resources),
             environment: self.environment.clone().unwrap_or(defaults.environment),
-        }
-    }
-}
-
-/// `onFault` of an entry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum OnFaultConfig {
-    #[default]
-    Skip,
-    Deny,
-}
-
-impl From<OnFaultConfig> for OnFault {
-    fn from(config: OnFaultConfig) -> Self {
-        match config {
-            OnFaultConfig::Skip => Self::Skip,
-            OnFaultConfig::Deny => Self::Deny,
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The format of a scenario file. Unknown keys are refused.
 
 use super::expect::Expect;
+use berth_api::{HealthState, OnFault, Permissions};
 use berth_files::yaml;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -59,25 +61,6 @@ pub(super) struct Entry {
     /// What happens when the policy fails.
     #[serde(default)]
     pub(super) on_fault: OnFault,
-}
-
-/// As in the daemon's stack, with its defaults.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Permissions {
-    pub(super) deny: Option<bool>,
-    pub(super) share_max: Option<u32>,
-    pub(super) resources: Option<Vec<String>>,
-    pub(super) environment: Option<Vec<String>>,
-}
-
-/// As in the daemon's stack.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum OnFault {
-    #[default]
-    Skip,
-    Deny,
 }
 
 /// One step: a verb and its expectations.
@@ -150,21 +133,17 @@ pub(super) struct Place {
 }
 
 /// A GPU's health changes.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Health {
     pub(super) gpu: u32,
-    pub(super) state: GpuState,
+    #[serde(deserialize_with = "known_state")]
+    pub(super) state: HealthState,
 }
 
-/// The state of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum GpuState {
-    Healthy,
-    Degraded,
-    Unhealthy,
-    Vanished,
+fn known_state<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HealthState, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    HealthState::parse(&text).ok_or_else(|| D::Error::unknown_variant(&text, HealthState::NAMES))
 }
 
 /// A GPU reports a reading.
@@ -191,7 +170,7 @@ pub(super) enum Verb<'s> {
     Allocate(&'s Allocate),
     Place(&'s Place),
     Release(&'s str),
-    Health(Health),
+    Health(&'s Health),
     Cordon(u32),
     Uncordon(u32),
     Reading(&'s Reading),
@@ -236,7 +215,7 @@ impl Step {
             self.allocate.as_ref().map(Verb::Allocate),
             self.place.as_ref().map(Verb::Place),
             self.release.as_deref().map(Verb::Release),
-            self.health.map(Verb::Health),
+            self.health.as_ref().map(Verb::Health),
             self.cordon.map(Verb::Cordon),
             self.uncordon.map(Verb::Uncordon),
             self.reading.as_ref().map(Verb::Reading),
@@ -316,7 +295,8 @@ impl Scenario {
             Verb::Release(name) if !names.contains(&name) => {
                 return Err(format!("release: no step before it allocates `as: {name}`"));
             }
-            Verb::Health(Health { gpu, .. }) | Verb::Cordon(gpu) | Verb::Uncordon(gpu) => gpus.push(gpu),
+            Verb::Health(health) => gpus.push(health.gpu),
+            Verb::Cordon(gpu) | Verb::Uncordon(gpu) => gpus.push(gpu),
             Verb::Reading(reading) => gpus.push(reading.gpu),
             Verb::Seconds(seconds) if seconds > SECONDS_MAX => {
                 return Err(format!("seconds: at most {SECONDS_MAX} in one step"));

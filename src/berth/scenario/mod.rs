@@ -166,11 +166,8 @@ impl PolicyTester {
                 name: version.name.clone(),
                 digest: version.digest.clone(),
                 parameters,
-                permissions: permissions(&entry.permissions).map_err(with_entry)?,
-                on_fault: match entry.on_fault {
-                    format::OnFault::Skip => OnFault::Skip,
-                    format::OnFault::Deny => OnFault::Deny,
-                },
+                permissions: permissions(entry.permissions.clone()).map_err(with_entry)?,
+                on_fault: entry.on_fault.into(),
             });
             if !versions.iter().any(|known| known.digest == version.digest) {
                 versions.push(version);
@@ -190,17 +187,15 @@ fn check_parameters_size(parameters: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The permissions of an entry, with the daemon's defaults.
-fn permissions(entry: &format::Permissions) -> Result<Permissions, String> {
-    let defaults = Permissions::default();
-    let share_max = entry.share_max.unwrap_or(defaults.share_max);
+/// The permissions of an entry.
+fn permissions(entry: berth_api::Permissions) -> Result<Permissions, String> {
+    let share_max = entry.share_max;
     if !(1..=SHARES_PER_PART_MAX).contains(&share_max) {
         return Err(format!("permissions.shareMax: 1 to {SHARES_PER_PART_MAX}, not {share_max}"));
     }
-    let resources = entry.resources.clone().unwrap_or(defaults.resources);
-    if let Some(long) = resources.iter().find(|name| name.is_empty() || name.len() > RESOURCE_BYTES_MAX) {
+    let mut resources = entry.resources.iter();
+    if let Some(long) = resources.find(|name| name.is_empty() || name.len() > RESOURCE_BYTES_MAX) {
         return Err(format!("permissions.resources: {long:?} is no resource name"));
     }
-    let environment = entry.environment.clone().unwrap_or(defaults.environment);
-    Ok(Permissions { deny: entry.deny.unwrap_or(defaults.deny), share_max, resources, environment })
+    Ok(entry.into())
 }

@@ -2,7 +2,8 @@
 //! advance.
 
 use super::clock::StepClock;
-use super::format::{GpuState, Group, Health};
+use super::format::{Group, Health};
+use berth_api::HealthState;
 use berth_core::admission::{Baseline, CallRecorder, Evaluation, Faults, Offers, RecordedCall};
 use berth_core::keeper::{Applied, CommandError, Keeper, Snapshot};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
@@ -243,15 +244,16 @@ impl<'p> Node<'p> {
     ///
     /// # Errors
     /// If the kernel refuses the change.
-    pub(super) fn set_health(&mut self, health: Health) -> Result<(), String> {
+    pub(super) fn set_health(&mut self, health: &Health) -> Result<(), String> {
         let id = self.gpu(health.gpu)?;
-        self.gpus.change(|machine| machine.gpu(health.gpu).absent = health.state == GpuState::Vanished)?;
+        self.gpus.change(|machine| machine.gpu(health.gpu).absent = health.state == HealthState::Vanished)?;
         self.scan()?;
-        let severity = match health.state {
-            GpuState::Vanished => return Ok(()),
-            GpuState::Healthy => None,
-            GpuState::Degraded => Some(Severity::Degraded),
-            GpuState::Unhealthy => Some(Severity::Unhealthy),
+        let severity = match &health.state {
+            HealthState::Vanished => return Ok(()),
+            HealthState::Healthy => None,
+            HealthState::Degraded => Some(Severity::Degraded),
+            HealthState::Unhealthy => Some(Severity::Unhealthy),
+            HealthState::Other(state) => return Err(format!("{state:?} is no state of a GPU")),
         };
         // Marked healthy first, since a milder reading does not improve a worse state.
         let mark_healthy =

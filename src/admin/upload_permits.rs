@@ -3,7 +3,6 @@
 
 use berth_api::Kind;
 use berth_http::Failure;
-use berth_http::caller;
 use parking_lot::Mutex;
 
 /// Concurrent uploads: each holds up to 32 MiB, and only one is compiled at a time.
@@ -12,7 +11,7 @@ const PERMITS: usize = 2;
 /// When to retry while uploads are under way, seconds: most policies compile in that time.
 const RETRY_S: u64 = 5;
 
-/// The callers whose uploads are under way, by [`caller::identity`].
+/// The callers whose uploads are under way, by [`berth_http::caller::Caller::key`].
 #[derive(Default)]
 pub(crate) struct UploadPermits(Mutex<Vec<String>>);
 
@@ -23,15 +22,11 @@ pub(crate) struct Permit<'p> {
 }
 
 impl UploadPermits {
-    /// Takes a permit for the caller of the current request.
+    /// Takes a permit for this caller.
     ///
     /// # Errors
     /// [`Kind::Busy`] if an upload of the same caller is under way, or all permits are taken.
-    pub(crate) fn take(&self) -> Result<Permit<'_>, Failure> {
-        self.take_for(caller::identity())
-    }
-
-    fn take_for(&self, caller: String) -> Result<Permit<'_>, Failure> {
+    pub(crate) fn take(&self, caller: String) -> Result<Permit<'_>, Failure> {
         let mut taken = self.0.lock();
         let problem = if taken.contains(&caller) {
             Failure::new(
@@ -63,9 +58,7 @@ mod tests {
     fn no_caller_has_both_permits_and_each_gives_its_own_back() {
         let permits = UploadPermits::default();
         let take = |caller: &str| {
-            permits
-                .take_for(caller.into())
-                .map_err(|failure| (failure.problem.status, failure.problem.detail))
+            permits.take(caller.into()).map_err(|failure| (failure.problem.status, failure.problem.detail))
         };
         let first = take("token a").unwrap();
         let (status, detail) = take("token a").err().unwrap();

@@ -6,7 +6,7 @@
 
 use super::audit::Line;
 use super::auth;
-use super::caller::{self, Caller, Said};
+use super::caller::{Caller, Identity};
 use super::certificate::ClientCertificate;
 use super::context::context;
 use super::error::AdminError;
@@ -28,7 +28,7 @@ use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::Method;
 use actix_web::middleware::Next;
-use actix_web::{Error, HttpRequest};
+use actix_web::{Error, HttpMessage, HttpRequest};
 use berth_api::Kind;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Access {
     }
 
     /// Authenticates the caller. If `counted`, a request that fails to counts against the limit of its address.
-    async fn known(&self, request: &HttpRequest, counted: Counted) -> Result<Caller, Failure> {
+    async fn known(&self, request: &HttpRequest, counted: Counted) -> Result<Identity, Failure> {
         let peer = request.conn_data::<Peer>();
         let stranger = |problem| self.strangers.take_if(counted, &Client::of(peer)).and(Err(problem));
         let token = match auth::bearer(request.headers()) {
@@ -99,7 +99,7 @@ impl Access {
         };
         if let Some(token) = token {
             if let Some((name, right)) = self.tokens.find(token) {
-                return Ok(Caller { name, right: Some(right), by: "token", user: None });
+                return Ok(Identity { name, right: Some(right), by: "token", user: None });
             }
             let Some(reviews) = &self.reviews else { return stranger(auth::wrong_token()) };
             let user = match reviews.known(token) {
@@ -113,7 +113,7 @@ impl Access {
                     reviews.who(token, counted).await?.ok_or_else(auth::wrong_token)?
                 }
             };
-            return Ok(Caller {
+            return Ok(Identity {
                 name: user.name.as_str().into(),
                 right: None,
                 by: "kubernetes",
@@ -122,7 +122,7 @@ impl Access {
         }
         let known = match peer {
             Some(Peer::Unix { uid, .. }) => unix_socket::trusted(*uid, self.own_uid)
-                .map(|name| Caller {
+                .map(|name| Identity {
                     name: name.into(),
                     right: Some(Right::Change),
                     by: "socket",
@@ -135,7 +135,7 @@ impl Access {
         known.or_else(stranger)
     }
 
-    fn certified(&self, certificate: &ClientCertificate, counted: Counted) -> Result<Caller, Failure> {
+    fn certified(&self, certificate: &ClientCertificate, counted: Counted) -> Result<Identity, Failure> {
         let is_good = |tls: &Arc<Tls>| match counted {
             Counted::Yes => certificate.is_good(tls),
             Counted::No => certificate.is_good_now(tls),
@@ -159,13 +159,13 @@ impl Access {
             Failure::new(Kind::Forbidden, format!("the client certificate of {name:?} opens nothing here"))
                 .hint("the daemon's configuration says which do: admin.tls.clients, and othersMay")
         })?;
-        Ok(Caller { name: name.into(), right: Some(right), by: "certificate", user: None })
+        Ok(Identity { name: name.into(), right: Some(right), by: "certificate", user: None })
     }
 
     /// Checks whether the caller may do this now. A user of the cluster without the right has the rate of an
     /// unauthenticated client, since each of its pods has a token; its changes are still refused with the same
     /// message, and audited.
-    async fn permits(&self, caller: &Caller, request: &ServiceRequest) -> Result<(), Failure> {
+    async fn permits(&self, caller: &Identity, request: &ServiceRequest) -> Result<(), Failure> {
         let needed = needed(request.method());
         let limiter = match needed {
             Right::Read => &self.reads,
@@ -189,7 +189,7 @@ impl Access {
     /// `path`: the path for the API server's review, if there is one.
     async fn may<'p>(
         &self,
-        caller: &Caller,
+        caller: &Identity,
         method: &Method,
         path: impl FnOnce() -> Result<&'p str, Failure>,
         counted: Counted,
@@ -254,7 +254,7 @@ fn reviewed(request: &ServiceRequest) -> Result<&str, Failure> {
     Ok(path)
 }
 
-fn forbidden(caller: &Caller, needed: Right) -> Failure {
+fn forbidden(caller: &Identity, needed: Right) -> Failure {
     let what = match needed {
         Right::Read => "read",
         Right::Change => "change anything",
@@ -288,14 +288,16 @@ pub(super) async fn kernel(
     let context = context(&request)?;
     let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
     let let_in = match context.access.known(request.request(), Counted::Yes).await {
-        Ok(caller) => {
+        Ok(identity) => {
+            let caller = Caller::new(identity);
             if let Some(line) = &mut line {
                 line.caller(&caller);
             }
-            match context.access.permits(&caller, &request).await {
+            match context.access.permits(caller.identity(), &request).await {
                 Ok(()) => {
                     know(&request);
-                    context.budget.has_room(&caller.client(), request.request()).map(|()| caller)
+                    let client = caller.identity().client();
+                    context.budget.has_room(&client, request.request()).map(|()| caller)
                 }
                 Err(problem) => Err(problem),
             }
@@ -305,12 +307,9 @@ pub(super) async fn kernel(
     let answered = match let_in {
         Err(problem) => Ok(request.into_response(problem.response())),
         Ok(caller) => {
-            let client = caller.client();
-            let said = Said::new(caller);
-            if let Some(line) = &mut line {
-                line.listen(&said);
-            }
-            caller::scope(said, traced::call(request, next)).await.map(|response| {
+            let client = caller.identity().client();
+            request.extensions_mut().insert(caller);
+            traced::call(request, next).await.map(|response| {
                 let mut response = response.map_into_boxed_body();
                 response.response_mut().extensions_mut().insert(Known(client));
                 response

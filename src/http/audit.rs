@@ -4,13 +4,12 @@
 //! Requests that exceed a rate have no line: they changed nothing, and a flood of them would be a flood of lines.
 //! [`super::rate_limit`] logs their number once a minute.
 
-use super::caller::{Caller, Said};
+use super::caller::Caller;
 use super::peer::Peer;
 use super::route;
 use crate::settings::Right;
 use actix_web::dev::ServiceRequest;
 use actix_web::http::StatusCode;
-use std::rc::Rc;
 
 /// Longest logged path, bytes: that of a policy version's module has 90.
 const PATH_BYTES_MAX: usize = 200;
@@ -28,7 +27,6 @@ pub(super) struct Line {
     path: String,
     from: String,
     caller: Option<Caller>,
-    said: Option<Rc<Said>>,
     status: Option<StatusCode>,
 }
 
@@ -40,7 +38,6 @@ impl Line {
             path: cut(route::path(request), PATH_BYTES_MAX),
             from: request.conn_data::<Peer>().map_or_else(|| "unknown".into(), ToString::to_string),
             caller: None,
-            said: None,
             status: None,
         }
     }
@@ -48,11 +45,6 @@ impl Line {
     /// Sets the authenticated caller.
     pub(super) fn caller(&mut self, caller: &Caller) {
         self.caller = Some(caller.clone());
-    }
-
-    /// Takes the statements of the request that its handler reads.
-    pub(super) fn listen(&mut self, said: &Rc<Said>) {
-        self.said = Some(Rc::clone(said));
     }
 
     /// Sets the status of the response, and writes the line.
@@ -72,14 +64,11 @@ impl Drop for Line {
             Some(_) => "refused",
             None => "unanswered",
         };
-        let (who, right, known_by) = match &self.caller {
+        let (who, right, known_by) = match self.caller.as_ref().map(Caller::identity) {
             Some(caller) => (&*caller.name, caller.right.map_or("reviewed", Right::word), caller.by),
             None => ("nobody", "none", "nothing"),
         };
-        let (by, reason, forced) = match &self.said {
-            Some(said) => (said.by.borrow().clone(), said.reason.borrow().clone(), said.forced.get()),
-            None => (None, None, false),
-        };
+        let (by, reason, forced) = self.caller.as_ref().map(Caller::statements).unwrap_or_default();
         tracing::info!(
             target: "audit",
             who, right, known_by,

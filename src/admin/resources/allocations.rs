@@ -7,7 +7,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Allocation, AllocationList};
 use berth_http::Failure;
-use berth_http::caller;
+use berth_http::caller::Caller;
 use berth_http::{etag, paging};
 use berth_kernel::allocation;
 use berth_kernel::attribution::Attributions;
@@ -259,18 +259,19 @@ pub(crate) struct Ending {
         (status = 409, description = "A source shows its pod running, or it has already ended"),
     ))]
 pub(crate) async fn end(
+    caller: Caller,
     state: web::Data<State>,
     path: web::Path<String>,
     ending: web::Query<Ending>,
 ) -> Result<HttpResponse, Failure> {
     let id = allocation_id(&path)?;
-    let (force, by) = (ending.force, caller::name());
+    let (force, by) = (ending.force, caller.name());
     if !force {
         let applied = state.kernel.end(id, false).await.map_err(IntoFailure::into_failure)?;
         tracing::info!(allocation = %id, by, "an allocation was ended");
         return answer(&state, &applied.snapshot, id);
     }
-    caller::mark_forced();
+    caller.mark_forced();
     // For the log only; the command that ends it checks again.
     let shown = shown_running(&state, &state.kernel.snapshot(), id);
     let applied = state.kernel.end(id, true).await.map_err(IntoFailure::into_failure)?;

@@ -12,8 +12,9 @@ use berth_api::{Kind, Operation};
 use berth_core::admission;
 use berth_http::Failure;
 use berth_http::body;
+use berth_http::caller::Caller;
 use berth_http::etag;
-use berth_http::{caller, paging};
+use berth_http::paging;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::PARAMETERS_BYTES_MAX;
 use berth_kernel::refusal::Refusal;
@@ -108,6 +109,7 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
         (status = 422, description = "The policy or its parameters cannot be used"),
     ))]
 pub(crate) async fn add(
+    caller: Caller,
     state: web::Data<State>,
     request: HttpRequest,
     payload: web::Payload,
@@ -117,7 +119,7 @@ pub(crate) async fn add(
     let shadow = state.kernel.add_shadow(candidate).await.map_err(IntoFailure::into_failure)?;
     tracing::info!(
         policy = shadow.candidate.policy,
-        by = caller::name(),
+        by = caller.name(),
         "a shadow was started: its answers are counted and not used"
     );
     let location = format!("/api/v1/shadows/{}", shadow.id);
@@ -154,9 +156,13 @@ pub(crate) async fn show(
         (status = 400, description = "No number"),
         (status = 404, description = "No such shadow"),
     ))]
-pub(crate) async fn end(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
+pub(crate) async fn end(
+    caller: Caller,
+    state: web::Data<State>,
+    path: web::Path<u64>,
+) -> Result<HttpResponse, Failure> {
     let shadow = state.kernel.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
-    tracing::info!(policy = shadow.candidate.policy, by = caller::name(), "a shadow is asked no more");
+    tracing::info!(policy = shadow.candidate.policy, by = caller.name(), "a shadow is asked no more");
     Ok(HttpResponse::Ok().json(call_records::shadow(&shadow)))
 }
 

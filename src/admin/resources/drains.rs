@@ -10,7 +10,7 @@ use berth_api::Kind;
 use berth_api::{AtDeadline, Drain, DrainOrder, Gpu, HealthState, MarkHealthy};
 use berth_http::Failure;
 use berth_http::body;
-use berth_http::caller;
+use berth_http::caller::Caller;
 use berth_kernel::drain;
 use berth_kernel::refusal::Refusal;
 
@@ -41,6 +41,7 @@ pub(crate) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
         (status = 422, description = "An unknown key, or a value that cannot be taken"),
     ))]
 pub(crate) async fn start(
+    caller: Caller,
     state: web::Data<State>,
     path: web::Path<String>,
     request: HttpRequest,
@@ -49,7 +50,7 @@ pub(crate) async fn start(
     let gpu = gpu_id(&state, &path)?;
     let DrainOrder { reason, evict, deadline_seconds, at_deadline } =
         body::json_or_default(&request, payload).await?;
-    check_reason(&reason)?;
+    check_reason(&caller, &reason)?;
     if deadline_seconds.is_some_and(|s| s == 0 || s > DEADLINE_S_MAX) {
         let rule = format!("deadlineSeconds: from 1 to {DEADLINE_S_MAX}");
         return Err(Failure::new(Kind::Invalid, rule));
@@ -79,11 +80,11 @@ pub(crate) async fn start(
     };
     let applied = state
         .kernel
-        .drain(gpu.clone(), caller::name(), reason.clone(), order)
+        .drain(gpu.clone(), caller.name(), reason.clone(), order)
         .await
         .map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller::name(), reason, evict, "a GPU is being drained");
+        tracing::info!(%gpu, by = caller.name(), reason, evict, "a GPU is being drained");
     }
     turned(&state, &gpu)
 }
@@ -125,17 +126,18 @@ pub(crate) async fn show(state: web::Data<State>, path: web::Path<String>) -> Re
         (status = 412, description = "The drain state was changed meanwhile"),
     ))]
 pub(crate) async fn stop(
+    caller: Caller,
     state: web::Data<State>,
     path: web::Path<String>,
     query: web::Query<OwnerQuery>,
     request: HttpRequest,
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
-    let owners = query.owners()?;
+    let owners = query.owners(&caller)?;
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.kernel.stop_drain(gpu.clone(), owners).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller::name(), "a drain was called off");
+        tracing::info!(%gpu, by = caller.name(), "a drain was called off");
     }
     turned(&state, &gpu)
 }
@@ -159,6 +161,7 @@ pub(crate) async fn stop(
         (status = 422, description = "An unknown key, or a value that cannot be taken"),
     ))]
 pub(crate) async fn mark_healthy(
+    caller: Caller,
     state: web::Data<State>,
     path: web::Path<String>,
     request: HttpRequest,
@@ -172,14 +175,14 @@ pub(crate) async fn mark_healthy(
             "state: only \"healthy\" can be said; cordon a GPU to take it out",
         ));
     }
-    check_reason(&reason)?;
+    check_reason(&caller, &reason)?;
     let applied = state
         .kernel
-        .mark_healthy(gpu.clone(), caller::name(), reason.clone())
+        .mark_healthy(gpu.clone(), caller.name(), reason.clone())
         .await
         .map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller::name(), reason, "a GPU was marked healthy");
+        tracing::info!(%gpu, by = caller.name(), reason, "a GPU was marked healthy");
     }
     answer(&state, &gpu)
 }

@@ -14,7 +14,7 @@ use berth_api::EventKind;
 use berth_api::Kind;
 use berth_core::policy_transitions::policy_transitions;
 use berth_http::Failure;
-use berth_http::caller;
+use berth_http::caller::Caller;
 use berth_http::route::IDENTITY;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::transitions::Transitions;
@@ -97,6 +97,7 @@ pub(crate) struct Query {
         (status = 400, description = "A malformed query or Last-Event-ID, or an unknown key in the query"),
     ))]
 pub(crate) async fn follow(
+    caller: Caller,
     state: web::Data<State>,
     request: HttpRequest,
     query: web::Query<Query>,
@@ -115,7 +116,7 @@ pub(crate) async fn follow(
     }
     let follow = query.follow.unwrap_or(true);
     let permit = match follow {
-        true => Some(state.feed.permit(&caller::identity()).await.ok_or_else(too_many_streams)?),
+        true => Some(state.feed.permit(&caller.key()).await.ok_or_else(too_many_streams)?),
         false => None,
     };
     // Read before the ledger: a change in between is an event, and part of `here` too.

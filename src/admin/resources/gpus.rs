@@ -10,7 +10,7 @@ use berth_api::{Cordon, DrainState, Gpu, GpuList, HealthState};
 use berth_api::{Kind, Operation};
 use berth_http::Failure;
 use berth_http::body;
-use berth_http::caller;
+use berth_http::caller::Caller;
 use berth_http::etag;
 use berth_kernel::drain::{Owner, Owners};
 use berth_kernel::ledger::Ledger;
@@ -100,12 +100,13 @@ pub(crate) async fn show(
         (status = 409, description = "It is there, held, or vanished just now"),
     ))]
 pub(crate) async fn forget(
+    caller: Caller,
     state: web::Data<State>,
     path: web::Path<String>,
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     state.kernel.forget(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
-    tracing::info!(%gpu, by = caller::name(), "a vanished GPU was removed from the list");
+    tracing::info!(%gpu, by = caller.name(), "a vanished GPU was removed from the list");
     Ok(HttpResponse::NoContent().finish())
 }
 
@@ -130,6 +131,7 @@ pub(crate) async fn forget(
         (status = 422, description = "An unknown key, or a reason that cannot be taken"),
     ))]
 pub(crate) async fn cordon(
+    caller: Caller,
     state: web::Data<State>,
     path: web::Path<String>,
     request: HttpRequest,
@@ -137,15 +139,15 @@ pub(crate) async fn cordon(
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
-    check_reason(&reason)?;
+    check_reason(&caller, &reason)?;
     let _order = order(&state, &request, &gpu).await?;
     let applied = state
         .kernel
-        .cordon(gpu.clone(), caller::name(), reason.clone())
+        .cordon(gpu.clone(), caller.name(), reason.clone())
         .await
         .map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller::name(), reason, "a GPU was cordoned");
+        tracing::info!(%gpu, by = caller.name(), reason, "a GPU was cordoned");
     }
     turned(&state, &gpu)
 }
@@ -167,17 +169,18 @@ pub(crate) async fn cordon(
         (status = 412, description = "The drain state was changed meanwhile"),
     ))]
 pub(crate) async fn uncordon(
+    caller: Caller,
     state: web::Data<State>,
     path: web::Path<String>,
     query: web::Query<OwnerQuery>,
     request: HttpRequest,
 ) -> Result<HttpResponse, Failure> {
     let gpu = gpu_id(&state, &path)?;
-    let owners = query.owners()?;
+    let owners = query.owners(&caller)?;
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.kernel.uncordon(gpu.clone(), owners).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller::name(), "marks of a GPU were removed");
+        tracing::info!(%gpu, by = caller.name(), "marks of a GPU were removed");
     }
     turned(&state, &gpu)
 }
@@ -193,25 +196,25 @@ pub(crate) struct OwnerQuery {
 }
 
 impl OwnerQuery {
-    pub(crate) fn owners(&self) -> Result<Owners, Failure> {
+    pub(crate) fn owners(&self, caller: &Caller) -> Result<Owners, Failure> {
         let owner = match self.owner.as_deref() {
             Some("all") => return Ok(Owners::All),
             Some(owner) => {
                 Owner::parse(owner).map_err(|error| Failure::new(Kind::Query, format!("owner: {error}")))?
             }
-            None => Owner::api(&caller::name()),
+            None => Owner::api(&caller.name()),
         };
         Ok(Owners::One(owner))
     }
 }
 
 /// Checks a reason, and notes it for the audit line.
-pub(crate) fn check_reason(reason: &str) -> Result<(), Failure> {
+pub(crate) fn check_reason(caller: &Caller, reason: &str) -> Result<(), Failure> {
     if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
         let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
         return Err(Failure::new(Kind::Invalid, rule));
     }
-    caller::says_why(reason);
+    caller.note_reason(reason);
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use berth_api::{Policy, PolicyDetail, PolicyList, Word};
 use berth_core::admission::{DeleteError, Upload};
 use berth_http::Failure;
 use berth_http::body;
-use berth_http::caller;
+use berth_http::caller::Caller;
 use berth_http::response_budget::Weight;
 use berth_http::route::IDENTITY;
 use berth_http::{etag, paging};
@@ -142,15 +142,16 @@ pub(crate) async fn list(
         (status = 422, description = "Not a policy, or too costly to compile"),
     ))]
 pub(crate) async fn upload(
+    caller: Caller,
     state: web::Data<State>,
     request: HttpRequest,
     said: web::Query<Word>,
     payload: web::Payload,
 ) -> Result<HttpResponse, Failure> {
     let Word { by, reason } = said.into_inner();
-    let by = author::checked(by, &reason)?;
+    let by = author::checked(&caller, by, &reason)?;
     let signature = signature(&request)?;
-    let _permit = state.upload_permits.take()?;
+    let _permit = state.upload_permits.take(caller.key())?;
     let module = body::module(&request, payload).await?;
     let before = state.kernel.snapshot();
     let upload = Upload { module, signature, by, why: reason };
@@ -265,6 +266,7 @@ pub(crate) async fn module(
         (status = 503, description = "Policies are being uploaded, compiled or tried, perhaps this one"),
     ))]
 pub(crate) async fn delete(
+    caller: Caller,
     state: web::Data<State>,
     path: web::Path<String>,
     request: HttpRequest,
@@ -282,7 +284,7 @@ pub(crate) async fn delete(
         return Err(DeleteError::Changed.into_failure());
     }
     state.kernel.delete_policy(digest.clone(), Box::new(still)).await.map_err(IntoFailure::into_failure)?;
-    tracing::info!(policy = digest.short(), by = caller::name(), "a policy was deleted");
+    tracing::info!(policy = digest.short(), by = caller.name(), "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
 }
 

@@ -11,6 +11,7 @@ use berth_api::Kind;
 use berth_api::{FileStack, NewStack, Stack, StackEntry, StackSource, Word, rfc3339};
 use berth_http::Failure;
 use berth_http::body;
+use berth_http::caller::Caller;
 use berth_http::etag;
 use berth_kernel::command;
 use berth_kernel::ledger::Ledger;
@@ -47,6 +48,7 @@ pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
         (status = 422, description = "An entry cannot be used, or its policy fails on this node"),
     ))]
 pub(crate) async fn activate(
+    caller: Caller,
     state: web::Data<State>,
     request: HttpRequest,
     payload: web::Payload,
@@ -55,7 +57,7 @@ pub(crate) async fn activate(
     let NewStack { entries, by, reason } = body::json(&request, payload).await?;
     let stack = command::NewStack {
         from_api: true,
-        by: author::checked(by, &reason)?,
+        by: author::checked(&caller, by, &reason)?,
         why: reason,
         entries: stack_entries::resolve(&state.kernel.snapshot(), entries)?,
     };
@@ -76,13 +78,14 @@ pub(crate) async fn activate(
         (status = 422, description = "A policy of the file's stack fails on this node, or a value cannot be taken"),
     ))]
 pub(crate) async fn reset(
+    caller: Caller,
     state: web::Data<State>,
     request: HttpRequest,
     said: web::Query<Word>,
 ) -> Result<HttpResponse, Failure> {
     let expected = if_match(&request, &state.kernel.snapshot())?;
     let Word { by, reason } = said.into_inner();
-    let by = author::checked(by, &reason)?;
+    let by = author::checked(&caller, by, &reason)?;
     let ledger = state.kernel.snapshot();
     if !ledger.stack.from_api {
         return Ok(answer(&state, &ledger));

@@ -10,6 +10,7 @@ use berth_api::{Activation, ActivationList, Rollback, Stack, gone};
 use berth_api::{Kind, Operation};
 use berth_http::Failure;
 use berth_http::body;
+use berth_http::caller::Caller;
 use berth_http::etag;
 use berth_kernel::command;
 
@@ -49,13 +50,14 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
         (status = 422, description = "An unknown key, or a policy of it fails on this node"),
     ))]
 pub(crate) async fn roll_back(
+    caller: Caller,
     state: web::Data<State>,
     request: HttpRequest,
     payload: web::Payload,
 ) -> Result<HttpResponse, Failure> {
     let expected = if_match(&request, &state.kernel.snapshot())?;
     let Rollback { revision, by, reason } = body::json_or_default(&request, payload).await?;
-    let by = author::checked(by, &reason)?;
+    let by = author::checked(&caller, by, &reason)?;
     let ledger = state.kernel.snapshot();
     let active = ledger.stack.revision;
     if revision == Some(active) {

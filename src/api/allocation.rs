@@ -147,7 +147,7 @@ pub struct AllocationLimits {
 values! {
     /// Who keeps a container within its limits.
     EnforcedBy from part_use::EnforcedBy {
-        /// Nobody: the container is given its limits, and nothing stops it from using more.
+        /// Nothing: the container is given its limits, and may use more.
         None = "none",
         /// MPS.
         Mps = "mps",

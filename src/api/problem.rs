@@ -2,7 +2,7 @@
 
 use crate::action::Action;
 use crate::node::Check;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
 
@@ -30,11 +30,16 @@ pub struct Problem {
     #[schema(example = "list the GPUs with their UUIDs")]
     pub hint: Option<String>,
     /// The operation of this API that helps, if one does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known_action")]
     pub action: Option<Action>,
     /// What readiness or life was held against; only `/readyz` and `/livez` have it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<Check>,
+}
+
+/// The action of a problem; none if it is an operation of a later release, so that the problem can still be read.
+fn known_action<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Action>, D::Error> {
+    Ok(serde_json::from_value(Deserialize::deserialize(deserializer)?).ok())
 }
 
 macro_rules! kinds {
@@ -205,7 +210,18 @@ impl std::error::Error for Problem {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::action::Operation;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn a_problem_with_an_action_of_a_later_release_can_be_read() {
+        let mut problem = Problem::new(Kind::Busy, "wait");
+        problem.action = Some(Operation::ListGpus.into());
+        let text = serde_json::to_string(&problem).unwrap();
+        assert_eq!(serde_json::from_str::<Problem>(&text).unwrap(), problem);
+        let later: Problem = serde_json::from_str(&text.replace("listGpus", "resetGpu")).unwrap();
+        assert_eq!(later, Problem { action: None, ..problem });
+    }
 
     #[test]
     fn kinds_have_types_of_their_own_and_statuses_of_errors() {

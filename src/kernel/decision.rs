@@ -67,7 +67,7 @@ pub enum CallOutcome {
 }
 
 impl CallOutcome {
-    /// Its name in the API and in traces.
+    /// Its name in traces.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {

@@ -20,18 +20,6 @@ pub enum EnforcedBy {
     Mig,
 }
 
-impl EnforcedBy {
-    /// The API's value.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Mps => "mps",
-            Self::Mig => "mig",
-        }
-    }
-}
-
 /// What enforces the limits of a container that was granted `device` on `part`. `mps`: whether
 /// containers of its resource are set up for MPS. MIG limits a container to an instance, but not the
 /// containers that share an instance to their shares.

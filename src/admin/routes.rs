@@ -8,7 +8,7 @@ use crate::resources::{
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_http::gate;
-use berth_http::packed::Packed;
+use berth_http::packed::CompressedFile;
 use berth_http::route::{no_route, read, resource};
 use std::sync::LazyLock;
 
@@ -106,7 +106,7 @@ pub(crate) fn health(config: &mut ServiceConfig) {
 
 /// The API's description: half a megabyte of repetitive text.
 async fn document(request: HttpRequest) -> HttpResponse {
-    static DOCUMENT: LazyLock<Packed> =
-        LazyLock::new(|| Packed::new("application/json", openapi::openapi_json()));
+    static DOCUMENT: LazyLock<CompressedFile> =
+        LazyLock::new(|| CompressedFile::new("application/json", openapi::openapi_json()));
     DOCUMENT.answer(&request)
 }

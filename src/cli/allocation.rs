@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_says_of_which_allocations_there_are_none() {
+    fn an_empty_list_names_the_filter() {
         let live = AllocationFilter { state: "live".into(), ..AllocationFilter::default() };
         assert_eq!(none(&live), "no live allocations; --state all shows ended ones, too\n");
         let all = AllocationFilter {

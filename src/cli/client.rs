@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_told_from_what_stays() {
+    fn temporary_errors_are_distinguished_from_permanent_ones() {
         let problem = r#"{"type": "about:blank", "title": "t", "status": 503, "detail": "starting"}"#;
         for (status, body, passes) in [
             ("503 Service Unavailable", problem, true),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_falls_silent_breaks_off_and_one_that_says_a_word_does_not() {
+    fn a_silent_stream_times_out_and_one_with_comments_does_not() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let client = client(format!("http://{}", listener.local_addr().unwrap()));
         let (over, ends) = std::sync::mpsc::channel::<()>();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_typed_leaves_its_segment() {
+    fn arguments_are_escaped_within_their_path_segment() {
         assert_eq!(escaped("GPU-1_a.b~"), "GPU-1_a.b~");
         assert_eq!(escaped("a/../b?c=d&e#f g%"), "a%2F..%2Fb%3Fc%3Dd%26e%23f%20g%25");
     }

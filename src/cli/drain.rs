@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_who_holds_it_and_what_keeps_them() {
+    fn a_line_names_the_holder_and_what_blocks_it() {
         use DrainHolderState as State;
         for (state, says) in [
             (State::NotAsked, "team/web-0 (main, side): not asked to leave"),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_waited_for_is_said_with_the_deadline() {
+    fn the_first_line_has_the_deadline() {
         use berth_api::AtDeadline as At;
         for (deadline, at_deadline, says) in [
             (None, At::Wait, "without a deadline (--deadline sets one)"),
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_cannot_be_meant_is_told_how_one_is_written() {
+    fn the_error_of_a_malformed_deadline_shows_the_format() {
         assert_eq!(deadline("1h 30m").unwrap(), Duration::from_secs(5400));
         assert_eq!(deadline("7d").unwrap(), DEADLINE_MAX);
         for bad in ["banana", "10", "", "-1s", "10 bananas"] {
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_order_takes_away_is_said() {
+    fn settings_that_an_order_removes_are_reported() {
         let progress = progress();
         let draining = |progress| berth_api::Drain {
             state: DrainState::Draining,

@@ -133,7 +133,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_schema_is_a_table_with_lists_references_and_what_is_required() {
+    fn a_schema_is_a_table_with_lists_references_and_required_keys() {
         let schema = json!({
             "type": "object",
             "required": ["namespace"],

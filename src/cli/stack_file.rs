@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_was_expected() {
+    fn an_error_names_the_key_and_what_was_expected() {
         for (text, says) in [
             (
                 "- policy: mixed\n- policy: mixed\n  onFault: maybe\n",

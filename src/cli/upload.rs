@@ -177,7 +177,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn progress_says_how_much_is_sent_and_then_that_it_compiles() {
+    fn progress_shows_the_bytes_sent_and_then_the_compilation() {
         assert_eq!(line(512 * 1024, 2 * 1024 * 1024, None), "sent 512 of 2048 KiB (25 %)");
         assert_eq!(line(0, 0, None), "sent 0 of 0 KiB (100 %)");
         assert_eq!(line(5, 5, Some(12)), "compiling ... 12 s");

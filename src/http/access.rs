@@ -14,14 +14,14 @@ use super::failure::Failure;
 use super::host;
 use super::peer::Peer;
 use super::rate_limit::{Client, Counted, Limiter};
-use super::response_budget::Known;
+use super::request_span;
+use super::response_budget::AuthenticatedClient;
 use super::reviews::Reviews;
 use super::route;
 use super::server_settings::Settings;
 use super::slot::Slot;
 use super::tls::Tls;
 use super::token::Tokens;
-use super::traced;
 use super::unix_socket;
 use crate::settings::Right;
 use actix_web::body::{BoxBody, MessageBody};
@@ -36,7 +36,7 @@ use std::sync::Arc;
 /// Unauthenticated requests a second of one address: without a token, with a wrong one, or with one that the API
 /// server has to review. Requests with the daemon's own tokens do not count, so no client locks another out. The same
 /// limit holds for the requests of one user of the cluster, at any address, that the API server denies.
-const STRANGERS_PER_SECOND: u32 = 50;
+const UNAUTHENTICATED_PER_SECOND: u32 = 50;
 
 /// Scrapes a second of one address, on the listener that needs no token: each scrape reads all metrics. A scraper
 /// comes every few seconds, and several may share an address.
@@ -57,7 +57,7 @@ pub struct Access {
     reviews: Option<Reviews>,
     reads: Limiter,
     changes: Limiter,
-    strangers: Limiter,
+    unauthenticated: Limiter,
     forbidden: Limiter,
     scrapes: Limiter,
     own_uid: u32,
@@ -76,8 +76,8 @@ impl Access {
             reviews: settings.reviewer.clone().map(Reviews::new),
             reads: Limiter::new("reads", access.limits.reads_per_second),
             changes: Limiter::new("changes", access.limits.changes_per_second),
-            strangers: Limiter::new("requests without a valid token", STRANGERS_PER_SECOND),
-            forbidden: Limiter::new("requests that they may not make", STRANGERS_PER_SECOND),
+            unauthenticated: Limiter::new("requests without a valid token", UNAUTHENTICATED_PER_SECOND),
+            forbidden: Limiter::new("requests that they may not make", UNAUTHENTICATED_PER_SECOND),
             scrapes: Limiter::new("scrapes", SCRAPES_PER_SECOND),
             own_uid: rustix::process::geteuid().as_raw(),
         })
@@ -90,9 +90,9 @@ impl Access {
     }
 
     /// Authenticates the caller. If `counted`, a request that fails to counts against the limit of its address.
-    async fn known(&self, request: &HttpRequest, counted: Counted) -> Result<Identity, Failure> {
+    async fn identify(&self, request: &HttpRequest, counted: Counted) -> Result<Identity, Failure> {
         let peer = request.conn_data::<Peer>();
-        let stranger = |problem| self.strangers.take_if(counted, &Client::of(peer)).and(Err(problem));
+        let stranger = |problem| self.unauthenticated.take_if(counted, &Client::of(peer)).and(Err(problem));
         let token = match auth::bearer(request.headers()) {
             Ok(token) => token,
             Err(problem) => return stranger(problem),
@@ -102,15 +102,15 @@ impl Access {
                 return Ok(Identity { name, right: Some(right), by: "token", user: None });
             }
             let Some(reviews) = &self.reviews else { return stranger(auth::wrong_token()) };
-            let user = match reviews.known(token) {
+            let user = match reviews.cached_user(token) {
                 Some(user) => user,
                 None => {
                     // A token that was accepted before is not delayed by unauthenticated requests of the same
                     // network.
-                    if !reviews.was_known(token) {
-                        self.strangers.take_if(counted, &Client::of(peer))?;
+                    if !reviews.was_authenticated(token) {
+                        self.unauthenticated.take_if(counted, &Client::of(peer))?;
                     }
-                    reviews.who(token, counted).await?.ok_or_else(auth::wrong_token)?
+                    reviews.authenticate(token, counted).await?.ok_or_else(auth::wrong_token)?
                 }
             };
             return Ok(Identity {
@@ -165,7 +165,7 @@ impl Access {
     /// Checks whether the caller may do this now. A user of the cluster without the right has the rate of an
     /// unauthenticated client, since each of its pods has a token; its changes are still refused with the same
     /// message, and audited.
-    async fn permits(&self, caller: &Identity, request: &ServiceRequest) -> Result<(), Failure> {
+    async fn check_right(&self, caller: &Identity, request: &ServiceRequest) -> Result<(), Failure> {
         let needed = needed(request.method());
         let limiter = match needed {
             Right::Read => &self.reads,
@@ -196,16 +196,16 @@ impl Access {
     ) -> Result<bool, Failure> {
         match (caller.right, &caller.user, &self.reviews) {
             (Some(right), ..) => Ok(right >= needed(method)),
-            (None, Some(user), Some(reviews)) => reviews.may(user, method, path()?, counted).await,
+            (None, Some(user), Some(reviews)) => reviews.authorize(user, method, path()?, counted).await,
             (None, ..) => Ok(false),
         }
     }
 
     /// Whether the caller of this request is still authorized: its token, certificate or right may have been removed.
     /// A caller that cannot be reviewed now stays authorized; rates do not count.
-    pub async fn still(&self, request: &HttpRequest) -> bool {
+    pub async fn is_still_authorized(&self, request: &HttpRequest) -> bool {
         let route = request.match_pattern().unwrap_or_default();
-        let may = match self.known(request, Counted::No).await {
+        let may = match self.identify(request, Counted::No).await {
             Ok(caller) => self.may(&caller, request.method(), || Ok(&route), Counted::No).await,
             Err(problem) => Err(problem),
         };
@@ -220,8 +220,8 @@ impl Access {
     /// # Errors
     /// If it may not.
     pub(super) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Failure> {
-        let caller = self.known(request.request(), Counted::Yes).await?;
-        self.permits(&caller, request).await?;
+        let caller = self.identify(request.request(), Counted::Yes).await?;
+        self.check_right(&caller, request).await?;
         know(request);
         Ok(())
     }
@@ -287,13 +287,13 @@ pub(super) async fn kernel(
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let context = context(&request)?;
     let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
-    let let_in = match context.access.known(request.request(), Counted::Yes).await {
+    let let_in = match context.access.identify(request.request(), Counted::Yes).await {
         Ok(identity) => {
             let caller = Caller::new(identity);
             if let Some(line) = &mut line {
                 line.caller(&caller);
             }
-            match context.access.permits(caller.identity(), &request).await {
+            match context.access.check_right(caller.identity(), &request).await {
                 Ok(()) => {
                     know(&request);
                     let client = caller.identity().client();
@@ -309,9 +309,9 @@ pub(super) async fn kernel(
         Ok(caller) => {
             let client = caller.identity().client();
             request.extensions_mut().insert(caller);
-            traced::call(request, next).await.map(|response| {
+            request_span::call(request, next).await.map(|response| {
                 let mut response = response.map_into_boxed_body();
-                response.response_mut().extensions_mut().insert(Known(client));
+                response.response_mut().extensions_mut().insert(AuthenticatedClient(client));
                 response
             })
         }

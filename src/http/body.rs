@@ -1,7 +1,7 @@
 //! Request bodies: read up to a limit and a deadline, then parsed. Content-Length is not trusted.
 
 use super::failure::Failure;
-use super::unique;
+use super::unique_keys;
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
@@ -117,7 +117,7 @@ fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Failure> {
     if other == Some("a list") {
         return Err(invalid(not_an_object::<T>("a list")));
     }
-    let parsed = serde_json::from_slice(bytes).and_then(|body| unique::check(bytes).map(|()| body));
+    let parsed = serde_json::from_slice(bytes).and_then(|body| unique_keys::check(bytes).map(|()| body));
     parsed.map_err(|error| {
         if error.is_data() {
             invalid(other.map_or_else(|| message(&error), not_an_object::<T>))
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_takes_the_room_that_it_declares_and_never_more_than_the_limit() {
+    async fn a_body_reserves_its_declared_length_up_to_the_limit() {
         let limit = 1_000_000;
         for size in [0, 1, 700_000, limit] {
             let body = vec![7; size];
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_another_shape_is_told_what_it_should_look_like() {
+    fn the_error_of_a_malformed_body_shows_an_example() {
         check_example::<Candidate>();
         check_example::<Cordon>();
         check_example::<DrainOrder>();

@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use std::time::{Duration, Instant};
 
 /// How often a certificate is checked again: it may have expired on an open connection.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
@@ -27,7 +27,7 @@ pub(super) struct ClientCertificate {
     chain: Vec<CertificateDer<'static>>,
     name: Option<String>,
     /// When it was last valid, and with which state of the CA's file.
-    good: Mutex<(Instant, u64)>,
+    checked: Mutex<(Instant, u64)>,
 }
 
 impl ClientCertificate {
@@ -35,7 +35,7 @@ impl ClientCertificate {
     pub(super) fn of(chain: &[CertificateDer<'static>]) -> Option<Self> {
         let name = common_name(chain.first()?);
         // The handshake used some state of the CA's file that is not known here, so the certificate is checked again.
-        Some(Self { chain: chain.to_vec(), name, good: Mutex::new((Instant::now(), 0)) })
+        Some(Self { chain: chain.to_vec(), name, checked: Mutex::new((Instant::now(), 0)) })
     }
 
     /// Its common name, if it has exactly one that is printable.
@@ -45,13 +45,13 @@ impl ClientCertificate {
 
     /// Whether it is still valid: signed by a CA of the present file, and not expired.
     pub(super) fn is_good(&self, tls: &Tls) -> bool {
-        let (since, state) = *self.good.lock();
-        state == tls.state() && since.elapsed() < LOOK_AGAIN || self.is_good_now(tls)
+        let (since, state) = *self.checked.lock();
+        state == tls.state() && since.elapsed() < RECHECK_EVERY || self.is_good_now(tls)
     }
 
     /// As [`Self::is_good`], checked now.
     pub(super) fn is_good_now(&self, tls: &Tls) -> bool {
-        let mut good = self.good.lock();
+        let mut good = self.checked.lock();
         let state = tls.state();
         let is_good = tls.verify(&self.chain);
         // An invalid one is checked again next time.

@@ -110,7 +110,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn what_is_zipped_is_what_others_unzip_each_time() {
+    fn compressed_bodies_decompress_to_the_original() {
         let texts = ["a".repeat(200), "{\"gpu\":1},".repeat(6_000), "again".repeat(100)];
         for text in &texts {
             let zipped = zip(text.as_bytes()).unwrap();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_become_smaller_is_sent_as_it_is() {
+    fn a_body_that_does_not_shrink_is_sent_uncompressed() {
         let mut state = 1_u64;
         let noise = std::iter::repeat_with(|| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -26,9 +26,9 @@ const NEW_SHARE: usize = 4;
 /// Most connections a second that may lose their slot before they have sent anything. A connection keeps its slot for
 /// its share of that: 100 ms with 256 slots, 25 ms with 64. A burst that fills the system's queue (4,096) is accepted
 /// within two seconds.
-const UNSAID_PER_SECOND: u32 = 2_560;
+const UNAUTHENTICATED_ACCEPTS_PER_SECOND: u32 = 2_560;
 /// Shortest and longest interval between two attempts to get a slot.
-const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
+const RETRY_WAITS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 /// Least time between two log lines about a full listener.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -50,7 +50,7 @@ struct Inner {
     /// By number, so the oldest first.
     taken: BTreeMap<u64, Arc<Slot>>,
     /// How many slots each client has.
-    crowds: HashMap<Client, usize>,
+    by_client: HashMap<Client, usize>,
     taken_away: u64,
     logged: Option<Instant>,
 }
@@ -65,7 +65,8 @@ pub(super) struct SlotGuard {
 impl ConnectionSlots {
     /// So many slots for the listener with this name.
     pub(super) fn new(what: &'static str, most: usize) -> Arc<Self> {
-        let grace = Duration::from_secs(1) * u32::try_from(most).unwrap_or(u32::MAX) / UNSAID_PER_SECOND;
+        let grace = Duration::from_secs(1) * u32::try_from(most).unwrap_or(u32::MAX)
+            / UNAUTHENTICATED_ACCEPTS_PER_SECOND;
         Arc::new(Self {
             what,
             most,
@@ -82,7 +83,7 @@ impl ConnectionSlots {
         loop {
             match self.take_at(&client, millis(self.began)) {
                 Ok(taken) => return taken,
-                Err(wait) => tokio::time::sleep(wait.clamp(LOOK_AGAIN[0], LOOK_AGAIN[1])).await,
+                Err(wait) => tokio::time::sleep(wait.clamp(RETRY_WAITS[0], RETRY_WAITS[1])).await,
             }
         }
     }
@@ -97,7 +98,7 @@ impl ConnectionSlots {
         inner.next += 1;
         let slot = Arc::new(Slot::new(client.clone(), self.began, now));
         inner.taken.insert(number, Arc::clone(&slot));
-        *inner.crowds.entry(client.clone()).or_default() += 1;
+        *inner.by_client.entry(client.clone()).or_default() += 1;
         Ok(SlotGuard { slots: Arc::clone(self), number, slot })
     }
 
@@ -108,7 +109,7 @@ impl ConnectionSlots {
         let silent = priorities().filter(|priority| *priority == SlotPriority::Silent).count();
         let strange = priorities().filter(|priority| *priority <= SlotPriority::Unauthenticated).count();
         let worth = |(number, slot): (&u64, &Arc<Slot>)| {
-            let crowd = inner.crowds.get(&slot.client).copied().unwrap_or_default();
+            let crowd = inner.by_client.get(&slot.client).copied().unwrap_or_default();
             let priority = match slot.priority() {
                 SlotPriority::Silent if silent <= self.most / NEW_SHARE => SlotPriority::New,
                 other => other,
@@ -116,7 +117,7 @@ impl ConnectionSlots {
             (priority, Reverse(crowd), *number)
         };
         let spared = |number: u64| {
-            inner.taken.get(&number).map_or(Duration::ZERO, |slot| slot.spared(self.grace, now))
+            inner.taken.get(&number).map_or(Duration::ZERO, |slot| slot.grace_left(self.grace, now))
         };
         let all = || inner.taken.iter().map(worth);
         let Some((priority, _, first)) = all().min() else { return Ok(()) };
@@ -167,10 +168,10 @@ impl Inner {
 
     fn leave(&mut self, number: u64) -> Option<Arc<Slot>> {
         let slot = self.taken.remove(&number)?;
-        if let Some(crowd) = self.crowds.get_mut(&slot.client) {
+        if let Some(crowd) = self.by_client.get_mut(&slot.client) {
             *crowd -= 1;
             if *crowd == 0 {
-                self.crowds.remove(&slot.client);
+                self.by_client.remove(&slot.client);
             }
         }
         Some(slot)
@@ -186,7 +187,7 @@ impl Drop for SlotGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slot::{REST_MAX, UNREAD_MAX};
+    use crate::slot::{IDLE_MAX, UNREAD_MAX};
     use std::task::Waker;
 
     fn at(n: u8) -> Client {
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_of_one_address_loses_its_oldest_and_others_none() {
+    fn the_client_with_the_most_connections_loses_its_oldest() {
         let slots = ConnectionSlots::new("test", 4);
         let alone = take(&slots, &at(1));
         let crowd: Vec<_> = (0..3).map(|_| take(&slots, &at(2))).collect();
@@ -219,17 +220,17 @@ mod tests {
         assert!(closed(&alone) && !closed(&crowd[2]) && !closed(&last));
         drop((crowd, new, next, last, alone));
         let inner = slots.inner.lock();
-        assert!(inner.taken.is_empty() && inner.crowds.is_empty());
+        assert!(inner.taken.is_empty() && inner.by_client.is_empty());
     }
 
     #[test]
-    fn whoever_is_known_goes_last_and_those_who_just_came_have_a_quarter() {
+    fn authenticated_clients_are_closed_last_and_new_ones_have_a_quarter() {
         let slots = ConnectionSlots::new("test", 8);
         let all: Vec<_> = (0..8).map(|_| take(&slots, &at(1))).collect();
         let _stranger = all[4].slot.work();
         all[5..].iter().for_each(|known| known.slot.mark_authenticated());
         let (_unread, _working) = (all[6].slot.work(), all[7].slot.work());
-        all[6].slot.takes(false);
+        all[6].slot.set_reading(false);
         let mut new = Vec::new();
         // Two silent ones are a quarter; the others are closed first.
         for gone in [0, 1, 4, 5, 2, 3, 6, 7] {
@@ -244,25 +245,25 @@ mod tests {
     }
 
     #[test]
-    fn who_rests_too_long_or_leaves_an_answer_lying_is_swept_out() {
+    fn idle_connections_and_those_with_unread_responses_are_closed() {
         let slots = ConnectionSlots::new("test", 9);
         let (rests, works, unread) = (take(&slots, &at(1)), take(&slots, &at(1)), take(&slots, &at(1)));
         let (work, answer) = (works.slot.work(), unread.slot.work());
-        unread.slot.takes(false);
+        unread.slot.set_reading(false);
         let later = |wait: Duration| millis(slots.began) + u64::try_from(wait.as_millis()).unwrap();
-        slots.sweep_at(later(REST_MAX - Duration::from_secs(1)));
+        slots.sweep_at(later(IDLE_MAX - Duration::from_secs(1)));
         assert!(!closed(&rests));
-        slots.sweep_at(later(REST_MAX + Duration::from_secs(1)));
+        slots.sweep_at(later(IDLE_MAX + Duration::from_secs(1)));
         assert!(closed(&rests) && !closed(&works) && !closed(&unread));
         slots.sweep_at(later(UNREAD_MAX + Duration::from_secs(1)));
         assert!(closed(&unread) && !closed(&works), "what takes long is no rest");
         drop((work, answer));
-        slots.sweep_at(later(REST_MAX + Duration::from_secs(1)));
+        slots.sweep_at(later(IDLE_MAX + Duration::from_secs(1)));
         assert!(closed(&works));
     }
 
     #[test]
-    fn in_a_burst_whoever_came_just_now_is_waited_for() {
+    fn in_a_burst_new_connections_keep_their_grace_period() {
         let slots = ConnectionSlots::new("test", 256);
         assert_eq!(slots.grace, Duration::from_millis(100));
         let all: Vec<_> = (0..256).map(|n| slots.take_at(&at(1), n / 64).unwrap()).collect();
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn where_known_clients_have_most_slots_nobody_waits_for_a_stranger_who_came_just_now() {
+    fn authenticated_clients_do_not_wait_for_the_grace_period_of_others() {
         let slots = ConnectionSlots::new("test", 256);
         let known: Vec<_> = (0..250).map(|_| slots.take_at(&at(1), 0).unwrap()).collect();
         let _work: Vec<_> = known.iter().map(|taken| taken.slot.work()).collect();

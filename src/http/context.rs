@@ -37,10 +37,10 @@ pub(super) struct Gate {
 
 impl Gate {
     /// Admits a request; `None` once closed.
-    pub(super) fn enter(&self) -> Option<Inside<'_>> {
+    pub(super) fn enter(&self) -> Option<GateGuard<'_>> {
         // Counted before the check, so that a close either sees the request or is seen by it.
         self.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Inside(self);
+        let inside = GateGuard(self);
         (!self.closed.load(Ordering::SeqCst)).then_some(inside)
     }
 
@@ -56,9 +56,9 @@ impl Gate {
 }
 
 /// One request in progress.
-pub(super) struct Inside<'a>(&'a Gate);
+pub(super) struct GateGuard<'a>(&'a Gate);
 
-impl Drop for Inside<'_> {
+impl Drop for GateGuard<'_> {
     fn drop(&mut self) {
         self.0.inside.fetch_sub(1, Ordering::SeqCst);
     }

@@ -27,14 +27,14 @@ const TAGS_MAX: usize = 16;
 pub fn fresh<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
     let body = bytes(shown)?;
     let tag = format!("W/\"{:016x}\"", hash_of(&body));
-    Ok(unless_known(request, tag, body))
+    Ok(response_unless_current(request, tag, body))
 }
 
 /// As [`fresh`], with a strong tag, for what changes by requests only.
 pub fn revised<T: Serialize>(request: &HttpRequest, shown: &T) -> Result<HttpResponse, Failure> {
     let body = bytes(shown)?;
     let tag = strong(&body);
-    Ok(unless_known(request, tag, body))
+    Ok(response_unless_current(request, tag, body))
 }
 
 /// The strong tag of this body.
@@ -86,7 +86,7 @@ pub fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
 }
 
 /// The routes below /api/v1 whose changes check `If-Match`.
-const HEEDED: [&str; 7] = [
+const CONDITIONAL_HEADERS: [&str; 7] = [
     "/gpus/{uuid}/cordon",
     "/gpus/{uuid}/drain",
     "/policies/{digest}",
@@ -99,12 +99,12 @@ const HEEDED: [&str; 7] = [
 /// The middleware around all of /api/v1 for queries and conditions. It refuses an unknown key of a query, and a
 /// condition that the route would ignore: its sender relies on it. A response with a strong tag is never compressed,
 /// since the tag stands for its exact bytes (RFC 9110, 8.8.3).
-pub(super) async fn heed(
+pub(super) async fn check_conditions(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    let unheeded = || (!reads).then(|| unheeded(&request)).flatten();
+    let unheeded = || (!reads).then(|| unsupported_condition(&request)).flatten();
     if let Some(problem) = query::refused(&request).or_else(unheeded) {
         return Ok(request.into_response(problem.response()));
     }
@@ -134,7 +134,7 @@ fn has_if_none_match_any(headers: &HeaderMap) -> bool {
     tags(headers, &IF_NONE_MATCH) == Some(Ok(Tags::Any))
 }
 
-fn unheeded(request: &ServiceRequest) -> Option<Failure> {
+fn unsupported_condition(request: &ServiceRequest) -> Option<Failure> {
     // If a route changes something, that exists, or the route does not.
     if has_if_none_match_any(request.headers()) {
         let words = "the resource exists, and `If-None-Match: *` allows the change only if it does not";
@@ -142,7 +142,7 @@ fn unheeded(request: &ServiceRequest) -> Option<Failure> {
     }
     let condition = if_match(request.request());
     let pattern = request.match_pattern()?;
-    let heeded = pattern.strip_prefix(API).is_some_and(|route| HEEDED.contains(&route));
+    let heeded = pattern.strip_prefix(API).is_some_and(|route| CONDITIONAL_HEADERS.contains(&route));
     // Malformed ones included.
     if heeded || condition.is_ok_and(|condition| condition.is_any()) {
         return None;
@@ -151,7 +151,7 @@ fn unheeded(request: &ServiceRequest) -> Option<Failure> {
     Some(Failure::new(Kind::Header, words).hint("leave it out"))
 }
 
-fn unless_known(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpResponse {
+fn response_unless_current(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpResponse {
     let same = |given: &String| opaque(given) == opaque(&tag);
     let known = match tags(request.headers(), &IF_NONE_MATCH) {
         Some(Ok(Tags::Any)) => true,

@@ -4,10 +4,10 @@ use super::access;
 use super::context::context;
 use super::failure::{Failure, PROBLEM_JSON};
 use super::peer::Peer;
+use super::request_body::{self, RequestBody};
 use super::route::{API, IDENTITY, path};
 use super::slot::{Slot, Work};
-use super::unread::{self, Unread};
-use super::{counting, etag, host, query, sight};
+use super::{counting, etag, host, probe_details, query};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
@@ -43,7 +43,7 @@ pub fn api() -> Scope<
         InitError = (),
     >,
 > {
-    web::scope(API).wrap(from_fn(etag::heed)).wrap(from_fn(access::kernel))
+    web::scope(API).wrap(from_fn(etag::check_conditions)).wrap(from_fn(access::kernel))
 }
 
 /// Makes malformed paths and queries problems.
@@ -57,7 +57,7 @@ pub(super) async fn admin_gate(
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
-    let begun = Begun::by(&mut request);
+    let begun = StartedRequest::by(&mut request);
     let refused = match request.conn_data::<Peer>() {
         // A page of another origin cannot connect to a Unix socket. Over TLS, if it points its own name to this
         // address, the certificate has another name and the connection ends.
@@ -71,7 +71,7 @@ pub(super) async fn admin_gate(
         false => refused.and_then(|()| context.access.limit_public(&request)),
     };
     let refused = match refused {
-        Ok(()) => sight::of_the_daemon(&context, &request).await,
+        Ok(()) => probe_details::check_daemon_routes(&context, &request).await,
         refused => refused,
     };
     pass(request, next, begun, refused.err()).await
@@ -82,29 +82,29 @@ pub(super) async fn health_gate(
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
-    let begun = Begun::by(&mut request);
+    let begun = StartedRequest::by(&mut request);
     let refused = context(&request)?.access.limit_scrapes(&request);
     pass(request, next, begun, refused.err()).await
 }
 
 /// A request in progress. It begins before anything waits: until then the HTTP library reads the requests behind it.
-struct Begun {
+struct StartedRequest {
     at: Instant,
     work: Option<Work>,
-    unread: Option<Unread>,
+    unread: Option<RequestBody>,
 }
 
-impl Begun {
+impl StartedRequest {
     fn by(request: &mut ServiceRequest) -> Self {
         let work = request.conn_data::<Arc<Slot>>().map(Slot::work);
-        Self { at: Instant::now(), work, unread: Unread::of(request) }
+        Self { at: Instant::now(), work, unread: RequestBody::of(request) }
     }
 }
 
 async fn pass(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
-    Begun { at, work, unread }: Begun,
+    StartedRequest { at, work, unread }: StartedRequest,
     refused: Option<Failure>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let context = context(&request)?;
@@ -122,13 +122,14 @@ async fn pass(
     let (response, share) = context.budget.within(response);
     let response = finish(response);
     counting::count(&context, response.request(), response.status().as_u16(), at);
-    if let Some((work, bytes)) = work.as_ref().zip(unread::bytes(response.response().body(), share.as_ref()))
+    if let Some((work, bytes)) =
+        work.as_ref().zip(request_body::bytes(response.response().body(), share.as_ref()))
     {
         work.must_be_taken(bytes);
     }
-    let kept = unread.is_some() || share.is_some() || !unread::is_small(response.response().body());
+    let kept = unread.is_some() || share.is_some() || !request_body::is_small(response.response().body());
     Ok(match kept {
-        true => response.map_body(|_, body| unread::holding(body, unread, work, share)),
+        true => response.map_body(|_, body| request_body::holding(body, unread, work, share)),
         false => response,
     })
 }

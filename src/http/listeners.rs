@@ -1,6 +1,7 @@
 //! The listeners and their threads: bound at start, run once the ledger is open, stopped within a second.
 
 use super::access::Access;
+use super::connection::{self, Connection};
 use super::connection_slots::{ConnectionSlots, SWEEP_EVERY};
 use super::context::Context;
 use super::error::AdminError;
@@ -9,7 +10,6 @@ use super::malformed::Malformed;
 use super::server_settings::Settings;
 use super::slot::UNREAD_MAX;
 use super::unix_socket::AdminSocket;
-use super::wire::{self, Wire};
 use super::{clock_guard, compress};
 use actix_http::HttpService;
 use actix_server::ServerBuilder;
@@ -41,7 +41,7 @@ const CONNECTIONS: usize = 256;
 /// Connections of each worker that have lost their slot and are not closed yet, which takes some milliseconds, or
 /// wait for a slot; beyond that, new ones wait in the system's queue. All listeners together have at most 256 + 64 +
 /// 64 connections and 4 x 32 of these, so 512 descriptors: half of a process's usual limit.
-const LEAVING_MAX: usize = 32;
+const CLOSING_MAX: usize = 32;
 /// Connections of the health listener: probes, one at a time, and scrapes.
 const HEALTH_CONNECTIONS: usize = 64;
 /// Connections that wait to be accepted; the system's own limit, usually 4,096, holds too.
@@ -66,7 +66,7 @@ const CLOSE_WAIT: Duration = Duration::from_millis(500);
 /// Longest time for requests in progress to finish after a stop.
 const FINISH_WAIT: Duration = Duration::from_millis(500);
 /// How often the number of requests in progress is checked then.
-const FINISH_LOOK: Duration = Duration::from_millis(10);
+const FINISH_POLL: Duration = Duration::from_millis(10);
 /// Time for the last responses to leave after their handlers have finished: they go to local sockets.
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
 /// Longest duration of [`Running::stop`].
@@ -95,7 +95,7 @@ macro_rules! http {
             .keep_alive(KeepAlive::Timeout(KEEP_ALIVE))
             .client_request_timeout(HEAD_WAIT)
             .client_disconnect_timeout(CLOSE_WAIT)
-            .on_connect_ext(wire::note)
+            .on_connect_ext(connection::note)
             .h1(map_config(app, |()| AppConfig::default()))
             .map_err(drop)
     }};
@@ -192,7 +192,7 @@ impl Server {
         let (background, sweeping) = (rt::spawn(background), rt::spawn(sweep(slots)));
         tokio::select! {
             _ = stops.recv() => {}
-            () = look_at_tls(&context, self.settings.tls_look) => {}
+            () = watch_tls_files(&context, self.settings.tls_poll_interval) => {}
         }
         // The library's own graceful stop checks only once a second whether all requests have finished.
         context.gate.close();
@@ -201,7 +201,7 @@ impl Server {
         application.stop();
         let until = tokio::time::Instant::now() + FINISH_WAIT;
         while !context.gate.is_empty() && tokio::time::Instant::now() < until {
-            tokio::time::sleep(FINISH_LOOK).await;
+            tokio::time::sleep(FINISH_POLL).await;
         }
         tokio::time::sleep(FLUSH_WAIT).await;
         for handle in handles {
@@ -301,18 +301,18 @@ fn start<A: Application>(
     Ok((servers, all_slots))
 }
 
-async fn accept_tcp(io: TcpStream, slots: Arc<ConnectionSlots>) -> Result<Wire<TcpStream>, ()> {
-    Ok(Wire::tcp(io, &slots).await)
+async fn accept_tcp(io: TcpStream, slots: Arc<ConnectionSlots>) -> Result<Connection<TcpStream>, ()> {
+    Ok(Connection::tcp(io, &slots).await)
 }
 
-async fn accept_unix(io: UnixStream, slots: Arc<ConnectionSlots>) -> Result<Wire<UnixStream>, ()> {
-    Ok(Wire::unix(io, &slots).await)
+async fn accept_unix(io: UnixStream, slots: Arc<ConnectionSlots>) -> Result<Connection<UnixStream>, ()> {
+    Ok(Connection::unix(io, &slots).await)
 }
 
 fn builder(workers: usize, connections: usize) -> ServerBuilder {
     dev::Server::build()
         .workers(workers)
-        .max_concurrent_connections(connections.div_ceil(workers) + LEAVING_MAX)
+        .max_concurrent_connections(connections.div_ceil(workers) + CLOSING_MAX)
         .worker_max_blocking_threads(BLOCKING_THREADS)
         .disable_signals()
 }
@@ -329,11 +329,11 @@ async fn sweep(all: Vec<Arc<ConnectionSlots>>) {
 
 /// Loads renewed TLS files; never returns. They are small, and are read on the thread that waits for the stop and
 /// serves no requests.
-async fn look_at_tls(context: &Context, every: Duration) {
+async fn watch_tls_files(context: &Context, every: Duration) {
     let Some(tls) = context.access.tls() else { return std::future::pending().await };
     loop {
         tokio::time::sleep(every).await;
-        tls.look();
+        tls.reload_if_changed();
     }
 }
 

@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 const KEPT: &str = "no-cache";
 
 /// A text, and its gzip form once a client accepts that.
-pub struct Packed {
+pub struct CompressedFile {
     kind: &'static str,
     text: &'static str,
     /// Weak: the same for all encodings.
@@ -28,7 +28,7 @@ pub struct Packed {
     gzip: OnceLock<Option<Bytes>>,
 }
 
-impl Packed {
+impl CompressedFile {
     /// `kind`: the media type.
     pub fn new(kind: &'static str, text: &'static str) -> Self {
         let mut tag = String::new();
@@ -47,7 +47,7 @@ impl Packed {
 
     /// The response with the text: 304 if the client has it, compressed if the client accepts that.
     pub fn answer(&self, request: &HttpRequest) -> HttpResponse {
-        if self.is_known(request) {
+        if self.is_current(request) {
             let mut response = HttpResponse::NotModified();
             self.head(&mut response);
             return response.finish();
@@ -55,7 +55,7 @@ impl Packed {
         let mut response = HttpResponse::Ok();
         self.head(&mut response);
         response.insert_header((CONTENT_TYPE, HeaderValue::from_static(self.kind)));
-        let wanted = AcceptEncoding::parse(request).is_ok_and(|accepts| takes_gzip(&accepts));
+        let wanted = AcceptEncoding::parse(request).is_ok_and(|accepts| accepts_gzip(&accepts));
         let mut response = match wanted.then(|| self.gzip.get_or_init(|| pack(self.text)).clone()).flatten() {
             Some(packed) => response.insert_header((CONTENT_ENCODING, "gzip")).body(packed),
             None => response.insert_header((CONTENT_ENCODING, IDENTITY)).body(self.text),
@@ -71,7 +71,7 @@ impl Packed {
             .insert_header((VARY, "accept-encoding"));
     }
 
-    fn is_known(&self, request: &HttpRequest) -> bool {
+    fn is_current(&self, request: &HttpRequest) -> bool {
         match IfNoneMatch::parse(request) {
             Ok(IfNoneMatch::Any) => true,
             Ok(IfNoneMatch::Items(tags)) => tags.iter().any(|tag| tag.weak_eq(&self.tag)),
@@ -82,7 +82,7 @@ impl Packed {
 }
 
 /// Whether a client prefers gzip to no encoding.
-pub fn takes_gzip(accepts: &AcceptEncoding) -> bool {
+pub fn accepts_gzip(accepts: &AcceptEncoding) -> bool {
     let offered = [Encoding::identity(), Encoding::gzip()];
     accepts.negotiate(offered.iter()) == Some(Encoding::gzip())
 }

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_let_through_then_the_rate_and_no_client_uses_anothers() {
+    fn a_burst_passes_then_the_rate_applies_for_each_client() {
         let limiter = Limiter::new("reads", 10);
         let start = Instant::now();
         let (a, b) = (named("a"), named("b"));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_of_addresses_takes_no_more_room_and_pushes_nobody_out() {
+    fn many_addresses_do_not_evict_other_clients() {
         let limiter = Limiter::new("reads", 1);
         let start = Instant::now();
         let known = named("known");

@@ -9,7 +9,7 @@
 use super::failure::Failure;
 use super::peer::Peer;
 use super::rate_limit::Client;
-use super::unread;
+use super::request_body;
 use actix_web::HttpRequest;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
@@ -22,10 +22,10 @@ use std::sync::Arc;
 
 /// Responses to authenticated clients, KiB. The largest lists, of 1,000 allocations or 500 decisions, have about 1
 /// MiB: 48 of them, each on a connection of its own, although they are usually read within milliseconds.
-const KNOWN_KIB: u32 = 48 * 1024;
+const AUTHENTICATED_KIB: u32 = 48 * 1024;
 /// Responses to all others, KiB. The only large one is a node's metrics, some 0.2 MiB, which all 64 connections of
 /// the health listener may request: 13 MiB. With the above 64 MiB.
-const STRANGERS_KIB: u32 = 16 * 1024;
+const UNAUTHENTICATED_KIB: u32 = 16 * 1024;
 /// The reciprocal of one client's largest share: a client that reads nothing leaves the rest to others.
 const SHARE: u32 = 2;
 /// The `Retry-After`, seconds: by then a reading client has read its responses.
@@ -56,12 +56,12 @@ impl Weight {
 }
 
 /// The authenticated client, an extension of the response.
-pub(super) struct Known(pub(super) Client);
+pub(super) struct AuthenticatedClient(pub(super) Client);
 
 /// The memory in use by authenticated and by other clients.
 pub(super) struct Budget {
-    known: Arc<Pool>,
-    strangers: Arc<Pool>,
+    authenticated: Arc<Pool>,
+    unauthenticated: Arc<Pool>,
 }
 
 struct Pool {
@@ -98,7 +98,7 @@ pub(super) struct Share {
 impl Default for Budget {
     fn default() -> Self {
         let pool = |kib_max| Arc::new(Pool { kib_max, held: Mutex::default() });
-        Self { known: pool(KNOWN_KIB), strangers: pool(STRANGERS_KIB) }
+        Self { authenticated: pool(AUTHENTICATED_KIB), unauthenticated: pool(UNAUTHENTICATED_KIB) }
     }
 }
 
@@ -109,7 +109,7 @@ impl Budget {
     /// If it was refused, and the client has read nothing since.
     pub(super) fn has_room(&self, client: &Client, request: &HttpRequest) -> Result<(), Failure> {
         match is_read(request) {
-            true => self.known.has_room(client, question(request)),
+            true => self.authenticated.has_room(client, question(request)),
             false => Ok(()),
         }
     }
@@ -121,11 +121,12 @@ impl Budget {
         response: ServiceResponse<BoxBody>,
     ) -> (ServiceResponse<BoxBody>, Option<Share>) {
         let Some(kib) = weight(&response) else { return (response, None) };
-        let known = response.response().extensions().get::<Known>().map(|known| known.0.clone());
+        let known =
+            response.response().extensions().get::<AuthenticatedClient>().map(|known| known.0.clone());
         let request = response.request();
         let (pool, client) = match known {
-            Some(client) => (&self.known, client),
-            None => (&self.strangers, Client::of(request.conn_data::<Peer>())),
+            Some(client) => (&self.authenticated, client),
+            None => (&self.unauthenticated, Client::of(request.conn_data::<Peer>())),
         };
         let question = is_read(request).then(|| question(request));
         match pool.take(client, kib, question) {
@@ -141,7 +142,7 @@ fn weight(response: &ServiceResponse<BoxBody>) -> Option<u32> {
     let body = response.response().body();
     match (said, body.size()) {
         (Some(Weight(kib)), _) => Some(kib).filter(|kib| *kib > 0),
-        (None, BodySize::Sized(bytes)) if !unread::is_small(body) => Some(kib(bytes)),
+        (None, BodySize::Sized(bytes)) if !request_body::is_small(body) => Some(kib(bytes)),
         (None, _) => None,
     }
 }
@@ -249,7 +250,7 @@ mod tests {
     const ASKED: Option<Question> = Some(Question(0));
 
     fn pool() -> Arc<Pool> {
-        Budget::default().known
+        Budget::default().authenticated
     }
 
     fn named(name: &str) -> Client {
@@ -269,7 +270,7 @@ mod tests {
         assert!(refused.problem.status == 503 && refused.problem.detail.contains("others"), "{refused}");
         // The response to a change counts too, and is always sent.
         let changed = pool.take(named("a"), 1024, None).unwrap();
-        assert_eq!(pool.held.lock().kib, KNOWN_KIB + 1024);
+        assert_eq!(pool.held.lock().kib, AUTHENTICATED_KIB + 1024);
         drop((half, changed));
         assert!(take("c").is_ok() && take("a").is_ok());
         drop(others);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_not_made_again_until_some_of_it_was_read() {
+    fn a_refused_response_is_not_built_again_until_memory_is_free() {
         let pool = pool();
         let question = |uri: &str| question(&TestRequest::with_uri(uri).to_http_request());
         let take = |who: &str, uri: &str| pool.take(named(who), 8 * 1024, Some(question(uri)));
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_or_part_of_the_program_weighs_nothing() {
+    fn small_and_static_bodies_are_not_counted() {
         let weight_of = |bytes: usize, said: Option<Weight>| {
             let mut response = HttpResponse::Ok().body(vec![0_u8; bytes]);
             if let Some(said) = said {
@@ -336,12 +337,12 @@ mod tests {
     }
 
     #[test]
-    fn strangers_take_nothing_of_what_known_clients_have() {
+    fn unauthenticated_clients_have_a_budget_of_their_own() {
         let budget = Budget::default();
         let answer = |known: bool| {
             let mut response = HttpResponse::Ok().body(vec![0_u8; 1 << 20]);
             if known {
-                response.extensions_mut().insert(Known(named("a")));
+                response.extensions_mut().insert(AuthenticatedClient(named("a")));
             }
             let request = TestRequest::default().to_http_request();
             let (response, share) = budget.within(ServiceResponse::new(request, response));

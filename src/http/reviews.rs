@@ -22,7 +22,7 @@ const ANSWERS_MAX: usize = 4096;
 /// Most concurrent reviews, to limit the load on the API server.
 const REVIEWS_MAX: usize = 8;
 /// Most concurrent reviews of tokens that were not valid recently: two permits are left for the others.
-const STRANGE_MAX: usize = 6;
+const UNKNOWN_TOKEN_REVIEWS_MAX: usize = 6;
 /// Reviews a second for one token, or one user. A user who reads all of a node's API needs reviews of some 30 routes,
 /// and of each GPU and allocation by its name.
 const REVIEWS_PER_SECOND: u32 = 50;
@@ -56,9 +56,9 @@ pub struct ReviewError(pub String);
 /// when that is dropped; the caller counts concurrent ones.
 pub trait Reviewer: Send + Sync {
     /// The user of a token; `None` if the token is invalid.
-    fn who(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>>;
+    fn authenticate(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>>;
     /// Whether the user may do `verb` (an HTTP method in lower case) at this non-resource path.
-    fn may(
+    fn authorize(
         &self,
         user: Arc<User>,
         verb: &'static str,
@@ -69,10 +69,10 @@ pub trait Reviewer: Send + Sync {
 /// Sends reviews, and keeps their results for a while. Of tokens only SHA-256 hashes are kept.
 pub(super) struct Reviews {
     reviewer: Arc<dyn Reviewer>,
-    users: Kept<Arc<User>>,
-    answers: Kept<bool>,
+    users: ExpiringMap<Arc<User>>,
+    answers: ExpiringMap<bool>,
     places: Semaphore,
-    strange: Semaphore,
+    unknown_tokens: Semaphore,
     often: Limiter,
 }
 
@@ -80,21 +80,21 @@ impl Reviews {
     pub(super) fn new(reviewer: Arc<dyn Reviewer>) -> Self {
         Self {
             reviewer,
-            users: Kept::new(USERS_MAX),
-            answers: Kept::new(ANSWERS_MAX),
+            users: ExpiringMap::new(USERS_MAX),
+            answers: ExpiringMap::new(ANSWERS_MAX),
             places: Semaphore::new(REVIEWS_MAX),
-            strange: Semaphore::new(STRANGE_MAX),
+            unknown_tokens: Semaphore::new(UNKNOWN_TOKEN_REVIEWS_MAX),
             often: Limiter::new("reviews", REVIEWS_PER_SECOND),
         }
     }
 
     /// The user of the token, if it was reviewed within the last minute.
-    pub(super) fn known(&self, token: &str) -> Option<Arc<User>> {
+    pub(super) fn cached_user(&self, token: &str) -> Option<Arc<User>> {
         self.users.get(&key([token]), Instant::now())
     }
 
     /// Whether the last review of the token found a user, however long ago.
-    pub(super) fn was_known(&self, token: &str) -> bool {
+    pub(super) fn was_authenticated(&self, token: &str) -> bool {
         self.users.has(&key([token]))
     }
 
@@ -102,11 +102,15 @@ impl Reviews {
     ///
     /// # Errors
     /// If it is reviewed too often, or the API server gives no answer.
-    pub(super) async fn who(&self, token: &str, counted: Counted) -> Result<Option<Arc<User>>, Failure> {
+    pub(super) async fn authenticate(
+        &self,
+        token: &str,
+        counted: Counted,
+    ) -> Result<Option<Arc<User>>, Failure> {
         let key = key([token]);
         self.often.take_if(counted, &Client::token(&key))?;
         let strange = !self.users.has(&key);
-        let found = self.ask(strange, self.reviewer.who(token.into())).await?;
+        let found = self.ask(strange, self.reviewer.authenticate(token.into())).await?;
         let size = 1..=USER_BYTES_MAX;
         let is_name =
             |user: &User| size.contains(&user.name.len()) && !user.name.chars().any(char::is_control);
@@ -133,7 +137,7 @@ impl Reviews {
     ///
     /// # Errors
     /// If the user causes too many reviews, or the API server gives no answer.
-    pub(super) async fn may(
+    pub(super) async fn authorize(
         &self,
         user: &Arc<User>,
         method: &Method,
@@ -147,7 +151,7 @@ impl Reviews {
             return Ok(answer);
         }
         self.often.take_if(counted, &Client::Named("kubernetes", user.name.as_str().into()))?;
-        let answer = self.ask(false, self.reviewer.may(Arc::clone(user), verb, path)).await?;
+        let answer = self.ask(false, self.reviewer.authorize(Arc::clone(user), verb, path)).await?;
         self.answers.put(key, answer, Instant::now());
         Ok(answer)
     }
@@ -160,7 +164,7 @@ impl Reviews {
     ) -> Result<T, Failure> {
         let asked = tokio::time::timeout(REVIEW_WAIT, async {
             let _one_of_few = match strange {
-                true => Some(self.strange.acquire().await),
+                true => Some(self.unknown_tokens.acquire().await),
                 false => None,
             };
             let _place = self.places.acquire().await;
@@ -218,12 +222,12 @@ fn key<'p>(parts: impl IntoIterator<Item = &'p str>) -> [u8; 32] {
 }
 
 /// Results by hash, each for a minute, up to a limit.
-struct Kept<T> {
+struct ExpiringMap<T> {
     most: usize,
     all: Mutex<HashMap<[u8; 32], (Instant, T)>>,
 }
 
-impl<T: Clone> Kept<T> {
+impl<T: Clone> ExpiringMap<T> {
     fn new(most: usize) -> Self {
         Self { most, all: Mutex::default() }
     }
@@ -262,8 +266,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_kept_for_a_minute_and_the_oldest_makes_room() {
-        let kept = Kept::new(3);
+    fn a_review_is_cached_for_a_minute_and_the_oldest_is_evicted() {
+        let kept = ExpiringMap::new(3);
         let start = Instant::now();
         for i in 0..4_u8 {
             kept.put([i; 32], i, start + Duration::from_secs(u64::from(i)));

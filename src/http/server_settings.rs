@@ -23,7 +23,7 @@ pub struct Settings {
     /// The client of the API server for callers that the daemon does not know; `None`: they are refused.
     pub reviewer: Option<Arc<dyn Reviewer>>,
     /// How often the TLS files are checked.
-    pub tls_look: Duration,
+    pub tls_poll_interval: Duration,
 }
 
 /// Reads the files that authentication reads at a start, tokens' and TLS', and reports the errors of a start. It

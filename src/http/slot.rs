@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Longest time from the end of a response to the end of the next head: the keep-alive of 30 s and the 5 s for a
 /// head.
-pub(super) const REST_MAX: Duration = Duration::from_secs(35);
+pub(super) const IDLE_MAX: Duration = Duration::from_secs(35);
 /// Longest time in which a client reads nothing of a response. Over TCP the system ends the connection by then too;
 /// over a Unix socket it does not.
 pub(super) const UNREAD_MAX: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ pub(super) const UNREAD_MAX: Duration = Duration::from_secs(60);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const ANSWER_BYTES_PER_SECOND: u64 = 16 * 1024;
 /// Longest time for which a connection is kept because the daemon has not read from it yet.
-const UNHEARD_MAX: Duration = Duration::from_secs(1);
+const FIRST_REQUEST_WAIT: Duration = Duration::from_secs(1);
 
 /// One connection's slot, as seen by its requests.
 pub(super) struct Slot {
@@ -29,11 +29,11 @@ pub(super) struct Slot {
     /// Whether the daemon has tried to read from it.
     heard: AtomicBool,
     /// Requests in progress.
-    at_work: AtomicU32,
+    requests_in_progress: AtomicU32,
     /// Whether one of its requests was authenticated.
-    known: AtomicBool,
+    is_authenticated: AtomicBool,
     /// Since when it has no request in progress, milliseconds after `began`.
-    rests_since: AtomicU64,
+    idle_since: AtomicU64,
     /// Since when its client reads nothing of a response, milliseconds after `began` plus one; 0: it reads.
     unread_since: AtomicU64,
     /// Deadline for reading a large response, milliseconds after `began` plus one; 0: there is none.
@@ -74,9 +74,9 @@ impl Slot {
             began,
             born: now,
             heard: AtomicBool::new(false),
-            at_work: AtomicU32::new(0),
-            known: AtomicBool::new(false),
-            rests_since: AtomicU64::new(now),
+            requests_in_progress: AtomicU32::new(0),
+            is_authenticated: AtomicBool::new(false),
+            idle_since: AtomicU64::new(now),
             unread_since: AtomicU64::new(0),
             taken_until: AtomicU64::new(0),
             reading_paused: AtomicBool::new(false),
@@ -88,7 +88,7 @@ impl Slot {
 
     /// Marks a request as in progress until the returned guard is dropped.
     pub(super) fn work(self: &Arc<Self>) -> Work {
-        self.at_work.fetch_add(1, Ordering::Relaxed);
+        self.requests_in_progress.fetch_add(1, Ordering::Relaxed);
         Work(Arc::clone(self))
     }
 
@@ -108,8 +108,8 @@ impl Slot {
     }
 
     /// Whether a request is in progress.
-    pub(super) fn is_at_work(&self) -> bool {
-        self.at_work.load(Ordering::Relaxed) > 0
+    pub(super) fn is_handling(&self) -> bool {
+        self.requests_in_progress.load(Ordering::Relaxed) > 0
     }
 
     /// Marks that the daemon has read what was sent so far.
@@ -121,7 +121,7 @@ impl Slot {
 
     /// Marks the client as authenticated.
     pub(super) fn mark_authenticated(&self) {
-        self.known.store(true, Ordering::Relaxed);
+        self.is_authenticated.store(true, Ordering::Relaxed);
     }
 
     /// Whether it was closed; `waker` is woken when it is, and at the end of a pause.
@@ -138,7 +138,7 @@ impl Slot {
     }
 
     /// Notes whether the client reads its response.
-    pub(super) fn takes(&self, takes: bool) {
+    pub(super) fn set_reading(&self, takes: bool) {
         match (takes, self.unread_since.load(Ordering::Relaxed)) {
             (true, 0) | (false, 1..) => {}
             (true, _) => self.unread_since.store(0, Ordering::Relaxed),
@@ -147,9 +147,9 @@ impl Slot {
     }
 
     pub(super) fn priority(&self) -> SlotPriority {
-        let works = self.is_at_work();
+        let works = self.is_handling();
         let unread = self.unread_since.load(Ordering::Relaxed) > 0;
-        match (self.known.load(Ordering::Relaxed), works, unread) {
+        match (self.is_authenticated.load(Ordering::Relaxed), works, unread) {
             (false, false, _) => SlotPriority::Silent,
             (false, true, _) => SlotPriority::Unauthenticated,
             (true, _, true) => SlotPriority::Unread,
@@ -160,18 +160,18 @@ impl Slot {
 
     /// How much longer an unauthenticated connection keeps its slot because it is new: for `grace`, and until the
     /// daemon has read from it.
-    pub(super) fn spared(&self, grace: Duration, now: u64) -> Duration {
+    pub(super) fn grace_left(&self, grace: Duration, now: u64) -> Duration {
         let age = passed(now, self.born);
-        match self.known.load(Ordering::Relaxed) {
+        match self.is_authenticated.load(Ordering::Relaxed) {
             true => Duration::ZERO,
             false if self.heard.load(Ordering::Relaxed) => grace.saturating_sub(age),
-            false => UNHEARD_MAX.saturating_sub(age),
+            false => FIRST_REQUEST_WAIT.saturating_sub(age),
         }
     }
 
     /// Whether it is idle, or does not read, for too long.
     pub(super) fn is_over(&self, now: u64) -> bool {
-        let rests = !self.is_at_work() && passed(now, self.rests_since.load(Ordering::Relaxed)) > REST_MAX;
+        let rests = !self.is_handling() && passed(now, self.idle_since.load(Ordering::Relaxed)) > IDLE_MAX;
         let unread = match self.unread_since.load(Ordering::Relaxed) {
             0 => false,
             since => passed(now, since - 1) > UNREAD_MAX,
@@ -196,9 +196,9 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        self.0.rests_since.store(millis(self.0.began), Ordering::Relaxed);
+        self.0.idle_since.store(millis(self.0.began), Ordering::Relaxed);
         self.0.taken_until.store(0, Ordering::Relaxed);
-        self.0.at_work.fetch_sub(1, Ordering::Relaxed);
+        self.0.requests_in_progress.fetch_sub(1, Ordering::Relaxed);
         self.0.reading_paused.store(false, Ordering::Relaxed);
         if self.0.waits.swap(false, Ordering::Relaxed) {
             self.0.waker.wake();
@@ -224,13 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_request_waits_for_its_answer() {
+    fn pipelined_requests_wait_for_the_response() {
         let one = slot();
         assert!(!one.is_reading_paused());
         let work = one.work();
         assert!(!one.is_reading_paused(), "its body may still come");
         one.pause_reading();
-        assert!(one.is_reading_paused() && one.is_at_work());
+        assert!(one.is_reading_paused() && one.is_handling());
         drop(work);
         assert!(!one.is_reading_paused() && !one.waits.load(Ordering::Relaxed));
     }
@@ -239,8 +239,8 @@ mod tests {
     fn a_client_that_takes_something_now_and_then_is_no_unread_one() {
         let slow = slot();
         let _work = slow.work();
-        slow.takes(false);
-        slow.takes(true);
+        slow.set_reading(false);
+        slow.set_reading(true);
         assert!(!slow.is_over(u64::try_from(UNREAD_MAX.as_millis()).unwrap() * 2));
     }
 
@@ -251,8 +251,8 @@ mod tests {
         let after = |seconds: u64| slow.is_over(millis(slow.began) + seconds * 1_000);
         assert!(!after(3_600), "a stream of events has no end");
         work.must_be_taken(160 * 1024);
-        slow.takes(false);
-        slow.takes(true);
+        slow.set_reading(false);
+        slow.set_reading(true);
         assert!(!after(69) && after(71));
         drop(work);
         let _next = slow.work();
@@ -260,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn who_came_just_now_is_spared_until_it_was_heard() {
+    fn a_new_connection_has_a_grace_period_until_its_first_request() {
         let (one, grace) = (slot(), Duration::from_millis(100));
-        assert_eq!(one.spared(grace, 100), UNHEARD_MAX - grace);
-        assert_eq!(one.spared(grace, 1_000), Duration::ZERO, "it is not spared for ever");
+        assert_eq!(one.grace_left(grace, 100), FIRST_REQUEST_WAIT - grace);
+        assert_eq!(one.grace_left(grace, 1_000), Duration::ZERO, "it is not spared for ever");
         one.mark_read();
-        assert_eq!(one.spared(grace, 40), Duration::from_millis(60));
-        assert_eq!(one.spared(grace, 100), Duration::ZERO);
+        assert_eq!(one.grace_left(grace, 40), Duration::from_millis(60));
+        assert_eq!(one.grace_left(grace, 100), Duration::ZERO);
         one.mark_authenticated();
-        assert_eq!(one.spared(grace, 0), Duration::ZERO, "only its priority counts now");
+        assert_eq!(one.grace_left(grace, 0), Duration::ZERO, "only its priority counts now");
     }
 }

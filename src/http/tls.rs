@@ -23,20 +23,20 @@ use std::time::Duration;
 /// Largest file of certificates or of a key, bytes: a bundle of a few hundred CAs.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 /// How often the files are checked. A mounted Secret is updated with a delay of about a minute anyway.
-pub const TLS_LOOK: Duration = Duration::from_secs(10);
+pub const TLS_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The TLS configuration in use, and its files.
 pub struct Tls {
     files: TlsFiles,
     provider: Arc<CryptoProvider>,
-    now: RwLock<InForce>,
+    current: RwLock<CurrentConfig>,
     /// Why the present files are not in use, if so.
-    trouble: Mutex<Option<String>>,
+    last_error: Mutex<Option<String>>,
 }
 
 /// The state that was read from the files. The certificate and the CA of clients are renewed independently: an
 /// invalid one does not keep the other from being renewed, or removed.
-struct InForce {
+struct CurrentConfig {
     /// Of the certificate file and the key file.
     pair: Digests,
     key: Arc<CertifiedKey>,
@@ -62,8 +62,9 @@ impl Tls {
         let key = load_pair(&files, &provider, &pair)?;
         let ca = read_all(files.client_ca.as_slice())?;
         let clients = load_ca(&files, &provider, &ca)?;
-        let now = InForce { pair: digests(&pair), key: Arc::new(key), ca: digests(&ca), state: 1, clients };
-        Ok(Arc::new(Self { files, provider, now: RwLock::new(now), trouble: Mutex::default() }))
+        let now =
+            CurrentConfig { pair: digests(&pair), key: Arc::new(key), ca: digests(&ca), state: 1, clients };
+        Ok(Arc::new(Self { files, provider, current: RwLock::new(now), last_error: Mutex::default() }))
     }
 
     /// The configuration of the listener. Sessions are not resumed: that would admit a client whose CA was removed.
@@ -88,7 +89,7 @@ impl Tls {
     /// Loads changed files. Each new error is logged once. A certificate and key that do not fit together, or an
     /// unreadable file, leave the present state in use; a CA file without a CA removes the CA, since it was emptied
     /// on purpose.
-    pub(super) fn look(&self) {
+    pub(super) fn reload_if_changed(&self) {
         let (pair, ca) = (self.take_pair(), self.take_ca());
         if matches!(pair, Ok(true)) || matches!(ca, Ok(true)) {
             tracing::info!(certificate = %self.files.cert.display(), "the admin API's renewed TLS files are in force");
@@ -105,7 +106,7 @@ impl Tls {
         ];
         let now =
             Some(all.into_iter().flatten().collect::<Vec<_>>().join("; ")).filter(|now| !now.is_empty());
-        let mut trouble = self.trouble.lock();
+        let mut trouble = self.last_error.lock();
         if let Some(now) = now.as_ref().filter(|now| trouble.as_ref() != Some(*now)) {
             tracing::error!("the admin API's TLS: {now}");
         }
@@ -115,11 +116,11 @@ impl Tls {
     /// Returns whether it was renewed.
     fn take_pair(&self) -> Result<bool, AdminError> {
         let read = read_all(&[&self.files.cert, &self.files.key])?;
-        if self.now.read().pair == digests(&read) {
+        if self.current.read().pair == digests(&read) {
             return Ok(false);
         }
         let key = Arc::new(load_pair(&self.files, &self.provider, &read)?);
-        let mut now = self.now.write();
+        let mut now = self.current.write();
         (now.pair, now.key) = (digests(&read), key);
         Ok(true)
     }
@@ -129,7 +130,7 @@ impl Tls {
         let read = read_all(self.files.client_ca.as_slice()).map_err(Ca::Unread)?;
         // Parsed each time: an error is reported as long as it lasts.
         let loaded = load_ca(&self.files, &self.provider, &read);
-        let mut now = self.now.write();
+        let mut now = self.current.write();
         let changed = now.ca != digests(&read);
         if !changed {
             return loaded.map(|_| false).map_err(Ca::None);
@@ -148,13 +149,13 @@ impl Tls {
     }
 
     /// Why the present files are not in use, if so.
-    pub fn trouble(&self) -> Option<String> {
-        self.trouble.lock().clone()
+    pub fn last_error(&self) -> Option<String> {
+        self.last_error.lock().clone()
     }
 
     /// The number of the read of the CA file that is in use.
     pub(super) fn state(&self) -> u64 {
-        self.now.read().state
+        self.current.read().state
     }
 
     /// Whether a client's certificate is valid by the present CA.
@@ -172,7 +173,7 @@ impl fmt::Debug for Tls {
 
 impl ResolvesServerCert for Tls {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.now.read().key))
+        Some(Arc::clone(&self.current.read().key))
     }
 }
 
@@ -193,7 +194,7 @@ impl ClientCertVerifier for Tls {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let clients = self.now.read().clients.clone();
+        let clients = self.current.read().clients.clone();
         match clients {
             Some(clients) => clients.verify_client_cert(end_entity, intermediates, now),
             None => Err(Error::General("no client certificates are taken".into())),

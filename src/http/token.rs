@@ -19,11 +19,11 @@ pub(super) struct Token {
     /// Whether the configuration names the file. Then the token is invalid once the file is removed. The token of the
     /// first start stays valid: otherwise no one could authenticate, and the daemon creates it only at a start.
     given: bool,
-    known: Mutex<Known>,
+    loaded: Mutex<LoadedTokens>,
 }
 
 /// The state of a token's file.
-struct Known {
+struct LoadedTokens {
     stamp: Option<Stamp>,
     /// `None`: no token is valid.
     hash: Option<TokenHash>,
@@ -51,14 +51,14 @@ impl Token {
     fn of(path: &Path, given: bool, hash: TokenHash) -> Self {
         // Its stamp is taken after the read, so a change in between would be missed: the first request reads the file
         // once more.
-        let known = Known { stamp: None, hash: Some(hash), said: None };
-        Self { path: path.into(), given, known: Mutex::new(known) }
+        let known = LoadedTokens { stamp: None, hash: Some(hash), said: None };
+        Self { path: path.into(), given, loaded: Mutex::new(known) }
     }
 
     /// The valid token, if there is one. One `stat` for each request.
     fn current(&self) -> Option<TokenHash> {
         let stamp = stamp(&self.path);
-        let mut known = self.known.lock();
+        let mut known = self.loaded.lock();
         if (stamp.is_some() || self.given) && (known.stamp != stamp || stamp.is_none()) {
             // The stamp is taken before the read, so that a change meanwhile is read next time.
             known.stamp = stamp;
@@ -71,7 +71,7 @@ impl Token {
     }
 
     /// Logs each error once.
-    fn wrong(&self, known: &mut Known, error: AdminError) {
+    fn wrong(&self, known: &mut LoadedTokens, error: AdminError) {
         // The cause of a failed read may end without a change of the file.
         if std::error::Error::source(&error).is_some() {
             known.stamp = None;
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_token_goes_with_its_file_and_comes_back_with_it() {
+    fn a_configured_token_is_valid_while_its_file_exists() {
         let dir = tempfile::tempdir().unwrap();
         let (path, text) = (dir.path().join("grafana"), "g".repeat(40));
         let put = |text: &str| {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotated_token_holds_at_once_and_the_old_one_no_more() {
+    fn a_rotated_token_is_valid_at_once_and_the_old_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         assert!(rotate_token(&path).is_err(), "there is none yet");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_wrong_or_gone_leaves_the_token_in_force() {
+    fn a_malformed_or_missing_file_leaves_the_token_valid() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let token = Token::open(&path).unwrap();

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_listens_and_is_stopped_holds_nobody_up() {
+    fn a_stopped_process_that_listens_does_not_block_the_start() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
         // No process accepts, as with a stopped daemon; the queue has room for one.

@@ -149,7 +149,7 @@ pub(super) fn i6_no_allocation_of_a_running_pod_ends(
 
 /// I6: a superseded allocation has newer records on each of its devices, so no device becomes free, and no source
 /// shows its pod running. Of records that no source can judge, each device keeps only the newest few.
-pub(super) fn i6_a_grant_ends_only_what_newer_ones_hold(
+pub(super) fn i6_a_grant_ends_only_allocations_that_newer_ones_replace(
     before: &Ledger,
     after: &Ledger,
     command: &Command,
@@ -219,7 +219,7 @@ pub(super) fn pruning_loses_nothing_that_lives(
     assert!(after.ended.len() <= limit.allocations.max(before.ended.len()).max(ends), "the history grew");
 }
 
-pub(super) fn i10_an_id_leaves_only_when_it_may(
+pub(super) fn i10_an_id_is_delisted_only_after_its_wait(
     before: &Ledger,
     after: &Ledger,
     entry: &Entry,

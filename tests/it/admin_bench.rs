@@ -110,7 +110,7 @@ impl Bench {
             token_file: self.dir.path().join("token"),
             access: AdminAccess::default(),
             reviewer: None,
-            tls_look: Duration::from_millis(20),
+            tls_poll_interval: Duration::from_millis(20),
         }
     }
 

@@ -89,7 +89,7 @@ impl Api {
             token_file: token_file.clone(),
             access: berth_http::AdminAccess::default(),
             reviewer: None,
-            tls_look: berth_http::TLS_LOOK,
+            tls_poll_interval: berth_http::TLS_POLL_INTERVAL,
         };
         let running =
             Server::bind(settings).unwrap().run(node.kernel.clone(), Arc::new(NodeFacts::default)).unwrap();

@@ -127,7 +127,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_example_is_made_of_those_of_the_parts() {
+    fn an_example_is_composed_of_those_of_the_properties() {
         let schemas = json!({
             "Pair": {"type": "object", "properties": {
                 "name": {"type": ["string", "null"], "example": "a"},

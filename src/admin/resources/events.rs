@@ -141,7 +141,7 @@ pub(crate) async fn follow(
     let (request, handler_state) = (request.clone(), state.clone());
     let is_admitted: IsAdmitted = Box::new(move || {
         let (request, state) = (request.clone(), handler_state.clone());
-        async move { state.http.access.still(&request).await }.boxed_local()
+        async move { state.http.access.is_still_authorized(&request).await }.boxed_local()
     });
     let start = Start { after, follow, first, generation, is_admitted };
     let events = EventStream::new(Arc::clone(ring), filter, start, permit, StreamTimes::default());

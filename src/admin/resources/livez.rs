@@ -12,8 +12,8 @@ use berth_api::{Alive, Check};
 use berth_core::admission::KernelHandle;
 use berth_core::counters::RegistrationState;
 use berth_http::Failure;
+use berth_http::probe_details;
 use berth_http::query::Probe;
-use berth_http::sight;
 use std::time::Duration;
 
 /// Check liveness
@@ -32,11 +32,11 @@ pub(crate) async fn livez(
     request: HttpRequest,
     _probe: web::Query<Probe>,
 ) -> Result<HttpResponse, Failure> {
-    let checks = sight::shown(&request, checks(&state.kernel));
+    let checks = probe_details::visible_checks(&request, checks(&state.kernel));
     if checks.iter().all(|check| check.ok) {
         return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));
     }
-    Err(Failure::new(Kind::NotAlive, sight::why(&checks)).checks(checks))
+    Err(Failure::new(Kind::NotAlive, probe_details::describe_failed(&checks)).checks(checks))
 }
 
 /// The checks of liveness.

@@ -9,8 +9,8 @@ use berth_api::{Check, Counts, Node, ProcessSight, Ready, ResourceState, StepSta
 use berth_core::admission::{KernelHandle, OfferNotes};
 use berth_http::Failure;
 use berth_http::etag;
+use berth_http::probe_details;
 use berth_http::query::Probe;
-use berth_http::sight;
 use berth_kernel::attribution::pods_with_gpu_bypass;
 use berth_kernel::breaker::{Breaker, Phase};
 use berth_kernel::names::Resource;
@@ -66,11 +66,11 @@ pub(crate) async fn readyz(
     request: HttpRequest,
     _probe: web::Query<Probe>,
 ) -> Result<HttpResponse, Failure> {
-    let checks = sight::shown(&request, checks(&(state.facts)(), &state));
+    let checks = probe_details::visible_checks(&request, checks(&(state.facts)(), &state));
     if checks.iter().all(|c| c.ok) {
         return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));
     }
-    Err(Failure::new(Kind::NotReady, sight::why(&checks)).retry_after(1).checks(checks))
+    Err(Failure::new(Kind::NotReady, probe_details::describe_failed(&checks)).retry_after(1).checks(checks))
 }
 
 pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
@@ -125,7 +125,7 @@ pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
     }
     if let Some(tls) = state.http.access.tls() {
         // The previous files stay in use while the present ones are invalid.
-        checks.push(Check { name: "tls".into(), ok: true, detail: tls.trouble() });
+        checks.push(Check { name: "tls".into(), ok: true, detail: tls.last_error() });
     }
     checks
 }

@@ -5,7 +5,7 @@ use actix_web::http::header::{CONTENT_SECURITY_POLICY, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_http::Failure;
-use berth_http::packed::Packed;
+use berth_http::packed::CompressedFile;
 use std::sync::LazyLock;
 
 /// Only its own scripts and styles, and requests to this server; nothing inline, no frames, no forms. So a text of a
@@ -20,12 +20,12 @@ const START: &str = "index.html";
 
 struct File {
     name: &'static str,
-    text: Packed,
+    text: CompressedFile,
 }
 
 macro_rules! files {
     ($($name:literal: $kind:ident,)+) => {
-        vec![$(File { name: $name, text: Packed::new($kind, include_str!(concat!("page/", $name))) },)+]
+        vec![$(File { name: $name, text: CompressedFile::new($kind, include_str!(concat!("page/", $name))) },)+]
     };
 }
 

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_document_has_each_kind_once_by_status_with_what_to_do() {
+    fn the_document_has_each_kind_once_sorted_by_status_with_a_remedy() {
         let mut headings: Vec<_> = Kind::ALL
             .iter()
             .map(|kind| (kind.facts().1, kind.facts().0.trim_start_matches("/problems/")))

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_means_what_this_release_ships_and_a_digest_means_itself() {
+    fn a_name_selects_the_shipped_version_and_a_digest_any() {
         // After an upgrade: the last release shipped `a`, this one ships `b`, and `c` was uploaded later.
         let node = node(&[("mixed", 'a', false, 1), ("mixed", 'b', true, 2), ("mixed", 'c', false, 3)]);
         let named = |digest: Option<&str>| {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_uploaded_versions_a_name_means_none() {
+    fn a_name_with_several_uploaded_versions_is_ambiguous() {
         let node = node(&[("own", 'a', false, 1), ("own", 'b', false, 2), ("other", 'c', false, 3)]);
         let several = resolve_version(&node, "own", None).unwrap_err().to_string();
         assert!(several.contains("bbbbbbbbbbbb (newest), aaaaaaaaaaaa; write own@DIGEST"), "{several}");

@@ -7,7 +7,7 @@ use actix_web::web::{self, Bytes};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::Kind;
 use berth_http::Failure;
-use berth_http::packed::takes_gzip;
+use berth_http::packed::accepts_gzip;
 use berth_http::response_budget::Weight;
 use berth_http::route::IDENTITY;
 use flate2::read::GzDecoder;
@@ -44,7 +44,7 @@ pub(crate) async fn file(request: HttpRequest, path: web::Path<String>) -> Resul
     let mut response = HttpResponse::Ok();
     response.content_type(file.content_type).insert_header((CONTENT_SECURITY_POLICY, POLICY));
     response.insert_header((VARY, "accept-encoding"));
-    if file.gzpipped && !AcceptEncoding::parse(&request).is_ok_and(|accepts| takes_gzip(&accepts)) {
+    if file.gzpipped && !AcceptEncoding::parse(&request).is_ok_and(|accepts| accepts_gzip(&accepts)) {
         let bytes = unpacked(path, &file.bytes).map_err(|error| Failure::new(Kind::Internal, error))?;
         let mut response = response.insert_header((CONTENT_ENCODING, IDENTITY)).body(bytes);
         response.extensions_mut().insert(Weight::NONE);

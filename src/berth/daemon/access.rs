@@ -16,7 +16,7 @@ pub(super) fn settings(config: &Config) -> berth_http::Settings {
         token_file: config.token_file.clone(),
         access: config.admin.clone(),
         reviewer: reviewer(config),
-        tls_look: berth_http::TLS_LOOK,
+        tls_poll_interval: berth_http::TLS_POLL_INTERVAL,
     }
 }
 
@@ -69,7 +69,7 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 impl Reviewer for ApiServerReviewer {
-    fn who(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>> {
+    fn authenticate(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>> {
         let reviews = Arc::clone(&self.reviews);
         self.spawn(async move {
             let user = reviews.who(token).await?;
@@ -77,7 +77,7 @@ impl Reviewer for ApiServerReviewer {
         })
     }
 
-    fn may(
+    fn authorize(
         &self,
         user: Arc<User>,
         verb: &'static str,

@@ -132,7 +132,7 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
 }
 
 #[test]
-fn many_gpus_are_named_as_far_as_there_is_room_and_counted() {
+fn many_gpus_are_named_up_to_the_limit_and_counted() {
     let mut ledger = node(16);
     for index in 0..16 {
         with(&mut ledger, index, |g| g.marks = mark(&"x".repeat(60)).into());

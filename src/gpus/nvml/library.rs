@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_of_a_missing_library_names_it_once_with_what_to_do() {
+    fn the_error_of_a_missing_library_names_it_once_with_a_remedy() {
         let missing = none_opened(&[PathBuf::from(NAME)], NvmlError::LibraryNotFound);
         assert_eq!(missing.what.matches(NAME).count(), 1, "{}", missing.what);
         assert!(missing.what.contains("--gpus sim:8xh100") && missing.source.is_none());

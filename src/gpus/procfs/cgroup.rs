@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_pod_is_not_put_into_one() {
+    fn a_process_outside_of_pods_is_assigned_to_none() {
         for (text, container) in [
             ("0::/\n".to_owned(), None),
             ("0::/user.slice/user-1000.slice/session-3.scope\n".into(), None),

@@ -13,8 +13,8 @@ use crate::history::HistoryLimit;
 use crate::invariants::{
     i1_no_two_pods_hold_one_device, i2_grants_never_exceed_a_part, i3_a_healthy_device_is_held_or_grantable,
     i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_restores_the_ledger,
-    i6_a_grant_ends_only_what_newer_ones_hold, i6_no_allocation_of_a_running_pod_ends,
-    i10_an_id_leaves_only_when_it_may, i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
+    i6_a_grant_ends_only_allocations_that_newer_ones_replace, i6_no_allocation_of_a_running_pod_ends,
+    i10_an_id_is_delisted_only_after_its_wait, i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
 };
 use crate::ledger::Ledger;
 use crate::listing::listing;
@@ -157,8 +157,8 @@ impl World {
         pruning_loses_nothing_that_lives(&before, &self.ledger, &entry, self.rules.history);
         self.check_no_ended_allocation_returns(&before, &entry);
         i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.rules, self.now);
-        i6_a_grant_ends_only_what_newer_ones_hold(&before, &self.ledger, command, &entry);
-        i10_an_id_leaves_only_when_it_may(&before, &self.ledger, &entry, &self.rules, self.now);
+        i6_a_grant_ends_only_allocations_that_newer_ones_replace(&before, &self.ledger, command, &entry);
+        i10_an_id_is_delisted_only_after_its_wait(&before, &self.ledger, &entry, &self.rules, self.now);
         self.check_state();
         refusal.map_or(Ok(entry), Err)
     }

@@ -84,7 +84,7 @@ fn prune(history: &mut History, expected: &mut Expected, limit: HistoryLimit) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn the_history_has_what_ended_and_was_not_pruned(ops in prop::collection::vec(op(), 1..40)) {
+    fn the_history_has_ended_allocations_until_they_are_pruned(ops in prop::collection::vec(op(), 1..40)) {
         let (mut history, mut expected) = (History::default(), Expected::new());
         let mut number = 0;
         for op in ops {

@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const HEADS_AT_ONCE: usize = 4 * 1024;
 
 /// A connection with a slot.
-pub(super) struct Wire<Io> {
+pub(super) struct Connection<Io> {
     io: Io,
     taken: SlotGuard,
     /// Whether the last write is pending.
@@ -33,7 +33,7 @@ pub(super) struct Wire<Io> {
     heads: usize,
 }
 
-impl Wire<TcpStream> {
+impl Connection<TcpStream> {
     /// An accepted TCP connection, once it has a slot.
     pub(super) async fn tcp(io: TcpStream, slots: &Arc<ConnectionSlots>) -> Self {
         // Responses are written whole, so Nagle's algorithm would only delay them.
@@ -43,7 +43,7 @@ impl Wire<TcpStream> {
     }
 }
 
-impl Wire<UnixStream> {
+impl Connection<UnixStream> {
     /// An accepted connection of the Unix socket, once it has a slot.
     pub(super) async fn unix(io: UnixStream, slots: &Arc<ConnectionSlots>) -> Self {
         let client = io.peer_cred().map_or(Client::Others, |peer| Client::User(peer.uid()));
@@ -51,7 +51,7 @@ impl Wire<UnixStream> {
     }
 }
 
-impl<Io> Wire<Io> {
+impl<Io> Connection<Io> {
     fn new(io: Io, taken: SlotGuard) -> Self {
         Self { io, taken, full: false, reads: false, heads: 0 }
     }
@@ -74,7 +74,7 @@ impl<Io> Wire<Io> {
 
     fn wrote(&mut self, cx: &Context<'_>, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         self.full = wrote.is_pending();
-        self.slot().takes(!self.full);
+        self.slot().set_reading(!self.full);
         if !self.full && std::mem::take(&mut self.reads) {
             // The pending read has no other waker.
             cx.waker().wake_by_ref();
@@ -83,7 +83,7 @@ impl<Io> Wire<Io> {
     }
 }
 
-impl<Io: AsyncRead + Unpin> AsyncRead for Wire<Io> {
+impl<Io: AsyncRead + Unpin> AsyncRead for Connection<Io> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -98,7 +98,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Wire<Io> {
         if self.slot().is_reading_paused() {
             return Poll::Pending;
         }
-        if self.slot().is_at_work() {
+        if self.slot().is_handling() {
             // A body, which its handler reads in pieces.
             return Pin::new(&mut self.io).poll_read(cx, buffer);
         }
@@ -118,7 +118,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Wire<Io> {
     }
 }
 
-impl<Io: AsyncWrite + Unpin> AsyncWrite for Wire<Io> {
+impl<Io: AsyncWrite + Unpin> AsyncWrite for Connection<Io> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check(cx)?;
         let wrote = Pin::new(&mut self.io).poll_write(cx, bytes);
@@ -150,7 +150,7 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Wire<Io> {
     }
 }
 
-impl<Io: ActixStream> ActixStream for Wire<Io> {
+impl<Io: ActixStream> ActixStream for Connection<Io> {
     fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<Ready>> {
         self.io.poll_read_ready(cx)
     }
@@ -166,7 +166,7 @@ pub(super) trait Ends {
     fn peer(&self) -> Option<Peer>;
 }
 
-impl Ends for Wire<TcpStream> {
+impl Ends for Connection<TcpStream> {
     fn slot(&self) -> &Arc<Slot> {
         &self.taken.slot
     }
@@ -176,7 +176,7 @@ impl Ends for Wire<TcpStream> {
     }
 }
 
-impl Ends for TlsStream<Wire<TcpStream>> {
+impl Ends for TlsStream<Connection<TcpStream>> {
     fn slot(&self) -> &Arc<Slot> {
         &self.get_ref().0.taken.slot
     }
@@ -187,7 +187,7 @@ impl Ends for TlsStream<Wire<TcpStream>> {
     }
 }
 
-impl Ends for Wire<UnixStream> {
+impl Ends for Connection<UnixStream> {
     fn slot(&self) -> &Arc<Slot> {
         &self.taken.slot
     }

@@ -12,13 +12,13 @@ use actix_web::{HttpMessage, HttpRequest};
 use berth_api::Check;
 
 /// Marks a request whose response has no details.
-struct Bare;
+struct WithoutDetails;
 
 /// Checks a request of the admin listener before it is handled.
 ///
 /// # Errors
 /// If the client may not have the metrics.
-pub(super) async fn of_the_daemon(context: &Context, request: &ServiceRequest) -> Result<(), Failure> {
+pub(super) async fn check_daemon_routes(context: &Context, request: &ServiceRequest) -> Result<(), Failure> {
     let path = route::path(request);
     let from_afar = match request.conn_data::<Peer>() {
         // Without TLS the listener is on loopback.
@@ -34,7 +34,7 @@ pub(super) async fn of_the_daemon(context: &Context, request: &ServiceRequest) -
             // A probe without credentials does not count as a failed authentication.
             let shows = certified || request.headers().contains_key(AUTHORIZATION);
             if !shows || context.access.may_read(request).await.is_err() {
-                request.extensions_mut().insert(Bare);
+                request.extensions_mut().insert(WithoutDetails);
             }
             Ok(())
         }
@@ -43,15 +43,15 @@ pub(super) async fn of_the_daemon(context: &Context, request: &ServiceRequest) -
 }
 
 /// The checks, with details only if the client may have them.
-pub fn shown(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
-    if request.extensions().get::<Bare>().is_some() {
+pub fn visible_checks(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
+    if request.extensions().get::<WithoutDetails>().is_some() {
         checks.iter_mut().for_each(|check| check.detail = None);
     }
     checks
 }
 
 /// The failed checks in one line: their names, with details if the client may have them.
-pub fn why(checks: &[Check]) -> String {
+pub fn describe_failed(checks: &[Check]) -> String {
     let failed = checks.iter().filter(|check| !check.ok);
     let words = failed.map(|check| match &check.detail {
         Some(detail) => format!("{}: {detail}", check.name),

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// The unread rest of a request's body.
-pub(super) struct Unread(Rc<RefCell<Payload>>);
+pub(super) struct RequestBody(Rc<RefCell<Payload>>);
 
-impl Unread {
+impl RequestBody {
     /// Replaces the request's body by a proxy and keeps the body itself; `None` without a body.
     ///
     /// The slot is notified at the end of the body.
@@ -75,7 +75,7 @@ const PIECE_BYTES_MAX: usize = 16 * 1024;
 /// counted, until the body was copied.
 pub(super) fn holding(
     body: BoxBody,
-    unread: Option<Unread>,
+    unread: Option<RequestBody>,
     work: Option<Work>,
     share: Option<Share>,
 ) -> BoxBody {

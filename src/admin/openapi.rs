@@ -166,7 +166,7 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
     also("400", NO_QUERY);
     also("421", "The Host header names another machine");
     also("503", "Too much is waiting or not read yet, the store fails, or the daemon stops");
-    also("429", "Asked too often");
+    also("429", "Too many requests");
     if guarded {
         also("401", "Nothing came that says who asks, or a wrong token");
         also("403", NOT_ALLOWED);

@@ -47,7 +47,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All of them.
+    /// All kinds.
     pub const ALL: &[Self] = &[
         Self::ListGpus,
         Self::GetGpu,

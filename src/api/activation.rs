@@ -1,4 +1,4 @@
-//! The stacks that were active, and the way back to one.
+//! The history of active stacks, and rollbacks.
 
 use super::text::non_empty;
 use crate::stack::{StackEntry, StackSource};
@@ -8,50 +8,50 @@ use berth_kernel::stack as kernel;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// The newest activations, newest first.
+/// Recent activations, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ActivationList {
-    /// At most 16, the active one first.
+    /// At most 16 activations. The first one is active.
     pub items: Vec<Activation>,
 }
 
-/// One activation.
+/// An activation of a stack.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Activation {
-    /// What it is rolled back to by; 0 is what was there before the first activation.
+    /// Identifies the activation in a rollback; 0 is the state before the first activation.
     #[schema(example = 3)]
     pub revision: u64,
-    /// Whether it is active.
+    /// Whether this stack is active.
     pub active: bool,
-    /// Where it comes from.
+    /// The source of the error.
     pub source: StackSource,
-    /// Who activated it, and for whom by their own word.
+    /// The caller that activated it, and the person that the caller named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
     pub by: Option<String>,
-    /// Why, in their words.
+    /// The caller's reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "fewer replicas for the weekend")]
     pub why: Option<String>,
-    /// When.
+    /// The time of the activation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: Option<String>,
-    /// Its policies, first asked first.
+    /// Its policies, in the order in which they are called.
     pub entries: Vec<StackEntry>,
-    /// Versions of it that were deleted since, by label: while they are gone it cannot be rolled back to.
+    /// Labels of its versions that have been deleted. A rollback to this stack is refused while any is missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(example = json!(["quota@9f86d081884c"]))]
     pub gone: Vec<String>,
 }
 
-/// Which activation to go back to.
+/// A rollback to an earlier activation.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rollback {
-    /// Of the history; the one before the active one if absent.
+    /// The revision to activate again; by default the one before the active one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 2)]
     pub revision: Option<u64>,
@@ -59,13 +59,13 @@ pub struct Rollback {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
     pub by: Option<String>,
-    /// In their words; at most 1024 bytes, no control characters.
+    /// The reason, at most 1024 bytes without control characters.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schema(example = "the new one denies too much")]
     pub reason: String,
 }
 
-/// Who does something and why, where there is no body to say it in.
+/// The author and the reason of a change, as query parameters of requests without a JSON body.
 #[derive(Clone, Debug, Default, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -73,14 +73,14 @@ pub struct Word {
     /// The person for whom the change is made; at most 128 bytes. It follows the name of the token's owner.
     #[param(example = "alice")]
     pub by: Option<String>,
-    /// In their words; at most 1024 bytes, no control characters.
+    /// The reason, at most 1024 bytes without control characters.
     #[serde(default)]
     #[param(required = false, example = "packs batch jobs")]
     pub reason: String,
 }
 
 impl Activation {
-    /// Of a stack that was active.
+    /// The activation of `stack`.
     #[must_use]
     pub fn of(ledger: &Ledger, stack: &kernel::Stack) -> Self {
         let version = |e: &kernel::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
@@ -97,7 +97,7 @@ impl Activation {
     }
 }
 
-/// Labels of the versions of a stack that this node does not know any more.
+/// Labels of the stack's versions that have been deleted from this node.
 #[must_use]
 pub fn gone(ledger: &Ledger, stack: &kernel::Stack) -> Vec<String> {
     let entries = stack.entries.iter();

@@ -1,4 +1,4 @@
-//! Allocations: who holds what, since when and why.
+//! Allocations, with their holders, limits and decisions.
 
 use super::values::values;
 use berth_kernel::allocation as kernel;
@@ -14,12 +14,12 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocationList {
-    /// Those that match, up to the limit.
+    /// Matching allocations, up to the limit.
     pub items: Vec<Allocation>,
-    /// How many match in all.
+    /// The number of all matching allocations.
     #[schema(example = 1)]
     pub total: usize,
-    /// What to ask for the following ones with, as `cursor`; absent where there are none.
+    /// The `cursor` of the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "1770092645000.5eed0001-17")]
     pub next: Option<String>,
@@ -29,51 +29,52 @@ pub struct AllocationList {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Allocation {
-    /// Its name for ever; the container has it in `BERTH_ALLOCATION_ID_...`.
+    /// The permanent id of the allocation. The container has it in `BERTH_ALLOCATION_ID_...`.
     #[schema(example = "5eed0001-17")]
     pub id: String,
-    /// Whether it lives.
+    /// Whether the allocation is live.
     pub state: AllocationState,
-    /// The resource asked for.
+    /// The requested resource.
     #[schema(example = "nvidia.com/gpu")]
     pub resource: String,
-    /// The devices.
+    /// Ids of the granted devices.
     #[schema(example = json!(["GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"]))]
     pub devices: Vec<String>,
-    /// The GPUs that they are on.
+    /// UUIDs of the devices' GPUs.
     #[schema(example = json!(["GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"]))]
     pub gpus: Vec<String>,
-    /// When it was granted.
+    /// The time of the grant.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub granted_at: String,
-    /// Who holds it, as far as the kubelet has shown; absent before that.
+    /// The container that holds it; absent until a source has shown it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<Holder>,
-    /// A later grant named some of its devices, and no round has shown yet which of them lives.
+    /// Whether a later grant includes some of its devices, and no reconcile pass has shown yet which of the two is
+    /// live.
     pub overlapped: bool,
-    /// What it may use of each of its parts, and who sees to it; absent where it may use all.
+    /// Its limits on each part, and their enforcement; absent if it may use all of its parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<AllocationLimits>,
-    /// What it uses of each of its parts. Empty once it has ended.
+    /// Its use of each part. Empty after the end.
     pub uses: Vec<PartUse>,
-    /// The decision behind it.
+    /// The decision to grant it.
     pub decision: Decision,
-    /// Set once it has ended.
+    /// Present after the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<End>,
 }
 
 values! {
-    /// Whether an allocation lives.
+    /// Whether an allocation is live.
     AllocationState {
         /// Its devices are held.
         Live = "live",
-        /// It is kept to be looked at.
+        /// It has ended and is part of the history.
         Ended = "ended",
     }
 }
 
-/// Who holds an allocation.
+/// The container that holds an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
@@ -95,18 +96,18 @@ pub struct Holder {
     pub container: Option<String>,
 }
 
-/// Why and on what terms.
+/// The decision to grant an allocation, with its terms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
-    /// Policies that allowed it, or `baseline`, or `adopted`.
+    /// The policies that allowed it, or `baseline`, or `adopted`.
     #[schema(example = json!(["timeslice@0123456789ab"]))]
     pub by: Vec<String>,
-    /// In words, from the policies.
+    /// The policies' reasons.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schema(example = "the emptiest GPU")]
     pub reason: String,
-    /// Environment that policies added.
+    /// Environment variables that policies added to the container.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     /// The limits that the container is given.
@@ -128,7 +129,7 @@ pub struct Limits {
     pub compute_percent: Option<u32>,
 }
 
-/// What an allocation may use of each part, by the policies' word and by what its devices take.
+/// The limits of an allocation on each part, from its policies and from the size of its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocationLimits {
@@ -156,18 +157,18 @@ values! {
     }
 }
 
-/// What an allocation uses of one part.
+/// An allocation's use of one part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PartUse {
     /// The part: a GPU, or a MIG instance.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub part: String,
-    /// MiB of memory that it may use there.
+    /// Limit on its memory on this part, in MiB.
     #[serde(rename = "memoryLimitMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 20389)]
     pub memory_limit_mib: Option<u64>,
-    /// MiB of memory of the processes that are surely its own; absent where processes cannot be seen.
+    /// Memory of the processes that certainly belong to it, in MiB; absent if processes are not visible.
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 18000)]
     pub memory_used_mib: Option<u64>,
@@ -175,7 +176,7 @@ pub struct PartUse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = false)]
     pub over_limit: Option<bool>,
-    /// Ids, on the host, of the processes that are surely its own.
+    /// Host ids of the processes that certainly belong to it.
     #[schema(example = json!([4711]))]
     pub pids: Vec<u32>,
     /// Processes that it shares with other allocations, or may: which of them uses what is not known.
@@ -187,25 +188,25 @@ pub struct PartUse {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SharedUse {
-    /// The other allocations.
+    /// Ids of the other allocations.
     #[schema(example = json!(["5eed0001-18"]))]
     pub with: Vec<String>,
-    /// Ids of the processes on the host.
+    /// Host ids of the processes.
     #[schema(example = json!([4712]))]
     pub pids: Vec<u32>,
-    /// MiB of memory of those processes.
+    /// Memory of the processes in MiB.
     #[schema(example = 512)]
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
 }
 
-/// How an allocation ended.
+/// The end of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct End {
     /// Why.
     pub reason: EndReason,
-    /// When.
+    /// The time of the end.
     #[schema(format = DateTime, example = "2026-02-03T04:15:06.000Z")]
     pub at: String,
 }
@@ -227,7 +228,7 @@ values! {
 }
 
 impl Allocation {
-    /// `mps`: resources whose containers are set up for MPS.
+    /// The allocation with its use of each part; `mps` are the resources whose containers use MPS.
     pub fn of(owners: &Attributions<'_>, mps: &BTreeSet<Resource>, allocation: &kernel::Allocation) -> Self {
         let ledger = owners.ledger;
         let limits = part_use::limits(ledger, allocation, mps.contains(&allocation.resource));

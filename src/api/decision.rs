@@ -1,4 +1,4 @@
-//! Decisions on the record.
+//! The journal of decisions.
 
 use crate::gpu::OfferLine;
 use crate::policy::Hook;
@@ -18,28 +18,28 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DecisionRecordList {
-    /// Those that match, up to the limit.
+    /// Matching decisions, up to the limit.
     pub items: Vec<DecisionRecord>,
-    /// What to ask for the following ones with, as `cursor`. It may be there although none follow, and
-    /// with no items: one answer looks at a part of the journal only.
+    /// The `cursor` of the next page; absent on the last page. A page covers only a part of the journal, so it may be
+    /// empty although a cursor is present, and the next page may be empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "4711")]
     pub next: Option<String>,
-    /// How much there is.
+    /// The size of the journal.
     pub journal: JournalState,
 }
 
-/// How much of the past there is.
+/// The size of the journal of decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JournalState {
-    /// Decisions that are kept.
+    /// Decisions in the journal.
     #[schema(example = 5120)]
     pub kept: u64,
-    /// Bytes that they take.
+    /// Size of these decisions in bytes.
     #[schema(example = 7_340_032)]
     pub bytes: u64,
-    /// Decisions that went since the daemon started: too old, or no room.
+    /// Decisions that were removed since the daemon started, due to their age or the journal's size.
     #[schema(example = 0)]
     pub dropped: u64,
     /// Decisions that were not recorded since the daemon started: too many at once, or the disk failed.
@@ -47,48 +47,48 @@ pub struct JournalState {
     pub lost: u64,
 }
 
-/// One question to the stack, on the record.
+/// One recorded decision of the stack.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DecisionRecord {
-    /// Its number.
+    /// The number of the decision.
     #[schema(example = 4710)]
     pub seq: u64,
-    /// When it was asked.
+    /// The time of the question.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub at: String,
     /// What was asked.
     pub hook: Hook,
-    /// The state of the node that it was asked on: counts changes since the daemon started.
+    /// The generation of the node's state: the number of changes since the daemon started.
     #[schema(example = 812)]
     pub generation: u64,
-    /// What was asked for; absent for `offer` and `triage`.
+    /// The request; absent for `offer` and `triage`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<DecisionRequest>,
-    /// What was reported; only for `triage`.
+    /// The reported error; only for `triage`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reading: Option<DecisionReading>,
-    /// GPUs that the question or the outcome names.
+    /// The GPUs of the question and of the outcome.
     #[schema(example = json!(["GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"]))]
     pub gpus: Vec<String>,
-    /// Pods that may have asked, as namespace/pod, where a source of pods showed any.
+    /// Pods that may have made the request, as namespace/pod. Empty if no source shows pods.
     #[schema(example = json!(["default/trainer-0"]))]
     pub candidates: Vec<String>,
-    /// What each policy said, in the order in which they were asked.
+    /// The calls of policies, in order.
     pub calls: Vec<DecisionCall>,
     /// What came of it.
     pub outcome: Outcome,
-    /// Who is behind it.
+    /// The policies that decided, or `baseline`.
     #[schema(example = json!(["timeslice@0123456789ab"]))]
     pub by: Vec<String>,
-    /// Why, in words.
+    /// The reason of the outcome.
     #[schema(example = "the emptiest GPU")]
     pub reason: String,
-    /// The allocation, if one was granted.
+    /// The granted allocation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "5eed0001-17")]
     pub allocation: Option<String>,
-    /// What was answered in the end.
+    /// The final answer.
     #[schema(value_type = Object, example = json!({"environment": {}}))]
     pub answer: Value,
     /// sha256 of the node as policies were shown it; `/decisions/{seq}/input` has it whole. Absent
@@ -116,64 +116,64 @@ values! {
     }
 }
 
-/// What was asked for.
+/// A request for devices.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DecisionRequest {
     /// The resource.
     #[schema(example = "nvidia.com/gpu.shared")]
     pub resource: String,
-    /// How many devices.
+    /// The number of devices.
     #[schema(example = 1)]
     pub count: usize,
-    /// The devices that an Allocate named, or that a placement had to hold.
+    /// The devices of an Allocate, or the required devices of a placement.
     pub devices: Vec<String>,
 }
 
-/// What was reported.
+/// A reported error of a GPU.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DecisionReading {
     /// The part.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub part: String,
-    /// Where it comes from.
+    /// The source of the error.
     #[schema(example = "xid")]
     pub source: String,
-    /// Its number there.
+    /// The error's code in that source.
     #[schema(example = 79)]
     pub code: u64,
-    /// In words.
+    /// The error's message.
     pub detail: String,
 }
 
-/// One policy's part in a decision.
+/// One call of a policy for a decision.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DecisionCall {
-    /// Its name, and the beginning of its digest.
+    /// The policy's name and the beginning of its digest.
     #[schema(example = "timeslice@0123456789ab")]
     pub policy: String,
-    /// Which version.
+    /// The digest of the policy's version.
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     pub digest: String,
-    /// What it was set to.
+    /// The policy's parameters.
     #[schema(value_type = Object, example = json!({"replicas": 4}))]
     pub parameters: Value,
     /// What came of the call.
     pub said: CallResult,
-    /// What it answered.
+    /// The policy's answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>, example = json!({"allow": true}))]
     pub answer: Option<Value>,
-    /// How it failed.
+    /// The policy's fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "unreachable (trap)")]
     pub fault: Option<String>,
-    /// Units of fuel that it used.
+    /// Units of fuel that the call used.
     #[schema(example = 181_000)]
     pub fuel: u64,
-    /// Wall time that it took, microseconds.
+    /// Wall time of the call in microseconds.
     #[schema(example = 58)]
     pub microseconds: u64,
 }
@@ -185,7 +185,7 @@ values! {
         Answer = "answer",
         /// It left the answer to others.
         Pass = "pass",
-        /// It failed.
+        /// Calls that failed.
         Fault = "fault",
         /// It was not asked, since it had failed too often.
         Suspended = "suspended",
@@ -193,7 +193,7 @@ values! {
 }
 
 impl DecisionRecordList {
-    /// What was found, beside the state of the journal.
+    /// A page of decisions, with the size of the journal.
     #[must_use]
     pub fn of(found: &DecisionPage, standing: JournalStats) -> Self {
         let JournalStats { kept, bytes, dropped, lost, .. } = standing;
@@ -206,7 +206,7 @@ impl DecisionRecordList {
 }
 
 impl DecisionRecord {
-    /// Of the record of one decision.
+    /// The body of a recorded decision.
     #[must_use]
     pub fn of(decision: &kernel::Decision) -> Self {
         let outcome = &decision.outcome;
@@ -243,7 +243,7 @@ impl DecisionRecord {
 }
 
 impl DecisionCall {
-    /// Of one call of a policy.
+    /// The body of a recorded call.
     #[must_use]
     pub fn of(call: &kernel::CallRecord) -> Self {
         let (answer, fault) = match &call.outcome {
@@ -323,7 +323,7 @@ fn triaged(answer: &TriageAnswer) -> Value {
     })
 }
 
-/// Parameters as JSON, or as text where they are none.
+/// Parameters as JSON, or as a string if they are not valid JSON.
 #[must_use]
 pub fn parameters(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))

@@ -1,4 +1,4 @@
-//! What operators say of a GPU, and how far it is drained.
+//! Cordons, drains and their progress.
 
 use super::gpu::HealthState;
 use super::values::values;
@@ -7,25 +7,25 @@ use berth_kernel::drain;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Whether an operator lets a GPU be granted.
+/// The drain state of a GPU: whether operators permit grants on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
     /// How far it is taken out.
     pub state: DrainState,
-    /// Who turned it.
+    /// The operator that changed it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "admin")]
     pub by: Option<String>,
-    /// Why, in the operator's words.
+    /// The operator's reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "fan replacement")]
     pub why: Option<String>,
-    /// When.
+    /// The time of the last change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: Option<String>,
-    /// While it is draining: how far it is.
+    /// The progress of the drain; only while it is draining.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<DrainProgress>,
     /// The cordons and drains on it, at most one per owner. It is granted again once it has none.
@@ -92,66 +92,66 @@ values! {
     }
 }
 
-/// How far a GPU is drained.
+/// The progress of a drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainProgress {
-    /// Whether its pods are asked to leave.
+    /// Whether the GPU's pods are evicted.
     #[serde(default)]
     pub evict: bool,
-    /// By when it is to be done.
+    /// The deadline of the drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, example = "2026-02-03T04:15:06.000Z")]
     pub deadline: Option<String>,
-    /// Seconds until then; 0 once it is over.
+    /// Seconds until the deadline; 0 after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 540)]
     pub seconds_left: Option<u64>,
-    /// What becomes of it then.
+    /// The action at the deadline.
     pub at_deadline: AtDeadline,
-    /// Whether the deadline is over.
+    /// Whether the deadline has passed.
     pub late: bool,
-    /// What keeps its pods from being asked at all, if something does.
+    /// The reason why no pod can be evicted at present, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "no pod is evicted while the API server cannot be used: no answer within 15 s")]
     pub warning: Option<String>,
-    /// Live allocations that still name it.
+    /// Live allocations that have devices on the GPU.
     #[schema(example = json!(["3f2a9c01-17"]))]
     pub allocations: Vec<String>,
-    /// Processes that are still seen on it; absent where they cannot be seen.
+    /// The number of processes on the GPU; absent if processes are not visible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1)]
     pub processes: Option<u32>,
-    /// Whose they are, by name; those that are not known yet come last.
+    /// The pods that hold these allocations, by name; unidentified ones are last.
     #[serde(default)]
     pub holders: Vec<DrainHolder>,
 }
 
-/// A pod that holds something of a GPU that is being drained.
+/// A pod that holds allocations on a GPU that is being drained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainHolder {
-    /// Its namespace, once known.
+    /// The pod's namespace; absent until known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "team")]
     pub namespace: Option<String>,
-    /// Its name, once known.
+    /// The pod's name; absent until known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "train-0")]
     pub pod: Option<String>,
-    /// Its UID, once known.
+    /// The pod's UID; absent until known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "0b9d3b5e-1d3e-4b52-9d4c-1f6f1e0a7c11")]
     pub pod_uid: Option<String>,
-    /// Its containers that hold something.
+    /// The pod's containers that hold the allocations.
     #[schema(example = json!(["main"]))]
     pub containers: Vec<String>,
-    /// What it holds of this GPU.
+    /// The pod's allocations on this GPU.
     #[schema(example = json!(["3f2a9c01-17"]))]
     pub allocations: Vec<String>,
-    /// How far it is on its way out.
+    /// The state of the pod's eviction.
     pub state: DrainHolderState,
-    /// What keeps it: the API server's words on its disruption budget, or why it could not be asked.
+    /// What delays the eviction: the API server's message about a disruption budget, or the error of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "The disruption budget web needs 3 healthy pods and has 3 currently")]
     pub message: Option<String>,
@@ -165,11 +165,11 @@ pub struct DrainHolder {
 }
 
 values! {
-    /// How far a pod is on its way out.
+    /// The state of a pod's eviction.
     DrainHolderState {
-        /// No source has said yet who it is.
+        /// No source has identified the pod yet.
         NotKnown = "notKnown",
-        /// The API server has not shown it, so it cannot be asked.
+        /// The API server has not listed the pod, so it cannot be evicted.
         NotShown = "notShown",
         /// Its eviction was not requested, or not yet.
         NotAsked = "notAsked",
@@ -177,70 +177,70 @@ values! {
         StaticPod = "staticPod",
         /// Its eviction was requested, and it is not being deleted yet.
         Asked = "asked",
-        /// Its disruption budget keeps it; it is asked again every few seconds.
+        /// A disruption budget prevents the eviction; it is requested again every few seconds.
         DisruptionBudget = "disruptionBudget",
-        /// It could not be asked; it is asked again every few seconds.
+        /// The eviction request failed; it is repeated every few seconds.
         Failed = "failed",
         /// It is being deleted and has its grace period.
         Terminating = "terminating",
-        /// Finished or deleted; the kubelet has yet to let go of its devices.
+        /// The pod has finished or was deleted; the kubelet has not released its devices yet.
         Over = "over",
     }
 }
 
-/// What becomes of a drain that is not done by its deadline.
+/// The action at the deadline of a drain that is not complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum AtDeadline {
-    /// It goes on, and is shown as late.
+    /// The drain continues and is shown as late.
     #[default]
     Wait,
-    /// Pods that are still there are deleted, with their own grace period and whatever their disruption
-    /// budgets say. Static pods stay. Only with `evict`.
+    /// The remaining pods are deleted with their own grace period, regardless of disruption budgets. Static pods
+    /// remain. Only with `evict`.
     Delete,
-    /// It is called off; the GPU stays cordoned.
+    /// The drain ends; the GPU remains cordoned.
     GiveUp,
 }
 
-/// Why a GPU is cordoned.
+/// A cordon of a GPU.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Cordon {
-    /// In the operator's words; at most 1024 bytes, no control characters.
+    /// The reason, at most 1024 bytes without control characters.
     #[serde(default)]
     #[schema(example = "fan replacement")]
     pub reason: String,
 }
 
-/// How a GPU is to be emptied.
+/// An order to drain a GPU.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DrainOrder {
-    /// In the operator's words; at most 1024 bytes, no control characters.
+    /// The reason, at most 1024 bytes without control characters.
     #[serde(default)]
     #[schema(example = "fan replacement")]
     pub reason: String,
-    /// Whether its pods are asked to leave, through the API server's Eviction API: disruption budgets
-    /// hold. Without it they end by themselves or by `kubectl`.
+    /// Whether to evict the GPU's pods through the API server's Eviction API, which respects disruption budgets.
+    /// Otherwise the drain waits until they end.
     #[serde(default)]
     pub evict: bool,
-    /// By when it is to be done, seconds from now; at most a week. Without it there is no end.
+    /// The deadline in seconds from now, at most a week. By default there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 600)]
     pub deadline_seconds: Option<u32>,
-    /// What becomes of it then.
+    /// The action at the deadline.
     #[serde(default)]
     pub at_deadline: AtDeadline,
 }
 
-/// An operator's word on a GPU's health.
+/// An order to mark a GPU healthy.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MarkHealthy {
-    /// `healthy`; nothing else can be said.
+    /// `healthy`, the only allowed value.
     #[schema(value_type = String, example = "healthy")]
     pub state: HealthState,
-    /// In the operator's words; at most 1024 bytes, no control characters.
+    /// The reason, at most 1024 bytes without control characters.
     #[serde(default)]
     #[schema(example = "reseated the riser")]
     pub reason: String,

@@ -1,88 +1,88 @@
-//! Events: what changed on the node, as `GET /events` tells it.
+//! Events: changes of the node, as `GET /events` sends them.
 
 use super::values::values;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What happened, or how a stream stands.
+/// A change of the node, or of the event stream itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Event {
-    /// What kind of thing; the `event` of the frame, too.
+    /// The kind of event; also the `event` field of the frame.
     pub kind: EventKind,
-    /// When the daemon saw it, at most a tenth of a second after it was so.
+    /// The time at which the daemon noticed the change, at most 0.1 s after it.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub at: String,
-    /// The ledger's generation by then.
+    /// The generation of the node's state that includes the change.
     #[schema(example = 42)]
     pub generation: u64,
-    /// The GPU that it is about, by UUID.
+    /// The UUID of the GPU concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub gpu: Option<String>,
-    /// The allocation that it is about.
+    /// The id of the allocation concerned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "5eed0001-17")]
     pub allocation: Option<String>,
-    /// The policy that it is about, as `name@` and the beginning of its digest.
+    /// The policy concerned, as `name@` and the beginning of its digest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "timeslice@9f86d081884c")]
     pub policy: Option<String>,
-    /// In words, for people.
+    /// The event as a sentence.
     #[schema(example = "5eed0001-17 ended (released): 1 x nvidia.com/gpu of default/trainer-0/main")]
     pub words: String,
 }
 
 values! {
-    /// The kinds of event. More may come within `/api/v1`: pass over what you do not know.
+    /// The kinds of event. Later releases of `/api/v1` may add kinds: ignore unknown ones.
     EventKind {
-        /// The first event of a stream: where one stands.
+        /// The first event of a stream, with the present generation.
         Here = "here",
         /// The events after the given id are no longer kept: read the state again.
         Missed = "missed",
-        /// The last event of a stream that the daemon ends, with the reason.
+        /// The last event of a stream that the daemon closes, with the reason.
         End = "end",
-        /// A GPU or a MIG instance is there that was not.
+        /// A GPU or a MIG instance was found.
         GpuFound = "gpuFound",
         /// A vanished GPU was removed from the list.
         GpuForgotten = "gpuForgotten",
-        /// A GPU's health turned, or the reason for it.
+        /// A GPU's health changed, or the reason for it.
         GpuHealth = "gpuHealth",
-        /// A GPU was cordoned, or a drain of it was called off.
+        /// A GPU was cordoned, or its drain was cancelled.
         GpuCordoned = "gpuCordoned",
-        /// A GPU is being drained, or by another order.
+        /// A drain of a GPU started, or its order changed.
         GpuDraining = "gpuDraining",
-        /// A GPU is drained.
+        /// A drain of a GPU is complete.
         GpuDrained = "gpuDrained",
         /// A GPU may be granted again.
         GpuUncordoned = "gpuUncordoned",
-        /// A pod was asked to leave a GPU that is drained, or could not be.
+        /// The eviction of a pod from a draining GPU was requested, or failed.
         Eviction = "eviction",
-        /// A part of a GPU is offered otherwise.
+        /// The offer of a part of a GPU changed.
         OffersChanged = "offersChanged",
-        /// Devices were granted to a container, or taken over from another plugin.
+        /// Devices were granted to a container, or adopted from another plugin.
         AllocationGranted = "allocationGranted",
-        /// A source showed who holds an allocation.
+        /// A source showed the holder of an allocation.
         AllocationHolder = "allocationHolder",
         /// An allocation ended.
         AllocationEnded = "allocationEnded",
-        /// Allocations no longer end by themselves, or do again.
+        /// Allocations no longer end automatically, or do so again.
         Hold = "hold",
         /// A process uses a GPU without an allocation.
         Bypass = "bypass",
-        /// It does so no more.
+        /// A process no longer uses a GPU without an allocation.
         BypassOver = "bypassOver",
-        /// Another stack is active.
+        /// Another stack was activated.
         StackActivated = "stackActivated",
-        /// A policy version is known that was not.
+        /// A policy version was added.
         PolicyUploaded = "policyUploaded",
         /// A policy version was deleted.
         PolicyDeleted = "policyDeleted",
         /// A policy of the stack failed.
         PolicyFault = "policyFault",
-        /// A policy failed so often in a row that it is no longer asked.
+        /// A policy was suspended after several faults in a row, and is no longer called.
         PolicySuspended = "policySuspended",
-        /// A suspended policy is asked again.
+        /// A suspended policy is called again.
         PolicyAskedAgain = "policyAskedAgain",
     }
 }

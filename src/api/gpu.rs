@@ -11,18 +11,18 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuList {
-    /// In the order of their index.
+    /// The GPUs, by index.
     pub items: Vec<GpuSummary>,
 }
 
-/// A GPU at a glance.
+/// The main properties of a GPU.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuSummary {
-    /// Its UUID.
+    /// The GPU's UUID.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub uuid: String,
-    /// NVML's index.
+    /// The GPU's NVML index.
     #[schema(example = 0)]
     pub index: u32,
     /// Product name.
@@ -32,56 +32,57 @@ pub struct GpuSummary {
     #[schema(example = 81559)]
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
-    /// Memory in use in MiB, where it could be read.
+    /// Memory in use in MiB; absent if it could not be read.
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_used_mib: Option<u64>,
-    /// Processes on it, where they could be seen; daemons that the configuration ignores left out.
+    /// The number of processes on the GPU, without those that the configuration ignores; absent if processes are not
+    /// visible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1)]
     pub processes: Option<u32>,
-    /// Of them, those that no allocation explains.
+    /// The number of these processes that have no allocation.
     #[schema(example = 0)]
     pub bypasses: u32,
-    /// Whether the last look showed it.
+    /// Whether the last inventory scan found the GPU.
     pub present: bool,
-    /// How it fares.
+    /// The GPU's health.
     pub health: Health,
-    /// Whether an operator lets it be granted.
+    /// The GPU's drain state.
     pub drain: Drain,
-    /// What of it is advertised and held, by resource.
+    /// The advertised, held and free devices of each resource.
     pub resources: Vec<ResourceUse>,
 }
 
-/// A GPU with all that is known of it.
+/// All properties of a GPU.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Gpu {
-    /// At a glance.
+    /// The main properties.
     #[serde(flatten)]
     pub summary: GpuSummary,
     /// `nvidia`.
     #[schema(example = "nvidia")]
     pub vendor: String,
-    /// N of `/dev/nvidiaN`, where known.
+    /// N of `/dev/nvidiaN`; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 0)]
     pub minor: Option<u32>,
     /// PCI bus id.
     #[schema(example = "00000000:65:00.0")]
     pub pci_bus: String,
-    /// NUMA node, where the node says.
+    /// NUMA node; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 0)]
     pub numa_node: Option<u32>,
-    /// In MIG mode its instances are granted, not the GPU itself.
+    /// Whether the GPU is in MIG mode. Its instances are then granted instead of the GPU.
     pub mig_enabled: bool,
-    /// Further facts.
+    /// Further attributes.
     #[schema(example = json!({"compute.capability": "9.0"}))]
     pub attributes: BTreeMap<String, String>,
-    /// What devices are made of: the whole GPU, and its MIG instances.
+    /// The parts that devices consist of: the whole GPU, and its MIG instances.
     pub parts: Vec<Part>,
-    /// How near the other GPUs sit.
+    /// The connections to the other GPUs.
     pub links: Vec<Link>,
 }
 
@@ -91,16 +92,17 @@ pub struct Gpu {
 pub struct Health {
     /// The state.
     pub state: HealthState,
-    /// Why; absent where there is nothing to say.
+    /// The reason of the state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "XID 79: GPU has fallen off the bus")]
     pub reason: Option<String>,
-    /// Since when.
+    /// The start of the state.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
-    /// Whether it heals by itself after a quiet time; else an operator must act.
+    /// Whether the GPU becomes healthy automatically after a time without errors; otherwise an operator must mark it
+    /// healthy.
     pub heals: bool,
-    /// What it was before, oldest first; the newest sixteen.
+    /// The previous states, at most 16, oldest first.
     pub history: Vec<HealthTurn>,
 }
 
@@ -118,74 +120,74 @@ values! {
     }
 }
 
-/// A state that a GPU was in.
+/// A previous health state of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthTurn {
     /// The state.
     pub state: HealthState,
-    /// Why; absent where there was nothing to say.
+    /// The reason of the state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "marked healthy by admin")]
     pub reason: Option<String>,
-    /// Since when.
+    /// The start of the state.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
 }
 
-/// Devices of one resource.
+/// The number of devices of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceUse {
     /// The resource.
     #[schema(example = "nvidia.com/gpu.shared")]
     pub resource: String,
-    /// Devices that the kubelet is shown.
+    /// The number of devices that the kubelet is shown.
     #[schema(example = 4)]
     pub devices: u32,
-    /// Of these, held by an allocation.
+    /// The number of these that an allocation holds.
     #[schema(example = 1)]
     pub held: u32,
-    /// Of these, to be had now.
+    /// The number of these that can be granted now.
     #[schema(example = 3)]
     pub free: u32,
 }
 
-/// What devices are made of.
+/// A part of a GPU that devices consist of: the whole GPU, or a MIG instance.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Part {
-    /// Its UUID.
+    /// The part's UUID.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub uuid: String,
-    /// Set for a MIG instance.
+    /// The MIG instance; absent for a whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
     /// Memory in MiB.
     #[schema(example = 81559)]
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
-    /// Memory in use in MiB, where it could be read.
+    /// Memory in use in MiB; absent if it could not be read.
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_used_mib: Option<u64>,
-    /// Processes on it, where they could be seen.
+    /// The number of processes on the part; absent if processes are not visible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1)]
     pub processes: Option<u32>,
-    /// Whether the last look showed it.
+    /// Whether the last inventory scan found the part.
     pub present: bool,
-    /// Who made its offer: a policy, or `baseline`; absent before the first.
+    /// The policy that made the part's offer, or `baseline`; absent before the first offer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "timeslice@0123456789ab")]
     pub offered_by: Option<String>,
-    /// What it is offered as.
+    /// The offered resources.
     pub offer: Vec<OfferLine>,
-    /// Its devices, those on their way out among them.
+    /// The part's devices, including those that are no longer offered but still held.
     pub devices: Vec<Device>,
 }
 
-/// What makes a MIG instance.
+/// A MIG instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Mig {
@@ -207,75 +209,75 @@ pub struct OfferLine {
     /// The resource.
     #[schema(example = "nvidia.com/gpu.shared")]
     pub resource: String,
-    /// How many devices.
+    /// The number of devices.
     #[schema(example = 4)]
     pub count: u32,
-    /// What each takes of the part.
+    /// The amount of the part that each device consumes.
     pub consumes: Consumes,
 }
 
-/// What one device takes of its part while it is held.
+/// The amount of its part that a held device consumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Consumes {
-    /// Everything.
+    /// Whether it consumes the whole part.
     pub whole: bool,
-    /// MiB of memory; 0 sets nothing aside.
+    /// MiB of memory; 0 reserves none.
     #[schema(example = 20389)]
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
-    /// Percent of compute; 0 sets nothing aside.
+    /// Percent of compute; 0 reserves none.
     #[schema(example = 25)]
     pub compute_percent: u32,
 }
 
-/// What the kubelet counts.
+/// A device, as the kubelet counts them.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Device {
-    /// Its id at the kubelet.
+    /// The device's id in the kubelet's list.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5::0")]
     pub id: String,
-    /// Its resource.
+    /// The device's resource.
     #[schema(example = "nvidia.com/gpu.shared")]
     pub resource: String,
-    /// Where it stands.
+    /// The device's state.
     pub state: DeviceState,
-    /// How the kubelet's list shows it.
+    /// The device's health in the kubelet's list.
     pub healthy: bool,
-    /// What it takes of the part.
+    /// The amount of the part that the device consumes.
     pub consumes: Consumes,
-    /// Live allocations that name it, oldest first. More than one only until a round has shown
-    /// which of them lives.
+    /// Live allocations of the device, oldest first. More than one only until a reconcile pass has shown which of
+    /// them is live.
     #[schema(example = json!(["5eed0001-17"]))]
     pub allocations: Vec<String>,
 }
 
 values! {
-    /// Where a device stands.
+    /// The state of a device.
     DeviceState {
-        /// To be had.
+        /// The device can be granted.
         Free = "free",
-        /// A live allocation names it.
+        /// A live allocation holds the device.
         Held = "held",
-        /// Offered, but not to be had now: its GPU is cordoned or unhealthy, or what is held on it
-        /// leaves no room.
+        /// The device is offered but cannot be granted now: its GPU is cordoned or unhealthy, or the held devices
+        /// leave too little of it.
         Withdrawn = "withdrawn",
-        /// No longer offered and not held: it leaves the list soon.
+        /// The device is no longer offered and not held; it is removed from the list soon.
         Leaving = "leaving",
     }
 }
 
-/// How near another GPU sits.
+/// The connection to another GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Link {
-    /// The other GPU.
+    /// The other GPU's UUID.
     #[schema(example = "GPU-1e2f3a4b-0000-0000-0000-000000000001")]
     pub gpu: String,
     /// The way over PCIe.
     pub path: LinkPath,
-    /// Active NVLinks between the two.
+    /// The number of active NVLinks between the two GPUs.
     #[schema(example = 18)]
     pub nvlinks: u32,
 }

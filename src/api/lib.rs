@@ -1,5 +1,4 @@
-//! What goes over the wire: one file a noun. Wire types end here; the kernel's types are not
-//! serializable.
+//! The bodies of the REST API, one file per noun, with their conversions. Kernel types are not serializable.
 
 mod action;
 mod activation;

@@ -1,4 +1,4 @@
-//! The node, and whether its daemon lives and is ready.
+//! The node, and the liveness and readiness of its daemon.
 
 use super::process::ProcessSight;
 use serde::{Deserialize, Serialize};
@@ -14,49 +14,49 @@ pub struct Node {
     /// The daemon's version.
     #[schema(example = "0.1.0")]
     pub version: String,
-    /// Grows by one with each change of the ledger.
+    /// The generation of the node's state. Each change increments it.
     #[schema(example = 42)]
     pub generation: u64,
-    /// Whether `/readyz` says so.
+    /// Whether the daemon is ready, as in `/readyz`.
     pub ready: bool,
-    /// What readiness was held against.
+    /// The checks of readiness.
     pub checks: Vec<Check>,
-    /// Where GPUs come from.
+    /// The source of the GPUs.
     #[schema(example = "8 simulated H100")]
     pub gpu_source: String,
-    /// Driver version, where there is one.
+    /// Version of the driver; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "580.65.06")]
     pub driver_version: Option<String>,
-    /// CUDA version of the driver, where there is one.
+    /// CUDA version of the driver; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "13.0")]
     pub cuda_version: Option<String>,
-    /// Resources with their devices and their registration at the kubelet.
+    /// The resources, with their devices and their registration with the kubelet.
     pub resources: Vec<ResourceState>,
-    /// What is wrong with the store, if anything; no grant is given then.
+    /// The store's error, during which nothing is granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_trouble: Option<String>,
-    /// The API server as a source of truth; left out where it is not used.
+    /// The connection to the API server; absent if it is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_server: Option<StepState>,
-    /// Why no allocation ends at present, if so.
+    /// The reason why no allocation ends at present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
-    /// How far the daemon can tell whose the processes on the GPUs are.
+    /// Whether the daemon can identify the processes on the GPUs.
     pub processes: ProcessSight,
     /// Revision of the active stack.
     #[schema(example = 3)]
     pub stack_revision: u64,
-    /// How many of each.
+    /// Numbers of objects.
     pub counts: Counts,
 }
 
-/// How many there are.
+/// Numbers of objects on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// GPUs, vanished ones among them.
+    /// GPUs, including vanished ones.
     #[schema(example = 8)]
     pub gpus: usize,
     /// GPUs that are healthy or degraded.
@@ -68,14 +68,13 @@ pub struct Counts {
     /// Live allocations.
     #[schema(example = 5)]
     pub allocations: usize,
-    /// Ended allocations that are kept.
+    /// Ended allocations in the history.
     #[schema(example = 100)]
     pub ended_allocations: usize,
-    /// Uses of GPUs that no allocation explains.
+    /// Uses of GPUs without an allocation.
     #[schema(example = 0)]
     pub bypasses: usize,
-    /// Pods whose spec lets them reach GPUs past every grant, whether or not they do; absent where no
-    /// source shows pods.
+    /// Pods whose spec permits the use of GPUs without an allocation; absent if no source shows pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 0)]
     pub bypassing_pods: Option<usize>,
@@ -84,64 +83,64 @@ pub struct Counts {
     pub policies: usize,
 }
 
-/// A resource at the kubelet.
+/// A resource and its registration with the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceState {
     /// The resource.
     #[schema(example = "nvidia.com/gpu")]
     pub resource: String,
-    /// Whether the kubelet knows it and watches its list.
+    /// Whether the resource is registered and the kubelet watches its devices.
     pub registration: StepState,
-    /// Devices that the kubelet is shown.
+    /// The number of devices that the kubelet is shown.
     #[schema(example = 8)]
     pub devices: u32,
-    /// Of these, held by an allocation.
+    /// The number of these that an allocation holds.
     #[schema(example = 5)]
     pub held: u32,
-    /// Of these, to be had now.
+    /// The number of these that can be granted now.
     #[schema(example = 3)]
     pub free: u32,
-    /// Why its free devices are withdrawn, if a run of denials did that.
+    /// The reason why its free devices are withdrawn after a series of denials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "3 denials in a minute: withdrawn for 10 s")]
     pub breaker: Option<String>,
 }
 
-/// A step, and what it waits for.
+/// A step of the daemon's start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StepState {
-    /// Whether it is taken.
+    /// Whether the step is done.
     pub done: bool,
-    /// On what it waits, and what to do.
+    /// What the step waits for, and what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "no kubelet.sock in /var/lib/kubelet/device-plugins")]
     pub waiting: Option<String>,
 }
 
-/// One thing that readiness is held against.
+/// A check of readiness or liveness.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// `gpus`, `adoption`, `store`, `kubelet`, ...
+    /// The name of the check: `gpus`, `adoption`, `store`, `kubelet`, ...
     #[schema(example = "kubelet")]
     pub name: String,
-    /// Whether it is well; false stands in the way of readiness, or of life.
+    /// Whether the check passed. The daemon is ready, or alive, if all checks pass.
     pub ok: bool,
-    /// In words, where there is something to say.
+    /// An explanation of the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "waiting: no kubelet.sock in /var/lib/kubelet/device-plugins")]
     pub detail: Option<String>,
 }
 
-/// The daemon lives.
+/// The daemon is alive.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Alive {
-    /// Always true; a daemon that does not live does not answer, or answers 503.
+    /// Always true; a daemon that is not alive responds with status 503 or not at all.
     pub alive: bool,
-    /// What life was held against: `keeper`, `policies`, `looks`, `streams`.
+    /// The checks of liveness: `keeper`, `policies`, `looks`, `streams`.
     pub checks: Vec<Check>,
 }
 
@@ -149,8 +148,8 @@ pub struct Alive {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Ready {
-    /// Always true; what is not ready is a problem with status 503.
+    /// Always true; a daemon that is not ready responds with a problem of status 503.
     pub ready: bool,
-    /// What readiness was held against.
+    /// The checks of readiness.
     pub checks: Vec<Check>,
 }

@@ -1,4 +1,4 @@
-//! Policies: the versions that this node knows.
+//! The policy versions of this node.
 
 use super::text::non_empty;
 use super::values::values;
@@ -8,17 +8,17 @@ use berth_kernel::policy::{self as kernel, PolicyVersion};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Largest module of a policy, bytes. The interpreters of Python and JavaScript make components of 12 to
-/// 20 MB; a component of a compiled language has well under one.
+/// Largest module of a policy, bytes. Components with a Python or JavaScript interpreter have 12 to 20 MB, those of
+/// compiled languages less than 1 MB.
 pub const MODULE_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// Versions of policies, by name and age.
+/// Policy versions, by name and age.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyList {
-    /// Those that match, up to the limit.
+    /// Matching versions, up to the limit.
     pub items: Vec<Policy>,
-    /// What to ask for the following ones with, as `cursor`; absent where there are none.
+    /// The `cursor` of the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(
         example = "timeslice.1770092645000.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -30,40 +30,40 @@ pub struct PolicyList {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Policy {
-    /// By its own word.
+    /// The policy's name, as the policy reports it.
     #[schema(example = "timeslice")]
     pub name: String,
-    /// By its own word.
+    /// The version, as the policy reports it.
     #[schema(example = "0.1.0")]
     pub version: String,
-    /// By its own word, one sentence.
+    /// One sentence about the policy, as the policy reports it.
     #[schema(example = "Offers every GPU as N replicas")]
     pub summary: String,
-    /// sha256 of its bytes.
+    /// sha256 of the component.
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     pub digest: String,
-    /// The hooks that it wants to be asked.
+    /// The hooks that the policy implements.
     #[schema(example = json!(["offer", "place"]))]
     pub hooks: Vec<Hook>,
-    /// Its size in bytes.
+    /// Size of the component in bytes.
     #[schema(example = 48213)]
     pub bytes: u64,
-    /// Whether it came with the daemon.
+    /// Whether the policy is shipped with the daemon.
     pub shipped: bool,
-    /// Whether it is in the active stack.
+    /// Whether the version is in the active stack.
     pub active: bool,
-    /// When it was first seen here.
+    /// The time at which the version was added to this node.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
-    /// Who uploaded it, and for whom by their own word; absent where it came with the daemon.
+    /// The caller that uploaded it, and the person that the caller named; absent for a shipped policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "admin")]
     pub by: Option<String>,
-    /// Why, in their words.
+    /// The caller's reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "packs batch jobs")]
     pub why: Option<String>,
-    /// The trusted key that signed it; absent where none did, or none is configured.
+    /// The trusted key that signed it; absent if it is not signed or no trusted key is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "release")]
     pub signed_by: Option<String>,
@@ -97,7 +97,7 @@ impl From<kernel::Hook> for Hook {
     }
 }
 
-/// One version of a policy with the schema of its parameters.
+/// One version of a policy, with the schema of its parameters.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyDetail {
@@ -110,7 +110,7 @@ pub struct PolicyDetail {
 }
 
 impl Policy {
-    /// Of a version that is known here.
+    /// The body of a version.
     #[must_use]
     pub fn of(ledger: &Ledger, version: &PolicyVersion) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl Policy {
 }
 
 impl PolicyDetail {
-    /// Of a version that is known here, with its parameters' schema.
+    /// The body of a version, with the schema of its parameters.
     #[must_use]
     pub fn of(ledger: &Ledger, version: &PolicyVersion) -> Self {
         let schema = &version.parameters_schema;

@@ -1,4 +1,4 @@
-//! Every error of the API, as `application/problem+json` (RFC 9457). The kinds are a closed list.
+//! The errors of the API, as `application/problem+json` (RFC 9457). The list of kinds is closed.
 
 use crate::action::Action;
 use crate::node::Check;
@@ -6,33 +6,33 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
 
-/// Longest words of a problem, bytes: a policy's own of 3 KiB with ours around them. What a client sent may be
-/// among them, and that has no limit but the head's.
+/// Longest detail of a problem, bytes: a policy's message of 3 KiB within one of the daemon. It may quote the
+/// request, which is limited by the size of the request head only.
 const DETAIL_BYTES_MAX: usize = 4 * 1024;
-/// What went wrong, as every error of this API says it (RFC 9457).
+/// An error of this API (RFC 9457).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Names the kind for programs; stays the same over releases.
+    /// The kind of problem, for programs. It does not change between releases.
     #[serde(rename = "type")]
     #[schema(value_type = String, example = "/problems/unknown-gpu")]
     pub kind: Box<str>,
-    /// The kind, for people.
+    /// The kind of problem, as a text.
     #[schema(value_type = String, example = "No such GPU")]
     pub title: Box<str>,
     /// The HTTP status.
     #[schema(example = 404)]
     pub status: u16,
-    /// What happened here.
+    /// What happened in this request.
     #[schema(example = "no GPU GPU-1 on this node")]
     pub detail: String,
-    /// What to do about it, where that is not plain.
+    /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "list the GPUs with their UUIDs")]
     pub hint: Option<String>,
     /// The operation of this API that helps, if one does.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known_action")]
     pub action: Option<Action>,
-    /// What readiness or life was held against; only `/readyz` and `/livez` have it.
+    /// The checks of readiness or liveness; only in responses of `/readyz` and `/livez`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<Check>,
 }
@@ -49,7 +49,7 @@ macro_rules! kinds {
         pub enum Kind { $($(#[$doc])* $kind,)+ }
 
         impl Kind {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &[Self] = &[$(Self::$kind,)+];
 
             /// Type, HTTP status and title.
@@ -66,7 +66,7 @@ macro_rules! kinds {
 kinds! {
     /// No such route.
     NoRoute = "no-such-route", 404, "No such route";
-    /// The route has other methods.
+    /// The route does not support the method.
     Method = "method-not-allowed", 405, "Method not allowed";
     /// A part of the path is malformed.
     Path = "malformed-path", 400, "Malformed path";
@@ -74,26 +74,26 @@ kinds! {
     Query = "malformed-query", 400, "Malformed query";
     /// A header is malformed.
     Header = "malformed-header", 400, "Malformed header";
-    /// The body ended early or was sent wrongly.
+    /// The body ended early or was sent incorrectly.
     Body = "malformed-body", 400, "Malformed body";
     /// The body is not JSON.
     Json = "malformed-json", 400, "Malformed JSON";
-    /// The body is JSON but not what is expected.
+    /// The body is JSON with an invalid value.
     Invalid = "invalid", 422, "Invalid value";
-    /// The body is of another media type.
+    /// The media type of the body is not supported.
     MediaType = "unsupported-media-type", 415, "Unsupported media type";
     /// The body is too large.
     TooLarge = "too-large", 413, "Too large";
-    /// The body came too slowly.
-    Slow = "too-slow", 408, "Body came too slowly";
-    /// No token, or a wrong one.
+    /// The body was sent too slowly.
+    Slow = "too-slow", 408, "Body sent too slowly";
+    /// No token, or an invalid one.
     Unauthorized = "unauthorized", 401, "A valid token is needed";
-    /// Known, and not allowed to do this.
+    /// The caller is authenticated, but not authorized to do this.
     Forbidden = "forbidden", 403, "Not allowed";
-    /// Asked too often.
-    TooMany = "too-many-requests", 429, "Asked too often";
-    /// The API server does not say who it is.
-    NoReview = "review-failed", 503, "The API server does not say who this is";
+    /// Too many requests of the caller.
+    TooMany = "too-many-requests", 429, "Too many requests";
+    /// The API server could not review the caller's token or access.
+    NoReview = "review-failed", 503, "The API server could not review the caller";
     /// The Host header names another machine.
     Host = "wrong-host", 421, "Wrong host";
     /// No such GPU.
@@ -108,70 +108,70 @@ kinds! {
     UnknownShadow = "unknown-shadow", 404, "No such shadow";
     /// No such device.
     UnknownDevice = "unknown-device", 404, "No such device";
-    /// Another allocation holds it.
+    /// Another allocation holds the device.
     Held = "held", 409, "Held by an allocation";
-    /// A source shows that its pod runs.
+    /// A source shows that the allocation's pod is running.
     Running = "still-running", 409, "Its pod still runs";
-    /// It has ended before.
+    /// The allocation has already ended.
     Ended = "already-ended", 409, "Already ended";
-    /// Its state does not allow this.
+    /// The object's state does not permit the change.
     State = "wrong-state", 409, "Not in this state";
-    /// Something needs an API server.
+    /// The request requires an API server.
     NoApiServer = "no-api-server", 409, "No API server is configured";
-    /// Something needs a journal of decisions.
+    /// The request requires a journal of decisions.
     NoJournal = "no-journal", 409, "No journal is kept";
-    /// Policies deny or fail.
+    /// A policy denied the request or failed.
     Denied = "denied", 409, "Denied by a policy";
     /// Another client changed it first.
     Changed = "changed-meanwhile", 412, "Changed meanwhile";
-    /// In use.
+    /// The object is in use.
     InUse = "in-use", 409, "In use";
-    /// As many as there may be.
+    /// The maximum number of objects exists already.
     Limit = "limit-reached", 409, "Limit reached";
-    /// The upload is no policy.
+    /// The upload is not a policy.
     NotAPolicy = "not-a-policy", 422, "Not a policy";
-    /// Compiling costs too much.
+    /// Compilation exceeds its limits.
     TooCostly = "too-costly", 422, "Too costly to compile";
     /// A policy of the stack fails on this node.
     StackFails = "stack-fails", 422, "The stack fails on this node";
-    /// No trusted key signed it.
+    /// The policy is not signed by a trusted key.
     Untrusted = "untrusted", 403, "Not signed by a trusted key";
     /// No such activation.
     UnknownRevision = "unknown-revision", 404, "No such revision";
     /// No such entry of the stack.
     UnknownEntry = "unknown-entry", 404, "No such entry";
-    /// Its files are gone.
-    Lost = "lost", 410, "Files are gone";
-    /// Too much is waiting.
+    /// The policy's files are missing.
+    Lost = "lost", 410, "Files are missing";
+    /// Too many requests are waiting.
     Busy = "busy", 503, "Busy";
-    /// The daemon stops.
+    /// The daemon is stopping.
     Stopping = "stopping", 503, "Stopping";
-    /// The store does not take writes.
+    /// The store cannot be written.
     Store = "store-failed", 503, "The store failed";
-    /// Not ready yet.
+    /// The daemon is not ready yet.
     NotReady = "not-ready", 503, "Not ready";
-    /// Something that has to move does not.
+    /// A thread or task of the daemon makes no progress.
     NotAlive = "not-alive", 503, "Not alive";
-    /// As many event streams as there may be.
+    /// The maximum number of event streams is open.
     Streams = "too-many-streams", 503, "Too many event streams";
-    /// Too much of answers lies unread.
-    Unread = "answers-unread", 503, "Too many answers are not read";
-    /// No coding of the answer is acceptable.
+    /// Clients have not read too many bytes of responses.
+    Unread = "answers-unread", 503, "Too many unread responses";
+    /// No available content coding of the response is acceptable.
     NotAcceptable = "not-acceptable", 406, "Not acceptable";
-    /// No answer in time.
+    /// The daemon did not answer in time.
     Late = "late", 504, "No answer in time";
-    /// The daemon's own trouble.
+    /// An internal error of the daemon.
     Internal = "internal", 500, "Internal error";
 }
 
 impl Problem {
-    /// The kind behind a type such as `/problems/unknown-gpu`.
+    /// The kind of a `type` such as `/problems/unknown-gpu`.
     #[must_use]
     pub fn kind_of(slug: &str) -> Option<Kind> {
         Kind::ALL.iter().copied().find(|kind| kind.facts().0 == slug)
     }
 
-    /// A problem of this kind; `detail` says what happened here.
+    /// A problem of this kind. A `detail` that is too long is truncated.
     #[must_use]
     pub fn new(kind: Kind, detail: impl fmt::Display) -> Self {
         let (slug, status, title) = kind.facts();
@@ -191,7 +191,7 @@ impl Problem {
         }
     }
 
-    /// A problem for an HTTP status that the HTTP server chose itself.
+    /// A problem for an HTTP status that the HTTP server chose.
     #[must_use]
     pub fn of_status(status: u16, detail: impl fmt::Display) -> Self {
         let kind = Kind::ALL.iter().find(|kind| kind.facts().1 == status);

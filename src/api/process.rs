@@ -1,4 +1,4 @@
-//! Processes on GPUs: who they are, whose allocation they use, and who uses a GPU without one.
+//! Processes on GPUs, their pods and allocations, and those that use a GPU without an allocation.
 
 use super::values::values;
 use berth_kernel::attribution::{Attribution, Bypass as Found, Reason};
@@ -11,13 +11,13 @@ use berth_kernel::process::{self as kernel, Owner, PodProcess, ProcessVisibility
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How far the daemon can tell whose the processes on the GPUs are.
+/// Whether the daemon can identify the processes on the GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessSight {
-    /// Whether it can.
+    /// The visibility of processes.
     pub state: SightState,
-    /// Why not, where it cannot.
+    /// The reason why processes are not visible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "berth runs in a PID namespace of its own")]
     pub why: Option<String>,
@@ -28,12 +28,12 @@ pub struct ProcessSight {
 }
 
 values! {
-    /// Whether the daemon can tell whose processes are.
+    /// The visibility of the processes on GPUs.
     SightState {
-        /// It can.
+        /// The daemon can identify processes.
         Visible = "visible",
-        /// NVML's process ids are not those that the daemon sees, or are left out: no process does not
-        /// mean that there is none.
+        /// NVML's process ids differ from those that the daemon sees, or NVML omits processes. An empty list does not
+        /// mean that there are no processes.
         PidsHidden = "pidsHidden",
         /// Processes are not listed, or not one by one.
         Unsupported = "unsupported",
@@ -44,7 +44,7 @@ values! {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessList {
-    /// How far one can tell whose they are.
+    /// Whether the daemon can identify the processes.
     pub sight: ProcessSight,
     /// The listed ones, by part and process id. At most 256 of a GPU.
     pub items: Vec<Process>,
@@ -54,41 +54,41 @@ pub struct ProcessList {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Process {
-    /// Its id on the host.
+    /// The process id on the host.
     #[schema(example = 4711)]
     pub pid: u32,
-    /// Its command name, at most 15 bytes. Every process chooses its own.
+    /// The command name, at most 15 bytes. A process can choose any name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "python3")]
     pub name: Option<String>,
-    /// The GPU.
+    /// The GPU's UUID.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub gpu: String,
-    /// The MIG instance that it is on, where NVML says; else the GPU.
+    /// The MIG instance if NVML reports it, otherwise the GPU.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub part: String,
     /// What it does there.
     pub uses: Vec<ProcessUse>,
-    /// Memory that it has there in MiB, where NVML says.
+    /// The process's memory on the part in MiB; absent if NVML does not report it.
     #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_mib: Option<u64>,
-    /// The pod that it is in, where there is one.
+    /// The process's pod; absent if it is in none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<ProcessPod>,
-    /// The container's id, where it is in a container.
+    /// The id of the process's container; absent if it is in none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "8b1a9953c4611296a827abf8c47804d78b1a9953c4611296a827abf8c47804d7")]
     pub container_id: Option<String>,
-    /// Since when it is seen.
+    /// The time at which the process was first seen.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
-    /// What its use of the GPU rests on.
+    /// What permits its use of the GPU.
     pub right: Right,
-    /// The allocation that it uses; several where it uses or may use one of them.
+    /// The allocation that it uses; several if it uses, or may use, one of them.
     #[schema(example = json!(["5eed0001-17"]))]
     pub allocations: Vec<String>,
-    /// In words, where no single allocation explains it.
+    /// The reason why it has no single allocation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "it is in no pod: it was started on the host, or by another container runtime")]
     pub reason: Option<String>,
@@ -110,60 +110,59 @@ values! {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessPod {
-    /// Its UID, as the kubelet names its cgroup.
+    /// The pod's UID, from the name of its cgroup.
     #[schema(example = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1")]
     pub uid: String,
-    /// Its namespace, where a source has shown it.
+    /// The pod's namespace; absent until a source has shown it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "default")]
     pub namespace: Option<String>,
-    /// Its name, where a source has shown it.
+    /// The pod's name; absent until a source has shown it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "trainer-0")]
     pub name: Option<String>,
-    /// The container's name, where its mounts show it.
+    /// The container's name; absent if its mounts do not show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "main")]
     pub container: Option<String>,
 }
 
 values! {
-    /// What the use of a GPU rests on.
+    /// What permits a process's use of a GPU.
     Right {
         /// One allocation.
         Allocation = "allocation",
         /// One of several allocations of its pod: which one is not known.
         Shared = "shared",
-        /// It may be one of several: whose they are, or whose it is, is not known.
+        /// Possibly one of several allocations, since the process's pod or the allocations' holders are unknown.
         Unclear = "unclear",
-        /// A daemon that the configuration ignores (`processes.ignore`).
+        /// The configuration ignores the process (`processes.ignore`).
         Ignored = "ignored",
-        /// No allocation explains it yet; some seconds more make it a bypass.
+        /// No allocation yet; after some seconds the process counts as a bypass.
         Settling = "settling",
         /// No allocation.
         Bypass = "bypass",
     }
 }
 
-/// Uses of GPUs past every grant.
+/// Uses of GPUs without an allocation.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BypassList {
-    /// How far one can tell.
+    /// Whether the daemon can identify processes.
     pub sight: ProcessSight,
-    /// Processes on GPUs that no allocation explains, GPU by GPU, up to the limit.
+    /// Processes on GPUs without an allocation, by GPU, up to the limit.
     pub items: Vec<Bypass>,
-    /// How many match in all.
+    /// The number of all matching processes.
     #[schema(example = 1)]
     pub total: usize,
-    /// What to ask for the following ones with, as `cursor`; absent where there are none.
+    /// The `cursor` of the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(
         example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5 4711 GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"
     )]
     pub next: Option<String>,
-    /// Pods whose spec lets them reach GPUs past every grant, whether or not they do; absent where no
-    /// source shows the node's pods.
+    /// Pods whose spec permits the use of GPUs without an allocation; absent if no source shows the node's pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods: Option<Vec<ReachingPod>>,
 }
@@ -174,29 +173,29 @@ pub struct BypassList {
 pub struct Bypass {
     /// Why no allocation explains it.
     pub reason: BypassReason,
-    /// In words, with what it usually comes from.
+    /// The reason as a sentence, with the usual cause.
     #[schema(example = "its pod was granted no GPU of this node")]
     pub detail: String,
-    /// Since when no allocation explains it.
+    /// The time since which the process has no allocation.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
-    /// The pod, where there is one.
+    /// The process's pod; absent if it is in none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<ProcessPod>,
-    /// The GPU.
+    /// The GPU's UUID.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub gpu: String,
-    /// The MIG instance, where NVML says; else the GPU.
+    /// The MIG instance if NVML reports it, otherwise the GPU.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub part: String,
-    /// The process's id on the host.
+    /// The process id on the host.
     #[schema(example = 4711)]
     pub pid: u32,
-    /// Its command name.
+    /// The command name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "python3")]
     pub name: Option<String>,
-    /// Memory that it has there in MiB, where NVML says.
+    /// The process's memory on the part in MiB; absent if NVML does not report it.
     #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
     pub memory_mib: Option<u64>,
@@ -220,26 +219,26 @@ values! {
     }
 }
 
-/// A pod whose spec lets it reach GPUs past every grant.
+/// A pod whose spec permits the use of GPUs without an allocation.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReachingPod {
-    /// Its UID.
+    /// The pod's UID.
     #[schema(example = "3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1")]
     pub uid: String,
-    /// Its namespace.
+    /// The pod's namespace.
     #[schema(example = "default")]
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     #[schema(example = "trainer-0")]
     pub name: String,
-    /// By what.
+    /// The setting that permits it.
     #[schema(example = "its container main sets NVIDIA_VISIBLE_DEVICES itself")]
     pub detail: String,
 }
 
 impl ProcessSight {
-    /// Of how far processes are visible.
+    /// The body of a process visibility.
     #[must_use]
     pub fn of(sight: ProcessVisibility) -> Self {
         match sight {
@@ -255,7 +254,7 @@ impl ProcessSight {
 }
 
 impl Process {
-    /// Of a process on the GPU `gpu`, with its owner.
+    /// The body of a process on the GPU `gpu`, with its allocations.
     #[must_use]
     pub fn of(ledger: &Ledger, gpu: &str, seen: &TrackedProcess, whose: &Attribution) -> Self {
         let kernel::Process { pid, part, uses, memory_mib, identity: who } = &seen.process;
@@ -320,7 +319,7 @@ impl ProcessPod {
 }
 
 impl Bypass {
-    /// Of a process that uses a GPU without an allocation.
+    /// The body of a bypass.
     #[must_use]
     pub fn of(ledger: &Ledger, found: &Found) -> Self {
         let process = &found.process;
@@ -339,7 +338,7 @@ impl Bypass {
 }
 
 impl ReachingPod {
-    /// Of a pod whose settings may reach GPUs beside its allocations.
+    /// The body of a pod and the setting that permits its use of GPUs.
     #[must_use]
     pub fn of((pod, by): (&Pod, &PodBypass)) -> Self {
         Self {

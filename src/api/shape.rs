@@ -7,9 +7,9 @@ use crate::trial::Candidate;
 use crate::tried::NewTrial;
 use serde::de::DeserializeOwned;
 
-/// A JSON body of the API.
+/// A JSON request body with an example.
 pub trait Shape: DeserializeOwned {
-    /// One that is taken. Its first key is the one that matters most.
+    /// A valid body. Its first key is the most important one.
     const LOOKS: &'static str;
 }
 

@@ -1,4 +1,4 @@
-//! The stack: which policies are asked, in which order, and how they fare.
+//! The stack of policies and their call statistics.
 
 use crate::policy::Hook;
 use crate::values::values;
@@ -13,28 +13,28 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Stack {
-    /// Counts activations; the ETag of this resource.
+    /// The number of activations; also the ETag of this resource.
     #[schema(example = 3)]
     pub revision: u64,
-    /// Where it comes from.
+    /// The source of the error.
     pub source: StackSource,
-    /// Who activated it.
+    /// The caller that activated it.
     #[schema(example = "admin")]
     pub by: String,
-    /// Why, in their words.
+    /// The caller's reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "fewer replicas for the weekend")]
     pub why: Option<String>,
-    /// When; absent before the first activation.
+    /// The time of the activation; absent before the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: Option<String>,
-    /// Its policies, first asked first. If all pass, the built-in baseline answers.
+    /// Its policies, in the order in which they are called. If all pass, the built-in baseline answers.
     pub entries: Vec<StackEntry>,
     /// The stack of the configuration file.
     pub file_stack: FileStack,
-    /// What its policies warn of on this node, such as a GPU that their parameters name and that is not
-    /// there, and resources that MIG keeps from being offered.
+    /// Warnings on this node: those of its policies, such as a GPU in their parameters that does not exist, and
+    /// resources that are not offered because of MIG.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node fits {model: NVIDIA L4*}"]))]
     pub warnings: Vec<String>,
@@ -62,53 +62,53 @@ impl StackSource {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StackEntry {
-    /// Its name.
+    /// The policy's name.
     #[schema(example = "timeslice")]
     pub policy: String,
-    /// Which version of it.
+    /// The digest of the policy's version.
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     pub digest: String,
-    /// By its own word; absent where this node does not know it (any more).
+    /// The version, as the policy reports it; absent if this node does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "0.1.0")]
     pub version: Option<String>,
-    /// Handed to it with every question.
+    /// The parameters that are passed to the policy in every call.
     #[schema(value_type = Object, example = json!({"replicas": 4}))]
     pub parameters: Value,
-    /// What it may do.
+    /// The policy's permissions.
     pub permissions: Permissions,
-    /// What happens when it fails.
+    /// The effect of a fault of the policy.
     pub on_fault: OnFault,
     /// Its call statistics since this stack was activated; absent if it is not active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
 }
 
-/// What a policy may do.
+/// The permissions of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Permissions {
-    /// May it deny an Allocate?
+    /// Whether it may deny an allocation.
     pub deny: bool,
-    /// Into how many devices of one resource it may cut a GPU, 1 to 128.
+    /// The number of devices of one resource into which it may divide a GPU, 1 to 128.
     #[schema(example = 128, minimum = 1, maximum = 128)]
     pub share_max: u32,
-    /// Resources that it may name: exact, or ending in `*`.
+    /// Resources that it may offer: exact names, or prefixes that end in `*`.
     #[schema(example = json!(["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*"]))]
     pub resources: Vec<String>,
-    /// Environment keys that it may set: exact, or ending in `*`.
+    /// Environment variables that it may set: exact names, or prefixes that end in `*`.
     #[schema(example = json!(["MY_LIMIT"]))]
     pub environment: Vec<String>,
 }
 
-/// What happens when a policy fails.
+/// The effect of a policy's fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnFault {
-    /// As if it had passed.
+    /// The policy is treated as if it had passed.
     #[default]
     Skip,
-    /// Allocate is denied.
+    /// The allocation is denied.
     Deny,
 }
 
@@ -116,54 +116,54 @@ pub enum OnFault {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// Calls by hook.
+    /// The number of calls by hook.
     #[schema(example = json!({"offer": 12, "place": 3}))]
     pub calls: BTreeMap<Hook, u64>,
-    /// How these calls went, by hook.
+    /// Statistics by hook.
     pub hooks: BTreeMap<Hook, HookRecord>,
-    /// Faults.
+    /// The policy's faults.
     pub faults: Faults,
-    /// Whether it is no longer asked, after several faults in a row; `DELETE
-    /// /stack/entries/{place}/suspension`, or another activation, has it asked again.
+    /// Whether the policy is no longer called, after several faults in a row. `DELETE
+    /// /stack/entries/{place}/suspension` or another activation ends the suspension.
     pub suspended: bool,
 }
 
-/// How the calls of one hook went. A percentile is an upper bound, since
-/// times are counted in steps: 30, 60, 100, 200, 300 microseconds, 1, 3, 10, 100 and 500 milliseconds.
+/// Statistics of one hook's calls. Percentiles are upper bounds, since times are counted in buckets: 30, 60, 100, 200
+/// and 300 microseconds, 1, 3, 10, 100 and 500 milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HookRecord {
     /// All calls: answers, passes and faults.
     #[schema(example = 12)]
     pub calls: u64,
-    /// How often it left the answer to others.
+    /// Calls that passed the question to the next policy.
     #[schema(example = 2)]
     pub passes: u64,
-    /// How often it failed.
+    /// Calls that failed.
     #[schema(example = 0)]
     pub faults: u64,
-    /// Half of the calls took at most so long, microseconds.
+    /// Median of the wall time in microseconds.
     #[schema(example = 60)]
     pub p50_microseconds: u64,
-    /// All but one in a hundred took at most so long, microseconds.
+    /// 99th percentile of the wall time in microseconds.
     #[schema(example = 200)]
     pub p99_microseconds: u64,
-    /// The longest one, microseconds.
+    /// Maximum of the wall time in microseconds.
     #[schema(example = 181)]
     pub worst_microseconds: u64,
 }
 
-/// What went wrong in a policy.
+/// The faults of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Faults {
     /// Faults by kind.
     #[schema(example = json!({"trap": 1}))]
     pub by_kind: BTreeMap<FaultKind, u64>,
-    /// Faults in a row by its own doing.
+    /// Consecutive faults that the policy caused itself.
     #[schema(example = 0)]
     pub in_a_row: u32,
-    /// The last one, in words.
+    /// The last fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "offer: trap: unreachable")]
     pub last: Option<String>,
@@ -194,12 +194,12 @@ values! {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FileStack {
-    /// Whether a stack activated through the API wins over it; `DELETE /stack/override` ends that.
+    /// Whether a stack that was activated through the API overrides it; `DELETE /stack/override` ends that.
     pub shadowed: bool,
-    /// Why it cannot be used, if it cannot.
+    /// The reason why it cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// Its policies.
+    /// Its policies, in the order in which they are called.
     pub entries: Vec<StackEntry>,
 }
 
@@ -207,13 +207,14 @@ pub struct FileStack {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NewStack {
-    /// Its policies, first asked first; at most 16. None leaves the built-in baseline alone.
+    /// Its policies, in the order in which they are called; at most 16. An empty stack has the built-in baseline
+    /// only.
     pub entries: Vec<NewStackEntry>,
     /// The person for whom the change is made; at most 128 bytes. It follows the name of the token's owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "alice")]
     pub by: Option<String>,
-    /// In their words; at most 1024 bytes, no control characters.
+    /// The reason, at most 1024 bytes without control characters.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schema(example = "fewer replicas for the weekend")]
     pub reason: String,
@@ -223,21 +224,21 @@ pub struct NewStack {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NewStackEntry {
-    /// Its name, or `name@` and at least 12 digits of a digest in place of `digest`.
+    /// The policy's name, or `name@` and at least 12 digits of the digest instead of `digest`.
     #[schema(example = "timeslice")]
     pub policy: String,
-    /// Which version of it; if absent the newest shipped one, or the only one.
+    /// The digest of the policy's version; by default the newest shipped version, or the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     pub digest: Option<String>,
-    /// Handed to it with every question; at most 6 KiB of JSON.
+    /// The parameters that are passed to the policy in every call, at most 6 KiB of JSON.
     #[serde(default)]
     #[schema(value_type = Object, example = json!({"replicas": 4}))]
     pub parameters: Map<String, Value>,
-    /// What it may do.
+    /// The policy's permissions.
     #[serde(default)]
     pub permissions: Permissions,
-    /// What happens when it fails.
+    /// The effect of a fault of the policy.
     #[serde(default)]
     pub on_fault: OnFault,
 }
@@ -289,7 +290,7 @@ impl From<OnFault> for kernel::OnFault {
 }
 
 impl StackEntry {
-    /// An entry of a stack; `record` where it is active.
+    /// The body of a stack's entry, with a `record` if the stack is active.
     #[must_use]
     pub fn of(entry: &kernel::StackEntry, version: Option<String>, record: Option<Record>) -> Self {
         Self {

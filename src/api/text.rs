@@ -1,4 +1,4 @@
-//! Texts that may be missing.
+//! Optional texts.
 
 /// The text, or `None` if it is empty.
 pub(super) fn non_empty(text: &str) -> Option<String> {

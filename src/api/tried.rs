@@ -1,4 +1,4 @@
-//! A policy that is tried on the node as it stands, without effect.
+//! Trials: a policy applied to the node's present state, without effect.
 
 use crate::decision::{DecisionCall, Outcome};
 use crate::gpu::OfferLine;
@@ -9,117 +9,117 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// What to try.
+/// A trial to run.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NewTrial {
-    /// The policy's name, or `name@` and at least 12 digits of a digest in place of `digest`.
+    /// The policy's name, or `name@` and at least 12 digits of the digest instead of `digest`.
     #[schema(example = "timeslice")]
     pub policy: String,
-    /// Which version of it; if absent the newest shipped one, or the only one.
+    /// The digest of the policy's version; by default the newest shipped version, or the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     pub digest: Option<String>,
-    /// What it is set to; at most 6 KiB of JSON.
+    /// The policy's parameters, at most 6 KiB of JSON.
     #[serde(default)]
     #[schema(value_type = Object, example = json!({"replicas": 4}))]
     pub parameters: Map<String, Value>,
-    /// What it may do; if absent, what the entry of the active stack may that it takes the place of, or
-    /// the default.
+    /// The policy's permissions; by default those of the replaced entry of the active stack, or the default
+    /// permissions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Permissions>,
-    /// What happens when it fails, the same way.
+    /// The effect of a fault of the policy; by default that of the replaced entry, or `skip`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_fault: Option<OnFault>,
-    /// Whether it is asked without the rest of the active stack. If not, it takes the place of the entry
-    /// of the same name, or is asked first.
+    /// Whether to call the policy without the rest of the active stack. Otherwise it replaces the entry of the same
+    /// name, or is called first.
     #[serde(default)]
     #[schema(example = false)]
     pub alone: bool,
-    /// What a container would ask for.
+    /// The request of a container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<TrialRequest>,
 }
 
-/// What a container would ask for.
+/// A container's request for devices.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrialRequest {
     /// The resource.
     #[schema(example = "nvidia.com/gpu.shared")]
     pub resource: String,
-    /// How many devices, 1 to 2048.
+    /// The number of devices, 1 to 2048.
     #[schema(example = 2, minimum = 1, maximum = 2048)]
     pub count: usize,
-    /// The namespace of its pod; `default` if only the pod is named. With neither, policies are shown
-    /// the pods that may be asking now.
+    /// The namespace of the container's pod, `default` if only `pod` is present. Without both, policies are shown the
+    /// pods that may be requesting devices now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "team-a")]
     pub namespace: Option<String>,
-    /// The name of its pod.
+    /// The name of the container's pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "trainer-0")]
     pub pod: Option<String>,
 }
 
-/// What would come of a policy on the node as it stands.
+/// The effects of a policy on the node's present state.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Trial {
-    /// The version that was tried.
+    /// The version of the policy.
     #[schema(example = "timeslice@0123456789ab")]
     pub policy: String,
-    /// Who was asked, first asked first.
+    /// The policies of the trial, in the order in which they were called.
     #[schema(example = json!(["quota@aaaaaaaaaaaa", "timeslice@0123456789ab"]))]
     pub stack: Vec<String>,
-    /// The entry of the active stack that it took the place of.
+    /// The entry of the active stack that the policy replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "timeslice@bbbbbbbbbbbb")]
     pub instead_of: Option<String>,
-    /// The state of the node that it was asked on: counts changes since the daemon started.
+    /// The generation of the node's state: the number of changes since the daemon started.
     #[schema(example = 812)]
     pub generation: u64,
-    /// Why this stack would not be activated; absent where it would be.
+    /// The reason why an activation of this stack would be refused; absent if it would succeed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "policy timeslice@0123456789ab fails on this node: unreachable (trap)")]
     pub refused: Option<String>,
-    /// What each part would be offered as. Where the stack would not be activated: as it is offered now.
+    /// The offers of the parts with this stack, or the present offers if the activation would be refused.
     pub offers: Vec<TrialOffer>,
-    /// Devices by resource.
+    /// The devices by resource.
     pub resources: Vec<TrialResource>,
-    /// What would become of the request, if there was one.
+    /// The outcome of the request; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<TrialOutcome>,
-    /// What every policy was asked and said, in order.
+    /// The calls of policies, in order.
     pub calls: Vec<TrialCall>,
 }
 
-/// What one part would be offered as.
+/// The offer of one part.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TrialOffer {
     /// The part.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub part: String,
-    /// As people know it: the GPU's index, and of an instance its profile.
+    /// The part's short name: the GPU's index, and the profile of a MIG instance.
     #[schema(example = "GPU 0")]
     pub name: String,
-    /// Its resources then.
+    /// The resources that would be offered.
     pub offered: Vec<OfferLine>,
-    /// Who offers that.
+    /// The policy that makes this offer, or `baseline`.
     #[schema(example = "timeslice@0123456789ab")]
     pub by: String,
-    /// Its resources now.
+    /// The resources that are offered now.
     pub offered_now: Vec<OfferLine>,
-    /// Who offers that.
+    /// The policy that makes the present offer, or `baseline`.
     #[schema(example = "baseline")]
     pub by_now: String,
-    /// Whether the two differ in more than who says so.
+    /// Whether the two offers differ.
     #[schema(example = true)]
     pub differs: bool,
 }
 
-/// Devices of one resource.
+/// The number of devices of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TrialResource {
@@ -129,52 +129,52 @@ pub struct TrialResource {
     /// Devices that would be offered.
     #[schema(example = 32)]
     pub devices: usize,
-    /// Those of them that could be had at once.
+    /// Devices of these that could be granted immediately.
     #[schema(example = 32)]
     pub free: usize,
     /// Devices that are offered now.
     #[schema(example = 0)]
     pub devices_now: usize,
-    /// Those that can be had now.
+    /// Devices that can be granted now.
     #[schema(example = 0)]
     pub free_now: usize,
 }
 
-/// What would become of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TrialOutcome {
     /// The resource.
     #[schema(example = "nvidia.com/gpu.shared")]
     pub resource: String,
-    /// How many devices.
+    /// The number of devices.
     #[schema(example = 2)]
     pub count: usize,
-    /// Pods that policies were shown as who may be asking, as namespace/pod.
+    /// The pods that policies were shown as possible requesters, as namespace/pod.
     #[schema(example = json!(["team-a/trainer-0"]))]
     pub candidates: Vec<String>,
-    /// Which devices; none where too few are free.
+    /// Ids of the chosen devices; empty if too few are free.
     #[schema(example = json!(["GPU-8a56a4bc-e184-a047-2620-be19fdf913d5::0"]))]
     pub devices: Vec<String>,
-    /// The same as people know them.
+    /// Short names of the chosen devices.
     #[schema(example = json!(["GPU 0 share 0"]))]
     pub names: Vec<String>,
-    /// Who chose them.
+    /// The policy that chose the devices, or `baseline`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "timeslice@0123456789ab")]
     pub placed_by: Option<String>,
-    /// Why these.
+    /// The reason for the choice.
     #[schema(example = "the least-held GPUs")]
     pub placed_because: String,
-    /// `granted`; `denied` by a policy; `refused` by the kernel.
+    /// `granted`, `denied` by a policy, or `refused` by the daemon.
     pub outcome: Outcome,
-    /// Who is behind that.
+    /// The policies that decided the outcome, or `baseline`.
     #[schema(example = json!(["baseline"]))]
     pub by: Vec<String>,
-    /// Why, in words.
+    /// The reason of the outcome.
     #[schema(example = "")]
     pub reason: String,
-    /// What policies would set in the container's environment.
+    /// The environment variables that policies would set in the container.
     #[schema(example = json!({"MY_LIMIT": "4"}))]
     pub environment: BTreeMap<String, String>,
     /// Its limit of memory, MiB.
@@ -191,15 +191,15 @@ pub struct TrialOutcome {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TrialCall {
-    /// Which hook.
+    /// The hook.
     pub hook: Hook,
-    /// What it said, in words.
+    /// The policy's answer, as a text.
     #[schema(example = "GPU 0 GPU 1: 4 x nvidia.com/gpu.shared (0 MiB, 0 %)")]
     pub words: String,
-    /// What it logged.
+    /// The policy's log lines.
     #[schema(example = json!(["two GPUs are idle"]))]
     pub log: Vec<String>,
-    /// The call as a decision has it.
+    /// The call, in the form of a recorded decision.
     #[serde(flatten)]
     pub call: DecisionCall,
 }

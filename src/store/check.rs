@@ -222,10 +222,20 @@ mod tests {
 
     /// Stores on nodes have this form, as with the golden records of `codec`.
     #[test]
-    fn golden_check_of_format_1() {
-        let mut contents = Contents::default();
-        append(&mut contents, &Changes::from([put(&meta(2)), put(&stack())]));
-        assert_eq!(contents.check().value(), b"\x01{\"writes\":1,\"records\":2,\"sum\":1495630016805505590}");
+    fn golden_checks() {
+        let of_format = |format: u8| {
+            let mut contents = Contents::default();
+            let pairs = [meta(2), stack()].map(|(key, value)| (key, [&[format], &value[1..]].concat()));
+            append(&mut contents, &pairs.iter().map(put).collect());
+            (contents.check(), pairs)
+        };
+        let (check, _) = of_format(2);
+        assert_eq!(check.value(), b"\x02{\"writes\":1,\"records\":2,\"sum\":16116649714095303343}");
+        let (check, pairs) = of_format(1);
+        let mut stored = stored(check, &pairs);
+        stored[0].1 = b"\x01{\"writes\":1,\"records\":2,\"sum\":1495630016805505590}".to_vec();
+        let (read, _) = Contents::read(stored).unwrap();
+        assert!(read.is_outdated());
     }
 
     #[test]

@@ -309,8 +309,8 @@ impl Policies for WasmPolicies {
     }
 
     fn call_with_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
-        let CallOutput { answer: told, cost, .. } = self.call_with_log(call);
-        (told, cost)
+        let CallOutput { answer, cost, .. } = self.call_with_log(call);
+        (answer, cost)
     }
 
     fn call_with_log(&self, call: Call<'_>) -> CallOutput {

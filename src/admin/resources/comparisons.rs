@@ -59,7 +59,7 @@ pub(crate) struct Limit {
         (status = 200, description = "What would have differed", body = Replay),
         (status = 400, description = "No JSON, or a malformed query"),
         (status = 403, description = "No trusted key signed it"),
-        (status = 408, description = "The body came too slowly"),
+        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "This daemon keeps no journal"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
@@ -101,7 +101,7 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
     responses(
         (status = 201, description = "It is asked from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
         (status = 400, description = "No JSON"),
-        (status = 408, description = "The body came too slowly"),
+        (status = 408, description = "The body was sent too slowly"),
         (status = 403, description = "No trusted key signed it"),
         (status = 409, description = "There are four already"),
         (status = 413, description = "The body is too large"),

@@ -124,7 +124,7 @@ pub(crate) async fn forget(
         (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
         (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
         (status = 404, description = "No such GPU"),
-        (status = 408, description = "The body came too slowly"),
+        (status = 408, description = "The body was sent too slowly"),
         (status = 412, description = "The drain state was changed meanwhile"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),

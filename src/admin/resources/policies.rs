@@ -135,7 +135,7 @@ pub(crate) async fn list(
         (status = 201, description = "Taken", body = PolicyDetail, headers(("Location" = String, description = "Where it is"))),
         (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
         (status = 403, description = "Keys are trusted and none of them signed it, or a core module is signed"),
-        (status = 408, description = "The body came too slowly"),
+        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "The node keeps as many versions as it may"),
         (status = 413, description = "Over 32 MiB"),
         (status = 415, description = "The body is not application/wasm"),

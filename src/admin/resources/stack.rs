@@ -41,7 +41,7 @@ pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "No JSON, or a malformed If-Match"),
         (status = 403, description = "No trusted key signed a version of it"),
-        (status = 408, description = "The body came too slowly"),
+        (status = 408, description = "The body was sent too slowly"),
         (status = 412, description = "Another stack was activated meanwhile"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),

@@ -42,7 +42,7 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
         (status = 400, description = "No JSON, or a malformed If-Match"),
         (status = 403, description = "No trusted key signed a version of it"),
         (status = 404, description = "The history has no such revision"),
-        (status = 408, description = "The body came too slowly"),
+        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "It is active, nothing was before it, or versions of it were deleted; names them"),
         (status = 412, description = "Another stack was activated meanwhile"),
         (status = 413, description = "The body is too large"),

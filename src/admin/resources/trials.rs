@@ -39,7 +39,7 @@ const NAME_BYTES_MAX: usize = 253;
         (status = 200, description = "What would come of it; faults of policies among it", body = Trial),
         (status = 400, description = "No JSON"),
         (status = 403, description = "No trusted key signed it"),
-        (status = 408, description = "The body came too slowly"),
+        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "The active stack has 16 entries, and it takes the place of none"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),

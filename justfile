@@ -104,7 +104,7 @@ deploy-check: deploy-tools
 deploy-tools:
     tests/deploy/tools.sh
 
-# Write the plain manifests and the dashboard anew
+# Render the plain manifests and the dashboard
 deploy-render: deploy-tools
     python3 deploy/grafana/dashboard.py
     PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/deploy/chart.py --write
@@ -114,7 +114,7 @@ deploy-cluster *ARGS: deploy-tools
     cargo build --release --locked
     PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/e2e/deployed.py {{ARGS}}
 
-# Write the API's document anew
+# Write the API's document
 openapi:
     cargo run --quiet --locked -- openapi > openapi/berth.json
 

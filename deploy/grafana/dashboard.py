@@ -91,7 +91,7 @@ ROWS = [
             ),
             Panel(
                 "Labels, TLS and other checks with something to say",
-                [(f"{_of('berth_check_noted')} == 1", "{{check}} on {{instance}}")],
+                [(f"{_of('berth_check_warning')} == 1", "{{check}} on {{instance}}")],
                 kind="table",
                 width=12,
                 about="labels: the node's labels do not follow its GPUs. tls: renewed files do not fit, the old ones go on.",
@@ -142,14 +142,14 @@ ROWS = [
             Panel(
                 "Time of a look",
                 [
-                    (_quantile(0.5, "berth_gpu_look_duration_seconds", "instance"), "{{instance}} p50"),
-                    (_quantile(0.99, "berth_gpu_look_duration_seconds", "instance"), "{{instance}} p99"),
+                    (_quantile(0.5, "berth_gpu_scan_duration_seconds", "instance"), "{{instance}} p50"),
+                    (_quantile(0.99, "berth_gpu_scan_duration_seconds", "instance"), "{{instance}} p99"),
                 ],
                 "s",
                 about="At all GPUs of a node, by NVML.",
             ),
-            Panel("Looks", [(_rate("berth_gpu_looks_total", "outcome"), "{{outcome}}")], "ops"),
-            Panel("Since the last look", [(f"time() - {_of('berth_gpu_look_timestamp_seconds')}", "{{instance}}")], "s"),
+            Panel("Looks", [(_rate("berth_gpu_scans_total", "outcome"), "{{outcome}}")], "ops"),
+            Panel("Since the last look", [(f"time() - {_of('berth_gpu_scan_timestamp_seconds')}", "{{instance}}")], "s"),
         ],
     ),
     (
@@ -295,7 +295,7 @@ ROWS = [
             Panel(
                 "Trouble",
                 [
-                    (f"{_of('berth_store_trouble')} == 1", "{{instance}} cannot write"),
+                    (f"{_of('berth_store_failed')} == 1", "{{instance}} cannot write"),
                     (f"sum by (instance) ({_increase('berth_store_append_failures_total')})", "failed appends of {{instance}}"),
                 ],
             ),
@@ -315,7 +315,7 @@ ROWS = [
                 about="One each, where all is well.",
             ),
             Panel(
-                "Registered anew",
+                "Registrations",
                 [(f"sum by (instance, outcome) ({_increase('berth_kubelet_registrations_total')})", "{{outcome}} on {{instance}}")],
             ),
             Panel("Calls", [(_rate("berth_grpc_calls_total", "method, code"), "{{method}} {{code}}")], "ops"),
@@ -330,8 +330,8 @@ ROWS = [
             Panel(
                 "Looks at its accounts",
                 [
-                    (_rate("berth_rounds_total", "outcome"), "{{outcome}}"),
-                    (_quantile(0.99, "berth_round_duration_seconds", "instance"), "{{instance}} p99, seconds"),
+                    (_rate("berth_reconcile_passes_total", "outcome"), "{{outcome}}"),
+                    (_quantile(0.99, "berth_reconcile_duration_seconds", "instance"), "{{instance}} p99, seconds"),
                 ],
             ),
         ],
@@ -381,7 +381,7 @@ ROWS = [
                     (_rate("berth_journal_lost_total", "instance"), "lost by {{instance}}"),
                 ],
                 "ops",
-                about="Dropped: the oldest, for want of room. Lost: never put down.",
+                about="Dropped: the oldest, to limit the size. Lost: never recorded.",
             ),
         ],
     ),

@@ -267,7 +267,7 @@ async fn patch(
     }]}});
     let (params, patch) = (PatchParams::default(), Patch::Strategic(&patch));
     let request = nodes.patch_status(node, &params, &patch);
-    answer(request, "patch nodes/status (ClusterRole berth-tell)").await.map(drop)
+    answer(request, "patch nodes/status (ClusterRole berth-events)").await.map(drop)
 }
 
 /// The answer to a request within its timeout. `right`: the right that the request needs, for the message of a 403.

@@ -214,7 +214,7 @@ impl Publisher {
                     // The API server may have removed the event: the next repetition creates it again.
                     self.recent.retain(|(recent, _)| recent != pending);
                     let hint = if status.code == 403 {
-                        " (the daemon needs: create and patch events of events.k8s.io; ClusterRole berth-tell, see deploy/cluster-role.yaml)"
+                        " (the daemon needs: create and patch events of events.k8s.io; ClusterRole berth-events, see deploy/cluster-role.yaml)"
                     } else {
                         ""
                     };

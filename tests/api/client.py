@@ -15,7 +15,7 @@ from berth_client.api.stack import activate_stack, get_stack
 from berth_client.models import Cordon, Gpu, NewStack, NewStackEntry, PolicyDetail, Problem
 from berth_client.types import UNSET, File
 
-# Longest wait for an event: it is told within a tenth of a second.
+# Longest wait for an event: it arrives within a tenth of a second.
 EVENT_S = 10
 
 

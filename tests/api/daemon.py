@@ -42,7 +42,7 @@ def free_port():
 
 
 def ready_but_for_the_kubelet(url):
-    """Whether all is there but a kubelet, which nobody plays here."""
+    """Whether everything is ready except the kubelet, which this test does not have."""
     try:
         urllib.request.urlopen(url + "/readyz", timeout=5).close()
         return True

@@ -59,9 +59,9 @@ def main():
             counted = json.loads(counts.read_text())
             requests += counted.pop("requests", 0)
             statuses.update(counted)
-            told = json.loads(report.read_text())
-            news = collections.Counter({f["code"]: f["count"] for f in told["failures"]})
-            news["error"] = len(told["errors"])
+            result = json.loads(report.read_text())
+            news = collections.Counter({f["code"]: f["count"] for f in result["failures"]})
+            news["error"] = len(result["errors"])
             print(f"round {rounds}, seed {seed}: {requests} requests, {news.total()} findings", flush=True)
             if news.total():
                 # A module in the body would be a megabyte of escapes.

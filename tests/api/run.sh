@@ -17,7 +17,7 @@ if [ "$1" = lint ] && ! cmp -s "$here/package.json" "$cache/npm/package.json"; t
     rm -rf "$cache/npm"
     mkdir -p "$cache/npm"
     cp "$here/package.json" "$cache/npm/"
-    # Without scripts of packages; a failure leaves no package.json, so the next run tries anew.
+    # Without scripts of packages; a failure leaves no package.json, so the next run installs again.
     (cd "$cache/npm" && npm install --silent --no-audit --no-fund --ignore-scripts --no-package-lock) ||
         { rm -f "$cache/npm/package.json"; exit 1; }
 fi

@@ -1,4 +1,4 @@
-"""Whether the page can be used by whoever does not see it: axe-core, and what it cannot judge."""
+"""Whether the page can be used without seeing it: axe-core, and what it cannot judge."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def landmarks_headings_and_names_are_there(watch: Watch, node: Node) -> None:
         expect(page.get_by_role("region", name=name, exact=True)).to_be_visible()
     expect(page.get_by_role("heading", level=3, name="GPU 0", exact=True)).to_be_visible()
     expect(page.get_by_role("table", name="Resources")).to_be_visible()
-    expect(page.get_by_role("table", name="Policies, first asked first")).to_be_visible()
+    expect(page.get_by_role("table", name="Policies, in the order of their calls")).to_be_visible()
     check(page.locator("table:not(:has(caption))").count() == 0, "a table has no caption")
     picture = page.get_by_role("img", name="Links between 8 GPUs", exact=False)
     expect(picture).to_be_visible()
@@ -59,7 +59,7 @@ def landmarks_headings_and_names_are_there(watch: Watch, node: Node) -> None:
         check(len(badge.inner_text().strip()) > 2, "a badge without a word")
     # In a phone's layout rows are blocks, and are rows all the same.
     page.set_viewport_size({"width": 360, "height": 740})
-    table = page.get_by_role("table", name="Policies, first asked first")
+    table = page.get_by_role("table", name="Policies, in the order of their calls")
     check(table.get_by_role("row").count() == 2 and table.get_by_role("cell").count() >= 5, "a table is none on a phone")
 
 

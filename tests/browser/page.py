@@ -145,7 +145,7 @@ def drains_and_shows_why_a_refused_drain_was(watch: Watch, node: Node) -> None:
     order = node.ask("GET", f"/gpus/{held}/drain")[1]["progress"]
     check((order["atDeadline"], order["evict"]) == ("giveUp", False), f"another order than asked for: {order}")
     picture(page, "page-draining")
-    _press(watch, index, "Stop drain…").get_by_role("button", name="Call off", exact=True).click()
+    _press(watch, index, "Stop drain…").get_by_role("button", name="Stop drain", exact=True).click()
     expect(tile(watch, index).get_by_role("button", name="Uncordon…", exact=True)).to_be_visible()
     expect(tile(watch, index).get_by_role("button", name="Stop drain…", exact=True)).to_be_hidden()
     _press(watch, index, "Uncordon…").get_by_role("button", name="Uncordon", exact=True).click()
@@ -186,14 +186,14 @@ def activates_a_policy_and_shows_refusals(watch: Watch, node: Node) -> None:
     dialog.get_by_label("Parameters").fill("{")
     dialog.get_by_label("Reason").fill("wrong")
     dialog.get_by_role("button", name="Activate", exact=True).click()
-    expect(dialog.get_by_role("alert")).to_contain_text("no JSON object")
+    expect(dialog.get_by_role("alert")).to_contain_text("not a JSON object")
     dialog.get_by_label("Parameters").fill('{"replicas": "four"}')
     watch.allow(412, 422)
     dialog.get_by_role("button", name="Activate", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("expected a whole number")
     picture(page, "page-activate-refused")
 
-    # Somebody else was faster.
+    # Another client changes the stack first.
     entries = [{k: e[k] for k in ("policy", "digest", "parameters", "permissions", "onFault")} for e in before["entries"]]
     status, _ = node.ask("PUT", "/stack", {"entries": entries, "reason": "from elsewhere"})
     check(status == 200, "the other activation failed")
@@ -220,7 +220,7 @@ def changes_from_outside_are_seen(watch: Watch, node: Node) -> None:
     expect(page.locator("#said")).to_contain_text("GPU 5 is cordoned: from outside")
     node.ask("DELETE", f"/gpus/{uuid}/cordon")
     expect(tile(watch, 5).get_by_role("button", name="Cordon…", exact=True)).to_be_visible(timeout=within)
-    check(page.locator(".tile[data-mark=kept]").count() == 1, "a tile was thrown away and made anew")
+    check(page.locator(".tile[data-mark=kept]").count() == 1, "a tile was replaced")
     node.tell(f"run team-d/late-0 {SHARED} 1")
     expect(page.locator("#tiles")).to_contain_text("team-d/late-0/main", timeout=30_000)
     expect(page.locator("#decisions")).to_contain_text("team-d/late-0/main", timeout=30_000)
@@ -267,11 +267,11 @@ def nothing_is_undone_that_was_not_seen(watch: Watch, node: Node) -> None:
     uuid = node.gpus()[6]["uuid"]
     with page.expect_response(f"**/gpus/{uuid}/drain"):
         dialog = _press(watch, 6, "Cordon…")
-    node.ask("PUT", f"/gpus/{uuid}/drain", {"reason": "of somebody else"})
+    node.ask("PUT", f"/gpus/{uuid}/drain", {"reason": "of another client"})
     watch.allow(412)
     dialog.get_by_role("button", name="Cordon", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("Changed meanwhile")
-    expect(dialog.get_by_role("alert")).to_contain_text("What to do: cancel, and look at what it is now")
+    expect(dialog.get_by_role("alert")).to_contain_text("What to do: cancel, and check its present state")
     picture(page, "page-changed-meanwhile")
     check(node.drain_state(6) in ("draining", "drained"), "the other order was undone")
     dialog.get_by_role("button", name="Cancel").click()
@@ -296,12 +296,12 @@ def a_page_that_nobody_sees_holds_no_stream_and_misses_nothing(watch: Watch, nod
         page.evaluate(turn, True)
     node.ask("DELETE", f"/gpus/{node.gpus()[4]['uuid']}/cordon")
     node.quiet(2.5)
-    check(len(streams) == 1, "a page that nobody sees has a stream")
+    check(len(streams) == 1, "a hidden page has a stream")
     expect(tile(watch, 4)).to_contain_text("cordoned by admin: before")
     page.evaluate(turn, False)
     expect(tile(watch, 4).get_by_role("button", name="Cordon…", exact=True)).to_be_visible(timeout=5000)
     until("the stream again", lambda: page.evaluate("1") and len(streams) == 2, 5)
-    check("last-event-id" in streams[1].headers, "it begins anew instead of where it was")
+    check("last-event-id" in streams[1].headers, "it starts again instead of continuing")
     expect(page.locator("#pulse")).to_contain_text("live")
 
 

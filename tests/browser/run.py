@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-# No compiled files in somebody's checkout.
+# No compiled files in the checkout.
 sys.dont_write_bytecode = True
 
 from say import Score, Trouble  # noqa: E402

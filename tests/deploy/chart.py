@@ -1,7 +1,7 @@
 """Renders the chart, and keeps the plain manifests equal to it.
 
     python3 tests/deploy/chart.py           says which manifests differ from the chart
-    python3 tests/deploy/chart.py --write   writes them anew
+    python3 tests/deploy/chart.py --write   writes them again
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ PLAIN = {
         ("daemonset",),
     ),
     "admin-tls.yaml": (
-        "# In place of berth.yaml's objects of these names: the admin API over TLS on every pod's address, for whoever the\n"
-        "# cluster lets do it (docs/access.md). Needs the Secret berth-tls, as cert-manager makes it.\n"
+        "# In place of berth.yaml's objects of these names: the admin API over TLS on every pod's address, for users\n"
+        "# of the cluster with the rights (docs/access.md). Needs the Secret berth-tls, as cert-manager makes it.\n"
         "#   kubectl -n berth create secret tls berth-tls --cert=tls.crt --key=tls.key\n"
         "#   kubectl apply -f admin-tls.yaml\n",
         ADMIN_TLS,

@@ -41,7 +41,7 @@ _VALUES = {
     "route": {"/livez", "/readyz"},
 }
 
-#: Families that nobody has to look at.
+#: Families that no panel or alert needs.
 _UNUSED = {"berth_gpu_present", "process_virtual_memory_bytes", "process_start_time_seconds"}
 
 #: What a metric of each type is called in queries.
@@ -121,8 +121,8 @@ def wrong(query: str, metrics: dict[str, Metric]) -> list[str]:
     found += [f"no label {label} of {', '.join(sorted(names))}" for label in sorted(labels - all_known)]
     for label, values in re.findall(r'([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', query):
         for value in values.split("|"):
-            told = any(value in metric.seen.get(label, ()) or _lists(metric.about, value) for metric in known)
-            if not told and value not in _VALUES.get(label, ()):
+            is_known = any(value in metric.seen.get(label, ()) or _lists(metric.about, value) for metric in known)
+            if not is_known and value not in _VALUES.get(label, ()):
                 found.append(f"{label} is never {value}")
     return found
 

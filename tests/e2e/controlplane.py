@@ -39,7 +39,7 @@ _ADMIN, _BERTH = "e2e-admin", "e2e-berth"
 
 #: The rights that Berth's users are told to give it, so that the test shows that they are enough.
 _BERTH_ROLES_FILE = REPO / "deploy" / "cluster-role.yaml"
-_BERTH_ROLES = ("berth", "berth-tell", "berth-evict", "berth-delete", "berth-review", "berth-label")
+_BERTH_ROLES = ("berth", "berth-events", "berth-evict", "berth-delete", "berth-review", "berth-label")
 
 #: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
 _KINDS = "deployments,replicasets,jobs,poddisruptionbudgets,pods"

@@ -62,7 +62,7 @@ fn roles(path: &str) -> Vec<(String, BTreeSet<String>)> {
 fn each_role_gives_one_kind_of_right_and_no_more() {
     let wanted: [(&str, &[&str]); 6] = [
         ("berth", &["get /nodes", "list /pods", "watch /pods"]),
-        ("berth-tell", &["create events.k8s.io/events", "patch events.k8s.io/events", "patch /nodes/status"]),
+        ("berth-events", &["create events.k8s.io/events", "patch events.k8s.io/events", "patch /nodes/status"]),
         ("berth-evict", &["create /pods/eviction"]),
         ("berth-delete", &["delete /pods"]),
         ("berth-label", &["patch /nodes"]),
@@ -123,7 +123,7 @@ fn every_right_to_change_something_ends_at_the_own_node() {
     const RIGHTS: &str = "deploy/manifests/rights.yaml";
     let wanted = [
         ("berth-label-own-node", "nodes", "UPDATE", "object.metadata.name == variables.node"),
-        ("berth-tell-own-node", "nodes/status", "UPDATE", "object.metadata.name == variables.node"),
+        ("berth-events-own-node", "nodes/status", "UPDATE", "object.metadata.name == variables.node"),
         ("berth-events-own-node", "events", "CREATE UPDATE", "e.reportingInstance == variables.node"),
         ("berth-delete-own-node", "pods", "DELETE", "oldObject.spec.nodeName == variables.node"),
         ("berth-evict-own-node", "pods/eviction", "CREATE", "params.spec.nodeName == variables.node"),
@@ -163,7 +163,7 @@ fn the_right_to_tell_is_one_to_a_condition_and_to_events_by_berth() {
         let validations = policy["spec"]["validations"].as_array().unwrap().clone();
         validations.iter().map(|v| v["expression"].as_str().unwrap().to_owned()).collect::<String>()
     };
-    let of_node = expressions("berth-tell-own-node");
+    let of_node = expressions("berth-events-own-node");
     let metadata =
         ["labels", "annotations", "finalizers", "ownerReferences"].map(|field| ("object.metadata", field));
     // `NodeStatus` of Kubernetes 1.36 but for `conditions`; what a newer one has besides deployed.py finds.

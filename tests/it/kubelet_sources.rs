@@ -325,7 +325,7 @@ async fn an_operator_is_told_of_a_checkpoint_that_cannot_be_read() {
     let metrics = serving.base.replace("/api/v1", "/metrics");
     let metrics = agent(SOON).get(metrics).call().unwrap().body_mut().read_to_string().unwrap();
     assert!(metrics.contains("berth_allocations_stuck 1\n"), "{metrics}");
-    assert!(metrics.contains("berth_check_noted{check=\"evidence\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("berth_check_warning{check=\"evidence\"} 1\n"), "{metrics}");
     house.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
     until("its end", || evidence(&serving).is_empty());
 }

@@ -168,7 +168,7 @@ fn noted(serving: &Serving) -> Option<String> {
     let text = ureq::get(serving.base.replace("/api/v1", "/metrics")).call().unwrap();
     let text = text.into_body().read_to_string().unwrap();
     let mut lines = text.lines();
-    lines.find_map(|line| line.strip_prefix("berth_check_noted{check=\"labels\"} ").map(str::to_owned))
+    lines.find_map(|line| line.strip_prefix("berth_check_warning{check=\"labels\"} ").map(str::to_owned))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

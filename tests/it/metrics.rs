@@ -317,8 +317,8 @@ async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
     let end = Instant::now() + SOON;
     let after = loop {
         let scrape = of_daemon(&serving);
-        let looked = scrape.sum("berth_gpu_look_timestamp_seconds", &[]) > 0.0;
-        let rounds = scrape.sum("berth_rounds_total", &[]) > 0.0;
+        let looked = scrape.sum("berth_gpu_scan_timestamp_seconds", &[]) > 0.0;
+        let rounds = scrape.sum("berth_reconcile_passes_total", &[]) > 0.0;
         let drains = scrape.sum("berth_gpu_drain_holders", &[]) > 0.0;
         let sick = scrape.sum("berth_gpu_health_changes_total", &["state=\"unhealthy\""]) > 0.0;
         if journal(&scrape) && looked && rounds && drains && sick {
@@ -379,7 +379,7 @@ async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
     // Every check of readiness is well.
     let checks = after.sum("berth_ready", &[]);
     assert!(checks >= 6.0, "{:?}", after.values);
-    assert_eq!(after.sum("berth_check_noted", &["check=\"store\""]), 0.0);
+    assert_eq!(after.sum("berth_check_warning", &["check=\"store\""]), 0.0);
     assert!(after.sum("berth_store_size_bytes", &[]) > 1_000.0);
     let age = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()
         - after.sum("process_start_time_seconds", &[]);

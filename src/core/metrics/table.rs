@@ -84,7 +84,7 @@ families! {
             "Result of each check of /readyz, 1 if it passes: gpus, adoption, store, mig, policies, kubelet, evidence.");
         LIVE = gauge("berth_live", &["check"],
             "Result of each check of /livez, 1 if it passes: keeper, policies, looks, kubelet, streams.");
-        CHECK_WARNINGS = gauge("berth_check_noted", &["check"],
+        CHECK_WARNINGS = gauge("berth_check_warning", &["check"],
             "1 while a check of /readyz has a message, even if it passes: the checks of berth_ready, and labels and tls if configured.");
     }
     "GPUs" {
@@ -106,10 +106,10 @@ families! {
             "Changes of GPU health, by new state.");
         XIDS = counter("berth_gpu_xids_total", &["gpu", "uuid", "code"],
             "XIDs that GPUs reported, however judged by policies. Beyond 256 pairs of GPU and code, they are counted under code other.");
-        SCANS = counter("berth_gpu_looks_total", &["outcome"],
+        SCANS = counter("berth_gpu_scans_total", &["outcome"],
             "Scans of all GPUs: answered, or failed as a whole.");
-        SCAN_TIME = histogram("berth_gpu_look_duration_seconds", &[], "Duration of a scan of all GPUs.");
-        LAST_SCAN = gauge("berth_gpu_look_timestamp_seconds", &[],
+        SCAN_TIME = histogram("berth_gpu_scan_duration_seconds", &[], "Duration of a scan of all GPUs.");
+        LAST_SCAN = gauge("berth_gpu_scan_timestamp_seconds", &[],
             "End of the last successful scan, seconds since 1970; absent before the second one.");
     }
     "Drain" {
@@ -149,7 +149,7 @@ families! {
         APPEND_FAILURES = counter("berth_store_append_failures_total", &[], "Appends that failed.");
         STORE_SIZE = gauge("berth_store_size_bytes", &[],
             "Size of the allocation store's files, read every 10 s at most; absent if unknown.");
-        STORE_FAILED = gauge("berth_store_trouble", &[], "1 while the store cannot be used; nothing is granted then.");
+        STORE_FAILED = gauge("berth_store_failed", &[], "1 while the store cannot be used; nothing is granted then.");
     }
     "Policies" {
         REVISION = gauge("berth_stack_revision", &[], "Number of activations of policy stacks.");
@@ -182,9 +182,9 @@ families! {
             "Calls of the device plugin API that ended, by gRPC status code. A ListAndWatch is counted when it begins.");
         GRPC_TIME = histogram("berth_grpc_call_duration_seconds", &["method"],
             "Duration of these calls, except ListAndWatch, which lasts as long as the kubelet.");
-        PASSES = counter("berth_rounds_total", &["outcome"],
+        PASSES = counter("berth_reconcile_passes_total", &["outcome"],
             "Reconcile passes over the kubelet's reports: applied (all were read), partial (List or checkpoint unreadable), failed.");
-        PASS_TIME = histogram("berth_round_duration_seconds", &[], "Duration of a reconcile pass.");
+        PASS_TIME = histogram("berth_reconcile_duration_seconds", &[], "Duration of a reconcile pass.");
     }
     "The admin API" {
         HTTP_REQUESTS = counter("berth_http_requests_total", &["route", "method", "status"],

@@ -55,7 +55,7 @@ impl Node {
     pub(crate) fn print_way_in(&self) {
         let (address, file) = (self.daemon.admin_address(), self.token_file.display());
         println!("page   http://{address}/");
-        // Read anew: `berth token rotate` makes another one. Without it the demo goes on.
+        // Read again, since `berth token rotate` replaces it. Without it the demo continues.
         if let Ok(token) = std::fs::read_to_string(&self.token_file) {
             println!("token  {}", token.trim());
         }
@@ -97,7 +97,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         node.kubelet.stop().await;
         match outcome {
             None => Ok(true),
-            Some(told) => told.map(|story| {
+            Some(result) => result.map(|story| {
                 println!("demo: ok pods={} refused_unexpectedly={}", story.pods, story.refused_unexpectedly);
                 story.refused_unexpectedly == 0
             }),

@@ -76,7 +76,7 @@ async fn share(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
 }
 
 async fn release(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
-    println!("4. pods finish: nobody tells the daemon, two rounds find out");
+    println!("4. pods finish: no event reports it, two reconcile passes find it");
     for name in ["note-a", "note-b", "note-c", "note-d", "train-a"] {
         work.finish(node, name);
     }
@@ -86,13 +86,13 @@ async fn release(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     table::print(node, work, false).await
 }
 
-/// Pods come and go until somebody interrupts.
+/// Starts and ends pods until the demo is interrupted.
 async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     println!("5. pods come and go; Ctrl-C ends it");
     node.print_way_in();
     for turn in 0usize.. {
         let running = work.names();
-        // Whoever looks on may activate another stack: pods ask for what is offered then.
+        // Another stack may be activated meanwhile: pods request what is offered then.
         let is_free = |resource: &&str| {
             node.kubelet.allocatable(resource).unwrap_or(0) > node.kubelet.in_use(resource).len()
         };

@@ -198,7 +198,7 @@ pub struct Process {
     /// It draws: listed by the graphics call and not by the compute call.
     #[serde(default)]
     pub graphics: bool,
-    /// Its memory is `NVML_VALUE_NOT_AVAILABLE` to whoever asks.
+    /// Its memory is reported as `NVML_VALUE_NOT_AVAILABLE`.
     #[serde(default)]
     pub memory_hidden: bool,
     /// GPU instance id under MIG.

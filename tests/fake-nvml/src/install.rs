@@ -76,7 +76,7 @@ impl Installed {
         &self.library
     }
 
-    /// Its state file, for whoever writes it by other means.
+    /// The path of its state file, which a test may also write itself.
     pub fn state_path(&self) -> &Path {
         &self.state
     }

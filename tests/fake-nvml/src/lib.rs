@@ -27,7 +27,7 @@
 //!
 //! # The state file
 //!
-//! JSON. Unknown names are refused. Write it anew beside the old one and rename it into place (as [`State::write`] does), so that
+//! JSON. Unknown names are refused. Write a new file next to the old one and rename it into place (as [`State::write`] does), so that
 //! no call reads half of it. Everything that can stand in it:
 //!
 //! ```

@@ -2,16 +2,16 @@
 // the Authorization header, never in a URL.
 
 const KEY = 'berth-token';
-/** Longest wait for an answer, milliseconds. */
+/** Longest wait for a response, milliseconds. */
 const WAIT_MS = 30_000;
-/** The same for changes of the stack: what was never compiled on the node is, which may take 90 seconds. */
+/** The same for changes of the stack: a policy may have to be compiled, for up to 90 seconds. */
 const STACK_WAIT_MS = 160_000;
-/** Answers that are kept so as not to be sent again: of 64 GPUs, and some lists. */
+/** Responses in the cache: of 64 GPUs, and some lists. */
 const KNOWN_MAX = 128;
-/** Most requests at once: a browser opens six connections to a host, and the event stream has one. */
+/** Most concurrent requests: a browser opens six connections to a host, and the event stream has one. */
 const AT_ONCE = 4;
 
-/** An answer of the API that is a no: problem+json (RFC 9457), or the like of it. */
+/** A failed request: problem+json (RFC 9457), or an error of the connection in the same form. */
 export class Problem extends Error {
   constructor({ title, detail, hint, status = 0 }) {
     super(detail || title);
@@ -39,7 +39,7 @@ export class Api {
     sessionStorage.removeItem(KEY);
   }
 
-  /** The answer to a GET. With `conditional`, one that has not changed is not sent again. */
+  /** The response to a GET. With `conditional`, an unchanged one comes from the cache (304). */
   async get(path, { conditional = true } = {}) {
     const known = conditional ? this.#known.get(path) : undefined;
     const response = await this.#ask('GET', path, { headers: known ? { 'If-None-Match': known.etag } : {} });
@@ -97,11 +97,11 @@ export class Api {
     } catch (error) {
       throw new Problem({
         title: 'No answer from the daemon',
-        detail: error.name === 'TimeoutError' ? `nothing came within ${wait / 1000} seconds` : 'the connection failed',
+        detail: error.name === 'TimeoutError' ? `no response within ${wait / 1000} seconds` : 'the connection failed',
         hint: 'is the daemon running, and is the port still forwarded?',
       });
     } finally {
-      // Whoever waits takes this place over; with nobody waiting it is free.
+      // The next waiting request takes this slot; without one it is free.
       const next = this.#waiting.shift();
       if (next) next();
       else this.#free += 1;
@@ -117,12 +117,12 @@ export class Api {
       data = null;
     }
     if (response.ok && data !== null) return data;
-    // Whoever looks at a dialog has no header to send.
+    // The API's text on If-Match would not help in a dialog.
     if (response.status === 412) {
       data = {
         title: 'Changed meanwhile',
-        detail: 'Somebody else changed it since this was opened, so nothing was done.',
-        hint: 'cancel, and look at what it is now',
+        detail: 'It was changed after this dialog was opened, so nothing was done.',
+        hint: 'cancel, and check its present state',
       };
     }
     throw new Problem({

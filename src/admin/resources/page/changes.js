@@ -1,4 +1,4 @@
-// What the operator changes on a GPU: cordon, drain, uncordon. Each asks first.
+// Changes of a GPU: cordon, drain, uncordon. Each opens a dialog for confirmation.
 
 import { Problem } from './api.js';
 import { ask, field } from './dialog.js';
@@ -9,15 +9,15 @@ import { holderName } from './model.js';
 const DEADLINE_MIN_MAX = 7 * 24 * 60;
 const path = (gpu, noun) => `/gpus/${encodeURIComponent(gpu.uuid)}/${noun}`;
 const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
-const SHOWN_TO_ALL = 'Shown to everybody who looks at this GPU.';
+const SHOWN_TO_ALL = 'Shown with this GPU.';
 
 /**
- * What a change goes by: the ETag of the drain state that the operator sees, so that nobody undoes what he
- * has not seen. It is asked for while he reads the dialog, which opens at once.
+ * The condition of a change: the ETag of the drain state that the operator sees, so that a change that is not
+ * shown is not undone. It is requested while the dialog is open.
  */
 function seen(api, gpu) {
   const asked = api.getWithTag(path(gpu, 'drain'));
-  // Said when it is needed, and not where the dialog is cancelled.
+  // Reported when the condition is used, not if the dialog is cancelled.
   asked.catch(() => {});
   return async () => {
     const { data, etag } = await asked;
@@ -25,8 +25,8 @@ function seen(api, gpu) {
     if (shown(data) !== shown(gpu.drain)) {
       throw new Problem({
         title: 'Changed meanwhile',
-        detail: `GPU ${gpu.index} is ${data.state}${data.by ? ` by ${data.by}` : ''}${data.why ? `: ${data.why}` : ''} by now.`,
-        hint: 'cancel, and look at its tile again',
+        detail: `GPU ${gpu.index} is ${data.state}${data.by ? ` by ${data.by}` : ''}${data.why ? `: ${data.why}` : ''} now.`,
+        hint: 'cancel, and check its tile again',
       });
     }
     return { 'If-Match': etag };
@@ -35,7 +35,7 @@ function seen(api, gpu) {
 
 function holders(gpu) {
   const names = [...new Set(gpu.allocations.map(holderName))];
-  if (names.length === 0) return 'Nobody holds anything of it now.';
+  if (names.length === 0) return 'It has no allocations.';
   const shown = names.slice(0, 5).join(', ');
   const more = names.length > 5 ? ` and ${names.length - 5} more` : '';
   return `${count(gpu.allocations.length, 'allocation')} on it: ${shown}${more}.`;
@@ -71,9 +71,9 @@ export function uncordon(api, gpu) {
 export function stopDrain(api, gpu) {
   const condition = seen(api, gpu);
   return ask({
-    title: `Call off the drain of GPU ${gpu.index}?`,
-    words: ['Nobody else is asked to leave. Pods that are leaving already go on leaving. The GPU stays cordoned.'],
-    label: 'Call off',
+    title: `Stop the drain of GPU ${gpu.index}?`,
+    words: ['No further pod is evicted; terminating pods go on terminating. The GPU stays cordoned.'],
+    label: 'Stop drain',
     act: async () => api.delete(`${path(gpu, 'drain')}?owner=all`, await condition()),
   });
 }
@@ -81,9 +81,9 @@ export function stopDrain(api, gpu) {
 export function markHealthy(api, gpu) {
   const reason = reasonInput();
   return ask({
-    title: `Say that GPU ${gpu.index} works again?`,
-    words: [`It is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}. Your word is believed until the next bad sign.`],
-    fields: [field('Reason', reason, 'What was done about it.')],
+    title: `Mark GPU ${gpu.index} healthy?`,
+    words: [`It is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}. It is then healthy until the next bad reading.`],
+    fields: [field('Reason', reason, 'What was repaired.')],
     label: 'Mark healthy',
     act: () => api.put(path(gpu, 'health'), { state: 'healthy', reason: reason.value.trim() }),
   });
@@ -95,18 +95,18 @@ export function drain(api, gpu) {
   const evict = el('input', { id: 'evict', type: 'checkbox' });
   const deadline = el('input', { id: 'deadline', type: 'number', min: 1, max: DEADLINE_MIN_MAX, step: 1, inputmode: 'numeric' });
   const atDeadline = el('select', { id: 'at-deadline' },
-    el('option', { value: 'wait' }, 'go on, and show the drain as late'),
-    el('option', { value: 'giveUp' }, 'call the drain off'),
-    el('option', { value: 'delete' }, 'delete the pods that are left'));
+    el('option', { value: 'wait' }, 'continue, and show the drain as late'),
+    el('option', { value: 'giveUp' }, 'stop the drain'),
+    el('option', { value: 'delete' }, 'delete the remaining pods'));
   return ask({
     title: `Drain GPU ${gpu.index}?`,
-    words: ['Nothing new is granted on it, and it is watched until nobody holds it any more.', holders(gpu)],
+    words: ['Nothing new is granted on it. It is drained once it has no allocations and no processes.', holders(gpu)],
     fields: [
       field('Reason', reason, SHOWN_TO_ALL),
       el('div', { class: 'field check' }, evict, el('label', { for: 'evict' },
-        'Evict: ask the pods that hold it to leave, through the API server')),
+        'Evict the pods that hold it, through the API server')),
       field('Deadline in minutes', deadline, 'Empty: none.'),
-      field('At the deadline', atDeadline, 'Deleting needs Evict, and does not heed disruption budgets.'),
+      field('At the deadline', atDeadline, 'Deletion requires Evict and ignores disruption budgets.'),
     ],
     label: 'Drain',
     danger: true,

@@ -1,4 +1,4 @@
-// The last decisions: what policies were asked, what came of it, and why.
+// The last decisions: the question, its outcome and the reason.
 
 import { badge, el, renew, table, timeOf } from './dom.js';
 import { problemBox } from './dialog.js';
@@ -11,7 +11,7 @@ export function showDecisions(root, { decisions, allocations, name }) {
   const rows = decisions.items.map((d) => ({ d, who: whose(d, byId), on: d.gpus.map((uuid) => name.get(uuid) ?? uuid) }));
   renew(root, [decisions.problem?.detail, rows.map(({ d, who, on }) => [d.seq, who, on])], () => {
     if (decisions.problem) return problemBox(decisions.problem);
-    if (rows.length === 0) return el('p', { class: 'muted' }, 'No policy has been asked yet.');
+    if (rows.length === 0) return el('p', { class: 'muted' }, 'No policy has been called yet.');
     return table('Newest first', ['When', 'Outcome', 'What', 'By', 'Reason'], rows.map(({ d, who, on }) => [
       timeOf(d.at),
       badge(d.outcome, OUTCOMES[d.outcome] ?? 'plain'),

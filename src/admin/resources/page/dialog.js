@@ -1,16 +1,16 @@
-// The one dialog: it asks before anything is changed, and shows why the daemon refused.
+// The dialog that confirms a change and shows why the daemon refused it.
 
 import { byId, el } from './dom.js';
 
-/** A problem as it is read: what, why, and what to do. */
+/** A problem with its title, detail and hint. */
 export function problemBox(problem) {
   return el('div', { class: 'problem' },
-    el('p', { class: 'problem-title' }, problem.title ?? 'It did not work'),
+    el('p', { class: 'problem-title' }, problem.title ?? 'The request failed'),
     problem.detail && el('p', {}, problem.detail),
     problem.hint && el('p', { class: 'hint' }, el('strong', {}, 'What to do: '), problem.hint));
 }
 
-/** A labelled field; `help` is read out with it. */
+/** A labelled field; `help` is its description for screen readers. */
 export function field(label, control, help) {
   const { id } = control;
   if (help) control.setAttribute('aria-describedby', `${id}-help`);
@@ -21,8 +21,8 @@ export function field(label, control, help) {
 }
 
 /**
- * Opens the dialog. `act` does it: its failure is shown and the dialog stays; its success closes it.
- * Resolves to whether it was done.
+ * Opens the dialog. `act` carries the change out: the dialog shows its failure, and closes on success.
+ * Resolves to whether it succeeded.
  */
 export function ask({ title, words = [], fields = [], label, danger = false, act }) {
   const dialog = byId('dialog');
@@ -43,7 +43,7 @@ export function ask({ title, words = [], fields = [], label, danger = false, act
       done = true;
       dialog.close();
     } catch (problem) {
-      failed.replaceChildren(problemBox(problem.title ? problem : { title: 'It did not work', detail: problem.message }));
+      failed.replaceChildren(problemBox(problem.title ? problem : { title: 'The request failed', detail: problem.message }));
       failed.scrollIntoView({ block: 'nearest' });
     } finally {
       yes.disabled = false;

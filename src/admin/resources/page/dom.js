@@ -1,4 +1,4 @@
-// Elements and words. What comes from policies and pods is only ever set as text.
+// Elements and texts. Data of policies and pods is only ever set as text.
 
 /** An element; `props` are attributes, `on…` listeners, and `class`. Strings become text nodes. */
 export function el(tag, props = {}, ...children) {
@@ -14,12 +14,12 @@ export function el(tag, props = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Sets a text only where it changed: what a reader has selected or hears is left alone. */
+/** Sets a text only if it changed, so that selections and screen readers are not disturbed. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Replaces the children if `sign` is another one than at the last call. True if it did. */
+/** Replaces the children if `sign` differs from that of the last call. Returns whether it did. */
 export function renew(node, sign, make) {
   const text = JSON.stringify(sign);
   if (node.berthSign === text) return false;
@@ -42,7 +42,7 @@ export function table(caption, heads, rows, kind = '') {
     el('tbody', { role: 'rowgroup' }, body));
 }
 
-/** A state in a word, with a shape of its own: colour is never the only sign. */
+/** A state as a keyword with a shape of its own: colour is never the only sign. */
 export function badge(text, kind) {
   const shapes = { good: '●', warn: '▲', bad: '■', busy: '◆', plain: '○' };
   return el('span', { class: `badge ${kind}` }, el('span', { 'aria-hidden': 'true' }, shapes[kind] ?? '○'), ` ${text}`);

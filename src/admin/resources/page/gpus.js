@@ -1,23 +1,23 @@
-// A tile a GPU. A tile is made once and kept: what changes in it is set, so that focus, open details
-// and selections stay where they are.
+// One tile for each GPU. A tile is created once and updated in place, so that focus, open details and selections
+// stay as they are.
 
 import * as changes from './changes.js';
 import { badge, count, duration, el, gib, renew, setText, shortUuid, table, timeOf } from './dom.js';
 import { grantedMiB, holderName } from './model.js';
 
-/** Holders that a tile names before it points to the table. */
+/** Most holders that a tile names; the table has all. */
 const HOLDERS_SHOWN = 4;
 const HEALTH = { healthy: 'good', degraded: 'warn', unhealthy: 'bad', vanished: 'bad' };
 const DRAIN = { cordoned: 'warn', draining: 'busy', drained: 'plain' };
-/** What keeps a holder, in words; the names are the API's. */
+/** Texts of the API's holder states. */
 const LEAVING = {
-  notKnown: 'its pod is not known',
-  notShown: 'the API server does not show its pod',
-  notAsked: 'not asked to leave',
+  notKnown: 'pod not known yet',
+  notShown: 'the API server does not list its pod',
+  notAsked: 'not evicted',
   staticPod: 'blocker: a static pod cannot be evicted; take its file out of the kubelet’s manifests',
-  asked: 'asked to leave',
+  asked: 'eviction requested',
   disruptionBudget: 'waits for its disruption budget',
-  failed: 'could not be asked',
+  failed: 'eviction failed',
   terminating: 'terminating',
   over: 'its pod has ended',
 };
@@ -63,7 +63,7 @@ export class Gpus {
   async #change(change, tile, opener) {
     const done = await changes[change](this.#api, tile.gpu);
     if (done) await this.#changed();
-    // A button that does not fit the new state is gone: its neighbour takes the focus.
+    // If the button is hidden in the new state, another one takes the focus.
     if (opener.hidden) tile.firstButton()?.focus();
   }
 
@@ -167,7 +167,7 @@ class Tile {
         return el('li', {}, el('span', { class: 'who' }, name), el('span', { class: 'muted' }, ` ${n} × ${resource}`));
       });
       if (all.length > HOLDERS_SHOWN) shown.push(el('li', { class: 'muted' }, `and ${all.length - HOLDERS_SHOWN} more, in the table below`));
-      if (all.length === 0) shown.push(el('li', { class: 'muted' }, 'nobody holds it'));
+      if (all.length === 0) shown.push(el('li', { class: 'muted' }, 'no allocations'));
       return shown;
     });
   }
@@ -215,7 +215,7 @@ function notes(gpu) {
     lines.push(el('p', { class: 'note warn' }, `${count(gpu.bypasses, 'process uses', 'processes use')} it without an allocation`));
   }
   if (drain.state !== 'active') {
-    lines.push(el('p', { class: 'note' }, `${drain.state} by ${drain.by ?? 'somebody'}`, drain.why ? `: ${drain.why}` : '', ' ',
+    lines.push(el('p', { class: 'note' }, `${drain.state} by ${drain.by ?? 'an unknown caller'}`, drain.why ? `: ${drain.why}` : '', ' ',
       drain.since && el('span', { class: 'muted' }, 'since ', timeOf(drain.since))));
   }
   if (drain.progress && drain.state === 'draining') lines.push(...progress(drain.progress));
@@ -227,13 +227,13 @@ function progress(of) {
   if (of.processes !== undefined && of.processes !== null) words.push(count(of.processes, 'process', 'processes'));
   if (of.late) words.push('late');
   else if (of.secondsLeft !== undefined && of.secondsLeft !== null) words.push(`${duration(of.secondsLeft)} until its deadline`);
-  words.push(of.evict ? 'its pods are asked to leave' : 'nobody is asked to leave');
+  words.push(of.evict ? 'its pods are evicted' : 'no pod is evicted');
   const lines = [el('p', { class: 'note busy' }, words.join(', '))];
   if (of.warning) lines.push(el('p', { class: 'note warn' }, of.warning));
   if (of.holders.length > 0) {
-    lines.push(el('ul', { class: 'leaving', 'aria-label': 'Who is left' }, of.holders.slice(0, HOLDERS_SHOWN).map((holder) => el('li', {},
+    lines.push(el('ul', { class: 'leaving', 'aria-label': 'Remaining holders' }, of.holders.slice(0, HOLDERS_SHOWN).map((holder) => el('li', {},
       el('span', { class: 'who' }, holder.pod ? `${holder.namespace}/${holder.pod}` : 'pod not known yet'),
-      `: ${LEAVING[holder.state] ?? holder.state}${holder.message ? `: ${holder.message}` : ''}${holder.comesBack ? ' (its DaemonSet brings it back)' : ''}`)),
+      `: ${LEAVING[holder.state] ?? holder.state}${holder.message ? `: ${holder.message}` : ''}${holder.comesBack ? ' (its DaemonSet creates it again)' : ''}`)),
     of.holders.length > HOLDERS_SHOWN && el('li', { class: 'muted' }, `and ${of.holders.length - HOLDERS_SHOWN} more`)));
   }
   return lines;

@@ -1,4 +1,4 @@
-// The link matrix as a small picture, and as a table for whoever does not see it.
+// The link matrix as a small picture, and as a table for screen readers.
 
 import { el, table } from './dom.js';
 

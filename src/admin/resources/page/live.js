@@ -1,21 +1,21 @@
-// What keeps the page fresh: the daemon's event stream, read with fetch because EventSource cannot send
-// an Authorization header; or a look every few seconds where the daemon has no stream.
+// Loads the state again when the daemon's event stream reports a change. The stream is read with fetch because
+// EventSource cannot send an Authorization header. Without a stream, the page polls every few seconds.
 
 const EVENTS = '/events';
-/** Between looks without a stream, milliseconds. */
+/** Between loads without a stream, milliseconds. */
 const POLL_MS = 3000;
-/** Between looks beside the stream: memory in use and time left are told by no event. */
+/** Between loads while the stream is open: no event reports memory in use and time left. */
 const SLOW_MS = 15_000;
 /** First and longest wait before the stream is opened again. */
 const AGAIN_MS = 1000;
 const AGAIN_MAX_MS = 30_000;
-/** A stream that says nothing for so long, not even a comment, is taken for dead. */
+/** A stream without any data for so long, not even a comment, counts as interrupted. */
 const SILENT_MS = 60_000;
-/** Events that come in a burst are one look; on a busy node there is one a second. */
+/** A burst of events causes one load; on a busy node there is one a second. */
 const GATHER_MS = 200;
 const APART_MS = 1000;
 
-/** Calls `look` when something changed, and `say` with how it stands: live, polling or lost. */
+/** Calls `look` when something changed, and `say` with the state of the stream: live, polling or lost. */
 export class Live {
   #api; #look; #say;
   #stop = new AbortController();
@@ -26,7 +26,7 @@ export class Live {
   #looking = false;
   #again = false;
   #live = false;
-  /** Ends the stream while nobody sees the page: the daemon has places for 32. */
+  /** Ends the stream while the page is hidden: the daemon permits 32. */
   #hidden = new AbortController();
   #wake = () => {};
 
@@ -58,7 +58,7 @@ export class Live {
     this.soon();
   }
 
-  /** Until so much time has passed, or the page is seen again. */
+  /** Resolves after this time, or when the page is visible again. */
   async #pause(wait) {
     let timer = 0;
     await new Promise((resolve) => {
@@ -68,7 +68,7 @@ export class Live {
     clearTimeout(timer);
   }
 
-  /** A look soon; while one is under way, one after it. */
+  /** Schedules a load; if one is in progress, another follows it. */
   soon(wait = GATHER_MS) {
     if (this.#stop.signal.aborted || document.hidden) return;
     if (this.#looking) {
@@ -77,7 +77,7 @@ export class Live {
     }
     const now = performance.now();
     const due = Math.max(now + wait, this.#last + APART_MS);
-    // One that is sooner stands: events without end must not put the look off for ever.
+    // An earlier one stays scheduled: continuous events must not postpone the load.
     if (this.#due <= due) return;
     this.#due = due;
     clearTimeout(this.#timer);
@@ -117,13 +117,13 @@ export class Live {
         over = read === 'ended';
         if (over) wait = AGAIN_MS;
       } catch {
-        // A lost connection: said below, and tried again.
+        // An interrupted connection is reported below, and opened again.
       }
       if (this.#stop.signal.aborted) return;
-      // Ended by this page: it begins again with the last id, once it is seen.
+      // Ended by this page: continues after the last id once the page is visible.
       if (hidden.aborted) continue;
       if (!over) this.#lost();
-      // Spread, so that many pages do not come back at once after a restart of the daemon.
+      // Randomized, so that many pages do not reconnect at once after a restart of the daemon.
       await this.#pause(wait * (0.75 + Math.random() / 2));
       wait = Math.min(wait * 2, AGAIN_MAX_MS);
     }
@@ -135,7 +135,7 @@ export class Live {
     this.soon(POLL_MS);
   }
 
-  /** 'none': the daemon has no stream. 'refused': not now. 'ended': it was open and is over. */
+  /** 'none': the daemon has no stream. 'refused': not at present. 'ended': it was open and ended. */
   async #readStream() {
     const silent = new AbortController();
     const signal = AbortSignal.any([this.#stop.signal, this.#hidden.signal, silent.signal]);

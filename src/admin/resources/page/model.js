@@ -1,8 +1,8 @@
-// All that the page shows, fetched and put together.
+// Fetches and combines the data that the page shows.
 
-/** Newest decisions that are shown. */
+/** Number of decisions shown. */
 const DECISIONS = 20;
-/** Allocations of one answer, and most answers that are asked for. */
+/** Allocations per page of the API, and most pages that are requested. */
 const PAGE = 500;
 const PAGES_MAX = 10;
 
@@ -12,13 +12,13 @@ export class Model {
 
   constructor(api) { this.#api = api; }
 
-  /** Everything at once. A GPU is looked at closely only where what is known of it has changed. */
+  /** Loads everything. The details of a GPU are requested only if its summary has changed. */
   async load() {
     const [node, gpus, allocations, stack, decisions] = await Promise.all([
       this.#api.get('/node'),
       this.#api.get('/gpus'),
       this.#allocations(),
-      // Its ETag is the revision, which stays while calls and faults are counted: never conditional.
+      // Its ETag is the revision, which does not change when calls and faults are counted: never conditional.
       this.#api.get('/stack', { conditional: false }),
       this.#decisions(),
     ]);
@@ -46,14 +46,14 @@ export class Model {
     let answer = await this.#api.get(`/allocations?state=live&limit=${PAGE}`);
     items.push(...answer.items);
     for (let page = 1; answer.next && page < PAGES_MAX; page += 1) {
-      // A cursor is another one with each grant, so nothing is gained by keeping what it led to.
+      // Cursors change with each grant, so caching these pages gains nothing.
       answer = await this.#api.get(`/allocations?state=live&limit=${PAGE}&cursor=${encodeURIComponent(answer.next)}`, { conditional: false });
       items.push(...answer.items);
     }
     return { items, total: answer.total };
   }
 
-  /** A daemon that keeps no record says so with a 409; the page shows its words. */
+  /** A daemon without a journal answers 409; the page shows its message. */
   async #decisions() {
     try {
       return await this.#api.get(`/decisions?limit=${DECISIONS}`);
@@ -71,18 +71,18 @@ export class Model {
       try {
         known = { sign, gpu: await this.#api.get(`/gpus/${encodeURIComponent(summary.uuid)}`) };
       } catch (problem) {
-        // Forgotten between the two questions: the next look knows.
+        // The GPU was forgotten between the two requests; the next load omits it.
         if (problem.status === 404) return null;
         throw problem;
       }
       this.#details.set(summary.uuid, known);
     }
-    // The summary is the fresher of the two.
+    // The summary is newer.
     return { ...known.gpu, ...summary, allocations };
   }
 }
 
-/** MiB that live allocations were promised of a GPU: a whole part is all of it. */
+/** MiB of a GPU that live allocations were granted. */
 export function grantedMiB(gpu) {
   let sum = 0;
   for (const part of gpu.parts) {

@@ -1,4 +1,4 @@
-// The node at a glance: signs in, fetches what is shown, and keeps it fresh.
+// The page of the node: sign-in, loading and display.
 
 import { Api } from './api.js';
 import { showDecisions } from './decisions.js';
@@ -10,9 +10,9 @@ import { Live } from './live.js';
 import { Model } from './model.js';
 import { activate, showStack, unsuspend } from './stack.js';
 
-/** Changes of GPUs that are said one by one; more are said as a number. */
+/** Changes of GPUs that are announced one by one; further ones are counted. */
 const SAID_MAX = 3;
-/** How long what is said stays to be seen, milliseconds. */
+/** How long an announcement is visible, milliseconds. */
 const SAID_MS = 8000;
 
 const api = new Api();
@@ -59,7 +59,7 @@ async function signIn(event) {
 function showSignIn() {
   for (const id of ['node', 'sign-out', 'pulse']) byId(id).hidden = true;
   byId('sign-in').hidden = false;
-  setText(byId('liveness'), 'Not signed in: nothing of the node is shown.');
+  setText(byId('liveness'), 'Not signed in.');
   byId('token').focus();
 }
 
@@ -72,7 +72,7 @@ function signOut(problem) {
   byId('dialog').close();
   clearTimeout(saidTimer);
   setText(byId('said'), '');
-  // Nothing of the node stays in the page.
+  // The page keeps no data of the node.
   gpus.clear();
   for (const id of ['notices', 'facts', 'resources', 'stack', 'decisions', 'links']) {
     byId(id).replaceChildren();
@@ -99,13 +99,13 @@ async function look() {
   const mine = (looks += 1);
   try {
     const state = await asked.load();
-    // Of two looks at once the later one is what the operator sees.
+    // Of two concurrent loads the later one is shown.
     if (!api.signedIn || asked !== model || mine < newest) return;
     newest = mine;
     show(state);
     byId('notices').replaceChildren(...notices(state));
   } catch (problem) {
-    // What became of the look of somebody who has signed out is nobody's matter.
+    // The user has signed out meanwhile.
     if (asked !== model) return;
     if (problem.status === 401) signOut(problem);
     else fail(problem);
@@ -157,18 +157,18 @@ function resources(node) {
   ]), 'stacked numbers');
 }
 
-/** What an operator should know before anything else. */
+/** Failed checks and warnings, above everything else. */
 function notices({ node, allocations, allocationsTotal }) {
   const words = node.checks.filter((check) => !check.ok || check.detail)
     .map((check) => [`${check.name}: ${check.detail ?? 'not ok'}`, check.ok ? '' : 'bad']);
   if (node.hold) words.push([`No allocation is ended at present: ${node.hold}`, 'warn']);
   if (node.processes.why) words.push([`${node.processes.why}${node.processes.fix ? `: ${node.processes.fix}` : ''}`, 'warn']);
   if (node.apiServer && !node.apiServer.done) words.push([`API server: ${node.apiServer.waiting}`, 'warn']);
-  if (allocations.length < allocationsTotal) words.push([`Holders are shown of the newest ${allocations.length} of ${allocationsTotal} allocations.`, 'warn']);
+  if (allocations.length < allocationsTotal) words.push([`Holders are shown for the newest ${allocations.length} of ${allocationsTotal} allocations.`, 'warn']);
   return words.map(([text, kind]) => el('p', { class: `notice ${kind}` }, text));
 }
 
-/** Says what became another: for whoever does not see the tile, or looks elsewhere. */
+/** Announces changes, also to screen readers. */
 function announce(before, now) {
   if (!before) return;
   const old = new Map(before.gpus.map((gpu) => [gpu.uuid, gpu]));
@@ -191,9 +191,9 @@ function announce(before, now) {
 
 function sayLiveness(state) {
   const [word, kind, text] = {
-    live: ['live', 'good', 'Live: changes come as server-sent events; memory in use is looked at every 15 seconds.'],
-    polling: ['every 3 s', 'plain', 'This daemon has no event stream (/api/v1/events): it is asked every 3 seconds.'],
-    lost: ['not live', 'warn', 'The event stream is lost: it is opened again, and until then the daemon is asked every 3 seconds.'],
+    live: ['live', 'good', 'Live: changes arrive as server-sent events; memory in use is read every 15 seconds.'],
+    polling: ['every 3 s', 'plain', 'This daemon has no event stream (/api/v1/events): the page polls it every 3 seconds.'],
+    lost: ['not live', 'warn', 'The event stream was interrupted: until it is open again, the page polls every 3 seconds.'],
   }[state];
   byId('pulse').replaceChildren(badge(word, kind));
   setText(byId('liveness'), text);

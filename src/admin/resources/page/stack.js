@@ -5,7 +5,7 @@ import { badge, byId, count, el, number, renew, shortDigest, table, timeOf } fro
 
 export function showStack(root, stack, act) {
   const focused = root.contains(document.activeElement) ? document.activeElement.dataset.place : undefined;
-  // Calls are counted all the time: the table is made anew only where what it shows is another.
+  // Calls are counted continuously: the table is rebuilt only if what it shows has changed.
   const renewed = renew(root, stack, () => {
     const by = stack.by ? ` by ${stack.by}` : '';
     const said = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${stack.source === 'api' ? `activated${by}` : 'from the configuration file'}`,
@@ -13,9 +13,9 @@ export function showStack(root, stack, act) {
     const trouble = stack.fileStack.trouble
       && el('p', { class: 'note bad' }, `The configuration file’s stack cannot be used: ${stack.fileStack.trouble}`);
     const aside = stack.fileStack.shadowed && stack.fileStack.entries.length > 0
-      && el('p', { class: 'muted' }, `The configuration file’s stack is set aside: ${stack.fileStack.entries.map((e) => e.policy).join(', ')}`);
+      && el('p', { class: 'muted' }, `The configuration file’s stack is overridden: ${stack.fileStack.entries.map((e) => e.policy).join(', ')}`);
     if (stack.entries.length === 0) {
-      return [said, el('p', {}, 'No policy is active: each GPU is offered whole, as the built-in baseline does.'), trouble, aside].filter(Boolean);
+      return [said, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), trouble, aside].filter(Boolean);
     }
     const rows = stack.entries.map((entry, place) => [
       String(place),
@@ -25,7 +25,7 @@ export function showStack(root, stack, act) {
       calls(entry.record),
       standing(entry, place, act),
     ]);
-    return [said, table('Policies, first asked first', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State'], rows, 'stacked'), trouble, aside].filter(Boolean);
+    return [said, table('Policies, in the order of their calls', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State'], rows, 'stacked'), trouble, aside].filter(Boolean);
   });
   if (renewed && focused !== undefined) root.querySelector(`[data-place="${focused}"]`)?.focus();
 }
@@ -38,12 +38,12 @@ function calls(record) {
 
 function standing(entry, place, act) {
   const { record } = entry;
-  if (!record) return badge('not asked yet', 'plain');
+  if (!record) return badge('not called yet', 'plain');
   const faults = Object.values(record.faults.byKind).reduce((sum, n) => sum + n, 0);
   const last = record.faults.last && el('p', { class: 'muted last' }, `last: ${record.faults.last}`);
   if (record.suspended) {
     return [badge(`suspended after ${count(faults, 'fault')}`, 'bad'), last, ' ',
-      el('button', { type: 'button', 'data-place': place, onclick: () => act('unsuspend', entry, place) }, 'Ask it again…')].filter(Boolean);
+      el('button', { type: 'button', 'data-place': place, onclick: () => act('unsuspend', entry, place) }, 'Resume…')].filter(Boolean);
   }
   if (faults > 0) return [badge(`${count(faults, 'fault')}${record.faults.inARow ? `, ${record.faults.inARow} in a row` : ''}`, 'warn'), last].filter(Boolean);
   return badge('works', 'good');
@@ -51,14 +51,14 @@ function standing(entry, place, act) {
 
 export function unsuspend(api, stack, entry, place) {
   return ask({
-    title: `Ask ${entry.policy} again?`,
-    words: [`It is suspended and not asked any more. Last: ${entry.record?.faults.last ?? 'not known'}.`],
-    label: 'Ask it again',
+    title: `Resume ${entry.policy}?`,
+    words: [`It is suspended and not called. Last fault: ${entry.record?.faults.last ?? 'not known'}.`],
+    label: 'Resume',
     act: () => api.delete(`/stack/entries/${place}/suspension`, { 'If-Match': `"${stack.revision}"` }),
   });
 }
 
-/** Where in the stack: in an entry's place, at an end, or alone. */
+/** Positions in the stack: of an existing entry, at an end, or alone. */
 function places(stack) {
   const options = stack.entries.map((entry, i) => ({ value: `at-${i}`, text: `in place of ${entry.policy} (place ${i})`, policy: entry.policy }));
   if (stack.entries.length > 0) options.push({ value: 'first', text: 'before all others' }, { value: 'last', text: 'after all others' });
@@ -66,7 +66,7 @@ function places(stack) {
   return options;
 }
 
-/** What goes back to the daemon of an entry that stays. */
+/** The fields of an unchanged entry that are sent to the daemon. */
 const kept = ({ policy, digest, parameters, permissions, onFault }) => ({ policy, digest, parameters, permissions, onFault });
 
 function assembled(stack, entry, place) {
@@ -75,13 +75,13 @@ function assembled(stack, entry, place) {
   if (place === 'first') return [entry, ...entries];
   if (place === 'last') return [...entries, entry];
   const at = Number(place.slice(3));
-  // In the place of a policy of the same name: what that one was permitted stays permitted.
+  // An entry that replaces one of the same policy keeps its permissions.
   const { permissions } = entries[at];
   entries[at] = entries[at].policy === entry.policy ? { ...entry, permissions } : entry;
   return entries;
 }
 
-/** All versions; a daemon that has many gives them in several answers. */
+/** All versions, page by page. */
 async function versions(api) {
   const items = [];
   let path = '/policies';
@@ -100,7 +100,7 @@ export async function activate(api) {
     `${p.name} ${p.version} · ${shortDigest(p.digest)}${p.active ? ' (active)' : p.shipped ? '' : ' (uploaded)'}`)));
   const place = el('select', { id: 'place' }, places(stack).map(({ value, text }) => el('option', { value }, text)));
   const parameters = el('textarea', { id: 'parameters', rows: 4, spellcheck: 'false', autocapitalize: 'off' });
-  const onFault = el('select', { id: 'on-fault' }, el('option', { value: 'skip' }, 'skip: the next one is asked'), el('option', { value: 'deny' }, 'deny: nothing is granted'));
+  const onFault = el('select', { id: 'on-fault' }, el('option', { value: 'skip' }, 'skip: the next policy is called'), el('option', { value: 'deny' }, 'deny: nothing is granted'));
   const reason = el('input', { id: 'reason', type: 'text', required: true, maxlength: 1000, autocomplete: 'off' });
   const preview = el('p', { class: 'preview', role: 'status' });
   const chosen = () => policies.find((p) => p.digest === choice.value);
@@ -122,11 +122,11 @@ export async function activate(api) {
   place.addEventListener('change', see);
   const asked = ask({
     title: 'Activate a policy',
-    words: ['The whole new stack is asked what this node offers. Only if every policy answers well is it swapped in; what is held stays as it is.'],
+    words: ['The new stack is evaluated on this node and becomes active only if every policy gives a valid answer. Existing allocations stay.'],
     fields: [
       field('Policy and version', choice, ' '),
       field('Where', place),
-      field('Parameters (JSON)', parameters, 'The policy’s page and its schema say which there are.'),
+      field('Parameters (JSON)', parameters, 'The policy’s documentation and schema list them.'),
       field('On fault', onFault),
       field('Reason', reason, 'Kept in the history of stacks.'),
       preview,
@@ -146,6 +146,6 @@ function parsed(text) {
     if (value === null || typeof value !== 'object' || Array.isArray(value)) throw new Error('an object such as {"replicas": 4} is needed');
     return value;
   } catch (error) {
-    throw Object.assign(new Error(error.message), { title: 'The parameters are no JSON object', detail: error.message });
+    throw Object.assign(new Error(error.message), { title: 'The parameters are not a JSON object', detail: error.message });
   }
 }

@@ -17,7 +17,7 @@ extern "C" fn nvmlDeviceGetUUID(device: Handle, uuid: OutText, length: c_uint) -
     })
 }
 
-/// Of a MIG device without what its profile has beyond slices and memory: whoever needs that asks for the profile.
+/// Of a MIG device without what its profile has beyond slices and memory: a caller that needs it reads the profile.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetName(device: Handle, name: OutText, length: c_uint) -> c_uint {
     call::device("nvmlDeviceGetName", device, |device| match device.mig {

@@ -163,7 +163,7 @@ extern "C" fn nvmlDeviceGetRemappedRows(
     })
 }
 
-/// Banks of a board's memory; how many exactly differs from model to model and matters to nobody.
+/// Banks of a board's memory; the exact number differs between models, and no caller depends on it.
 const BANKS: c_uint = 2560;
 
 /// Every remapped row is taken from a bank of its own.

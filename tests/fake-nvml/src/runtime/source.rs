@@ -31,17 +31,17 @@ pub(crate) struct Source {
     path: Option<PathBuf>,
     stamp: Option<Stamp>,
     state: Option<Arc<State>>,
-    /// What was last told on stderr, so that it is told once.
-    told: String,
+    /// The last message on stderr, which is not repeated.
+    last_message: String,
 }
 
 impl Source {
     /// A source that has read nothing yet.
     pub(crate) const fn new() -> Self {
-        Self { path: None, stamp: None, state: None, told: String::new() }
+        Self { path: None, stamp: None, state: None, last_message: String::new() }
     }
 
-    /// Looks for the file anew and reads it: what `nvmlInit` does. Without a good file there is no driver.
+    /// Finds and reads the file, as `nvmlInit` does. Without a valid file there is no driver.
     pub(crate) fn open(&mut self) -> Answer {
         self.path = Some(config_path());
         self.stamp = None;
@@ -69,7 +69,7 @@ impl Source {
         match State::read(&path) {
             Ok(state) => {
                 self.state = Some(Arc::new(state));
-                self.told.clear();
+                self.last_message.clear();
             }
             // A file taken away later, as at the end of a test, is no mistake.
             Err(StateError::Io { source, .. })
@@ -89,9 +89,9 @@ impl Source {
             Some(_) => "; the last good state stays",
             None => "; set FAKE_NVML_CONFIG to a state file, or put fake-nvml.json beside the library",
         };
-        if line != self.told {
+        if line != self.last_message {
             eprintln!("{line}");
-            self.told = line;
+            self.last_message = line;
         }
     }
 }

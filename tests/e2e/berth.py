@@ -74,7 +74,7 @@ class Setup:
 
     @property
     def resources(self) -> list[str]:
-        """All that the kubelet is told of."""
+        """The devices that the kubelet lists."""
         return [WHOLE, SHARED] if self.mixed else [self.resource]
 
 
@@ -173,7 +173,7 @@ class Berth:
         return self._process.stop()
 
     def forget(self) -> None:
-        """Removes what a stopped Berth has stored, as if it were installed anew on a node with running pods."""
+        """Removes what a stopped Berth has stored, as if it were installed on a node with running pods."""
         shutil.rmtree(_STATE)
 
     def log(self) -> str:

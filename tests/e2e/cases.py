@@ -210,7 +210,7 @@ def policy_changed(bench: Bench) -> None:
 
 
 def away(bench: Bench) -> str:
-    """While berth is away a pod goes and the kubelet restarts: nobody tells it, and it must find out."""
+    """While berth is stopped a pod ends and the kubelet restarts; berth must detect both."""
     stays, goes = bench.pod("stays", {"main": 1}), bench.pod("goes", {"main": 1})
     bench.start(stays, goes)
     gone = bench.allocation(goes, "main")
@@ -333,7 +333,7 @@ def _wait_for_end(bench: Bench, allocation: str) -> float:
 
 
 def _newcomer(bench: Bench, name: str) -> None:
-    """A new pod runs, on a GPU that nobody held before."""
+    """A new pod runs, on a GPU that was free."""
     held = {gpu for a in bench.berth.allocations() for gpu in a.gpus}
     pod = bench.pod(name, {"main": 1})
     bench.start(pod)

@@ -56,7 +56,7 @@ class Change:
             raise Trouble(f"containers changed: {changed}")
 
     def newcomers(self, *names: str) -> None:
-        """New pods run, on devices that nobody held."""
+        """New pods run, on free devices."""
         held = self._held()
         for name in names:
             pod = self.bench.pod(name, {"main": 1})
@@ -136,7 +136,7 @@ def to_berth(bench: Bench) -> None:
         bench.berth.cli,
     )
     change.unharmed()
-    # A container of before that is started again later is not granted anew: it has what it had.
+    # A container of before that is started again later gets no new grant: it keeps its devices.
     (early, *_) = bench.running
     seen = bench.gpus_seen(early, "main")
     bench.crash(early, "main")

@@ -37,7 +37,7 @@ _CERTIFICATE, _KEY = _FOLDER / "server.crt", _FOLDER / "server.key"
 #: Tokens are of this test alone and worth nothing outside it: the API server listens on loopback while the test runs.
 _ADMIN, _BERTH = "e2e-admin", "e2e-berth"
 
-#: The rights that Berth's users are told to give it, so that the test shows that they are enough.
+#: The rights that the documents name for Berth, so that the test shows that they suffice.
 _BERTH_ROLES_FILE = REPO / "deploy" / "cluster-role.yaml"
 _BERTH_ROLES = ("berth", "berth-events", "berth-evict", "berth-delete", "berth-review", "berth-label")
 
@@ -67,7 +67,7 @@ class ControlPlane:
         self._service_accounts = service_accounts
         binaries = MODULE.build()
         self._kubectl = binaries / "kubectl"
-        #: For whoever may do everything: the kubelet, the scheduler, the controller manager, kubectl.
+        #: For clients with all rights: the kubelet, the scheduler, the controller manager, kubectl.
         self.kubeconfig = _FOLDER / "admin.kubeconfig"
         #: For Berth.
         self.berth_kubeconfig = _FOLDER / "berth.kubeconfig"
@@ -95,7 +95,7 @@ class ControlPlane:
             f"--etcd-servers={_ETCD}",
             "--bind-address=127.0.0.1",
             f"--secure-port={machine.API_SERVER_PORT}",
-            # What the `kubernetes` service would be told; nobody asks it. It may not be loopback.
+            # The address of the `kubernetes` service, which no client uses. It must not be loopback.
             "--advertise-address=192.0.2.1",
             "--endpoint-reconciler-type=none",
             f"--tls-cert-file={_CERTIFICATE}",
@@ -211,7 +211,7 @@ class ControlPlane:
         return json.loads(self._ask(path))
 
     def answer(self, method: str, path: str, body: dict | None = None, token: str = _ADMIN, kind: str = "") -> Answer:
-        """What the API server says to whoever has the token. `kind`: of the body, if it is not JSON as it is."""
+        """The API server's response to a client with the token. `kind`: of the body, if it is not JSON as it is."""
         headers = {"Authorization": f"Bearer {token}", "Content-Type": kind or "application/json"}
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(f"{SERVER}{path}", data, headers, method=method)

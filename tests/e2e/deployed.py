@@ -167,7 +167,7 @@ class Deployed:
         schema = self.cluster.get("/openapi/v3/api/v1")["components"]["schemas"]["io.k8s.api.core.v1.NodeStatus"]
         left = set(schema["properties"]) - set(patches) - {"conditions", "config"}
         if left:
-            raise Trouble(f"nobody tried {left}")
+            raise Trouble(f"no case tried {left}")
         of_node = {
             "a label of another": {"metadata": {"labels": {"topology.kubernetes.io/zone": "b"}}},
             "a label that is like ours": {"metadata": {"labels": {"evil-nvidia.com/gpu.product": "x"}}},
@@ -341,7 +341,7 @@ class Deployed:
         return f"ready_and_listed_s={time.monotonic() - begin:.1f}"
 
     def it_has_no_more_than_it_needs(self) -> str:
-        """As the kernel shows its process, which cannot be told otherwise."""
+        """As the kernel shows its process, which settings cannot change."""
         pid = self._pid()
         status = dict(
             line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
@@ -379,7 +379,7 @@ class Deployed:
     def a_policy_is_compiled_there(self) -> str:
         """In the compiling child, under the container's seccomp filter and without capabilities."""
         shipped = places.REPO / "policies-wasm" / "prebuilt" / "binpack.wasm"
-        # A custom section more, so that these are bytes that nobody has compiled.
+        # A custom section more, so that these bytes were never compiled.
         other = places.RUN / "other.wasm"
         other.write_bytes(shipped.read_bytes() + b"\x00\x05\x04e2e!")
         self._cli("policy", "push", other)
@@ -398,13 +398,13 @@ class Deployed:
             raise
         self.node.gone(pod)
 
-        def told() -> bool:
+        def has_condition() -> bool:
             conditions = {c["type"]: c for c in self.cluster.node()["status"]["conditions"]}
             if conditions.get("GPUUnavailable", {}).get("status") != "True":
                 raise Trouble(f"GPUUnavailable is {conditions.get('GPUUnavailable')}")
             return True
 
-        until("the node's condition", 30, told)
+        until("the node's condition", 30, has_condition)
 
         def reported() -> bool:
             """Of the node in `default`, as the kubelet does it; of the pod in its namespace."""
@@ -452,21 +452,21 @@ class Deployed:
         if len(shown["items"]) != 2:
             raise Trouble(f"GPUs in the pod: {shown}")
         self.cluster.kubectl("create", "clusterrole", "berth-reader", "--verb=get", "--non-resource-url=/berth/*")
-        for name in ("reader", "nobody"):
+        for name in ("reader", "without-role"):
             self.cluster.kubectl("create", "serviceaccount", name)
         self.cluster.kubectl(
             *("create", "clusterrolebinding", "berth-reader", "--clusterrole=berth-reader"),
             f"--serviceaccount={NAMESPACE}:reader",
         )
-        reader, nobody = self._account_token("reader", "berth"), self._account_token("nobody", "berth")
-        elsewhere = self._account_token("reader", "somebody-else")
-        until("whoever may read reads", 30, lambda: json.loads(self._over_tls(reader, "-o", "json", "gpu", "list"))["items"])
+        reader, without_role = self._account_token("reader", "berth"), self._account_token("without-role", "berth")
+        elsewhere = self._account_token("reader", "another-audience")
+        until("a reader reads", 30, lambda: json.loads(self._over_tls(reader, "-o", "json", "gpu", "list"))["items"])
         for what, token, method, wanted in (
             ("a reader reads", reader, "GET", 200),
             ("a reader changes", reader, "PUT", 403),
-            ("whoever has no role", nobody, "GET", 403),
-            ("a token for somebody else", elsewhere, "GET", 401),
-            ("a token of nobody", "x" * 43, "GET", 401),
+            ("an account without a role", without_role, "GET", 403),
+            ("a token for another audience", elsewhere, "GET", 401),
+            ("an unknown token", "x" * 43, "GET", 401),
             ("no token", "", "GET", 401),
         ):
             seen = self._status_over_tls(token, method, "/api/v1/stack")
@@ -500,7 +500,7 @@ class Deployed:
         until("the new certificate is in force", 180, renewed, every=1)
         self._over_tls((_STATE / "token").read_text(encoding="ascii").strip(), "gpu", "list")
         if self._pid() != pid:
-            raise Trouble("it was started anew")
+            raise Trouble("it was restarted")
         return f"in_force_after_s={time.monotonic() - begin:.0f}"
 
     def the_chart_with_all_that_is_off_by_default(self) -> str:
@@ -629,7 +629,7 @@ class Deployed:
         shutil.copy(MANIFESTS / manifest, folder / manifest)
         container = "/spec/template/spec/containers/0"
         simulated = {"name": "BERTH_GPUS", "value": "sim:2xh100"}
-        # Nobody forwards the API server's address within the cluster here.
+        # The API server's address within the cluster is not forwarded here.
         address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(machine.API_SERVER_PORT)}
         patch = [
             {"op": "replace", "path": f"{container}/image", "value": IMAGE},

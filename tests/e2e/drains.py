@@ -16,7 +16,7 @@ from scenario import Scenario
 CONDITION = "GPUUnavailable"
 #: As docs/operations.md has it.
 DRAIN = ("--evict", "--deadline", "10m", "--wait")
-#: Two looks ten seconds apart find nobody, after the pod's allocation has ended.
+#: Two scans ten seconds apart find no process, after the pod's allocation has ended.
 DRAINED_SECONDS = 120
 #: So long a budget is watched to hold.
 BUDGET_SECONDS = 8
@@ -65,7 +65,7 @@ class Worker:
 
 
 def evicts(bench: Bench) -> str:
-    """A deployment's pod moves to another GPU; one that nobody makes anew goes."""
+    """A deployment's pod moves to another GPU; a bare pod is not recreated."""
     bench.shared = worker = Worker(bench, "worker")
     pod = worker.runs()
     (gpu,) = bench.gpus_seen(pod, "main")
@@ -84,7 +84,7 @@ def evicts(bench: Bench) -> str:
     return f"drained_within_s={took:.0f}"
 
 
-def told(bench: Bench) -> str:
+def shows_event_and_condition(bench: Bench) -> str:
     """`kubectl describe node` shows the drain: an event, and a condition."""
     (gpu,) = bench.berth.drains("drained")
     events = described(bench, gpu, "True", "drained")
@@ -219,7 +219,7 @@ def static_pod(bench: Bench) -> None:
 
 
 def deadline(bench: Bench) -> str:
-    """At its deadline a drain that was told to gives up: the pod is left alone, the GPU stays cordoned."""
+    """At its deadline a drain with `give-up` is cancelled: the pod stays, and so does the cordon."""
     pod = bench.node.run(bench.pod("static", {"main": 1}), static=True)
     bench.node.running(pod)
     bench.running.append(pod)
@@ -255,7 +255,7 @@ SCENARIOS = [
         Setup(gpus=GPUS, api_server=True),
         {
             "drain --evict: a deployment's pod moves to another GPU, and the command ends": evicts,
-            "drain: kubectl describe node shows an event and a condition": told,
+            "drain: kubectl describe node shows an event and a condition": shows_event_and_condition,
             "drain: uncordoned, the GPU is in use again and the condition is gone": back_in_use,
             "an XID shows in kubectl describe node, until the GPU works again": unhealthy,
             "drain --evict: a disruption budget holds": budget,

@@ -192,7 +192,7 @@ def _health_in_pod(bench: Bench, pod: Pod, health: str) -> None:
 
 
 def crashed(bench: Bench) -> None:
-    """Its container is started again, on the same devices, and nothing is granted anew."""
+    """Its container is started again, on the same devices, without a new grant."""
     names = {"crashes": "Always", "stays": "Always", "finishes": "Never", "fails": "Never", "forced": "Always"}
     pods = [bench.pod(name, {"main": 1}, restart=restart) for name, restart in names.items()]
     pods.append(bench.pod("evicted", {"main": 1}, labels={"e2e": "evicted"}))
@@ -303,7 +303,7 @@ def kubelet_away(bench: Bench) -> str:
 
 
 def drained(bench: Bench) -> str:
-    """Without the API server Berth evicts nobody: it cordons, watches the pod leave, and says when the GPU is empty."""
+    """Without the API server Berth evicts no pod: it cordons, watches the pod leave, and reports when the GPU is empty."""
     pod = bench.running[0]
     (gpu,) = bench.gpus_seen(pod, "main")
     free = bench.berth.setup.gpus
@@ -446,7 +446,7 @@ def _runs_at_last(bench: Bench, pod: Pod) -> None:
 HOLDER_SECONDS = 20
 
 _ENDS = {
-    "a crashed container starts again on its GPU, and nothing is granted anew": crashed,
+    "a crashed container starts again on its GPU, without a new grant": crashed,
     "a pod deleted right after its start": deleted,
     "a pod that finishes": finished,
     "a pod that fails": failed,

@@ -128,7 +128,7 @@ class Kubelet:
             "port": machine.KUBELET_PORT,
             "readOnlyPort": machine.KUBELET_READ_ONLY_PORT,
             "healthzPort": machine.KUBELET_HEALTH_PORT,
-            # No API server can be asked who a caller is, so the port that can change things lets nobody in.
+            # No API server can review callers, so the port that permits changes refuses all.
             "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",

@@ -69,7 +69,7 @@ def check_no_other_kubelet() -> None:
 
 
 def check_no_other_berth() -> None:
-    """Refuses where somebody listens on the port of Berth's admin API, which no case could tell from a fault."""
+    """Refuses if another process listens on the port of Berth's admin API, which a case could not distinguish from a fault."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(("127.0.0.1", ADMIN_PORT)) == 0:
             raise Trouble(

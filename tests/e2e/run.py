@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-# Run by root in somebody's checkout: leave no compiled files there that only root can remove.
+# Run by root in a user's checkout: leave no compiled files there that only root can remove.
 sys.dont_write_bytecode = True
 
 import cases  # noqa: E402

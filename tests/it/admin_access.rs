@@ -1,4 +1,4 @@
-//! Who may do what: named tokens and their rights, the Unix socket, how often one may ask, and how slowly.
+//! Access to the admin API: named tokens and their rights, the Unix socket, rate limits and slow clients.
 
 use crate::admin_bench::{Answer, Bench};
 use berth_admin::Server;

@@ -1,4 +1,4 @@
-//! The audit lines of the real daemon: one for each request that would change something, and no secrets.
+//! The audit lines of the real daemon: one for each request for a change, and no secrets.
 
 use crate::client::agent;
 use crate::daemon::{House, SOON, Serving};

@@ -1,7 +1,7 @@
 //! A node with an admin API on loopback, over a real keeper and a real policy thread; and a client.
 
-use crate::admin_twins::{KeptPolicies, SwitchStore, digest_of};
-use crate::kubelet_twins::RealClock;
+use crate::admin_fakes::{KeptPolicies, SwitchStore, digest_of};
+use crate::kubelet_fakes::RealClock;
 use crate::port::Port;
 use berth_admin::{FileStack, NodeFacts, Server, Step};
 use berth_core::admission::{Baseline, KernelHandle, RunningCore};

@@ -1,7 +1,7 @@
-//! Conditions and tags over HTTP: who undoes nothing that he has not seen, and what is not sent twice.
+//! Conditional requests over HTTP: no change is lost (If-Match), and nothing is sent twice (If-None-Match).
 
 use crate::admin_bench::{Answer, Bench};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use crate::admin_versions::{key, signature};
 use serde_json::Value;
 use std::time::{Duration, Instant};

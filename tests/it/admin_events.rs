@@ -1,7 +1,7 @@
-//! What `/events` tells, over HTTP: who comes back misses nothing, who is too many or too late is told.
+//! `/events` over HTTP: a client that reconnects misses nothing; limits on streams and slow readers.
 
 use crate::admin_bench::Bench;
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use berth_http::Settings;
 use berth_http::{AdminAccess, NamedToken, Right, TokenSource};
 use serde_json::Value;
@@ -161,8 +161,8 @@ fn whoever_comes_back_gets_what_he_missed() {
     // The same without the header, and of another GPU.
     let mut other = Stream::open(&bench, &format!("?kind=gpuCordoned,gpuFound&since={}", last.id), "");
     assert_eq!(other.next().unwrap().event, "here");
-    let told = other.next().unwrap();
-    assert_eq!((told.event.as_str(), &told.data["gpu"]), ("gpuCordoned", &"GPU-1".into()));
+    let received = other.next().unwrap();
+    assert_eq!((received.event.as_str(), &received.data["gpu"]), ("gpuCordoned", &"GPU-1".into()));
 }
 
 #[test]
@@ -173,9 +173,9 @@ fn an_id_of_another_run_or_of_what_is_no_longer_kept_says_to_read_anew() {
     let (start, seq) = all[0].id.split_once('-').unwrap();
     let newest: u64 = seq.parse().unwrap();
     for id in [format!("1-{seq}"), format!("{start}-{}", newest + 1_000_000)] {
-        let told = kinds(&bench, &format!("?follow=false&since={id}"));
-        let told: Vec<_> = told.iter().map(|f| f.event.as_str()).collect();
-        assert_eq!(told, ["here", "missed"], "{id}");
+        let received = kinds(&bench, &format!("?follow=false&since={id}"));
+        let received: Vec<_> = received.iter().map(|f| f.event.as_str()).collect();
+        assert_eq!(received, ["here", "missed"], "{id}");
     }
     // More than a ring of changes, each of its own look, would take a minute: `recent` has that test.
     for odd in ["x", "1", "-", "1-x", "1-01"] {

@@ -1,5 +1,5 @@
-//! Floods of connections: more than there are seats, none of them asking for anything in time, or reading
-//! what it asked for. The heavy case, against the release daemon, is `just flood-admin`.
+//! Floods of connections: more than there are slots, none of which sends a request in time or reads its response.
+//! `just flood-admin` does the same, heavier, with the release build.
 
 use crate::admin_bench::{Bench, ask};
 use berth_http::Settings;

@@ -1,4 +1,4 @@
-//! Lists show of each item what it shows alone, whatever was written down of it before.
+//! Lists show the same of each item as its own resource does, whatever was cached before.
 
 use crate::admin_bench::{Bench, GPU, gpu};
 use berth_kernel::names::Resource;

@@ -1,5 +1,5 @@
-//! What no client should send: heads, lengths and values that are wrong, too long or ambiguous. Each costs
-//! its sender an error or the connection; nothing behind it is taken for a request of its own.
+//! Malformed requests: heads, lengths and values that are wrong, too long or ambiguous. Each ends in an error or a
+//! closed connection; no byte behind it counts as another request.
 
 use crate::admin_bench::Bench;
 use std::io::{Read, Write};

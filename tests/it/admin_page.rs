@@ -1,4 +1,4 @@
-//! The page at `/`: public, without data, and closed to everything but itself.
+//! The page at `/`: public, without data, and with a content policy that permits only itself.
 
 use crate::admin_bench::Bench;
 

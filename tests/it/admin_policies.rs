@@ -1,7 +1,7 @@
-//! Policies and the stack over HTTP: upload, activate, conflict, fall back.
+//! Policies and the stack over HTTP: upload, activation, conflict, fallback.
 
 use crate::admin_bench::{Bench, SHARED};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use berth_admin::FileStack;
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! What holds on every route of the API's description: unknown keys of a query are refused, and `If-None-Match: *`
-//! means what RFC 9110 says. The routes are those of the description, so none can be left out.
+//! Rules for every route of the API's description: unknown keys of a query are refused, and `If-None-Match: *` means
+//! what RFC 9110 says. The routes are those of the description, so none can be left out.
 
 use crate::admin_bench::{Answer, Bench};
 use serde_json::Value;

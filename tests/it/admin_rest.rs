@@ -1,8 +1,8 @@
-//! What all of the API has in common, over HTTP: conditions, pages of lists, keys of uploads, compression, and
+//! Rules that all of the API has in common, over HTTP: conditions, pages of lists, repeated uploads, compression, and
 //! a page for each problem.
 
 use crate::admin_bench::{Answer, Bench};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use berth_api::{Kind, Problem};
 use std::io::Read;
 

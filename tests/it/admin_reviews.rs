@@ -1,5 +1,5 @@
-//! Callers whom the cluster knows: the daemon asks the stand-in API server who they are and what they may,
-//! and opens for nobody of whom it does not say so.
+//! Callers that the cluster authenticates: the daemon reviews them with the stand-in API server, and refuses those
+//! that it does not confirm.
 
 use crate::api_server::{ApiServer, NODE};
 use crate::client::agent;

@@ -1,5 +1,5 @@
-//! What opens how much: client certificates whose names nobody configured, a CA that is emptied, and what is
-//! open without a token, seen from another machine.
+//! Rights by client certificate, also of unknown names and with an emptied CA; and what is public, seen from another
+//! machine.
 
 use crate::admin_bench::{agent, ask_by};
 use crate::admin_tls::{Ca, Node};
@@ -110,12 +110,12 @@ fn from_another_machine_the_numbers_and_the_details_are_for_whoever_may_read() {
         let bare = ask(&away, "/livez", token).expect(200);
         assert!(bare["checks"].as_array().unwrap().iter().all(|c| c["detail"].is_null()), "{bare}");
     }
-    for told in [ask(&away, "/readyz", Some(&bearer)), ask("127.0.0.1", "/readyz", None)] {
-        assert!(told.problem(503, "not-ready").contains("adoption: secret words"));
+    for response in [ask(&away, "/readyz", Some(&bearer)), ask("127.0.0.1", "/readyz", None)] {
+        assert!(response.problem(503, "not-ready").contains("adoption: secret words"));
     }
     // The health listener is for probes and scrapes, and closed by other means.
     let health = node.bench.api.as_ref().unwrap().health_address.unwrap();
     assert_eq!(crate::admin_bench::ask(health, "GET", "/metrics", &[], b"").status, 200);
-    let told = crate::admin_bench::ask(health, "GET", "/readyz", &[], b"").problem(503, "not-ready");
-    assert!(told.contains("secret words"));
+    let response = crate::admin_bench::ask(health, "GET", "/readyz", &[], b"").problem(503, "not-ready");
+    assert!(response.contains("secret words"));
 }

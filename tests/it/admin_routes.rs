@@ -1,7 +1,7 @@
 //! Every route of the admin API, over HTTP: what it shows and what it changes.
 
 use crate::admin_bench::{Bench, GPU, SHARED};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use berth_admin::{Registration, Step};
 use berth_core::counters::RegistrationState;
 use berth_kernel::names::Resource;

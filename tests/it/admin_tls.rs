@@ -1,4 +1,4 @@
-//! TLS of the admin listener: who is let in, who is not, and what a renewal changes.
+//! TLS of the admin listener: which clients are accepted, and what a renewed certificate changes.
 
 use crate::admin_bench::{Answer, Bench, agent, ask_by};
 use berth_admin::Server;

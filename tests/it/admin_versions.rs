@@ -1,7 +1,7 @@
-//! Versions over time: what was active, the way back, signatures, and suspended policies.
+//! Versions over time: earlier stacks, rollbacks, signatures, and suspended policies.
 
 use crate::admin_bench::{Answer, Bench};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_core::admission::FAULTS_TO_SUSPEND;

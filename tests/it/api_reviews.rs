@@ -1,5 +1,4 @@
-//! What the stand-in API server knows of users: whose a token is, for whom it is meant, and what its owner
-//! may do.
+//! Users of the stand-in API server: tokens with their owners, audiences and rights.
 
 use crate::api_server::{World, refused, status};
 use actix_web::web::{self, ServiceConfig};

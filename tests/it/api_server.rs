@@ -1,5 +1,5 @@
-//! A stand-in API server over real HTTP: one node, its pods, lists and watches as kube clients ask
-//! for them. What it is told to do wrong, it does.
+//! A stand-in API server over real HTTP: one node, its pods, lists and watches as kube clients request them, and
+//! faults that tests order.
 
 use crate::api_reviews::{self, Reviews};
 use crate::api_writes::{self, Writes};
@@ -143,7 +143,7 @@ impl ApiServer {
     /// Serves; again at the same address after [`Self::stop`].
     pub(crate) fn serve(&mut self) {
         let listener = TcpListener::bind(self.port.address()).unwrap();
-        let (world, (told, handle)) = (Arc::clone(&self.world), std::sync::mpsc::channel());
+        let (world, (started, handle)) = (Arc::clone(&self.world), std::sync::mpsc::channel());
         let in_use = Arc::new(());
         let connections = Arc::downgrade(&in_use);
         let thread = std::thread::spawn(move || {
@@ -168,7 +168,7 @@ impl ApiServer {
                 };
                 let server = HttpServer::new(app).workers(1).disable_signals().shutdown_timeout(0);
                 let server = server.listen(listener).unwrap().run();
-                told.send(server.handle()).unwrap();
+                started.send(server.handle()).unwrap();
                 server.await.unwrap();
             };
             actix_web::rt::System::new().block_on(serve);

@@ -1,6 +1,5 @@
-//! The stand-in API server's other half: what clients write. Evictions with disruption budgets,
-//! deletions, events and node conditions, validated as far as the real one would refuse them; and
-//! faults that hit one kind of write.
+//! Writes to the stand-in API server: evictions with disruption budgets, deletions, events and node conditions,
+//! validated as the real one validates them; and faults of one kind of write.
 
 use crate::api_server::{NODE, State, World, refused, status};
 use actix_web::web::{self, Data, Json, Path, ServiceConfig};

@@ -1,4 +1,4 @@
-//! What the author of a policy has without a daemon: `berth policy new`, `check` and `test`.
+//! Commands for authors of policies, without a daemon: `berth policy new`, `check` and `test`.
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ fn berth(folder: &Path, arguments: &[&str]) -> Output {
     command.current_dir(folder).args(arguments).output().unwrap()
 }
 
-fn told(output: &Output) -> String {
+fn combined_output(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
@@ -140,18 +140,19 @@ fn check_says_what_the_daemon_would_say() {
         let file = folder.path().join("policy.wasm");
         std::fs::write(&file, module).unwrap();
         let output = berth(folder.path(), &["policy", "check", "policy.wasm"]);
-        assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(1), "{}", combined_output(&output));
         assert!(
-            told(&output).contains("refused: policy.wasm: ") && told(&output).contains(words),
+            combined_output(&output).contains("refused: policy.wasm: ")
+                && combined_output(&output).contains(words),
             "{}",
-            told(&output)
+            combined_output(&output)
         );
     }
     let output = berth(
         folder.path(),
         &["policy", "check", shipped, "--parameters", r#"{"replicas": 0}"#, "-o", "json"],
     );
-    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", combined_output(&output));
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&answer["ok"], &answer["policy"]["name"]), (&false.into(), &"timeslice".into()));
     assert!(
@@ -160,37 +161,49 @@ fn check_says_what_the_daemon_would_say() {
     );
     let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", r#"{"replicas": "4"}"#]);
     let words = "refused: the parameters are not accepted: parameters.replicas: invalid type: string \"4\", expected a whole";
-    assert!(told(&output).contains(words), "{}", told(&output));
+    assert!(combined_output(&output).contains(words), "{}", combined_output(&output));
     let whole = std::fs::read(shipped).unwrap();
     std::fs::write(folder.path().join("cut.wasm"), &whole[..whole.len() / 2]).unwrap();
     let output = berth(folder.path(), &["policy", "check", "cut.wasm"]);
     let words = format!("it has {} bytes and breaks off", whole.len() / 2);
-    assert!(output.status.code() == Some(1) && told(&output).contains(&words), "{}", told(&output));
+    assert!(
+        output.status.code() == Some(1) && combined_output(&output).contains(&words),
+        "{}",
+        combined_output(&output)
+    );
     let checked = berth(folder.path(), &["policy", "check", shipped]);
     let row = ["replicas", "integer,", "1", "to", "128", "4", "Shares"];
     let is_row = |line: &str| line.split_whitespace().take(row.len()).eq(row);
-    assert!(told(&checked).lines().any(is_row), "{}", told(&checked));
-    assert!(!told(&checked).contains("warning"), "it is the shipped one: {}", told(&checked));
+    assert!(combined_output(&checked).lines().any(is_row), "{}", combined_output(&checked));
+    assert!(
+        !combined_output(&checked).contains("warning"),
+        "it is the shipped one: {}",
+        combined_output(&checked)
+    );
     let mut other = std::fs::read(shipped).unwrap();
     // A custom section at the end: other bytes, the same policy.
     other.extend([0, 2, 1, b'x']);
     std::fs::write(folder.path().join("other.wasm"), other).unwrap();
     let checked = berth(folder.path(), &["policy", "check", "other.wasm"]);
-    assert!(checked.status.success(), "{}", told(&checked));
+    assert!(checked.status.success(), "{}", combined_output(&checked));
     assert!(
-        told(&checked).contains("warning: timeslice is also the name of a shipped"),
+        combined_output(&checked).contains("warning: timeslice is also the name of a shipped"),
         "{}",
-        told(&checked)
+        combined_output(&checked)
     );
     std::fs::write(folder.path().join("p.json"), r#"{"replicas": 3}"#).unwrap();
     let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", "@p.json"]);
     assert!(
-        output.status.success() && told(&output).contains("ok: the parameters are accepted"),
+        output.status.success() && combined_output(&output).contains("ok: the parameters are accepted"),
         "{}",
-        told(&output)
+        combined_output(&output)
     );
     let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", "[]"]);
-    assert!(told(&output).contains("--parameters is no JSON object"), "{}", told(&output));
+    assert!(
+        combined_output(&output).contains("--parameters is no JSON object"),
+        "{}",
+        combined_output(&output)
+    );
 }
 
 #[test]
@@ -199,31 +212,39 @@ fn test_runs_files_and_folders_and_its_exit_code_says_how_it_went() {
     let good = root().join("policies-wasm/timeslice/scenarios");
     let good = good.to_str().unwrap();
     let output = berth(folder.path(), &["policy", "test", "--shipped", "timeslice", good]);
-    assert!(output.status.success(), "{}", told(&output));
-    assert!(told(&output).ends_with("scenarios: 5 passed, 0 failed\n"), "{}", told(&output));
+    assert!(output.status.success(), "{}", combined_output(&output));
+    assert!(
+        combined_output(&output).ends_with("scenarios: 5 passed, 0 failed\n"),
+        "{}",
+        combined_output(&output)
+    );
     std::fs::write(folder.path().join("bad.yaml"), "about: x\nnode: []\nsteps:\n  - ofer: {}\n").unwrap();
     let prebuilt = root().join("policies-wasm/prebuilt/timeslice.wasm");
     let output =
         berth(folder.path(), &["policy", "test", prebuilt.to_str().unwrap(), good, ".", "-o", "json"]);
-    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", combined_output(&output));
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&answer["passed"], &answer["failed"]), (&5.into(), &1.into()));
     let trouble = answer["scenarios"][5]["trouble"].as_str().unwrap();
     assert!(trouble.contains("did you mean `offer`?") && trouble.contains("line 4"), "{trouble}");
     assert_eq!(berth(folder.path(), &["policy", "test", "--shipped", "timeslice"]).status.code(), Some(2));
     let output = berth(folder.path(), &["policy", "test", "--shipped", "none", good]);
-    assert!(told(&output).contains("the shipped ones are exclusive"), "{}", told(&output));
+    assert!(
+        combined_output(&output).contains("the shipped ones are exclusive"),
+        "{}",
+        combined_output(&output)
+    );
 }
 
 #[test]
 fn a_new_policy_has_all_that_it_is_built_of() {
     let folder = tempfile::tempdir().unwrap();
     let output = berth(folder.path(), &["policy", "new", "fill-first"]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", combined_output(&output));
     assert!(
-        told(&output).contains("berth policy test target/wasm32-unknown-unknown/release/"),
+        combined_output(&output).contains("berth policy test target/wasm32-unknown-unknown/release/"),
         "{}",
-        told(&output)
+        combined_output(&output)
     );
     let made = folder.path().join("fill-first");
     // The kit and the contract are those of this repository, to the last byte.
@@ -253,9 +274,9 @@ fn a_new_policy_has_all_that_it_is_built_of() {
     assert!(made.join(".gitignore").is_file() && made.join("scenarios/fill.yaml").is_file());
 
     let again = berth(folder.path(), &["policy", "new", "fill-first", "--lang", "python"]);
-    assert_eq!(again.status.code(), Some(1), "{}", told(&again));
-    assert!(told(&again).contains("exists already"), "{}", told(&again));
+    assert_eq!(again.status.code(), Some(1), "{}", combined_output(&again));
+    assert!(combined_output(&again).contains("exists already"), "{}", combined_output(&again));
     let named = berth(folder.path(), &["policy", "new", "Fill_First"]);
-    assert_eq!(named.status.code(), Some(2), "{}", told(&named));
+    assert_eq!(named.status.code(), Some(2), "{}", combined_output(&named));
     assert_eq!(folder.path().read_dir().unwrap().count(), 1, "no draft is left");
 }

@@ -1,7 +1,7 @@
-//! The built `berth` against a live admin API: what operators type, what they read, how it ends.
+//! The built `berth` against a live admin API: commands, output and exit codes.
 
 use crate::admin_bench::Bench;
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use crate::port::Port;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};

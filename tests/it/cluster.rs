@@ -1,5 +1,4 @@
-//! The API server as a source of truth: the whole daemon beside the stand-in kubelet and a stand-in
-//! API server.
+//! The API server as a source of pods: the whole daemon with the stand-in kubelet and a stand-in API server.
 
 use crate::api_server::{ApiServer, NODE, pod};
 use crate::daemon::{House, SOON, Serving, WHOLE};

@@ -1,4 +1,4 @@
-//! The API server's room alone, beside a stand-in that refuses, hangs and forgets.
+//! The crate `cluster` alone, with a stand-in API server that refuses, hangs and forgets.
 
 use crate::api_server::{ApiServer, NODE, Read, Unread, pod};
 use crate::cluster::{serve, watching};

@@ -1,4 +1,4 @@
-//! What a daemon costs the API server: the requests of an idle one, and how it comes back after a loss.
+//! The load of a daemon on the API server: the requests of an idle one, and how it reconnects after a loss.
 
 use crate::api_server::{ApiServer, Cut, LIST, NODE_READ, NODE_WATCH, Read, Unread, WATCH, pod};
 use crate::cluster_faults::{settings, soon, view};

@@ -1,5 +1,5 @@
-//! A label of the node chooses its configuration among the files of a folder, as NVIDIA's config-manager does, and a
-//! label that changes takes the other file over.
+//! A label of the node selects its configuration among the files of a folder, as NVIDIA's config-manager does; a
+//! changed label selects the other file.
 
 use crate::api_server::{ApiServer, NODE, Read, Unread};
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE, ended};

@@ -1,4 +1,5 @@
-//! `berth config check` reads the files that a configuration names as a start does, and shows who is let in.
+//! `berth config check` reads the files that a configuration names, as a start does, and shows the callers that are
+//! accepted.
 
 use crate::admin_tls::Ca;
 use crate::cli::{Ran, berth, ran};

@@ -1,5 +1,5 @@
-//! A short run of `just crash`: the real binary, killed at random moments. It has no named steps; the
-//! harness's own build has.
+//! A short run of `just crash`: the real binary, killed at random moments. Only the harness's own build has named
+//! steps.
 
 use harness::kill::{self, Program, Tally};
 

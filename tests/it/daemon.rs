@@ -1,5 +1,5 @@
-//! The whole daemon as a process: the real binary with simulated GPUs, its real store and policies,
-//! beside the stand-in kubelet.
+//! The whole daemon as a process: the real binary with simulated GPUs, its real store and policies, and the stand-in
+//! kubelet.
 
 use crate::client::agent;
 use kubelet_standin::{Kubelet, PodSpec};

@@ -1,4 +1,4 @@
-//! The log of a daemon without an API server: what becomes of GPUs is in it, and what a signal did not do.
+//! The log of a daemon without an API server: changes of GPUs, and the effects of signals.
 
 use crate::daemon::{House, SOON, Serving};
 use serde_json::json;

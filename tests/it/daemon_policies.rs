@@ -1,8 +1,8 @@
-//! What a node compiles, and when: the stack's policies before it registers, others when they are named.
-//! And what it refuses of them.
+//! Which policies a node compiles, and when: those of the stack before it registers, others when they are used; and
+//! which it refuses.
 
 use crate::admin_bench::Bench;
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
 use crate::wait::until;
 use berth_kernel::names::Digest;

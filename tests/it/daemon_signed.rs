@@ -1,4 +1,4 @@
-//! Keys that are trusted come and go between starts of the daemon: what was kept is judged anew.
+//! Trusted keys that change between starts of the daemon: stored versions are checked again.
 
 use crate::admin_versions::{key, signature};
 use crate::daemon::{House, SOON, Serving, WHOLE};

@@ -1,5 +1,5 @@
-//! Starts that are not plain: checkpoints that cannot be read, holdings of others, policies of an
-//! older release, stores that cannot be used.
+//! Starts with problems: unreadable checkpoints, allocations of other plugins, policies of an older release, unusable
+//! stores.
 
 use crate::client::agent;
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};

@@ -1,5 +1,4 @@
-//! Decisions on the record, as an operator meets them: lists, explanations, another policy asked about
-//! the past, and one that is asked beside the stack.
+//! Recorded decisions, as an operator uses them: lists, explanations, replays of another policy, and shadows.
 
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
 use crate::policies_guests::guest;
@@ -73,9 +72,9 @@ async fn a_grant_is_explained_and_its_decisions_outlive_a_restart() {
     assert!(items(&get(&serving, "/decisions?pod=b")).is_empty());
 
     let why = get(&serving, &format!("/allocations/{id}/explanation"));
-    let told = why["sentences"].to_string();
+    let sentences = why["sentences"].to_string();
     for words in ["2 x nvidia.com/gpu.shared on GPU 0 and GPU 1", "ns/a/main", "least-held", "timeslice@"] {
-        assert!(told.contains(words), "{words} is missing in {told}");
+        assert!(sentences.contains(words), "{words} is missing in {sentences}");
     }
     assert_eq!(why["decisions"].as_array().unwrap().len(), 2);
 

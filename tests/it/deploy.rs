@@ -1,4 +1,4 @@
-//! What users are told to give the daemon in a cluster, and what holds it to its own node there.
+//! The files of deploy/: rights in the cluster, and the policies that limit the daemon to its own node.
 
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -62,7 +62,10 @@ fn roles(path: &str) -> Vec<(String, BTreeSet<String>)> {
 fn each_role_gives_one_kind_of_right_and_no_more() {
     let wanted: [(&str, &[&str]); 6] = [
         ("berth", &["get /nodes", "list /pods", "watch /pods"]),
-        ("berth-events", &["create events.k8s.io/events", "patch events.k8s.io/events", "patch /nodes/status"]),
+        (
+            "berth-events",
+            &["create events.k8s.io/events", "patch events.k8s.io/events", "patch /nodes/status"],
+        ),
         ("berth-evict", &["create /pods/eviction"]),
         ("berth-delete", &["delete /pods"]),
         ("berth-label", &["patch /nodes"]),

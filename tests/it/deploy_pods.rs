@@ -1,4 +1,4 @@
-//! The pods of deploy/manifests: what they may, what they are told, and what comes of their profiles.
+//! The pods of deploy/manifests: their permissions, settings and profiles.
 
 use crate::daemon::{House, SHARED, SOON, WHOLE, berth, ended};
 use crate::deploy::{documents, name, of_kind, read};

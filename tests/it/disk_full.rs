@@ -1,5 +1,5 @@
-//! A disk that is full or read-only at any moment, under the whole daemon: an Allocate fails and says why,
-//! nothing is lost or invented, and it recovers without a hand.
+//! A disk that is full or read-only at any moment, under the whole daemon: an Allocate fails with the reason, nothing
+//! is lost or invented, and the daemon recovers by itself.
 
 use disk_faults::{Fault, Faults};
 use harness::kill::Program;

@@ -1,5 +1,5 @@
-//! A drain that evicts: the whole daemon beside a stand-in kubelet and a stand-in API server, from the
-//! order to `drained`.
+//! A drain that evicts: the whole daemon with a stand-in kubelet and a stand-in API server, from the order to
+//! `drained`.
 
 use crate::api_server::{ApiServer, pod};
 use crate::api_writes::{Asked, Write};

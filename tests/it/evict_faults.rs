@@ -1,5 +1,5 @@
-//! A drain that evicts, and what may go wrong: restarts, an API server that is away, hangs or refuses,
-//! pods that are others by now, and operators who change their minds.
+//! Problems of a drain that evicts: restarts, an API server that is away, hangs or refuses, pods that are replaced,
+//! and orders that are changed.
 
 use crate::admin_bench::Bench;
 use crate::api_writes::{Fault, Write};

@@ -1,4 +1,4 @@
-//! What commands end with, by the one rule of `src/cli/usage.rs`: 0 done, 1 refused or failed, 2 bad usage.
+//! Exit codes of all commands, by the one rule of `src/cli/usage.rs`: 0 done, 1 refused or failed, 2 bad usage.
 
 use crate::admin_bench::Bench;
 use std::path::Path;
@@ -152,8 +152,8 @@ fn the_same_mistake_ends_alike_in_every_command() {
             if ended != code {
                 wrong += &format!("{command}: {ended}, not {code}: {err}{out}\n");
             }
-            let told = err.starts_with("error: ") || !out.is_empty();
-            assert!(told, "{command} says nothing of why: {err}");
+            let has_reason = err.starts_with("error: ") || !out.is_empty();
+            assert!(has_reason, "{command} says nothing of why: {err}");
         }
     }
     assert!(wrong.is_empty(), "{wrong}");

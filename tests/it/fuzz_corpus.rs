@@ -1,4 +1,4 @@
-//! What the fuzz targets found worth keeping (`just fuzz`), played again without a fuzzer.
+//! Inputs that the fuzz targets found (`just fuzz`), run again without a fuzzer.
 
 use crate::policies_guests::{installed, policies};
 use harness::fuzz::{answer, lift, upload};

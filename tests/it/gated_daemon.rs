@@ -1,4 +1,4 @@
-//! The whole daemon in this process, with a compiler that waits or fails when a test says so.
+//! The whole daemon in this process, with a compiler that waits or fails when a test orders it.
 
 use crate::admin_bench::{Answer, ask_by};
 use crate::client::agent;

@@ -1,5 +1,5 @@
-//! A GPU's health from NVML's event to every open stream of the kubelet, and back: the real binary over
-//! the NVML look-alike.
+//! A GPU's health from NVML's event to every open stream of the kubelet, and back: the real binary over the fake
+//! NVML.
 
 use crate::daemon::{SHARED, SOON, Serving, WHOLE};
 use crate::kubelet_bench::{GPU, Recipe, gpu};
@@ -156,17 +156,17 @@ async fn gpus_that_are_lost_hang_or_appear_are_seen_without_a_restart() {
 async fn a_policys_triage_overrules_what_a_gpu_says_of_itself() {
     let sign =
         || Reading { part: gpu(1), source: RECOVERY.into(), code: 3, detail: "asks for something".into() };
-    for (told, state, allocatable) in [
+    for (script, state, allocatable) in [
         ("whole", HealthState::Unhealthy, 3),
         ("whole triage=degraded", HealthState::Degraded, 4),
         ("whole triage=ignore", HealthState::Healthy, 4),
     ] {
-        let node = Recipe { policy: Some(told), ..Recipe::default() }.node().await;
+        let node = Recipe { policy: Some(script), ..Recipe::default() }.node().await;
         node.allocatable(GPU, 4).await;
         node.look_with(vec![sign(), sign()]).await;
         // What is asked later is answered later.
         node.kernel.reoffer().await.unwrap();
-        assert_eq!(node.kernel.snapshot().gpus[&gpu(1)].health.state, state, "{told}");
+        assert_eq!(node.kernel.snapshot().gpus[&gpu(1)].health.state, state, "{script}");
         node.allocatable(GPU, allocatable).await;
     }
 }

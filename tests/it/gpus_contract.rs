@@ -1,5 +1,4 @@
-//! What every backend behind the port `Gpus` must do: one set of checks, run on simulated GPUs and
-//! on NVML over the look-alike library.
+//! The contract of the port `Gpus`: one set of checks, run on simulated GPUs and on NVML over the fake library.
 
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_gpus::sim::{Machine, SimGpus, SimKind, SimProcess};
@@ -309,12 +308,12 @@ fn processes_are_told_one_by_one_with_what_they_do(rig: &dyn Rig) {
     rig.runs_one(3, 72, 256, Kind::Mps, None);
     rig.runs_one(3, 73, 64, Kind::Graphics, None);
     let inventory = look(rig);
-    let told: Vec<_> = inventory.processes[&id]
+    let listed: Vec<_> = inventory.processes[&id]
         .iter()
         .map(|p| (p.pid, p.memory_mib, p.uses.compute, p.uses.mps, p.uses.graphics))
         .collect();
     assert_eq!(
-        told,
+        listed,
         [
             (71, Some(512), true, false, false),
             (72, Some(256), false, true, false),
@@ -334,9 +333,10 @@ fn a_process_is_on_its_mig_instance(rig: &dyn Rig) {
     rig.runs_one(4, 82, 32, Kind::Compute, Some(0));
     let inventory = look(rig);
     let (gpu, first, second) = (&inventory.parts[4].id, &inventory.parts[5].id, &inventory.parts[6].id);
-    let mut told: Vec<_> = inventory.processes[gpu].iter().map(|p| (p.pid, &p.part, p.memory_mib)).collect();
-    told.sort_unstable();
-    assert_eq!(told, [(81, second, Some(128)), (82, first, Some(32))]);
+    let mut listed: Vec<_> =
+        inventory.processes[gpu].iter().map(|p| (p.pid, &p.part, p.memory_mib)).collect();
+    listed.sort_unstable();
+    assert_eq!(listed, [(81, second, Some(128)), (82, first, Some(32))]);
     assert!(!inventory.processes.contains_key(first), "they are listed by GPU");
     let usage = |part| (inventory.usage[part].processes, inventory.usage[part].memory_used_mib);
     assert_eq!((usage(gpu), usage(first), usage(second)), ((2, 160), (1, 32), (1, 128)));

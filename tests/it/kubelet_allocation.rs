@@ -1,4 +1,4 @@
-//! Allocate and GetPreferredAllocation: grants, refusals, what containers get, bad requests.
+//! Allocate and GetPreferredAllocation: grants, refusals, responses, malformed requests.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
 use berth_kernel::allocation::EndReason;

@@ -1,7 +1,7 @@
-//! A node without a cluster: the real keeper, admission and kubelet room between simulated parts
-//! and the stand-in kubelet.
+//! A node without a cluster: the real keeper, policy thread and kubelet crate between simulated GPUs and the stand-in
+//! kubelet.
 
-use crate::kubelet_twins::{MapStore, SkipClock, ToldPolicies, told_version};
+use crate::kubelet_fakes::{MapStore, SkipClock, ToldPolicies, told_version};
 use berth_core::admission::{self, ActivateError, Baseline, KernelHandle};
 use berth_core::keeper::Keeper;
 use berth_kernel::allocation::Allocation;
@@ -93,7 +93,7 @@ impl Recipe {
         let policy = self.policy;
         let node = self.looked().await;
         match policy {
-            Some(told) => node.activate(told).await,
+            Some(script) => node.activate(script).await,
             None => {
                 node.kernel.reoffer().await.unwrap();
             }
@@ -209,12 +209,12 @@ impl Node {
     }
 
     /// Makes the policy of the stack say something else.
-    pub(crate) async fn activate(&self, told: &str) {
-        self.try_activate(told).await.unwrap();
+    pub(crate) async fn activate(&self, script: &str) {
+        self.try_activate(script).await.unwrap();
     }
 
     /// The same where it may be refused.
-    pub(crate) async fn try_activate(&self, told: &str) -> Result<(), ActivateError> {
+    pub(crate) async fn try_activate(&self, script: &str) -> Result<(), ActivateError> {
         let version = told_version();
         let kernel = self.kernel.clone();
         let kept = version.clone();
@@ -222,7 +222,7 @@ impl Node {
         let entry = StackEntry {
             name: version.name,
             digest: version.digest,
-            parameters: told.to_owned(),
+            parameters: script.to_owned(),
             permissions: Permissions { environment: vec!["TOLD_*".into()], ..Permissions::default() },
             on_fault: OnFault::Deny,
         };

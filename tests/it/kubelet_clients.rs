@@ -1,5 +1,5 @@
-//! Other programs of the node that connect to a plugin's socket: whatever they do there, the kubelet
-//! is registered with, and only the kubelet counts as the one that watches.
+//! Other programs of the node that connect to a plugin's socket: registration with the kubelet works, and only the
+//! kubelet's stream counts.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON, resource};
 use berth_kubelet::{Registration, Waits};

@@ -1,4 +1,4 @@
-//! Requests far larger than any kubelet's: each gets its error, and the next good one works.
+//! Requests far larger than any kubelet's: each gets an error, and the next valid one works.
 
 use crate::kubelet_allocation::{allocate, dial_whole, prefer};
 use crate::kubelet_bench::{GPU, Recipe};

@@ -1,4 +1,4 @@
-//! The kubelet's Pods API as a source of truth: what its word is worth, and what its silence is not.
+//! The kubelet's Pods API as a source of pods: what its messages prove, and what their absence does not.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON};
 use berth_kernel::allocation::EndReason;

@@ -1,5 +1,5 @@
-//! What policies can do to pods: placements that are followed, faults that fail nobody, offers that
-//! are refused, denials that withdraw a resource for a while.
+//! Effects of policies on pods: placements that are followed, faults that fail no pod, offers that are refused,
+//! denials that withdraw a resource for a while.
 
 use crate::kubelet_allocation::refused;
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
@@ -39,18 +39,19 @@ async fn the_kubelet_asks_where_to_place_and_follows_the_policy() {
 
 #[tokio::test]
 async fn a_policy_that_fails_in_place_fails_no_pod() {
-    for (told, kind) in [("whole place=fault", FaultKind::Trap), ("whole place=foreign", FaultKind::Answer)] {
-        let node = Recipe { gpus: 8, policy: Some(told), ..Recipe::default() }.node().await;
+    for (script, kind) in [("whole place=fault", FaultKind::Trap), ("whole place=foreign", FaultKind::Answer)]
+    {
+        let node = Recipe { gpus: 8, policy: Some(script), ..Recipe::default() }.node().await;
         node.allocatable(GPU, 8).await;
         // More than suspend it.
         for n in 0..7 {
             held_by_one(&node, &format!("p{n}")).await;
         }
         let asked = node.kubelet.calls(Rpc::GetPreferredAllocation, GPU);
-        assert_eq!((asked.count, asked.errors), (7, 0), "{told}");
+        assert_eq!((asked.count, asked.errors), (7, 0), "{script}");
         let record = node.kernel.entry_stats(0, &node.kernel.snapshot().stack.entries[0]);
-        assert!(record.faults().contains_key(&kind), "{told}: {record:?}");
-        assert_eq!(node.live().len(), 7, "{told}");
+        assert!(record.faults().contains_key(&kind), "{script}: {record:?}");
+        assert_eq!(node.live().len(), 7, "{script}");
         node.assert_harmless();
     }
 }

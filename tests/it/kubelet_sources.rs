@@ -1,5 +1,5 @@
-//! What the sources of truth show and do not show: pods that went while nobody looked, a kubelet that
-//! is away, checkpoints that cannot be used, static pods, init containers and sidecars.
+//! Evidence of the sources: pods that ended unobserved, a kubelet that is away, unusable checkpoints, static pods,
+//! init containers and sidecars.
 
 use crate::client::agent;
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};

@@ -1,5 +1,5 @@
-//! The kubelet's own traps: GPUs that vanish, pods that are admitted again, releases that nobody
-//! tells, a pod resources API that refuses.
+//! Traps of the kubelet: GPUs that vanish, pods that are admitted again, unreported releases, a pod resources API
+//! that refuses.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
 use berth_core::keeper::CommandError;

@@ -1,12 +1,12 @@
-//! The node's labels: their values on simulated nodes, the file for node-feature-discovery, the patch of
-//! the node, and another writer beside them.
+//! The node's labels: their values on simulated nodes, the file for node-feature-discovery, the patch of the node,
+//! and a second writer.
 
-use crate::admin_twins::KeptPolicies;
+use crate::admin_fakes::KeptPolicies;
 use crate::api_server::ApiServer;
 use crate::api_writes::{Fault, Write};
 use crate::cluster;
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
-use crate::kubelet_twins::{MapStore, RealClock};
+use crate::kubelet_fakes::{MapStore, RealClock};
 use berth_cluster::node_labels::{Facts, Labels, labels};
 use berth_core::admission::Baseline;
 use berth_core::keeper::Keeper;
@@ -83,8 +83,8 @@ fn whole_gpus_are_labelled_as_feature_discovery_does() {
         ("nvidia.com/mig.capable", "true"),
         ("nvidia.com/mps.capable", "false"),
     ];
-    let told: Vec<(&str, &str)> = h100.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    assert_eq!(told, expected);
+    let actual: Vec<(&str, &str)> = h100.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    assert_eq!(actual, expected);
 
     for (machine, product, memory, family, compute, capable) in [
         ("{model: l4, count: 2}", "NVIDIA-L4", "23034", "ada-lovelace", ("8", "9"), "false"),

@@ -1,8 +1,8 @@
-//! `/livez` while something that has to move does not: the ledger's writer, the policy thread, a look at
-//! the GPUs, a stream; and while something only fails.
+//! `/livez` while something that must progress does not: the ledger's writer, the policy thread, a scan of the GPUs,
+//! a stream; and while something only fails.
 
 use crate::admin_bench::{Bench, GPU, ask};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use crate::wait::until_some;
 use berth_core::admission::{GpuWatch, InventoryScanner};
 use berth_core::counters::{LivenessLimits, RegistrationState};

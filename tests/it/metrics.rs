@@ -1,8 +1,7 @@
-//! `/metrics`, as a scraper meets it: well-formed OpenMetrics text, on both listeners, and numbers that
-//! follow what happens.
+//! `/metrics`, as a scraper reads it: valid OpenMetrics text, on both listeners, and values that follow what happens.
 
 use crate::admin_bench::{Bench, ask};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use crate::daemon::{House, SHARED, SOON, Serving};
 use berth_core::metrics::table::{Family, GROUPS, Kind, page};
 use serde_json::json;
@@ -231,19 +230,20 @@ fn whoever_tells_of_policies_hears_of_faults_suspension_and_its_end() {
     bench.upload(&module("share", "1")).expect(201);
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
     bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
-    let mut told = bench.kernel.watch_policy_statuses();
-    let standing = |told: &berth_core::admission::PolicyStatuses| told.values().next().unwrap().clone();
-    assert_eq!(standing(&told.borrow_and_update()).faults, 0);
+    let mut statuses = bench.kernel.watch_policy_statuses();
+    let standing =
+        |statuses: &berth_core::admission::PolicyStatuses| statuses.values().next().unwrap().clone();
+    assert_eq!(standing(&statuses.borrow_and_update()).faults, 0);
     bench.policies.broken.store(true, Ordering::SeqCst);
     for faults in 1..=u64::from(berth_core::admission::FAULTS_TO_SUSPEND) {
         bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
-        bench.runtime.block_on(told.wait_for(|told| standing(told).faults >= faults)).unwrap();
+        bench.runtime.block_on(statuses.wait_for(|statuses| standing(statuses).faults >= faults)).unwrap();
     }
-    let sick = standing(&told.borrow_and_update());
+    let sick = standing(&statuses.borrow_and_update());
     assert!(sick.suspended && sick.last.as_deref() == Some("offer: unreachable (trap)"), "{sick:?}");
     bench.policies.broken.store(false, Ordering::SeqCst);
     bench.delete("/api/v1/stack/entries/0/suspension").expect(200);
-    assert!(!standing(&told.borrow_and_update()).suspended);
+    assert!(!standing(&statuses.borrow_and_update()).suspended);
 }
 
 /// A family's samples: as queries name them.
@@ -327,13 +327,13 @@ async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
         assert!(Instant::now() < end, "{:?}", scrape.values);
         std::thread::sleep(Duration::from_millis(20));
     };
-    let told = |name: &str| after.values.keys().any(|series| series.split('{').next() == Some(name));
+    let is_exported = |name: &str| after.values.keys().any(|series| series.split('{').next() == Some(name));
     // Families without a sample yet: nothing of theirs happened.
     let quiet = ["berth_policy_faults_total", "berth_allocate_refusals_total"];
     for family in families().filter(|family| !quiet.contains(&family.name)) {
         for sample in samples(family) {
             let limitless = sample == "process_max_fds";
-            assert!(told(&sample) || limitless, "{sample} is not told");
+            assert!(is_exported(&sample) || limitless, "{sample} is not exported");
         }
     }
     for name in after.types.keys() {

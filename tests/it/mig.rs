@@ -1,5 +1,4 @@
-//! MIG by strategy and MPS by configuration: the real binary over the NVML look-alike, beside the
-//! stand-in kubelet.
+//! MIG by strategy and MPS by configuration: the real binary over the fake NVML, with the stand-in kubelet.
 
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
 use crate::wait::until;

@@ -1,5 +1,5 @@
-//! MIG beside `timeslice`: instances that are shared, and names that must not stand for two things. The
-//! real binary over the NVML look-alike, beside the stand-in kubelet.
+//! MIG with `timeslice`: instances that are shared, and names that must not stand for two kinds of parts. The real
+//! binary over the fake NVML, with the stand-in kubelet.
 
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
 use crate::mig::Rig;

@@ -1,4 +1,4 @@
-//! NVML that hangs, errs, or is not there: it costs GPUs their health, and never an answer.
+//! NVML that hangs, fails or is missing: GPUs become unhealthy, and every request is answered.
 
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_kernel::gpu::{Inventory, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
@@ -312,14 +312,14 @@ fn what_a_model_does_not_say_is_left_out() {
 
 #[test]
 fn a_gpu_full_of_processes_is_told_up_to_a_limit_and_stays_healthy() {
-    for (running, told) in [(64, 64), (65, 65), (300, PROCESSES_PER_GPU_MAX)] {
+    for (running, reported) in [(64, 64), (65, 65), (300, PROCESSES_PER_GPU_MAX)] {
         let mut state = State::h100(1);
         (0..running).for_each(|n| state.gpus[0].run(1000 + n, 1));
         let bench = Bench::new(&state);
         let inventory = bench.look();
         assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
         let id = &inventory.parts[0].id;
-        assert_eq!((inventory.usage[id].processes, inventory.processes[id].len()), (running, told));
+        assert_eq!((inventory.usage[id].processes, inventory.processes[id].len()), (running, reported));
     }
     // More than are ever asked for: not seen, which is not ill.
     let mut state = State::h100(1);
@@ -490,7 +490,7 @@ fn a_library_that_does_not_work_says_what_to_do() {
     ] {
         state.faults = vec![Fault::fail("nvmlInit*", code)];
         let installed = Installed::new(folder.path(), &state).expect("it is built");
-        let told = refusal(installed.library());
-        assert!(told.contains(says), "{told}");
+        let reported = refusal(installed.library());
+        assert!(reported.contains(says), "{reported}");
     }
 }

@@ -1,4 +1,4 @@
-//! The committed description of the admin API is the one that the code makes, and complete.
+//! The committed description of the admin API equals the one that the code makes, and is complete.
 
 use berth_api::Operation;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! The room under test, and the guests that it is given.
+//! The policy runtime under test, and its guest modules.
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Guests that misbehave: which fault, within which time, and that the next call works.
+//! Guests that misbehave: the kind of fault, the time limit, and that the next call works.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

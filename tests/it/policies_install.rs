@@ -1,4 +1,4 @@
-//! What is taken as a policy, what compiling may cost, and what is kept.
+//! Which modules are accepted as policies, the limits of compiling, and which files are kept.
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Ledgers to ask policies about.
+//! Ledgers for the tests of policies.
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 

@@ -1,8 +1,8 @@
-//! Policies on their way into a stack, while something else happens: the kubelet restarts, the disk cannot
-//! be read, another stack comes, the version is deleted, the compiler fails.
+//! Activations during other events: the kubelet restarts, the disk cannot be read, another stack is activated, the
+//! version is deleted, the compiler fails.
 
 use crate::admin_bench::Bench;
-use crate::admin_twins::{digest_of, module};
+use crate::admin_fakes::{digest_of, module};
 use crate::admin_versions::{key, signature};
 use crate::daemon::{SHARED, SOON, WHOLE};
 use crate::gated_daemon::{Api, Gated};

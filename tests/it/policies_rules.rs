@@ -1,5 +1,4 @@
-//! `memory`, `quota` and `triage-xid`: as WebAssembly they answer what they answer natively, and
-//! within budget.
+//! `memory`, `quota` and `triage-xid`: their answers as WebAssembly equal the native ones, within budget.
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 

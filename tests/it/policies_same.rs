@@ -1,6 +1,5 @@
-//! Same input, same answer: every shipped policy, asked every hook that it has about random nodes, as
-//! WebAssembly in two instances and natively. `just same-answers` does the same over 10,000 nodes on all
-//! processors, which CI runs.
+//! Same input, same answer: every hook of every shipped policy on random nodes, as WebAssembly in two instances and
+//! natively. `just same-answers` does the same over 10,000 nodes on all processors, which CI runs.
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 

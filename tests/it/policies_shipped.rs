@@ -1,4 +1,4 @@
-//! The shipped policies: as WebAssembly they answer what they answer natively, and within budget.
+//! The shipped policies: their answers as WebAssembly equal the native ones, within budget.
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 

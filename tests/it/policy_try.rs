@@ -1,7 +1,7 @@
-//! `berth policy try`: a policy is asked on the node as it stands, and nothing comes of it.
+//! `berth policy try`: a policy is evaluated on the present node, without effect.
 
 use crate::admin_bench::{Bench, GPU, SHARED};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use crate::daemon::{House, SOON, Serving};
 use berth_kernel::policy::Hook;
 use serde_json::{Value, json};
@@ -29,12 +29,12 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
     let before_it = counted();
     let request = json!({"resource": SHARED, "count": 3, "namespace": "team-a", "pod": "trainer-0"});
     let trial = json!({"policy": "share", "parameters": {"shares": 4}, "request": request});
-    let told = bench.tries(&trial).expect(200);
-    assert_eq!(told.get("refused"), None, "{told}");
-    assert_eq!((&told["generation"], told["stack"].as_array().unwrap().len()), (&before, 1));
-    let label = told["policy"].as_str().unwrap();
+    let report = bench.tries(&trial).expect(200);
+    assert_eq!(report.get("refused"), None, "{report}");
+    assert_eq!((&report["generation"], report["stack"].as_array().unwrap().len()), (&before, 1));
+    let label = report["policy"].as_str().unwrap();
     assert!(label.starts_with("share@"), "{label}");
-    for (at, offer) in told["offers"].as_array().unwrap().iter().enumerate() {
+    for (at, offer) in report["offers"].as_array().unwrap().iter().enumerate() {
         assert_eq!(offer["name"], format!("GPU {at}"));
         assert_eq!(
             (&offer["offered"][0]["count"], &offer["offered"][0]["resource"]),
@@ -44,26 +44,29 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
         assert_eq!((&offer["offeredNow"][0]["resource"], &offer["byNow"]), (&GPU.into(), &"baseline".into()));
     }
     // GPU 0 is held whole, so none of its shares could be had.
-    let shared = told["resources"].as_array().unwrap().iter().find(|r| r["resource"] == SHARED).unwrap();
+    let shared = report["resources"].as_array().unwrap().iter().find(|r| r["resource"] == SHARED).unwrap();
     let of = |key: &str| shared[key].as_u64().unwrap();
     assert_eq!((of("devices"), of("free"), of("devicesNow"), of("freeNow")), (8, 4, 0, 0));
-    let request = &told["request"];
+    let request = &report["request"];
     assert_eq!(
         (&request["outcome"], &request["candidates"]),
         (&"granted".into(), &json!(["team-a/trainer-0"]))
     );
     assert_eq!(request["names"], json!(["GPU 1 share 0", "GPU 1 share 1", "GPU 1 share 2"]));
     assert_eq!((&request["placedBy"], &request["by"]), (&"baseline".into(), &json!(["baseline"])));
-    let call = &told["calls"][0];
+    let call = &report["calls"][0];
     assert_eq!((&call["hook"], &call["said"]), (&"offer".into(), &"answer".into()), "{call}");
     assert!(call["words"].as_str().unwrap().starts_with("GPU 0 GPU 1: 4 x"), "{call}");
 
     // More than is free is refused, as the kubelet would.
     let request = json!({"resource": SHARED, "count": 5});
-    let told =
+    let report =
         bench.tries(&json!({"policy": "share", "parameters": {"shares": 4}, "request": request})).expect(200);
-    assert_eq!((&told["request"]["outcome"], &told["request"]["devices"]), (&"refused".into(), &json!([])));
-    assert!(told["request"]["reason"].as_str().unwrap().starts_with("4 of "), "{told}");
+    assert_eq!(
+        (&report["request"]["outcome"], &report["request"]["devices"]),
+        (&"refused".into(), &json!([]))
+    );
+    assert!(report["request"]["reason"].as_str().unwrap().starts_with("4 of "), "{report}");
 
     assert_eq!(bench.get("/api/v1/node").expect(200)["generation"], before, "the ledger did not move");
     assert_eq!(counted(), before_it, "and nothing was counted");
@@ -79,37 +82,40 @@ fn a_trial_takes_the_place_of_its_namesake_or_comes_first_and_says_how_it_fails(
     let permissions = json!({"shareMax": 2});
     let entries = json!([{"policy": "other"}, {"policy": "share", "parameters": {"shares": 2}, "permissions": permissions}]);
     bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
-    let labels = |told: &Value| -> Vec<String> {
+    let labels = |report: &Value| -> Vec<String> {
         let name = |label: &Value| label.as_str().unwrap().split('@').next().unwrap().to_owned();
-        told["stack"].as_array().unwrap().iter().map(name).collect()
+        report["stack"].as_array().unwrap().iter().map(name).collect()
     };
 
-    let told = bench.tries(&json!({"policy": "share", "parameters": {"shares": 1}})).expect(200);
-    assert_eq!(labels(&told), ["other", "share"]);
-    assert!(told["insteadOf"].as_str().unwrap().starts_with("share@"), "{told}");
+    let report = bench.tries(&json!({"policy": "share", "parameters": {"shares": 1}})).expect(200);
+    assert_eq!(labels(&report), ["other", "share"]);
+    assert!(report["insteadOf"].as_str().unwrap().starts_with("share@"), "{report}");
     // What its entry may not, it may not here; nothing is lost, and the fault is told as at an activation.
-    let told = bench.tries(&json!({"policy": "share", "parameters": {"shares": 4}})).expect(200);
-    let refused = told["refused"].as_str().unwrap();
+    let report = bench.tries(&json!({"policy": "share", "parameters": {"shares": 4}})).expect(200);
+    let refused = report["refused"].as_str().unwrap();
     let activation =
         json!({"entries": [{"policy": "share", "parameters": {"shares": 4}, "permissions": permissions}]});
     let answer = bench.json("PUT", "/api/v1/stack", &activation.to_string()).problem(422, "stack-fails");
     let fault = refused.split("node: ").nth(1).unwrap();
     assert!(answer.contains(fault), "{answer} does not say {fault}");
-    assert_eq!(told["calls"][1]["fault"].as_str(), Some(fault));
-    assert_eq!(told["offers"][0]["differs"], false, "{told}");
+    assert_eq!(report["calls"][1]["fault"].as_str(), Some(fault));
+    assert_eq!(report["offers"][0]["differs"], false, "{report}");
     let wider = json!({"policy": "share", "parameters": {"shares": 4}, "permissions": {"shareMax": 4}});
     assert_eq!(bench.tries(&wider).expect(200).get("refused"), None);
 
-    let told =
+    let report =
         bench.tries(&json!({"policy": "share", "parameters": {"fail": true}, "alone": true})).expect(200);
-    assert_eq!((labels(&told), told.get("insteadOf")), (vec!["share".into()], None));
-    assert!(told["refused"].as_str().unwrap().ends_with("fails on this node: unreachable (trap)"), "{told}");
-    assert_eq!(told["calls"][0]["words"], "fault: unreachable (trap)");
+    assert_eq!((labels(&report), report.get("insteadOf")), (vec!["share".into()], None));
+    assert!(
+        report["refused"].as_str().unwrap().ends_with("fails on this node: unreachable (trap)"),
+        "{report}"
+    );
+    assert_eq!(report["calls"][0]["words"], "fault: unreachable (trap)");
     assert_eq!(bench.get("/api/v1/stack").expect(200)["entries"][1]["record"]["faults"]["byKind"], json!({}));
 
     bench.upload(&module("third", "1")).expect(201);
-    let told = bench.tries(&json!({"policy": "third", "parameters": {"shares": 1}})).expect(200);
-    assert_eq!(labels(&told), ["third", "other", "share"]);
+    let report = bench.tries(&json!({"policy": "third", "parameters": {"shares": 1}})).expect(200);
+    assert_eq!(labels(&report), ["third", "other", "share"]);
 }
 
 #[test]

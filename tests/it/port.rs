@@ -1,4 +1,4 @@
-//! Ports of 127.0.0.1 that stay a test's own while nobody listens on them.
+//! Ports of 127.0.0.1 that stay reserved for a test while it does not listen on them.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 use std::io::ErrorKind;

@@ -1,5 +1,5 @@
-//! Processes on GPUs, over the whole daemon: real processes of this machine on simulated GPUs, and a
-//! `/proc` of files that says who they are. Asked over REST and by the command line.
+//! Processes on GPUs, over the whole daemon: real processes of this machine on simulated GPUs, and a `/proc` of files
+//! that names their containers. Read over REST and by the command line.
 
 use crate::daemon::{House, SHARED, SOON, Serving, berth};
 use serde_json::Value;

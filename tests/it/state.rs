@@ -1,4 +1,4 @@
-//! `berth state`: the store as text and back, and what is said of one that is damaged, in use or absent.
+//! `berth state`: export, import and verify, and the errors for a store that is damaged, in use or absent.
 
 use crate::store_contract::{allocation, identity, meta};
 use berth_kernel::ports::Store;

@@ -1,5 +1,5 @@
-//! What every `Store` keeps: one set of checks, run on the one on disk and on its twin in memory,
-//! bare and behind deadlines.
+//! The contract of `Store`: one set of checks, run on the store on disk and on the one in memory, with and without
+//! deadlines.
 
 use berth_kernel::allocation::{Allocation, Decision, EndReason, Holder, Limits};
 use berth_kernel::change::{Change, Entry};

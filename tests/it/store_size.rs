@@ -1,7 +1,6 @@
-//! The store stays within a stated size, however many allocations come and go, and what is pruned is
-//! nothing that lives.
+//! The store stays within a stated size, however many allocations are made, and no live allocation is pruned.
 
-use crate::kubelet_twins::SkipClock;
+use crate::kubelet_fakes::SkipClock;
 use berth_core::keeper::Keeper;
 use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};

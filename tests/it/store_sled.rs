@@ -1,5 +1,5 @@
-//! The store on disk where things go wrong: damage, other releases, other processes, full disks,
-//! missing rights, and processes that are killed.
+//! The store on disk under errors: damage, other releases, other processes, full disks, missing rights, and processes
+//! that are killed.
 
 use crate::store_contract::{
     Folder, allocation, an_append_that_failed_is_settled_by_load, identity, meta, written,

@@ -1,4 +1,4 @@
-//! Traces by OTLP: the daemon as a process, beside a collector of ours that decodes what it is sent.
+//! Traces by OTLP: the daemon as a process, with a collector of the test that decodes them.
 
 use crate::daemon::{House, SOON, Serving, WHOLE, berth, ended};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
@@ -168,7 +168,7 @@ fn get(serving: &Serving, path: &str, traceparent: &str) -> u16 {
     answered.unwrap().status().as_u16()
 }
 
-fn told(serving: &Serving, outcome: &str) -> u64 {
+fn spans_by_outcome(serving: &Serving, outcome: &str) -> u64 {
     let url = serving.base.replace("/api/v1", "/metrics");
     let agent: ureq::Agent = ureq::Agent::config_builder().proxy(None).build().into();
     let text = agent.get(url).call().unwrap().body_mut().read_to_string().unwrap();
@@ -243,8 +243,8 @@ async fn an_allocate_and_requests_are_traces_with_their_parts_in_place() {
     let post = got.named("POST /api/v1/policies");
     let upload = got.below(&post, "policy upload");
     got.below(&upload, "policy compile");
-    assert!(told(&serving, "exported") > 0);
-    assert_eq!((told(&serving, "failed"), told(&serving, "dropped")), (0, 0));
+    assert!(spans_by_outcome(&serving, "exported") > 0);
+    assert_eq!((spans_by_outcome(&serving, "failed"), spans_by_outcome(&serving, "dropped")), (0, 0));
 
     // What the last moment brings is sent before the end.
     get(&serving, "/stack", "");
@@ -295,13 +295,13 @@ async fn a_collector_that_is_away_or_hangs_holds_up_nobody() {
             let began = Instant::now();
             house.start("a", WHOLE, 1).await.unwrap();
             let end = Instant::now() + SOON;
-            while away && told(&serving, "failed") == 0 {
+            while away && spans_by_outcome(&serving, "failed") == 0 {
                 assert!(Instant::now() < end, "nothing failed: {}", serving.log());
                 std::thread::sleep(Duration::from_millis(50));
             }
             house.start("b", WHOLE, 1).await.unwrap();
             assert!(began.elapsed() < Duration::from_secs(30), "{protocol} {collector}");
-            assert_eq!(told(&serving, "exported"), 0);
+            assert_eq!(spans_by_outcome(&serving, "exported"), 0);
             let log = serving.log();
             let said = log.matches("spans do not reach").count();
             assert_eq!(said, usize::from(away), "{log}");
@@ -343,7 +343,7 @@ async fn a_collector_behind_tls_is_believed_if_its_ca_is_known() {
             .unwrap();
         let serving = house.serve_as(house.command().env("SSL_CERT_FILE", &ca));
         let end = Instant::now() + SOON;
-        while told(&serving, "failed") == 0 {
+        while spans_by_outcome(&serving, "failed") == 0 {
             assert!(Instant::now() < end, "{protocol}: {}", serving.log());
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -1,5 +1,4 @@
-//! Waiting for what a daemon does in its own time. A test that waits in vain fails after a minute, with what it waited
-//! for.
+//! Waiting for the daemon. A test that waits in vain fails after a minute, with what it waited for.
 
 use std::time::{Duration, Instant};
 

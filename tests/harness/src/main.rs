@@ -3,7 +3,7 @@
 // The output is for people.
 #![allow(clippy::print_stdout)]
 
-// Not in the library: it has the system's calls that write a store defined anew, for the whole program.
+// Not in the library: it redefines the system calls that write a store, for the whole program.
 mod crash;
 
 use clap::Parser;

@@ -1,4 +1,4 @@
-//! Allocate in the built binary, while nobody and while everybody reads its admin API.
+//! Allocate in the built binary, alone and while clients read its admin API.
 
 use crate::bench::measure::{Effort, Series, ratio, turns};
 use crate::bench::node::{Client, GPU, House, PATIENCE};
@@ -84,7 +84,7 @@ impl Crowd {
             thread.join().map_err(|_| anyhow::anyhow!("a reader panicked"))??;
         }
         let answers = u32::try_from(self.answers.load(Ordering::Relaxed))?;
-        ensure!(answers > 0, "nobody was answered");
+        ensure!(answers > 0, "no request was answered");
         Ok(f64::from(answers) / self.began.elapsed().as_secs_f64())
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
     }
     let rate = rates.iter().copied().fold(f64::INFINITY, f64::min);
     println!("admin API under load: {READERS} clients, at least {rate:.0} answers a second");
-    table.add(Row::new("Allocate in the binary, durable, nobody else", &quiet, Budget::NONE));
+    table.add(Row::new("Allocate in the binary, durable, alone", &quiet, Budget::NONE));
     let over = ratio(loaded.p99(), quiet.p99());
     let name = format!("the same, {READERS} clients reading the admin API");
     table.add(Row::new(name, &loaded, Budget::ratio(2.0)).beside(over, "its p99 alone"));

@@ -97,7 +97,7 @@ fn rank(samples: &[Duration], percent: usize) -> Option<Duration> {
     sorted.get(at).copied()
 }
 
-/// The subjects of a ratio take turns at being first: whoever follows a slow one finds the
+/// The subjects of a ratio alternate in order: the one that follows a slow one finds the
 /// processor awake and the disk busy, and that must happen to each of them equally often.
 pub(crate) fn turns(sample: usize, subjects: usize) -> impl Iterator<Item = usize> {
     (0..subjects).map(move |turn| (sample + turn) % subjects)

@@ -65,7 +65,7 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
                 house.policies.call(std::hint::black_box(Call { node, ..call })).is_ok()
             });
         }
-        // Nobody waits for an offer; the budget is that of the hooks that a pod waits for.
+        // No pod waits for an offer; the budget is that of the hooks that a pod waits for.
         let budget = match hook {
             Hook::Describe | Hook::Offer | Hook::Triage => Budget::NONE,
             Hook::Place | Hook::Admit => {

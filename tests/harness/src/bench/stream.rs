@@ -1,4 +1,4 @@
-//! What the kubelet sees change: a health state, a fault, and its own socket made anew.
+//! What the kubelet sees change: a health state, a fault, and its own socket created again.
 
 use crate::bench::calls::memory;
 use crate::bench::measure::{Effort, Series};
@@ -87,7 +87,7 @@ fn health(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
 
 /// From an XID to the list that says so: the thread that waits for events, the policy thread, the
 /// keeper, the stream. A simulated machine's file would add the 20 ms in which it is looked at; here
-/// the machine is told in memory, as NVML tells.
+/// the machine changes in memory, as NVML reports it.
 fn fault(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let recipe = Recipe { gpus: "8xh100", store: memory()?, policy: None, resource: GPU };
     let mut node = Node::start(house, recipe)?;
@@ -114,7 +114,7 @@ fn fault(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
 }
 
 /// A kubelet that starts again: from before it makes its socket to a stream that it reads. While
-/// the old stream lives nobody registers anew, since that would end it.
+/// the old stream is open no registration is sent, since that would end it.
 fn socket(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let node = Node::start(house, Recipe { gpus: "8xh100", store: memory()?, policy: None, resource: GPU })?;
     let served = |k: &Kubelet| k.is_served(GPU);
@@ -135,6 +135,6 @@ fn socket(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     }
     let failed = node.kubelet.calls(Rpc::Register, GPU).errors;
     ensure!(failed == 0, "{failed} registrations failed");
-    table.add(Row::new("kubelet.sock made anew to registered", &series, Budget::p99(10_000)));
+    table.add(Row::new("kubelet.sock created again to registered", &series, Budget::p99(10_000)));
     Ok(())
 }

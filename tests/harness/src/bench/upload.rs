@@ -18,7 +18,7 @@ const NAME: &str = "exclusive";
 /// Each one of the samples, not only the middle one.
 const ACTIVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// Somebody with the token.
+/// A client with the token.
 struct Operator {
     agent: ureq::Agent,
     base: String,

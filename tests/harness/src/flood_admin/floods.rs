@@ -35,9 +35,9 @@ floods! {
     false "bodies that never come" slow_bodies,
     false "a gigabyte" gigabytes,
     false "crumbs of chunks" crumbs,
-    false "answers that nobody reads" unread,
-    false "lists that nobody reads" unread_lists,
-    false "modules that nobody reads" unread_modules,
+    false "unread responses" unread,
+    false "unread lists" unread_lists,
+    false "unread modules" unread_modules,
     false "10,000 requests in one go" pipelines,
     false "idle streams" streams,
     false "idle keep-alive" keep_alive,
@@ -51,7 +51,7 @@ floods! {
     true "tls: hello, and no more" hello_alone,
     true "tls: plain HTTP" plain,
     true "tls: idle sessions" idle_sessions,
-    true "tls: answers that nobody reads" unread_sessions,
+    true "tls: unread responses" unread_sessions,
 }
 
 /// A crowd is held for so long: longer than a silent one lives.
@@ -157,7 +157,7 @@ async fn gigabytes(target: Target, _: usize) -> anyhow::Result<String> {
     let all = heads.iter().cycle().take(16).cloned().enumerate().map(one);
     let ended: Vec<(u128, usize)> = join_all(all).await.into_iter().collect::<Result<_, _>>()?;
     let (slowest, most) = ended.iter().max().copied().unwrap_or_default();
-    // Whoever was answered may still send for half a second, so as to see the answer; that goes nowhere.
+    // A client that was answered may still send for half a second; that data is discarded.
     ensure!(slowest < 10_000, "a body was read for {slowest} ms");
     Ok(format!("the slowest had {slowest} ms, and sent {most} MiB"))
 }
@@ -207,7 +207,7 @@ async fn unread_lists(target: Target, _: usize) -> anyhow::Result<String> {
 async fn unread_modules(target: Target, _: usize) -> anyhow::Result<String> {
     let digest = upload_large(&target).await.context("no large policy")?;
     let ask = |_| target.request("GET", &format!("/api/v1/policies/{digest}/module"), "", "").repeat(4);
-    let told = hold_unread(&target, ask).await;
+    let result = hold_unread(&target, ask).await;
     // Those that come now and then must have it whole, if they read.
     let begun = Instant::now();
     let mut stream = From::Same.connect(target.admin, 0).await?;
@@ -220,10 +220,10 @@ async fn unread_modules(target: Target, _: usize) -> anyhow::Result<String> {
     // Its own share of the memory may be spent, which says 503.
     let good = head.ends_with("503") || head.ends_with("200") && whole.len() > LARGE_BYTES;
     ensure!(good, "a reader had {} bytes: {head}", whole.len());
-    Ok(format!("{}; a reader {} after {} ms", told?, &head[9..], begun.elapsed().as_millis()))
+    Ok(format!("{}; a reader {} after {} ms", result?, &head[9..], begun.elapsed().as_millis()))
 }
 
-/// A policy almost as large as may be, most of it a section that nobody looks at.
+/// A policy almost as large as may be, most of it a custom section.
 const LARGE_BYTES: usize = 31 << 20;
 
 async fn upload_large(target: &Target) -> anyhow::Result<String> {
@@ -342,7 +342,7 @@ async fn wrong_tokens(target: Target, _: usize) -> anyhow::Result<String> {
     let sum = |of: fn(&([i32; 2], i32)) -> i32| all.iter().map(of).sum::<i32>();
     let (refused, too_many, others) = (sum(|one| one.0[0]), sum(|one| one.0[1]), sum(|one| one.1));
     ensure!(others == 0, "{others} were answered with neither 401 nor 429");
-    ensure!(too_many > 0, "nobody was told to ask less often");
+    ensure!(too_many > 0, "no response was 429");
     Ok(format!("{refused} times 401, {too_many} times 429"))
 }
 

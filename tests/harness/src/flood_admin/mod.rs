@@ -66,13 +66,13 @@ async fn flood(args: &Args, berth: PathBuf) -> anyhow::Result<(usize, usize)> {
         println!("{} before: {before}", if over_tls { "https" } else { "http" });
         for flood in FLOODS.iter().filter(|flood| flood.tls == over_tls && wanted(flood.name)) {
             let watch = Watch::start(&node, before);
-            let told = (flood.run)(node.target.clone(), args.connections).await;
+            let result = (flood.run)(node.target.clone(), args.connections).await;
             let seen = watch.stop().await;
             let closed = node.closed(before.descriptors, CLOSED_WITHIN * args.patience).await;
             let mut wrong = Seen::wrong(&seen, args.patience);
-            wrong.extend(told.as_ref().err().map(|error| format!("{error:#}")));
+            wrong.extend(result.as_ref().err().map(|error| format!("{error:#}")));
             wrong.extend(closed.err().map(|error| format!("{error:#}")));
-            println!("{:<28} {seen}  {}", flood.name, told.unwrap_or_default());
+            println!("{:<28} {seen}  {}", flood.name, result.unwrap_or_default());
             for what in &wrong {
                 println!("    WRONG: {what}");
             }

@@ -179,7 +179,7 @@ pub(crate) fn size(pid: u32) -> anyhow::Result<Size> {
     Ok(Size { resident_kib, descriptors })
 }
 
-/// One that nobody listens on now.
+/// A port without a listener.
 fn free_port() -> anyhow::Result<SocketAddr> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }

@@ -12,18 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest wait of a good client, and of root: that of somebody at a terminal who does not ask what is
-/// wrong. It is also what a silent connection may take for its head: whoever had to wait for one is later.
+/// Longest wait of a good client, and of root: that of a user at a terminal who does not wonder what is
+/// wrong. It is also what a silent connection may take for its head: a client that had to wait for one is later.
 const GOOD_MS_MAX: u128 = 5_000;
-/// Longest wait of the probe: the kubelet's timeout if it is told nothing else.
+/// Longest wait of the probe: the kubelet's default timeout.
 const PROBE_MS_MAX: u128 = 1_000;
 /// Longest admission of a pod, whose Allocate does not go through the admin API.
 const POD_MS_MAX: u128 = 1_000;
 /// What a flood may add to the daemon's memory, KiB. All of 256 connections with as much as may wait in each:
 /// a head of 128 KiB in a buffer that doubles as it grows, or a body of 256 KiB, or 0.3 MiB of requests one
 /// behind the other: 77 MiB. Two uploads of 32 MiB: 64 MiB. Those of the other listeners, which take no
-/// bodies from strangers, and 16 KiB of buffers for each: 19 MiB. Answers that nobody reads are at most 64 MiB, less
-/// than bodies and uploads, which nobody sends while he waits for them.
+/// bodies from strangers, and 16 KiB of buffers for each: 19 MiB. Unread responses are at most 64 MiB, less
+/// than bodies and uploads, which the same clients do not send meanwhile.
 const MEMORY_KIB_MAX: u64 = (77 + 64 + 19) * 1024;
 /// What a flood may add to its descriptors: 256 + 64 + 64 connections and 4 workers with 32 that leave; and
 /// 24 of pods and good clients.
@@ -167,7 +167,7 @@ impl Seen {
             }
         }
         if self.waits.len() != 4 {
-            wrong.push("somebody of good, probe, root and pods has ended".into());
+            wrong.push("a client of good, probe, root and pods has ended".into());
         }
         if self.peak.resident_kib > self.before.resident_kib + MEMORY_KIB_MAX {
             wrong.push(format!("more than {} MiB of memory were added", MEMORY_KIB_MAX / 1024));

@@ -70,17 +70,17 @@ impl Turn<'_> {
     /// One walk over the stack, whose answers come from the input.
     fn walk<R>(&mut self, bytes: &mut Bytes<'_>, ask: impl FnOnce(Evaluation<'_>) -> R) -> R {
         let answers = self.stack.entries.iter().map(|entry| {
-            let told = if bytes.one_in(8) { None } else { Some(answer(bytes, self.ledger)) };
+            let answer = if bytes.one_in(8) { None } else { Some(answer(bytes, self.ledger)) };
             let fails = bytes.one_in(16);
             let fault =
                 Fault { kind: bytes.pick(&[FaultKind::Trap, FaultKind::Time]), detail: String::new() };
-            (entry.digest.clone(), if fails { Err(fault) } else { Ok(told) })
+            (entry.digest.clone(), if fails { Err(fault) } else { Ok(answer) })
         });
-        let told = Told { answers: answers.collect(), asked: Mutex::default() };
+        let policies = ScriptedAnswers { answers: answers.collect(), asked: Mutex::default() };
         let before = self.faults.clone();
         let answer = ask(Evaluation {
             stack: self.stack,
-            policies: &told,
+            policies: &policies,
             node: self.ledger,
             now: self.now,
             faults: self.faults,
@@ -89,7 +89,7 @@ impl Turn<'_> {
             calls: &mut Vec::new(),
             time_factor: 1,
         });
-        hold(answers::asked(self.stack, &before, &told.asked.into_inner().unwrap()));
+        hold(answers::asked(self.stack, &before, &policies.asked.into_inner().unwrap()));
         answer
     }
 
@@ -141,7 +141,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Limits that a GPU of the request could keep, counted anew, and words for a terminal.
+    /// Limits that a GPU of the request could keep, counted again, and texts for a terminal.
     fn within(&self, request: &AdmitRequest, terms: &Terms) {
         let mut most = (0, 100);
         for id in &request.devices {
@@ -294,12 +294,12 @@ fn part_offer(bytes: &mut Bytes<'_>, ledger: &Ledger) -> PartOffer {
 }
 
 /// Policies whose answers are given.
-struct Told {
+struct ScriptedAnswers {
     answers: BTreeMap<Digest, Result<Option<Answer>, Fault>>,
     asked: Mutex<Vec<Digest>>,
 }
 
-impl Policies for Told {
+impl Policies for ScriptedAnswers {
     fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
         Err(InstallError::Busy)
     }

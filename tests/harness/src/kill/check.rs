@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What is remembered from round to round.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// Ids that the kubelet was told of at any time.
+    /// Ids that the kubelet was sent at any time.
     heard: BTreeSet<String>,
-    /// Ids that no kubelet was told of: the process died between record and answer.
+    /// Ids that no kubelet was sent: the process died between record and response.
     unheard: BTreeSet<String>,
     /// Ids that were live and then were not.
     ended: BTreeSet<String>,
@@ -69,12 +69,15 @@ impl Memory {
         }
         if self.failed == 0 {
             return Some(Wrong::Mismatch(format!(
-                "{id} ({devices:?} of {resource}) was asked for by nobody"
+                "{id} ({devices:?} of {resource}) was not requested by a pod"
             )));
         }
         self.failed -= 1;
         self.unheard.insert(id.clone());
-        allocation.holder.as_ref().map(|h| Wrong::Mismatch(format!("{id} was answered to nobody, and {h:?}")))
+        allocation
+            .holder
+            .as_ref()
+            .map(|h| Wrong::Mismatch(format!("{id} was not sent to a kubelet, and has the holder {h:?}")))
     }
 
     /// How many grants were recorded and never answered.
@@ -114,7 +117,7 @@ fn gpu(device: &str) -> &str {
     device.split("::").next().unwrap_or(device)
 }
 
-/// No two living pods share a device, and a whole GPU is shared with nobody.
+/// No two living pods share a device, and a whole GPU is not shared.
 fn doubles_of_kubelet(grants: &BTreeMap<String, Grant>) -> Vec<Wrong> {
     let held: Vec<(&str, &Grant)> =
         grants.values().flat_map(|g| g.devices.iter().map(move |d| (d.as_str(), g))).collect();

@@ -5,7 +5,7 @@
 //! hold its list of allocations against what the stand-in kubelet believes (`check`); let pods come
 //! and go; kill it at a random moment, or let it kill itself at a named step
 //! ([`berth_kernel::steps`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
-//! equal to the last allocation, with what nobody was told of ended, too.
+//! equal to the last allocation, with those that no kubelet was sent ended, too.
 
 pub mod believed;
 mod check;

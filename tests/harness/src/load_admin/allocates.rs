@@ -48,7 +48,7 @@ impl Allocates {
     }
 
     /// Asks for so long. Answers how long each Allocate took, from the call to its answer: a kubelet asks
-    /// one at a time, so nobody waits who has not asked yet.
+    /// one at a time, so that no request waits before it is sent.
     pub(crate) fn run(&mut self, length: Duration) -> anyhow::Result<Vec<Duration>> {
         let (began, mut took) = (Instant::now(), Vec::new());
         let mut due = Duration::ZERO;

@@ -61,7 +61,7 @@ impl Pair {
         used: Duration,
         stolen: f64,
     ) -> anyhow::Result<Self> {
-        let seen = loaded.seen.context("nobody read")?;
+        let seen = loaded.seen.context("no read was answered")?;
         let (answers, lasted) = (seen.took.len() as f64, seen.lasted.as_secs_f64());
         let mib = seen.bytes as f64 / f64::from(1 << 20);
         Ok(Self {
@@ -106,7 +106,7 @@ impl fmt::Display for Pair {
 }
 
 /// The medians over all pairs.
-pub(crate) struct Told {
+pub(crate) struct Summary {
     reads_per_s: f64,
     p99_ms: f64,
     ratio: f64,
@@ -115,7 +115,7 @@ pub(crate) struct Told {
     loaded_ms: f64,
 }
 
-impl Told {
+impl Summary {
     pub(crate) fn of(pairs: &[Pair]) -> anyhow::Result<Self> {
         let median = |figure: &dyn Fn(&Pair) -> f64| {
             let mut all: Vec<f64> = pairs.iter().map(figure).collect();
@@ -154,7 +154,7 @@ impl Told {
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

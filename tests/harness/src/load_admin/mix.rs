@@ -20,7 +20,7 @@ const DECISIONS: usize = 30;
 const READY: usize = 8;
 /// Ten a second at 5,000: a scraper comes every 15 s, so this is 150 of them.
 const METRICS: usize = 2;
-/// One in so many shows the tag that it was answered the last time, as whoever polls does.
+/// One in so many sends the ETag of the previous response, as polling clients do.
 const CONDITIONAL_EVERY: usize = 4;
 /// One in so many takes gzip. No divisor of the one above, so that some do both.
 const GZIP_EVERY: usize = 5;
@@ -35,7 +35,7 @@ pub(crate) struct Read {
     pub(crate) gzip: bool,
 }
 
-/// All reads in their order, which begins anew at its end.
+/// All reads in their order, repeated from the start at its end.
 pub(crate) struct Mix {
     pub(crate) paths: Vec<String>,
     /// The first path of each kind.

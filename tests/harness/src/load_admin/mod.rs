@@ -12,7 +12,7 @@
 //! as readers elsewhere would not.
 //!
 //! A block in which only Allocates are asked for and one in which the API is read as well make a pair; which
-//! of the two is first changes from pair to pair, and what is told is the median over the pairs, since
+//! of the two is first changes from pair to pair, and the reported figure is the median over the pairs, since
 //! a machine's speed changes from minute to minute. Last line:
 //! `load-admin: reads_per_s=5041 p99_ms=1.20 allocate_p99_ratio=1.31`, and exit code 1 where a bound is missed.
 
@@ -27,7 +27,7 @@ mod wire;
 
 use allocates::Allocates;
 use fakes::program;
-use figures::{Block, Pair, Told};
+use figures::{Block, Pair, Summary};
 use machine::Machine;
 use mix::Mix;
 use node::Node;
@@ -58,7 +58,7 @@ pub struct Args {
     /// Over TLS
     #[arg(long)]
     tls: bool,
-    /// Only what each kind of read costs the daemon, with nobody else there
+    /// Only what each kind of read costs the daemon, without other load
     #[arg(long)]
     each: bool,
     /// The daemon [default: the one built beside this]
@@ -103,13 +103,13 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
         println!("{pair}");
         pairs.push(pair);
     }
-    let told = Told::of(&pairs)?;
-    println!("\n{told}");
-    let missed = told.missed(args.rate);
+    let summary = Summary::of(&pairs)?;
+    println!("\n{summary}");
+    let missed = summary.missed(args.rate);
     for bound in &missed {
         println!("missed: {bound}");
     }
-    println!("{}", told.line());
+    println!("{}", summary.line());
     Ok(missed.is_empty())
 }
 

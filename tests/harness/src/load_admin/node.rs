@@ -50,7 +50,7 @@ pub(crate) struct Node {
     pub(crate) token: String,
     /// Of those who read.
     pub(crate) tools: Vec<String>,
-    /// PEM of whoever signed the daemon's certificate, with TLS.
+    /// PEM of the CA that signed the daemon's certificate, with TLS.
     pub(crate) ca: Option<String>,
     folder: TempDir,
     of_kubelet: TempDir,
@@ -189,7 +189,7 @@ fn in_memory() -> std::io::Result<TempDir> {
     builder.tempdir_in("/dev/shm").or_else(|_| builder.tempdir())
 }
 
-/// Nobody else's, since the folder's name is random.
+/// Not used by another process, since the folder's name is random.
 fn token_of(folder: &Path, tool: usize) -> String {
     hash(&format!("{}/{tool}", folder.display()))
 }
@@ -198,7 +198,7 @@ fn hash(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes a certificate and its key there; answers whoever signed it.
+/// Writes a certificate and its key there; returns the CA's certificate.
 fn certificates(folder: &Path) -> anyhow::Result<String> {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
     let mut params = CertificateParams::new(Vec::<String>::new())?;

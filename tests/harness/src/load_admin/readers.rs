@@ -21,8 +21,8 @@ pub(crate) const CONNECTIONS: usize = 8 * TOOLS;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Read at once, bytes: most answers whole.
 const READ_BYTES: usize = 64 * 1024;
-/// Messages of answers that are not as they should be that are told, of each block.
-const TOLD: usize = 3;
+/// Most messages about wrong responses that are printed of each block.
+const PRINTED_MAX: usize = 3;
 
 /// What was seen of one block.
 pub(crate) struct Seen {
@@ -81,7 +81,7 @@ impl Readers {
         })
     }
 
-    /// Connects anew: what nobody uses for half a minute the daemon closes, and before its first request
+    /// Connects again: the daemon closes a connection that is idle for half a minute, and before its first request
     /// sooner.
     fn reconnect(&mut self) -> anyhow::Result<()> {
         let connection = |number: usize| -> anyhow::Result<Connection> {
@@ -125,7 +125,7 @@ impl Readers {
                 seen.unchanged += usize::from(status == 304);
                 if !matches!(status, 200 | 304) {
                     wrong += 1;
-                    if wrong <= TOLD {
+                    if wrong <= PRINTED_MAX {
                         println!("  a read was answered {status}");
                     }
                 }

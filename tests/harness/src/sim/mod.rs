@@ -4,7 +4,7 @@
 //! ```text
 //! just sim 10000        # so many seeds; the last line is `seeds=10000 violations=0`
 //! just sim --endless    # until Ctrl-C
-//! just sim --seed 17    # one seed, every event told
+//! just sim --seed 17    # one seed, every event printed
 //! just sim --replay F   # a log that a failing seed left behind
 //! ```
 
@@ -77,7 +77,7 @@ pub fn history(seed: u64) -> Vec<String> {
     generate::events(seed).iter().map(log::line).collect()
 }
 
-/// One history, every event told. Answers whether nothing broke.
+/// One history, every event printed. Returns whether nothing was violated.
 fn tell(seed: u64, events: &[Event]) -> bool {
     let outcome = simulation::run::run(seed, events, |at, event, world: &World| {
         println!("{}", world.in_words());

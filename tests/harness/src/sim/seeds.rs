@@ -11,9 +11,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Broken histories that are made shorter and told; the rest is counted.
+/// Violating histories that are shortened and printed; the rest are counted.
 const TOLD_MAX: usize = 5;
-/// How often progress is told.
+/// Interval of the progress lines.
 const PROGRESS: Duration = Duration::from_secs(1);
 
 /// A history that broke an invariant.
@@ -44,11 +44,11 @@ pub(crate) fn all(from: u64, count: Option<u64>, logs: &Path) -> anyhow::Result<
     std::thread::scope(|scope| {
         let working: Vec<_> =
             (0..workers).map(|_| scope.spawn(|| work(&tally, end, count.is_none()))).collect();
-        let mut told = Instant::now();
+        let mut last_printed = Instant::now();
         while working.iter().any(|worker| !worker.is_finished()) {
             std::thread::sleep(Duration::from_millis(20));
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
+            if last_printed.elapsed() >= PROGRESS {
+                last_printed = Instant::now();
                 eprintln!("{}", progress(&tally, began));
             }
         }

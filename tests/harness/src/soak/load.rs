@@ -38,13 +38,13 @@ struct Shared {
 }
 
 /// What it saw.
-pub(crate) struct Told {
+pub(crate) struct Summary {
     pub(crate) pods: u64,
     pub(crate) checked: u64,
     took_us: Vec<u64>,
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = |percent: usize| self.took_us.get(self.took_us.len() * percent / 100).copied().unwrap_or(0);
         let worst = self.took_us.last().copied().unwrap_or(0);
@@ -84,13 +84,13 @@ impl Load {
         self.shared.pods.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn stop(mut self) -> Told {
+    pub(crate) async fn stop(mut self) -> Summary {
         self.shared.stop.store(true, Ordering::Relaxed);
         while self.tasks.join_next().await.is_some() {}
         let mut took_us =
             std::mem::take(&mut *self.shared.took_us.lock().unwrap_or_else(PoisonError::into_inner));
         took_us.sort_unstable();
-        Told { pods: self.pods(), checked: self.shared.checked.load(Ordering::Relaxed), took_us }
+        Summary { pods: self.pods(), checked: self.shared.checked.load(Ordering::Relaxed), took_us }
     }
 }
 

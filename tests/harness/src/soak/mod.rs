@@ -42,7 +42,7 @@ const GPUS: usize = 8;
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 /// Of the rate that is asked for so much must be reached.
 const REACHED: f64 = 0.9;
-/// Activations a second: as many as can be told apart, and more than anybody does.
+/// Activations a second: as many as can be distinguished, and more than users need.
 const ACTIVATIONS_PER_S: u64 = 4;
 
 /// Swap the stack of a busy node again and again
@@ -137,7 +137,7 @@ async fn soak(args: &Args) -> anyhow::Result<bool> {
         }
     }
     let took = began.elapsed().as_secs_f64();
-    let told = load.stop().await;
+    let summary = load.stop().await;
     for anomaly in kubelet.anomalies() {
         wrong.violated(&format!("the kubelet saw {anomaly:?}"));
     }
@@ -145,7 +145,7 @@ async fn soak(args: &Args) -> anyhow::Result<bool> {
     kubelet.stop().await;
     let activations = stacks.done();
     println!(
-        "slowest activation {} ms; a pod with its wait for those before it: {told}",
+        "slowest activation {} ms; a pod with its wait for those before it: {summary}",
         stacks.slowest_ms()
     );
     println!(
@@ -153,20 +153,20 @@ async fn soak(args: &Args) -> anyhow::Result<bool> {
         calls(&kubelet, Rpc::GetPreferredAllocation),
         calls(&kubelet, Rpc::Allocate)
     );
-    let rate = told.pods as f64 / took;
-    println!("rate={rate:.0} pods={} checked={}", told.pods, told.checked);
+    let rate = summary.pods as f64 / took;
+    println!("rate={rate:.0} pods={} checked={}", summary.pods, summary.checked);
     let reached = rate >= args.rate as f64 * REACHED;
     if !reached {
         println!("this machine and the stand-in kubelet did not reach {} Allocates a second", args.rate);
     }
     let (failed, violations) =
         (wrong.failed_calls.load(Ordering::Relaxed), wrong.violations.load(Ordering::Relaxed));
-    ensure!(told.checked > 0 || args.activations == 0, "no grant was checked");
+    ensure!(summary.checked > 0 || args.activations == 0, "no grant was checked");
     println!("activations={activations} failed_calls={failed} violations={violations}");
     Ok(reached && activations == args.activations && failed == 0 && violations == 0)
 }
 
-/// The stand-in kubelet writes its checkpoint anew for every pod: in memory where there is such a place, so
+/// The stand-in kubelet writes its checkpoint for every pod: in memory where possible, so
 /// that it does not take from the disk what the daemon's store is measured with.
 fn in_memory() -> std::io::Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();

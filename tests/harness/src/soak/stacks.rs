@@ -1,4 +1,4 @@
-//! The stacks that take turns. All offer the same shares, so that nobody has to be refused for lack of
+//! The stacks that alternate. All offer the same shares, so that no pod is refused for lack of
 //! a device; what differs is who places and who must allow.
 
 use crate::soak::Wrong;
@@ -41,7 +41,7 @@ impl Stacks {
             Ok(format!("{name}@{digest}"))
         };
         let quota = label("quota")?;
-        // `spread` says nothing where it has no objection, and nobody else has a word in `admit`.
+        // `spread` passes where it does not object, and no other entry has `admit`.
         let label_sets = [vec!["baseline".to_owned()], vec![quota]];
         let label_sets = label_sets.into_iter().map(|set| set.into_iter().collect()).collect();
         Ok(Self { api, wrong, stacks, label_sets, done: 0, slowest: Duration::ZERO })
@@ -82,7 +82,7 @@ impl Stacks {
         self.api.post("/stack/rollback", json!({})).await.map(drop)
     }
 
-    /// Nobody else activates, so it must be the one that was asked for.
+    /// There are no other activations, so it must be the requested one.
     async fn expect(&self, entries: &Value) -> anyhow::Result<()> {
         let names = |entries: &Value| -> Vec<Value> {
             entries.as_array().into_iter().flatten().map(|entry| entry["policy"].clone()).collect()

@@ -25,7 +25,7 @@ const APPENDS_MAX: u64 = 90;
 const LONG: u64 = 12_000;
 /// And in one of short ones, the usual size of an allocation's record.
 const SHORT: u64 = 400;
-/// The copy that the store opens first: how it is made is not recorded, and nobody reads what is left.
+/// The copy that the store opens first: its creation is not recorded, and its remains are not read.
 const COPY: &str = "data.check";
 
 /// One store and what it was given.
@@ -87,7 +87,7 @@ impl History {
             return match &self.before {
                 Some(before) if held == before => Ok(()),
                 Some(_) => Err(Wrong::Lost("opening it changed what it holds".into())),
-                // Its identity is drawn anew each time that it is made.
+                // Its id is drawn at random each time that it is created.
                 None if held.len() == 1 => Ok(()),
                 None => Err(Wrong::Mismatch(format!("a new store holds {held:?}"))),
             };

@@ -16,7 +16,7 @@ use native::{NATIVE, Native};
 use questions::{Question, Scene};
 use words::Words;
 
-/// The contract whose words the questions are put down in.
+/// The contract in whose terms the questions are recorded.
 const WORLD: &str = "berth:policy@0.1.0";
 /// The hooks of the contract, in the daemon's words and in a policy's.
 const HOOKS: [(Hook, Hooks); 4] = [

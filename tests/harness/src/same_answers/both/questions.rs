@@ -24,7 +24,7 @@ pub(crate) enum Question {
     Triage(Reading),
 }
 
-/// A node, and devices that somebody wants of it.
+/// A node, and devices that are requested of it.
 pub(crate) struct Scene {
     pub(crate) node: Node,
     request: PlaceRequest,

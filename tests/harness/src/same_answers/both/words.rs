@@ -15,7 +15,7 @@ pub struct Words {
 }
 
 impl Words {
-    /// Of a node that nobody else has names for: every device that is no whole part has its index as its
+    /// Of a node without other names: every device that is not a whole part has its index as its
     /// number.
     #[must_use]
     pub fn of(node: &sdk::Node) -> Self {

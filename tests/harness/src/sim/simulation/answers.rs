@@ -72,10 +72,10 @@ pub(crate) fn offers(node: &Ledger, stack: &Stack, overcommit_percent: u32, offe
     if parts.is_empty() {
         return Ok(());
     }
-    Err(Violation::new("I9", format!("nobody offers {parts:?}")))
+    Err(Violation::new("I9", format!("no policy offers {parts:?}")))
 }
 
-/// Environment that somebody in the stack may set; a denial by one who may deny.
+/// Environment that an entry of the stack may set; a denial by an entry that may deny.
 pub(crate) fn admit(stack: &Stack, answer: &StackAnswer) -> Checked {
     match answer {
         StackAnswer::Allow { by, terms } => {

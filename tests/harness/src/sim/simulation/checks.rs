@@ -21,8 +21,8 @@ pub(crate) struct Checks {
     pub(crate) marks: Marks,
     ends: Ends,
     /// Grants that were answered with success and have not ended.
-    told: BTreeMap<AllocationId, (Resource, Vec<DeviceId>)>,
-    /// GPUs that an operator was told to be cordoned (or not).
+    answered: BTreeMap<AllocationId, (Resource, Vec<DeviceId>)>,
+    /// GPUs whose cordon (or uncordon) was acknowledged to an operator.
     cordoned: BTreeMap<PartId, bool>,
 }
 
@@ -42,7 +42,7 @@ impl Checks {
         self.violations.extend(checked.err());
     }
 
-    /// A command whose outcome nobody knows.
+    /// A command with an unknown outcome.
     pub(crate) fn unsure(&mut self, command: &Command, cause: Cause) {
         self.ends.unsure(cause);
         if let Command::Cordon { gpu, .. }
@@ -73,7 +73,7 @@ impl Checks {
         if let (Command::Reconcile(view), true) = (heard.command, heard.taken_in)
             && view.adopt
         {
-            // What is taken over counts as granted now: nobody knows when it was.
+            // An adopted allocation counts as granted now: the time of its grant is unknown.
             for (_, a) in after.live.iter().filter(|(id, _)| !before.live.contains_key(id)) {
                 self.marks.named(&a.resource, &a.devices, heard.true_ms);
             }
@@ -135,7 +135,7 @@ impl Checks {
     /// I5: whatever was answered with success is live until a rule ends it.
     fn kept(&mut self, ledger: &Ledger) {
         let mut lost = Vec::new();
-        self.told.retain(|id, (resource, devices)| match ledger.live.get(id) {
+        self.answered.retain(|id, (resource, devices)| match ledger.live.get(id) {
             Some(a) if a.resource == *resource && a.devices == *devices => true,
             Some(a) => {
                 lost.push(format!("{id} was answered with {devices:?} and is live with {:?}", a.devices));
@@ -152,7 +152,8 @@ impl Checks {
         for (gpu, cordoned) in &self.cordoned {
             let is = ledger.gpus.get(gpu).is_some_and(|g| !g.marks.is_empty());
             if is != *cordoned {
-                let what = format!("an operator was told that {gpu} is cordoned: {cordoned}, and it is {is}");
+                let what =
+                    format!("an operator was answered that {gpu} is cordoned: {cordoned}, and it is {is}");
                 self.violations.push(Violation::new("I5", what));
             }
         }
@@ -171,7 +172,8 @@ impl Checks {
 
     /// I4, I7, and that what is granted is what was asked.
     fn granted(&mut self, before: &Ledger, after: &Ledger, asked: &[DeviceId], rules: &Rules, true_ms: u64) {
-        let new = |(id, _): &(&AllocationId, _)| !before.live.contains_key(id) && !self.told.contains_key(id);
+        let new =
+            |(id, _): &(&AllocationId, _)| !before.live.contains_key(id) && !self.answered.contains_key(id);
         // A grant that was written although its append failed can come to light in the same turn.
         let Some((_, allocation)) = after.live.iter().rev().find(new) else {
             self.violations
@@ -201,7 +203,7 @@ impl Checks {
             }
         }
         self.marks.named(&allocation.resource, &allocation.devices, true_ms);
-        self.told.insert(allocation.id, (allocation.resource, allocation.devices));
+        self.answered.insert(allocation.id, (allocation.resource, allocation.devices));
     }
 
     /// I11: one more with each applied entry. A look is shown before it is recorded, and a store that
@@ -217,7 +219,7 @@ impl Checks {
     }
 }
 
-/// I6: records that nobody can judge do not pile up on a device. Those that a grant must leave are known to a
+/// I6: records that no source can judge do not accumulate on a device. Those that a grant must leave are known to a
 /// source, or alone on another of their devices.
 fn bounded(ledger: &Ledger, device: &DeviceId, holders: &[AllocationId]) -> Result<(), Violation> {
     let old = holders.len().saturating_sub(RECORDS_PER_DEVICE);

@@ -4,7 +4,7 @@ use berth_kernel::ports::Clock;
 use berth_kernel::time::Now;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A clock that goes on when it is told to.
+/// A clock that a test moves.
 #[derive(Debug)]
 pub(crate) struct Hands {
     true_ms: AtomicU64,
@@ -42,7 +42,7 @@ impl Hands {
         self.wall_ms.store(wall, Ordering::Relaxed);
     }
 
-    /// A new process: its monotonic clock begins anew.
+    /// A new process: its monotonic clock starts again.
     pub(crate) fn begin(&self) {
         self.began_ms.store(self.true_ms(), Ordering::Relaxed);
     }

@@ -3,7 +3,7 @@
 use super::answers;
 use super::clock::Hands;
 use super::disk::{Died, Disk};
-use super::policies::Told;
+use super::policies::ScriptedPolicies;
 use super::violation::Violation;
 use berth_core::admission::{Baseline, Evaluation, Faults};
 use berth_core::keeper::{CommandResult, Keeper, Snapshot};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub(crate) struct Surroundings {
     pub(crate) hands: Arc<Hands>,
     pub(crate) disk: Disk,
-    pub(crate) policies: Told,
+    pub(crate) policies: ScriptedPolicies,
     pub(crate) rules: Rules,
     pub(crate) baseline: Baseline,
 }

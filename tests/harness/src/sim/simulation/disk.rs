@@ -1,4 +1,4 @@
-//! The disk: the store's twin in memory with a moment at which the process dies, and beside it what
+//! The disk: the store in memory with a point at which the process dies, and next to it what
 //! the records on it are.
 
 use super::event::{CrashAt, DiskFault};
@@ -79,7 +79,7 @@ impl Disk {
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
-        // Deaths are thrown while nobody has it.
+        // The process dies while the lock is free.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

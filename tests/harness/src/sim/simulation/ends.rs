@@ -51,7 +51,7 @@ pub(crate) struct Truth<'a> {
     pub(crate) views: &'a Views,
 }
 
-/// What whoever knows all pods says of one.
+/// What the source of all pods shows of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     Alive,
@@ -69,7 +69,7 @@ pub(crate) struct Ends {
     missed_ms: BTreeMap<AllocationId, Vec<u64>>,
     /// Those that the last round that saw anything named by their id.
     shown: BTreeSet<AllocationId>,
-    /// Commands of which nobody knows whether they were recorded.
+    /// Commands that may or may not have been recorded.
     open: Vec<Cause>,
     /// The view of all pods that counts, and when its list was asked for in true time.
     pods: Option<(Arc<PodsView>, u64)>,
@@ -108,7 +108,7 @@ impl Ends {
             };
             let causes = || self.open.iter().chain([cause]);
             let superseded = |reason| reason == EndReason::Superseded && self.may_supersede(turn, allocation);
-            // Whoever lives on keeps its devices, by newer records.
+            // A pod that runs on keeps its devices, by newer records.
             if superseded(end.reason) && causes().any(|cause| matches!(cause, Cause::Grant)) {
                 continue;
             }
@@ -123,7 +123,7 @@ impl Ends {
                 let what = format!("{id} ended as {} although no rule says so", end.reason.as_str());
                 return Err(Violation::new("I6", what));
             }
-            // One that was deleted by force may run on while nobody can read what the kubelet holds.
+            // One that was deleted by force may run on while the kubelet's holdings cannot be read.
             let forced = end.reason == EndReason::PodGone
                 && allocation.holder.pod_uid.as_ref().is_some_and(|uid| truth.views.deleted_by_force(uid));
             if end.reason != EndReason::Operator && !forced && lives(allocation, truth.kubelet) {
@@ -228,7 +228,7 @@ impl Ends {
         let twice = self.missed_ms.get(&allocation.id).is_some_and(|firsts| firsts.iter().any(counts));
         let since = self.since_ms.get(&allocation.id).copied().unwrap_or(u64::MAX / 2);
         let word = self.word(allocation, since);
-        // The kubelet gave its devices away, whoever lives on.
+        // The kubelet allocated its devices to another pod, even if it runs on.
         let reissued = allocation.overlapped && entries(sight).any(|c| overlaps(c, allocation));
         let once = word == Word::Over && good(&sight.view) && sight.began_ms > since;
         (word != Word::Alive || reissued)

@@ -104,7 +104,7 @@ pub(crate) enum Event {
         which: u32,
         force: bool,
     },
-    /// Whoever knows all pods by UID shows them; the view is handed in now, or waits.
+    /// The source of all pods by UID shows them; the view is submitted now, or later.
     Pods {
         how: Showing,
         later: bool,
@@ -323,7 +323,7 @@ pub(crate) enum CrashAt {
     Now,
     /// In the next append, before anything is written.
     BeforeAppend,
-    /// In the next append, when all is written and nobody told.
+    /// In the next append, when all is written and not yet answered.
     AfterAppend,
     /// In the next reading of the store.
     Load,

@@ -53,9 +53,9 @@ impl World {
             _ => EvictionOutcome::Accepted,
         };
         if outcome == EvictionOutcome::Accepted {
-            let told = self.shows.leave(&ask.pod.uid, now.wall_ms);
+            let pod = self.shows.leave(&ask.pod.uid, now.wall_ms);
             // Some end at once, some take their time.
-            if let Some(pod) = told.filter(|_| refusal.is_multiple_of(2)) {
+            if let Some(pod) = pod.filter(|_| refusal.is_multiple_of(2)) {
                 self.kubelet.end_pod(pod);
             }
         }
@@ -88,12 +88,12 @@ impl World {
         }
     }
 
-    /// After a tick only those are remembered whom somebody wanted away before it.
+    /// After a tick only pods are remembered that were to be evicted before it.
     pub(crate) fn evictions_ticked(&mut self, before: &Ledger) {
         let ledger = self.newest();
         let left = ledger.evictions.keys().find(|uid| !is_being_evicted(before, uid));
         if let Some(uid) = left {
-            let what = format!("pod {uid} is remembered as asked, and nobody wants it away");
+            let what = format!("pod {uid} is remembered as asked, and no drain evicts it");
             self.checks.note(Err(Violation::new("evict", what)));
         }
         self.evictions.answered.retain(|uid, _| ledger.evictions.contains_key(uid));

@@ -46,7 +46,7 @@ fn evidence(rng: &mut Rng) -> Event {
     }
 }
 
-/// What whoever knows all pods does, and what only such runs have.
+/// What the source of all pods does, and what only such runs have.
 fn sources(rng: &mut Rng) -> Event {
     let which = rng.below(64);
     match rng.below(32) {

@@ -53,7 +53,7 @@ pub(crate) struct Kubelet {
     file: (Vec<Hold>, u64),
     /// A grant that it was answered and has not written down, and since when (true time).
     slow: Option<(Hold, u64)>,
-    /// What it was last told to be there, by resource.
+    /// The newest list of devices that it received, by resource.
     pub(crate) lists: BTreeMap<Resource, Vec<ListedDevice>>,
     /// When kubelet.sock was made: wall time, true time.
     pub(crate) created_ms: (u64, u64),
@@ -165,7 +165,7 @@ impl Kubelet {
         }
     }
 
-    /// Writes its checkpoint file anew.
+    /// Writes its checkpoint file.
     pub(crate) fn write(&mut self) {
         if self.running {
             self.file = (self.books.clone(), self.file.1 + 1);

@@ -21,7 +21,7 @@ pub(crate) struct People {
     leftovers: Vec<Hold>,
     /// GPUs that do not tell.
     silent: BTreeSet<PartId>,
-    /// When a look last found somebody on a GPU (true time).
+    /// When a scan last found a process on a GPU (true time).
     busy_ms: BTreeMap<PartId, u64>,
 }
 
@@ -98,7 +98,7 @@ impl World {
 }
 
 impl People {
-    /// After a look was taken in: nothing is drained with somebody on it, and nobody is told as a
+    /// After a scan was recorded: no GPU with a process is drained, and no holder is reported as a
     /// stranger on what its pod holds.
     pub(crate) fn looked(
         &mut self,
@@ -117,7 +117,7 @@ impl People {
             };
             let lately = self.busy_ms.get(gpu).is_some_and(|at| true_ms < at + timing.drained_ms);
             if lately && drained(after) && !drained(before) {
-                let what = format!("{gpu} is {:?}, and a look saw somebody on it just now", state.drain());
+                let what = format!("{gpu} is {:?}, and a scan found a process on it just now", state.drain());
                 return Err(Violation::new("drain", what));
             }
         }
@@ -131,7 +131,7 @@ impl People {
                 });
                 if holds {
                     let what =
-                        format!("pod {} holds what it uses of {gpu}, and is told as a bypass", pod.uid);
+                        format!("pod {} holds what it uses of {gpu}, and is reported as a bypass", pod.uid);
                     return Err(Violation::new("bypass", what));
                 }
             }

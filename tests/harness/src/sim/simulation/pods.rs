@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// An Allocate that no kubelet would send; what it is granted nobody takes.
+    /// An Allocate that no kubelet would send; no pod uses the grant.
     pub(crate) fn odd(&mut self, resource: &Resource, part: u32, share: u32, twice: bool) {
         let part = self.machine.part(part).id.clone();
         let id = if share == 0 { DeviceId::whole(&part) } else { DeviceId::share(&part, share - 1) };
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// A client that is no kubelet asks for the same again and again; nobody takes what it is granted.
+    /// A client that is not a kubelet requests the same repeatedly; no pod uses the grants.
     pub(crate) fn foreign_client(&mut self, which: u32, held: bool, times: u32) {
         let hold = self.kubelet.some_hold(which, None).filter(|_| held);
         let (resource, devices) = match hold {

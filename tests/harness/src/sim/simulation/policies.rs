@@ -1,4 +1,4 @@
-//! Policies in this process that behave as they are told, badly too.
+//! Policies in this process with scripted answers, also invalid ones.
 
 use super::event::{Mood, StackLine};
 use super::lies;
@@ -39,7 +39,7 @@ pub(crate) fn version(kind: u32) -> PolicyVersion {
     PolicyVersion {
         name: format!("policy-{}", kind % KINDS),
         version: "1.0.0".into(),
-        summary: "Does as it is told.".into(),
+        summary: "Answers by a script.".into(),
         hooks: vec![Hook::Offer, Hook::Place, Hook::Admit, Hook::Triage],
         parameters_schema: "{}".into(),
         digest: digest(kind),
@@ -74,12 +74,12 @@ pub(crate) fn entry(line: StackLine) -> StackEntry {
 
 /// The policies.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct ScriptedPolicies {
     moods: Mutex<BTreeMap<Digest, Mood>>,
     asked: Mutex<Vec<Digest>>,
 }
 
-impl Told {
+impl ScriptedPolicies {
     pub(crate) fn set_mood(&self, kind: u32, mood: Mood) {
         self.moods.lock().unwrap_or_else(PoisonError::into_inner).insert(digest(kind), mood);
     }
@@ -90,7 +90,7 @@ impl Told {
     }
 }
 
-impl Policies for Told {
+impl Policies for ScriptedPolicies {
     fn install(&self, module: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
         Ok(version(u32::from(module.first().copied().unwrap_or(0))))
     }
@@ -109,7 +109,7 @@ impl Policies for Told {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(call.digest.clone());
         let moods = self.moods.lock().unwrap_or_else(PoisonError::into_inner);
         let mood = moods.get(call.digest).copied().unwrap_or_default();
-        let fault = |kind| Err(Fault { kind, detail: "as told".into() });
+        let fault = |kind| Err(Fault { kind, detail: "as scripted".into() });
         match mood {
             Mood::Pass => Ok(None),
             Mood::Trap => fault(FaultKind::Trap),
@@ -119,7 +119,7 @@ impl Policies for Told {
             Mood::Missing => fault(FaultKind::Missing),
             Mood::Lie(which) => Ok(Some(lies::answer(&call, which))),
             Mood::Deny if matches!(call.question, Question::Admit(_)) => {
-                Ok(Some(Answer::Deny("as told".into())))
+                Ok(Some(Answer::Deny("as scripted".into())))
             }
             Mood::Deny | Mood::Honest => Ok(honest(&call)),
         }

@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    /// Before the first registration: takes over what pods hold that nobody recorded. Answers
+    /// Before the first registration: adopts what pods hold that is not recorded. Answers
     /// whether it was recorded.
     pub(crate) fn adopt(&mut self) -> bool {
         let (mut sight, _) = self.begin(true);

@@ -47,7 +47,7 @@ fn holders(ledger: &Ledger, part: &PartState) -> Result<(), Violation> {
     Ok(())
 }
 
-/// I2: what is granted takes no more than there is, counter by counter. Counted here anew.
+/// I2: what is granted takes no more than there is, counter by counter. Counted here independently.
 ///
 /// What was taken over was not granted: where another plugin granted more than there is, or an
 /// operator ended what a pod still had, the ledger says so rather than to lose track of it.

@@ -1,4 +1,4 @@
-//! Whoever knows all pods by UID: the API server, and the kubelet's Pods API. What they have is the
+//! The sources of all pods by UID: the API server, and the kubelet's Pods API. What they have is the
 //! truth, at times behind it; what of it reaches the keeper is late, doubled, out of order, or cut off.
 
 use super::ends::Cause;

@@ -11,7 +11,7 @@ use super::kubelet::{Kubelet, RECORD_MS_MAX};
 use super::machine::Machine;
 use super::people::People;
 use super::pods::Wish;
-use super::policies::{Told, resource};
+use super::policies::{ScriptedPolicies, resource};
 use super::rng::Rng;
 use super::views::{Views, has_sources};
 use super::violation::Violation;
@@ -83,7 +83,7 @@ impl World {
         let around = Surroundings {
             hands: Arc::new(Hands::new()),
             disk: Disk::new(),
-            policies: Told::default(),
+            policies: ScriptedPolicies::default(),
             rules,
             baseline,
         };

@@ -1,8 +1,8 @@
-//! Large answers: what the daemon keeps of them while nobody reads, and who is told to come later.
+//! Large responses: what the daemon keeps in memory while clients do not read, and which clients get a 503.
 
 use crate::admin_bench::{Answer, Bench, ask};
+use crate::admin_fakes::{digest_of, module};
 use crate::admin_flood::allow_descriptors;
-use crate::admin_twins::{digest_of, module};
 use crate::wait::until;
 use berth_http::Settings;
 use berth_http::{AdminAccess, NamedToken, Right, TokenSource};

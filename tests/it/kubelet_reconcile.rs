@@ -1,4 +1,4 @@
-//! Rounds: what ends an allocation, and above all what does not.
+//! Reconcile passes: what ends an allocation, and above all what does not.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
 use berth_kernel::allocation::EndReason;

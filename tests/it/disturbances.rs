@@ -1,5 +1,4 @@
-//! What strangers and the machine do to a daemon at work: connections that speak no HTTP, and a clock that
-//! shows a time before 1970.
+//! Disturbances of a running daemon: connections that do not speak HTTP, and a clock before 1970.
 
 use crate::client::agent;
 use crate::daemon::{House, SOON, Serving, ended};

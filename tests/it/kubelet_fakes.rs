@@ -1,4 +1,4 @@
-//! Working twins of the ports: a clock, a store in memory, one policy that does as it is told.
+//! Fakes of the ports: a clock, a store in memory, and a policy with scripted answers.
 
 use crate::kubelet_bench::{GPU, MEMORY_MIB, SHARED, resource};
 use berth_kernel::names::{DeviceId, Digest};

@@ -1,7 +1,7 @@
-//! The doors of the admin API: token, host, sizes, methods, broken requests, start and stop.
+//! Checks before a handler: token, host, sizes, methods, broken requests; start and stop of the admin API.
 
 use crate::admin_bench::{Bench, ask};
-use crate::admin_twins::module;
+use crate::admin_fakes::module;
 use crate::port::Port;
 use berth_admin::Server;
 use berth_http::{AdminError, Settings};

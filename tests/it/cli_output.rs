@@ -1,4 +1,4 @@
-//! Looks that are taken again, columns for who has room, and what shells and pagers read.
+//! Repeated output (`--watch`), wide columns, and output for shells and pagers.
 
 use crate::admin_bench::Bench;
 use crate::cli::{berth, ran};

@@ -1,7 +1,7 @@
-//! Working twins of the ports for the admin API: a store that can be made to fail, and policies
-//! that do as their bytes and parameters say.
+//! Fakes of the ports for the admin API: a store that can be made to fail, and policies that follow their bytes and
+//! parameters.
 
-use crate::kubelet_twins::MapStore;
+use crate::kubelet_fakes::MapStore;
 use berth_kernel::names::{Digest, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{Answer, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question};

@@ -102,14 +102,14 @@ fn whoever_asks_too_often_waits_and_nobody_else_does() {
     bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
     until_refused(|| bench.delete("/api/v1/gpus/GPU-0/cordon")).problem(429, "too-many-requests");
     until_refused(|| bench.ask_bare("GET", "/openapi.json", &[], b"")).problem(429, "too-many-requests");
-    // What only looks like the API is nobody's, and counted like the rest.
+    // A path that only resembles the API has no route, and is counted like any other.
     until_refused(|| bench.ask_bare("GET", "/api/v1x", &[], b"")).problem(429, "too-many-requests");
     // Figures cost something without a token, too; probes are never too many.
     let health = bench.api.as_ref().unwrap().health_address.unwrap();
     let of_health = |path: &str| crate::admin_bench::ask(health, "GET", path, &[], b"");
     until_refused(|| of_health("/metrics")).problem(429, "too-many-requests");
     of_health("/livez").expect(200);
-    // Strangers are stopped, and whoever has a token is not stopped with them.
+    // Clients without a token are limited, and those with one are not.
     until_refused(|| ask(&bench, "wrong", "GET", "/api/v1/gpus")).problem(429, "too-many-requests");
     let end = Instant::now() + Duration::from_secs(20);
     while ask(&bench, &other, "GET", "/api/v1/gpus").status != 200 {
@@ -163,12 +163,12 @@ fn over_the_unix_socket_the_daemons_user_needs_no_token_and_a_wrong_one_does_not
     assert!(!path.exists());
 }
 
-/// Root can be somebody else: whom the kernel names, not the file's mode, decides.
+/// The user that the kernel names decides, not the mode of the file.
 #[test]
 fn over_the_unix_socket_another_user_needs_a_token() {
     let tools = ["/usr/bin/setpriv", "/usr/bin/perl"].iter().all(|tool| Path::new(tool).exists());
     if rustix::process::geteuid().as_raw() != 0 || !tools {
-        // Only root can ask as somebody else; the rule itself has a test beside it.
+        // Only root can connect as another user; the rule itself has a unit test.
         return;
     }
     let mut bench = Bench::new(1);
@@ -190,7 +190,7 @@ fn over_the_unix_socket_another_user_needs_a_token() {
     };
     let closed = as_nobody();
     assert_eq!(closed, "cannot connect: Permission denied");
-    // Even where somebody opened the file up.
+    // Even if the mode of the file permits all users.
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
     let open = as_nobody();
     assert!(open.starts_with("HTTP/1.1 401"), "{open}");

@@ -129,7 +129,7 @@ fn the_document_is_not_sent_twice_to_whoever_has_it() {
         let again = ask(&[("if-none-match", &tag), ("accept-encoding", coding)]);
         assert_eq!((again.status, again.body.len(), &again.headers["etag"]), (304, 0, &tag));
     }
-    // Packed anew for whoever asks, it would cost them nothing and the daemon much.
+    // Compressed again for each request, it would be cheap for clients and expensive for the daemon.
     for other in ["gzip;q=0", "deflate", "deflate, br;q=0.9", "deflate, gzip;q=0"] {
         let answer = ask(&[("accept-encoding", other)]);
         assert!(answer.body == plain.body && !answer.headers.contains_key("content-encoding"), "{other}");

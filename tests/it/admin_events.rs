@@ -146,11 +146,11 @@ fn whoever_comes_back_gets_what_he_missed() {
     let last = stream.until("gpuCordoned");
     drop(stream);
     bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
-    // Each change is told by itself only if somebody looks between them.
+    // Each change is an event of its own only if the ring is read between them.
     let seen = |kind: &str| kinds(&bench, "?since=0&follow=false").iter().any(|f| f.event == kind);
     let deadline = Instant::now() + PATIENCE;
     while !seen("gpuUncordoned") {
-        assert!(Instant::now() < deadline, "the change is not told");
+        assert!(Instant::now() < deadline, "there is no event of the change");
     }
     bench.json("PUT", "/api/v1/gpus/GPU-1/cordon", "{}").expect(200);
 
@@ -226,7 +226,7 @@ fn a_stream_whose_token_is_gone_ends_however_many_strangers_knock_at_the_door() 
     let end = stream.until("end");
     ended.store(true, Ordering::Relaxed);
     assert!(end.words().contains("no longer authorized"), "{}", end.words());
-    assert!(knocking.join().unwrap() > 0, "nobody was told to ask less often");
+    assert!(knocking.join().unwrap() > 0, "no response was 429");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex};
 pub(crate) struct SwitchStore {
     inner: MapStore,
     pub(crate) fails: Arc<AtomicBool>,
-    /// Whoever has it keeps every append waiting.
+    /// While it is locked, every append waits.
     pub(crate) held: Arc<Mutex<()>>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct KeptPolicies {
     pub(crate) busy: AtomicBool,
     /// While true, every call traps.
     pub(crate) broken: AtomicBool,
-    /// Whoever has it keeps every call waiting.
+    /// While it is locked, every call waits.
     pub(crate) calls: Mutex<()>,
     /// Calls so far, those that wait among them.
     pub(crate) asked: AtomicUsize,

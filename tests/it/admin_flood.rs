@@ -10,12 +10,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// More than the admin listener's 256 seats.
+/// More than the admin listener's 256 slots.
 const CROWD: usize = 300;
-/// More than the 64 seats of the health listener, or of the Unix socket.
+/// More than the 64 slots of the health listener, or of the Unix socket.
 const SMALL_CROWD: usize = 100;
 /// The longest that a good client may wait for an answer that takes a millisecond: the head of a silent
-/// connection has 5 s, so whoever had to wait for one to end would wait for longer than this.
+/// connection has 5 s, so that a client that had to wait for one to end would wait for longer than this.
 const GOOD_WAIT: Duration = Duration::from_secs(3);
 
 /// Both ends of each connection are in this process.
@@ -77,7 +77,7 @@ fn a_crowd_that_says_nothing_or_half_of_it_keeps_nobody_out() {
         // Those that lost their place end a moment later.
         let end = Instant::now() + Duration::from_secs(20);
         while crowd.iter().filter(|stream| open(stream)).count() > 256 {
-            assert!(Instant::now() < end, "more are open than there are seats");
+            assert!(Instant::now() < end, "more are open than there are slots");
             std::thread::sleep(Duration::from_millis(10));
         }
         // Its place is no stranger's.
@@ -100,7 +100,7 @@ fn connections_that_were_served_and_idle_make_room_for_new_ones() {
     quickly("a new client", || bench.get("/api/v1/node").expect(200));
     let gone: Vec<_> = crowd.iter().map(|stream| !open(stream)).collect();
     assert!(gone[0] && !gone[CROWD - 1], "the oldest goes first");
-    // The same of clients that the door knows.
+    // The same of authenticated clients.
     let known: Vec<_> = (0..CROWD)
         .map(|_| {
             let mut stream = TcpStream::connect(bench.address()).unwrap();
@@ -120,7 +120,7 @@ fn the_kubelets_probe_is_answered_while_others_take_all_connections_of_its_liste
     let health = bench.api.as_ref().unwrap().health_address.unwrap();
     for head in [&b""[..], b"GET /livez HTTP/1.1\r\n"] {
         let _crowd = crowd(health, SMALL_CROWD, head);
-        // Its timeout is a second, unless it is told otherwise.
+        // Its default timeout is a second.
         let began = Instant::now();
         assert_eq!(ask(health, "GET", "/livez", &[], b"").status, 200);
         assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());

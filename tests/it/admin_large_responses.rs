@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// More than the system takes of an answer that nobody reads: some megabytes at either end.
+/// More than the system buffers of an unread response: some megabytes at either end.
 const LARGE: usize = 24 << 20;
 const WAIT: Duration = Duration::from_secs(30);
 
@@ -49,7 +49,7 @@ fn ask_as(
     ask(address, method, path, &headers, body)
 }
 
-/// A request that nobody reads the answer of for now.
+/// A request whose response is not read yet.
 fn begin(bench: &Bench, token: &str, path: &str, times: usize) -> TcpStream {
     let mut stream = TcpStream::connect(bench.address()).unwrap();
     stream.set_read_timeout(Some(WAIT)).unwrap();

@@ -4,7 +4,7 @@ use crate::admin_bench::{Bench, GPU, gpu};
 use berth_kernel::names::Resource;
 use berth_kernel::process::{Process, ProcessIdentity, ProcessVisibility, Uses};
 
-/// A process on a GPU whose owner nobody can tell.
+/// A process on a GPU with an unknown owner.
 fn process(index: u32, pid: u32, memory_mib: u64) -> Process {
     let uses = Uses { compute: true, ..Uses::default() };
     Process {
@@ -46,14 +46,14 @@ fn what_was_written_of_an_allocation_is_not_shown_once_it_has_changed() {
             seen.processes = [(gpu(0), on_first), (gpu(1), Vec::new()), (gpu(2), Vec::new())].into();
         });
     };
-    // Nobody is there; somebody comes, and takes more.
+    // No process at first; then one starts, and uses more.
     visible(Vec::new());
     assert_eq!(used(&check(&bench, "an idle GPU"))[0]["memoryUsedMiB"], 0);
     for memory_mib in [100, 200] {
         visible(vec![process(0, 4711, memory_mib)]);
         assert_eq!(used(&check(&bench, "a process"))[0]["shared"]["memoryMiB"], memory_mib);
     }
-    // Another allocation on the same GPU: whose the process is cannot be told any more.
+    // Another allocation on the same GPU: the process's owner is then ambiguous.
     let again = bench.allocate(0);
     let with = &used(&check(&bench, "one more holder"))[0]["shared"]["with"];
     assert_eq!(*with, serde_json::json!([again.id.to_string()]));

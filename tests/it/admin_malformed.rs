@@ -131,7 +131,7 @@ fn bytes_that_are_no_text_are_an_error_wherever_they_stand() {
 #[test]
 fn where_a_body_ends_has_one_answer_or_none() {
     let bench = Bench::new(1);
-    // Behind each stands what would be a request of its own for whoever takes the other length.
+    // After each follow bytes that would be another request under the other length.
     let behind = "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let put = |more: &str, body: &str| {
         format!(

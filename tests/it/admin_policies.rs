@@ -120,7 +120,7 @@ fn entries_are_checked_before_anything_is_asked() {
     bench.upload(&module("share", "2")).expect(201);
     let long = "x".repeat(7000);
     for (entries, says) in [
-        (json!([{"policy": "nobody"}]), "knows no policy"),
+        (json!([{"policy": "unknown"}]), "knows no policy"),
         (json!([{"policy": "share"}]), "several versions"),
         (json!([{"policy": "other", "digest": known}]), "is of policy share"),
         (json!([{"policy": "share", "digest": "0".repeat(64)}]), "upload it first"),

@@ -192,7 +192,7 @@ fn a_gigabyte_is_refused_before_it_is_read_whether_declared_or_not() {
         stream.write_all(head(path, "Transfer-Encoding: chunked").as_bytes()).unwrap();
         let (answer, took) = flood(stream);
         assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
-        assert!(took < Duration::from_secs(10), "it went on taking in what nobody reads");
+        assert!(took < Duration::from_secs(10), "it kept accepting unread data");
     }
     // Without the token nothing of it is read at all.
     let mut stream = TcpStream::connect(bench.address()).unwrap();
@@ -261,7 +261,7 @@ fn a_taken_port_and_a_bad_token_file_are_said_with_what_to_do() {
 #[test]
 fn a_stop_lets_requests_finish_and_frees_the_port_within_a_second() {
     let mut bench = Bench::new(1);
-    // Held, so that nobody else can have taken it when it is free.
+    // Held, so that no other process takes it when it is free.
     let port = Port::held();
     bench.start_at(&port);
     let (address, token) = (bench.address(), bench.token.clone());

@@ -77,7 +77,7 @@ fn an_unknown_key_is_refused_on_every_route_and_the_known_ones_are_named() {
         }
     }
     assert!(with_keys > 20, "{with_keys}");
-    // What is not there is told so, with or without a query.
+    // An unknown path is 404, with or without a query.
     bench.get("/api/v1/nothing?x=1").problem(404, "no-such-route");
     assert_eq!(bench.get("/api/v1/node?").status, 200, "an empty query has no key");
     assert_eq!(bench.get("/readyz?verbose").status, 200, "as probes of Kubernetes ask");

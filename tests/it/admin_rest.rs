@@ -22,7 +22,7 @@ fn nobody_undoes_a_drain_state_that_he_has_not_seen() {
     let cordoned = if_match(&bench, "PUT", CORDON, &active);
     assert_eq!(cordoned.status, 200);
     assert_eq!(tag(&bench.get(DRAIN)), tag(&cordoned));
-    // Somebody who saw it active comes late, whatever he wants.
+    // A client that saw it active is late, whatever its request.
     for (method, path) in [("PUT", CORDON), ("DELETE", CORDON), ("PUT", DRAIN), ("DELETE", DRAIN)] {
         if_match(&bench, method, path, &active).problem(412, "changed-meanwhile");
         if_match(&bench, method, path, "active").problem(400, "malformed-header");
@@ -142,7 +142,7 @@ fn lists_come_page_by_page_and_by_what_is_asked_for() {
     assert_eq!(found, digests(&whole));
     let count = |query: &str| digests(&bench.get(&format!("/api/v1/policies?{query}")).expect(200)).len();
     assert_eq!((count("shipped=true"), count("shipped=false"), count("active=true")), (1, 5, 0));
-    assert_eq!((count("name=shipped"), count("name=nobody")), (1, 0));
+    assert_eq!((count("name=shipped"), count("name=unknown")), (1, 0));
     bench.json("PUT", CORDON, "{}").expect(200);
     let gpus = |query: &str| bench.get(&format!("/api/v1/gpus?{query}")).expect(200)["items"].clone();
     assert_eq!(gpus("drain=cordoned")[0]["uuid"], "GPU-0");

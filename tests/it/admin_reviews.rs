@@ -65,7 +65,7 @@ fn problem(status: u16, kind: &str) -> (u16, String) {
 async fn the_api_server_says_who_it_is_and_what_they_may() {
     let cluster = Cluster::new("admin: {kubernetes: {audiences: [berth]}}").await;
     let forbidden = problem(403, "forbidden");
-    // A stranger's token is nobody's; so is one that is meant for somebody else.
+    // An unknown token has no user; so has one for another audience.
     assert_eq!(cluster.ask("no-such-token", "GET", "/node"), problem(401, "unauthorized"));
     let other = ("system:serviceaccount:x:y".to_owned(), "vault".to_owned());
     cluster.api.world.state.lock().unwrap().reviews.tokens.insert("for-vault".into(), other);
@@ -156,10 +156,10 @@ async fn however_many_ask_the_api_server_is_asked_little_at_a_time_and_known_use
             .collect();
         let end = Instant::now() + SOON;
         while reviews(&|r| r.under_way) < 6 {
-            assert!(Instant::now() < end, "nobody is asked about");
+            assert!(Instant::now() < end, "no review was requested");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Strangers have all their places, and somebody who is known still one.
+        // Unknown tokens use all of their permits, and a known caller still has one.
         let began = Instant::now();
         assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus"), problem(403, "forbidden"));
         assert!(

@@ -134,7 +134,7 @@ fn a_drain_says_who_is_left_and_when_it_is_done() {
     assert_eq!(progress["allocations"][0], allocation.id.to_string());
     assert_eq!((&progress["late"], &progress["atDeadline"]), (&false.into(), &"giveUp".into()));
     assert!(progress["deadline"].is_string());
-    assert_eq!(gpu["parts"][0]["devices"][0]["healthy"], true, "nobody is asked to leave");
+    assert_eq!(gpu["parts"][0]["devices"][0]["healthy"], true, "no pod is evicted");
     let off = bench.delete(drain).expect(200);
     assert_eq!(
         (&off["drain"]["state"], &off["drain"]["progress"]),
@@ -275,7 +275,7 @@ fn a_long_list_comes_page_by_page_and_every_allocation_once() {
     let (first, total, next) = page("state=all&limit=3");
     assert_eq!((first.len(), total), (3, 8));
     assert_eq!(first[0], live, "newest first");
-    // One ends between two pages, and another is granted: nobody is shown twice or left out.
+    // One ends between two pages, and another is granted: none is listed twice or left out.
     bench.delete(&format!("/api/v1/allocations/{live}?force=true")).expect(200);
     bench.allocate(0);
     let (mut seen, mut next) = (first, next);
@@ -327,7 +327,7 @@ fn readiness_names_what_is_missing_and_health_needs_no_token() {
 fn a_node_is_not_ready_before_the_kubelet_took_all_that_there_is() {
     let bench = Bench::new(1);
     let kubelet = &bench.kernel.counters().kubelet;
-    // As before the front end has begun: nobody waits for anything yet, and nothing is registered.
+    // As before the kubelet crate has started: nothing is waited for, and nothing is registered.
     kubelet.set_registration(GPU, None);
     let says = bench.get("/readyz").problem(503, "not-ready");
     assert!(says.contains("kubelet: waiting: the kubelet has not taken nvidia.com/gpu yet"), "{says}");

@@ -150,7 +150,7 @@ fn the_token_opens_over_tls_and_nothing_opens_beside_it() {
     node.ask(&agent, "GET", "/api/v1/node", true).unwrap().expect(200);
     node.ask(&agent, "PUT", CORDON, true).unwrap().expect(200);
     node.ask(&agent, "GET", "/api/v1/node", false).unwrap().problem(401, "unauthorized");
-    // Whoever trusts another CA does not take this daemon for theirs, and sends no token.
+    // A client that trusts another CA does not connect, and sends no token.
     assert!(node.ask(&Ca::new().agent(None), "GET", "/api/v1/node", true).is_err());
     // A name that the certificate has not: neither.
     let by_another_name = format!("https://127.0.0.2:{}/livez", node.bench.address().port());
@@ -159,7 +159,7 @@ fn the_token_opens_over_tls_and_nothing_opens_beside_it() {
     let bearer = format!("Bearer {}", node.bench.token);
     let headers = [("authorization", bearer.as_str()), ("host", "gpu-1.example:9470")];
     ask_by(&agent, &node.url("/api/v1/node"), "GET", &headers, b"").unwrap().expect(200);
-    // A certificate that nobody asked for is no way in.
+    // A client certificate gives no access if none is configured.
     let with_certificate = node.ca.agent(Some(&node.ca.client("root")));
     node.ask(&with_certificate, "GET", "/api/v1/node", false).unwrap().problem(401, "unauthorized");
 }
@@ -191,7 +191,7 @@ fn a_crowd_in_the_middle_of_its_handshakes_keeps_nobody_out() {
     crate::admin_flood::allow_descriptors();
     let node = Node::new(|_, _| {});
     for begun in [&[][..], &[0x16, 0x03, 0x01], &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01]] {
-        // More than there are seats.
+        // More than there are slots.
         let crowd: Vec<_> = (0..300)
             .map(|_| {
                 let mut stream = TcpStream::connect(node.bench.address()).unwrap();
@@ -199,7 +199,7 @@ fn a_crowd_in_the_middle_of_its_handshakes_keeps_nobody_out() {
                 stream
             })
             .collect();
-        // A handshake has 5 s: whoever had to wait for one of them to end would be later.
+        // A handshake has 5 s: a client that had to wait for one of them to end would be later.
         let began = Instant::now();
         node.ask(&node.ca.agent(None), "GET", "/api/v1/node", true).unwrap().expect(200);
         assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());

@@ -55,7 +55,7 @@ fn the_history_says_what_was_active_by_whom_when_and_why() {
     let bench = Bench::new(1);
     let first = bench.history();
     assert_eq!((first.len(), &first[0]["revision"], &first[0]["active"]), (1, &0.into(), &true.into()));
-    assert_eq!(first[0].get("by"), None, "nobody activated what was there first");
+    assert_eq!(first[0].get("by"), None, "the first stack has no author");
     bench.upload(&module("share", "1")).expect(201);
     bench.put_stack(&shares(2), "two");
     bench.json("PUT", "/api/v1/stack", &json!({ "entries": [] }).to_string()).expect(200);

@@ -28,7 +28,7 @@ pub(crate) fn routes(config: &mut ServiceConfig) {
     config.route("/apis/authorization.k8s.io/v1/subjectaccessreviews", web::post().to(access));
 }
 
-/// Whoever may ask; and the count.
+/// Accepts all callers, and counts reviews.
 fn asked(world: &World, kind: &'static str, request: &HttpRequest) -> Option<HttpResponse> {
     if let Some(refused) = refused(world) {
         return Some(refused);

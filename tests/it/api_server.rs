@@ -67,7 +67,7 @@ pub(crate) struct State {
     cut: Cut,
     /// How many watches of pods began: each of them sees every later cut.
     begun: usize,
-    /// Watches from before this version are told that it is forgotten.
+    /// Watches from before this version get 410 Gone.
     forgotten_before: u64,
     /// How often a watch that asks for bookmarks is sent one, if at all.
     bookmarks: Option<Duration>,
@@ -378,7 +378,7 @@ async fn node(world: web::Data<World>, name: web::Path<String>, request: HttpReq
     HttpResponse::Ok().json(api_writes::node_metadata(&world))
 }
 
-/// Watches of the node's metadata by its name, as long as they are told to last.
+/// Watches of the node's metadata by its name, for the requested time.
 async fn nodes(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
     if let Some(faulty) = faulty(&world, Read::NodeWatch).await {
         return faulty;
@@ -434,7 +434,7 @@ async fn pods(world: web::Data<World>, request: HttpRequest) -> HttpResponse {
         return refused;
     }
     let query = web::Query::<BTreeMap<String, String>>::from_query(request.query_string()).unwrap();
-    // Whoever asks for the pods of other nodes asks for too much.
+    // A request for the pods of other nodes is refused.
     if query.get("fieldSelector") != Some(&format!("spec.nodeName={NODE}")) {
         return status(403, "this service account may list the pods of its own node only");
     }

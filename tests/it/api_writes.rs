@@ -98,7 +98,7 @@ impl World {
         self.state.lock().unwrap().writes.asked.len()
     }
 
-    /// UIDs of pods that were told to go.
+    /// UIDs of pods whose deletion was requested.
     pub(crate) fn terminating(&self) -> Vec<String> {
         let state = self.state.lock().unwrap();
         let pods = state.pods.iter().filter(|(_, pod)| pod["metadata"]["deletionTimestamp"].is_string());
@@ -117,7 +117,7 @@ impl World {
         self.state.lock().unwrap().writes.conditions.get(kind).cloned()
     }
 
-    /// Somebody labels the node.
+    /// Another client labels the node.
     pub(crate) fn label(&self, key: &str, value: &str, manager: &str) {
         let mut state = self.state.lock().unwrap();
         state.writes.labels.insert(key.into(), (value.into(), BTreeSet::from([manager.to_owned()])));
@@ -189,7 +189,7 @@ async fn apply_labels(
         if !force && !taken.is_empty() {
             let cause = |key: &&String| {
                 json!({"reason": "FieldManagerConflict",
-                "message": "conflict with \"somebody\"", "field": format!(".metadata.labels.{key}")})
+                "message": "conflict with \"another-client\"", "field": format!(".metadata.labels.{key}")})
             };
             let causes: Vec<Value> = taken.iter().map(cause).collect();
             return HttpResponse::Conflict().json(

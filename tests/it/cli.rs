@@ -102,7 +102,7 @@ fn a_gpu_is_drained_and_healed_from_the_command_line() {
     assert!(bench.done(&["gpu", "list"]).contains("draining by admin (fan)"));
     assert!(bench.done(&["gpu", "drain", "0", "--stop"]).contains("GPU-0 is cordoned"));
     bench.done(&["gpu", "uncordon", "0"]);
-    // Nobody leaves, so the drain gives up, and whoever waits for it hears so.
+    // No pod leaves, so the drain is given up, and a waiting command reports it.
     let ran = bench.berth(&["gpu", "drain", "0", "--deadline", "1s", "--at-deadline", "give-up", "--wait"]);
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.err.contains("1 allocation left") && ran.err.contains("given up"), "{}", ran.err);
@@ -422,8 +422,8 @@ fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
         ran.err
     };
     let ask = |server: &str, token: &Path| ends(1, server, token);
-    let nobody = Port::held();
-    let address = nobody.address().to_string();
+    let unused = Port::held();
+    let address = unused.address().to_string();
     let says = ask(&format!("http://{address}"), &token);
     assert!(says.contains("is `berth serve` running") && says.contains(&address), "{says}");
     let here = format!("http://{}", bench.address());

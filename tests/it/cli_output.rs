@@ -54,7 +54,7 @@ fn a_look_is_taken_again_and_told_where_it_differs() {
     looking.until("INDEX", 1);
     bench.done(&["gpu", "cordon", "0", "--reason", "fan"]);
     looking.until("cordoned by admin (fan)", 1);
-    // A daemon that is away is told once and waited for.
+    // A daemon that is away is reported once and waited for.
     bench.api.take().unwrap().stop();
     looking.until("trying on", 1);
     bench.start_at(&port);

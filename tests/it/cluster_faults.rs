@@ -82,7 +82,7 @@ async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
     server.world.apply(pod("ns", "plain", "b-1", &[]));
     server.world.apply(pod("ns", "network", "b-2", &[("example.com/nic", 1)]));
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(!has("b-1") && !has("b-2"), "nobody waits for them");
+    assert!(!has("b-1") && !has("b-2"), "no request waits for them");
     server.world.apply(pod("ns", "second", "a-2", &[(WHOLE, 2)]));
     soon("the second pod", || has("a-2").then_some(())).await;
     assert!(has("b-1") && has("b-2"), "what was gathered comes along");

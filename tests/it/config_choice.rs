@@ -177,7 +177,7 @@ async fn a_start_waits_for_the_label_where_that_helps_and_else_says_what_to_do()
         assert!(waits.contains("waiting up to 45 s for the node's label"), "{waits}");
         (child, lines)
     };
-    // Told to stop it ends as a daemon does, and not by the signal, which process 1 of a container would not.
+    // On SIGTERM it ends as a daemon does, and not by the signal, which process 1 of a container would not.
     let (mut child, _lines) = waiting();
     assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(0));

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A configuration with everything that the admin API can be told.
+/// A configuration with all settings of the admin API.
 struct Node(TempDir);
 
 impl Node {
@@ -123,7 +123,7 @@ fn a_file_that_a_start_could_not_use_fails_the_check_and_may_be_left_out() {
             None => remove_file(file(name)).unwrap(),
         }
     }
-    // A pair that does not go together is told as a start tells it.
+    // A certificate and key that do not match are reported as by a start.
     Ca::new().server().write(node.folder(), "other");
     std::fs::copy(file("other.key"), file("server.key")).unwrap();
     let checked = node.check(&[]);

@@ -51,7 +51,7 @@ async fn keys_that_come_or_change_judge_what_was_kept() {
     let serving = house.serve();
     let made = signature(&own, &signed);
     let (status, first) = push(&serving, &signed, Some(&made));
-    assert_eq!((status, first.get("signedBy")), (201, None), "nobody is trusted yet: {first}");
+    assert_eq!((status, first.get("signedBy")), (201, None), "no key is trusted yet: {first}");
     let signed = first["digest"].as_str().unwrap().to_owned();
     let (_, second) = push(&serving, &unsigned, None);
     let digest = second["digest"].as_str().unwrap().to_owned();
@@ -59,7 +59,7 @@ async fn keys_that_come_or_change_judge_what_was_kept() {
     assert_eq!(put(&serving, &digest).0, 200);
     serving.stop();
 
-    // The key comes: what it signed may be activated, and what nobody signed is not even called.
+    // With the key, its versions may be activated, and unsigned ones are not even called.
     house.settings = with(&[("ours", &own_key.key)]);
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();

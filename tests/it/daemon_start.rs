@@ -206,7 +206,7 @@ async fn a_policy_that_an_older_release_shipped_stays_in_the_stack_and_loses_the
     assert!(!serving.log().contains("cannot be called"), "{}", serving.log());
 }
 
-/// Lists without pause, far more often than the kubelet allows, until told to stop.
+/// Lists without pause, far more often than the kubelet allows, until stopped.
 async fn hammer(kubelet: Kubelet, stop: Arc<AtomicBool>) {
     let path = kubelet.pod_resources_socket();
     let connector = tower::service_fn(move |_| {

@@ -11,7 +11,7 @@ fn get(serving: &Serving, path: &str) -> Value {
     serving.call("GET", path, &Value::Null)
 }
 
-/// Waits until the journal holds what it should: decisions are put down just after they are made.
+/// Waits until the journal holds what it should: decisions are recorded just after they are made.
 fn until(serving: &Serving, path: &str, holds: impl Fn(&Value) -> bool) -> Value {
     let end = Instant::now() + SOON;
     loop {
@@ -140,7 +140,7 @@ async fn a_replay_says_what_another_policy_would_have_done() {
     assert!(words.contains("as 4 nvidia.com/gpu.shared") && words.contains("instead of 2"), "{words}");
     assert_eq!(get(&serving, "/stack")["entries"][0]["parameters"]["replicas"], 2, "nothing else happens");
 
-    // Wrong parameters are told at once, also of one that would be asked nothing on the record.
+    // Wrong parameters are refused at once, even if no recorded question would be asked.
     let wrong = [
         json!({"policy": "timeslice", "parameters": {"replicas": 0}}),
         json!({"policy": "quota", "parameters": {"namspaces": {}}}),
@@ -164,7 +164,7 @@ async fn a_replay_says_what_another_policy_would_have_done() {
         assert_eq!(says.contains(" failed on "), ends == 1, "{says}");
         assert!(String::from_utf8_lossy(&ran.stdout).contains("DIFFERENCE"), "{policy}");
     }
-    let unknown = serving.call("POST", "/replays", &json!({"policy": "nobody"}));
+    let unknown = serving.call("POST", "/replays", &json!({"policy": "unknown"}));
     assert_eq!(unknown["type"], "/problems/invalid", "{unknown}");
     assert_eq!(serving.call("POST", "/replays?hook=sing", &same)["type"], "/problems/malformed-query");
 }

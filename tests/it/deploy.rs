@@ -189,7 +189,7 @@ fn the_right_to_tell_is_one_to_a_condition_and_to_events_by_berth() {
     }
 }
 
-/// Whoever may patch a node may also taint it, and send pods where it likes: RBAC knows no fields.
+/// A right to patch a node includes its taints, and so the placement of pods: RBAC has no fields.
 #[test]
 fn the_right_to_label_is_one_to_labels_of_gpus() {
     let policy = one("deploy/manifests/rights.yaml", "ValidatingAdmissionPolicy", "berth-label-own-node");

@@ -101,13 +101,13 @@ impl Scene {
         until_some(state, || self.holder(holder).filter(|h| h["state"] == state))
     }
 
-    /// What the kubelet and the container runtime do with pods that were told to go.
+    /// What the kubelet and the container runtime do with pods whose deletion was requested.
     pub(crate) fn kubelet_follows(&self) -> JoinHandle<()> {
         let (world, kubelet) = (self.server.world.clone(), self.house.kubelet.clone());
         tokio::spawn(async move {
             loop {
                 for uid in world.terminating() {
-                    // Whatever the container held is Unhealthy by now: nobody else is given it.
+                    // Whatever the container held is Unhealthy by now: no other pod gets it.
                     let sick = |k: &kubelet_standin::Kubelet| {
                         let health = k.reported_health(&uid, "main");
                         !health.is_empty() && health.values().all(|h| *h == UNHEALTHY)
@@ -121,7 +121,7 @@ impl Scene {
         })
     }
 
-    /// Nobody on the other GPU was asked, and all of them run.
+    /// No pod on the other GPU was evicted, and all of them run.
     pub(crate) fn others_are_left_alone(&self) {
         for other in &self.elsewhere {
             assert_eq!(self.server.world.asked(&other.name), []);
@@ -154,10 +154,10 @@ impl Scene {
 
     /// Another pod like it comes up, elsewhere as it were: the budget is met.
     pub(crate) fn free(&self, holder: &Holder) {
-        let mut twin = pod("ns", "twin", "uid-twin", &[]);
-        twin["metadata"]["labels"] = json!({"app": holder.name.replace("pod-", "app-")});
-        twin["status"] = json!({"phase": "Running"});
-        self.server.world.apply(twin);
+        let mut replacement = pod("ns", "replacement", "uid-replacement", &[]);
+        replacement["metadata"]["labels"] = json!({"app": holder.name.replace("pod-", "app-")});
+        replacement["status"] = json!({"phase": "Running"});
+        self.server.world.apply(replacement);
     }
 }
 
@@ -180,10 +180,10 @@ async fn a_drain_with_evict_from_the_order_to_drained() {
         assert_eq!(scene.server.world.asked(&holder.name), [evicted(holder, 201)], "once, by its UID");
     }
     scene.others_are_left_alone();
-    // Its pods were told why, the node what happened to its GPU.
+    // Its pods have events with the reason, and the node has events of its GPU.
     until_some("the events", || (scene.server.world.notes("GPUDrained").len() == 1).then_some(()));
-    let told = scene.server.world.notes("GPUDrain");
-    assert!(told.len() == 2 && told.iter().all(|note| note.contains(&scene.gpu)), "{told:?}");
+    let notes = scene.server.world.notes("GPUDrain");
+    assert!(notes.len() == 2 && notes.iter().all(|note| note.contains(&scene.gpu)), "{notes:?}");
     assert!(scene.server.world.notes("GPUDraining")[0].contains("by admin (fan); its pods are evicted"));
     scene.house.kubelet.wait_allocatable(SHARED, 2, SOON).await.unwrap();
     scene.serving.call("DELETE", &format!("/gpus/{}/cordon", scene.gpu), &Value::Null);
@@ -227,7 +227,7 @@ async fn a_disruption_budget_holds_and_is_asked_again_until_it_frees() {
     until_some("the other one leaves", || scene.holder(leaves).is_none().then_some(()));
     until_some("it is asked again", || (scene.server.world.asked(&kept.name).len() >= 3).then_some(()));
     assert_eq!(scene.progress()["state"], "draining");
-    until_some("it is told", || (!scene.server.world.notes("GPUDrainBlocked").is_empty()).then_some(()));
+    until_some("its event", || (!scene.server.world.notes("GPUDrainBlocked").is_empty()).then_some(()));
     assert_eq!(scene.server.world.notes("GPUDrainBlocked").len(), 1, "once, however often it is asked");
     scene.free(kept);
     scene.until_state("drained");
@@ -257,7 +257,7 @@ async fn at_the_deadline_pods_are_deleted_but_static_ones() {
     let uid = Some(kept.uid.clone());
     let deleted = Asked { write: Write::Delete, pod: kept.name.clone(), uid, grace: None, code: 200 };
     assert_eq!(last, deleted, "with its own grace period");
-    assert_eq!(scene.server.world.asked(&stays.name), [], "nobody can send a static pod away");
+    assert_eq!(scene.server.world.asked(&stays.name), [], "a static pod cannot be evicted");
     let blocked = scene.server.world.notes("GPUDrainBlocked");
     assert!(
         blocked.iter().any(|note| note.contains(&stays.name) && note.contains("static pod")),
@@ -293,7 +293,7 @@ async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() 
         let about = json!({"kind": "Node", "name": "node-1", "uid": "node-1"});
         assert_eq!((&event["regarding"], &event["type"]), (&about, &json!("Normal")));
     }
-    // A restart is no turn: the moment stays, and nothing is told twice.
+    // A restart is no transition: the time stays, and no event is repeated.
     let writes = scene.server.world.state.lock().unwrap().writes.event_writes;
     tokio::time::sleep(Duration::from_millis(1100)).await;
     scene.serving.child.kill().unwrap();
@@ -313,7 +313,7 @@ async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() 
     let free = condition(&scene, "False");
     assert_ne!(free["lastTransitionTime"], cordoned["lastTransitionTime"]);
     until_some("the event", || (scene.server.world.notes("GPUUncordoned").len() == 1).then_some(()));
-    // What repeats is counted, not told anew.
+    // Repeated events are counted, not created again.
     scene.serving.call("PUT", &cordon, &json!({"reason": "fan"}));
     condition(&scene, "True");
     scene.serving.call("DELETE", &cordon, &Value::Null);

@@ -88,7 +88,7 @@ async fn a_request_that_hangs_is_given_up_with_the_drain() {
     scene.serving.call("DELETE", &format!("/gpus/{}/cordon", scene.gpu), &Value::Null);
     scene.server.world.fault(Write::Evict, None);
     tokio::time::sleep(A_WHILE).await;
-    // The one that was under way may have come through; nobody asked for the second pod.
+    // The one that was under way may have come through; the second pod was not requested.
     assert!(scene.server.world.asked_count() <= 1, "{}", scene.server.world.asked_count());
     // And the next drain works.
     let _kubelet = scene.kubelet_follows();

@@ -70,7 +70,7 @@ fn the_same_mistake_ends_alike_in_every_command() {
                 "policy try mixed --permissions @bad.json",
             ],
         ),
-        // A name that nobody knows.
+        // An unknown name.
         (
             1,
             &[

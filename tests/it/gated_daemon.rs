@@ -134,15 +134,15 @@ impl Gated {
         names.map(Result::unwrap).filter(|name| name.starts_with(start)).collect()
     }
 
-    /// Has a version compiled anew when it is needed next, but for one whose code is in memory.
+    /// Has a version compiled again when it is needed next, but for one whose code is in memory.
     pub(crate) fn uncompile(&self, digest: &str) {
         let compiled = self.files(digest).into_iter().filter(|name| name.ends_with(".cwasm"));
         compiled.for_each(|name| fs::remove_file(self.policies().join(name)).unwrap());
     }
 }
 
-/// What the compiler of this build made of modules, for all tests of this and later runs: compiling anew each
-/// time would take a busy machine longer than whoever waits his turn is let wait. What a build of some time
+/// What the compiler of this build made of modules, for all tests of this and later runs: compiling again each
+/// time would take a busy machine longer than a waiting test is given. What a build of some time
 /// ago made is of no use to anybody.
 fn kept() -> PathBuf {
     let compiler = fs::metadata(env!("CARGO_BIN_EXE_berth")).unwrap();

@@ -108,7 +108,11 @@ async fn what_a_gpu_says_of_itself_lasts_as_long_as_it_says_so_and_over_a_restar
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
     assert!(health(&serving, &uuid)["history"].as_array().unwrap().len() <= 3);
-    assert!(serving.log().matches("a GPU reading was judged").count() <= 2, "told once: {}", serving.log());
+    assert!(
+        serving.log().matches("a GPU reading was judged").count() <= 2,
+        "reported once: {}",
+        serving.log()
+    );
     rig.nvml
         .change(|s| {
             s.gpus[0].recovery_action = RecoveryAction::None;
@@ -135,7 +139,7 @@ async fn gpus_that_are_lost_hang_or_appear_are_seen_without_a_restart() {
         })
         .unwrap();
     rig.allocatable(&[(WHOLE, 2)]).await;
-    // A call that hangs costs one more GPU its health, and nobody an answer.
+    // A call that hangs makes one more GPU unhealthy, and delays no response.
     rig.nvml
         .change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode").of_gpu(&late.uuid)))
         .unwrap();

@@ -135,7 +135,7 @@ async fn a_round_before_the_refusal_finds_that_the_holder_left() {
         gpus: 1,
         policy: Some("whole shares=2"),
         rounds: berth_kubelet::ReconcileTiming {
-            // Nobody looks by himself: what is found is found by the refusal's round.
+            // No periodic scan: only the refusal's reconcile pass finds changes.
             list_interval: std::time::Duration::from_secs(3600),
             list_interval_cordoned: std::time::Duration::from_secs(3600),
             ..Recipe::default().rounds
@@ -202,12 +202,12 @@ async fn refusals_reach_the_pod_with_name_and_advice() {
     }
     node.activate("whole deny=not-on-Sundays").await;
     let text = refused(&node, pod("p").container("main", &[(GPU, 1)])).await;
-    for part in ["PermissionDenied", "told@", "not-on-Sundays", "berth policy list"] {
+    for part in ["PermissionDenied", "scripted@", "not-on-Sundays", "berth policy list"] {
         assert!(text.contains(part), "{text}");
     }
     node.activate("whole deny=fault").await;
     let text = refused(&node, pod("q").container("main", &[(GPU, 1)])).await;
-    for part in ["told@", "unreachable", "onFault"] {
+    for part in ["scripted@", "unreachable", "onFault"] {
         assert!(text.contains(part), "{text}");
     }
     assert!(node.live().is_empty());

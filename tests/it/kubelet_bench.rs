@@ -48,7 +48,7 @@ pub(crate) struct Recipe {
     pub(crate) rounds: ReconcileTiming,
     pub(crate) edits: Edits,
     pub(crate) kubelet: fn(&mut Options),
-    /// What the policy of the stack is told; `None` leaves it to the baseline.
+    /// The script of the stack's policy; `None` leaves it to the baseline.
     pub(crate) policy: Option<&'static str>,
 }
 
@@ -200,7 +200,7 @@ impl Node {
         looked.await.unwrap().unwrap();
     }
 
-    /// A look at the GPUs, all of them well, in which these are told.
+    /// A scan of the GPUs, all of them healthy, with these readings.
     pub(crate) async fn look_with(&self, signs: Vec<Reading>) {
         let inventory = Inventory { parts: self.gpus.clone(), signs, ..Inventory::default() };
         let kernel = self.kernel.clone();

@@ -114,7 +114,7 @@ fn never_waits() -> Waits {
 async fn a_stream_that_another_program_holds_open_does_not_delay_a_registration() {
     let node = Recipe { waits: never_waits(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
-    restart(&node, "nobody else connected").await;
+    restart(&node, "no other client connected").await;
     let mut streaming = Streaming::begin(&socket(&node), false);
     for _ in 0..5 {
         streaming.next_list().await;
@@ -374,6 +374,6 @@ async fn a_process_of_another_user_is_not_served() {
 /// Makes the calling thread act as user 65534.
 fn as_nobody() {
     use rustix::process::Uid;
-    let (keep, nobody) = (None, Some(Uid::from_raw(65_534)));
-    rustix::thread::set_thread_res_uid(keep, nobody, keep).unwrap();
+    let (keep, unprivileged) = (None, Some(Uid::from_raw(65_534)));
+    rustix::thread::set_thread_res_uid(keep, unprivileged, keep).unwrap();
 }

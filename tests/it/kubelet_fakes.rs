@@ -75,7 +75,7 @@ impl Store for MapStore {
 pub(crate) fn told_version() -> PolicyVersion {
     let digest = Digest::parse(&"a".repeat(64)).unwrap();
     PolicyVersion {
-        name: "told".into(),
+        name: "scripted".into(),
         version: "1.0.0".into(),
         summary: "Does what its parameters say.".into(),
         hooks: vec![Hook::Offer, Hook::Admit, Hook::Place, Hook::Triage],

@@ -88,7 +88,7 @@ async fn a_pod_that_was_deleted_by_force_holds_its_gpu_until_its_containers_stop
         node.round().await;
         tokio::time::sleep(LONG_ENOUGH / 4).await;
     }
-    assert_eq!(node.live().len(), 1, "nobody said that it stopped");
+    assert_eq!(node.live().len(), 1, "no source showed that it stopped");
     node.kubelet.delete(&uid);
     node.wait("the end", |l| l.live.is_empty()).await;
     node.assert_harmless();
@@ -126,7 +126,7 @@ async fn a_kubelet_without_its_api_server_shows_static_pods_alone_and_that_ends_
     assert_eq!(node.live().len(), 2, "a pod that is missing is not over");
     node.kubelet.sources_ready();
     node.wait("both pods", |l| view(l).is_some_and(|v| v.pods.contains_key(&of_api))).await;
-    // What went while the kubelet was away is left to the rounds: nobody saw it end.
+    // What went while the kubelet was away is left to reconcile passes: its end was not observed.
     node.kubelet.stop().await;
     node.wait("its silence", |l| view(l).is_some_and(|v| !v.current)).await;
     node.kubelet.delete(&of_api);
@@ -152,7 +152,7 @@ async fn a_watch_that_is_dropped_or_that_loses_events_is_made_good() {
     let first = run(&node, pod("a").container("main", &[(GPU, 1)])).await;
     node.kubelet.set_faults(|f| f.pods_watches_dropped += 1);
     let second = run(&node, pod("b").container("main", &[(GPU, 1)])).await;
-    // From here on nothing is told, and yet what a new watch shows first is true.
+    // From here on no events are sent, and yet what a new watch shows first is true.
     node.kubelet.set_faults(|f| f.pods_events_lost = true);
     node.kubelet.delete(&first);
     node.wait("the resync", |l| view(l).is_some_and(|v| v.pods.len() == 1)).await;
@@ -171,7 +171,7 @@ async fn of_more_pods_than_are_taken_nobody_is_vouched_for_and_nobody_is_over() 
     let holds = run(&node, pod("holds").container("main", &[(GPU, 1)])).await;
     let others: Vec<_> = (0..PODS_MAX).map(|n| pod(&format!("other-{n}"))).collect();
     let last = others[0].uid.clone();
-    // Told one by one, each would be compared with all of them.
+    // Reported one by one, each would be compared with all of them.
     node.kubelet.set_faults(|f| f.pods_events_lost = true);
     for other in others {
         node.kubelet.admit(other).await.unwrap();

@@ -28,7 +28,7 @@ async fn held_by_one(node: &Node, name: &str) -> String {
 async fn the_kubelet_asks_where_to_place_and_follows_the_policy() {
     let node = Recipe { gpus: 8, policy: Some("whole place=last"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 8).await;
-    // The kubelet picks at random where nobody has a preference.
+    // The kubelet picks at random without a preference.
     for n in (3..8).rev() {
         assert_eq!(held_by_one(&node, &format!("p{n}")).await, format!("GPU-{n}"));
     }
@@ -64,7 +64,7 @@ async fn two_resources_that_each_take_the_whole_part_are_no_offer() {
     let refused = node.try_activate("twice").await.unwrap_err();
     assert!(matches!(refused, ActivateError::Fails { passing: false, .. }), "{refused:?}");
     let text = refused.to_string();
-    for part in ["told@", "GPU-0", "two resources that each take the whole part", "not activated"] {
+    for part in ["scripted@", "GPU-0", "two resources that each take the whole part", "not activated"] {
         assert!(text.contains(part), "{part} is missing in {text:?}");
     }
     assert_eq!(node.kernel.snapshot().stack, before);

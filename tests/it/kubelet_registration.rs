@@ -174,7 +174,7 @@ async fn a_kubelet_that_never_watches_is_asked_again() {
     node.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
 }
 
-/// A kubelet takes a registration while it ends, and nobody will ever ask for the devices.
+/// A kubelet takes a registration while it ends, and the devices are never requested.
 #[tokio::test]
 async fn a_kubelet_that_registers_and_ends_does_not_hold_up_the_next_one() {
     let node = Recipe {
@@ -337,7 +337,7 @@ async fn a_foreign_plugin_that_comes_and_goes_is_outlived() {
     let foreign = TinyPlugin::serve(&folder, "foreign.sock", GPU, &["x"]).unwrap();
     foreign.register().await.unwrap();
     drop(foreign);
-    // Its end disconnects whoever has the name; we notice and are back.
+    // Its end disconnects the plugin that has the name; Berth detects it and registers again.
     node.kubelet.drop_stream(GPU);
     node.allocatable(GPU, 4).await;
 }
@@ -467,7 +467,7 @@ async fn numa_nodes_are_told_where_there_are_any() {
         let held = node.kubelet.held(&uid, "main", GPU);
         if numa {
             assert_eq!(held.into_iter().collect::<Vec<_>>(), ["GPU-2", "GPU-3"]);
-            // The aligned set was exactly what was needed, so nobody was asked.
+            // The aligned set was exactly what was needed, so no policy was called.
             let asked = node.kubelet.calls(Rpc::GetPreferredAllocation, GPU);
             assert_eq!(asked.count, 0);
         } else {

@@ -78,7 +78,7 @@ async fn pods_that_went_while_berth_was_down_let_go_and_those_that_stayed_keep_t
     house.kubelet.finish(&finished);
     house.kubelet.force_delete(&forced);
     house.kubelet.wait_for("our end", SOON, |k| k.streams(WHOLE) == 0).await.unwrap();
-    // Nobody has made the kubelet write: its file still shows all four.
+    // The kubelet has not written since: its file still shows all four.
     let file = std::fs::read_to_string(house.kubelet.checkpoint_path()).unwrap();
     assert!([&deleted, &finished, &forced].iter().all(|uid| file.contains(uid.as_str())));
 
@@ -165,7 +165,7 @@ async fn a_kubelet_that_is_down_for_an_hour_costs_nobody_anything() {
     for _ in 0..6 {
         node.clock.skip(HOUR_MS / 6);
         let_rounds_pass(&node).await;
-        assert_eq!(node.live().len(), 3, "nobody could be asked");
+        assert_eq!(node.live().len(), 3, "no source could be read");
     }
     // Meanwhile one pod was deleted; its containers went with it.
     node.kubelet.delete(&uids[1]);
@@ -230,7 +230,7 @@ async fn a_wrong_checksum_is_the_kubelets_own_affair_until_it_starts_anew_withou
         uids.push(run(&node, pod(name).container("main", &[(GPU, 1)])).await);
     }
     of_known_pods(&node, 2).await;
-    // The sum is over a Go value's printed form: nobody else can check it, and what is written is right.
+    // The sum is over a Go value's printed form: it cannot be checked elsewhere, and the contents are right.
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::WrongSum);
     let third = run(&node, pod("c").container("main", &[(GPU, 1)])).await;
     of_known_pods(&node, 3).await;
@@ -241,8 +241,8 @@ async fn a_wrong_checksum_is_the_kubelets_own_affair_until_it_starts_anew_withou
     node.allocatable(GPU, 4).await;
     node.wait("the hold", |l| l.hold.is_some()).await;
     assert_eq!(holder_uids(&node.live()), uids.iter().map(String::as_str).collect());
-    // It believes every GPU to be free; whoever it sends to one that is in use shares no name with it
-    // and is told so, or is of the same resource and is taken in beside the one that runs (I7).
+    // It believes every GPU to be free; a pod that it sends to one that is in use requests another resource
+    // and is refused, or requests the same resource and is granted beside the running one (I7).
     assert!(node.kubelet.in_use(GPU).is_empty());
     node.kubelet.sources_ready();
     let_rounds_pass(&node).await;
@@ -263,7 +263,7 @@ fn a_checkpoint_without_the_right_to_read_it_is_named_with_the_systems_words() {
     assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
 }
 
-/// In a thread that may not read every file, whoever runs this.
+/// In a thread that may not read every file, whichever user runs this.
 fn unprivileged<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
@@ -366,7 +366,7 @@ async fn an_init_containers_gpu_is_held_until_its_pod_ends_though_no_app_contain
     let node = node_of_four().await;
     let uid = run(&node, pod("p").init("prepare", &[(GPU, 1)]).container("main", &[])).await;
     // It is over, its app container runs, `List` shows the pod without devices: and yet the kubelet
-    // gives its GPU to nobody else before the pod ends.
+    // gives its GPU to no other pod before this one ends.
     let_rounds_pass(&node).await;
     let live = node.live();
     assert_eq!(live.len(), 1);

@@ -17,7 +17,7 @@ fn pod(name: &str) -> PodSpec {
     PodSpec::new("default", name)
 }
 
-/// Nobody looks by himself: rounds are taken by the test alone.
+/// No periodic passes: the test starts each reconcile pass.
 fn rounds_by_hand() -> ReconcileTiming {
     let never = Duration::from_secs(3600);
     ReconcileTiming {
@@ -112,7 +112,7 @@ async fn a_pending_pod_is_admitted_again_after_a_kubelet_restart() {
     assert_eq!(answers.into_iter().collect::<Vec<_>>(), [(uid.clone(), Ok(()))]);
     assert_eq!(node.kubelet.pod(&uid).unwrap().phase, Phase::Pending);
     assert_eq!(node.kubelet.held(&uid, "main", GPU), held);
-    // Its checkpoint remembered the answer, so nobody was asked again.
+    // Its checkpoint remembered the answer, so no Allocate followed.
     assert_eq!(node.kubelet.calls(Rpc::Allocate, GPU).count, 1);
     node.kubelet.run(&uid).await.unwrap();
     let id = before[0].id.to_string();
@@ -162,7 +162,7 @@ async fn i7_a_new_pod_is_granted_what_was_released_unnoticed() {
     let new = run(&node, "new", 1).await;
     let view = node.kubelet.view(&new, "main").unwrap();
     let live = node.live();
-    assert_eq!(live.len(), 2, "nobody has looked yet");
+    assert_eq!(live.len(), 2, "no pass has run yet");
     let newest = live.last().unwrap();
     assert!(live[0].id == first && live[0].overlapped && !newest.overlapped, "{live:#?}");
     assert_eq!(view.envs["BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"], newest.id.to_string());

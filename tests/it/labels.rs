@@ -147,7 +147,7 @@ fn mig_is_labelled_by_its_strategy() {
         (gpu["product"], gpu["count"], gpu["replicas"], gpu["sharing-strategy"], gpu["memory"]),
         ("NVIDIA-A100-SXM4-80GB-MIG-INVALID", "0", "0", "", "0")
     );
-    // Without the strategy instances are nobody's, and a GPU in MIG mode is not shared.
+    // Without the strategy instances are not offered, and a GPU in MIG mode is not shared.
     let none = of("{model: a100, count: 1, gpus: [{index: 0, mig: [1g.10gb]}]}", MigStrategy::None);
     assert!(!none.keys().any(|key| key.contains("mig-") || key.contains("mig.strategy")), "{none:?}");
     assert_eq!(none["nvidia.com/gpu.replicas"], "0");
@@ -220,7 +220,7 @@ async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_node_is_patched_with_our_labels_and_no_others() {
     let server = ApiServer::start();
-    server.world.label("zone", "a", "somebody");
+    server.world.label("zone", "a", "another-client");
     let house = House::new("gpus: sim:2xh100\nlabels: { node: true }").await;
     server.world.fault(Write::Labels, Some(Fault::Forbidden));
     let serving = cluster::serve(&house, &server);
@@ -251,7 +251,7 @@ async fn the_node_is_patched_with_our_labels_and_no_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn labels_of_somebody_else_are_not_overwritten_and_nobody_is_labelled_unasked() {
     let server = ApiServer::start();
-    server.world.label("nvidia.com/gpu.count", "7", "somebody");
+    server.world.label("nvidia.com/gpu.count", "7", "another-client");
     let house = House::new("gpus: sim:1xt4").await;
     let serving = cluster::serve(&house, &server);
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();

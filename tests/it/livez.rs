@@ -87,7 +87,7 @@ fn a_policy_thread_that_does_not_come_back_is_no_life() {
     alive_again(&bench);
 }
 
-/// GPUs whose look hangs while somebody holds them, and fails while it is told to.
+/// GPUs whose scan hangs while the lock is held, and fails when ordered.
 #[derive(Default)]
 struct HangingGpus {
     held: Mutex<()>,
@@ -113,9 +113,9 @@ impl Gpus for HangingGpus {
     }
 }
 
-struct Nobody;
+struct NoOwners;
 
-impl Processes for Nobody {
+impl Processes for NoOwners {
     fn sight(&self) -> ProcessVisibility {
         ProcessVisibility::default()
     }
@@ -130,7 +130,7 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let gpus = Arc::new(HangingGpus::default());
-    let looker = InventoryScanner::new(gpus.clone(), Arc::new(Nobody));
+    let looker = InventoryScanner::new(gpus.clone(), Arc::new(NoOwners));
     let watch = GpuWatch::start(&looker, &bench.kernel, Duration::from_millis(50)).unwrap();
     let figures = &bench.kernel.counters().gpus;
     until_some("it looks", || figures.answered_wall_ms());
@@ -180,7 +180,7 @@ impl Gpus for DeadlyGpus {
 fn a_thread_of_looks_that_died_is_no_life() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
-    let looker = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(Nobody));
+    let looker = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(NoOwners));
     let watch = GpuWatch::start(&looker, &bench.kernel, Duration::from_millis(50)).unwrap();
     let says = until_some("it is missed", || trouble(&bench));
     assert!(says.contains("looks: "), "{says}");
@@ -191,7 +191,7 @@ fn a_thread_of_looks_that_died_is_no_life() {
 fn a_runtime_that_answers_no_kubelet_is_no_life() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
-    assert_eq!(trouble(&bench), None, "nobody promised a sign yet");
+    assert_eq!(trouble(&bench), None, "no progress is expected yet");
     drop(bench.kernel.counters().front.begin());
     let says = until_some("it is missed", || trouble(&bench));
     assert!(
@@ -217,7 +217,7 @@ fn a_resource_that_is_registered_and_not_watched_is_no_life() {
         says.contains(&format!("registered, but no stream is open on which the kubelet watches: {GPU}")),
         "{says}"
     );
-    // Whoever waits for a kubelet lives.
+    // A daemon that waits for a kubelet is alive.
     kubelet.set_registration(GPU, Some(RegistrationState::Waiting));
     alive_again(&bench);
 }

@@ -139,7 +139,7 @@ fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
     assert_eq!(sick.sum("berth_policy_call_duration_seconds_count", &share), calls);
     assert!(sick.sum("berth_decisions_total", &["hook=\"offer\"", "outcome=\"offered\""]) >= calls);
 
-    // A counter never goes back: another activation begins records anew, not these.
+    // A counter never goes back: another activation resets the statistics, not these.
     bench.json("PUT", "/api/v1/stack", &json!({"entries": []}).to_string()).expect(200);
     let after = scraped(&bench);
     assert_eq!(after.sum("berth_policy_faults_total", &share), faults);
@@ -185,7 +185,7 @@ async fn an_allocate_shows_in_the_numbers_of_a_daemon() {
     let end = Instant::now() + SOON;
     let after = loop {
         let scrape = of_daemon(&serving);
-        // The record is put down a moment later.
+        // The decision is recorded a moment later.
         if scrape.sum("berth_journal_kept", &[]) > before.sum("berth_journal_kept", &[]) + 1.0 {
             break scrape;
         }

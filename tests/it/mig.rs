@@ -102,7 +102,7 @@ async fn single_lists_instances_as_gpus_and_refuses_a_mix_in_words() {
     let (gpu, at) = place.unwrap();
     assert_eq!(rig.visible(&pod), format!("{gpu}:{at}"));
 
-    // Somebody splits the other GPU another way.
+    // The other GPU is partitioned differently.
     let other = 1 - gpu;
     rig.nvml
         .change(|state| {

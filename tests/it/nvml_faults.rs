@@ -94,7 +94,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     let text = &during.scan_errors[&hung];
     assert!(text.contains("nvmlDeviceGetMemoryInfo_v2 does not answer"), "{text}");
     assert_eq!(during.usage.len(), 3, "the others are read");
-    // It is known to hang now, and nobody waits for it again.
+    // It is known to hang now, and is not waited for again.
     let began = Instant::now();
     for _ in 0..10 {
         assert_eq!(bench.look().scan_errors.len(), 1);
@@ -183,11 +183,11 @@ fn ecc_errors_are_counted_where_no_event_tells_of_them() {
         let signs = bench.look().signs;
         signs.into_iter().map(|sign| (sign.source, sign.code)).collect::<Vec<_>>()
     };
-    // Of what was there before the first look nobody knows when it was.
+    // The time of events before the first scan is unknown.
     assert_eq!(ecc(1, 3), []);
     assert_eq!(ecc(1, 5), [("ecc".to_owned(), 2)]);
-    assert_eq!(ecc(1, 5), [], "told once");
-    assert_eq!(ecc(1, 0), [], "the driver was loaded anew");
+    assert_eq!(ecc(1, 5), [], "reported once");
+    assert_eq!(ecc(1, 0), [], "the driver was loaded again");
     assert_eq!(ecc(1, 1), [("ecc".to_owned(), 1)]);
 }
 
@@ -279,13 +279,13 @@ fn a_driver_that_is_replaced_costs_every_gpu_its_health_until_it_fits_again() {
         ("nvmlInit*", Code::DriverNotLoaded, "modprobe nvidia"),
     ] {
         bench.change(|state| {
-            // Only an open library is there to be opened anew.
+            // Only an open library can be opened again.
             state.faults =
                 vec![Fault::fail("nvmlDeviceGetCount_v2", Code::Uninitialized), Fault::fail(call, code)];
         });
         bench.look();
         bench.change(|state| state.faults = vec![Fault::fail(call, code)]);
-        let during = bench.look_until("told", |inventory| {
+        let during = bench.look_until("the reading", |inventory| {
             inventory.scan_errors.len() == 2 && inventory.scan_errors.values().all(|text| text.contains(says))
         });
         assert_eq!((&during.parts, &during.links), (&before.parts, &before.links));

@@ -223,7 +223,7 @@ fn the_compiler_runs_with_nothing_but_its_pipes() {
         limit("limits", &["Max", "core", "file", "size", "0", "0"]);
         limit("limits", &["Max", "processes", "0", "0"]);
         limit("status", &["NoNewPrivs:", "1"]);
-        // The test is over; nobody needs to wait for the bomb.
+        // The test is over; it does not wait for the bomb.
         let pid = process.trim_start_matches("/proc/").parse().unwrap();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();

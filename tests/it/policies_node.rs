@@ -165,7 +165,7 @@ impl Node {
         ids.collect()
     }
 
-    /// A request for `size` of those that nobody holds.
+    /// A request for `size` of the free devices.
     pub(crate) fn place(&self, name: &str, size: usize) -> PlaceRequest {
         let free = |id: &DeviceId| !self.0.device(&resource(name), id).unwrap().held();
         PlaceRequest {

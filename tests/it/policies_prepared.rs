@@ -149,7 +149,7 @@ async fn two_activations_compile_one_after_the_other_and_one_whole_stack_is_left
     let log = node.log();
     let turns = log.chunks(2).all(|turn| turn == ["began", "ended"]);
     assert!(turns, "two compilations at once: {log:?}");
-    // Whoever does not know what is active has nothing compiled.
+    // While the active stack is unknown, nothing is compiled.
     let memory = json!([{ "policy": "quota" }]);
     api.put(&memory, Some(before)).problem(412, "changed-meanwhile");
     assert_eq!(node.log(), log);
@@ -310,7 +310,7 @@ async fn a_version_is_not_deleted_while_it_is_compiled() {
     api.delete(&digest).problem(409, "in-use");
     assert_eq!(api.active(), ["timeslice"]);
 
-    // Whoever comes first: an active policy has its files, and one that is gone has none.
+    // In either order: an active policy has its files, and a deleted one has none.
     for _ in 0..8 {
         api.put(&json!([]), None).expect(200);
         node.uncompile(&digest);
@@ -370,13 +370,13 @@ async fn a_start_deletes_what_a_process_that_was_killed_left_half_done() {
     let (daemon, api) = node.up().await;
     let digest = push(&api, &own(b'a'));
     daemon.stop().await;
-    let (mut kept, nobody) = (node.files(""), "f".repeat(64));
-    kept.push(format!("{nobody}.wasm"));
+    let (mut kept, unknown) = (node.files(""), "f".repeat(64));
+    kept.push(format!("{unknown}.wasm"));
     kept.push("notes".to_owned());
     let gone = [
         format!("{digest}.wasm.draft"),
-        format!("{nobody}-0123.cwasm"),
-        format!("{nobody}-0123.cwasm.draft"),
+        format!("{unknown}-0123.cwasm"),
+        format!("{unknown}-0123.cwasm.draft"),
     ];
     for name in kept.iter().skip(2).chain(&gone) {
         fs::write(node.policies().join(name), "x").unwrap();

@@ -362,7 +362,7 @@ fn a_node_of_every_kind_of_gpu_is_answered_alike() {
 /// Where no policy places, the kernel does: as `spread`.
 #[test]
 fn the_kernels_own_placement_counts_a_required_share_that_is_held_once() {
-    // By name GPU 1 comes before GPU 0. An init container of the asker holds a share of it, and somebody
+    // By name GPU 1 comes before GPU 0. An init container of the pod holds a share of it, and another pod
     // else one of the other: both are held as much.
     let node = shared_node(2, 4);
     let of = |gpu: u32| {

@@ -90,7 +90,7 @@ fn a_trial_takes_the_place_of_its_namesake_or_comes_first_and_says_how_it_fails(
     let report = bench.tries(&json!({"policy": "share", "parameters": {"shares": 1}})).expect(200);
     assert_eq!(labels(&report), ["other", "share"]);
     assert!(report["insteadOf"].as_str().unwrap().starts_with("share@"), "{report}");
-    // What its entry may not, it may not here; nothing is lost, and the fault is told as at an activation.
+    // What its entry may not, it may not here; nothing is lost, and the fault is reported as at an activation.
     let report = bench.tries(&json!({"policy": "share", "parameters": {"shares": 4}})).expect(200);
     let refused = report["refused"].as_str().unwrap();
     let activation =
@@ -124,7 +124,7 @@ fn what_cannot_be_tried_is_refused_with_what_to_do() {
     bench.upload(&module("share", "1")).expect(201);
     bench.upload(&module("more", "1")).expect(201);
     let refused = |body: Value| bench.tries(&body).problem(422, "invalid");
-    assert!(refused(json!({"policy": "nobody"})).contains("it knows"));
+    assert!(refused(json!({"policy": "unknown"})).contains("it knows"));
     assert!(refused(json!({"policy": "share", "permissions": {"shareMax": 0}})).contains("shareMax"));
     for (request, words) in [
         (json!({"resource": "gpu", "count": 1}), "request.resource"),
@@ -229,7 +229,7 @@ async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
         assert!(code == Some(ends) && said.contains(words), "{words} is missing in {said}");
         assert!(said.contains("asked before the active stack"), "{said}");
     }
-    // A fault is told in the guest's own words.
+    // A fault has the guest's own message.
     let (code, said) =
         typed(&house, &serving, &["policy", "try", "timeslice", "--parameters", r#"{"replicas": 0}"#]);
     assert!(code == Some(1) && said.contains("would be refused") && said.contains("fault: "), "{said}");
@@ -246,5 +246,5 @@ async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
     let (code, said) = typed(&house, &serving, &["policy", "try", "./mine.wasm"]);
     assert!(code == Some(2) && said.contains("berth policy push ./mine.wasm"), "{said}");
     assert_eq!(serving.live().len(), 1);
-    assert!(!serving.log().contains("a policy failed"), "a trial is nobody's fault: {}", serving.log());
+    assert!(!serving.log().contains("a policy failed"), "a trial counts no fault: {}", serving.log());
 }

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
-/// A port that nobody gets by chance, for whoever must know an address before somebody listens there, after
-/// that, or again. A socket holds it that is bound and never listens: so the system gives it to nobody who
-/// asks for any port, and refuses who dials it. Whoever names it may listen all the same, one at a time: both
+/// A port that no other process gets by chance, for tests that need an address before a listener exists, after
+/// that, or again. A socket that is bound and never listens reserves it: the system does not give it to a process that
+/// requests any port, and refuses connections. A listener that names it may still bind it, one at a time: both
 /// sockets have SO_REUSEADDR, the standard library's listeners always.
 pub(crate) struct Port {
     address: SocketAddr,
@@ -41,7 +41,7 @@ fn a_held_port_is_dialled_in_vain_until_one_listens_who_names_it() {
         assert_eq!(kind(TcpListener::bind(port.address()).map(drop)), Err(ErrorKind::AddrInUse));
         drop(listener);
     }
-    // Whoever asks for any port gets another, whoever listens there or not: so does each dial for its own end.
+    // A request for any port gets another one, with or without a listener; so does each outgoing connection.
     let others: Vec<_> = (0..200).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     assert!(others.iter().all(|other| other.local_addr().unwrap() != port.address()));
 }

@@ -216,7 +216,7 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
     let (began, ended) = ("is used without an allocation by process", "no longer uses GPU");
     serving.until_logged(began, 2);
     machine.runs("");
-    serving.await_that("/bypass", "nobody", |list| list["total"] == 0);
+    serving.await_that("/bypass", "an empty list", |list| list["total"] == 0);
     serving.until_logged(ended, 2);
     assert_eq!((serving.count_in_log(began), serving.count_in_log(ended)), (2, 2), "{}", serving.log());
 }
@@ -227,7 +227,7 @@ async fn two_containers_on_one_gpu_are_told_apart_and_what_a_pod_leaves_behind_i
     let house = House::new(&machine.settings()).await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
-    let pod = kubelet_standin::PodSpec::new("ns", "twins")
+    let pod = kubelet_standin::PodSpec::new("ns", "two-containers")
         .container("left", &[(SHARED, 1)])
         .container("right", &[(SHARED, 1)])
         .container("more", &[(SHARED, 1)]);
@@ -285,7 +285,7 @@ async fn without_the_hosts_pids_it_says_what_it_cannot_see() {
     let gpu = serving.live()[0]["gpus"][0].as_str().unwrap().to_owned();
     assert_eq!(serving.live()[0]["uses"][0]["memoryUsedMiB"], Value::Null);
 
-    // This process's id is somebody else's on the host: nothing is made of it.
+    // This process's id is that of another process on the host: it is ignored.
     machine.runs(&format!("{{pid: {}, memoryMiB: 7}}", std::process::id()));
     let on_gpu = format!("/gpus/{gpu}/processes");
     let list = serving.await_that(&on_gpu, "it", |list| list["items"].as_array().unwrap().len() == 1);

@@ -461,7 +461,7 @@ fn a_folder_that_cannot_be_made_says_what_to_do() {
     let error = SledStore::open(&store.path).unwrap_err();
     assert!(matches!(error, StoreError::Io { .. }), "{error}");
     assert!(error.to_string().contains("choose another --state-dir"), "{error}");
-    // Where nobody may make folders, whoever runs the tests.
+    // Where folders cannot be created, whichever user runs the tests.
     let error = SledStore::open(Path::new("/sys/berth-test")).unwrap_err();
     assert!(matches!(error, StoreError::Io { .. }), "{error}");
 }
@@ -487,7 +487,7 @@ fn a_folder_of_somebody_else_says_what_to_do() {
     assert!(files(&store.path) == before);
 }
 
-/// Root may open everything; for files, this thread is then nobody.
+/// Root may open everything; for files, this thread is then an unprivileged user.
 #[allow(unsafe_code)]
 fn become_nobody() {
     if rustix::process::geteuid().is_root() {
@@ -518,7 +518,7 @@ fn another_process_has_it() {
         let _store = SledStore::open(&folder).unwrap();
         // The harness has begun a line of its own.
         say("\nholds 1");
-        // Until it is killed; not longer than a test run, should nobody be left to do that.
+        // Until it is killed; not longer than a test run, should the parent be gone.
         std::thread::sleep(Duration::from_secs(60));
         return;
     }
@@ -530,7 +530,7 @@ fn another_process_has_it() {
     assert!(matches!(error, StoreError::Locked { .. }), "{error}");
     drop(child);
     SledStore::open(&store.path).unwrap();
-    // Somebody looks at sled's files with a tool of sled's.
+    // Another process opens sled's files with sled.
     let db = raw(&store.path);
     let error = SledStore::open(&store.path).unwrap_err();
     assert!(matches!(error, StoreError::Locked { .. }), "{error}");
@@ -553,7 +553,7 @@ fn a_full_disk_loses_nothing() {
     assert!(output.status.success() && said.contains("settled 1"), "{said}{errors}");
 }
 
-/// Says what was acknowledged; ends by itself only if nobody is left to kill it.
+/// Prints what was acknowledged; ends by itself only if the parent is gone.
 fn append_until_killed(folder: &Path) {
     // The harness has begun a line of its own.
     say("\nopens 0");

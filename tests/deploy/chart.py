@@ -31,7 +31,7 @@ PROFILES = {
 }
 
 #: What the daemon may be allowed beyond reading.
-ALL_RIGHTS = {"tell": True, "evict": True, "delete": True, "label": True, "review": True}
+ALL_RIGHTS = {"events": True, "evict": True, "delete": True, "label": True, "review": True}
 
 #: The admin API for others than kubectl's: over TLS, for whom the cluster lets in.
 ADMIN_TLS = {

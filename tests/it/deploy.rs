@@ -126,7 +126,7 @@ fn every_right_to_change_something_ends_at_the_own_node() {
     const RIGHTS: &str = "deploy/manifests/rights.yaml";
     let wanted = [
         ("berth-label-own-node", "nodes", "UPDATE", "object.metadata.name == variables.node"),
-        ("berth-events-own-node", "nodes/status", "UPDATE", "object.metadata.name == variables.node"),
+        ("berth-condition-own-node", "nodes/status", "UPDATE", "object.metadata.name == variables.node"),
         ("berth-events-own-node", "events", "CREATE UPDATE", "e.reportingInstance == variables.node"),
         ("berth-delete-own-node", "pods", "DELETE", "oldObject.spec.nodeName == variables.node"),
         ("berth-evict-own-node", "pods/eviction", "CREATE", "params.spec.nodeName == variables.node"),
@@ -160,13 +160,13 @@ fn every_right_to_change_something_ends_at_the_own_node() {
 
 /// An owner that is not there has the node collected as garbage; the rest of the status sends pods where it likes.
 #[test]
-fn the_right_to_tell_is_one_to_a_condition_and_to_events_by_berth() {
+fn the_right_to_events_is_limited_to_a_condition_and_to_events_by_berth() {
     let expressions = |name| {
         let policy = one("deploy/manifests/rights.yaml", "ValidatingAdmissionPolicy", name);
         let validations = policy["spec"]["validations"].as_array().unwrap().clone();
         validations.iter().map(|v| v["expression"].as_str().unwrap().to_owned()).collect::<String>()
     };
-    let of_node = expressions("berth-events-own-node");
+    let of_node = expressions("berth-condition-own-node");
     let metadata =
         ["labels", "annotations", "finalizers", "ownerReferences"].map(|field| ("object.metadata", field));
     // `NodeStatus` of Kubernetes 1.36 but for `conditions`; what a newer one has besides deployed.py finds.

@@ -100,8 +100,9 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             out.answer(&gpu, |gpu| {
                 let mut text = format!("{} is {}\n", gpu.summary.uuid, drain(&gpu.summary.drain));
                 for Mark { owner, since, .. } in &gpu.summary.drain.marks {
+                    let quoted = owner.replace('\'', r"'\''");
                     text += &format!(
-                        "  a mark of {owner} is left, since {since}; `berth gpu uncordon {} --owner '{owner}'` removes it\n",
+                        "  a mark of {owner} is left, since {since}; `berth gpu uncordon {} --owner '{quoted}'` removes it\n",
                         gpu.summary.uuid
                     );
                 }

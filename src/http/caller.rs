@@ -99,7 +99,7 @@ impl Caller {
         *self.0.reason.borrow_mut() = Some(reason.into()).filter(|r: &String| !r.is_empty());
     }
 
-    /// Notes the person for whom the change is made.
+    /// Notes the person that the request names as its author (`by`).
     pub fn note_person(&self, by: &str) {
         *self.0.by.borrow_mut() = Some(by.into());
     }

@@ -106,11 +106,11 @@ impl Tls {
         ];
         let now =
             Some(all.into_iter().flatten().collect::<Vec<_>>().join("; ")).filter(|now| !now.is_empty());
-        let mut trouble = self.last_error.lock();
-        if let Some(now) = now.as_ref().filter(|now| trouble.as_ref() != Some(*now)) {
+        let mut last_error = self.last_error.lock();
+        if let Some(now) = now.as_ref().filter(|now| last_error.as_ref() != Some(*now)) {
             tracing::error!("the admin API's TLS: {now}");
         }
-        *trouble = now;
+        *last_error = now;
     }
 
     /// Returns whether it was renewed.

@@ -236,6 +236,11 @@ mod tests {
         stored[0].1 = b"\x01{\"writes\":1,\"records\":2,\"sum\":1495630016805505590}".to_vec();
         let (read, _) = Contents::read(stored).unwrap();
         assert!(read.is_outdated());
+        // An upgrade that was interrupted leaves records of both formats.
+        let mut contents = Contents::default();
+        append(&mut contents, &Changes::from([put(&pairs[0]), put(&stack())]));
+        let mixed = vec![(CHECK_KEY.to_vec(), contents.check().value()), pairs[0].clone(), stack()];
+        assert!(Contents::read(mixed).unwrap().0.is_outdated());
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub struct SledStore {
     // Dropped before the folder, which holds the lock.
     open: Option<OpenStore>,
     active_append: ActiveAppend,
+    /// The records of a store that a failed upgrade closed, until the first load: the daemon starts with them, and
+    /// its first append fails, as after any failed append, until a further load has opened the store again.
+    not_upgraded: Option<Vec<Record>>,
     folder: Folder,
 }
 
@@ -110,6 +113,7 @@ impl SledStore {
         let mut store = Self {
             open: Some(OpenStore::open_checked(&folder)?),
             active_append: ActiveAppend::default(),
+            not_upgraded: None,
             folder,
         };
         store.upgrade();
@@ -122,11 +126,10 @@ impl SledStore {
         if !self.open.as_ref().is_some_and(|open| open.contents.is_outdated()) {
             return;
         }
-        let upgraded = self.load().and_then(|records| {
-            let mut chunks = records.chunks(RECORDS_PER_APPEND);
-            chunks
-                .try_for_each(|chunk| self.append(&chunk.iter().cloned().map(Write::Put).collect::<Vec<_>>()))
-        });
+        let Ok(records) = self.load() else { return };
+        let mut chunks = records.chunks(RECORDS_PER_APPEND);
+        let upgraded = chunks
+            .try_for_each(|chunk| self.append(&chunk.iter().cloned().map(Write::Put).collect::<Vec<_>>()));
         match upgraded {
             Ok(()) => tracing::info!(
                 format = codec::FORMAT,
@@ -134,6 +137,7 @@ impl SledStore {
             ),
             Err(error) => {
                 tracing::warn!(%error, "cannot upgrade the store to the format of this release; the next start tries again");
+                self.not_upgraded = Some(records);
             }
         }
     }
@@ -207,6 +211,9 @@ impl SledStore {
 
 impl Store for SledStore {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        if let Some(records) = self.not_upgraded.take() {
+            return Ok(records);
+        }
         let mut open = match self.open.take() {
             Some(open) => open,
             None => self.reopen()?,

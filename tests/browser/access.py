@@ -7,14 +7,14 @@ from browser import Watch
 from node import Node
 from page import sign_in
 from playwright.sync_api import expect
-from say import Trouble, check
+from say import TestError, check
 
 
 def _axe(watch: Watch, when: str) -> None:
     found = Axe().run(watch.page).response["violations"]
     if found:
         words = "; ".join(f"{v['id']} ({v['help']}): {[n['target'] for n in v['nodes'][:4]]}" for v in found)
-        raise Trouble(f"{when}: {words}")
+        raise TestError(f"{when}: {words}")
 
 
 def axe_finds_nothing(watch: Watch, node: Node) -> None:

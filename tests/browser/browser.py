@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, Playwright
-from say import Trouble
+from say import TestError
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
 MISSING = (
@@ -27,7 +27,7 @@ def find(given: str | None) -> str:
     for name in [given] if given else NAMES:
         if path := shutil.which(name):
             return path
-    raise Trouble(MISSING)
+    raise TestError(MISSING)
 
 
 def launch(playwright: Playwright, program: str) -> Browser:
@@ -58,15 +58,15 @@ class Watch:
     def verdict(self) -> None:
         away = [url for url in self.requests if not url.startswith((self.base + "/", "data:", "blob:"))]
         if away:
-            raise Trouble(f"requests left the host: {away[:5]}")
+            raise TestError(f"requests left the host: {away[:5]}")
         violations = self.page.evaluate("window.__violations")
         if violations:
-            raise Trouble(f"the content security policy refused: {violations[:5]}")
+            raise TestError(f"the content security policy refused: {violations[:5]}")
         wrong = [text for text in self.console if not self._expected(text)]
         if wrong:
-            raise Trouble(f"on the console: {wrong[:5]}")
+            raise TestError(f"on the console: {wrong[:5]}")
         if any("token" in url and "token=" in url for url in self.requests):
-            raise Trouble("a token was sent in a URL")
+            raise TestError("a token was sent in a URL")
 
     def _expected(self, text: str) -> bool:
         if self.lost and "net::ERR_FAILED" in text:

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from say import Trouble, until
+from say import TestError, until
 
 CONFIG = """
 gpus: sim:8xh100
@@ -82,7 +82,7 @@ class Node:
 
         def address() -> str:
             if daemon.poll() is not None:
-                raise Trouble(f"the daemon ended: {self._log.read_text()[-2000:]}")
+                raise TestError(f"the daemon ended: {self._log.read_text()[-2000:]}")
             _, found, rest = self._log.read_text().partition("Swagger UI at ")
             return rest.split("/swagger-ui")[0] if found else ""
 
@@ -99,7 +99,7 @@ class Node:
     def _answer(self, what: str) -> None:
         answer = self._standin.stdout.readline().strip()
         if answer != "ok":
-            raise Trouble(f"the stand-in kubelet, {what}: {answer or 'it ended'}")
+            raise TestError(f"the stand-in kubelet, {what}: {answer or 'it ended'}")
 
     def ask(self, method: str, path: str, body=None, headers=None):
         """The API from outside the browser: (status, answer)."""

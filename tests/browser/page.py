@@ -7,7 +7,7 @@ import json
 from browser import Watch, picture
 from node import SHARED, VIEWER, Node
 from playwright.sync_api import Locator, expect
-from say import Trouble, check, until
+from say import TestError, check, until
 
 
 def sign_in(watch: Watch, node: Node, token: str | None = None) -> None:
@@ -90,7 +90,7 @@ def _tab_to(watch: Watch, button: Locator) -> None:
             outline = watch.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
             check(outline != "none", "the focus cannot be seen")
             return
-    raise Trouble("the button cannot be reached by Tab")
+    raise TestError("the button cannot be reached by Tab")
 
 
 def cordons_by_keyboard_alone(watch: Watch, node: Node) -> None:

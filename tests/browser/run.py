@@ -14,7 +14,7 @@ from pathlib import Path
 # No compiled files in the checkout.
 sys.dont_write_bytecode = True
 
-from say import Score, Trouble  # noqa: E402
+from say import Score, TestError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,11 +30,11 @@ def main() -> int:
         chromium = browser.find(args.chromium)
         for program in (args.berth, args.kubelet):
             if not program.is_file():
-                raise Trouble(f"{program} is not there: `just browser` builds it")
+                raise TestError(f"{program} is not there: `just browser` builds it")
         browser.OUT = args.out
         cases = [case for module in (swagger, page, access, many) for case in module.CASES if args.only in case.__name__]
         if not cases:
-            raise Trouble(f"no case has {args.only!r} in its name")
+            raise TestError(f"no case has {args.only!r} in its name")
         with Node(args.berth, args.kubelet) as node, sync_playwright() as playwright:
             node.pods()
             running = browser.launch(playwright, chromium)
@@ -43,7 +43,7 @@ def main() -> int:
             running.close()
     except ModuleNotFoundError as error:
         score.fail("the start", f"{error}: pip install -r tests/browser/requirements.txt")
-    except Trouble as trouble:
+    except TestError as trouble:
         score.fail("the start", trouble)
     print(score.last_line(), flush=True)
     return 0 if score.failed == 0 else 1

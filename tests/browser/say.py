@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class Trouble(Exception):
+class TestError(Exception):
     """Something is not as it must be. The text says what, and what to do where that is known."""
 
 
@@ -31,7 +31,7 @@ class Score:
 def check(holds: object, says: str) -> None:
     """An assertion that `python -O` keeps."""
     if not holds:
-        raise Trouble(says)
+        raise TestError(says)
 
 
 def until(what: str, look, seconds: float = 30.0):
@@ -42,5 +42,5 @@ def until(what: str, look, seconds: float = 30.0):
         if seen:
             return seen
         if time.monotonic() > end:
-            raise Trouble(f"{what}: not within {seconds:g} s")
+            raise TestError(f"{what}: not within {seconds:g} s")
         time.sleep(0.05)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from outcome import Outcome
 from relay import Relay
-from say import Trouble
+from say import TestError
 
 #: What programs without GPUs need of /dev.
 PLAIN_NODES = ["null", "zero", "full", "random", "urandom", "tty"]
@@ -42,7 +42,7 @@ PREFERRED = (1, 3)
 def mount(*words: object) -> None:
     done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Trouble(f"mount {' '.join(map(str, words))}: {done.stderr.strip()}")
+        raise TestError(f"mount {' '.join(map(str, words))}: {done.stderr.strip()}")
 
 
 def berth_command(program: Path, rig: "Rig") -> list[object]:
@@ -101,7 +101,7 @@ class Rig:
 
         found = self.run(WARM, berth_command(program, self), None)
         if not found.lists:
-            raise Trouble(f"{program} serves nothing with {WARM.name}: {found.log[-2000:]}")
+            raise TestError(f"{program} serves nothing with {WARM.name}: {found.log[-2000:]}")
         policies = self.state / "policies"
         if policies.is_dir():
             shutil.copytree(policies, self._warm)
@@ -216,7 +216,7 @@ class Kubelet:
             [program, KUBELET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=open(log, "ab"), text=True, bufsize=1
         )
         if self._child.stdout.readline().strip() != "ok":
-            raise Trouble(f"the stand-in kubelet does not start: {log.read_text()[-500:]}")
+            raise TestError(f"the stand-in kubelet does not start: {log.read_text()[-500:]}")
         self._relay = Relay(KUBELET / "device-plugins" / "kubelet.sock")
 
     def _ask(self, line: str) -> tuple[bool, str]:
@@ -227,7 +227,7 @@ class Kubelet:
     def devices(self) -> dict[str, dict[str, str]]:
         ok, text = self._ask("devices")
         if not ok:
-            raise Trouble(f"the stand-in kubelet: {text}")
+            raise TestError(f"the stand-in kubelet: {text}")
         # A resource that was served and is empty is not offered.
         return {resource: devices for resource, devices in json.loads(text).items() if devices}
 

@@ -30,7 +30,7 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "tests" / "e2e"))
 
 import nvidia  # noqa: E402
-from say import Trouble  # noqa: E402
+from say import TestError  # noqa: E402
 
 import configurations  # noqa: E402
 import rig  # noqa: E402
@@ -51,7 +51,7 @@ def main() -> int:
         return 2
     try:
         nvidia.MODULE.build()
-    except Trouble as trouble:
+    except TestError as trouble:
         print(f"compat: {trouble}", file=sys.stderr)
         return 2
     made = [folder for folder in COVERED if not os.path.isdir(folder)]
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{verdict:<9} {case.name}{': ' + why if why else ''}", flush=True)
             if args.verbose or verdict in ("different", "silent"):
                 print(f"          there: {there}\n{indented(there.log)}\n          here:  {found}\n{indented(found.log)}", flush=True)
-    except Trouble as trouble:
+    except TestError as trouble:
         print(f"compat: {trouble}", file=sys.stderr)
         return 2
     finally:

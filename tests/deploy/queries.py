@@ -28,7 +28,7 @@ _SCRAPES = 8
 _SECONDS = 60
 
 
-class Trouble(Exception):
+class TestError(Exception):
     """It cannot be tried."""
 
 
@@ -50,7 +50,7 @@ class Prometheus:
 
     def __enter__(self) -> Prometheus:
         if not shutil.which("prometheus"):
-            raise Trouble("there is no prometheus here: `just deploy-tools`")
+            raise TestError("there is no prometheus here: `just deploy-tools`")
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
         return self
 
@@ -79,9 +79,9 @@ class Prometheus:
             except (OSError, ValueError):
                 pass
             if self._process.poll() is not None:
-                raise Trouble(f"prometheus ended: {self._process.communicate()[1][-800:]}")
+                raise TestError(f"prometheus ended: {self._process.communicate()[1][-800:]}")
             time.sleep(0.2)
-        raise Trouble(f"prometheus has not scraped the daemon {_SCRAPES} times in {_SECONDS} s")
+        raise TestError(f"prometheus has not scraped the daemon {_SCRAPES} times in {_SECONDS} s")
 
 
 def wrong(prometheus: Prometheus, text: str) -> tuple[list[str], int]:
@@ -116,7 +116,7 @@ def main() -> int:
             daemon.drained()
             prometheus.scraped()
             faults, giving = wrong(prometheus, daemon.metrics())
-    except Trouble as why:
+    except TestError as why:
         faults, giving = [str(why)], 0
     for fault in faults:
         print(fault, file=sys.stderr)

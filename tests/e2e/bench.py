@@ -9,7 +9,7 @@ from berth import Allocation, Berth
 from kubelet import granted
 from node import Node
 from pods import NAMESPACE, Container, Pod, container_ids
-from say import Hopeless, Trouble, until
+from say import Hopeless, TestError, until
 
 #: Berth polls the kubelet every 2 s for holders; the rest is for a slow machine.
 HOLDER_SECONDS = 20
@@ -55,9 +55,9 @@ class Bench:
             seen = self.berth.allocations()
             mine = [a for a in seen if a.holder == wanted]
             if len(mine) > 1:
-                raise Trouble(f"{len(mine)} allocations say that they are held by {wanted}")
+                raise TestError(f"{len(mine)} allocations say that they are held by {wanted}")
             if not mine:
-                raise Trouble(f"the API shows these holders: {[a.holder for a in seen]}")
+                raise TestError(f"the API shows these holders: {[a.holder for a in seen]}")
             return mine[0]
 
         return until(f"the API names {'/'.join(wanted[:3])} as a holder", HOLDER_SECONDS, look)
@@ -66,16 +66,16 @@ class Bench:
         """The GPUs that the container itself sees in NVIDIA_VISIBLE_DEVICES, which the API must hold for it."""
         value = pod.environment(container).get("NVIDIA_VISIBLE_DEVICES")
         if not value:
-            raise Trouble(f"container {container} of {pod.name} has no NVIDIA_VISIBLE_DEVICES")
+            raise TestError(f"container {container} of {pod.name} has no NVIDIA_VISIBLE_DEVICES")
         seen = value.split(",")
         if len(set(seen)) != len(seen):
-            raise Trouble(f"container {container} of {pod.name} sees a GPU twice: {value}")
+            raise TestError(f"container {container} of {pod.name} sees a GPU twice: {value}")
         unknown = set(seen) - self.berth.gpus()
         if unknown:
-            raise Trouble(f"container {container} of {pod.name} sees {unknown}, which the API does not list")
+            raise TestError(f"container {container} of {pod.name} sees {unknown}, which the API does not list")
         held = self.allocation(pod, container)
         if held.gpus != set(seen):
-            raise Trouble(
+            raise TestError(
                 f"container {container} of {pod.name} sees {value}, but the API holds {set(held.gpus)} for it"
             )
         return seen
@@ -86,7 +86,7 @@ class Bench:
         status = self.node.failed(pod)
         for resource in pod.containers[0].resources:
             if resource not in status.get("message", ""):
-                raise Trouble(f"the refusal does not name {resource}: {status.get('reason')}: {status.get('message')}")
+                raise TestError(f"the refusal does not name {resource}: {status.get('reason')}: {status.get('message')}")
         return status
 
     def waits(self, pod: Pod) -> None:
@@ -109,7 +109,7 @@ class Bench:
         def seen() -> bool:
             now = {resource: self.node.cluster.allocatable(resource) for resource in wanted}
             if now != wanted:
-                raise Trouble(f"it sees {now}")
+                raise TestError(f"it sees {now}")
             return True
 
         until(f"the API server sees {wanted} as allocatable", seconds, seen)
@@ -119,7 +119,7 @@ class Bench:
         for shown in self.node.cluster.pods():
             status = shown["status"]
             if status.get("phase") == "Failed" and status.get("reason"):
-                raise Trouble(f"{shown['metadata']['name']}: {status['reason']}: {status.get('message')}")
+                raise TestError(f"{shown['metadata']['name']}: {status['reason']}: {status.get('message')}")
 
     def ends(self, pod: Pod) -> str:
         """After a pod's last container has ended: waits until the API's list is the truth; returns how long it took."""
@@ -146,7 +146,7 @@ class Bench:
             shown = self.berth.allocations()
             listed = {((a.holder or (None,) * 4) + (a.gpus, a.devices)) for a in shown}
             if listed != truth or len(shown) != len(listed):
-                raise Trouble(
+                raise TestError(
                     f"not true: {sorted(map(str, listed - truth))}, missing: {sorted(map(str, truth - listed))}"
                 )
             return True
@@ -179,14 +179,14 @@ class Bench:
         for pod in self.running:
             now = container_ids(self.node.running(pod))
             if now != containers[pod.name]:
-                raise Trouble(f"pod {pod.name} was started again: {containers[pod.name]} became {now}")
+                raise TestError(f"pod {pod.name} was started again: {containers[pod.name]} became {now}")
             for container in pod.containers:
                 pod.beats(container.name)
 
         def same() -> bool:
             now = {a.id: a.same() for a in self.berth.allocations()}
             if now != allocations:
-                raise Trouble(f"{difference(allocations, now)}")
+                raise TestError(f"{difference(allocations, now)}")
             return True
 
         until("the allocations are those of before", HOLDER_SECONDS, same)

@@ -14,7 +14,7 @@ import process
 from gpus import FakeGpus
 from kubelet import NODE_NAME, healthy
 from places import CDI_SPECS, KUBELET, LIB, RUN
-from say import Trouble, until
+from say import TestError, until
 
 WHOLE = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
@@ -158,7 +158,7 @@ class Berth:
             for shown in self._get("/api/v1/node")["resources"]:
                 if shown["resource"] == resource:
                     if not shown["registration"]["done"]:
-                        raise Trouble(shown["registration"].get("waiting", "registration is not done"))
+                        raise TestError(shown["registration"].get("waiting", "registration is not done"))
                     return bool(healthy(resource))
             return False
 
@@ -283,6 +283,6 @@ def _ask(method: str, path: str, token: str = "", body: dict | None = None) -> s
             return reply.read().decode()
     except urllib.error.HTTPError as error:
         detail = error.read().decode(errors="replace")[:300]
-        raise Trouble(f"{method} {path}: {error.code}: {detail}") from error
+        raise TestError(f"{method} {path}: {error.code}: {detail}") from error
     except (urllib.error.URLError, OSError) as error:
-        raise Trouble(f"{method} {path}: {error}") from error
+        raise TestError(f"{method} {path}: {error}") from error

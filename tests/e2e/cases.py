@@ -1,4 +1,4 @@
-"""The cases. Each is a function of a bench; it raises `Trouble` where something is not as it must be.
+"""The cases. Each is a function of a bench; it raises `TestError` where something is not as it must be.
 
 Cases of one setup run in the order written and share their pods: later ones ask what
 becomes of pods that run already.
@@ -14,7 +14,7 @@ from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, 
 from foreign import ForeignStream
 from kubelet import PLUGINS, healthy
 from pods import Container, Pod
-from say import Trouble, until
+from say import TestError, until
 from scenario import Scenario
 
 #: Berth ends an allocation after two rounds 5 s apart, both 30 s after the kubelet's start and after the grant.
@@ -34,7 +34,7 @@ def one_gpu(bench: Bench) -> None:
     bench.start(pod)
     seen = bench.gpus_seen(pod, "main")
     if len(seen) != 1:
-        raise Trouble(f"asked for one GPU, sees {seen}")
+        raise TestError(f"asked for one GPU, sees {seen}")
 
 
 def two_containers(bench: Bench) -> None:
@@ -42,9 +42,9 @@ def two_containers(bench: Bench) -> None:
     bench.start(pod)
     left, right = bench.gpus_seen(pod, "left"), bench.gpus_seen(pod, "right")
     if len(left) != 2 or len(right) != 2 or set(left) & set(right):
-        raise Trouble(f"asked for two GPUs each; left sees {left}, right sees {right}")
+        raise TestError(f"asked for two GPUs each; left sees {left}, right sees {right}")
     if sum(Counter(g for a in bench.berth.allocations() for g in a.gpus).values()) != 5:
-        raise Trouble("five GPUs are held by now, and the API shows another number")
+        raise TestError("five GPUs are held by now, and the API shows another number")
 
 
 def library_mount(bench: Bench) -> None:
@@ -58,9 +58,9 @@ def library_mount(bench: Bench) -> None:
     bench.start(pod)
     bench.gpus_seen(pod, "main")
     if pod.wrote("library") != greeting:
-        raise Trouble(f"{LIBRARY_IN_POD}/libe2e.so reads {pod.wrote('library')!r} inside, {greeting!r} outside")
+        raise TestError(f"{LIBRARY_IN_POD}/libe2e.so reads {pod.wrote('library')!r} inside, {greeting!r} outside")
     if pod.wrote("rights").strip() != "read-only":
-        raise Trouble(f"{LIBRARY_IN_POD} is to be read-only, and a container could write into it")
+        raise TestError(f"{LIBRARY_IN_POD} is to be read-only, and a container could write into it")
 
 
 def berth_killed(bench: Bench) -> None:
@@ -80,7 +80,7 @@ def kubelet_restarted(bench: Bench) -> str:
     bench.unchanged(before)
     _newcomer(bench, "after-kubelet")
     if took > REGISTER_MS:
-        raise Trouble(f"berth registered {took:.0f} ms after kubelet.sock appeared; the limit is {REGISTER_MS} ms")
+        raise TestError(f"berth registered {took:.0f} ms after kubelet.sock appeared; the limit is {REGISTER_MS} ms")
     return f"registered_after_ms={took:.0f}"
 
 
@@ -99,11 +99,11 @@ def foreign_stream(bench: Bench) -> str:
             until("the kubelet holds both GPUs for healthy", 10, lambda: len(healthy(bench.resource)) == 2, every=0.02)
             times.append(took)
         if not stream.is_streaming():
-            raise Trouble("the other program ended")
+            raise TestError("the other program ended")
         bench.unchanged(before)
         _newcomer(bench, "after")
     if max(times) > REGISTER_MS:
-        raise Trouble(f"berth registered {max(times):.0f} ms after kubelet.sock appeared; the limit is {REGISTER_MS} ms")
+        raise TestError(f"berth registered {max(times):.0f} ms after kubelet.sock appeared; the limit is {REGISTER_MS} ms")
     return "registered_after_ms=" + ",".join(f"{took:.0f}" for took in times)
 
 
@@ -129,21 +129,21 @@ def init_container(bench: Bench) -> None:
     end = time.monotonic() + INIT_SECONDS
     while time.monotonic() < end:
         if first.id not in [a.id for a in bench.berth.allocations()]:
-            raise Trouble(f"allocation {first.id} ended while init container prepare was running")
+            raise TestError(f"allocation {first.id} ended while init container prepare was running")
         time.sleep(1)
     pod.release("prepare")
     bench.node.running(pod)
     if bench.gpus_seen(pod, "main") != seen:
-        raise Trouble(f"init container saw {seen}, the app container {bench.gpus_seen(pod, 'main')}")
+        raise TestError(f"init container saw {seen}, the app container {bench.gpus_seen(pod, 'main')}")
     others = [a.gpus for a in bench.berth.allocations() if a.gpus != set(seen)]
     if others:
-        raise Trouble(f"one pod with one GPU, and the API also holds {others}")
+        raise TestError(f"one pod with one GPU, and the API also holds {others}")
 
 
 def ends_on_sigterm(bench: Bench) -> str:
     code, took = bench.berth.stop()
     if code != 0 or took > END_SECONDS:
-        raise Trouble(f"SIGTERM: exit {code} after {took:.1f} s; it should be 0 within {END_SECONDS:g} s")
+        raise TestError(f"SIGTERM: exit {code} after {took:.1f} s; it should be 0 within {END_SECONDS:g} s")
     for pod in bench.running:
         for container in pod.containers:
             pod.beats(container.name)
@@ -159,7 +159,7 @@ def shares_spread(bench: Bench) -> None:
     for pod in pods:
         per_gpu.update(bench.gpus_seen(pod, "main"))
     if sorted(per_gpu.values()) != [2, 2]:
-        raise Trouble(f"four shares on two GPUs lie {dict(per_gpu)}; each should have two")
+        raise TestError(f"four shares on two GPUs lie {dict(per_gpu)}; each should have two")
 
 
 def sixth_share_refused(bench: Bench) -> str:
@@ -169,7 +169,7 @@ def sixth_share_refused(bench: Bench) -> str:
         bench.gpus_seen(pod, "main")
     status = bench.refused(bench.pod("one-too-many", {"main": 1}))
     if len(bench.berth.allocations()) != 5:
-        raise Trouble(f"five pods hold a share, the API shows {len(bench.berth.allocations())} allocations")
+        raise TestError(f"five pods hold a share, the API shows {len(bench.berth.allocations())} allocations")
     for pod in pods:
         pod.beats("main")
     return f"reason={status.get('reason')}"
@@ -203,7 +203,7 @@ def policy_changed(bench: Bench) -> None:
     for pod in shares:
         doubly = held & set(bench.gpus_seen(pod, "main"))
         if doubly:
-            raise Trouble(f"{pod.name} has a share of {doubly}, which {whole.name} holds whole")
+            raise TestError(f"{pod.name} has a share of {doubly}, which {whole.name} holds whole")
     bench.refused(bench.pod("one-too-many", {"main": 1}, resource=SHARED))
     bench.gpus_seen(whole, "main")
     whole.beats("main")
@@ -223,7 +223,7 @@ def away(bench: Bench) -> str:
     bench.berth.start()
     took = _wait_for_end(bench, gone.id)
     if bench.allocation(stays, "main").same() != kept.same():
-        raise Trouble(f"the allocation of {stays.name} changed: {kept.same()}")
+        raise TestError(f"the allocation of {stays.name} changed: {kept.same()}")
     stays.beats("main")
     _newcomer(bench, "newcomer")
     return f"release_seen_within_s={took:.0f}"
@@ -237,20 +237,20 @@ def end_of_running(bench: Bench) -> None:
     namespace, name, *_ = held.holder
     try:
         bench.berth.cli("allocation", "end", held.id)
-    except Trouble as refused:
+    except TestError as refused:
         said = str(refused)
     else:
-        raise Trouble(f"allocation {held.id} ended although {name} runs")
+        raise TestError(f"allocation {held.id} ended although {name} runs")
     for part in ("exit 1", f"{namespace}/{name}", "kubelet", "--force"):
         if part not in said:
-            raise Trouble(f"the refusal does not say {part!r}: {said}")
+            raise TestError(f"the refusal does not say {part!r}: {said}")
     if held.id not in [a.id for a in bench.berth.allocations()]:
-        raise Trouble(f"the end of allocation {held.id} was refused, but it ended")
+        raise TestError(f"the end of allocation {held.id} was refused, but it ended")
     said = bench.berth.cli("allocation", "end", held.id, "--force")
     if f"{namespace}/{name}" not in said or "has ended" not in said:
-        raise Trouble(f"a forced end does not say what it does: {said}")
+        raise TestError(f"a forced end does not say what it does: {said}")
     if held.id in [a.id for a in bench.berth.allocations()]:
-        raise Trouble(f"allocation {held.id} did not end by force")
+        raise TestError(f"allocation {held.id} did not end by force")
 
     def audited() -> bool:
         lines = [line for line in bench.berth.log().splitlines() if "audit" in line and held.id in line]
@@ -260,11 +260,11 @@ def end_of_running(bench: Bench) -> None:
     pod.beats("main")
     try:
         bench.berth.cli("allocation", "end", held.id, "--force")
-    except Trouble as refused:
+    except TestError as refused:
         if "already ended" not in str(refused):
             raise
     else:
-        raise Trouble(f"allocation {held.id} ended twice")
+        raise TestError(f"allocation {held.id} ended twice")
     bench.node.delete(pod)
     bench.running.remove(pod)
 
@@ -277,9 +277,9 @@ def adoption(bench: Bench) -> None:
     _, now = bench.picture()
     for devices_and_holder in ({a[1:] for a in before.values()}, {a[1:] for a in now.values()}):
         if len(devices_and_holder) != len(bench.running):
-            raise Trouble(f"{len(bench.running)} pods run, the allocations are {devices_and_holder}")
+            raise TestError(f"{len(bench.running)} pods run, the allocations are {devices_and_holder}")
     if {a[1:] for a in before.values()} != {a[1:] for a in now.values()}:
-        raise Trouble(f"held before: {before}; taken over: {now}")
+        raise TestError(f"held before: {before}; taken over: {now}")
     _newcomer(bench, "after-adoption")
 
 
@@ -304,7 +304,7 @@ def dead_gpu(bench: Bench) -> str:
     bench.start(*others)
     for pod in others:
         if bench.gpus_seen(pod, "main") != [alive]:
-            raise Trouble(f"{pod.name} was given a share of the dead GPU {dead}")
+            raise TestError(f"{pod.name} was given a share of the dead GPU {dead}")
     bench.refused(bench.pod("one-too-many", {"main": 1}))
     for pod in bench.running:
         pod.beats("main")
@@ -318,7 +318,7 @@ def cdi_devices(bench: Bench) -> None:
     inside = pod.environment("main")
     injected = {gpu for gpu in bench.berth.gpus() if inside.get(cdi_variable(gpu)) == "injected"}
     if injected != held.gpus or len(injected) != 2:
-        raise Trouble(f"the API holds {set(held.gpus)} for the pod, the runtime gave it the CDI devices of {injected}")
+        raise TestError(f"the API holds {set(held.gpus)} for the pod, the runtime gave it the CDI devices of {injected}")
 
 
 def _wait_for_end(bench: Bench, allocation: str) -> float:
@@ -339,7 +339,7 @@ def _newcomer(bench: Bench, name: str) -> None:
     bench.start(pod)
     doubly = held & set(bench.gpus_seen(pod, "main"))
     if doubly:
-        raise Trouble(f"new pod {name} was given {doubly}, which another pod holds")
+        raise TestError(f"new pod {name} was given {doubly}, which another pod holds")
 
 
 #: Eight GPUs: the pods of the cases hold 1 + 4 + 1 + 1 + 1, and the last newcomer takes the one that was freed.

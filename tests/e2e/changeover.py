@@ -8,7 +8,7 @@ from kubelet import granted, healthy
 from nvidia import NvidiaPlugin
 from pods import Pod, container_ids
 from guide import follow
-from say import Trouble
+from say import TestError
 from scenario import Scenario
 
 #: Six GPUs: enough for all pods of the cases below, whole.
@@ -53,7 +53,7 @@ class Change:
         now = self.look()
         changed = {key: (was, now.get(key)) for key, was in self.before.items() if now.get(key) != was}
         if changed:
-            raise Trouble(f"containers changed: {changed}")
+            raise TestError(f"containers changed: {changed}")
 
     def newcomers(self, *names: str) -> None:
         """New pods run, on free devices."""
@@ -64,7 +64,7 @@ class Change:
             devices = granted(pod.uid, "main")
             seen = pod.environment("main")["NVIDIA_VISIBLE_DEVICES"]
             if len(devices) != 1 or devices & held or {gpu_of(d) for d in devices} != {seen}:
-                raise Trouble(f"{name} was given {set(devices)} and sees {seen}; held were {set(held)}")
+                raise TestError(f"{name} was given {set(devices)} and sees {seen}; held were {set(held)}")
             held |= devices
 
     def too_many(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Change:
         self.before = self.look()
         code, _ = self.bench.berth.stop()
         if code != 0:
-            raise Trouble(f"berth ended with {code}")
+            raise TestError(f"berth ended with {code}")
         self._between("to-nvidia")
 
     def start_nvidia(self) -> None:
@@ -110,7 +110,7 @@ class Change:
     def start_berth(self) -> None:
         self.bench.berth.start()
         if len(healthy(self.bench.resource)) != self.devices:
-            raise Trouble(f"{self.devices} devices are to be had, berth lists {sorted(healthy(self.bench.resource))}")
+            raise TestError(f"{self.devices} devices are to be had, berth lists {sorted(healthy(self.bench.resource))}")
         self._between_runs()
         self.unharmed()
 
@@ -141,7 +141,7 @@ def to_berth(bench: Bench) -> None:
     seen = bench.gpus_seen(early, "main")
     bench.crash(early, "main")
     if bench.gpus_seen(early, "main") != seen:
-        raise Trouble(f"started again, {early.name} sees {bench.gpus_seen(early, 'main')}, before it saw {seen}")
+        raise TestError(f"started again, {early.name} sees {bench.gpus_seen(early, 'main')}, before it saw {seen}")
     bench.equals_truth(HOLDER_SECONDS)
 
 

@@ -10,7 +10,7 @@ import images
 import process
 from gomodule import GoModule
 from places import CDI_SPECS, CONTAINERD_SOCKET, LIB, RUN
-from say import Trouble, until
+from say import TestError, until
 
 #: A containerd of version 2, for machines whose package is older.
 MODULE = GoModule(
@@ -74,7 +74,7 @@ class Containerd:
         said = process.run([self._program("containerd"), "--version"], "containerd --version")
         found = re.search(r"\bv?(\d+\.\d+\.\d+\S*)", said)
         if not found:
-            raise Trouble(f"containerd --version says {said.strip()!r}, which names no version")
+            raise TestError(f"containerd --version says {said.strip()!r}, which names no version")
         return found.group(1)
 
     def _numbers(self) -> tuple:

@@ -17,7 +17,7 @@ from gomodule import GoModule
 from kubelet import NODE_NAME
 from places import LIB, REPO, RUN
 from pods import NAMESPACE
-from say import Trouble, until
+from say import TestError, until
 
 MODULE = GoModule(
     "controlplane",
@@ -162,9 +162,9 @@ class ControlPlane:
             node = self.node()
             conditions = {c["type"]: c for c in node["status"].get("conditions", [])}
             if conditions.get("Ready", {}).get("status") != "True":
-                raise Trouble(conditions.get("Ready", {}).get("message", "it has not said yet"))
+                raise TestError(conditions.get("Ready", {}).get("message", "it has not said yet"))
             if node["spec"].get("taints"):
-                raise Trouble(f"it has taints {node['spec']['taints']}")
+                raise TestError(f"it has taints {node['spec']['taints']}")
             return True
 
         until("the node is ready for pods", 60, look)
@@ -221,7 +221,7 @@ class ControlPlane:
         except urllib.error.HTTPError as error:
             return Answer(error.code, json.load(error), error.headers.get_all("Warning") or [])
         except (urllib.error.URLError, OSError) as error:
-            raise Trouble(f"{method} {path}: {error}") from error
+            raise TestError(f"{method} {path}: {error}") from error
 
     def _ask(self, path: str) -> str:
         request = urllib.request.Request(f"{SERVER}{path}", headers={"Authorization": f"Bearer {_ADMIN}"})
@@ -229,9 +229,9 @@ class ControlPlane:
             with urllib.request.urlopen(request, timeout=30, context=self._trust) as reply:
                 return reply.read().decode()
         except urllib.error.HTTPError as error:
-            raise Trouble(f"GET {path}: {error.code}: {error.read().decode(errors='replace')[:300]}") from error
+            raise TestError(f"GET {path}: {error.code}: {error.read().decode(errors='replace')[:300]}") from error
         except (urllib.error.URLError, OSError) as error:
-            raise Trouble(f"GET {path}: {error}") from error
+            raise TestError(f"GET {path}: {error}") from error
 
 
 def _kubeconfig(token: str) -> dict:

@@ -35,7 +35,7 @@ import process  # noqa: E402
 from controlplane import Answer, ControlPlane  # noqa: E402
 from node import Node  # noqa: E402
 from pods import NAMESPACE, Container, Pod  # noqa: E402
-from say import Hopeless, Score, Trouble, note, problem, until  # noqa: E402
+from say import Hopeless, Score, TestError, note, problem, until  # noqa: E402
 
 MANIFESTS = places.REPO / "deploy" / "manifests"
 #: The namespace and the service account of the manifests.
@@ -79,7 +79,7 @@ class Deployed:
             # That the namespace was made by hand is said, and is no fault of the manifest's.
             wrong = [line for line in said.splitlines() if "Warning" in line and "namespaces/berth" not in line]
             if wrong:
-                raise Trouble(f"{name}: {wrong}")
+                raise TestError(f"{name}: {wrong}")
         return ", ".join(names)
 
     def expressions_have_types(self) -> str:
@@ -95,7 +95,7 @@ class Deployed:
             for policy in found:
                 status = policy.get("status", {})
                 if status.get("observedGeneration") != policy["metadata"]["generation"]:
-                    raise Trouble(f"{policy['metadata']['name']} is not checked yet")
+                    raise TestError(f"{policy['metadata']['name']} is not checked yet")
                 warnings = status.get("typeChecking", {}).get("expressionWarnings")
                 if warnings:
                     raise Hopeless(f"{policy['metadata']['name']}: {warnings}")
@@ -120,7 +120,7 @@ class Deployed:
             _refused(other(token, False), "may not")
             _refused(own(free, False), "may not")
             if own(token, False).status not in (200, 201):
-                raise Trouble(f"{what} of the own node: {own(token, True).message}")
+                raise TestError(f"{what} of the own node: {own(token, True).message}")
 
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
         both("a patch of the status", _bind(self._condition, _HERE), _bind(self._condition, _ELSEWHERE))
@@ -137,7 +137,7 @@ class Deployed:
             self._event(_ELSEWHERE, "", False),
         ):
             if answer.status not in (200, 201):
-                raise Trouble(f"an administrator: {answer.message}")
+                raise TestError(f"an administrator: {answer.message}")
         return "nodes/status, events, nodes, pods/eviction, pods"
 
     def nothing_else_of_the_own_node(self) -> str:
@@ -167,7 +167,7 @@ class Deployed:
         schema = self.cluster.get("/openapi/v3/api/v1")["components"]["schemas"]["io.k8s.api.core.v1.NodeStatus"]
         left = set(schema["properties"]) - set(patches) - {"conditions", "config"}
         if left:
-            raise Trouble(f"no case tried {left}")
+            raise TestError(f"no case tried {left}")
         of_node = {
             "a label of another": {"metadata": {"labels": {"topology.kubernetes.io/zone": "b"}}},
             "a label that is like ours": {"metadata": {"labels": {"evil-nvidia.com/gpu.product": "x"}}},
@@ -185,8 +185,8 @@ class Deployed:
             answer = self.cluster.answer("PATCH", path, patch, token, _STRATEGIC)
             try:
                 _refused(answer, "may change no")
-            except Trouble as why:
-                raise Trouble(f"{name}: {why}") from why
+            except TestError as why:
+                raise TestError(f"{name}: {why}") from why
         return ", ".join(name for name, _, _ in asked)
 
     def events_are_of_the_own_node_and_by_berth(self) -> str:
@@ -221,15 +221,15 @@ class Deployed:
                 """The role, a moment after it was made."""
                 message = self.cluster.answer("POST", older, body, token).message
                 if "cannot create" in message:
-                    raise Trouble(message)
+                    raise TestError(message)
                 return True
 
             until("the right to the older group", 30, in_force, every=0.3)
             for name, method, where, sent, kind in asked:
                 try:
                     _refused(self.cluster.answer(method, where, sent, token, kind), "may not report")
-                except Trouble as why:
-                    raise Trouble(f"an event {name}: {why}") from why
+                except TestError as why:
+                    raise TestError(f"an event {name}: {why}") from why
         finally:
             self.cluster.kubectl("delete", "clusterrolebinding,clusterrole", "older-events")
         # And what the daemon does: it tells of a pod, and counts what comes again.
@@ -237,7 +237,7 @@ class Deployed:
         for method, where, body in (("POST", path, pod), ("PATCH", f"{path}/{pod['metadata']['name']}", series)):
             answer = self.cluster.answer(method, where, body, token, _MERGE if method == "PATCH" else "")
             if answer.status not in (200, 201):
-                raise Trouble(f"{method} of an event of a pod: {answer.message}")
+                raise TestError(f"{method} of an event of a pod: {answer.message}")
         return ", ".join(name for name, *_ in asked)
 
     # Pods that go past every device plugin
@@ -258,7 +258,7 @@ class Deployed:
         def warning(path: str, made: dict) -> str:
             answer = self.cluster.answer("POST", f"{path}?dryRun=All", made)
             if answer.status != 201:
-                raise Trouble(f"{path}: {answer.message}")
+                raise TestError(f"{path}: {answer.message}")
             return answer.warnings
 
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -307,7 +307,7 @@ class Deployed:
         for path, made, wanted in cases:
             said = warning(path, made)
             if (wanted is None and "berth-bypass" in said) or (wanted is not None and wanted not in said):
-                raise Trouble(f"{path} {json.dumps(made['spec'])[:160]}: wanted {wanted!r}, warned {said!r}")
+                raise TestError(f"{path} {json.dumps(made['spec'])[:160]}: wanted {wanted!r}, warned {said!r}")
         # A container that is put into a pod that is there.
         self._made(pods, _plain_pod("to-debug", _ELSEWHERE))
         for more, wanted in ((all_gpus, gpus), (prefixed("NVIDIA_VISIBLE_"), prefix), ({}, None)):
@@ -316,7 +316,7 @@ class Deployed:
             answer = self.cluster.answer("PATCH", path, {"spec": spec}, kind=_STRATEGIC)
             said = str(answer.warnings)
             if answer.status != 200 or ("berth-bypass" in said) != (wanted is not None) or (wanted or "") not in said:
-                raise Trouble(f"{more}: wanted {wanted!r}, warned {said!r} ({answer.message})")
+                raise TestError(f"{more}: wanted {wanted!r}, warned {said!r} ({answer.message})")
         self._delete(f"{pods}/to-debug", "", False)
         return f"looked_at={len(cases) + 4}"
 
@@ -348,13 +348,13 @@ class Deployed:
         )
         for key in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
             if int(status[key], 16) != 0:
-                raise Trouble(f"{key} is {status[key]}")
+                raise TestError(f"{key} is {status[key]}")
         if status["Seccomp"] != "2" or status["NoNewPrivs"] != "1" or status["Uid"].split() != ["0"] * 4:
-            raise Trouble(f"seccomp {status['Seccomp']}, no_new_privs {status['NoNewPrivs']}, uid {status['Uid']}")
+            raise TestError(f"seccomp {status['Seccomp']}, no_new_privs {status['NoNewPrivs']}, uid {status['Uid']}")
         mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
         options = {fields[4]: fields[5].split(",")[0] for fields in mounts}
         if options["/"] != "ro":
-            raise Trouble("its root can be written to")
+            raise TestError("its root can be written to")
         system = ("/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
         own = {p: o for p, o in options.items() if p != "/" and not p.startswith(system)}
         plugins = str(places.KUBELET / "device-plugins")
@@ -365,14 +365,14 @@ class Deployed:
         # An emptyDir: `config check` asks the stack's policies there.
         wanted["/tmp"] = "rw"
         if own != wanted:
-            raise Trouble(f"it has the mounts {own}, wanted {wanted}")
+            raise TestError(f"it has the mounts {own}, wanted {wanted}")
         return "capabilities=0 seccomp=filter root=ro"
 
     def it_finds_its_way_in_the_cluster(self) -> str:
         """`node check` in the pod would say the same; what it says over the API is what operators read."""
         shown = json.loads(self._cli("-o", "json", "gpu", "list"))
         if len(shown["items"]) != 2:
-            raise Trouble(f"GPUs: {shown}")
+            raise TestError(f"GPUs: {shown}")
         self._cli("allocation", "list")
         return "gpus=2"
 
@@ -393,7 +393,7 @@ class Deployed:
         gpu = held["gpus"][0]
         try:
             self._cli("gpu", "drain", gpu, "--evict", "--reason", "e2e", "--wait", seconds=120)
-        except Trouble:
+        except TestError:
             note(self._cli("gpu", "show", gpu))
             raise
         self.node.gone(pod)
@@ -401,7 +401,7 @@ class Deployed:
         def has_condition() -> bool:
             conditions = {c["type"]: c for c in self.cluster.node()["status"]["conditions"]}
             if conditions.get("GPUUnavailable", {}).get("status") != "True":
-                raise Trouble(f"GPUUnavailable is {conditions.get('GPUUnavailable')}")
+                raise TestError(f"GPUUnavailable is {conditions.get('GPUUnavailable')}")
             return True
 
         until("the node's condition", 30, has_condition)
@@ -412,7 +412,7 @@ class Deployed:
                 events = self.cluster.get(f"{_EVENTS}/{namespace}/events")["items"]
                 ours = [e for e in events if e.get("reportingController") == "berth" and e["regarding"]["kind"] == kind]
                 if not any(e["reportingInstance"] == kubelet.NODE_NAME for e in ours):
-                    raise Trouble(f"no event of a {kind} by berth")
+                    raise TestError(f"no event of a {kind} by berth")
             return True
 
         until("the events", 30, reported)
@@ -431,7 +431,7 @@ class Deployed:
             labels = self.cluster.node()["metadata"]["labels"]
             if labels.get(product, "").startswith("NVIDIA-H100") and labels.get(f"{_WHOLE}.count") == "2":
                 return labels[product]
-            raise Trouble(f"the node has the labels {labels}")
+            raise TestError(f"the node has the labels {labels}")
 
         return f"{product}={until('the node is labelled', 120, labelled)}"
 
@@ -450,7 +450,7 @@ class Deployed:
         # In the pod, as `kubectl exec POD -- berth` and so `kubectl berth` do it: by the socket, without a token.
         shown = json.loads(self._exec("-o", "json", "gpu", "list"))
         if len(shown["items"]) != 2:
-            raise Trouble(f"GPUs in the pod: {shown}")
+            raise TestError(f"GPUs in the pod: {shown}")
         self.cluster.kubectl("create", "clusterrole", "berth-reader", "--verb=get", "--non-resource-url=/berth/*")
         for name in ("reader", "without-role"):
             self.cluster.kubectl("create", "serviceaccount", name)
@@ -471,16 +471,16 @@ class Deployed:
         ):
             seen = self._status_over_tls(token, method, "/api/v1/stack")
             if seen != wanted:
-                raise Trouble(f"{what}: wanted {wanted}, it is {seen}")
+                raise TestError(f"{what}: wanted {wanted}, it is {seen}")
         # The daemon's own token goes on to be good, and nothing is without TLS.
         own = (_STATE / "token").read_text(encoding="ascii").strip()
         self._over_tls(own, "gpu", "cordon", "0", "--reason", "e2e")
         self._over_tls(own, "gpu", "uncordon", "0")
         try:
             self._cli("gpu", "list")
-        except Trouble:
+        except TestError:
             return "socket=ok reader=read only"
-        raise Trouble("the admin API answers without TLS")
+        raise TestError("the admin API answers without TLS")
 
     def a_renewed_certificate_is_taken(self) -> str:
         """As cert-manager does it: the Secret changes, and nothing is restarted."""
@@ -493,14 +493,14 @@ class Deployed:
 
         def renewed() -> bool:
             if self._shown_certificate() == old:
-                raise Trouble("it shows the one of before")
+                raise TestError("it shows the one of before")
             return True
 
         # The kubelet is up to two minutes late, the daemon ten seconds.
         until("the new certificate is in force", 180, renewed, every=1)
         self._over_tls((_STATE / "token").read_text(encoding="ascii").strip(), "gpu", "list")
         if self._pid() != pid:
-            raise Trouble("it was restarted")
+            raise TestError("it was restarted")
         return f"in_force_after_s={time.monotonic() - begin:.0f}"
 
     def the_chart_with_all_that_is_off_by_default(self) -> str:
@@ -540,11 +540,11 @@ class Deployed:
         process.run([self._berth, *alice, "gpu", "list"], "berth with a client certificate", env)
         try:
             process.run([self._berth, *alice, "gpu", "cordon", "0"], "a change with it", env)
-        except Trouble as why:
+        except TestError as why:
             if "may" not in str(why):
                 raise
             return "file, token, certificate, socket"
-        raise Trouble("a client certificate that may only read has changed something")
+        raise TestError("a client certificate that may only read has changed something")
 
     # Profiles
 
@@ -581,7 +581,7 @@ class Deployed:
         self._allocatable({_SHARED: 8, _WHOLE: 0}, seconds=120)
         until("the labels follow", 60, lambda: self.cluster.node()["metadata"]["labels"].get(f"{_WHOLE}.replicas") == "4")
         if self._pid() != pid:
-            raise Trouble("the daemon's PID changed: the process was replaced")
+            raise TestError("the daemon's PID changed: the process was replaced")
         return f"whole: {_WHOLE}=2; shared: {_SHARED}=8"
 
     CASES = (
@@ -656,8 +656,8 @@ class Deployed:
                 conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
                 if conditions.get("Ready") == "True":
                     return True
-                raise Trouble(str(pod["status"].get("containerStatuses", pod["status"])))
-            raise Trouble("there is none")
+                raise TestError(str(pod["status"].get("containerStatuses", pod["status"])))
+            raise TestError("there is none")
 
         until(f"the pod of {daemonset} is ready", 120, look)
 
@@ -668,7 +668,7 @@ class Deployed:
         def look() -> bool:
             seen = {name: self.cluster.allocatable(name) for name in wanted}
             if seen != wanted:
-                raise Trouble(f"it is {seen}")
+                raise TestError(f"it is {seen}")
             return True
 
         until(f"the node's allocatable is {wanted}", seconds, look)
@@ -682,13 +682,13 @@ class Deployed:
                     continue
                 if args[:2] == [b"/usr/bin/berth", b"serve"]:
                     return int(entry.name)
-        raise Trouble("no process is /usr/bin/berth serve")
+        raise TestError("no process is /usr/bin/berth serve")
 
     def _holder(self) -> dict:
         items = json.loads(self._cli("-o", "json", "allocation", "list"))["items"]
         held = [a for a in items if (a.get("holder") or {}).get("pod") == "drained"]
         if not held:
-            raise Trouble(f"allocations: {items}")
+            raise TestError(f"allocations: {items}")
         return held[0]
 
     def _cli(self, *args, seconds: float = 60) -> str:
@@ -726,7 +726,7 @@ class Deployed:
         except urllib.error.HTTPError as error:
             return error.code
         except (urllib.error.URLError, OSError) as error:
-            raise Trouble(f"{method} {path}: {error}") from error
+            raise TestError(f"{method} {path}: {error}") from error
 
     def _ready_over_tls(self) -> None:
         """The pod with the certificate, and not the one of before, which the update takes away."""
@@ -742,7 +742,7 @@ class Deployed:
         try:
             return ssl.get_server_certificate(("127.0.0.1", _ADMIN_PORT), timeout=5)
         except OSError as error:
-            raise Trouble(str(error)) from error
+            raise TestError(str(error)) from error
 
     def _certificate(self, name: str) -> None:
         """A certificate for a forwarded port, of an authority that is made with the first one."""
@@ -764,7 +764,7 @@ class Deployed:
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token"
         answer = self.cluster.answer("POST", path, {"spec": {"audiences": [audience]}})
         if answer.status != 201:
-            raise Trouble(f"a token of {account}: {answer.message}")
+            raise TestError(f"a token of {account}: {answer.message}")
         return answer.body["status"]["token"]
 
     def _made(self, path: str, what: dict) -> None:
@@ -773,7 +773,7 @@ class Deployed:
             if answer.status == 201:
                 return True
             # The namespace's own service account comes a moment after the namespace.
-            raise (Trouble if "serviceaccount" in answer.message else Hopeless)(answer.message)
+            raise (TestError if "serviceaccount" in answer.message else Hopeless)(answer.message)
 
         until(f"POST {path}", 30, made)
 
@@ -789,7 +789,7 @@ class Deployed:
         path = f"/api/v1/namespaces/{BERTH}/serviceaccounts/{BERTH}/token"
         answer = self.cluster.answer("POST", path, {"spec": spec})
         if answer.status != 201:
-            raise Trouble(f"a token: {answer.message}")
+            raise TestError(f"a token: {answer.message}")
         return answer.body["status"]["token"]
 
     def _condition(self, node: str, token: str, dry: bool) -> Answer:
@@ -828,9 +828,9 @@ def _bind(ask, target: str):
 
 def _refused(answer: Answer, words: str) -> bool:
     if answer.status in (200, 201):
-        raise Trouble("it is allowed")
+        raise TestError("it is allowed")
     if "ValidatingAdmissionPolicy" not in answer.message or words not in answer.message:
-        raise Trouble(f"{answer.status}: {answer.message}")
+        raise TestError(f"{answer.status}: {answer.message}")
     return True
 
 
@@ -889,7 +889,7 @@ def main() -> int:
         machine.check_no_other_kubelet()
         machine.check_no_other_berth()
         if not args.berth.is_file():
-            raise Trouble(f"{args.berth} is not there: run `cargo build --release` first")
+            raise TestError(f"{args.berth} is not there: run `cargo build --release` first")
         machine.install(machine.missing_packages())
         for module in (kubelet.MODULE, controlplane.ETCD, controlplane.MODULE):
             module.build()
@@ -903,7 +903,7 @@ def main() -> int:
             node.join(service_accounts=True)
             node.renew()
             _play(Deployed(node, program), score)
-    except Trouble as reason:
+    except TestError as reason:
         problem(str(reason))
         return 2
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import process
 from bench import Bench
 from berth import WHOLE, Setup
 from pods import NAMESPACE, Pod
-from say import Trouble, until
+from say import TestError, until
 from scenario import Scenario
 
 #: The node's condition that Berth keeps.
@@ -74,10 +74,10 @@ def evicts(bench: Bench) -> str:
     said = bench.berth.cli("gpu", "drain", gpu, *DRAIN, seconds=DRAINED_SECONDS)
     took = time.monotonic() - begin
     if bench.berth.drain(gpu) != "drained":
-        raise Trouble(f"the command ended, and the GPU is {bench.berth.drain(gpu)}: {said.strip()}")
+        raise TestError(f"the command ended, and the GPU is {bench.berth.drain(gpu)}: {said.strip()}")
     moved = worker.runs(other_than=pod)
     if gpu in bench.gpus_seen(moved, "main"):
-        raise Trouble(f"the new pod is on the drained GPU {gpu}")
+        raise TestError(f"the new pod is on the drained GPU {gpu}")
     bench.equals_truth(10)
     bench.allocatable({WHOLE: GPUS - 1})
     bench.no_pod_failed()
@@ -89,7 +89,7 @@ def shows_event_and_condition(bench: Bench) -> str:
     (gpu,) = bench.berth.drains("drained")
     events = described(bench, gpu, "True", "drained")
     if not [line for line in events if "drain" in line.lower()]:
-        raise Trouble(f"no event tells of the drain of {gpu}: {events}")
+        raise TestError(f"no event tells of the drain of {gpu}: {events}")
     return f"condition={CONDITION}"
 
 
@@ -107,7 +107,7 @@ def unhealthy(bench: Bench) -> None:
     bench.berth.fake.xid(gpu, 79)
     events = described(bench, gpu, "True", "unhealthy")
     if not [line for line in events if "79" in line]:
-        raise Trouble(f"no event tells of the XID: {events}")
+        raise TestError(f"no event tells of the XID: {events}")
     bench.berth.cli("gpu", "mark-healthy", gpu, "--reason", "reseated")
     described(bench, gpu, "False", "available")
     bench.allocatable({WHOLE: GPUS})
@@ -122,12 +122,12 @@ def described(bench: Bench, gpu: str, status: str, words: str) -> list[str]:
         conditions = text.partition("\nConditions:\n")[2].partition("\nAddresses:")[0].splitlines()
         mine = [line.split(maxsplit=1)[1] for line in conditions if line.split()[:1] == [CONDITION]]
         if len(mine) != 1 or not mine[0].startswith(status) or words not in mine[0]:
-            raise Trouble(f"the conditions are {conditions}")
+            raise TestError(f"the conditions are {conditions}")
         if status == "True" and gpu not in mine[0]:
-            raise Trouble(f"it does not name {gpu}: {mine[0]}")
+            raise TestError(f"it does not name {gpu}: {mine[0]}")
         events = [line for line in text.partition("\nEvents:\n")[2].splitlines() if gpu in line]
         if not events:
-            raise Trouble(f"no event names {gpu}")
+            raise TestError(f"no event names {gpu}")
         return events
 
     return until(f"kubectl describe node shows {CONDITION} {status}: {words}", 30, look)
@@ -146,11 +146,11 @@ def budget(bench: Bench) -> str:
     while time.monotonic() < end:
         pod.beats("main")
         if bench.berth.drain(gpu) != "draining" or not drain.running():
-            raise Trouble(
+            raise TestError(
                 f"the budget allows no eviction, and the drain is {bench.berth.drain(gpu)}: {drain.last_words()}"
             )
     if "waits for its disruption budget" not in drain.log.read_text(encoding="utf-8"):
-        raise Trouble(f"the command says nothing of a budget: {drain.last_words()}")
+        raise TestError(f"the command says nothing of a budget: {drain.last_words()}")
     bench.node.cluster.kubectl("delete", "poddisruptionbudget", "keep")
     begin = time.monotonic()
     _ended_well(drain)
@@ -174,7 +174,7 @@ def deleted_at_deadline(bench: Bench) -> str:
     bench.berth.cli("gpu", "drain", gpu, *order, seconds=DRAINED_SECONDS)
     took = time.monotonic() - begin
     if took < DEADLINE_SECONDS or bench.berth.drain(gpu) != "drained":
-        raise Trouble(f"after {took:.1f} s the GPU is {bench.berth.drain(gpu)}")
+        raise TestError(f"after {took:.1f} s the GPU is {bench.berth.drain(gpu)}")
     bench.node.cluster.kubectl("delete", "poddisruptionbudget", "keep")
     worker.runs(other_than=pod)
     bench.equals_truth(10)
@@ -229,15 +229,15 @@ def deadline(bench: Bench) -> str:
         bench.berth.cli(
             "gpu", "drain", gpu, "--evict", "--deadline", f"{DEADLINE_SECONDS}s", "--at-deadline", "give-up", "--wait"
         )
-    except Trouble as said:
+    except TestError as said:
         took = time.monotonic() - begin
         if "given up" not in str(said):
             raise
     else:
-        raise Trouble("the command says that the GPU is drained, which a static pod holds")
+        raise TestError("the command says that the GPU is drained, which a static pod holds")
     pod.beats("main")
     if took < DEADLINE_SECONDS or bench.berth.drain(gpu) != "cordoned":
-        raise Trouble(f"the drain was given up, and the GPU is {bench.berth.drain(gpu)}")
+        raise TestError(f"the drain was given up, and the GPU is {bench.berth.drain(gpu)}")
     bench.berth.cli("gpu", "uncordon", gpu)
     return f"given_up_after_s={took:.1f}"
 
@@ -246,7 +246,7 @@ def _ended_well(drain: process.Process) -> None:
     until("the drain ends", DRAINED_SECONDS, lambda: not drain.running())
     code, _ = drain.stop()
     if code != 0:
-        raise Trouble(f"berth gpu drain: exit {code}: {drain.last_words()}")
+        raise TestError(f"berth gpu drain: exit {code}: {drain.last_words()}")
 
 
 SCENARIOS = [

@@ -9,7 +9,7 @@ from bench import Bench
 from berth import SHARED, WHOLE, Setup, gpu_of
 from kubelet import healthy
 from pods import NAMESPACE, Pod
-from say import Trouble, until
+from say import TestError, until
 from scenario import Scenario
 
 #: A pod that waits is tried again when the node changes, at the latest when its back-off of 10 s is over.
@@ -32,14 +32,14 @@ def first_list(bench: Bench) -> None:
         capacity = bench.node.cluster.capacity(resource)
         # None until the kubelet writes its first status with them.
         if capacity not in (0, wanted):
-            raise Trouble(f"the node has {capacity} {resource}, the stack offers {wanted}")
+            raise TestError(f"the node has {capacity} {resource}, the stack offers {wanted}")
         time.sleep(0.2)
     if capacity != wanted:
-        raise Trouble(f"the node has {capacity} {resource} after {FIRST_LIST_SECONDS} s, the stack offers {wanted}")
+        raise TestError(f"the node has {capacity} {resource} after {FIRST_LIST_SECONDS} s, the stack offers {wanted}")
     bench.allocatable({resource: wanted})
     foreign = [r for r in (WHOLE, SHARED) if r != resource and bench.node.kubelet.registrations_ms(r)]
     if foreign:
-        raise Trouble(f"resources {foreign} were registered, but the stack does not offer them")
+        raise TestError(f"resources {foreign} were registered, but the stack does not offer them")
     pod = bench.pod("first", {"main": 4})
     bench.start(pod)
     bench.gpus_seen(pod, "main")
@@ -57,7 +57,7 @@ def both(bench: Bench) -> None:
     bench.start(*shares)
     for pod in shares:
         if taken & set(bench.gpus_seen(pod, "main")):
-            raise Trouble(f"{pod.name} has a share of the GPU that {whole.name} holds whole")
+            raise TestError(f"{pod.name} has a share of the GPU that {whole.name} holds whole")
     bench.allocatable({WHOLE: 1, SHARED: 4})
     second, fifth = bench.pod("whole-2", {"main": 1}), bench.pod("share-5", {"main": 1}, resource=SHARED)
     bench.waits(second)
@@ -71,7 +71,7 @@ def both(bench: Bench) -> None:
     third = bench.pod("whole-3", {"main": 1})
     bench.start(third)
     if set(bench.gpus_seen(third, "main")) != taken:
-        raise Trouble(f"{third.name} should have {taken}, the only GPU without shares")
+        raise TestError(f"{third.name} should have {taken}, the only GPU without shares")
     bench.equals_truth(FREED_SECONDS)
     bench.no_pod_failed()
 
@@ -85,7 +85,7 @@ def latched(bench: Bench) -> str:
     whole_gpus = {gpu for pod in wholes for gpu in bench.gpus_seen(pod, "main")}
     for pod in shares:
         if whole_gpus & set(bench.gpus_seen(pod, "main")):
-            raise Trouble(f"{pod.name} has a share of a GPU that is held whole")
+            raise TestError(f"{pod.name} has a share of a GPU that is held whole")
     fifth = bench.pod("share-5", {"main": 1}, resource=SHARED)
     bench.waits(fifth)
     begin = time.monotonic()
@@ -94,7 +94,7 @@ def latched(bench: Bench) -> str:
     _runs_at_last(bench, fifth)
     took = time.monotonic() - begin
     if not set(bench.gpus_seen(fifth, "main")) <= whole_gpus:
-        raise Trouble(f"{fifth.name} sees {bench.gpus_seen(fifth, 'main')}; the idle GPUs were {whole_gpus}")
+        raise TestError(f"{fifth.name} sees {bench.gpus_seen(fifth, 'main')}; the idle GPUs were {whole_gpus}")
     bench.allocatable({WHOLE: 1, SHARED: 8}, FREED_SECONDS)
     bench.equals_truth(FREED_SECONDS)
     bench.no_pod_failed()
@@ -106,7 +106,7 @@ def cordon(bench: Bench) -> None:
     bench.start(*pods)
     gpu, other = (bench.gpus_seen(pod, "main")[0] for pod in pods)
     if gpu == other:
-        raise Trouble(f"two shares lie on one GPU of two: {gpu}")
+        raise TestError(f"two shares lie on one GPU of two: {gpu}")
     bench.allocatable({SHARED: 8})
     before = bench.picture()
     bench.berth.cli("gpu", "cordon", gpu, "--reason", "fan replacement")
@@ -117,13 +117,13 @@ def cordon(bench: Bench) -> None:
     bench.start(*late)
     for pod in late:
         if bench.gpus_seen(pod, "main") != [other]:
-            raise Trouble(f"{pod.name} was given a share of the cordoned GPU")
+            raise TestError(f"{pod.name} was given a share of the cordoned GPU")
     waiting = bench.pod("waiting", {"main": 1})
     bench.waits(waiting)
     bench.berth.cli("gpu", "uncordon", gpu)
     _runs_at_last(bench, waiting)
     if bench.gpus_seen(waiting, "main") != [gpu]:
-        raise Trouble(f"{waiting.name} should be on {gpu}, where the only free shares are")
+        raise TestError(f"{waiting.name} should be on {gpu}, where the only free shares are")
     bench.allocatable({SHARED: 8})
     bench.equals_truth(HOLDER_SECONDS)
     bench.no_pod_failed()
@@ -138,7 +138,7 @@ def dead_gpu_and_word(bench: Bench) -> str:
     bench.allocatable({SHARED: 8})
     _runs_at_last(bench, waiting)
     if bench.gpus_seen(waiting, "main") != [gpu]:
-        raise Trouble(f"{waiting.name} should be on {gpu}, where the only free shares are")
+        raise TestError(f"{waiting.name} should be on {gpu}, where the only free shares are")
     _health_in_pod(bench, victim, "Healthy")
     bench.no_pod_failed()
     return f"left_allocatable_after_s={took:.1f}"
@@ -152,7 +152,7 @@ def dead_gpu_and_quiet(bench: Bench) -> str:
     bench.allocatable({SHARED: 8}, QUIET_SECONDS + BACK_SECONDS)
     back = time.monotonic() - begin
     if back < QUIET_SECONDS:
-        raise Trouble(f"the GPU was back after {back:.1f} s, before its quiet time of {QUIET_SECONDS} s was over")
+        raise TestError(f"the GPU was back after {back:.1f} s, before its quiet time of {QUIET_SECONDS} s was over")
     _runs_at_last(bench, waiting)
     bench.equals_truth(HOLDER_SECONDS)
     bench.no_pod_failed()
@@ -168,7 +168,7 @@ def _kill(bench: Bench, gpu: str, newcomer: str) -> tuple[Pod, float]:
     took = time.monotonic() - begin
     left = {gpu_of(device) for device in healthy(bench.resource)}
     if gpu in left:
-        raise Trouble(f"the kubelet holds a share of {gpu} for healthy")
+        raise TestError(f"the kubelet holds a share of {gpu} for healthy")
     bench.unchanged(before)
     for pod in bench.running:
         dead = bench.gpus_seen(pod, "main") == [gpu]
@@ -185,7 +185,7 @@ def _health_in_pod(bench: Bench, pod: Pod, health: str) -> None:
         statuses = bench.node.cluster.pod(pod.name)["status"]["containerStatuses"]
         said = [r["health"] for s in statuses for a in s.get("allocatedResourcesStatus", []) for r in a["resources"]]
         if said != [health]:
-            raise Trouble(f"it says {said}")
+            raise TestError(f"it says {said}")
         return True
 
     until(f"the status of {pod.name} says {health}", 30, look)
@@ -204,7 +204,7 @@ def crashed(bench: Bench) -> None:
     before = bench.allocation(pod, "main").same()
     bench.crash(pod, "main")
     if bench.gpus_seen(pod, "main") != seen or bench.allocation(pod, "main").same() != before:
-        raise Trouble(f"{pod.name} had {seen} by {before}; now {bench.allocation(pod, 'main').same()}")
+        raise TestError(f"{pod.name} had {seen} by {before}; now {bench.allocation(pod, 'main').same()}")
     bench.equals_truth(HOLDER_SECONDS)
 
 
@@ -248,7 +248,7 @@ def evicted(bench: Bench) -> str:
     cluster = bench.node.cluster
     said = cluster.kubectl("drain", cluster.name, "--pod-selector=e2e=evicted", "--force", "--timeout=60s")
     if "evicting pod" not in said:
-        raise Trouble(f"kubectl drain evicted nothing: {said.strip()}")
+        raise TestError(f"kubectl drain evicted nothing: {said.strip()}")
     cluster.kubectl("uncordon", cluster.name)
     bench.node.gone(pod)
     return bench.ends(pod)
@@ -309,14 +309,14 @@ def drained(bench: Bench) -> str:
     free = bench.berth.setup.gpus
     bench.berth.cli("gpu", "drain", gpu, "--deadline", "10m")
     if bench.berth.drain(gpu) != "draining":
-        raise Trouble(f"{gpu} is {bench.berth.drain(gpu)} while {pod.name} holds it")
+        raise TestError(f"{gpu} is {bench.berth.drain(gpu)} while {pod.name} holds it")
     pod.beats("main")
     bench.node.cluster.kubectl("delete", "pod", pod.name)
     bench.node.gone(pod)
     begin = time.monotonic()
     said = bench.berth.cli("gpu", "drain", gpu, "--wait", seconds=120)
     if bench.berth.drain(gpu) != "drained":
-        raise Trouble(f"`berth gpu drain --wait` ended, and the GPU is {bench.berth.drain(gpu)}: {said.strip()}")
+        raise TestError(f"`berth gpu drain --wait` ended, and the GPU is {bench.berth.drain(gpu)}: {said.strip()}")
     took = time.monotonic() - begin
     bench.running.remove(pod)
     bench.equals_truth(1)
@@ -366,7 +366,7 @@ def labels_stand_back(bench: Bench) -> None:
     until("Berth's labels are gone", 90, lambda: product not in bench.node.cluster.node()["metadata"]["labels"])
     left = bench.node.cluster.node()["metadata"]["labels"]
     if left.get("e2e/kept") != "yes" or stamp not in left:
-        raise Trouble(f"the node has the labels {left}")
+        raise TestError(f"the node has the labels {left}")
     kubectl("label", "node", name, f"{stamp}-", "e2e/kept-")
     bench.berth.share(4)
     _labels(bench, {f"{WHOLE}.replicas": "4"}, 90)
@@ -412,10 +412,10 @@ def reconfigured(bench: Bench) -> str:
     bench.start(*shares)
     for pod in shares:
         if taken in bench.gpus_seen(pod, "main"):
-            raise Trouble(f"{pod.name} has a share of the GPU that is held whole")
+            raise TestError(f"{pod.name} has a share of the GPU that is held whole")
     bench.equals_truth(HOLDER_SECONDS)
     if bench.berth.pid != pid:
-        raise Trouble("berth's PID changed: the process was replaced")
+        raise TestError("berth's PID changed: the process was replaced")
     bench.no_pod_failed()
     return f"in_force_after_s={took:.1f}"
 
@@ -425,7 +425,7 @@ def _labels(bench: Bench, wanted: dict[str, str], seconds: float = 30) -> None:
         shown = bench.node.cluster.node()["metadata"]["labels"]
         seen = {key: shown.get(key) for key in wanted}
         if seen != wanted:
-            raise Trouble(f"they are {seen}")
+            raise TestError(f"they are {seen}")
         return True
 
     until(f"the node has the labels {wanted}", seconds, look)

@@ -11,7 +11,7 @@ from pathlib import Path
 import machine
 import process
 from places import HERE, cache
-from say import Trouble, note
+from say import TestError, note
 
 #: A cold build of the kubelet on two cores takes four to eight minutes; this is for slow machines.
 _BUILD_SECONDS = 3600
@@ -37,7 +37,7 @@ class GoModule:
         text = (self._source / "go.mod").read_text(encoding="utf-8")
         found = re.search(rf"^require {re.escape(self.module)} (v\S+)$", text, re.M)
         if not found:
-            raise Trouble(f"{self._source / 'go.mod'} requires no {self.module}")
+            raise TestError(f"{self._source / 'go.mod'} requires no {self.module}")
         return found.group(1)
 
     @property

@@ -10,7 +10,7 @@ import re
 import shlex
 
 from places import REPO
-from say import Trouble
+from say import TestError
 
 _PAGE = "docs/changeover.md"
 _CHAPTER = "## Change over while pods run"
@@ -22,7 +22,7 @@ class Step:
     def __init__(self, text: str) -> None:
         title = re.match(r"\d+\. \*\*(.+?)\*\*", text)
         if not title:
-            raise Trouble(f"{_PAGE}: a step does not begin with a bold title: {text.splitlines()[0]}")
+            raise TestError(f"{_PAGE}: a step does not begin with a bold title: {text.splitlines()[0]}")
         self.title = title.group(1)
         self.commands = []
         for block in re.findall(r"```sh\n(.*?)```", text, re.S):
@@ -38,7 +38,7 @@ def steps(heading: str) -> list[Step]:
     part = chapter.partition(f"### {heading}\n")[2].partition("\n### ")[0]
     found = [Step(item) for item in re.split(r"^(?=\d+\. )", part, flags=re.M)[1:]]
     if not found:
-        raise Trouble(f"{_PAGE}: no steps below '{heading}' in '{_CHAPTER}'")
+        raise TestError(f"{_PAGE}: no steps below '{heading}' in '{_CHAPTER}'")
     return found
 
 
@@ -50,7 +50,7 @@ def follow(heading: str, doing: dict, berth) -> None:
     described = steps(heading)
     titles = [step.title for step in described]
     if titles != list(doing):
-        raise Trouble(f"{_PAGE} has the steps {titles}; this test does {list(doing)}")
+        raise TestError(f"{_PAGE} has the steps {titles}; this test does {list(doing)}")
     for step in described:
         try:
             doing[step.title]()
@@ -58,4 +58,4 @@ def follow(heading: str, doing: dict, berth) -> None:
                 if command[0] == "berth" and command[1] != "serve":
                     berth(*command[1:])
         except Exception as why:
-            raise Trouble(f"step '{step.title}': {why}") from why
+            raise TestError(f"step '{step.title}': {why}") from why

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import process
 from places import HERE
-from say import Trouble
+from say import TestError
 
 BUSYBOX = "berth.invalid/e2e/busybox:1"
 PAUSE = "berth.invalid/e2e/pause:1"
@@ -96,5 +96,5 @@ def _tar(files: dict[str, bytes], links: dict[str, str], folders: list[str]) -> 
 def _architecture() -> str:
     machine = subprocess.run(["uname", "-m"], stdout=subprocess.PIPE, check=True).stdout.decode().strip()
     if machine not in _ARCHITECTURES:
-        raise Trouble(f"this test knows no image architecture for {machine}: add it to images.py")
+        raise TestError(f"this test knows no image architecture for {machine}: add it to images.py")
     return _ARCHITECTURES[machine]

@@ -16,7 +16,7 @@ import machine
 import process
 from gomodule import GoModule
 from places import CONTAINERD_SOCKET, KUBELET, MANIFESTS, RUN
-from say import Trouble, until
+from say import TestError, until
 
 MODULE = GoModule("kubelet", "k8s.io/kubernetes", ["cmd/kubelet"])
 NODE_NAME = "berth-e2e"
@@ -103,7 +103,7 @@ class Kubelet:
             with urllib.request.urlopen(url, timeout=10) as reply:
                 return json.load(reply).get("items") or []
         except (urllib.error.URLError, OSError, ValueError) as error:
-            raise Trouble(f"{url}: {error}") from error
+            raise TestError(f"{url}: {error}") from error
 
     def registrations_ms(self, resource: str) -> list[float]:
         """Milliseconds from the newest kubelet.sock to each registration of `resource` that the kubelet logged since."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import machine
 import process
 from places import CONTAINER_LOGS, CONTAINERD_SOCKET, KUBELET, LIB, MARKER, RUN
-from say import Trouble, problem
+from say import TestError, problem
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _BEFORE = LIB / "before.json"
@@ -57,7 +57,7 @@ def kill_containers() -> None:
         if not left:
             break
         if time.monotonic() > end:
-            raise Trouble(f"processes {left} of containers do not end")
+            raise TestError(f"processes {left} of containers do not end")
         for pid in left:
             _kill(pid)
         time.sleep(0.05)
@@ -133,7 +133,7 @@ def _unmount_all() -> None:
     for point in reversed(_mounts_at(folders)):
         try:
             process.run(["umount", point], f"unmount {point}")
-        except Trouble:
+        except TestError:
             process.run(["umount", "-l", point], f"unmount {point}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import process
 from places import KUBELET, LOCK, MARKER
-from say import Trouble, note
+from say import TestError, note
 
 #: Package, and a file that shows it is there. A machine that has the file by other means is left alone.
 PACKAGES = {
@@ -47,12 +47,12 @@ KERNEL_SETTINGS = (
 def lock():
     """Takes the machine for this run. Keep the returned file open: closing it lets go."""
     if os.geteuid() != 0:
-        raise Trouble("this test runs containerd and a kubelet, so it needs root: run it with `sudo -E just e2e`")
+        raise TestError("this test runs containerd and a kubelet, so it needs root: run it with `sudo -E just e2e`")
     held = open(LOCK, "w", encoding="utf-8")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise Trouble(f"another run of this test is under way (it holds {LOCK})") from error
+        raise TestError(f"another run of this test is under way (it holds {LOCK})") from error
     return held
 
 
@@ -60,19 +60,19 @@ def check_no_other_kubelet() -> None:
     """Refuses where another kubelet runs, or where its folder holds what this test did not make."""
     for pid in _pids():
         if _program(pid) in ("kubelet", "k3s", "k0s", "microk8s"):
-            raise Trouble(
+            raise TestError(
                 f"process {pid} ({_program(pid)}) is a kubelet. Its device plugin folder is fixed at {KUBELET}, "
                 "so there can be only one: run this test on a machine that is no node"
             )
     if KUBELET.exists() and any(KUBELET.iterdir()) and not MARKER.exists():
-        raise Trouble(f"{KUBELET} holds another kubelet's files: run this test on a machine that is no node")
+        raise TestError(f"{KUBELET} holds another kubelet's files: run this test on a machine that is no node")
 
 
 def check_no_other_berth() -> None:
     """Refuses if another process listens on the port of Berth's admin API, which a case could not distinguish from a fault."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(("127.0.0.1", ADMIN_PORT)) == 0:
-            raise Trouble(
+            raise TestError(
                 f"port {ADMIN_PORT} of this machine is taken, perhaps by another Berth or its demo "
                 "(`ss -ltnp` shows by whom): stop it and run the test again"
             )
@@ -88,7 +88,7 @@ def install(packages: list[str]) -> None:
         return
     by_hand = f"install {' '.join(packages)} by this machine's own means and run the test again"
     if shutil.which("apt-get") is None:
-        raise Trouble(f"this machine has no apt-get: {by_hand}")
+        raise TestError(f"this machine has no apt-get: {by_hand}")
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     process.run(["apt-get", "update"], "apt-get update", env, seconds=300)
     apt = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
@@ -102,7 +102,7 @@ def go() -> str:
     if path is None and Path("/usr/local/go/bin/go").exists():
         path = "/usr/local/go/bin/go"
     if path is None:
-        raise Trouble("the kubelet is built from Go modules, and there is no `go` here: install Go 1.21 or newer")
+        raise TestError("the kubelet is built from Go modules, and there is no `go` here: install Go 1.21 or newer")
     return path
 
 

@@ -12,7 +12,7 @@ from controlplane import ControlPlane
 from kubelet import NODE_NAME, Kubelet
 from places import MANIFESTS, PODS
 from pods import Pod, manifest_path
-from say import Hopeless, Trouble, until
+from say import Hopeless, TestError, until
 
 
 class Node:
@@ -32,7 +32,7 @@ class Node:
     def cluster(self) -> ControlPlane:
         """The control plane that it has joined."""
         if self._cluster is None:
-            raise Trouble("this node is standalone")
+            raise TestError("this node is standalone")
         return self._cluster
 
     def join(self, service_accounts: bool = False) -> None:
@@ -104,7 +104,7 @@ class Node:
         def look() -> bool:
             seen = self.status(pod)["status"].get("phase")
             if seen != phase:
-                raise Trouble(f"phase {seen}")
+                raise TestError(f"phase {seen}")
             return True
 
         until(f"pod {pod.name} is {phase}", 60, look)
@@ -113,7 +113,7 @@ class Node:
         """The pod as the kubelet shows it."""
         found = self._status(pod)
         if found is None:
-            raise Trouble(f"the kubelet does not show pod {pod.name}")
+            raise TestError(f"the kubelet does not show pod {pod.name}")
         return found
 
     def running(self, pod: Pod, seconds: float = 60) -> dict:
@@ -128,7 +128,7 @@ class Node:
             statuses = state.get("containerStatuses", [])
             if len(statuses) == len(pod.containers) and all("running" in s.get("state", {}) for s in statuses):
                 return seen
-            raise Trouble(f"phase {state.get('phase')}, {[s.get('state') for s in statuses]}")
+            raise TestError(f"phase {state.get('phase')}, {[s.get('state') for s in statuses]}")
 
         return until(f"pod {pod.name} runs", seconds, look)
 
@@ -140,7 +140,7 @@ class Node:
             state = self.status(pod).get("status", {})
             if state.get("phase") == "Failed":
                 return state
-            raise Trouble(f"phase {state.get('phase')}")
+            raise TestError(f"phase {state.get('phase')}")
 
         return until(f"pod {pod.name} is refused", seconds, look)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import images
 from places import MANIFESTS, PODS
-from say import Trouble, until
+from say import TestError, until
 
 NAMESPACE = "e2e"
 
@@ -95,7 +95,7 @@ class Pod:
 
         def newer() -> bool:
             if not path.exists():
-                raise Trouble("it wrote none")
+                raise TestError("it wrote none")
             return _uptime(path.read_text(encoding="ascii")) > begin
 
         until(f"container {container} of pod {self.name} is alive", seconds, newer)

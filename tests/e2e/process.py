@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from say import Hopeless, Trouble
+from say import Hopeless, TestError
 
 # Loaded before any fork: a child of a fork may only make system calls.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -48,7 +48,7 @@ class Process:
     @property
     def pid(self) -> int:
         if self._child is None:
-            raise Trouble(f"{self.name} was not started")
+            raise TestError(f"{self.name} was not started")
         return self._child.pid
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class Process:
 
 
 def run(args: list, what: str, env: dict | None = None, seconds: float = 120) -> str:
-    """Runs a program to its end and returns what it printed; `Trouble` naming `what` if it fails."""
+    """Runs a program to its end and returns what it printed; `TestError` naming `what` if it fails."""
     try:
         done = subprocess.run(
             [str(a) for a in args],
@@ -102,8 +102,8 @@ def run(args: list, what: str, env: dict | None = None, seconds: float = 120) ->
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Trouble(f"{what}: {error}") from error
+        raise TestError(f"{what}: {error}") from error
     text = done.stdout.decode(errors="replace")
     if done.returncode != 0:
-        raise Trouble(f"{what}: exit {done.returncode}: {text.strip()[-800:]}")
+        raise TestError(f"{what}: exit {done.returncode}: {text.strip()[-800:]}")
     return text

@@ -32,7 +32,7 @@ from berth import Berth, knows  # noqa: E402
 from gomodule import GoModule  # noqa: E402
 from gpus import FakeGpus  # noqa: E402
 from node import Node  # noqa: E402
-from say import Score, Trouble, note, problem  # noqa: E402
+from say import Score, TestError, note, problem  # noqa: E402
 from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
@@ -58,14 +58,14 @@ def main() -> int:
         _announce(args)
         for program in (args.berth, args.nvml_library):
             if not program.is_file():
-                raise Trouble(f"{program} is not there: run `cargo build --release -p berth -p fake-nvml` first")
+                raise TestError(f"{program} is not there: run `cargo build --release -p berth -p fake-nvml` first")
         machine.install(machine.missing_packages())
         for module in _modules(args):
             module.build()
         # Building may have taken a while.
         machine.check_no_other_berth()
         score = _play(args)
-    except Trouble as reason:
+    except TestError as reason:
         problem(str(reason))
         return 2
     except KeyboardInterrupt:

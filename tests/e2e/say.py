@@ -6,11 +6,11 @@ import sys
 import time
 
 
-class Trouble(Exception):
+class TestError(Exception):
     """Something is not as it must be. The text says what, and what to do where that is known."""
 
 
-class Hopeless(Trouble):
+class Hopeless(TestError):
     """It will not become as it must be by waiting any longer."""
 
 
@@ -50,7 +50,7 @@ class Score:
 def until(what: str, seconds: float, look, every: float = 0.1):
     """Calls `look` until it returns something true, and returns that.
 
-    `look` may raise `Trouble` to say why it is not true yet; the last such reason is
+    `look` may raise `TestError` to say why it is not true yet; the last such reason is
     part of the error after `seconds`. `Hopeless` ends the waiting.
     """
     end = time.monotonic() + seconds
@@ -61,9 +61,9 @@ def until(what: str, seconds: float, look, every: float = 0.1):
             if seen:
                 return seen
         except Hopeless as reason:
-            raise Trouble(f"{what}: {reason}") from reason
-        except Trouble as reason:
+            raise TestError(f"{what}: {reason}") from reason
+        except TestError as reason:
             last = f" ({reason})"
         if time.monotonic() > end:
-            raise Trouble(f"{what}: not within {seconds:g} s{last}")
+            raise TestError(f"{what}: not within {seconds:g} s{last}")
         time.sleep(every)

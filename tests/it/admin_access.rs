@@ -236,3 +236,51 @@ fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
     ask(&bench, &"x".repeat(50_000), "GET", "/api/v1/node").problem(401, "unauthorized");
     bench.get("/api/v1/node").expect(200);
 }
+
+#[test]
+fn each_caller_has_a_mark_of_its_own_and_removes_another_by_its_owner() {
+    let mut bench = Bench::new(1);
+    let secrets: Vec<String> = ('a'..='i').map(|letter| letter.to_string().repeat(40)).collect();
+    let name = |i: usize| if i == 1 { "system:ci/é 50%+&'x".to_owned() } else { format!("caller-{i}") };
+    let tokens = (0..secrets.len())
+        .map(|i| named(&name(i), Right::Change, TokenSource::Sha256(sha256(&secrets[i]))))
+        .collect();
+    bench.start_again(with(&bench, AdminAccess { tokens, ..AdminAccess::default() }));
+    let (cordon, drain) = ("/api/v1/gpus/GPU-0/cordon", "/api/v1/gpus/GPU-0/drain");
+    let owners = |gpu: &serde_json::Value| -> Vec<String> {
+        let marks = gpu["drain"]["marks"].as_array().unwrap();
+        marks.iter().map(|mark| mark["owner"].as_str().unwrap().to_owned()).collect()
+    };
+    ask(&bench, &secrets[0], "PUT", cordon).expect(200);
+    let gpu = ask(&bench, &secrets[1], "PUT", drain).expect(200);
+    assert_eq!(owners(&gpu), ["api:caller-0".to_owned(), format!("api:{}", name(1))]);
+    assert_eq!(gpu["drain"]["state"], "draining");
+    // Its own drain alone is stopped, and its own mark alone is removed.
+    assert_eq!(ask(&bench, &secrets[0], "DELETE", drain).expect(200)["drain"]["state"], "draining");
+    let gpu = ask(&bench, &secrets[0], "DELETE", cordon).expect(200);
+    assert_eq!((owners(&gpu).len(), &gpu["drain"]["state"]), (1, &"draining".into()));
+    let of = |owner: &str| format!("{cordon}?owner={owner}");
+    for malformed in ["", "%0A", &"x".repeat(161)] {
+        ask(&bench, &secrets[0], "DELETE", &of(malformed)).problem(400, "malformed-query");
+    }
+    assert_eq!(owners(&ask(&bench, &secrets[0], "DELETE", &of("api:unknown")).expect(200)).len(), 1);
+    let odd = "api%3Asystem%3Aci%2F%C3%A9%2050%25%2B%26%27x";
+    assert_eq!(ask(&bench, &secrets[0], "DELETE", &of(odd)).expect(200)["drain"]["state"], "active");
+
+    // At once, each in a connection of its own.
+    let address = bench.address();
+    std::thread::scope(|scope| {
+        for secret in &secrets[..8] {
+            let bearer = format!("Bearer {secret}");
+            let cordoned = move || {
+                crate::admin_bench::ask(address, "PUT", cordon, &[("authorization", &bearer)], b"")
+                    .expect(200)
+            };
+            scope.spawn(cordoned);
+        }
+    });
+    assert_eq!(owners(&bench.get("/api/v1/gpus/GPU-0").expect(200)).len(), 8);
+    let refused = ask(&bench, &secrets[8], "PUT", cordon).problem(409, "limit-reached");
+    assert!(refused.contains("8 marks"), "{refused}");
+    assert_eq!(ask(&bench, &secrets[8], "DELETE", &of("all")).expect(200)["drain"]["state"], "active");
+}

@@ -22,7 +22,7 @@ const LONG: LivenessLimits =
 const SHORT: Duration = Duration::from_millis(200);
 
 /// What `/livez` says against life, asked on both listeners.
-fn trouble(bench: &Bench) -> Option<String> {
+fn liveness_error(bench: &Bench) -> Option<String> {
     let health = bench.api.as_ref().unwrap().health_address.unwrap();
     let [one, two] = [bench.address(), health].map(|address| ask(address, "GET", "/livez", &[], b""));
     if one.status == 200 || two.status == 200 {
@@ -43,7 +43,7 @@ fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
     let bench = Bench::new(1);
     // Longer than the second in which the writer moves by itself.
     bench.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
-    assert_eq!(trouble(&bench), None);
+    assert_eq!(liveness_error(&bench), None);
     let held = bench.store_held.lock().unwrap();
     // Its append waits for the store.
     let cordon = std::thread::spawn({
@@ -55,7 +55,7 @@ fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
             ask(address, "PUT", "/api/v1/gpus/GPU-0/cordon", &headers, b"{}").status
         }
     });
-    let says = until_some("the writer is missed", || trouble(&bench));
+    let says = until_some("the writer is missed", || liveness_error(&bench));
     assert!(says.contains("owns the ledger has taken no turn for"), "{says}");
     // What reads snapshots answers all the same.
     let scrape = ask(bench.address(), "GET", "/metrics", &[], b"");
@@ -80,7 +80,7 @@ fn a_policy_thread_that_does_not_come_back_is_no_life() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(kernel.reoffer()).is_ok()
     });
-    let says = until_some("it is missed", || trouble(&bench));
+    let says = until_some("it is missed", || liveness_error(&bench));
     assert!(says.contains("the policy thread is at one question"), "{says}");
     drop(held);
     assert!(reoffer.join().unwrap());
@@ -130,13 +130,13 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let gpus = Arc::new(HangingGpus::default());
-    let looker = InventoryScanner::new(gpus.clone(), Arc::new(NoOwners));
-    let watch = GpuWatch::start(&looker, &bench.kernel, Duration::from_millis(50)).unwrap();
+    let scanner = InventoryScanner::new(gpus.clone(), Arc::new(NoOwners));
+    let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_millis(50)).unwrap();
     let figures = &bench.kernel.counters().gpus;
     until_some("it looks", || figures.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
-        let says = until_some("the look is missed", || trouble(&bench));
+        let says = until_some("the look is missed", || liveness_error(&bench));
         assert!(says.contains("a look at the GPUs hangs for"), "{says}");
     }
     alive_again(&bench);
@@ -154,7 +154,7 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     // A thread that ended, however: no look is begun any more.
     alive_again(&bench);
     watch.stop();
-    let says = until_some("the looks are missed", || trouble(&bench));
+    let says = until_some("the looks are missed", || liveness_error(&bench));
     assert!(says.contains("no look at the GPUs was begun for"), "{says}");
 }
 
@@ -180,9 +180,9 @@ impl Gpus for DeadlyGpus {
 fn a_thread_of_looks_that_died_is_no_life() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
-    let looker = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(NoOwners));
-    let watch = GpuWatch::start(&looker, &bench.kernel, Duration::from_millis(50)).unwrap();
-    let says = until_some("it is missed", || trouble(&bench));
+    let scanner = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(NoOwners));
+    let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_millis(50)).unwrap();
+    let says = until_some("it is missed", || liveness_error(&bench));
     assert!(says.contains("looks: "), "{says}");
     watch.stop();
 }
@@ -191,9 +191,9 @@ fn a_thread_of_looks_that_died_is_no_life() {
 fn a_runtime_that_answers_no_kubelet_is_no_life() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
-    assert_eq!(trouble(&bench), None, "no progress is expected yet");
+    assert_eq!(liveness_error(&bench), None, "no progress is expected yet");
     drop(bench.kernel.counters().front.begin());
-    let says = until_some("it is missed", || trouble(&bench));
+    let says = until_some("it is missed", || liveness_error(&bench));
     assert!(
         says.contains("kubelet: the runtime that answers the kubelet gave no sign of life for"),
         "{says}"
@@ -210,9 +210,9 @@ fn a_resource_that_is_registered_and_not_watched_is_no_life() {
     kubelet.set_registration(GPU, Some(RegistrationState::Registering));
     kubelet.stream_began(GPU);
     kubelet.set_registration(GPU, Some(RegistrationState::Registered));
-    assert_eq!(trouble(&bench), None);
+    assert_eq!(liveness_error(&bench), None);
     kubelet.stream_ended(GPU);
-    let says = until_some("the stream is missed", || trouble(&bench));
+    let says = until_some("the stream is missed", || liveness_error(&bench));
     assert!(
         says.contains(&format!("registered, but no stream is open on which the kubelet watches: {GPU}")),
         "{says}"

@@ -231,19 +231,22 @@ fn whoever_tells_of_policies_hears_of_faults_suspension_and_its_end() {
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
     bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
     let mut statuses = bench.kernel.watch_policy_statuses();
-    let standing =
+    let first_status =
         |statuses: &berth_core::admission::PolicyStatuses| statuses.values().next().unwrap().clone();
-    assert_eq!(standing(&statuses.borrow_and_update()).faults, 0);
+    assert_eq!(first_status(&statuses.borrow_and_update()).faults, 0);
     bench.policies.broken.store(true, Ordering::SeqCst);
     for faults in 1..=u64::from(berth_core::admission::FAULTS_TO_SUSPEND) {
         bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
-        bench.runtime.block_on(statuses.wait_for(|statuses| standing(statuses).faults >= faults)).unwrap();
+        bench
+            .runtime
+            .block_on(statuses.wait_for(|statuses| first_status(statuses).faults >= faults))
+            .unwrap();
     }
-    let sick = standing(&statuses.borrow_and_update());
+    let sick = first_status(&statuses.borrow_and_update());
     assert!(sick.suspended && sick.last.as_deref() == Some("offer: unreachable (trap)"), "{sick:?}");
     bench.policies.broken.store(false, Ordering::SeqCst);
     bench.delete("/api/v1/stack/entries/0/suspension").expect(200);
-    assert!(!standing(&statuses.borrow_and_update()).suspended);
+    assert!(!first_status(&statuses.borrow_and_update()).suspended);
 }
 
 /// A family's samples: as queries name them.

@@ -7,6 +7,7 @@ use crate::store_contract::{
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::{Record, Write};
 use berth_store::SledStore;
+use disk_faults::{Fault, Faults};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
@@ -620,13 +621,17 @@ fn what_was_acknowledged_survives_a_kill() {
 }
 
 /// A store that release 0.1 wrote: three GPUs, of which one is cordoned, one drained and one draining.
+fn extract_format_1(folder: &Path) -> PathBuf {
+    let archive = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/it/data/store-format-1.tar.gz");
+    let extracted = Command::new("tar").args(["xzf", archive, "-C"]).arg(folder).status().unwrap();
+    assert!(extracted.success());
+    folder.join("store")
+}
+
 #[test]
 fn a_store_of_format_1_is_upgraded_once() {
     let temporary = tempfile::tempdir().unwrap();
-    let archive = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/it/data/store-format-1.tar.gz");
-    let extracted = Command::new("tar").args(["xzf", archive, "-C"]).arg(temporary.path()).status().unwrap();
-    assert!(extracted.success());
-    let path = temporary.path().join("store");
+    let path = extract_format_1(temporary.path());
     let (appends, before) = SledStore::read(&path).unwrap();
     let states: Vec<_> = before
         .iter()
@@ -645,4 +650,36 @@ fn a_store_of_format_1_is_upgraded_once() {
         drop(store);
         assert_eq!(SledStore::read(&path).unwrap(), (appends + 1, before.clone()), "upgraded by one append");
     }
+}
+
+#[test]
+fn a_disk_that_fails_during_an_upgrade_postpones_it_and_loses_nothing() {
+    const TEST: &str = "store_sled::a_disk_that_fails_during_an_upgrade_postpones_it_and_loses_nothing";
+    if let Some(folder) = child_folder() {
+        let opened = SledStore::open(&folder).and_then(|mut store| store.load());
+        say(if opened.is_ok() { "\nopened 1" } else { "\nrefused 1" });
+        return;
+    }
+    let mut opened_without_upgrade = 0;
+    for after in 0..60 {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = extract_format_1(temporary.path());
+        let (appends, before) = SledStore::read(&path).unwrap();
+        let faults = Faults::new(temporary.path(), &temporary.path().join("faults"));
+        faults.set(Some((Fault::Full, after))).unwrap();
+        let mut child = in_child(TEST, &path);
+        let output = child.envs(faults.environment().unwrap()).output().unwrap();
+        faults.set(None).unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(printed.contains("opened 1") || printed.contains("refused 1"), "{after}: {printed}");
+        let (now, records) = SledStore::read(&path).unwrap();
+        assert_eq!(records, before, "{after}");
+        opened_without_upgrade += usize::from(printed.contains("opened 1") && now == appends);
+        // The next start upgrades it, if this one did not.
+        let mut store = SledStore::open(&path).unwrap();
+        assert_eq!(store.load().unwrap(), before, "{after}");
+        drop(store);
+        assert!(SledStore::read(&path).unwrap().0 > appends, "{after}: it is upgraded");
+    }
+    assert!(opened_without_upgrade > 0, "no fault was met by the upgrade alone");
 }

@@ -21,7 +21,7 @@ function seen(api, gpu) {
   asked.catch(() => {});
   return async () => {
     const { data, etag } = await asked;
-    const shown = ({ state, by, why, since }) => JSON.stringify([state, by ?? '', why ?? '', since ?? '']);
+    const shown = ({ state, by, why, since, marks }) => JSON.stringify([state, by ?? '', why ?? '', since ?? '', marks]);
     if (shown(data) !== shown(gpu.drain)) {
       throw new Problem({
         title: 'Changed meanwhile',
@@ -60,7 +60,7 @@ export function uncordon(api, gpu) {
     title: `Uncordon GPU ${gpu.index}?`,
     words: [
       `It is ${state}. This removes ${marks.length === 1 ? 'this mark' : 'these marks'}:`,
-      ...marks.map(({ owner, kind, why }) => `${kind} of ${owner}${why ? `: ${why}` : ''}`),
+      ...marks.map(describe),
       state === 'cordoned' ? 'It may be granted again at once.' : 'The drain is undone, and the GPU may be granted again at once.',
     ],
     label: 'Uncordon',
@@ -68,11 +68,15 @@ export function uncordon(api, gpu) {
   });
 }
 
+/** One owner's cordon or drain. */
+const describe = ({ owner, kind, why }) => `${kind} of ${owner}${why ? `: ${why}` : ''}`;
+
 export function stopDrain(api, gpu) {
+  const drains = gpu.drain.marks.filter(({ kind }) => kind === 'drain');
   const condition = seen(api, gpu);
   return ask({
     title: `Stop the drain of GPU ${gpu.index}?`,
-    words: ['No further pod is evicted; terminating pods go on terminating. The GPU stays cordoned.'],
+    words: [...drains.map(describe), 'No further pod is evicted; terminating pods go on terminating. The GPU stays cordoned.'],
     label: 'Stop drain',
     act: async () => api.delete(`${path(gpu, 'drain')}?owner=all`, await condition()),
   });

@@ -10,12 +10,12 @@ export function showStack(root, stack, act) {
     const by = stack.by ? ` by ${stack.by}` : '';
     const said = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${stack.source === 'api' ? `activated${by}` : 'from the configuration file'}`,
       stack.why ? `: ${stack.why}` : '', stack.since ? [' since ', timeOf(stack.since)] : []);
-    const trouble = stack.fileStack.trouble
+    const fileError = stack.fileStack.trouble
       && el('p', { class: 'note bad' }, `The configuration file’s stack cannot be used: ${stack.fileStack.trouble}`);
     const aside = stack.fileStack.shadowed && stack.fileStack.entries.length > 0
       && el('p', { class: 'muted' }, `The configuration file’s stack is overridden: ${stack.fileStack.entries.map((e) => e.policy).join(', ')}`);
     if (stack.entries.length === 0) {
-      return [said, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), trouble, aside].filter(Boolean);
+      return [said, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), fileError, aside].filter(Boolean);
     }
     const rows = stack.entries.map((entry, place) => [
       String(place),
@@ -23,9 +23,9 @@ export function showStack(root, stack, act) {
       el('code', { class: 'json' }, JSON.stringify(entry.parameters)),
       entry.onFault === 'deny' ? 'deny' : 'skip',
       calls(entry.record),
-      standing(entry, place, act),
+      policyState(entry, place, act),
     ]);
-    return [said, table('Policies, in the order of their calls', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State'], rows, 'stacked'), trouble, aside].filter(Boolean);
+    return [said, table('Policies, in the order of their calls', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State'], rows, 'stacked'), fileError, aside].filter(Boolean);
   });
   if (renewed && focused !== undefined) root.querySelector(`[data-place="${focused}"]`)?.focus();
 }
@@ -36,7 +36,7 @@ function calls(record) {
   return hooks.join(', ') || 'none yet';
 }
 
-function standing(entry, place, act) {
+function policyState(entry, place, act) {
   const { record } = entry;
   if (!record) return badge('not called yet', 'plain');
   const faults = Object.values(record.faults.byKind).reduce((sum, n) => sum + n, 0);

@@ -2,11 +2,11 @@
 //! has a problem.
 
 use berth_api::{Action, Kind, Operation};
-use berth_core::admission::{
-    ActivateError, DecisionsError, DeleteError, TrialError, Unprepared, UploadError,
-};
 use berth_core::keeper::CommandError;
-use berth_core::trust::SignatureError;
+use berth_core::lab::{LabError, TrialError};
+use berth_core::policies::signatures::SignatureError;
+use berth_core::policies::{DeleteError, UploadError};
+use berth_core::{ActivateError, Unprepared};
 use berth_http::Failure;
 use berth_kernel::ports::InstallError;
 use berth_kernel::refusal::Refusal;
@@ -180,24 +180,24 @@ impl IntoFailure for ActivateError {
     }
 }
 
-impl IntoFailure for DecisionsError {
+impl IntoFailure for LabError {
     fn into_failure(self) -> Failure {
         let error = self;
         match error {
-            DecisionsError::None => {
+            LabError::None => {
                 Failure::new(Kind::NoJournal, &error).hint("set decisions.maxMiB in the configuration")
             }
-            DecisionsError::Journal { .. } => Failure::new(Kind::Internal, &error),
-            DecisionsError::Unprepared(error) => error.into_failure(),
-            DecisionsError::Fails { .. } => {
+            LabError::Journal { .. } => Failure::new(Kind::Internal, &error),
+            LabError::Unprepared(error) => error.into_failure(),
+            LabError::Fails { .. } => {
                 Failure::new(Kind::StackFails, &error).hint("mend the policy or its parameters")
             }
-            DecisionsError::Command(error) => error.into_failure(),
-            DecisionsError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
-            DecisionsError::ShadowsFull => Failure::new(Kind::Limit, &error)
+            LabError::Command(error) => error.into_failure(),
+            LabError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
+            LabError::ShadowsFull => Failure::new(Kind::Limit, &error)
                 .hint("end one of the shadows")
                 .action(Operation::ListShadows),
-            DecisionsError::Stopping => Failure::new(Kind::Stopping, &error),
+            LabError::Stopping => Failure::new(Kind::Stopping, &error),
         }
     }
 }

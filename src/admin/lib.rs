@@ -20,7 +20,7 @@ pub use openapi::openapi_json;
 pub use resources::stack_entries::{NoVersion, resolve_version};
 
 use actix_web::web::{Data, ServiceConfig};
-use berth_core::admission::KernelHandle;
+use berth_core::Core;
 use berth_http::{AdminError, Application, Running};
 use state::State;
 use std::future::Future;
@@ -42,9 +42,9 @@ impl Server {
     ///
     /// # Errors
     /// If the system refuses a thread or socket; everything that was started ends again.
-    pub fn run(self, kernel: KernelHandle, facts: Facts) -> Result<Running, AdminError> {
-        let figures = Arc::clone(kernel.counters());
-        self.0.run(figures, move |http| Api(Data::new(State::new(facts, http, kernel))))
+    pub fn run(self, core: Core, facts: Facts) -> Result<Running, AdminError> {
+        let figures = Arc::clone(core.kernel.counters());
+        self.0.run(figures, move |http| Api(Data::new(State::new(facts, http, core))))
     }
 }
 

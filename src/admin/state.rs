@@ -5,8 +5,8 @@ use crate::event_feed::Feed;
 use crate::node_facts::Facts;
 use crate::survey::Surveys;
 use crate::upload_permits::UploadPermits;
-use berth_core::admission::KernelHandle;
 use berth_core::metrics::Metrics;
+use berth_core::{Core, KernelHandle, Lab, PolicyService};
 use berth_http::context::Context;
 use std::sync::Arc;
 use tokio::sync::Mutex;
@@ -14,6 +14,8 @@ use tokio::sync::Mutex;
 /// Shared by all workers.
 pub(crate) struct State {
     pub(crate) kernel: KernelHandle,
+    pub(crate) policies: PolicyService,
+    pub(crate) lab: Lab,
     pub(crate) metrics: Metrics,
     pub(crate) facts: Facts,
     pub(crate) http: Arc<Context>,
@@ -30,11 +32,13 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(facts: Facts, http: Arc<Context>, kernel: KernelHandle) -> Self {
+    pub(crate) fn new(facts: Facts, http: Arc<Context>, core: Core) -> Self {
         Self {
-            metrics: Metrics::new(kernel.clone()),
-            feed: Feed::new(kernel.now()),
-            kernel,
+            metrics: Metrics::new(&core),
+            feed: Feed::new(core.kernel.now()),
+            kernel: core.kernel,
+            policies: core.policies,
+            lab: core.lab,
             facts,
             http,
             surveys: Surveys::default(),

@@ -1,7 +1,7 @@
 //! Device counts of a snapshot: computed once for all requests that show it.
 
 use berth_api::ResourceUse;
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_kernel::attribution::Attributions;
 use berth_kernel::names::{DeviceKey, PartId, Resource};

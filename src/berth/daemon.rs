@@ -27,12 +27,12 @@ use setup::{baseline, create_state_dir};
 use crate::config::Config;
 use anyhow::Context;
 use berth_admin::{self, FileStack};
-use berth_core::admission::{self, GpuWatch, InventoryScanner, KernelHandle, RunningCore};
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::transition_log;
+use berth_core::{GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore};
 use berth_kernel::command::NewStack;
 use berth_kernel::gpu::Inventory;
-use berth_kernel::ports::{Gpus, GpusError, Journal, Policies};
+use berth_kernel::ports::{Gpus, GpusError, Journal};
 use berth_store::journal::FileJournal;
 use berth_store::{Deadline, SledStore};
 use berth_wasm::{self, WasmPolicies};
@@ -126,14 +126,13 @@ impl Daemon {
         let policies = WasmPolicies::new(settings)?;
         let snapshot = keeper.snapshot();
         policies.tidy(|digest| snapshot.policies.contains_key(digest));
-        let policies: Arc<dyn Policies> = Arc::new(policies);
+        let policies = Arc::new(policies);
         let baseline = baseline(&config);
         let rules = config.rules.clone();
-        let middle =
-            admission::start(keeper, Arc::clone(&policies), clock, rules, baseline, open_journal(&config))
-                .context("cannot start the keeper")?;
+        let middle = berth_core::start(keeper, &policies, clock, rules, baseline, open_journal(&config))
+            .context("cannot start the keeper")?;
         let node_progress = Arc::clone(&progress);
-        let admin = admin.run(middle.handle.clone(), Arc::new(move || node_progress.facts()))?;
+        let admin = admin.run(middle.core.clone(), Arc::new(move || node_progress.facts()))?;
         tracing::info!(
             token_file = %config.token_file.display(),
             "admin API: Swagger UI at {}/swagger-ui/", admin.url
@@ -154,12 +153,10 @@ impl Daemon {
         };
         daemon.tasks.spawn(progress::run_heartbeat(Arc::clone(daemon.kernel().counters())));
         let keys = daemon.config.rules.trusted_keys.clone();
-        let (kernel, progress) = (daemon.kernel().clone(), Arc::clone(&daemon.progress));
-        if let Some(cause) = policies::load(kernel.clone(), Arc::clone(&policies), keys.clone()).await? {
+        let (policies, progress) = (daemon.policies().clone(), Arc::clone(&daemon.progress));
+        if let Some(cause) = policies::load(policies.clone(), keys.clone()).await? {
             let interval = daemon.options.stack_again;
-            daemon
-                .tasks
-                .spawn(policies::retry_until_callable(kernel, policies, keys, progress, cause, interval));
+            daemon.tasks.spawn(policies::retry_until_callable(policies, keys, progress, cause, interval));
         }
         daemon.resolve_file_stack()?;
         Ok(daemon)
@@ -168,7 +165,12 @@ impl Daemon {
     /// The handle of the kernel.
     #[must_use]
     pub fn kernel(&self) -> &KernelHandle {
-        &self.middle.handle
+        &self.middle.core.kernel
+    }
+
+    /// The daemon's policies.
+    fn policies(&self) -> &PolicyService {
+        &self.middle.core.policies
     }
 
     /// The progress of the start.
@@ -340,7 +342,7 @@ impl Daemon {
                 why: String::new(),
                 entries: entries.clone(),
             };
-            match self.kernel().activate(stack, None).await {
+            match self.policies().activate(stack, None).await {
                 Ok(_) => break,
                 // A starting node is busy and its disks are slow, so a timeout does not mean that the stack is bad.
                 Err(error) if error.is_passing() => {
@@ -359,7 +361,7 @@ impl Daemon {
     /// Stops all parts: tasks, GPU threads, the connection to the API server, both front ends, and the keeper with its store.
     pub async fn stop(self) {
         let Self { middle, options, admin, gpus, cluster, kubelet, mut tasks, .. } = self;
-        let RunningCore { handle: kernel, threads } = middle;
+        let RunningCore { core, threads } = middle;
         tasks.shutdown().await;
         if let Some(gpus) = gpus {
             gpus.stop();
@@ -381,7 +383,7 @@ impl Daemon {
         if tokio::time::timeout_at(end, fronts).await.is_err() {
             tracing::warn!("a front end did not stop in time");
         }
-        drop(kernel);
+        drop(core);
         let join = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
         if tokio::time::timeout_at(end, join).await.is_err() {
             // Acknowledged changes are durable, so nothing is lost.

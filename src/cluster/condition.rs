@@ -4,7 +4,7 @@
 use super::client::{ANSWER_MAX, error_chain};
 use super::settings::Settings;
 use super::wait::{self, Backoff, REFRESH_MEAN, RetryAfter, jittered};
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_kernel::date::rfc3339_seconds;
 use berth_kernel::drain::Drain;
 use berth_kernel::health::HealthState;

@@ -4,7 +4,7 @@
 
 use super::client::{ANSWER_MAX, error_chain};
 use super::settings::Settings;
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
 use berth_kernel::evict::{due_requests, is_being_evicted};

@@ -5,7 +5,7 @@ use super::pod_watch::{Error, Event, events};
 use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
 use crate::pod::convert_pod;
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pod_arrivals::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};

@@ -1,8 +1,8 @@
 //! Limits the events of policies: the faults of a policy that fails at every call are one event a minute.
 
 use super::pending_event::PendingEvent;
-use berth_core::admission::PolicyStatuses;
 use berth_core::policy_transitions::{PolicyTransition, policy_transitions};
+use berth_core::stack::PolicyStatuses;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +72,7 @@ impl PolicyEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_core::admission::PolicyStatus;
+    use berth_core::stack::PolicyStatus;
 
     fn status(label: &str, faults: u64, suspended: bool) -> Arc<PolicyStatuses> {
         let standing = PolicyStatus {

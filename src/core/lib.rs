@@ -1,11 +1,98 @@
-//! The state of a running daemon, above the kernel: the single writer of the ledger ([`keeper`]), the
-//! thread that calls the policies ([`admission`]), and the counters of both.
+//! The state of a running daemon, above the kernel.
+//!
+//! Front ends parse requests, submit commands to [`KernelHandle`], and read snapshots. Async ends there: the single writer
+//! of the ledger ([`keeper`]) and the thread that calls the policies of the stack ([`stack`]) are synchronous.
+//! [`PolicyService`] uploads and activates policies; [`Lab`] tries them on recorded and live decisions.
 
-pub mod admission;
 pub mod counters;
+mod gpu_watch;
+mod jobs;
 pub mod keeper;
+mod kernel_handle;
+pub mod lab;
 pub mod metrics;
+pub mod policies;
+mod policy_thread;
 pub mod policy_transitions;
 pub mod spans;
+pub mod stack;
 pub mod transition_log;
-pub mod trust;
+
+pub use gpu_watch::{GpuWatch, InventoryScanner};
+pub use jobs::{ActivateError, Granted, Unprepared};
+pub use kernel_handle::KernelHandle;
+pub use lab::Lab;
+pub use policies::PolicyService;
+
+use crate::stack::Baseline;
+use crate::stack::policy_stats::PolicyStats;
+use berth_kernel::command::Rules;
+use berth_kernel::ports::{Clock, Journal, PolicyFiles, PolicyRuntime};
+use crossbeam_channel::bounded;
+use keeper::Keeper;
+use policy_thread::{Inboxes, Worker};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Capacity of the inbox for the kubelet's jobs, as at the keeper.
+const KUBELET_JOBS: usize = keeper::KUBELET_INBOX;
+/// Capacity of the inbox for other jobs: at most one reading per GPU and event, 64 GPUs.
+const OTHER_JOBS: usize = 64;
+
+/// The handles to a running core. Cheap to clone.
+#[derive(Clone)]
+pub struct Core {
+    /// Snapshots and commands.
+    pub kernel: KernelHandle,
+    /// Uploads and activations of policies.
+    pub policies: PolicyService,
+    /// Recorded decisions, and policies that are tried without effect.
+    pub lab: Lab,
+}
+
+/// The running keeper, policy thread and recorder. They end when all handles are dropped.
+pub struct RunningCore {
+    /// The handles.
+    pub core: Core,
+    /// The threads, in the order in which they end.
+    pub threads: Vec<JoinHandle<()>>,
+}
+
+/// Starts keeper, policy thread and recorder. Without a journal no decision is recorded.
+///
+/// # Errors
+/// If a thread cannot be started.
+pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
+    keeper: Keeper,
+    policies: &Arc<P>,
+    clock: Arc<dyn Clock>,
+    rules: Rules,
+    baseline: Baseline,
+    journal: Option<Arc<dyn Journal>>,
+) -> std::io::Result<RunningCore> {
+    let (nudge, nudges) = bounded(1);
+    let running = keeper::spawn(keeper, nudge)?;
+    let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
+    let (other_jobs, other) = bounded(OTHER_JOBS);
+    let (rules, baseline, policy_stats) = (Arc::new(rules), Arc::new(baseline), PolicyStats::default());
+    let runtime: Arc<dyn PolicyRuntime> = Arc::clone(policies) as _;
+    let shadows = Arc::default();
+    let recording = lab::recorder::start(Arc::clone(&runtime), journal.clone(), Arc::clone(&shadows))?;
+    let worker = Worker::new(
+        running.handle.clone(),
+        recording.recorder,
+        Arc::clone(&runtime),
+        Arc::clone(&clock),
+        Arc::clone(&baseline),
+        Arc::clone(&rules),
+        policy_stats.clone(),
+    );
+    let inboxes = Inboxes { kubelet, other, nudge: nudges };
+    let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
+    let kernel =
+        KernelHandle { keeper: running.handle, kubelet_jobs, other_jobs, clock, rules, policy_stats };
+    let policies = PolicyService::new(kernel.clone(), Arc::clone(policies) as _, runtime, baseline, shadows);
+    let lab = Lab::new(policies.clone(), journal, recording.lost);
+    let threads = vec![thread, recording.thread, running.thread];
+    Ok(RunningCore { core: Core { kernel, policies, lab }, threads })
+}

@@ -1,6 +1,6 @@
 //! Computes what changed from one status of the active policies to a later one. Pure.
 
-use crate::admission::{FAULTS_TO_SUSPEND, PolicyStatuses};
+use crate::stack::{FAULTS_TO_SUSPEND, PolicyStatuses};
 
 /// The text of a fault without one.
 const NO_ERROR_TEXT: &str = "no error text";
@@ -83,7 +83,7 @@ pub fn policy_transitions(old: &PolicyStatuses, new: &PolicyStatuses) -> Vec<Pol
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::PolicyStatus;
+    use crate::stack::PolicyStatus;
 
     fn status(revision: u64, faults: u64, suspended: bool) -> PolicyStatuses {
         let standing = PolicyStatus { revision, faults, suspended, last: Some("place: trap".into()) };

@@ -1,7 +1,7 @@
 //! Logs the transitions of the node that no operator ordered: health, the end of drains, and GPUs that are used without
 //! an allocation. Operators' orders are logged by the admin API.
 
-use crate::admission::KernelHandle;
+use crate::KernelHandle;
 use berth_kernel::drain::{AtDeadline, Drain};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;

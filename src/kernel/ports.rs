@@ -183,8 +183,8 @@ impl fmt::Display for StoreError {
 
 impl Error for StoreError {}
 
-/// Policy modules. Implemented by `wasm`; used by the policy thread and by uploads.
-pub trait Policies: Send + Sync {
+/// The files of policy versions. Implemented by `wasm`; used at the start, and by uploads, downloads and deletions.
+pub trait PolicyFiles: Send + Sync {
     /// Installs a component, or a core module, which is converted to one: checks it, compiles it in a
     /// child process with limits, calls `describe` and stores the bytes. Blocks, up to its own deadline.
     /// Installing the same bytes twice is harmless.
@@ -199,62 +199,50 @@ pub trait Policies: Send + Sync {
         Vec::new()
     }
 
-    /// Loads a version of the store, or one that is built into the daemon, so that it can be called. If it
-    /// had to be compiled, which blocks up to a deadline, the returned version has another artifact digest.
-    ///
-    /// # Errors
-    /// If its files are missing or do not match the digests.
-    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError>;
-
     /// Registers a version of the store without loading it, which costs memory and perhaps a compilation:
-    /// [`Policies::restore`] loads it before its first call. Returns whether its file exists.
+    /// [`PolicyRuntime::load`] loads it before its first call. Returns whether its file exists.
     fn register(&self, version: &PolicyVersion) -> bool {
         let _ = version;
         false
     }
-
-    /// The component's bytes.
-    ///
-    /// # Errors
-    /// If its file is missing or does not match the digest.
-    fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError>;
 
     /// Up to `bytes_max` of the component's bytes from offset `from`; fewer, or none, only at its end. Only
     /// this piece is in memory. It is not verified: the caller compares the whole with the digest.
     ///
     /// # Errors
     /// If its file is missing.
-    fn module_piece(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
-        let module = self.module(digest)?;
+    fn read(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
+        let module = self.read_all(digest)?;
         let from = usize::try_from(from).unwrap_or(usize::MAX);
         Ok(module.into_iter().skip(from).take(bytes_max).collect())
     }
+
+    /// The component's bytes, verified.
+    ///
+    /// # Errors
+    /// If its file is missing or does not match the digest.
+    fn read_all(&self, digest: &Digest) -> Result<Vec<u8>, InstallError>;
+
+    /// Deletes a version's files and unregisters it.
+    fn remove(&self, digest: &Digest);
+}
+
+/// Calls policies. Implemented by `wasm`; used by the policy thread and the lab.
+pub trait PolicyRuntime: Send + Sync {
+    /// Loads a version of the store, or one that is built into the daemon, so that it can be called. If it
+    /// had to be compiled, which blocks up to a deadline, the returned version has another artifact digest.
+    ///
+    /// # Errors
+    /// If its files are missing or do not match the digests.
+    fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError>;
 
     /// Unloads a version's code; the next call loads it from its file again.
     fn unload(&self, digest: &Digest) {
         let _ = digest;
     }
 
-    /// Deletes a version's files and unregisters it.
-    fn remove(&self, digest: &Digest);
-
-    /// Calls one policy in a new instance. `None` is `pass`. The caller checks the answer against the offer
-    /// and the permissions.
-    ///
-    /// # Errors
-    /// If the policy trapped, exceeded a limit, or returned a malformed answer.
-    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault>;
-
-    /// As [`Policies::call`], with the cost of the call, if it is measured.
-    fn call_with_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
-        (self.call(call), Cost::default())
-    }
-
-    /// As [`Policies::call_with_cost`], with the policy's log lines, escaped and truncated.
-    fn call_with_log(&self, call: Call<'_>) -> CallOutput {
-        let (answer, cost) = self.call_with_cost(call);
-        CallOutput { answer, cost, log_lines: Vec::new() }
-    }
+    /// Calls one policy in a new instance. The caller checks the answer against the offer and the permissions.
+    fn call(&self, call: Call<'_>) -> CallOutput;
 
     /// The input of a call without the policy's parameters, so that the call can be repeated later.
     ///
@@ -292,12 +280,19 @@ pub struct Input {
 /// The result of a call with its cost and log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallOutput {
-    /// The policy's answer.
+    /// The policy's answer; `None` is `pass`. A fault if it trapped, exceeded a limit, or returned a malformed answer.
     pub answer: Result<Option<Answer>, Fault>,
     /// The cost of the call.
     pub cost: Cost,
-    /// Its log lines; empty where they are not captured.
+    /// Lines that the policy logged, escaped and truncated.
     pub log_lines: Vec<String>,
+}
+
+impl From<Result<Option<Answer>, Fault>> for CallOutput {
+    /// An answer without cost and log.
+    fn from(answer: Result<Option<Answer>, Fault>) -> Self {
+        Self { answer, cost: Cost::default(), log_lines: Vec::new() }
+    }
 }
 
 /// The result of a call with a recorded input.

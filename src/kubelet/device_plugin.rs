@@ -12,11 +12,12 @@ use super::wire::v1beta1::{
 };
 use super::{convert, parse, parse::BadRequest, status};
 use crate::edits::Edits;
-use berth_core::admission::{Attempt, Granted, KernelHandle};
 use berth_core::counters::{CODES, Rpc};
 use berth_core::keeper::CommandError;
 use berth_core::spans;
+use berth_core::{Granted, KernelHandle};
 use berth_kernel::allocation::Allocation;
+use berth_kernel::command::Attempt;
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::policy::{AdmitRequest, PlaceRequest};
 use std::collections::BTreeSet;

@@ -8,7 +8,7 @@ use super::pods_api;
 use super::reconciler::{ReconcileError, Reconciler};
 use super::settings::Settings;
 use super::supervisor::Supervisor;
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

@@ -12,7 +12,7 @@ use super::settings::Settings;
 use super::wire::dial;
 use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_core::keeper::{CommandError, Snapshot};
 use berth_kernel::pod_arrivals::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};

@@ -10,7 +10,7 @@ use super::disputes::Disputes;
 use super::folder::{FileId, FolderState};
 use super::pod_resources::PodResources;
 use super::settings::Settings;
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_core::keeper::{Applied, CommandError};
 use berth_core::spans;
 use berth_kernel::ledger::Ledger;

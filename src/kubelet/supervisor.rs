@@ -8,7 +8,7 @@ use super::plugin::{LoggedReason, Plugin, Registrations};
 use super::reconciler::Reconciler;
 use super::settings::Settings;
 use crate::edits::Edits;
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_kernel::names::Resource;
 use berth_kernel::offer::RESOURCES_MAX;

@@ -59,9 +59,9 @@ use view_cache::ViewCache;
 use berth_kernel::decision::Cost;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
-use berth_kernel::policy::{Answer, Fault, FaultKind, PolicyVersion, Question};
+use berth_kernel::policy::{Fault, FaultKind, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, Input, InstallError, Policies, ReplayedCall};
+use berth_kernel::ports::{CallOutput, Input, InstallError, PolicyFiles, PolicyRuntime, ReplayedCall};
 use berth_kernel::time::Now;
 
 /// Wall time of a call with a recorded question, milliseconds. Longer than that of a live call, since no pod
@@ -111,7 +111,7 @@ impl WasmPolicies {
     /// # Errors
     /// If one of them cannot be compiled.
     pub fn restore_shipped(&self, now: Now) -> Result<Vec<PolicyVersion>, InstallError> {
-        self.shipped(now).iter().map(|version| self.restore(version)).collect()
+        self.shipped(now).iter().map(|version| self.load(version)).collect()
     }
 
     /// Deletes artifacts of versions that are not `known`, and files that were not written completely. Call it at
@@ -127,7 +127,7 @@ impl WasmPolicies {
 
     /// An installed version whose component is intact. A missing or damaged one is replaced by an upload.
     fn installed_intact(&self, digest: &Digest) -> Option<Arc<Installed>> {
-        self.installed(digest).filter(|_| self.module(digest).is_ok())
+        self.installed(digest).filter(|_| self.read_all(digest).is_ok())
     }
 
     /// Adds a version; without `module` its first call loads the artifact.
@@ -145,7 +145,7 @@ impl WasmPolicies {
     /// target `upload` only. Returns the policy's name and its component.
     ///
     /// # Errors
-    /// Those of [`Policies::install`].
+    /// Those of [`PolicyFiles::install`].
     #[doc(hidden)]
     pub fn rehearse(&self, module: &[u8]) -> Result<(String, Vec<u8>), InstallError> {
         // Covers the encoding of replies, too.
@@ -204,7 +204,7 @@ fn not_installed(digest: &Digest) -> Fault {
     fault::missing(format!("the version {} is not installed", digest.short()))
 }
 
-impl Policies for WasmPolicies {
+impl PolicyFiles for WasmPolicies {
     fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError> {
         if module.len() > MODULE_BYTES_MAX {
             return Err(InstallError::TooLarge { bytes: module.len(), limit: MODULE_BYTES_MAX });
@@ -228,7 +228,45 @@ impl Policies for WasmPolicies {
         shipped::versions(now)
     }
 
-    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+    fn register(&self, version: &PolicyVersion) -> bool {
+        if self.installed(&version.digest).is_none() {
+            if shipped::component(&version.digest).is_none() && !self.artifacts.has_component(&version.digest)
+            {
+                return false;
+            }
+            self.insert(version.clone(), None);
+        }
+        true
+    }
+
+    fn read(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
+        if let Some(component) = shipped::component(digest) {
+            let from = usize::try_from(from).unwrap_or(usize::MAX).min(component.len());
+            return Ok(component[from..].iter().copied().take(bytes_max).collect());
+        }
+        let read = self.artifacts.component_piece(digest, from, bytes_max);
+        let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
+        read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+    }
+
+    fn read_all(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
+        if let Some(component) = shipped::component(digest) {
+            return Ok(component.to_vec());
+        }
+        let read = self.artifacts.component(digest);
+        let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
+        read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+    }
+
+    fn remove(&self, digest: &Digest) {
+        // Running calls keep their reference to the module.
+        self.installed.write().remove(digest);
+        self.artifacts.remove(digest);
+    }
+}
+
+impl PolicyRuntime for WasmPolicies {
+    fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         if let Some(installed) = self.installed(&version.digest)
             && installed.module(self).is_ok()
         {
@@ -238,7 +276,7 @@ impl Policies for WasmPolicies {
             let module = Module::load(&self.runner, &artifact)?;
             return Ok(self.insert(version.clone(), Some(module)));
         }
-        let component = self.module(&version.digest)?;
+        let component = self.read_all(&version.digest)?;
         let compiled = self.compiler.compile(&component)?;
         let module = Module::load(&self.runner, &compiled.artifact)?;
         let guard = self.files.lock();
@@ -251,36 +289,6 @@ impl Policies for WasmPolicies {
         let artifact = digest(&compiled.artifact);
         let version = PolicyVersion { artifact, ..version.clone() };
         Ok(self.insert(version, Some(module)))
-    }
-
-    fn register(&self, version: &PolicyVersion) -> bool {
-        if self.installed(&version.digest).is_none() {
-            if shipped::component(&version.digest).is_none() && !self.artifacts.has_component(&version.digest)
-            {
-                return false;
-            }
-            self.insert(version.clone(), None);
-        }
-        true
-    }
-
-    fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
-        if let Some(component) = shipped::component(digest) {
-            return Ok(component.to_vec());
-        }
-        let read = self.artifacts.component(digest);
-        let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
-        read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
-    }
-
-    fn module_piece(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
-        if let Some(component) = shipped::component(digest) {
-            let from = usize::try_from(from).unwrap_or(usize::MAX).min(component.len());
-            return Ok(component[from..].iter().copied().take(bytes_max).collect());
-        }
-        let read = self.artifacts.component_piece(digest, from, bytes_max);
-        let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
-        read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
     }
 
     fn unload(&self, digest: &Digest) {
@@ -298,24 +306,8 @@ impl Policies for WasmPolicies {
         drop(old);
     }
 
-    fn remove(&self, digest: &Digest) {
-        // Running calls keep their reference to the module.
-        self.installed.write().remove(digest);
-        self.artifacts.remove(digest);
-    }
-
-    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
-        self.call_with_cost(call).0
-    }
-
-    fn call_with_cost(&self, call: Call<'_>) -> (Result<Option<Answer>, Fault>, Cost) {
-        let CallOutput { answer, cost, .. } = self.call_with_log(call);
-        (answer, cost)
-    }
-
-    fn call_with_log(&self, call: Call<'_>) -> CallOutput {
-        let not_called =
-            |fault| CallOutput { answer: Err(fault), cost: Cost::default(), log_lines: Vec::new() };
+    fn call(&self, call: Call<'_>) -> CallOutput {
+        let not_called = |fault| CallOutput::from(Err(fault));
         let Some(installed) = self.installed(call.digest) else {
             return not_called(not_installed(call.digest));
         };

@@ -4,9 +4,10 @@ use crate::admin_fakes::{KeptPolicies, SwitchStore, digest_of};
 use crate::kubelet_fakes::RealClock;
 use crate::port::Port;
 use berth_admin::{FileStack, NodeFacts, Server, Step};
-use berth_core::admission::{Baseline, KernelHandle, RunningCore};
 use berth_core::counters::RegistrationState;
 use berth_core::keeper::Keeper;
+use berth_core::stack::Baseline;
+use berth_core::{Core, KernelHandle};
 use berth_http::AdminAccess;
 use berth_http::{Running, Settings};
 use berth_kernel::allocation::Allocation;
@@ -32,6 +33,7 @@ pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 /// The running node.
 pub(crate) struct Bench {
     pub(crate) kernel: KernelHandle,
+    pub(crate) core: Core,
     pub(crate) api: Option<Running>,
     pub(crate) dir: TempDir,
     pub(crate) token: String,
@@ -71,8 +73,8 @@ impl Bench {
             quiet_ms: 1000,
         };
         let policies = Arc::new(KeptPolicies::default());
-        let RunningCore { handle: kernel, .. } =
-            berth_core::admission::start(keeper, policies.clone(), clock, rules, baseline, None).unwrap();
+        let core = berth_core::start(keeper, &policies, clock, rules, baseline, None).unwrap().core;
+        let kernel = core.kernel.clone();
         let dir = tempfile::tempdir().unwrap();
         let facts = Arc::new(Mutex::new(NodeFacts {
             name: "node-1".into(),
@@ -85,6 +87,7 @@ impl Bench {
         }));
         let mut bench = Self {
             kernel,
+            core,
             api: None,
             dir,
             token: String::new(),
@@ -135,7 +138,7 @@ impl Bench {
         let server = Server::bind(settings).unwrap();
         let facts = Arc::clone(&self.facts);
         let facts = Arc::new(move || facts.lock().unwrap().clone());
-        self.api = Some(server.run(self.kernel.clone(), facts).unwrap());
+        self.api = Some(server.run(self.core.clone(), facts).unwrap());
         let text = std::fs::read_to_string(self.dir.path().join("token")).unwrap();
         self.token = text.trim().to_owned();
     }
@@ -174,7 +177,7 @@ impl Bench {
             devices: vec![DeviceId::whole(&gpu(index))],
         };
         self.runtime
-            .block_on(self.kernel.allocate(request, berth_core::admission::Attempt::Last))
+            .block_on(self.kernel.allocate(request, berth_kernel::command::Attempt::Last))
             .unwrap()
             .allocation
     }

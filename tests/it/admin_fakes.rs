@@ -6,7 +6,7 @@ use berth_kernel::names::{Digest, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{Answer, Fault, FaultKind, Hook, OfferAnswer, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{InstallError, Policies, Store, StoreError};
+use berth_kernel::ports::{CallOutput, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError};
 use berth_kernel::record::{Record, Write};
 use berth_kernel::time::Now;
 use serde_json::Value;
@@ -106,7 +106,32 @@ impl KeptPolicies {
     }
 }
 
-impl Policies for KeptPolicies {
+impl KeptPolicies {
+    fn answer(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let _turn = self.calls.lock().unwrap();
+        let parameters: Value = serde_json::from_str(call.parameters).unwrap();
+        if parameters["fail"] == true || self.broken.load(Ordering::SeqCst) {
+            return Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() });
+        }
+        if parameters["slow"] == true {
+            return Err(Fault { kind: FaultKind::Time, detail: "ran longer than 500 ms".into() });
+        }
+        let (Question::Offer, Some(count)) = (call.question, parameters["shares"].as_u64()) else {
+            return Ok(None);
+        };
+        let line = OfferLine {
+            resource: Resource::parse(crate::admin_bench::SHARED).unwrap(),
+            count: u32::try_from(count).unwrap(),
+            consumes: Consumes::Slice { memory_mib: 0, compute_percent: 0 },
+        };
+        let offer = |part: &_| PartOffer { part: Clone::clone(part), lines: vec![line.clone()] };
+        let parts = call.node.parts.keys().map(offer).collect();
+        Ok(Some(Answer::Offer(OfferAnswer { parts, again_after_s: None })))
+    }
+}
+
+impl PolicyFiles for KeptPolicies {
     fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError> {
         self.held.fetch_add(1, Ordering::SeqCst);
         let hold = self.hold.lock().unwrap();
@@ -131,46 +156,29 @@ impl Policies for KeptPolicies {
         })
     }
 
-    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-        if self.busy.load(Ordering::SeqCst) { Err(InstallError::Busy) } else { Ok(version.clone()) }
-    }
-
-    fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
-        let modules = self.modules.lock().unwrap();
-        modules.get(digest).cloned().ok_or_else(|| InstallError::Lost { digest: digest.clone() })
-    }
-
-    fn module_piece(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
+    fn read(&self, digest: &Digest, from: u64, bytes_max: usize) -> Result<Vec<u8>, InstallError> {
         let modules = self.modules.lock().unwrap();
         let all = modules.get(digest).ok_or_else(|| InstallError::Lost { digest: digest.clone() })?;
         let from = usize::try_from(from).unwrap().min(all.len());
         Ok(all[from..].iter().copied().take(bytes_max).collect())
     }
 
+    fn read_all(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
+        let modules = self.modules.lock().unwrap();
+        modules.get(digest).cloned().ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+    }
+
     fn remove(&self, digest: &Digest) {
         self.modules.lock().unwrap().remove(digest);
     }
+}
 
-    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        let _turn = self.calls.lock().unwrap();
-        let parameters: Value = serde_json::from_str(call.parameters).unwrap();
-        if parameters["fail"] == true || self.broken.load(Ordering::SeqCst) {
-            return Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() });
-        }
-        if parameters["slow"] == true {
-            return Err(Fault { kind: FaultKind::Time, detail: "ran longer than 500 ms".into() });
-        }
-        let (Question::Offer, Some(count)) = (call.question, parameters["shares"].as_u64()) else {
-            return Ok(None);
-        };
-        let line = OfferLine {
-            resource: Resource::parse(crate::admin_bench::SHARED).unwrap(),
-            count: u32::try_from(count).unwrap(),
-            consumes: Consumes::Slice { memory_mib: 0, compute_percent: 0 },
-        };
-        let offer = |part: &_| PartOffer { part: Clone::clone(part), lines: vec![line.clone()] };
-        let parts = call.node.parts.keys().map(offer).collect();
-        Ok(Some(Answer::Offer(OfferAnswer { parts, again_after_s: None })))
+impl PolicyRuntime for KeptPolicies {
+    fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        if self.busy.load(Ordering::SeqCst) { Err(InstallError::Busy) } else { Ok(version.clone()) }
+    }
+
+    fn call(&self, call: Call<'_>) -> CallOutput {
+        self.answer(call).into()
     }
 }

@@ -4,7 +4,7 @@ use crate::admin_bench::{Answer, Bench};
 use crate::admin_fakes::module;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth_core::admission::FAULTS_TO_SUSPEND;
+use berth_core::stack::FAULTS_TO_SUSPEND;
 use berth_kernel::trust::TrustedKey;
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};

@@ -294,7 +294,7 @@ fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
     let stack = write(&bench.dir.path().join("stack.yaml"), "- policy: share\n  parameters: {shares: 2}\n");
     bench.done(&["policy", "activate", &stack]);
     bench.policies.broken.store(true, Ordering::SeqCst);
-    for _ in 0..berth_core::admission::FAULTS_TO_SUSPEND {
+    for _ in 0..berth_core::stack::FAULTS_TO_SUSPEND {
         bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
     }
     assert!(bench.done(&["policy", "stack"]).contains("SUSPENDED"));

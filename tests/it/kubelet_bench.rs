@@ -2,14 +2,15 @@
 //! kubelet.
 
 use crate::kubelet_fakes::{MapStore, SkipClock, ToldPolicies, told_version};
-use berth_core::admission::{self, ActivateError, Baseline, KernelHandle};
 use berth_core::keeper::Keeper;
+use berth_core::stack::Baseline;
+use berth_core::{ActivateError, Core, KernelHandle};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::gpu::{Inventory, Links, Part, Reading};
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{PartId, Resource};
-use berth_kernel::ports::{Clock, Policies};
+use berth_kernel::ports::Clock;
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Timing;
 use berth_kubelet::{Edits, ReconcileTiming};
@@ -32,6 +33,7 @@ pub(crate) const MEMORY_MIB: u64 = 81_920;
 pub(crate) struct Node {
     pub(crate) kubelet: Kubelet,
     pub(crate) kernel: KernelHandle,
+    pub(crate) core: Core,
     pub(crate) settings: Settings,
     pub(crate) running: Option<Running>,
     pub(crate) clock: Arc<SkipClock>,
@@ -118,8 +120,8 @@ impl Recipe {
             ignored_xids: Vec::new(),
             quiet_ms: 1000,
         };
-        let policies: Arc<dyn Policies> = Arc::new(ToldPolicies);
-        let middle = admission::start(keeper, policies, clock, rules, baseline, None).unwrap();
+        let core =
+            berth_core::start(keeper, &Arc::new(ToldPolicies), clock, rules, baseline, None).unwrap().core;
         let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
         let settings = Settings {
             kubelet_dir: folder.path().to_owned(),
@@ -129,7 +131,8 @@ impl Recipe {
         };
         let node = Node {
             kubelet: Kubelet::new(options),
-            kernel: middle.handle,
+            kernel: core.kernel.clone(),
+            core,
             settings,
             running: None,
             clock: skip,
@@ -227,7 +230,7 @@ impl Node {
             on_fault: OnFault::Deny,
         };
         let stack = NewStack { from_api: true, by: "test".into(), why: String::new(), entries: vec![entry] };
-        self.kernel.activate(stack, None).await.map(drop)
+        self.core.policies.activate(stack, None).await.map(drop)
     }
 
     /// Waits until the kubelet has so many of a resource to give away, and is served.

@@ -8,7 +8,7 @@ use berth_kernel::policy::{
     Terms, TriageAnswer,
 };
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{Clock, InstallError, Policies, Store, StoreError};
+use berth_kernel::ports::{CallOutput, Clock, InstallError, PolicyFiles, PolicyRuntime, Store, StoreError};
 use berth_kernel::record::{Record, RecordKey, Write};
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
@@ -94,22 +94,8 @@ pub(crate) fn told_version() -> PolicyVersion {
 /// `deny=REASON`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`, `slow` (offers in the time of a trial alone).
 pub(crate) struct ToldPolicies;
 
-impl Policies for ToldPolicies {
-    fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
-        Ok(told_version())
-    }
-
-    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-        Ok(version.clone())
-    }
-
-    fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
-        Err(InstallError::Lost { digest: digest.clone() })
-    }
-
-    fn remove(&self, _: &Digest) {}
-
-    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+impl ToldPolicies {
+    fn answer(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         let words: Vec<&str> = call.parameters.split(' ').collect();
         let value = |key: &str| words.iter().find_map(|w| w.strip_prefix(key));
         match call.question {
@@ -139,6 +125,28 @@ impl Policies for ToldPolicies {
                 Answer::Triage(TriageAnswer { severity, reason: word.to_owned(), again_after_s: Some(60) })
             })),
         }
+    }
+}
+
+impl PolicyFiles for ToldPolicies {
+    fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
+        Ok(told_version())
+    }
+
+    fn read_all(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
+        Err(InstallError::Lost { digest: digest.clone() })
+    }
+
+    fn remove(&self, _: &Digest) {}
+}
+
+impl PolicyRuntime for ToldPolicies {
+    fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        Ok(version.clone())
+    }
+
+    fn call(&self, call: Call<'_>) -> CallOutput {
+        self.answer(call).into()
     }
 }
 

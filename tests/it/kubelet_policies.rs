@@ -4,7 +4,7 @@
 use crate::kubelet_allocation::refused;
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
 use berth_admin::{NodeFacts, Server};
-use berth_core::admission::ActivateError;
+use berth_core::ActivateError;
 use berth_http::{Running, Settings};
 use berth_kernel::policy::FaultKind;
 use kubelet_standin::{PodSpec, Rpc};
@@ -93,7 +93,7 @@ impl Api {
             tls_poll_interval: berth_http::TLS_POLL_INTERVAL,
         };
         let running =
-            Server::bind(settings).unwrap().run(node.kernel.clone(), Arc::new(NodeFacts::default)).unwrap();
+            Server::bind(settings).unwrap().run(node.core.clone(), Arc::new(NodeFacts::default)).unwrap();
         let token = std::fs::read_to_string(token_file).unwrap().trim().to_owned();
         Self { running, token, _folder: folder }
     }

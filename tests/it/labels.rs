@@ -8,8 +8,8 @@ use crate::cluster;
 use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
 use crate::kubelet_fakes::{MapStore, RealClock};
 use berth_cluster::node_labels::{Facts, Labels, labels};
-use berth_core::admission::Baseline;
 use berth_core::keeper::Keeper;
+use berth_core::stack::Baseline;
 use berth_gpus::sim::{Machine, SimGpus};
 use berth_kernel::command::Rules;
 use berth_kernel::mig::MigStrategy;
@@ -33,12 +33,11 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
         quiet_ms: 1000,
     };
     let policies = Arc::new(KeptPolicies::default());
-    let middle =
-        berth_core::admission::start(keeper, policies, clock, Rules::default(), baseline, None).unwrap();
+    let core = berth_core::start(keeper, &policies, clock, Rules::default(), baseline, None).unwrap().core;
     let machine: Machine = serde_saphyr::from_str(machine).unwrap();
-    middle.handle.record_scan(SimGpus::from_machine(machine).scan().unwrap()).unwrap();
+    core.kernel.record_scan(SimGpus::from_machine(machine).scan().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(middle.handle.reoffer()).unwrap();
+    runtime.block_on(core.kernel.reoffer()).unwrap();
     let facts = Facts {
         driver_version: Some("580.65.06".into()),
         cuda_version: Some("13.0".into()),
@@ -46,7 +45,7 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
         mig,
         mps: BTreeSet::new(),
     };
-    labels(&middle.handle.snapshot(), &facts)
+    labels(&core.kernel.snapshot(), &facts)
 }
 
 /// Those under a prefix, without it.

@@ -4,8 +4,8 @@
 use crate::admin_bench::{Bench, GPU, ask};
 use crate::admin_fakes::module;
 use crate::wait::until_some;
-use berth_core::admission::{GpuWatch, InventoryScanner};
 use berth_core::counters::{LivenessLimits, RegistrationState};
+use berth_core::{GpuWatch, InventoryScanner};
 use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::ports::{Gpus, GpusError, Processes};
 use berth_kernel::process::{ProcessIdentity, ProcessVisibility};

@@ -133,7 +133,7 @@ fn calls_faults_and_suspension_are_counted_by_version_and_hook() {
     }
     let sick = scraped(&bench);
     let faults = sick.sum("berth_policy_faults_total", &[share[0], share[1], "kind=\"trap\""]);
-    assert_eq!(faults, f64::from(berth_core::admission::FAULTS_TO_SUSPEND));
+    assert_eq!(faults, f64::from(berth_core::stack::FAULTS_TO_SUSPEND));
     assert_eq!(sick.sum("berth_policy_calls_total", &[share[0], "outcome=\"fault\""]), faults);
     let calls = sick.sum("berth_policy_calls_total", &share);
     assert_eq!(sick.sum("berth_policy_call_duration_seconds_count", &share), calls);
@@ -232,10 +232,10 @@ fn whoever_tells_of_policies_hears_of_faults_suspension_and_its_end() {
     bench.json("PUT", "/api/v1/stack", &json!({"entries": entries}).to_string()).expect(200);
     let mut statuses = bench.kernel.watch_policy_statuses();
     let first_status =
-        |statuses: &berth_core::admission::PolicyStatuses| statuses.values().next().unwrap().clone();
+        |statuses: &berth_core::stack::PolicyStatuses| statuses.values().next().unwrap().clone();
     assert_eq!(first_status(&statuses.borrow_and_update()).faults, 0);
     bench.policies.broken.store(true, Ordering::SeqCst);
-    for faults in 1..=u64::from(berth_core::admission::FAULTS_TO_SUSPEND) {
+    for faults in 1..=u64::from(berth_core::stack::FAULTS_TO_SUSPEND) {
         bench.runtime.block_on(bench.kernel.reoffer()).unwrap();
         bench
             .runtime

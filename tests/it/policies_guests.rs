@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::ports::{InstallError, PolicyFiles as _};
 use berth_kernel::time::Now;
 use berth_wasm::{CompileLimits, Settings, WasmPolicies};
 

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use berth_kernel::policy::{AdmitRequest, Answer, FaultKind, PolicyVersion, Question};
-use berth_kernel::ports::Policies;
+use berth_kernel::ports::{PolicyFiles as _, PolicyRuntime as _};
 
 use crate::policies_guests::{NOW, guest, installed, policies, refused};
 use crate::policies_install::room;
@@ -53,7 +53,7 @@ fn ask(version: &PolicyVersion, hook: Hook) -> Result<Option<Answer>, berth_kern
     };
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let started = Instant::now();
-    let answer = policies().call(node.call(version, "{}", question));
+    let answer = policies().call(node.call(version, "{}", question)).answer;
     let took = started.elapsed();
     assert!(took < TIME_MAX, "{} took {took:?}", version.label());
     answer
@@ -90,7 +90,7 @@ fn a_loop_that_has_less_time_than_fuel_is_stopped_by_the_clock() {
             let mut call = node.call(&version, "{}", Question::Place(&place));
             call.wall_ms_max = 10;
             let started = Instant::now();
-            let fault = policies().call(call).expect_err("a fault");
+            let fault = policies().call(call).answer.expect_err("a fault");
             (fault.kind != FaultKind::Fuel).then(|| (fault, started.elapsed()))
         })
         .expect("the clock stops it once in 50 times");
@@ -162,12 +162,12 @@ fn a_device_of_another_resource_is_a_fault_and_one_not_available_is_the_kernels_
         ],
     );
     let mut place = node.place(SHARED, 1);
-    let fault = policies().call(node.call(&version, "{}", Question::Place(&place))).unwrap_err();
+    let fault = policies().call(node.call(&version, "{}", Question::Place(&place))).answer.unwrap_err();
     assert_eq!(fault.kind, FaultKind::Answer);
     assert!(fault.detail.contains("of another resource"), "{fault}");
     place = node.place(crate::policies_node::WHOLE, 1);
     place.available.clear();
-    let answer = policies().call(node.call(&version, "{}", Question::Place(&place)));
+    let answer = policies().call(node.call(&version, "{}", Question::Place(&place))).answer;
     let Ok(Some(Answer::Place(placement))) = answer else {
         panic!("{answer:?}");
     };
@@ -181,11 +181,11 @@ fn what_cannot_be_asked_is_no_fault_of_the_policy() {
     let mut place = node.place("nvidia.com/gpu.shared", 1);
     place.available =
         Node::new().gpus(3).offer(2, &[(SHARED, 1, crate::policies_node::share(1))]).devices(SHARED);
-    let fault = policies().call(node.call(&version, "{}", Question::Place(&place))).unwrap_err();
+    let fault = policies().call(node.call(&version, "{}", Question::Place(&place))).answer.unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     let mut stranger = version;
     stranger.digest = berth_kernel::names::Digest::parse(&"0".repeat(64)).unwrap();
-    let fault = policies().call(node.call(&stranger, "{}", Question::Offer)).unwrap_err();
+    let fault = policies().call(node.call(&stranger, "{}", Question::Offer)).answer.unwrap_err();
     assert_eq!(fault.kind, FaultKind::Missing, "{fault}");
     assert!(!fault.kind.is_policy_fault());
 }
@@ -207,7 +207,7 @@ fn many_calls_at_once_all_get_their_answer() {
                 let mut call = node.call(version, "{}", Question::Place(&place));
                 // Four run at once; the others wait for their turn.
                 call.wall_ms_max = 60_000;
-                let answer = policies.call(call);
+                let answer = policies.call(call).answer;
                 match n % 3 {
                     0 => assert_eq!(answer.unwrap_err().kind, FaultKind::Fuel),
                     _ => assert_eq!(answer, Ok(None)),

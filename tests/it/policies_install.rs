@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 use berth_kernel::policy::{FaultKind, Hook, PolicyVersion, Question};
-use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::ports::{InstallError, PolicyFiles as _, PolicyRuntime as _};
 use berth_wasm::limits::MODULE_BYTES_MAX;
 use berth_wasm::{CompileLimits, Settings, WasmPolicies};
 
@@ -35,7 +35,7 @@ fn a_core_module_becomes_a_component_and_is_known_by_it() {
     assert_eq!(version.hooks, [Hook::Offer, Hook::Place, Hook::Admit, Hook::Triage]);
     assert!(!version.shipped);
     assert_eq!(version.since_wall_ms, NOW.wall_ms);
-    let component = policies().module(&version.digest).unwrap();
+    let component = policies().read_all(&version.digest).unwrap();
     assert!(component.starts_with(b"\0asm\x0d\0\x01\0"));
     assert_eq!(component.len() as u64, version.bytes);
     // The component itself is the same version, and installing twice is harmless.
@@ -47,7 +47,7 @@ fn a_core_module_becomes_a_component_and_is_known_by_it() {
 fn what_is_no_policy_is_refused_with_the_reason() {
     assert_refused(b"", "the file is empty");
     assert_refused(
-        &policies().module(&installed("pass").digest).unwrap()[..3000],
+        &policies().read_all(&installed("pass").digest).unwrap()[..3000],
         "it has 3000 bytes and breaks off",
     );
     assert_refused(b"MZ\x90\0 not at all", "not WebAssembly");
@@ -76,7 +76,7 @@ fn a_description_that_breaks_a_rule_is_refused() {
 
 #[test]
 fn bytes_that_were_cut_or_flipped_harm_nobody() {
-    let good = policies().module(&installed("pass").digest).unwrap();
+    let good = policies().read_all(&installed("pass").digest).unwrap();
     for end in [1, 8, 9, good.len() / 2, good.len() - 1] {
         refused(&good[..end]);
     }
@@ -255,13 +255,13 @@ fn a_version_that_the_store_knows_is_loaded_and_not_compiled_again() {
     let mut settings = settings(state.path());
     settings.compiler = "/nonexistent/berth".into();
     let second = WasmPolicies::new(settings).unwrap();
-    assert_eq!(second.restore(&version).unwrap(), version);
+    assert_eq!(second.load(&version).unwrap(), version);
     for version in &shipped {
-        assert_eq!(second.restore(version).unwrap(), *version);
+        assert_eq!(second.load(version).unwrap(), *version);
     }
     assert_eq!(second.restore_shipped(NOW).unwrap(), shipped);
     let node = shared_node(1, 1);
-    assert_eq!(second.call(node.call(&version, "{}", Question::Offer)), Ok(None));
+    assert_eq!(second.call(node.call(&version, "{}", Question::Offer)).answer, Ok(None));
 }
 
 #[test]
@@ -270,11 +270,12 @@ fn code_that_rests_is_read_again_by_the_next_call() {
     let shipped = policies.shipped(NOW).into_iter().find(|v| v.name == "spread").unwrap();
     let node = shared_node(1, 1);
     let place = node.place(SHARED, 1);
-    let ask = |version: &PolicyVersion| policies.call(node.call(version, "{}", Question::Place(&place)));
+    let ask =
+        |version: &PolicyVersion| policies.call(node.call(version, "{}", Question::Place(&place))).answer;
     // Known and never compiled: a call must not wait for that.
     assert!(policies.register(&shipped));
     assert_eq!(ask(&shipped).unwrap_err().kind, FaultKind::Missing);
-    let version = policies.restore(&shipped).unwrap();
+    let version = policies.load(&shipped).unwrap();
     assert_ne!(version.artifact, shipped.artifact);
     let answer = ask(&version).unwrap();
 
@@ -313,7 +314,7 @@ fn an_artifact_that_changed_is_never_loaded_but_made_anew() {
     std::fs::write(file(".cwasm"), &bytes).unwrap();
 
     let second = WasmPolicies::new(settings(state.path())).unwrap();
-    let restored = second.restore(&version).unwrap();
+    let restored = second.load(&version).unwrap();
     assert_eq!(restored, version, "the same component makes the same artifact");
     drop(second);
     // Without the component there is nothing to make it of.
@@ -321,8 +322,8 @@ fn an_artifact_that_changed_is_never_loaded_but_made_anew() {
     std::fs::write(file(".wasm"), b"other").unwrap();
     let third = WasmPolicies::new(settings(state.path())).unwrap();
     let digest = version.digest.clone();
-    assert_eq!(third.restore(&version), Err(InstallError::Lost { digest: digest.clone() }));
-    assert_eq!(third.module(&digest), Err(InstallError::Lost { digest }));
+    assert_eq!(third.load(&version), Err(InstallError::Lost { digest: digest.clone() }));
+    assert_eq!(third.read_all(&digest), Err(InstallError::Lost { digest }));
 }
 
 #[test]
@@ -331,7 +332,7 @@ fn a_removed_version_is_gone() {
     let version = policies.install(&guest("pass"), NOW).unwrap();
     policies.remove(&version.digest);
     let node = shared_node(1, 1);
-    assert!(policies.call(node.call(&version, "{}", Question::Offer)).is_err());
-    assert!(policies.module(&version.digest).is_err());
+    assert!(policies.call(node.call(&version, "{}", Question::Offer)).answer.is_err());
+    assert!(policies.read_all(&version.digest).is_err());
     assert_eq!(std::fs::read_dir(state.path().join("policies")).unwrap().count(), 0);
 }

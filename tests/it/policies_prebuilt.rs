@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::Policies;
+use berth_kernel::ports::PolicyFiles as _;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

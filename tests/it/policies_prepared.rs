@@ -10,7 +10,7 @@ use crate::port::Port;
 use crate::wait::until;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth_kernel::ports::Policies;
+use berth_kernel::ports::PolicyFiles as _;
 use futures_util::TryFutureExt;
 use kubelet_standin::{Kubelet, PodSpec, Rpc};
 use serde_json::{Value, json};
@@ -405,8 +405,9 @@ fn who_goes_before_the_answer_leaves_no_half_of_a_policy() {
     let upload = || {
         let module = module("share", "1");
         bench
-            .kernel
-            .upload(berth_core::admission::Upload { module, ..berth_core::admission::Upload::default() })
+            .core
+            .policies
+            .upload(berth_core::policies::Upload { module, ..berth_core::policies::Upload::default() })
     };
     bench.policies.set_hold(true);
     bench.runtime.block_on(async {
@@ -421,10 +422,10 @@ fn who_goes_before_the_answer_leaves_no_half_of_a_policy() {
     bench.runtime.block_on(async {
         tokio::select! {
             biased;
-            done = bench.kernel.delete_policy(digest.clone(), Box::new(|_| true)) => panic!("{done:?}"),
+            done = bench.core.policies.delete_policy(digest.clone(), Box::new(|_| true)) => panic!("{done:?}"),
             () = std::future::ready(()) => {}
         }
     });
-    waiting("the end of its bytes", &|| bench.policies.module(&digest).is_err());
+    waiting("the end of its bytes", &|| bench.policies.read_all(&digest).is_err());
     assert!(!known());
 }

@@ -11,7 +11,7 @@ use berth_kernel::gpu::Reading;
 use berth_kernel::names::{AllocationId, DeviceId};
 use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use berth_kernel::policy::{AdmitRequest, Answer, PolicyVersion, Question};
-use berth_kernel::ports::Policies;
+use berth_kernel::ports::{CallOutput, PolicyRuntime as _};
 use berth_policy_memory::Memory;
 use berth_policy_quota::Quota;
 use berth_policy_sdk::{self as sdk, Policy, entry};
@@ -112,7 +112,7 @@ impl Scene {
         let native = entry::admit::<P>(&shown.context, &request).map(verdict);
         let request = AdmitRequest { resource: resource(SHARED), devices };
         let wasm = policies().call(self.node.call(version, parameters, Question::Admit(&request)));
-        assert_eq!(wasm, Ok(native.clone()), "{parameters}");
+        assert_eq!(wasm.answer, Ok(native.clone()), "{parameters}");
         native
     }
 }
@@ -181,7 +181,7 @@ fn every_xid_is_judged_alike_both_ways() {
         *severities.entry(format!("{severity:?}")).or_default() += 1;
         let reading = Reading { part: gpu_id(0), source: source.into(), code, detail: "x".into() };
         let wasm = policies().call(node.call(&version, "{}", Question::Triage(&reading)));
-        assert_eq!(wasm, Ok(native), "{source} {code}");
+        assert_eq!(wasm.answer, Ok(native), "{source} {code}");
     }
     assert_eq!(severities.len(), 4, "{severities:?}");
 }
@@ -203,7 +203,7 @@ fn fuel_is_far_below_what_a_call_may_use() {
             ("triage-xid", "{}", "triage", Question::Triage(&reading)),
         ] {
             let version = shipped(name);
-            let (answer, cost) = policies().call_with_cost(node.call(&version, parameters, question));
+            let CallOutput { answer, cost, .. } = policies().call(node.call(&version, parameters, question));
             assert!(answer.unwrap().is_some(), "{name} {hook}");
             println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {} us", cost.fuel, cost.wall_us);
             assert!(cost.fuel < fuel_max, "{name} {hook}: {}", cost.fuel);

@@ -11,7 +11,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, PartId};
 use berth_kernel::offer::Consumes;
 use berth_kernel::policy::{Answer, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
-use berth_kernel::ports::Policies;
+use berth_kernel::ports::{CallOutput, PolicyFiles as _, PolicyRuntime as _};
 use berth_policy_binpack::Binpack;
 use berth_policy_exclusive::Exclusive;
 use berth_policy_mixed::Mixed;
@@ -39,7 +39,7 @@ fn these_policies_come_with_the_daemon() {
     assert_eq!(names, expected);
     for version in &versions {
         assert!(version.shipped && version.summary.ends_with('.'), "{version:?}");
-        assert!(policies().module(&version.digest).is_ok());
+        assert!(policies().read_all(&version.digest).is_ok());
     }
     assert_eq!(policies().restore_shipped(NOW).unwrap(), versions, "and only once");
 }
@@ -63,7 +63,7 @@ fn wrong_parameters_are_a_fault_that_names_them() {
         ("mixed", "nonsense", "must be a JSON object"),
     ] {
         let version = shipped(name);
-        let fault = policies().call(node.call(&version, parameters, Question::Offer)).unwrap_err();
+        let fault = policies().call(node.call(&version, parameters, Question::Offer)).answer.unwrap_err();
         assert_eq!(fault.kind, FaultKind::Parameters, "{fault}");
         assert!(fault.detail.starts_with("parameters"), "{fault}");
         assert!(!fault.to_string().contains("column") && !fault.to_string().ends_with(')'), "{fault}");
@@ -81,11 +81,11 @@ fn fuel_is_far_below_what_a_call_may_use() {
             let version = shipped(name);
             for (hook, question) in [("offer", Question::Offer), ("place", Question::Place(&place))] {
                 let call = node.call(&version, "{}", question);
-                let (answer, cost) = policies().call_with_cost(call);
+                let CallOutput { answer, cost, .. } = policies().call(call);
                 answer.unwrap();
                 println!("{gpus:2} x {shares:3} {name:10} {hook:6} fuel {:9} {} us", cost.fuel, cost.wall_us);
                 assert!(cost.fuel < fuel_max, "{name} {hook}: {}", cost.fuel);
-                let (_, again) = policies().call_with_cost(call);
+                let again = policies().call(call).cost;
                 assert_eq!(again.fuel, cost.fuel, "fuel is the same every time");
             }
         }
@@ -240,7 +240,7 @@ pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, si
     if version.hooks.contains(&Hook::Offer) {
         let native = entry::offer::<P>(&shown.context).map(|answer| shown.words.offer(&answer));
         let wasm = policies().call(node.call(&version, parameters, Question::Offer));
-        assert_eq!(wasm, Ok(native), "{name} {parameters}");
+        assert_eq!(wasm.answer, Ok(native), "{name} {parameters}");
     }
     for resource in [SHARED, WHOLE] {
         if node.devices(resource).is_empty() {
@@ -250,7 +250,7 @@ pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, si
         request.required = request.available.iter().rev().take(size / 2).cloned().collect();
         let native = shown.place::<P>(&request);
         let wasm = policies().call(node.call(&version, parameters, Question::Place(&request)));
-        assert_eq!(wasm, Ok(native), "{name} {parameters}");
+        assert_eq!(wasm.answer, Ok(native), "{name} {parameters}");
     }
 }
 
@@ -349,7 +349,7 @@ fn a_node_of_every_kind_of_gpu_is_answered_alike() {
     both_ways::<Mixed>("mixed", &node, "{}", 3);
     // And not by both saying nothing.
     let version = shipped("exclusive");
-    let answer = policies().call(node.call(&version, "{}", Question::Offer));
+    let answer = policies().call(node.call(&version, "{}", Question::Offer)).answer;
     let Ok(Some(Answer::Offer(answer))) = answer else {
         panic!("{answer:?}");
     };

@@ -5,7 +5,7 @@
 use berth_kernel::gpu::{Link, Path};
 use berth_kernel::offer::Consumes;
 use berth_kernel::policy::{Answer, Question};
-use berth_kernel::ports::Policies;
+use berth_kernel::ports::{CallOutput, PolicyRuntime as _};
 use berth_policy_sdk::testing::Random;
 
 use crate::policies_guests::{NOW, policies};
@@ -48,7 +48,8 @@ fn any_size_of_sixteen_gpus_is_found_within_the_budget() {
     for (name, node) in &wirings {
         for size in 1..16 {
             let place = node.place(WHOLE, size);
-            let (answer, cost) = policies().call_with_cost(node.call(version, "{}", Question::Place(&place)));
+            let CallOutput { answer, cost, .. } =
+                policies().call(node.call(version, "{}", Question::Place(&place)));
             let Ok(Some(Answer::Place(placement))) = answer else { panic!("{answer:?}") };
             assert_eq!(placement.devices.len(), size);
             println!("{name:22} {size:2} of 16: fuel {:8} {} us", cost.fuel, cost.wall_us);

@@ -3,12 +3,11 @@
 use berth_api::{
     Comparison, Difference, Faults, Hook, HookRecord, Record, Replay, Shadow, parameters, rfc3339,
 };
-use berth_core::admission;
 use berth_kernel::policy;
 use std::collections::BTreeMap;
 
 /// The call statistics of a stack entry.
-pub(crate) fn record(calls: &admission::EntryStats) -> Record {
+pub(crate) fn record(calls: &berth_core::stack::EntryStats) -> Record {
     let by_kind = calls.faults().into_iter();
     let hooks = || calls.hooks.iter();
     Record {
@@ -23,7 +22,7 @@ pub(crate) fn record(calls: &admission::EntryStats) -> Record {
     }
 }
 
-fn hook_record(stats: &admission::CallStats) -> HookRecord {
+fn hook_record(stats: &berth_core::stack::CallStats) -> HookRecord {
     let percentile = |percent| stats.latencies.percentile_us(percent).unwrap_or(0);
     HookRecord {
         calls: stats.calls,
@@ -36,7 +35,7 @@ fn hook_record(stats: &admission::CallStats) -> HookRecord {
 }
 
 /// The result of a replay of the candidate `policy`.
-pub(crate) fn replay(policy: &str, report: &admission::Report) -> Replay {
+pub(crate) fn replay(policy: &str, report: &berth_core::lab::Report) -> Replay {
     Replay {
         policy: policy.to_owned(),
         looked: report.decisions,
@@ -48,7 +47,7 @@ pub(crate) fn replay(policy: &str, report: &admission::Report) -> Replay {
 }
 
 /// A shadow, newest differences first.
-pub(crate) fn shadow(shadow: &admission::Shadow) -> Shadow {
+pub(crate) fn shadow(shadow: &berth_core::lab::Shadow) -> Shadow {
     Shadow {
         id: shadow.id,
         policy: shadow.candidate.policy.clone(),
@@ -60,7 +59,7 @@ pub(crate) fn shadow(shadow: &admission::Shadow) -> Shadow {
     }
 }
 
-fn difference(difference: &admission::Difference) -> Difference {
+fn difference(difference: &berth_core::lab::Difference) -> Difference {
     Difference {
         seq: difference.seq,
         at: rfc3339(difference.at_wall_ms),
@@ -70,9 +69,9 @@ fn difference(difference: &admission::Difference) -> Difference {
     }
 }
 
-fn counts(counts: &BTreeMap<policy::Hook, admission::Counts>) -> BTreeMap<Hook, Comparison> {
-    let one = |counts: &admission::Counts| {
-        let admission::Counts { same, differs, passes, fails, skipped } = *counts;
+fn counts(counts: &BTreeMap<policy::Hook, berth_core::lab::Counts>) -> BTreeMap<Hook, Comparison> {
+    let one = |counts: &berth_core::lab::Counts| {
+        let berth_core::lab::Counts { same, differs, passes, fails, skipped } = *counts;
         Comparison { same, differs, passes, fails, skipped }
     };
     counts.iter().map(|(hook, counts)| ((*hook).into(), one(counts))).collect()

@@ -9,7 +9,6 @@ use actix_web::http::header::LOCATION;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::{Candidate, Replay, Shadow, ShadowList};
 use berth_api::{Kind, Operation};
-use berth_core::admission;
 use berth_http::Failure;
 use berth_http::body;
 use berth_http::caller::Caller;
@@ -77,7 +76,7 @@ pub(crate) async fn replay(
     let filter = decisions::filter(&ledger, &query)?;
     let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
     let label = candidate.policy.clone();
-    let report = state.kernel.replay(candidate, filter, limit).await.map_err(IntoFailure::into_failure)?;
+    let report = state.lab.replay(candidate, filter, limit).await.map_err(IntoFailure::into_failure)?;
     Ok(HttpResponse::Ok().json(call_records::replay(&label, &report)))
 }
 
@@ -88,7 +87,7 @@ pub(crate) async fn replay(
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
     responses((status = 200, description = "All of them", body = ShadowList)))]
 pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
-    let items = state.kernel.shadows().iter().map(call_records::shadow).collect();
+    let items = state.lab.shadows().iter().map(call_records::shadow).collect();
     etag::fresh(&request, &ShadowList { items })
 }
 
@@ -116,7 +115,7 @@ pub(crate) async fn add(
 ) -> Result<HttpResponse, Failure> {
     let wanted = body::json(&request, payload).await?;
     let candidate = candidate(&state, &state.kernel.snapshot(), wanted)?;
-    let shadow = state.kernel.add_shadow(candidate).await.map_err(IntoFailure::into_failure)?;
+    let shadow = state.lab.add_shadow(candidate).await.map_err(IntoFailure::into_failure)?;
     tracing::info!(
         policy = shadow.candidate.policy,
         by = caller.name(),
@@ -141,7 +140,7 @@ pub(crate) async fn show(
     request: HttpRequest,
     path: web::Path<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let shadows = state.kernel.shadows();
+    let shadows = state.lab.shadows();
     let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
     etag::fresh(&request, &call_records::shadow(shadow))
 }
@@ -161,7 +160,7 @@ pub(crate) async fn end(
     state: web::Data<State>,
     path: web::Path<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let shadow = state.kernel.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
+    let shadow = state.lab.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
     tracing::info!(policy = shadow.candidate.policy, by = caller.name(), "a shadow is asked no more");
     Ok(HttpResponse::Ok().json(call_records::shadow(&shadow)))
 }
@@ -177,7 +176,7 @@ pub(crate) fn candidate(
     state: &State,
     ledger: &Ledger,
     wanted: Candidate,
-) -> Result<admission::Candidate, Failure> {
+) -> Result<berth_core::lab::Candidate, Failure> {
     let version = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
         Failure::new(Kind::Invalid, rule).hint("list the policies").action(Operation::ListPolicies)
     })?;
@@ -190,5 +189,5 @@ pub(crate) fn candidate(
         let rule = format!("parameters: {} bytes; at most {PARAMETERS_BYTES_MAX}", parameters.len());
         return Err(Failure::new(Kind::Invalid, rule));
     }
-    Ok(admission::Candidate { policy: version.label(), digest: version.digest.clone(), parameters })
+    Ok(berth_core::lab::Candidate { policy: version.label(), digest: version.digest.clone(), parameters })
 }

@@ -142,7 +142,7 @@ pub(crate) async fn list(
 ) -> Result<HttpResponse, Failure> {
     let limit = paging::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
     let filter = filter(&state.kernel.snapshot(), &query)?;
-    let (found, standing) = state.kernel.decisions(filter, limit).await.map_err(IntoFailure::into_failure)?;
+    let (found, standing) = state.lab.decisions(filter, limit).await.map_err(IntoFailure::into_failure)?;
     etag::fresh(&request, &DecisionRecordList::of(&found, standing))
 }
 
@@ -162,12 +162,8 @@ pub(crate) async fn show(
     request: HttpRequest,
     path: web::Path<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let (decision, _) = state
-        .kernel
-        .decision(*path)
-        .await
-        .map_err(IntoFailure::into_failure)?
-        .ok_or_else(|| unknown(*path))?;
+    let (decision, _) =
+        state.lab.decision(*path).await.map_err(IntoFailure::into_failure)?.ok_or_else(|| unknown(*path))?;
     etag::fresh(&request, &DecisionRecord::of(&decision))
 }
 
@@ -185,12 +181,8 @@ pub(crate) async fn show(
         (status = 409, description = "This daemon keeps no journal"),
     ))]
 pub(crate) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
-    let (_, input) = state
-        .kernel
-        .decision(*path)
-        .await
-        .map_err(IntoFailure::into_failure)?
-        .ok_or_else(|| unknown(*path))?;
+    let (_, input) =
+        state.lab.decision(*path).await.map_err(IntoFailure::into_failure)?.ok_or_else(|| unknown(*path))?;
     let input = input.ok_or_else(|| {
         Failure::new(
             Kind::UnknownDecision,
@@ -230,5 +222,5 @@ pub(crate) async fn explain(
     let allocation = live.or_else(|| ledger.ended.get(id).map(|past| past.allocation()));
     let allocation =
         allocation.ok_or(Refusal::UnknownAllocation { id }).map_err(IntoFailure::into_failure)?;
-    etag::fresh(&request, &explanation::explain(&state.kernel, &ledger, &allocation).await)
+    etag::fresh(&request, &explanation::explain(&state.lab, &ledger, &allocation).await)
 }

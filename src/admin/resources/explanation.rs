@@ -2,7 +2,7 @@
 //! is no longer recorded.
 
 use berth_api::{DecisionRecord, Explanation, rfc3339};
-use berth_core::admission::KernelHandle;
+use berth_core::Lab;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, Decision, Filter, Outcome, Requester};
@@ -20,10 +20,10 @@ const PLACEMENTS: usize = 100;
 const PAGES: usize = 8;
 
 /// Explains an allocation; without a readable journal, from the allocation itself.
-pub(crate) async fn explain(kernel: &KernelHandle, node: &Ledger, allocation: &Allocation) -> Explanation {
-    let admitted = admitted(kernel, allocation).await;
+pub(crate) async fn explain(lab: &Lab, node: &Ledger, allocation: &Allocation) -> Explanation {
+    let admitted = admitted(lab, allocation).await;
     let placed = match &admitted {
-        Some(admitted) => placed(kernel, allocation, admitted).await,
+        Some(admitted) => placed(lab, allocation, admitted).await,
         None => None,
     };
     let mut sentences = vec![what(node, allocation)];
@@ -44,12 +44,12 @@ pub(crate) async fn explain(kernel: &KernelHandle, node: &Ledger, allocation: &A
     Explanation { allocation: allocation.id.to_string(), sentences, decisions }
 }
 
-async fn admitted(kernel: &KernelHandle, allocation: &Allocation) -> Option<Decision> {
+async fn admitted(lab: &Lab, allocation: &Allocation) -> Option<Decision> {
     let whose = Requester { allocations: vec![allocation.id], pod: None };
     // By its id only: the clock may have been set meanwhile.
     let mut filter = Filter { requester: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
     for _ in 0..PAGES {
-        let (found, _) = kernel.decisions(filter.clone(), 1).await.ok()?;
+        let (found, _) = lab.decisions(filter.clone(), 1).await.ok()?;
         if let Some(decision) = found.decisions.into_iter().next() {
             return Some(decision);
         }
@@ -59,14 +59,14 @@ async fn admitted(kernel: &KernelHandle, allocation: &Allocation) -> Option<Deci
 }
 
 /// The newest placement of exactly these devices, else of as many of this resource that its pod may have requested.
-async fn placed(kernel: &KernelHandle, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
+async fn placed(lab: &Lab, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
     let filter = Filter {
         hook: Some(Hook::Place),
         since_wall_ms: Some(admitted.at_wall_ms.saturating_sub(PLACED_BEFORE_MS)),
         before: Some(admitted.seq),
         ..Filter::default()
     };
-    let found = kernel.decisions(filter, PLACEMENTS).await.ok()?.0.decisions;
+    let found = lab.decisions(filter, PLACEMENTS).await.ok()?.0.decisions;
     let asked = |d: &&Decision| {
         let request = d.request.as_ref();
         request.is_some_and(|r| {

@@ -9,7 +9,7 @@ use crate::state::State;
 use actix_web::{HttpRequest, HttpResponse, web};
 use berth_api::Kind;
 use berth_api::{Alive, Check};
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_core::counters::RegistrationState;
 use berth_http::Failure;
 use berth_http::probe_details;

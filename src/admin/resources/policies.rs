@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_api::Kind;
 use berth_api::{Policy, PolicyDetail, PolicyList, Word};
-use berth_core::admission::{DeleteError, Upload};
+use berth_core::policies::{DeleteError, Upload};
 use berth_http::Failure;
 use berth_http::body;
 use berth_http::caller::Caller;
@@ -155,7 +155,7 @@ pub(crate) async fn upload(
     let module = body::module(&request, payload).await?;
     let before = state.kernel.snapshot();
     let upload = Upload { module, signature, by, why: reason };
-    let version = state.kernel.upload(upload).await.map_err(IntoFailure::into_failure)?;
+    let version = state.policies.upload(upload).await.map_err(IntoFailure::into_failure)?;
     let new = !before.policies.contains_key(&version.digest);
     if new {
         tracing::info!(
@@ -227,7 +227,7 @@ pub(crate) async fn module(
         .map_err(IntoFailure::into_failure)?;
     // The name is a DNS label, so it needs no quoting.
     let file = format!("attachment; filename=\"{}-{}.wasm\"", version.name, digest.short());
-    let pieces = state.kernel.module(digest).await.map_err(IntoFailure::into_failure)?;
+    let pieces = state.policies.module(digest).await.map_err(IntoFailure::into_failure)?;
     let bytes = pieces.bytes();
     let mut response = HttpResponse::Ok();
     // Compression would need a compressor for each request, and remove Content-Length.
@@ -283,7 +283,7 @@ pub(crate) async fn delete(
     if !still(&state.kernel.snapshot()) {
         return Err(DeleteError::Changed.into_failure());
     }
-    state.kernel.delete_policy(digest.clone(), Box::new(still)).await.map_err(IntoFailure::into_failure)?;
+    state.policies.delete_policy(digest.clone(), Box::new(still)).await.map_err(IntoFailure::into_failure)?;
     tracing::info!(policy = digest.short(), by = caller.name(), "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
 }

@@ -107,7 +107,7 @@ pub(crate) async fn swap(
     stack: command::NewStack,
     expected: Option<u64>,
 ) -> Result<HttpResponse, Failure> {
-    let ledger = state.kernel.activate(stack, expected).await.map_err(IntoFailure::into_failure)?;
+    let ledger = state.policies.activate(stack, expected).await.map_err(IntoFailure::into_failure)?;
     let labels: Vec<_> = ledger.stack.entries.iter().map(kernel::StackEntry::label).collect();
     tracing::info!(
         revision = ledger.stack.revision,

@@ -10,9 +10,7 @@ use berth_api::{
     Candidate, DecisionCall, NewTrial, OfferLine, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest,
     TrialResource,
 };
-use berth_core::admission::{
-    self, CallReport, DeviceRequest, RequestOutcome, TRIAL_DEVICES_MAX, TrialReport,
-};
+use berth_core::lab::{CallReport, DeviceRequest, RequestOutcome, TRIAL_DEVICES_MAX, TrialReport};
 use berth_http::Failure;
 use berth_http::body;
 use berth_kernel::decision::{CallOutcome, Outcome};
@@ -57,14 +55,14 @@ pub(crate) async fn add(
     }
     let wish = request.map(wish).transpose().map_err(|rule| Failure::new(Kind::Invalid, rule))?;
     let candidate = candidate(&state, &state.kernel.snapshot(), Candidate { policy, digest, parameters })?;
-    let trial = admission::Proposal {
+    let trial = berth_core::lab::Proposal {
         candidate,
         permissions: permissions.map(Into::into),
         on_fault: on_fault.map(Into::into),
         alone,
         request: wish.clone(),
     };
-    let tried = state.kernel.try_policy(trial).await.map_err(IntoFailure::into_failure)?;
+    let tried = state.lab.try_policy(trial).await.map_err(IntoFailure::into_failure)?;
     Ok(HttpResponse::Ok().json(shown(&tried, wish.as_ref(), state.kernel.rules().overcommit_percent)))
 }
 

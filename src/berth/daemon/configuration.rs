@@ -5,7 +5,7 @@ use super::{Daemon, setup};
 use crate::config::{Chosen, Config};
 use anyhow::Context;
 use berth_cluster::WatchedLabel;
-use berth_core::admission::KernelHandle;
+use berth_core::PolicyService;
 use std::path::Path;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -89,14 +89,14 @@ impl Configuration {
 impl Daemon {
     /// Returns once the node's label selects another configuration; never if no label is used. Borrows nothing.
     pub(super) fn wait_for_reconfiguration(&self) -> impl Future<Output = ()> + use<> {
-        let (configuration, kernel) = (self.configuration.clone(), self.kernel().clone());
+        let (configuration, policies) = (self.configuration.clone(), self.policies().clone());
         let (folder, compiler) = (self.config.state_dir.clone(), self.options.compiler.clone());
         async move {
             let Some(configuration) = configuration else { return std::future::pending().await };
             let chosen = configuration.chosen.clone();
             configuration
                 .wait_for_change(async |label| {
-                    select_other(&chosen, label, &kernel, &folder, &compiler).await
+                    select_other(&chosen, label, &policies, &folder, &compiler).await
                 })
                 .await;
         }
@@ -108,11 +108,11 @@ impl Daemon {
 async fn select_other(
     chosen: &Chosen,
     label: Option<String>,
-    kernel: &KernelHandle,
+    policies: &PolicyService,
     folder: &Path,
     compiler: &Path,
 ) -> anyhow::Result<Option<String>> {
-    let (chosen, node) = (chosen.clone(), kernel.snapshot());
+    let (chosen, node) = (chosen.clone(), policies.kernel().snapshot());
     let read = move || {
         let Some(other) = chosen.changed_for(label.as_deref())? else { return Ok(None) };
         let entries = start_stack(&other, &node).with_context(|| unusable_text(&other))?;
@@ -121,18 +121,18 @@ async fn select_other(
     let read = tokio::task::spawn_blocking(read).await.context("selecting the configuration failed")??;
     let Some((other, entries)) = read else { return Ok(None) };
     // Prepared by the daemon, so that compiled policies are kept for the next attempt and for the start.
-    let prepared = kernel.prepare(entries.iter().map(|entry| &entry.digest)).await;
+    let prepared = policies.prepare(entries.iter().map(|entry| &entry.digest)).await;
     let prepared = prepared.with_context(|| unusable_text(&other))?;
     let settings =
         berth_wasm::Settings { compiler: compiler.to_owned(), ..setup::policies(&other, folder.to_owned()) };
-    let (node, now) = (kernel.snapshot(), kernel.now());
+    let (node, now) = (policies.kernel().snapshot(), policies.kernel().now());
     let test = move || {
         let _prepared = prepared;
         test_stack(&other, entries, &node, now, settings).with_context(|| unusable_text(&other))?;
         Ok(Some(name(&other).to_owned()))
     };
     let tested = tokio::task::spawn_blocking(test).await.context("selecting the configuration failed");
-    kernel.unload_unused();
+    policies.unload_unused();
     tested?
 }
 

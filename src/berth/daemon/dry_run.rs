@@ -5,7 +5,7 @@ use super::stack::{Unresolved, check_trusted, resolve, resolve_entry};
 use super::{SystemClock, open_gpus, setup};
 use crate::config::{BadSetting, Config, Findings, GpuSource, SkippedChecks};
 use anyhow::Context;
-use berth_core::admission::{TIME_FACTOR, Trial};
+use berth_core::stack::{DryRun, TIME_FACTOR};
 use berth_gpus::sim::SimGpus;
 use berth_http::check_files;
 use berth_kernel::change::{Change, Entry};
@@ -13,7 +13,7 @@ use berth_kernel::command::NewStack;
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::{Fault, FaultKind, Hook};
-use berth_kernel::ports::{Clock, Gpus, Policies};
+use berth_kernel::ports::{Clock, Gpus, PolicyFiles as _, PolicyRuntime};
 use berth_kernel::scan::look;
 use berth_kernel::stack::StackEntry;
 use berth_kernel::time::Now;
@@ -60,15 +60,15 @@ pub fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findin
     let mut entries = entries(config, skipped, &node, &mut findings);
     for (_, entry) in &entries {
         if let Some(version) = node.policies.get(&entry.digest) {
-            policies.restore(version)?;
+            policies.load(version)?;
         }
     }
     // Policies read parameters before any GPU, so these faults occur on every node.
-    let (mut failures, _) = run_trials(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+    let (mut failures, _) = run_dry_runs(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
     failures.iter_mut().for_each(|failure| failure.is_certain = true);
     let changes = look(&node, &inventory, &config.rules, clock.now());
     apply(&mut node, changes, &clock);
-    let (more, warnings) = run_trials(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+    let (more, warnings) = run_dry_runs(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
     failures.extend(more);
     if is_real {
         findings.notes.extend(warnings);
@@ -124,14 +124,14 @@ pub(super) fn test_stack(
     let policies = WasmPolicies::new(policies)?;
     for entry in &entries {
         if let Some(version) = node.policies.get(&entry.digest) {
-            policies.restore(version).with_context(|| format!("policy {}", version.label()))?;
+            policies.load(version).with_context(|| format!("policy {}", version.label()))?;
         }
     }
     let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
     let baseline = &super::baseline(config);
-    let (rules, policies, leisure) = (&config.rules, &policies, TIME_FACTOR);
-    let trial = Trial { stack: &stack, policies, node, now, baseline, rules, leisure };
-    trial.run().map(drop).map_err(|(policy, fault)| {
+    let (rules, policies, time_factor) = (&config.rules, &policies, TIME_FACTOR);
+    let dry_run = DryRun { stack: &stack, policies, node, now, baseline, rules, time_factor };
+    dry_run.run().map(drop).map_err(|(policy, fault)| {
         let at = stack.entries.iter().position(|entry| entry.label() == policy).unwrap_or_default();
         let key = if fault.kind == FaultKind::Parameters { ".parameters" } else { "" };
         let what = format!("policy {policy} fails on this node: {fault}");
@@ -218,9 +218,9 @@ struct PolicyFailure {
 
 /// Tests the stack repeatedly, each time without the entry that failed, until no entry fails. Returns the failures and the
 /// warnings of the others, and removes failed entries from `entries`.
-fn run_trials(
+fn run_dry_runs(
     config: &Config,
-    policies: &dyn Policies,
+    policies: &dyn PolicyRuntime,
     entries: &mut Vec<(usize, StackEntry)>,
     node: &Arc<Ledger>,
     clock: &SystemClock,
@@ -233,16 +233,16 @@ fn run_trials(
             why: String::new(),
             entries: entries.iter().map(|(_, entry)| entry.clone()).collect(),
         };
-        let trial = Trial {
+        let dry_run = DryRun {
             stack: &stack,
             policies,
             node,
             now: clock.now(),
             baseline: &super::baseline(config),
             rules: &config.rules,
-            leisure: 1,
+            time_factor: 1,
         };
-        let (policy, fault) = match trial.run() {
+        let (policy, fault) = match dry_run.run() {
             Err(fault) => fault,
             Ok(offers) => {
                 warnings = offers.notes.reasons();

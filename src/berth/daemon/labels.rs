@@ -7,7 +7,7 @@ use berth_admin::Step;
 use berth_cluster::ApiServer;
 use berth_cluster::node_labels::{Facts, Labels, OTHER_WRITER, file, labels};
 use berth_cluster::{NodeLabelState, NodeLabelTask, OtherWriter};
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

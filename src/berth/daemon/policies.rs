@@ -2,11 +2,11 @@
 
 use super::Progress;
 use anyhow::Context;
-use berth_core::admission::KernelHandle;
-use berth_core::trust;
+use berth_core::PolicyService;
+use berth_core::policies::signatures;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::ports::InstallError;
 use berth_kernel::trust::{Origin, TrustedKey};
 use berth_kernel::trust_check::may_activate;
 use std::sync::Arc;
@@ -28,22 +28,21 @@ const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(600);
 /// # Errors
 /// If the versions cannot be recorded.
 pub(super) async fn load(
-    kernel: KernelHandle,
-    policies: Arc<dyn Policies>,
+    policies: PolicyService,
     keys: Vec<TrustedKey>,
 ) -> anyhow::Result<Option<NotCallable>> {
     // The API already runs, and a version that it deletes meanwhile must not be recorded again.
-    let held = kernel.hold_files().await;
+    let held = policies.hold_files().await;
     let work = move || {
         let _held = held;
-        load_all(&PolicyLoader { kernel: &kernel, policies: &*policies, keys: &keys, is_first_pass: true })
+        load_all(&PolicyLoader { policies: &policies, keys: &keys, is_first_pass: true })
     };
     tokio::task::spawn_blocking(work).await.context("loading the policies")?
 }
 
 fn load_all(loader: &PolicyLoader<'_>) -> anyhow::Result<Option<NotCallable>> {
-    let kernel = loader.kernel;
-    let shipped = loader.policies.shipped(kernel.now());
+    let kernel = loader.policies.kernel();
+    let shipped = loader.policies.files().shipped(kernel.now());
     let newest = kernel.snapshot();
     for version in &shipped {
         match newest.policies.get(&version.digest) {
@@ -76,8 +75,7 @@ pub(super) struct NotCallable {
 
 /// One pass over the policies of the store.
 struct PolicyLoader<'l> {
-    kernel: &'l KernelHandle,
-    policies: &'l dyn Policies,
+    policies: &'l PolicyService,
     keys: &'l [TrustedKey],
     /// The first pass retries temporary failures and logs its findings.
     is_first_pass: bool,
@@ -92,7 +90,7 @@ impl PolicyLoader<'_> {
     ) -> anyhow::Result<Option<NotCallable>> {
         let mut not_callable: Option<NotCallable> = None;
         for digest in digests {
-            let node = self.kernel.snapshot();
+            let node = self.policies.kernel().snapshot();
             let Some(version) = node.policies.get(digest) else { continue };
             let active = node.stack.entries.iter().any(|e| e.digest == *digest);
             match self.restore(version, active) {
@@ -113,7 +111,7 @@ impl PolicyLoader<'_> {
                         policy = version.label(),
                         "removed a policy of an earlier release that was never called"
                     );
-                    self.kernel.forget_policy(digest.clone())?;
+                    self.policies.kernel().forget_policy(digest.clone())?;
                 }
             }
         }
@@ -122,7 +120,7 @@ impl PolicyLoader<'_> {
 
     /// Records the result of loading `old`. An upload may have changed its signature meanwhile.
     fn record(&self, old: &PolicyVersion, loaded: &PolicyVersion) -> anyhow::Result<()> {
-        let node = self.kernel.snapshot();
+        let node = self.policies.kernel().snapshot();
         let Some(newest) = node.policies.get(&old.digest) else { return Ok(()) };
         let mut origin = newest.origin.clone();
         if origin.signature == old.origin.signature {
@@ -131,7 +129,7 @@ impl PolicyLoader<'_> {
         let recorded =
             PolicyVersion { artifact: loaded.artifact.clone(), origin, ..PolicyVersion::clone(newest) };
         if recorded != **newest {
-            self.kernel.record_policy(recorded)?;
+            self.policies.kernel().record_policy(recorded)?;
         }
         Ok(())
     }
@@ -156,7 +154,7 @@ impl PolicyLoader<'_> {
                 tracing::debug!(policy = version.label(), %error, "the policy is still not callable");
             }
             // Registered, so that it can be made callable later.
-            self.policies.register(version);
+            self.policies.files().register(version);
             if active {
                 let reason = format!("policy {} cannot be made callable: {error}", version.label());
                 return Restored::NotCallable { reason, is_temporary };
@@ -173,14 +171,15 @@ impl PolicyLoader<'_> {
             }
             return Ok(Restored::Known(Box::new(version)));
         }
-        if !active && self.policies.register(&version) {
+        if !active && self.policies.files().register(&version) {
             return Ok(Restored::Known(Box::new(version)));
         }
-        let is_lost = || matches!(self.policies.module(&version.digest), Err(InstallError::Lost { .. }));
+        let is_lost =
+            || matches!(self.policies.files().read_all(&version.digest), Err(InstallError::Lost { .. }));
         if !active && version.origin.once_shipped && is_lost() {
             return Ok(Restored::Gone);
         }
-        Ok(Restored::Known(Box::new(self.policies.restore(&version)?)))
+        Ok(Restored::Known(Box::new(self.policies.runtime().load(&version)?)))
     }
 
     /// The version with the name of the trusted key that signed it.
@@ -192,8 +191,8 @@ impl PolicyLoader<'_> {
         let signed_by = match signature {
             None => None,
             Some(signature) => {
-                let bytes = self.policies.module(&version.digest)?;
-                trust::signer(self.keys, &bytes, &signature).map(ToOwned::to_owned)
+                let bytes = self.policies.files().read_all(&version.digest)?;
+                signatures::signer(self.keys, &bytes, &signature).map(ToOwned::to_owned)
             }
         };
         Ok(PolicyVersion { origin: Origin { signed_by, ..version.origin.clone() }, ..version.clone() })
@@ -222,8 +221,7 @@ enum Restored {
 /// Retries until the active stack is callable, first after `wait`. Ends when another stack is active, since activation made
 /// that one callable.
 pub(super) async fn retry_until_callable(
-    kernel: KernelHandle,
-    policies: Arc<dyn Policies>,
+    policies: PolicyService,
     keys: Vec<TrustedKey>,
     progress: Arc<Progress>,
     cause: NotCallable,
@@ -231,7 +229,7 @@ pub(super) async fn retry_until_callable(
 ) {
     let NotCallable { revision, reason, .. } = cause;
     progress.set_uncallable(Some(reason));
-    let mut snapshots = kernel.watch();
+    let mut snapshots = policies.kernel().watch();
     let keys: Arc<[TrustedKey]> = keys.into();
     loop {
         let another = snapshots.wait_for(|node| node.stack.revision != revision);
@@ -239,7 +237,7 @@ pub(super) async fn retry_until_callable(
             tracing::info!("the stack whose policies could not be called is no longer active");
             break;
         }
-        match retry(&kernel, &policies, &keys, revision).await {
+        match retry(&policies, &keys, revision).await {
             Ok(None) => {
                 tracing::info!("the policies of the active stack can be called again");
                 break;
@@ -259,18 +257,16 @@ pub(super) async fn retry_until_callable(
 }
 
 async fn retry(
-    kernel: &KernelHandle,
-    policies: &Arc<dyn Policies>,
+    policies: &PolicyService,
     keys: &Arc<[TrustedKey]>,
     revision: u64,
 ) -> anyhow::Result<Option<NotCallable>> {
-    let held = kernel.hold_files().await;
-    let (kernel, policies, keys) = (kernel.clone(), Arc::clone(policies), Arc::clone(keys));
+    let held = policies.hold_files().await;
+    let (policies, keys) = (policies.clone(), Arc::clone(keys));
     let work = move || {
         let _held = held;
-        let node = kernel.snapshot();
-        let loader =
-            PolicyLoader { kernel: &kernel, policies: &*policies, keys: &keys, is_first_pass: false };
+        let node = policies.kernel().snapshot();
+        let loader = PolicyLoader { policies: &policies, keys: &keys, is_first_pass: false };
         loader.load(node.stack.entries.iter().map(|entry| &entry.digest), revision)
     };
     tokio::task::spawn_blocking(work).await.context("loading the active stack's policies")?

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use anyhow::Context;
-use berth_core::admission::Baseline;
+use berth_core::stack::Baseline;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
 //! Formats policy calls for authors of policies.
 
-use berth_core::admission::RecordedCall;
+use berth_core::stack::RecordedCall;
 use berth_kernel::describe;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::Hook;

@@ -24,11 +24,11 @@ pub use expect::Difference;
 pub use format::FILE_BYTES_MAX;
 pub use report::{Failure, Report};
 
-use berth_core::admission::CallRecorder;
+use berth_core::stack::CallRecorder;
 use berth_kernel::names::RESOURCE_BYTES_MAX;
 use berth_kernel::offer::SHARES_PER_PART_MAX;
 use berth_kernel::policy::{PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX};
-use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::ports::{InstallError, PolicyFiles as _, PolicyRuntime as _};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_wasm::limits::MODULE_BYTES_MAX;
 use berth_wasm::{Scratch, Settings, WasmPolicies};
@@ -90,7 +90,7 @@ impl PolicyTester {
             let names: Vec<&str> = shipped.iter().map(|version| version.name.as_str()).collect();
             format!("no policy {name:?} is shipped; the shipped ones are {}", names.join(", "))
         })?;
-        self.policies.restore(version).map_err(|error| error.to_string())
+        self.policies.load(version).map_err(|error| error.to_string())
     }
 
     /// Whether a different policy of the same name is shipped, which the name without a digest selects.

@@ -4,8 +4,8 @@
 use super::clock::StepClock;
 use super::format::{Group, Health};
 use berth_api::HealthState;
-use berth_core::admission::{Baseline, CallRecorder, Evaluation, Faults, Offers, RecordedCall};
 use berth_core::keeper::{Applied, CommandError, Keeper, Snapshot};
+use berth_core::stack::{Baseline, CallRecorder, Evaluation, Faults, Offers, RecordedCall};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
 use berth_kernel::command::{Command, NewStack, Rules};
 use berth_kernel::drain::{Author, Owners};

@@ -142,7 +142,7 @@ mod tests {
     use super::super::format::{Group, Scenario};
     use super::super::{PolicyTester, run};
     use super::*;
-    use berth_core::admission::CallRecorder;
+    use berth_core::stack::CallRecorder;
 
     #[test]
     fn the_first_candidate_holds_the_allocation_until_its_release() {

@@ -2,13 +2,13 @@
 
 use super::format::Group;
 use super::node::Node;
-use berth_core::admission::{CALL_MS_MAX, CallRecorder};
+use berth_core::stack::{CALL_MS_MAX, CallRecorder};
 use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::policy::{AdmitRequest, FaultKind, Hook, PlaceRequest, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{Clock as _, Policies as _};
+use berth_kernel::ports::{Clock as _, PolicyRuntime as _};
 use std::sync::Arc;
 
 /// The model of the sample node's GPUs.
@@ -58,7 +58,7 @@ pub(super) fn call_all_hooks(
                 wall_ms_max: CALL_MS_MAX,
             };
             let gpus = if snapshot.parts.is_empty() { 0 } else { COUNT };
-            policies.call(call).map_err(|fault| match fault.kind {
+            policies.call(call).answer.map_err(|fault| match fault.kind {
                 // Independent of hook and node.
                 FaultKind::Parameters => fault.to_string(),
                 _ => format!("`{hook}`, called on a node with {gpus} GPUs: {fault}"),

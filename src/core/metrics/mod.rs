@@ -5,7 +5,7 @@
 //!
 //! Label values are bounded: GPUs ([`GPUS_SHOWN_MAX`]), resources ([`berth_kernel::offer::RESOURCES_MAX`] at a time, and
 //! [`crate::counters::RESOURCES_COUNTED_MAX`] over time), policy versions
-//! ([`crate::admission::VERSIONS_COUNTED_MAX`]), XIDs ([`crate::counters::XIDS_COUNTED_MAX`]), routes
+//! ([`crate::stack::VERSIONS_COUNTED_MAX`]), XIDs ([`crate::counters::XIDS_COUNTED_MAX`]), routes
 //! ([`crate::counters::ROUTES_COUNTED_MAX`]); all others are closed lists. Pods and namespaces are not labels.
 
 mod allocations;
@@ -19,7 +19,7 @@ mod process;
 mod scrape;
 pub mod table;
 
-use crate::admission::KernelHandle;
+use crate::{Core, KernelHandle, Lab};
 use families::Families;
 pub use gpus::GPUS_SHOWN_MAX;
 use prometheus_client::collector::Collector;
@@ -38,13 +38,14 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 #[derive(Clone)]
 pub struct Metrics {
     kernel: KernelHandle,
+    lab: Lab,
 }
 
 impl Metrics {
     /// The metrics of this daemon.
     #[must_use]
-    pub fn new(kernel: KernelHandle) -> Self {
-        Self { kernel }
+    pub fn new(core: &Core) -> Self {
+        Self { kernel: core.kernel.clone(), lab: core.lab.clone() }
     }
 
     /// Encodes all metrics as text.
@@ -71,7 +72,7 @@ impl Metrics {
             store_failed: self.kernel.store_error().is_some(),
             figures,
             call_counters: self.kernel.call_counters(),
-            journal: self.kernel.journal_stats(),
+            journal: self.lab.journal_stats(),
             ledger,
         };
         let mut registry = Registry::default();

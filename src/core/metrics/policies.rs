@@ -3,7 +3,7 @@
 use super::families::{Families, Values};
 use super::scrape::Scrape;
 use super::table;
-use crate::admission::CallStats;
+use crate::stack::CallStats;
 use std::fmt;
 
 /// Splits a label `name@digest` into the policy's name and the beginning of its digest.

@@ -1,8 +1,8 @@
 //! The state that one scrape shows.
 
-use crate::admission::{CallCounters, PolicyStatuses};
 use crate::counters::Counters;
 use crate::keeper::Snapshot;
+use crate::stack::{CallCounters, PolicyStatuses};
 use berth_kernel::listing::ListedDevice;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::ports::JournalStats;

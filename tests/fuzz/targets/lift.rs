@@ -4,7 +4,7 @@
 mod room;
 
 use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::Policies;
+use berth_kernel::ports::PolicyFiles as _;
 use berth_kernel::time::Now;
 use std::sync::OnceLock;
 

@@ -3,15 +3,16 @@
 
 use crate::bench::history;
 use anyhow::{Context as _, Result};
-use berth_core::admission::{self, Baseline, KernelHandle};
 use berth_core::keeper::Keeper;
+use berth_core::stack::Baseline;
+use berth_core::{Core, KernelHandle, PolicyService};
 use berth_gpus::sim::SimGpus;
 use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::gpu::Inventory;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use berth_kernel::policy::PolicyVersion;
-use berth_kernel::ports::{Clock, Gpus as _, Policies, Store};
+use berth_kernel::ports::{Clock, Gpus as _, Store};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Now;
 use berth_kubelet::{Edits, ReconcileTiming};
@@ -146,13 +147,12 @@ impl<'h> Node<'h> {
             ignored_xids: Vec::new(),
             quiet_ms: 0,
         };
-        let policies: Arc<dyn Policies> = Arc::clone(&house.policies) as _;
-        let kernel =
-            admission::start(keeper, policies, Arc::clone(&house.clock), rules, baseline, None)?.handle;
+        let Core { kernel, policies, .. } =
+            berth_core::start(keeper, &house.policies, Arc::clone(&house.clock), rules, baseline, None)?.core;
         let inventory = SimGpus::open(recipe.gpus)?.scan()?;
         kernel.record_scan(inventory.clone())?;
         match recipe.policy {
-            Some((name, parameters)) => activate(house, &kernel, name, parameters)?,
+            Some((name, parameters)) => activate(house, &policies, name, parameters)?,
             None => drop(house.daemon.block_on(kernel.reoffer())?),
         }
         let kubelet = Kubelet::new(Options::new(folder.path()));
@@ -208,7 +208,7 @@ impl Drop for Node<'_> {
     }
 }
 
-fn activate(house: &House, kernel: &KernelHandle, name: &str, parameters: &str) -> Result<()> {
+fn activate(house: &House, policies: &PolicyService, name: &str, parameters: &str) -> Result<()> {
     let version = house.version(name)?.clone();
     let entry = StackEntry {
         name: version.name.clone(),
@@ -217,9 +217,9 @@ fn activate(house: &House, kernel: &KernelHandle, name: &str, parameters: &str) 
         permissions: Permissions::default(),
         on_fault: OnFault::Deny,
     };
-    kernel.record_policy(version)?;
+    policies.kernel().record_policy(version)?;
     let stack = NewStack { from_api: true, by: "bench".into(), why: String::new(), entries: vec![entry] };
-    house.daemon.block_on(kernel.activate(stack, None))?;
+    house.daemon.block_on(policies.activate(stack, None))?;
     Ok(())
 }
 

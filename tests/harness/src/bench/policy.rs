@@ -9,7 +9,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::DeviceId;
 use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Question};
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::Policies as _;
+use berth_kernel::ports::PolicyRuntime as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,14 +55,14 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
             question,
             wall_ms_max: WALL_MS,
         };
-        let answered = house.policies.call(call);
+        let answered = house.policies.call(call).answer;
         ensure!(answered.is_ok(), "{name} failed in {}: {answered:?}", hook.as_str());
         let mut series = Series::default();
         for _ in 0..effort.runs() {
             let mut snapshots = snapshots.iter().cycle();
             series.run(effort.samples(SAMPLES), || {
                 let node = snapshots.next().unwrap_or(&ledger);
-                house.policies.call(std::hint::black_box(Call { node, ..call })).is_ok()
+                house.policies.call(std::hint::black_box(Call { node, ..call })).answer.is_ok()
             });
         }
         // No pod waits for an offer; the budget is that of the hooks that a pod waits for.

@@ -5,7 +5,7 @@ use crate::bench::measure::{Effort, Series};
 use crate::bench::node::{Client, GPU, House, Node, PATIENCE, Recipe, SHARED};
 use crate::bench::table::{Budget, Row, Table};
 use anyhow::{Context as _, Result, anyhow, ensure};
-use berth_core::admission::{GpuWatch, InventoryScanner};
+use berth_core::{GpuWatch, InventoryScanner};
 use berth_gpus::procfs::ProcFs;
 use berth_gpus::sim::SimGpus;
 use berth_kernel::ports::Gpus;

@@ -8,7 +8,7 @@ use super::bytes::Bytes;
 use super::hold;
 use super::node::{baseline, entry, node, part, resources};
 use crate::sim::simulation::{answers, state};
-use berth_core::admission::{Evaluation, Faults};
+use berth_core::stack::{Evaluation, Faults};
 use berth_kernel::allocation::Limits;
 use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decide::decide;
@@ -23,7 +23,7 @@ use berth_kernel::policy::{
     REASON_BYTES_MAX, Severity, Terms, TriageAnswer,
 };
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::ports::{CallOutput, InstallError, PolicyRuntime};
 use berth_kernel::stack::Stack;
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
@@ -299,21 +299,21 @@ struct ScriptedAnswers {
     asked: Mutex<Vec<Digest>>,
 }
 
-impl Policies for ScriptedAnswers {
-    fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
-        Err(InstallError::Busy)
-    }
-    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-        Ok(version.clone())
-    }
-    fn module(&self, _: &Digest) -> Result<Vec<u8>, InstallError> {
-        Err(InstallError::Busy)
-    }
-    fn remove(&self, _: &Digest) {}
-    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+impl ScriptedAnswers {
+    fn answer(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         self.asked.lock().unwrap().push(call.digest.clone());
         // Any answer to any question, but for one: this hook has no other.
         let _: Question<'_> = call.question;
         self.answers[call.digest].clone()
+    }
+}
+
+impl PolicyRuntime for ScriptedAnswers {
+    fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        Ok(version.clone())
+    }
+
+    fn call(&self, call: Call<'_>) -> CallOutput {
+        self.answer(call).into()
     }
 }

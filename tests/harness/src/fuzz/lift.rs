@@ -8,7 +8,7 @@ use super::bytes::Bytes;
 use super::hold;
 use super::node::{baseline, entry, node, resources};
 use crate::sim::simulation::{answers, state};
-use berth_core::admission::{Evaluation, Faults};
+use berth_core::stack::{Evaluation, Faults};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::decide;
 use berth_kernel::gpu::Reading;
@@ -16,7 +16,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, PartId};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, PolicyVersion, REASON_BYTES_MAX};
-use berth_kernel::ports::Policies;
+use berth_kernel::ports::PolicyRuntime;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
 use std::fmt::Write as _;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 const ANSWER_BYTES_MAX: usize = 0x4000 - 0x800;
 
 /// Plays one input.
-pub fn run(policies: &dyn Policies, parrot: &PolicyVersion, data: &[u8]) {
+pub fn run(policies: &dyn PolicyRuntime, parrot: &PolicyVersion, data: &[u8]) {
     let Some((hook, memory)) = data.split_first() else { return };
     let memory = &memory[..memory.len().min(ANSWER_BYTES_MAX)];
     let (mut ledger, rules, now) = (Arc::new(shared()), Rules::default(), Now::default());

@@ -1,7 +1,7 @@
 //! Nodes and stack entries that questions are asked about.
 
 use super::bytes::Bytes;
-use berth_core::admission::Baseline;
+use berth_core::stack::Baseline;
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::ledger::Ledger;

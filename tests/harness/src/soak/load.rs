@@ -1,7 +1,7 @@
 //! The load: pods that come at a steady rate, are checked, and go.
 
 use crate::soak::{SHARED, Wrong};
-use berth_core::admission::KernelHandle;
+use berth_core::KernelHandle;
 use berth_kernel::names::AllocationId;
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::{BTreeSet, VecDeque};

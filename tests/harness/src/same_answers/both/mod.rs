@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use berth_kernel::policy::{Hook, PolicyVersion};
-use berth_kernel::ports::{Input, Policies};
+use berth_kernel::ports::{Input, PolicyRuntime};
 use berth_policy_sdk::testing::Random;
 use berth_policy_sdk::{Context, Hooks};
 use native::{NATIVE, Native};
@@ -55,7 +55,7 @@ pub struct Tally {
     pub differences: Vec<String>,
 }
 
-impl<'a, P: Policies> Both<'a, P> {
+impl<'a, P: PolicyRuntime> Both<'a, P> {
     /// # Errors
     /// If what ships is not what is compiled in here, or says that it has other hooks.
     pub fn new(policies: &'a P, versions: &'a [PolicyVersion]) -> Result<Self, String> {

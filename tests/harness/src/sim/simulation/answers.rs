@@ -2,7 +2,7 @@
 //! permitted (I8), and never more than one question to each (I9).
 
 use super::violation::Violation;
-use berth_core::admission::{Faults, Offers};
+use berth_core::stack::{Faults, Offers};
 use berth_kernel::command::StackAnswer;
 use berth_kernel::decider::Decider;
 use berth_kernel::ledger::Ledger;

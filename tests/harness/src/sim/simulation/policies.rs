@@ -11,9 +11,8 @@ use berth_kernel::policy::{
     TriageAnswer,
 };
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::ports::{CallOutput, InstallError, PolicyRuntime};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
-use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -90,22 +89,8 @@ impl ScriptedPolicies {
     }
 }
 
-impl Policies for ScriptedPolicies {
-    fn install(&self, module: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
-        Ok(version(u32::from(module.first().copied().unwrap_or(0))))
-    }
-
-    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-        Ok(version.clone())
-    }
-
-    fn module(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
-        Err(InstallError::Lost { digest: digest.clone() })
-    }
-
-    fn remove(&self, _: &Digest) {}
-
-    fn call(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
+impl ScriptedPolicies {
+    fn answer(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(call.digest.clone());
         let moods = self.moods.lock().unwrap_or_else(PoisonError::into_inner);
         let mood = moods.get(call.digest).copied().unwrap_or_default();
@@ -123,6 +108,16 @@ impl Policies for ScriptedPolicies {
             }
             Mood::Deny | Mood::Honest => Ok(honest(&call)),
         }
+    }
+}
+
+impl PolicyRuntime for ScriptedPolicies {
+    fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+        Ok(version.clone())
+    }
+
+    fn call(&self, call: Call<'_>) -> CallOutput {
+        self.answer(call).into()
     }
 }
 

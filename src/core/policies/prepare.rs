@@ -3,9 +3,8 @@
 //! Reading and compiling happen here, on a blocking thread, so that the policy thread does neither for a new
 //! stack.
 
-use super::jobs::Unprepared;
-use super::kernel_handle::KernelHandle;
-use super::recorder::at_low_priority;
+use super::PolicyService;
+use crate::jobs::Unprepared;
 use crate::spans;
 use berth_kernel::command::Command;
 use berth_kernel::names::Digest;
@@ -20,12 +19,15 @@ const TURN_MAX: Duration = Duration::from_secs(20);
 /// Time limit of preparing all policies of a stack; a compilation that is running then may still take its own 90 s.
 const PREPARE_MAX: Duration = Duration::from_secs(60);
 
+/// Nice value of threads for long work; 19 is the lowest priority.
+const NICE: i32 = 10;
+
 /// Guard against the deletion of policies' files and the unloading of their code.
 pub struct Prepared {
     _files: OwnedRwLockReadGuard<()>,
 }
 
-impl KernelHandle {
+impl PolicyService {
     /// Makes policies callable. One caller at a time, so that none is compiled twice.
     ///
     /// # Errors
@@ -33,19 +35,19 @@ impl KernelHandle {
     pub async fn prepare(&self, digests: impl IntoIterator<Item = &Digest>) -> Result<Prepared, Unprepared> {
         let failed = |policy: &str, error| Unprepared { policy: policy.to_owned(), error };
         let digests: Vec<&Digest> = digests.into_iter().collect();
-        let label = |digest: &&Digest| self.snapshot().policies.get(*digest).map(|v| v.label());
+        let label = |digest: &&Digest| self.kernel.snapshot().policies.get(*digest).map(|v| v.label());
         let first = digests.first().and_then(label).unwrap_or_default();
         let turn = tokio::time::timeout(TURN_MAX, Arc::clone(&self.preparing).lock_owned()).await;
         let turn = turn.map_err(|_| failed(&first, InstallError::Busy))?;
         let files = self.hold_files().await;
         // Read under the guard: versions of an older snapshot may have been deleted.
-        let ledger = self.snapshot();
+        let ledger = self.kernel.snapshot();
         let version = |digest: &Digest| {
             let lost = || failed(digest.short(), InstallError::Lost { digest: digest.clone() });
             ledger.policies.get(digest).map(Arc::clone).ok_or_else(lost)
         };
         let versions = digests.into_iter().map(version).collect::<Result<Vec<_>, _>>()?;
-        let (policies, kernel) = (Arc::clone(&self.policies), self.clone());
+        let (runtime, kernel) = (Arc::clone(&self.runtime), self.kernel.clone());
         // The task holds both guards, since it continues if the caller is dropped.
         let work = move || {
             let _turn = turn;
@@ -59,7 +61,7 @@ impl KernelHandle {
                     );
                     return Err(failed(&label, InstallError::TooCostly { what }));
                 }
-                let restored = policies.restore(&version).map_err(|error| failed(&label, error))?;
+                let restored = runtime.load(&version).map_err(|error| failed(&label, error))?;
                 if restored.artifact != version.artifact {
                     let (digest, artifact) = (restored.digest, restored.artifact);
                     if let Err(error) = kernel.keeper.execute(Command::RecordArtifact { digest, artifact }) {
@@ -81,23 +83,40 @@ impl KernelHandle {
 
     /// Prevents the deletion of policies' files until the guard is dropped.
     pub async fn hold_files(&self) -> Prepared {
-        Prepared { _files: Arc::clone(&self.files).read_owned().await }
+        Prepared { _files: Arc::clone(&self.files_lock).read_owned().await }
     }
 
     /// Unloads the code that neither the stack nor a shadow needs. Does nothing while another caller holds a
     /// guard: that caller unloads at its own end.
     pub fn unload_unused(&self) {
-        let Ok(files) = Arc::clone(&self.files).try_write_owned() else { return };
-        let kernel = self.clone();
+        let Ok(files) = Arc::clone(&self.files_lock).try_write_owned() else { return };
+        let service = self.clone();
         tokio::task::spawn_blocking(move || {
             let _files = files;
-            let ledger = kernel.snapshot();
-            let shadows = kernel.decisions.shadows();
+            let ledger = service.kernel.snapshot();
+            let shadows = service.shadows.all();
             let active = ledger.stack.entries.iter().map(|entry| &entry.digest);
             let needed: BTreeSet<&Digest> =
                 active.chain(shadows.iter().map(|shadow| &shadow.candidate.digest)).collect();
             let idle = ledger.policies.keys().filter(|digest| !needed.contains(digest));
-            idle.for_each(|digest| kernel.policies.unload(digest));
+            idle.for_each(|digest| service.runtime.unload(digest));
         });
+    }
+}
+
+/// Lowers the priority of the current thread, and of the threads and processes that it starts later, so that an
+/// Allocate goes first on a busy machine. On Linux the call affects a single thread (setpriority(2)), and if the daemon
+/// has a cgroup of its own, only relative to the daemon's other threads. It needs no privilege; if it fails, the
+/// priority stays.
+pub(crate) fn lower_priority() {
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
+
+/// Wraps long work for a blocking thread: compiling, installing, trying a stack. The thread's priority stays
+/// low afterwards.
+pub(crate) fn at_low_priority<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    || {
+        lower_priority();
+        work()
     }
 }

@@ -1,7 +1,7 @@
 //! Offers of a stack: for each GPU those of the first policy that answers, else of the baseline.
 
 use super::*;
-use crate::admission::offers::Offers;
+use crate::stack::Offers;
 
 #[test]
 fn the_first_policy_that_answers_for_a_gpu_offers_it_else_the_baseline() {

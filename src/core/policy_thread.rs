@@ -3,27 +3,24 @@
 //! One thread suffices, since the kubelet calls serially and a policy call takes tens of microseconds. The
 //! kubelet's jobs go first; offers are evaluated again when no job waits.
 
-use super::activation::Trial;
-use super::baseline::Baseline;
-use super::evaluate::Evaluation;
-use super::fault_log::FaultLog;
-use super::faults::{FAULTS_TO_SUSPEND, Faults};
-use super::jobs::{ActivateError, Granted, KubeletJob, OtherJob};
-use super::offers::{OfferNotes, Offers};
-use super::policy_stats::PolicyStats;
-use super::recorder::Recorder;
+use crate::jobs::{ActivateError, Granted, KubeletJob, OtherJob};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
+use crate::lab::recorder::Recorder;
 use crate::spans;
+use crate::stack::evaluate::outcome;
+use crate::stack::fault_log::FaultLog;
+use crate::stack::policy_stats::PolicyStats;
+use crate::stack::{Baseline, DryRun, Evaluation, FAULTS_TO_SUSPEND, Faults, OfferNotes, Offers};
 use berth_kernel::change::Change;
-use berth_kernel::command::{Attempt, Command, NewStack, Rules, StackAnswer};
+use berth_kernel::command::{Attempt, Command, NewStack, Rules};
 use berth_kernel::decider::Decider;
-use berth_kernel::decision::{CallOutcome, CallRecord, Grant, NewDecision, Outcome, OwnedQuestion};
+use berth_kernel::decision::{CallOutcome, CallRecord, NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::gpu::Reading;
 use berth_kernel::names::{Digest, PartId};
 use berth_kernel::offer::PartOffer;
 use berth_kernel::placement;
 use berth_kernel::policy::{AdmitRequest, Hook, TriageAnswer};
-use berth_kernel::ports::{Clock, Policies};
+use berth_kernel::ports::{Clock, PolicyRuntime};
 use berth_kernel::refusal::Refusal;
 use berth_kernel::stack::Stack;
 use berth_kernel::time::Now;
@@ -47,26 +44,26 @@ struct Evaluated {
 }
 
 /// Offers, and the calls that led to them: version, parameters, answer.
-pub(super) type RecordedOffers = (Vec<(PartOffer, Decider)>, Vec<(Digest, String, CallOutcome)>);
+type RecordedOffers = (Vec<(PartOffer, Decider)>, Vec<(Digest, String, CallOutcome)>);
 
 /// State of the policy thread.
-pub(super) struct Worker {
-    pub recorder: Recorder,
+pub(crate) struct Worker {
+    keeper: Handle,
+    recorder: Recorder,
+    policies: Arc<dyn PolicyRuntime>,
+    clock: Arc<dyn Clock>,
+    baseline: Arc<Baseline>,
+    rules: Arc<Rules>,
+    policy_stats: PolicyStats,
     /// The offers that were recorded last.
-    pub last_offers: RefCell<Option<RecordedOffers>>,
-    pub keeper: Handle,
-    pub policies: Arc<dyn Policies>,
-    pub clock: Arc<dyn Clock>,
-    pub baseline: Baseline,
-    pub rules: Rules,
-    pub policy_stats: PolicyStats,
-    pub fault_log: RefCell<FaultLog>,
+    last_offers: RefCell<Option<RecordedOffers>>,
+    fault_log: RefCell<FaultLog>,
     /// The last sign by part and source: at most two sources for each GPU since the start.
-    pub last_signs: RefCell<BTreeMap<(PartId, String), (u64, String)>>,
+    last_signs: RefCell<BTreeMap<(PartId, String), (u64, String)>>,
 }
 
 /// The thread's inboxes.
-pub(super) struct Inboxes {
+pub(crate) struct Inboxes {
     pub kubelet: Receiver<(Span, KubeletJob)>,
     pub other: Receiver<(Span, OtherJob)>,
     /// The keeper's signal of a new snapshot.
@@ -74,12 +71,36 @@ pub(super) struct Inboxes {
 }
 
 impl Worker {
+    pub(crate) fn new(
+        keeper: Handle,
+        recorder: Recorder,
+        policies: Arc<dyn PolicyRuntime>,
+        clock: Arc<dyn Clock>,
+        baseline: Arc<Baseline>,
+        rules: Arc<Rules>,
+        policy_stats: PolicyStats,
+    ) -> Self {
+        let (last_offers, fault_log, last_signs) = Default::default();
+        Self {
+            keeper,
+            recorder,
+            policies,
+            clock,
+            baseline,
+            rules,
+            policy_stats,
+            last_offers,
+            fault_log,
+            last_signs,
+        }
+    }
+
     /// Runs until all handles are dropped.
     ///
     /// Changes of the ledger cause an evaluation of offers only after a job has requested the first one. Before that, the
     /// devices that pods hold are not adopted and the configured stack is not active: baseline offers
     /// would stay listed together with the stack's own devices as long as any of their ids (I10).
-    pub(super) fn run(&self, inboxes: &Inboxes) {
+    pub(crate) fn run(&self, inboxes: &Inboxes) {
         let mut next_offers: Option<Instant> = None;
         let mut offering = false;
         loop {
@@ -231,12 +252,8 @@ impl Worker {
                 // still fail.
                 result => result.and_then(|applied| granted(applied).ok_or(CommandError::Stopping)),
             };
-            self.record(
-                &node,
-                OwnedQuestion::Admit(request.clone()),
-                evaluated,
-                outcome(stack_answer, &granted),
-            );
+            let id = granted.as_ref().map(|granted| Some(granted.allocation.id)).map_err(ToString::to_string);
+            self.record(&node, OwnedQuestion::Admit(request.clone()), evaluated, outcome(stack_answer, id));
             return granted;
         }
     }
@@ -277,7 +294,7 @@ impl Worker {
         !same || health.is_some_and(|old| old.after_triage(answer, self.clock.now()).state != old.state)
     }
 
-    pub(super) fn reoffer(&self) -> Result<(Applied, Option<u32>), CommandError> {
+    fn reoffer(&self) -> Result<(Applied, Option<u32>), CommandError> {
         let node = self.keeper.snapshot();
         let (Offers { parts, again_after_s, notes, .. }, evaluated) =
             self.evaluate(&node, Hook::Offer, |evaluation| evaluation.offers());
@@ -316,18 +333,18 @@ impl Worker {
     }
 
     /// Evaluates a new stack's offers on the live node, and activates the stack only if none of its policies fails.
-    pub(super) fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+    fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
         let node = self.keeper.snapshot();
-        let trial = Trial {
+        let dry_run = DryRun {
             stack: &stack,
             policies: &*self.policies,
             node: &node,
             now: self.clock.now(),
             baseline: &self.baseline,
             rules: &self.rules,
-            leisure: 1,
+            time_factor: 1,
         };
-        let offers = trial.offers().map_err(ActivateError::from)?;
+        let offers = dry_run.offers().map_err(ActivateError::from)?;
         let command = Command::Activate { stack, expected, offers: offers.parts };
         let applied = self.keeper.execute(command).map_err(ActivateError::Command)?;
         self.set_notes(offers.notes);
@@ -336,7 +353,7 @@ impl Worker {
         Ok(applied.snapshot)
     }
 
-    pub(super) fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, CommandError> {
+    fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, CommandError> {
         let node: Snapshot = self.keeper.snapshot();
         let stack_changed = || CommandError::Refused(Refusal::StackMoved { revision: node.stack.revision });
         if node.stack.revision != revision {
@@ -355,7 +372,7 @@ impl Worker {
     }
 
     /// Replaces the messages about the offers in force, and logs new ones.
-    pub(super) fn set_notes(&self, notes: OfferNotes) {
+    fn set_notes(&self, notes: OfferNotes) {
         let mut current = self.policy_stats.notes.lock();
         if notes.mig.refusal != current.mig.refusal {
             match &notes.mig.refusal {
@@ -373,7 +390,7 @@ impl Worker {
     }
 
     /// Records the calls of an evaluation of the active stack. Only this thread writes the statistics.
-    pub(super) fn record_calls(&self, stack: &Stack, hook: Hook, calls: &[CallRecord], faults: Faults) {
+    fn record_calls(&self, stack: &Stack, hook: Hook, calls: &[CallRecord], faults: Faults) {
         self.policy_stats.call_counters.lock().record_calls(hook, calls);
         self.fault_log.borrow_mut().log(hook, calls);
         let failed = calls.iter().any(|call| matches!(call.outcome, CallOutcome::Fault(_)));
@@ -405,24 +422,4 @@ fn granted(applied: Applied) -> Option<Granted> {
         _ => None,
     })?;
     Some(Granted { allocation, snapshot: applied.snapshot })
-}
-
-/// The outcome of an Allocate, from the stack's answer and the keeper's.
-fn outcome(answer: StackAnswer, granted: &Result<Granted, CommandError>) -> Outcome {
-    match answer {
-        StackAnswer::Deny { policy: by, reason } => Outcome::Denied { by, reason },
-        StackAnswer::Faulted { policy: by, kind, detail } => {
-            Outcome::Denied { by, reason: format!("it failed ({}): {detail}", kind.as_str()) }
-        }
-        StackAnswer::Allow { by, terms } => match granted {
-            Err(error) => Outcome::Refused { reason: error.to_string() },
-            Ok(granted) => Outcome::Granted(Grant {
-                allocation: Some(granted.allocation.id),
-                by,
-                reason: terms.reason,
-                limits: terms.limits,
-                environment: terms.environment,
-            }),
-        },
-    }
 }

@@ -22,7 +22,7 @@ use berth_kernel::policy::{
     AdmitRequest, Answer, Fault, FaultKind, OfferAnswer, PlaceRequest, Placement, PolicyVersion, Terms,
 };
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, InstallError, Policies};
+use berth_kernel::ports::{CallOutput, InstallError, PolicyRuntime};
 use berth_kernel::stack::{OnFault, Stack, StackEntry};
 use berth_kernel::time::Now;
 use parking_lot::Mutex;
@@ -44,25 +44,16 @@ struct ScriptedPolicies {
     calls: Mutex<Vec<(char, u64)>>,
 }
 
-impl Policies for ScriptedPolicies {
-    fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
-        Err(InstallError::Busy)
-    }
-    fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
+impl PolicyRuntime for ScriptedPolicies {
+    fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         Ok(version.clone())
     }
-    fn module(&self, _: &Digest) -> Result<Vec<u8>, InstallError> {
-        Err(InstallError::Busy)
-    }
-    fn remove(&self, _: &Digest) {}
-    fn call(&self, call: Call<'_>) -> PolicyAnswer {
+    fn call(&self, call: Call<'_>) -> CallOutput {
         let letter = call.digest.as_str().chars().next().unwrap();
         self.calls.lock().push((letter, call.wall_ms_max));
         std::thread::sleep(self.delay);
-        self.answers.get(&letter).cloned().unwrap_or(Ok(None))
-    }
-    fn call_with_log(&self, call: Call<'_>) -> CallOutput {
-        CallOutput { answer: self.call(call), cost: Cost::default(), log_lines: self.lines.clone() }
+        let answer = self.answers.get(&letter).cloned().unwrap_or(Ok(None));
+        CallOutput { answer, cost: Cost::default(), log_lines: self.lines.clone() }
     }
 }
 

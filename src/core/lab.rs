@@ -1,16 +1,25 @@
-//! Recorded decisions, replays and shadows.
+//! The lab: recorded decisions, and policies that are tried without effect, on recorded decisions ([`Lab::replay`]), on live
+//! ones ([`Lab::add_shadow`]), or on the live node ([`Lab::try_policy`]).
 
-use super::jobs::ActivateError;
-use super::jobs::Unprepared;
-use super::kernel_handle::KernelHandle;
-use super::prepare::Prepared;
-use super::recorder::lower_priority;
-use super::replay::{self, Candidate, Report};
-use super::shadow::{SHADOWS_MAX, Shadow, Shadows};
+mod comparison;
+pub(crate) mod recorder;
+mod replay;
+pub(crate) mod shadow;
+mod trial;
+
+pub use comparison::{Candidate, Counts, CountsByHook, Difference};
+pub use replay::Report;
+pub use shadow::{SHADOWS_MAX, Shadow};
+pub use trial::{
+    CallReport, DeviceRequest, Proposal, RequestOutcome, TRIAL_DEVICES_MAX, TrialError, TrialReport,
+};
+
+use crate::jobs::{ActivateError, Unprepared};
 use crate::keeper::CommandError;
+use crate::policies::{PolicyService, Prepared, lower_priority};
 use berth_kernel::command::NewStack;
 use berth_kernel::decision::{Decision, Filter};
-use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, Policies};
+use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, PolicyRuntime};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,20 +30,21 @@ const REPLAYS: usize = 1;
 /// Concurrent reads of the journal, including replays: each holds a file of 4 MiB and its decoded records.
 const READS: usize = 3;
 
-/// Access to the journal, and the shadows.
+/// Reads decisions, and tries policies without effect. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Decisions {
+pub struct Lab {
+    policies: PolicyService,
     journal: Option<Arc<dyn Journal>>,
+    /// Number of decisions that the recorder lost.
     lost: Arc<AtomicU64>,
-    shadows: Arc<Shadows>,
-    policies: Arc<dyn Policies>,
+    trials: Arc<Semaphore>,
     replays: Arc<Semaphore>,
     reads: Arc<Semaphore>,
 }
 
 /// Error of reading decisions, of a replay or of a shadow.
 #[derive(Debug, thiserror::Error)]
-pub enum DecisionsError {
+pub enum LabError {
     /// This daemon has no journal.
     #[error("this daemon keeps no record of decisions (decisions.maxMiB is 0)")]
     None,
@@ -73,7 +83,7 @@ fn cause(error: &JournalError) -> String {
     error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"))
 }
 
-impl From<ActivateError> for DecisionsError {
+impl From<ActivateError> for LabError {
     fn from(error: ActivateError) -> Self {
         match error {
             ActivateError::Fails { policy, fault, .. } => Self::Fails { policy, fault },
@@ -83,46 +93,39 @@ impl From<ActivateError> for DecisionsError {
     }
 }
 
-impl From<JournalError> for DecisionsError {
+impl From<JournalError> for LabError {
     fn from(error: JournalError) -> Self {
         Self::Journal { error }
     }
 }
 
-impl Decisions {
-    pub(super) fn new(
+impl Lab {
+    pub(crate) fn new(
+        policies: PolicyService,
         journal: Option<Arc<dyn Journal>>,
         lost: Arc<AtomicU64>,
-        shadows: Arc<Shadows>,
-        policies: Arc<dyn Policies>,
     ) -> Self {
-        let (replays, reads) = (Arc::new(Semaphore::new(REPLAYS)), Arc::new(Semaphore::new(READS)));
-        Self { journal, lost, shadows, policies, replays, reads }
-    }
-
-    /// All shadows.
-    pub(super) fn shadows(&self) -> Vec<Shadow> {
-        self.shadows.all()
+        let permits = |count| Arc::new(Semaphore::new(count));
+        let (trials, replays, reads) = (permits(trial::TRIALS), permits(REPLAYS), permits(READS));
+        Self { policies, journal, lost, trials, replays, reads }
     }
 
     /// Runs a read of the journal on a blocking thread.
     async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&dyn Journal, &dyn Policies) -> Result<T, JournalError> + Send + 'static,
-    ) -> Result<T, DecisionsError> {
-        let journal = self.journal.clone().ok_or(DecisionsError::None)?;
-        let policies = Arc::clone(&self.policies);
+        read: impl FnOnce(&dyn Journal, &dyn PolicyRuntime) -> Result<T, JournalError> + Send + 'static,
+    ) -> Result<T, LabError> {
+        let journal = self.journal.clone().ok_or(LabError::None)?;
+        let runtime = Arc::clone(self.policies.runtime());
         // The task holds the permit, since it continues if the caller is dropped.
-        let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| DecisionsError::Stopping)?;
+        let permit = Arc::clone(&self.reads).acquire_owned().await.map_err(|_| LabError::Stopping)?;
         let work = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            read(&*journal, &*policies)
+            read(&*journal, &*runtime)
         });
-        Ok(work.await.map_err(|_| DecisionsError::Stopping)??)
+        Ok(work.await.map_err(|_| LabError::Stopping)??)
     }
-}
 
-impl KernelHandle {
     /// Finds decisions, newest first, at most `limit`. There may be more if `next` is set, even if none were
     /// found: one call searches a part of the journal only.
     ///
@@ -132,65 +135,58 @@ impl KernelHandle {
         &self,
         filter: Filter,
         limit: usize,
-    ) -> Result<(DecisionPage, JournalStats), DecisionsError> {
-        let lost = self.decisions.lost.load(Ordering::Relaxed);
-        self.decisions
-            .read(move |journal, _| {
-                let found = journal.find(&filter, limit)?;
-                let stats = journal.stats();
-                // Decisions lost in the recorder's queue, and those that could not be written.
-                Ok((found, JournalStats { lost: stats.lost + lost, ..stats }))
-            })
-            .await
+    ) -> Result<(DecisionPage, JournalStats), LabError> {
+        let lost = self.lost.load(Ordering::Relaxed);
+        self.read(move |journal, _| {
+            let found = journal.find(&filter, limit)?;
+            let stats = journal.stats();
+            // Decisions lost in the recorder's queue, and those that could not be written.
+            Ok((found, JournalStats { lost: stats.lost + lost, ..stats }))
+        })
+        .await
     }
 
     /// Reads one decision, and the input of its policy calls.
     ///
     /// # Errors
-    /// As [`KernelHandle::decisions`].
-    pub async fn decision(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, DecisionsError> {
-        self.decisions.read(move |journal, _| journal.open(seq)).await
+    /// As [`Lab::decisions`].
+    pub async fn decision(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, LabError> {
+        self.read(move |journal, _| journal.open(seq)).await
     }
 
     /// Replays recorded decisions with a candidate policy, newest first, at most `limit` of them.
     ///
     /// # Errors
     /// If another replay is running, there is no journal, or it cannot be read.
-    pub async fn replay(
-        &self,
-        candidate: Candidate,
-        filter: Filter,
-        limit: u64,
-    ) -> Result<Report, DecisionsError> {
-        let permit =
-            Arc::clone(&self.decisions.replays).try_acquire_owned().map_err(|_| DecisionsError::Busy)?;
+    pub async fn replay(&self, candidate: Candidate, filter: Filter, limit: u64) -> Result<Report, LabError> {
+        let permit = Arc::clone(&self.replays).try_acquire_owned().map_err(|_| LabError::Busy)?;
         let report = match self.prepare_candidate(&candidate).await {
             Ok(prepared) => {
-                let work = move |journal: &dyn Journal, policies: &dyn Policies| {
+                let work = move |journal: &dyn Journal, runtime: &dyn PolicyRuntime| {
                     let _held = (permit, prepared);
                     lower_priority();
-                    replay::replay(&candidate, &filter, limit, journal, policies)
+                    replay::replay(&candidate, &filter, limit, journal, runtime)
                 };
-                self.decisions.read(work).await
+                self.read(work).await
             }
             Err(error) => Err(error),
         };
-        self.unload_unused();
+        self.policies.unload_unused();
         report
     }
 
     /// The journal's size and counts, without the time of its oldest decision; `None` if there is no journal. Does not block.
     #[must_use]
     pub fn journal_stats(&self) -> Option<JournalStats> {
-        let size = self.decisions.journal.as_ref()?.stats_without_oldest();
-        let lost = self.decisions.lost.load(Ordering::Relaxed);
+        let size = self.journal.as_ref()?.stats_without_oldest();
+        let lost = self.lost.load(Ordering::Relaxed);
         Some(JournalStats { lost: size.lost + lost, ..size })
     }
 
     /// Makes a candidate callable, and tries its parameters: if its hooks are rarely called, wrong parameters would
     /// otherwise go unnoticed for a long time. The entry has all permissions, so that only the policy itself can fail.
-    async fn prepare_candidate(&self, candidate: &Candidate) -> Result<Prepared, DecisionsError> {
-        let prepared = self.prepare([&candidate.digest]).await.map_err(DecisionsError::Unprepared)?;
+    async fn prepare_candidate(&self, candidate: &Candidate) -> Result<Prepared, LabError> {
+        let prepared = self.policies.prepare([&candidate.digest]).await.map_err(LabError::Unprepared)?;
         let any = || vec!["*".to_owned()];
         let entry = StackEntry {
             name: candidate.name().to_owned(),
@@ -200,39 +196,39 @@ impl KernelHandle {
             on_fault: OnFault::default(),
         };
         let (by, why, entries) = (String::new(), String::new(), vec![entry]);
-        self.try_stack(&NewStack { from_api: true, by, why, entries }).await?;
+        self.policies.try_stack(&NewStack { from_api: true, by, why, entries }).await?;
         Ok(prepared)
     }
 
     /// All shadows.
     #[must_use]
     pub fn shadows(&self) -> Vec<Shadow> {
-        self.decisions.shadows()
+        self.policies.shadows.all()
     }
 
     /// Starts a shadow.
     ///
     /// # Errors
     /// If there are [`SHADOWS_MAX`] already, or the candidate fails on this node.
-    pub async fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, DecisionsError> {
-        if self.decisions.shadows().len() >= SHADOWS_MAX {
-            return Err(DecisionsError::ShadowsFull);
+    pub async fn add_shadow(&self, candidate: Candidate) -> Result<Shadow, LabError> {
+        if self.policies.shadows.all().len() >= SHADOWS_MAX {
+            return Err(LabError::ShadowsFull);
         }
         let added = match self.prepare_candidate(&candidate).await {
             Ok(_prepared) => {
-                self.decisions.shadows.add(candidate, self.now()).ok_or(DecisionsError::ShadowsFull)
+                self.policies.shadows.add(candidate, self.policies.kernel.now()).ok_or(LabError::ShadowsFull)
             }
             Err(error) => Err(error),
         };
-        self.unload_unused();
+        self.policies.unload_unused();
         added
     }
 
     /// Ends a shadow, and returns it; `None` if there is no such shadow.
     #[must_use]
     pub fn remove_shadow(&self, id: u64) -> Option<Shadow> {
-        let removed = self.decisions.shadows.remove(id);
-        self.unload_unused();
+        let removed = self.policies.shadows.remove(id);
+        self.policies.unload_unused();
         removed
     }
 }

@@ -10,7 +10,7 @@ use berth_kernel::ports::InstallError;
 use tokio::sync::oneshot;
 
 /// Jobs that the kubelet waits for.
-pub(super) enum KubeletJob {
+pub(crate) enum KubeletJob {
     Allocate {
         request: AdmitRequest,
         attempt: Attempt,
@@ -23,7 +23,7 @@ pub(super) enum KubeletJob {
 }
 
 /// All other jobs.
-pub(super) enum OtherJob {
+pub(crate) enum OtherJob {
     Triage(Reading),
     Offer {
         reply: oneshot::Sender<CommandResult>,

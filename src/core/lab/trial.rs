@@ -2,19 +2,17 @@
 //! a copy of the ledger, with the same evaluation and the same kernel, off the policy thread.
 //! Nothing is recorded or granted.
 
-use super::activation::{TIME_FACTOR, Trial};
-use super::call_recorder::CallRecorder;
-use super::evaluate::Evaluation;
-use super::faults::Faults;
-use super::jobs::Unprepared;
-use super::kernel_handle::KernelHandle;
-use super::recorder::at_low_priority;
-use super::replay::Candidate;
+use super::Lab;
+use super::comparison::Candidate;
+use crate::jobs::Unprepared;
 use crate::keeper::Snapshot;
+use crate::policies::{PolicyService, at_low_priority};
 use crate::spans;
-use berth_kernel::command::{Attempt, Command, NewStack, StackAnswer};
+use crate::stack::evaluate::outcome;
+use crate::stack::{CallRecorder, DryRun, Evaluation, Faults, TIME_FACTOR};
+use berth_kernel::command::{Attempt, Command, NewStack, Rules};
 use berth_kernel::decide::{Verdict, decide};
-use berth_kernel::decision::{CallOutcome, CallRecord, Grant, Outcome};
+use berth_kernel::decision::{CallOutcome, CallRecord, Outcome};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
 use berth_kernel::names::{DeviceId, Resource};
@@ -26,7 +24,6 @@ use berth_kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth_kernel::time::Now;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Concurrent trials: each makes up to three evaluations, and the calls of an activation.
 pub(super) const TRIALS: usize = 1;
@@ -126,7 +123,7 @@ pub enum TrialError {
     Stopping,
 }
 
-impl KernelHandle {
+impl Lab {
     /// Tries a policy on the live node. Usually takes milliseconds; up to a minute and a half if policies use
     /// all their time, and longer if code must be read or compiled first.
     ///
@@ -134,46 +131,42 @@ impl KernelHandle {
     /// If another trial is running, the stack is full, or the policy cannot be made callable.
     pub async fn try_policy(&self, proposal: Proposal) -> Result<TrialReport, TrialError> {
         let permit = Arc::clone(&self.trials).try_acquire_owned().map_err(|_| TrialError::Busy)?;
-        let prepared = self.prepare([&proposal.candidate.digest]).await;
+        let prepared = self.policies.prepare([&proposal.candidate.digest]).await;
         let report = match prepared {
-            Ok(_prepared) => self.run_trial(proposal, permit).await,
+            Ok(_prepared) => {
+                let policies = self.policies.clone();
+                // The task holds the permit, since it continues if the caller is dropped.
+                let work = move || {
+                    let _permit = permit;
+                    RunningTrial::new(&policies, &proposal).map(|trial| trial.run(proposal.request.as_ref()))
+                };
+                let work = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(work)));
+                work.await.unwrap_or(Err(TrialError::Stopping))
+            }
             Err(error) => Err(TrialError::Unprepared(error)),
         };
-        self.unload_unused();
+        self.policies.unload_unused();
         report
-    }
-
-    async fn run_trial(
-        &self,
-        proposal: Proposal,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<TrialReport, TrialError> {
-        let kernel = self.clone();
-        // The task holds the permit, since it continues if the caller is dropped.
-        let work = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(move || {
-            let _permit = permit;
-            RunningTrial::new(&kernel, &proposal).map(|trial| trial.run(proposal.request.as_ref()))
-        })));
-        work.await.map_err(|_| TrialError::Stopping)?
     }
 }
 
 /// A trial in progress.
-struct RunningTrial<'k> {
-    kernel: &'k KernelHandle,
+struct RunningTrial<'p> {
+    policies: &'p PolicyService,
+    rules: &'p Rules,
     now: Now,
     stack: Stack,
     faults: Faults,
     report: TrialReport,
 }
 
-impl<'k> RunningTrial<'k> {
-    fn new(kernel: &'k KernelHandle, proposal: &Proposal) -> Result<Self, TrialError> {
-        let node = kernel.snapshot();
-        let Candidate { policy, digest, parameters } = &proposal.candidate;
-        let name = policy.split('@').next().unwrap_or_default();
+impl<'p> RunningTrial<'p> {
+    fn new(policies: &'p PolicyService, proposal: &Proposal) -> Result<Self, TrialError> {
+        let node = policies.kernel.snapshot();
+        let Candidate { digest, parameters, .. } = &proposal.candidate;
+        let name = proposal.candidate.name();
         let replaced = node.stack.entries.iter().position(|entry| entry.name == name);
-        let like = replaced.map(|place| &node.stack.entries[place]);
+        let active = replaced.map(|index| &node.stack.entries[index]);
         let entry = StackEntry {
             name: name.to_owned(),
             digest: digest.clone(),
@@ -181,18 +174,18 @@ impl<'k> RunningTrial<'k> {
             permissions: proposal
                 .permissions
                 .clone()
-                .unwrap_or_else(|| like.map_or_else(Permissions::default, |e| e.permissions.clone())),
-            on_fault: proposal.on_fault.unwrap_or_else(|| like.map(|e| e.on_fault).unwrap_or_default()),
+                .unwrap_or_else(|| active.map_or_else(Permissions::default, |e| e.permissions.clone())),
+            on_fault: proposal.on_fault.unwrap_or_else(|| active.map(|e| e.on_fault).unwrap_or_default()),
         };
         // The entries of the tried stack, those of the active stack with their index in it.
         let mut entries: Vec<(Option<usize>, StackEntry)> = Vec::new();
         if !proposal.alone {
             entries.extend(node.stack.entries.iter().cloned().enumerate().map(|(n, e)| (Some(n), e)));
         }
-        let place = match replaced.filter(|_| !proposal.alone) {
-            Some(place) => {
-                entries[place] = (None, entry);
-                place
+        let index = match replaced.filter(|_| !proposal.alone) {
+            Some(index) => {
+                entries[index] = (None, entry);
+                index
             }
             None if entries.len() >= STACK_ENTRIES_MAX => return Err(TrialError::Full),
             None => {
@@ -200,7 +193,7 @@ impl<'k> RunningTrial<'k> {
                 0
             }
         };
-        let live = kernel.policy_stats.faults();
+        let live = policies.kernel.policy_stats.faults();
         let mut faults = Faults::default();
         for (new, (old, entry)) in entries.iter().enumerate() {
             if old.is_some_and(|old| live.is_suspended(old, entry)) {
@@ -209,25 +202,25 @@ impl<'k> RunningTrial<'k> {
         }
         let entries = entries.into_iter().map(|(_, entry)| entry).collect();
         let stack = Stack { entries, ..Stack::default() };
-        let instead_of = replaced.filter(|_| !proposal.alone).map(|place| node.stack.entries[place].label());
-        let (then, calls) = (Arc::clone(&node), Vec::new());
+        let replaces = replaced.filter(|_| !proposal.alone).map(|index| node.stack.entries[index].label());
         let report = TrialReport {
+            after: Arc::clone(&node),
             node,
-            after: then,
             stack: stack.clone(),
-            index: place,
-            replaces: instead_of,
+            index,
+            replaces,
             refused: None,
             outcome: None,
-            calls,
+            calls: Vec::new(),
         };
-        Ok(Self { kernel, now: kernel.now(), stack, faults, report })
+        let rules = policies.kernel.rules();
+        Ok(Self { policies, rules, now: policies.kernel.now(), stack, faults, report })
     }
 
-    fn run(mut self, wish: Option<&DeviceRequest>) -> TrialReport {
+    fn run(mut self, request: Option<&DeviceRequest>) -> TrialReport {
         self.activate();
-        if let Some(wish) = wish {
-            self.report.outcome = Some(self.request_devices(wish));
+        if let Some(request) = request {
+            self.report.outcome = Some(self.request_devices(request));
         }
         self.report
     }
@@ -244,66 +237,71 @@ impl<'k> RunningTrial<'k> {
             entries: self.stack.entries.clone(),
         };
         let command = Command::Activate { stack: stack.clone(), expected: None, offers: offers.parts };
-        let Verdict { entry, refusal } = decide(&node, self.kernel.rules(), &command, self.now);
-        let mut then = Ledger::clone(&node);
-        then.apply(&entry);
-        let then = Arc::new(then);
-        let failure = failure.or_else(|| self.try_parameters(&stack, &then));
+        let Verdict { entry, refusal } = decide(&node, self.rules, &command, self.now);
+        let mut after = Ledger::clone(&node);
+        after.apply(&entry);
+        let after = Arc::new(after);
+        let failure = failure.or_else(|| self.try_parameters(&stack, &after));
         let failure = failure.map(|(policy, fault)| format!("policy {policy} fails on this node: {fault}"));
         self.report.refused = failure.or_else(|| refusal.map(|refusal| refusal.to_string()));
         if self.report.refused.is_none() {
-            self.report.after = then;
+            self.report.after = after;
         }
     }
 
     /// The label and fault of the first policy whose parameters an activation would reject.
-    fn try_parameters(&self, stack: &NewStack, then: &Arc<Ledger>) -> Option<(String, Fault)> {
-        let trial = Trial {
+    fn try_parameters(&self, stack: &NewStack, node: &Arc<Ledger>) -> Option<(String, Fault)> {
+        let dry_run = DryRun {
             stack,
-            policies: &*self.kernel.policies,
-            node: then,
+            policies: &**self.policies.runtime(),
+            node,
             now: self.now,
-            baseline: &self.kernel.baseline,
-            rules: self.kernel.rules(),
-            leisure: TIME_FACTOR,
+            baseline: &self.policies.baseline,
+            rules: self.rules,
+            time_factor: TIME_FACTOR,
         };
-        trial.try_parameters(then).err()
+        dry_run.try_parameters(node).err()
     }
 
     /// Requests devices as the kubelet does: first a placement, then the admission of its devices.
-    fn request_devices(&mut self, wish: &DeviceRequest) -> RequestOutcome {
+    fn request_devices(&mut self, requested: &DeviceRequest) -> RequestOutcome {
         let mut node = Ledger::clone(&self.report.after);
-        if let Some((namespace, name)) = &wish.pod {
-            node.pods = Some(Arc::new(with_pod(&node, namespace, name, wish, self.now)));
+        if let Some((namespace, name)) = &requested.pod {
+            node.pods = Some(Arc::new(with_pod(&node, namespace, name, requested, self.now)));
         }
         let node = Arc::new(node);
-        let candidates = pod_candidates::candidates(&node, &wish.resource, wish.count);
+        let candidates = pod_candidates::candidates(&node, &requested.resource, requested.count);
         let candidates = candidates.iter().map(|c| format!("{}/{}", c.pod.namespace, c.pod.name)).collect();
-        let available = free_devices(&node, &wish.resource, self.kernel.rules().overcommit_percent);
-        if available.len() < wish.count {
-            let reason = format!("{} of {} are free, not {}", available.len(), wish.resource, wish.count);
+        let available = free_devices(&node, &requested.resource, self.rules.overcommit_percent);
+        if available.len() < requested.count {
+            let reason =
+                format!("{} of {} are free, not {}", available.len(), requested.resource, requested.count);
             let (devices, outcome) = (Vec::new(), Outcome::Refused { reason });
             return RequestOutcome { candidates, devices, placed: None, outcome };
         }
         let request = PlaceRequest {
-            resource: wish.resource.clone(),
+            resource: requested.resource.clone(),
             available,
             required: Vec::new(),
-            size: wish.count,
+            size: requested.count,
         };
-        let request = placement::without_ungrantable(&node, &request, self.kernel.rules().overcommit_percent);
+        let request = placement::without_ungrantable(&node, &request, self.rules.overcommit_percent);
         let (placement, by) = self.evaluate(Hook::Place, &node, |evaluation| evaluation.place(&request));
         let mut devices = placement.devices;
         let index = |id: &DeviceId| node.part(&id.part).map(|part| part.part.gpu_index);
         devices.sort_by_cached_key(|id| (index(id), id.clone()));
         let mut sorted = devices.clone();
         sorted.sort();
-        let request = AdmitRequest { resource: wish.resource.clone(), devices: sorted };
-        let answer = match self.kernel.baseline.mps_denial(&wish.resource) {
+        let request = AdmitRequest { resource: requested.resource.clone(), devices: sorted };
+        let answer = match self.policies.baseline.mps_denial(&requested.resource) {
             Some(denial) => denial,
             None => self.evaluate(Hook::Admit, &node, |evaluation| evaluation.admit(&request)),
         };
-        let outcome = decide_allocate(self.kernel, &node, request, answer, self.now);
+        let (stack_answer, generation) = (answer.clone(), node.generation);
+        let command =
+            Command::Allocate { request, answer, generation, is_retry: true, attempt: Attempt::Last };
+        let refusal = decide(&node, self.rules, &command, self.now).refusal;
+        let outcome = outcome(stack_answer, refusal.map_or(Ok(None), |refusal| Err(refusal.to_string())));
         RequestOutcome { candidates, devices, placed: Some((by.to_string(), placement.reason)), outcome }
     }
 
@@ -313,7 +311,7 @@ impl<'k> RunningTrial<'k> {
         node: &Arc<Ledger>,
         evaluate: impl FnOnce(Evaluation<'_>) -> T,
     ) -> T {
-        let recorder = CallRecorder::new(&*self.kernel.policies);
+        let recorder = CallRecorder::new(&**self.policies.runtime());
         let mut calls = Vec::new();
         let answer = evaluate(Evaluation {
             stack: &self.stack,
@@ -321,8 +319,8 @@ impl<'k> RunningTrial<'k> {
             node,
             now: self.now,
             faults: &mut self.faults,
-            baseline: &self.kernel.baseline,
-            overcommit_percent: self.kernel.rules().overcommit_percent,
+            baseline: &self.policies.baseline,
+            overcommit_percent: self.rules.overcommit_percent,
             calls: &mut calls,
             time_factor: TIME_FACTOR,
         });
@@ -342,41 +340,8 @@ impl<'k> RunningTrial<'k> {
     }
 }
 
-/// The outcome of an Allocate with the stack's answer.
-fn decide_allocate(
-    kernel: &KernelHandle,
-    node: &Ledger,
-    request: AdmitRequest,
-    answer: StackAnswer,
-    now: Now,
-) -> Outcome {
-    let (by, terms) = match &answer {
-        StackAnswer::Allow { by, terms } => (by.clone(), terms.clone()),
-        StackAnswer::Deny { policy, reason } => {
-            return Outcome::Denied { by: policy.clone(), reason: reason.clone() };
-        }
-        StackAnswer::Faulted { policy, kind, detail } => {
-            let reason = format!("it failed ({}): {detail}", kind.as_str());
-            return Outcome::Denied { by: policy.clone(), reason };
-        }
-    };
-    let seen = node.generation;
-    let command =
-        Command::Allocate { request, answer, generation: seen, is_retry: true, attempt: Attempt::Last };
-    match decide(node, kernel.rules(), &command, now).refusal {
-        Some(refusal) => Outcome::Refused { reason: refusal.to_string() },
-        None => Outcome::Granted(Grant {
-            allocation: None,
-            by,
-            reason: terms.reason,
-            limits: terms.limits,
-            environment: terms.environment,
-        }),
-    }
-}
-
 /// The node's pods, with this one as the only candidate. Labels of an existing pod with the same name are kept.
-fn with_pod(node: &Ledger, namespace: &str, name: &str, wish: &DeviceRequest, now: Now) -> PodsView {
+fn with_pod(node: &Ledger, namespace: &str, name: &str, requested: &DeviceRequest, now: Now) -> PodsView {
     let mut view = node.pods.as_deref().cloned().unwrap_or_else(|| PodsView {
         source: PodsSource::ApiServer,
         current: true,
@@ -389,7 +354,7 @@ fn with_pod(node: &Ledger, namespace: &str, name: &str, wish: &DeviceRequest, no
     let existing = view.pods.values().find(|pod| pod.namespace == namespace && pod.name == name);
     let labels = existing.map(|pod| pod.labels.clone()).unwrap_or_default();
     view.pods.retain(|_, pod| pod.stage != Stage::Waiting);
-    let requests = vec![(wish.resource.clone(), u32::try_from(wish.count).unwrap_or(u32::MAX))];
+    let requests = vec![(requested.resource.clone(), u32::try_from(requested.count).unwrap_or(u32::MAX))];
     let pod = Pod {
         uid: SIMULATED_UID.into(),
         namespace: namespace.to_owned(),

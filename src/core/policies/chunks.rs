@@ -2,7 +2,7 @@
 //! all bytes match the digest.
 
 use berth_kernel::names::Digest;
-use berth_kernel::ports::{InstallError, Policies};
+use berth_kernel::ports::{InstallError, PolicyFiles};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 
 /// The remaining bytes of a policy.
 pub struct ModuleChunks {
-    policies: Arc<dyn Policies>,
+    files: Arc<dyn PolicyFiles>,
     digest: Digest,
     bytes: u64,
     offset: u64,
@@ -33,10 +33,10 @@ impl ModuleChunks {
     ///
     /// # Errors
     /// If the bytes are missing or changed.
-    pub(super) fn open(policies: Arc<dyn Policies>, digest: Digest) -> Result<Self, InstallError> {
+    pub(crate) fn open(files: Arc<dyn PolicyFiles>, digest: Digest) -> Result<Self, InstallError> {
         let (mut hash, mut bytes) = (Sha256::new(), 0);
         loop {
-            let chunk = policies.module_piece(&digest, bytes, CHUNK_BYTES)?;
+            let chunk = files.read(&digest, bytes, CHUNK_BYTES)?;
             hash.update(&chunk);
             bytes += chunk.len() as u64;
             if chunk.len() < CHUNK_BYTES {
@@ -46,7 +46,7 @@ impl ModuleChunks {
         if !matches(hash, &digest) {
             return Err(InstallError::Lost { digest });
         }
-        Ok(Self { policies, digest, bytes, offset: 0, hash: Sha256::new() })
+        Ok(Self { files, digest, bytes, offset: 0, hash: Sha256::new() })
     }
 
     /// Size of the whole policy, bytes.
@@ -70,7 +70,7 @@ impl ModuleChunks {
 
     fn read(mut self) -> Result<(Vec<u8>, Self), InstallError> {
         let left = usize::try_from(self.bytes - self.offset).unwrap_or(usize::MAX);
-        let chunk = self.policies.module_piece(&self.digest, self.offset, left.min(CHUNK_BYTES))?;
+        let chunk = self.files.read(&self.digest, self.offset, left.min(CHUNK_BYTES))?;
         self.hash.update(&chunk);
         self.offset += chunk.len() as u64;
         if chunk.is_empty() || self.offset == self.bytes && !matches(self.hash.clone(), &self.digest) {
@@ -88,28 +88,21 @@ fn matches(hash: Sha256, digest: &Digest) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use berth_kernel::policy::{Answer, Fault, PolicyVersion};
-    use berth_kernel::policy_call::Call;
+    use berth_kernel::policy::PolicyVersion;
     use berth_kernel::time::Now;
     use parking_lot::Mutex;
 
     /// A single policy's file.
     struct SinglePolicy(Mutex<Vec<u8>>);
 
-    impl Policies for SinglePolicy {
+    impl PolicyFiles for SinglePolicy {
         fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
             Err(InstallError::Busy)
         }
-        fn restore(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-            Ok(version.clone())
-        }
-        fn module(&self, _: &Digest) -> Result<Vec<u8>, InstallError> {
+        fn read_all(&self, _: &Digest) -> Result<Vec<u8>, InstallError> {
             Ok(self.0.lock().clone())
         }
         fn remove(&self, _: &Digest) {}
-        fn call(&self, _: Call<'_>) -> Result<Option<Answer>, Fault> {
-            Ok(None)
-        }
     }
 
     fn single_policy(bytes: Vec<u8>) -> (Arc<SinglePolicy>, Digest) {

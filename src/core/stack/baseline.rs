@@ -26,7 +26,7 @@ pub struct Baseline {
 impl Baseline {
     /// The denial of a resource whose MPS control daemon is missing. CUDA would silently run without MPS, so
     /// the containers would not have the limits that they were promised.
-    pub(super) fn mps_denial(&self, resource: &Resource) -> Option<StackAnswer> {
+    pub(crate) fn mps_denial(&self, resource: &Resource) -> Option<StackAnswer> {
         let socket = self.mps_sockets.get(resource)?;
         let exists = std::fs::metadata(socket)
             .is_ok_and(|file| file.file_type().is_socket() || file.file_type().is_fifo());

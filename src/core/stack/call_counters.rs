@@ -32,7 +32,7 @@ pub struct PolicyCounters {
 
 impl CallCounters {
     /// Counts the calls of one evaluation.
-    pub(super) fn record_calls(&mut self, hook: Hook, calls: &[CallRecord]) {
+    pub(crate) fn record_calls(&mut self, hook: Hook, calls: &[CallRecord]) {
         self.evaluations += 1;
         for call in calls {
             if !self.policies.contains_key(&call.policy) {
@@ -47,7 +47,7 @@ impl CallCounters {
     }
 
     /// Counts a decision.
-    pub(super) fn record_outcome(&mut self, hook: Hook, outcome: &'static str) {
+    pub(crate) fn record_outcome(&mut self, hook: Hook, outcome: &'static str) {
         *self.decisions.entry((hook, outcome)).or_default() += 1;
     }
 

@@ -7,11 +7,11 @@ use crate::spans;
 use berth_kernel::command::StackAnswer;
 use berth_kernel::compare::check_placement;
 use berth_kernel::decider::Decider;
-use berth_kernel::decision::{CallOutcome, CallRecord, Cost};
+use berth_kernel::decision::{CallOutcome, CallRecord, Cost, Grant, Outcome};
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::baseline_triage;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
+use berth_kernel::names::{AllocationId, PartId};
 use berth_kernel::part_state::{PartState, Taken};
 use berth_kernel::placement;
 use berth_kernel::policy::{
@@ -19,7 +19,7 @@ use berth_kernel::policy::{
     FaultKind, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
 };
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{CallOutput, Policies};
+use berth_kernel::ports::{CallOutput, PolicyRuntime};
 use berth_kernel::stack::{OnFault, Stack, StackEntry};
 use berth_kernel::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ pub struct Evaluation<'a> {
     /// The stack.
     pub stack: &'a Stack,
     /// Calls the policies.
-    pub policies: &'a dyn Policies,
+    pub policies: &'a dyn PolicyRuntime,
     /// The snapshot that the policies see.
     pub node: &'a Arc<Ledger>,
     /// The time that the policies see.
@@ -162,13 +162,9 @@ impl Evaluation<'_> {
         let span = spans::policy(hook.as_str(), || entry.label());
         let CallOutput { answer, cost, log_lines: lines } = if left == 0 {
             let detail = format!("the stack used up its {} s", (STACK_TIME_MAX * self.time_factor).as_secs());
-            CallOutput {
-                answer: Err(Fault { kind: FaultKind::Time, detail }),
-                cost: Cost::default(),
-                log_lines: Vec::new(),
-            }
+            CallOutput::from(Err(Fault { kind: FaultKind::Time, detail }))
         } else {
-            span.in_scope(|| self.policies.call_with_log(call))
+            span.in_scope(|| self.policies.call(call))
         };
         let checked = answer.and_then(|answer| match answer {
             None => Ok(None),
@@ -319,5 +315,23 @@ fn check_place(request: &PlaceRequest, answer: &Answer) -> Result<(), String> {
     match answer {
         Answer::Place(placement) => check_placement(request, placement),
         _ => Err("not a placement".into()),
+    }
+}
+
+/// The outcome of an Allocate: the stack's answer, and the keeper's, which is the new allocation's id or why there is none.
+pub(crate) fn outcome(answer: StackAnswer, granted: Result<Option<AllocationId>, String>) -> Outcome {
+    match (answer, granted) {
+        (StackAnswer::Deny { policy: by, reason }, _) => Outcome::Denied { by, reason },
+        (StackAnswer::Faulted { policy: by, kind, detail }, _) => {
+            Outcome::Denied { by, reason: format!("it failed ({}): {detail}", kind.as_str()) }
+        }
+        (StackAnswer::Allow { .. }, Err(reason)) => Outcome::Refused { reason },
+        (StackAnswer::Allow { by, terms }, Ok(allocation)) => Outcome::Granted(Grant {
+            allocation,
+            by,
+            reason: terms.reason,
+            limits: terms.limits,
+            environment: terms.environment,
+        }),
     }
 }

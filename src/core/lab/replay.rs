@@ -1,36 +1,15 @@
 //! Replays: a candidate policy's answers to recorded decisions, compared with their outcomes.
 
-use super::shadow::{Counts, Difference};
+use super::comparison::{Candidate, CountsByHook, Difference};
 use berth_kernel::compare::compare;
 use berth_kernel::decision::{Decision, Filter};
-use berth_kernel::names::Digest;
-use berth_kernel::policy::Hook;
-use berth_kernel::ports::{Input, Journal, JournalError, Policies};
-use std::collections::BTreeMap;
+use berth_kernel::ports::{Input, Journal, JournalError, PolicyRuntime};
 use std::time::{Duration, Instant};
 
 /// Time limit of one replay; the report says where the next one continues.
 const REPLAY_MAX: Duration = Duration::from_secs(20);
 /// Most differences in a report; further ones are counted.
 const DIFFERENCES_MAX: usize = 200;
-
-/// A policy that might be activated.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// The version's label.
-    pub policy: String,
-    /// The version's digest.
-    pub digest: Digest,
-    /// The parameters, JSON.
-    pub parameters: String,
-}
-
-impl Candidate {
-    /// The policy's name, without its version.
-    pub(super) fn name(&self) -> &str {
-        self.policy.split('@').next().unwrap_or_default()
-    }
-}
 
 /// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +19,7 @@ pub struct Report {
     /// Those of them that cannot be replayed: without input, or with the input of another WIT world.
     pub unreadable: u64,
     /// Comparisons by hook.
-    pub counts: BTreeMap<Hook, Counts>,
+    pub counts: CountsByHook,
     /// The newest differences and faults, newest first.
     pub differences: Vec<Difference>,
     /// [`Filter::before`] of the next replay, if there are more decisions.
@@ -56,7 +35,7 @@ pub(super) fn replay(
     filter: &Filter,
     limit: u64,
     journal: &dyn Journal,
-    policies: &dyn Policies,
+    policies: &dyn PolicyRuntime,
 ) -> Result<Report, JournalError> {
     let end = Instant::now() + REPLAY_MAX;
     let mut report = Report::default();
@@ -87,7 +66,7 @@ impl Report {
         candidate: &Candidate,
         decision: &Decision,
         input: Option<Input>,
-        policies: &dyn Policies,
+        policies: &dyn PolicyRuntime,
     ) {
         self.decisions += 1;
         let call = |input| policies.call_recorded(&candidate.digest, &candidate.parameters, &input).ok();
@@ -97,10 +76,8 @@ impl Report {
         };
         let comparison =
             compare(&again.question, &decision.calls, &decision.outcome, candidate.name(), &again.answer);
-        let (seq, at_wall_ms, hook) = (Some(decision.seq), decision.at_wall_ms, decision.hook);
-        let difference = self.counts.entry(hook).or_default().add(comparison);
-        if let Some((failed, words)) = difference.filter(|_| self.differences.len() < DIFFERENCES_MAX) {
-            self.differences.push(Difference { seq, at_wall_ms, hook, failed, message: words });
-        }
+        let (seq, at) = (Some(decision.seq), decision.at_wall_ms);
+        let difference = Difference::count(&mut self.counts, decision.hook, seq, at, comparison);
+        self.differences.extend(difference.filter(|_| self.differences.len() < DIFFERENCES_MAX));
     }
 }

@@ -1,24 +1,21 @@
 //! The front ends' handle to the kernel.
 
-use super::baseline::Baseline;
-use super::call_counters::CallCounters;
-use super::decisions::Decisions;
-use super::faults::{EntryStats, PolicyStatuses};
-use super::jobs::{Granted, KubeletJob, OtherJob};
-use super::offers::OfferNotes;
-use super::policy_stats::PolicyStats;
-use crate::counters::Counters;
+use crate::counters::{Counters, Versions};
+use crate::jobs::{Granted, KubeletJob, OtherJob};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
+use crate::stack::policy_stats::PolicyStats;
+use crate::stack::{CallCounters, EntryStats, OfferNotes, PolicyStatuses};
 use berth_kernel::command::{Attempt, Command, Rules};
 use berth_kernel::decider::Decider;
 use berth_kernel::drain::{Author, Order, Owners};
 use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
+use berth_kernel::gpu::{Inventory, Reading, XID};
 use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
 use berth_kernel::placement;
 use berth_kernel::pods::PodsView;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
-use berth_kernel::ports::{Clock, Policies};
+use berth_kernel::ports::Clock;
 use berth_kernel::reconcile::ReconcileView;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
@@ -33,27 +30,15 @@ const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement, milliseconds. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
 
-/// The front ends' handle to the kernel: snapshots, commands, policies. Cheap to clone.
+/// The front ends' handle to the kernel: snapshots, commands, statistics. Cheap to clone.
 #[derive(Clone)]
 pub struct KernelHandle {
-    pub(super) keeper: Handle,
-    pub(super) kubelet_jobs: Sender<(tracing::Span, KubeletJob)>,
-    pub(super) other_jobs: Sender<(tracing::Span, OtherJob)>,
-    pub(super) policies: Arc<dyn Policies>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) rules: Arc<Rules>,
-    pub(super) baseline: Arc<Baseline>,
-    pub(super) policy_stats: PolicyStats,
-    /// Permits for trials of a policy.
-    pub(super) trials: Arc<tokio::sync::Semaphore>,
-    /// Guards the policies' files: uploads hold it shared, deletions exclusively, or a deletion could remove the files of a
-    /// concurrent upload.
-    pub(super) files: Arc<tokio::sync::RwLock<()>>,
-    /// Held while policies are prepared.
-    pub(super) preparing: Arc<tokio::sync::Mutex<()>>,
-    /// Held while a stack is tried.
-    pub(super) trying: Arc<tokio::sync::Mutex<()>>,
-    pub(super) decisions: Decisions,
+    pub(crate) keeper: Handle,
+    pub(crate) kubelet_jobs: Sender<(tracing::Span, KubeletJob)>,
+    pub(crate) other_jobs: Sender<(tracing::Span, OtherJob)>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) rules: Arc<Rules>,
+    pub(crate) policy_stats: PolicyStats,
 }
 
 impl KernelHandle {
@@ -216,6 +201,37 @@ impl KernelHandle {
         self.command(Command::End { id, force }).await
     }
 
+    /// Submits a scan of the GPUs, from a thread that may block.
+    ///
+    /// # Errors
+    /// If the scan could not be recorded; changes that need no record are published all the same.
+    pub fn record_scan(&self, mut inventory: Inventory) -> Result<Applied, CommandError> {
+        let signs = std::mem::take(&mut inventory.signs);
+        let (driver, cuda) = (inventory.driver_version.clone(), inventory.cuda_version.clone());
+        self.counters().gpus.set_versions(Versions { driver, cuda });
+        // The inventory first: a sign of an unknown GPU would be ignored.
+        let applied = self.keeper.execute(Command::RecordScan(inventory));
+        for sign in signs {
+            if let Err(error) = self.submit_reading(sign) {
+                tracing::warn!(%error, "a GPU reading could not be submitted; the next scan repeats it");
+            }
+        }
+        applied
+    }
+
+    /// Submits a reading of a GPU to the policies, which judge its severity.
+    ///
+    /// # Errors
+    /// If the policy thread's inbox is full.
+    pub fn submit_reading(&self, reading: Reading) -> Result<(), CommandError> {
+        if reading.source == XID {
+            let snapshot = self.snapshot();
+            let gpu = snapshot.part(&reading.part).map_or(&reading.part, |part| part.part.gpu());
+            self.counters().gpus.xid(gpu.as_str(), reading.code);
+        }
+        send(&self.other_jobs, OtherJob::Triage(reading))
+    }
+
     /// Evaluates the stack's offers for this node now.
     ///
     /// # Errors
@@ -242,7 +258,7 @@ impl KernelHandle {
         self.keeper.execute(Command::DeletePolicy { digest })
     }
 
-    pub(super) async fn command(&self, command: Command) -> Result<Applied, CommandError> {
+    pub(crate) async fn command(&self, command: Command) -> Result<Applied, CommandError> {
         within(self.keeper.submit(command)?).await?
     }
 
@@ -294,14 +310,14 @@ impl KernelHandle {
     }
 }
 
-pub(super) fn send<T>(jobs: &Sender<(tracing::Span, T)>, job: T) -> Result<(), CommandError> {
+pub(crate) fn send<T>(jobs: &Sender<(tracing::Span, T)>, job: T) -> Result<(), CommandError> {
     jobs.try_send((crate::spans::current(), job)).map_err(|error| match error {
         TrySendError::Full(_) => CommandError::Busy,
         TrySendError::Disconnected(_) => CommandError::Stopping,
     })
 }
 
-pub(super) async fn within<T>(
+pub(crate) async fn within<T>(
     answer: impl Future<Output = Result<T, oneshot::error::RecvError>>,
 ) -> Result<T, CommandError> {
     match tokio::time::timeout(Duration::from_secs(ANSWER_S_MAX), answer).await {

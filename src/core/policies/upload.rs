@@ -1,14 +1,9 @@
 //! Uploads, downloads and deletions of policies.
 
-mod chunks;
-
-pub use chunks::ModuleChunks;
-
-use super::kernel_handle::KernelHandle;
-use super::recorder::at_low_priority;
+use super::signatures::{self, SignatureError};
+use super::{ModuleChunks, PolicyService, at_low_priority};
 use crate::keeper::{Applied, CommandError};
 use crate::spans;
-use crate::trust::{self, SignatureError};
 use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
@@ -68,30 +63,30 @@ pub struct Upload {
     pub why: String,
 }
 
-impl KernelHandle {
+impl PolicyService {
     /// Uploads a policy module: checks its signature if keys are trusted, compiles, describes, stores and records it.
     ///
     /// # Errors
     /// If the module is not a policy, its signature is missing or invalid, it costs too much, or it could not be
     /// recorded. Nothing is stored then.
     pub async fn upload(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
-        let kernel = self.clone();
+        let service = self.clone();
         let span = spans::upload(upload.module.len());
-        let result = run_to_completion(async move { kernel.install(upload).await }.instrument(span)).await;
+        let result = run_to_completion(async move { service.install(upload).await }.instrument(span)).await;
         result.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))
     }
 
     async fn install(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
-        let files = self.files.read().await;
-        let (policies, now) = (Arc::clone(&self.policies), self.clock.now());
-        let rules = Arc::clone(&self.rules);
+        let guard = self.files_lock.read().await;
+        let (files, now, rules) =
+            (Arc::clone(&self.files), self.kernel.now(), Arc::clone(&self.kernel.rules));
         let Upload { module, signature, by, why } = upload;
         let install = move || {
             // An untrusted module is never compiled.
-            let signed_by = trust::check(&rules.trusted_keys, &module, signature.as_ref());
+            let signed_by = signatures::check(&rules.trusted_keys, &module, signature.as_ref());
             let signed_by = signed_by.map_err(UploadError::Signature)?;
             let span = spans::compile(module.len());
-            let installed = span.in_scope(|| policies.install(&module, now));
+            let installed = span.in_scope(|| files.install(&module, now));
             if installed.is_err() {
                 spans::failed(&span);
             }
@@ -100,7 +95,7 @@ impl KernelHandle {
         let installed = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(install))).await;
         let (version, signed_by) = installed.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))?;
         let origin = Origin { by, why, signature, signed_by, once_shipped: false };
-        let known = self.snapshot().policies.get(&version.digest).cloned();
+        let known = self.kernel.snapshot().policies.get(&version.digest).cloned();
         let version = match known {
             None => PolicyVersion { origin, ..version },
             Some(known) => {
@@ -111,15 +106,15 @@ impl KernelHandle {
                 merged
             }
         };
-        match self.command(Command::StorePolicy(version.clone())).await {
+        match self.kernel.command(Command::StorePolicy(version.clone())).await {
             Ok(_) => Ok(version),
             Err(error) => {
                 // After `Late` the version may still be recorded, and then needs its files.
                 let not_recorded = !matches!(error, CommandError::Late(_));
-                drop(files);
-                let _files = self.files.write().await;
-                if not_recorded && !self.snapshot().policies.contains_key(&version.digest) {
-                    self.policies.remove(&version.digest);
+                drop(guard);
+                let _guard = self.files_lock.write().await;
+                if not_recorded && !self.kernel.snapshot().policies.contains_key(&version.digest) {
+                    self.files.remove(&version.digest);
                 }
                 Err(UploadError::Command(error))
             }
@@ -131,8 +126,8 @@ impl KernelHandle {
     /// # Errors
     /// If the bytes are missing or changed.
     pub async fn module(&self, digest: Digest) -> Result<ModuleChunks, InstallError> {
-        let policies = Arc::clone(&self.policies);
-        let chunks = tokio::task::spawn_blocking(move || ModuleChunks::open(policies, digest)).await;
+        let files = Arc::clone(&self.files);
+        let chunks = tokio::task::spawn_blocking(move || ModuleChunks::open(files, digest)).await;
         chunks.unwrap_or(Err(InstallError::Stopping))
     }
 
@@ -146,26 +141,25 @@ impl KernelHandle {
         digest: Digest,
         precondition: DeletePrecondition,
     ) -> Result<Applied, DeleteError> {
-        let kernel = self.clone();
-        let result = run_to_completion(async move { kernel.delete(digest, precondition).await }).await;
+        let service = self.clone();
+        let result = run_to_completion(async move { service.delete(digest, precondition).await }).await;
         result.unwrap_or(Err(DeleteError::Command(CommandError::Stopping)))
     }
 
     async fn delete(&self, digest: Digest, precondition: DeletePrecondition) -> Result<Applied, DeleteError> {
         // Uploads and activations hold the lock while they compile.
-        let files = tokio::time::timeout(DELETE_WAIT, self.files.write()).await;
-        let _files = files.map_err(|_| DeleteError::AtWork)?;
-        if !precondition(&self.snapshot()) {
+        let guard = tokio::time::timeout(DELETE_WAIT, self.files_lock.write()).await;
+        let _guard = guard.map_err(|_| DeleteError::AtWork)?;
+        if !precondition(&self.kernel.snapshot()) {
             return Err(DeleteError::Changed);
         }
-        if let Some(shadow) = self.decisions.shadows().iter().find(|shadow| shadow.candidate.digest == digest)
-        {
+        if let Some(shadow) = self.shadows.all().iter().find(|shadow| shadow.candidate.digest == digest) {
             let refusal = Refusal::PolicyShadows { digest, shadow: shadow.id };
             return Err(DeleteError::Command(CommandError::Refused(refusal)));
         }
         let command = Command::DeletePolicy { digest: digest.clone() };
-        let applied = self.command(command).await.map_err(DeleteError::Command)?;
-        self.policies.remove(&digest);
+        let applied = self.kernel.command(command).await.map_err(DeleteError::Command)?;
+        self.files.remove(&digest);
         Ok(applied)
     }
 }

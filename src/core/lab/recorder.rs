@@ -1,8 +1,9 @@
 //! The recorder: writes decisions to the journal and calls shadows, on a thread of its own that no caller waits for.
 
 use super::shadow::Shadows;
+use crate::policies::lower_priority;
 use berth_kernel::decision::NewDecision;
-use berth_kernel::ports::{Input, Journal, JournalError, Policies};
+use berth_kernel::ports::{Input, Journal, JournalError, PolicyRuntime};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,44 +18,24 @@ const QUEUE_WITHOUT_SHADOWS: usize = QUEUE / 2;
 /// Longest time that decisions stay in memory before they are written.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// Nice value of threads for long work; 19 is the lowest priority.
-const NICE: i32 = 10;
-
-/// Lowers the priority of the current thread, and of the threads and processes that it starts later, so that an
-/// Allocate goes first on a busy machine. On Linux the call affects a single thread (setpriority(2)), and if the daemon
-/// has a cgroup of its own, only relative to the daemon's other threads. It needs no privilege; if it fails, the
-/// priority stays.
-pub(super) fn lower_priority() {
-    let _ = rustix::process::setpriority_process(None, NICE);
-}
-
-/// Wraps long work for a blocking thread: compiling, installing, trying a stack. The thread's priority stays
-/// low afterwards.
-pub(super) fn at_low_priority<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
-    || {
-        lower_priority();
-        work()
-    }
-}
-
 /// A handle to the recorder. Never blocks.
 #[derive(Clone)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     notes: Sender<NewDecision>,
     lost: Arc<AtomicU64>,
 }
 
 /// The running recorder; its thread ends when every [`Recorder`] is dropped.
-pub(super) struct Recording {
-    pub(super) recorder: Recorder,
+pub(crate) struct Recording {
+    pub(crate) recorder: Recorder,
     /// Number of decisions lost because the queue was full.
-    pub(super) lost: Arc<AtomicU64>,
-    pub(super) thread: JoinHandle<()>,
+    pub(crate) lost: Arc<AtomicU64>,
+    pub(crate) thread: JoinHandle<()>,
 }
 
 impl Recorder {
     /// Queues a decision. If the queue is full, the decision is lost and counted.
-    pub(super) fn submit(&self, note: NewDecision) {
+    pub(crate) fn submit(&self, note: NewDecision) {
         if let Err(TrySendError::Full(_)) = self.notes.try_send(note) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -65,8 +46,8 @@ impl Recorder {
 ///
 /// # Errors
 /// If the thread cannot be started.
-pub(super) fn start(
-    policies: Arc<dyn Policies>,
+pub(crate) fn start(
+    policies: Arc<dyn PolicyRuntime>,
     journal: Option<Arc<dyn Journal>>,
     shadows: Arc<Shadows>,
 ) -> std::io::Result<Recording> {
@@ -82,7 +63,7 @@ pub(super) fn start(
 }
 
 struct Worker {
-    policies: Arc<dyn Policies>,
+    policies: Arc<dyn PolicyRuntime>,
     journal: Option<Arc<dyn Journal>>,
     shadows: Arc<Shadows>,
     flushed: Instant,

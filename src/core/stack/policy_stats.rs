@@ -11,28 +11,28 @@ use tokio::sync::watch;
 
 /// Shared statistics of the policies: written by the policy thread only, read by all threads.
 #[derive(Clone, Default)]
-pub(super) struct PolicyStats {
-    pub(super) faults: Arc<Mutex<Faults>>,
-    pub(super) call_counters: Arc<Mutex<CallCounters>>,
+pub(crate) struct PolicyStats {
+    pub(crate) faults: Arc<Mutex<Faults>>,
+    pub(crate) call_counters: Arc<Mutex<CallCounters>>,
     /// Messages for operators about the offers in force.
-    pub(super) notes: Arc<Mutex<OfferNotes>>,
+    pub(crate) notes: Arc<Mutex<OfferNotes>>,
     /// Publishes changes of the policies' statuses.
-    pub(super) statuses: Arc<watch::Sender<Arc<PolicyStatuses>>>,
+    pub(crate) statuses: Arc<watch::Sender<Arc<PolicyStatuses>>>,
 }
 
 impl PolicyStats {
     /// Call statistics of the active stack.
-    pub(super) fn faults(&self) -> Faults {
+    pub(crate) fn faults(&self) -> Faults {
         self.faults.lock().clone()
     }
 
     /// Call statistics of the active stack's entry at this index.
-    pub(super) fn record(&self, index: usize, entry: &StackEntry) -> EntryStats {
+    pub(crate) fn record(&self, index: usize, entry: &StackEntry) -> EntryStats {
         self.faults.lock().record(index, entry)
     }
 
     /// Publishes the current statuses of this stack's policies if they have changed.
-    pub(super) fn publish(&self, stack: &Stack) {
+    pub(crate) fn publish(&self, stack: &Stack) {
         let statuses = self.faults().policy_statuses(stack);
         self.statuses.send_if_modified(|published| {
             let changed = **published != statuses;
@@ -43,7 +43,7 @@ impl PolicyStats {
         });
     }
 
-    pub(super) fn record_outcome(&self, hook: Hook, outcome: &'static str) {
+    pub(crate) fn record_outcome(&self, hook: Hook, outcome: &'static str) {
         self.call_counters.lock().record_outcome(hook, outcome);
     }
 }

@@ -1,9 +1,9 @@
 //! I9: effects of faults on the policy and on the node.
 
 use super::*;
-use crate::admission::activation::Trial;
-use crate::admission::evaluate::CALL_MS_MAX;
-use crate::admission::faults::FAULTS_TO_SUSPEND;
+use crate::stack::CALL_MS_MAX;
+use crate::stack::DryRun;
+use crate::stack::FAULTS_TO_SUSPEND;
 use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::policy::REASON_BYTES_MAX;
 
@@ -124,10 +124,10 @@ fn a_trial_that_no_kubelet_waits_for_has_longer_time_limits() {
     case.policies.delay = SLOW;
     let entries = case.stack.entries.clone();
     let stack = NewStack { from_api: true, by: "admin".into(), why: String::new(), entries };
-    let run_trial = |leisure| {
+    let run_trial = |time_factor| {
         let (now, rules) = (Now::default(), &Rules::default());
         let (policies, node, baseline) = (&case.policies, &case.node, &case.baseline);
-        Trial { stack: &stack, policies, node, now, baseline, rules, leisure }.run()
+        DryRun { stack: &stack, policies, node, now, baseline, rules, time_factor }.run()
     };
     assert_eq!(run_trial(1).unwrap_err().1.kind, FaultKind::Time);
     assert_eq!(run_trial(10).unwrap().parts.len(), 2);

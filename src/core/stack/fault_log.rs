@@ -14,7 +14,7 @@ const KINDS_MAX: usize = 256;
 
 /// The faults that were logged.
 #[derive(Debug, Default)]
-pub(super) struct FaultLog {
+pub(crate) struct FaultLog {
     logged: BTreeMap<(String, Hook, FaultKind), Logged>,
 }
 
@@ -27,7 +27,7 @@ struct Logged {
 
 impl FaultLog {
     /// Logs the faults of one evaluation.
-    pub(super) fn log(&mut self, hook: Hook, calls: &[CallRecord]) {
+    pub(crate) fn log(&mut self, hook: Hook, calls: &[CallRecord]) {
         for call in calls {
             let CallOutcome::Fault(fault) = &call.outcome else { continue };
             if let Some(omitted) = self.due(&call.policy, hook, fault.kind, Instant::now()) {

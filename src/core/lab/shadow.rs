@@ -1,0 +1,117 @@
+//! Shadows: policies that are called for every decision of the live node in addition to the active stack, without
+//! effect. Their answers are compared with the outcomes. Shadows end with the daemon.
+
+use super::comparison::{Candidate, CountsByHook, Difference};
+use crate::stack::CALL_MS_MAX;
+use berth_kernel::compare::{AnswerComparison, compare};
+use berth_kernel::decision::NewDecision;
+use berth_kernel::policy_call::Call;
+use berth_kernel::ports::PolicyRuntime;
+use berth_kernel::time::Now;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+
+/// Most concurrent shadows: each is called as often as the stack.
+pub const SHADOWS_MAX: usize = 4;
+/// Most differences kept of each shadow, newest last.
+const DIFFERENCES_MAX: usize = 32;
+
+/// One shadow.
+#[derive(Clone, Debug)]
+pub struct Shadow {
+    /// Number, from 1.
+    pub id: u64,
+    /// The policy.
+    pub candidate: Candidate,
+    /// Start time.
+    pub since: Now,
+    /// Comparisons by hook.
+    pub counts: CountsByHook,
+    /// The newest differences and faults.
+    pub differences: VecDeque<Difference>,
+}
+
+/// The number of the newest shadow, and all current ones.
+#[derive(Debug, Default)]
+pub(crate) struct Shadows(Mutex<(u64, Vec<Shadow>)>);
+
+impl Shadows {
+    pub(crate) fn all(&self) -> Vec<Shadow> {
+        self.0.lock().1.clone()
+    }
+
+    /// Adds a shadow. `None` if there are [`SHADOWS_MAX`] already.
+    pub(crate) fn add(&self, candidate: Candidate, since: Now) -> Option<Shadow> {
+        let mut state = self.0.lock();
+        if state.1.len() >= SHADOWS_MAX {
+            return None;
+        }
+        state.0 += 1;
+        let shadow = Shadow {
+            id: state.0,
+            candidate,
+            since,
+            counts: CountsByHook::new(),
+            differences: VecDeque::new(),
+        };
+        state.1.push(shadow.clone());
+        Some(shadow)
+    }
+
+    /// Removes and returns the shadow with this number.
+    pub(crate) fn remove(&self, id: u64) -> Option<Shadow> {
+        let mut state = self.0.lock();
+        let index = state.1.iter().position(|shadow| shadow.id == id)?;
+        Some(state.1.remove(index))
+    }
+
+    /// Calls each shadow for a decision that the journal has under the number `seq`, without holding the lock. Skips the calls
+    /// if `busy`.
+    pub(crate) fn compare(
+        &self,
+        note: &NewDecision,
+        seq: Option<u64>,
+        policies: &dyn PolicyRuntime,
+        busy: bool,
+    ) {
+        for shadow in self.all() {
+            let comparison = (!busy).then(|| compare_answer(&shadow.candidate, note, policies));
+            let mut state = self.0.lock();
+            // The shadow may have been removed meanwhile.
+            let Some(shadow) = state.1.iter_mut().find(|s| s.id == shadow.id) else { continue };
+            let hook = note.question.hook();
+            let Some(comparison) = comparison else {
+                shadow.counts.entry(hook).or_default().skipped += 1;
+                continue;
+            };
+            let at = note.now.wall_ms;
+            if let Some(difference) = Difference::count(&mut shadow.counts, hook, seq, at, comparison) {
+                if shadow.differences.len() >= DIFFERENCES_MAX {
+                    shadow.differences.pop_front();
+                }
+                shadow.differences.push_back(difference);
+            }
+        }
+    }
+}
+
+fn compare_answer(
+    candidate: &Candidate,
+    note: &NewDecision,
+    policies: &dyn PolicyRuntime,
+) -> AnswerComparison {
+    let hook = note.question.hook();
+    let has_hook = note.node.policies.get(&candidate.digest).is_none_or(|v| v.hooks.contains(&hook));
+    if !has_hook {
+        return AnswerComparison::Passes;
+    }
+    let output = policies.call(Call {
+        digest: &candidate.digest,
+        parameters: &candidate.parameters,
+        node: &note.node,
+        now: note.now,
+        question: note.question.question(),
+        wall_ms_max: CALL_MS_MAX,
+    });
+    compare(&note.question, &note.calls, &note.outcome, candidate.name(), &output.answer)
+}

@@ -21,7 +21,7 @@ use berth_kernel::ports::Policies;
 use berth_kernel::refusal::Refusal;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
-use berth_kernel::trust_check::check_trust;
+use berth_kernel::trust::check_trust;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;

@@ -12,7 +12,7 @@ use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use berth_kernel::command::{Attempt, Command, Rules};
 use berth_kernel::decider::Decider;
 use berth_kernel::drain::{Author, Order, Owners};
-use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
+use berth_kernel::evict::{EvictionOutcome, EvictionRequest};
 use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
 use berth_kernel::placement;

@@ -416,13 +416,7 @@ fn outcome(answer: StackAnswer, granted: &Result<Granted, CommandError>) -> Outc
         }
         StackAnswer::Allow { by, terms } => match granted {
             Err(error) => Outcome::Refused { reason: error.to_string() },
-            Ok(granted) => Outcome::Granted(Grant {
-                allocation: Some(granted.allocation.id),
-                by,
-                reason: terms.reason,
-                limits: terms.limits,
-                environment: terms.environment,
-            }),
+            Ok(granted) => Outcome::Granted(Grant { allocation: Some(granted.allocation.id), by, terms }),
         },
     }
 }

@@ -19,8 +19,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::placement;
-use berth_kernel::pod_candidates;
-use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::pods::{self, Pod, PodContainer, PodsSource, PodsView, Stage};
 use berth_kernel::policy::{AdmitRequest, Fault, Hook, PlaceRequest, STACK_ENTRIES_MAX};
 use berth_kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth_kernel::time::Now;
@@ -277,7 +276,7 @@ impl<'k> RunningTrial<'k> {
             node.pods = Some(Arc::new(with_pod(&node, namespace, name, wish, self.now)));
         }
         let node = Arc::new(node);
-        let candidates = pod_candidates::candidates(&node, &wish.resource, wish.count);
+        let candidates = pods::candidates(&node, &wish.resource, wish.count);
         let candidates = candidates.iter().map(|c| format!("{}/{}", c.pod.namespace, c.pod.name)).collect();
         let available = free_devices(&node, &wish.resource, self.kernel.rules().overcommit_percent);
         if available.len() < wish.count {
@@ -365,13 +364,7 @@ fn decide_allocate(
         Command::Allocate { request, answer, generation: seen, is_retry: true, attempt: Attempt::Last };
     match decide(node, kernel.rules(), &command, now).refusal {
         Some(refusal) => Outcome::Refused { reason: refusal.to_string() },
-        None => Outcome::Granted(Grant {
-            allocation: None,
-            by,
-            reason: terms.reason,
-            limits: terms.limits,
-            environment: terms.environment,
-        }),
+        None => Outcome::Granted(Grant { allocation: None, by, terms }),
     }
 }
 

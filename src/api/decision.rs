@@ -285,11 +285,7 @@ fn ended(outcome: &kernel::Outcome) -> Value {
             json!({"parts": offers.iter().map(|(offer, by)| offered(offer, Some(by.as_str()))).collect::<Vec<_>>()})
         }
         kernel::Outcome::Placed(placement, _) => json!({"devices": texts(&placement.devices)}),
-        kernel::Outcome::Granted(grant) => allowed(&Terms {
-            environment: grant.environment.clone(),
-            limits: grant.limits,
-            reason: grant.reason.clone(),
-        }),
+        kernel::Outcome::Granted(grant) => allowed(&grant.terms),
         kernel::Outcome::Denied { reason, .. } | kernel::Outcome::Refused { reason } => {
             json!({"allow": false, "reason": reason})
         }

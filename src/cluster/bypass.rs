@@ -5,8 +5,7 @@ use super::pending_event::{PendingEvent, Regarding};
 use berth_kernel::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
-use berth_kernel::pod_bypass::PodBypass;
-use berth_kernel::pods::Pod;
+use berth_kernel::pods::{BypassKind, Pod, PodBypass};
 use berth_kernel::process::{Process, TrackedProcess};
 use berth_kernel::transitions::GpuName;
 use std::collections::{BTreeMap, BTreeSet};
@@ -145,7 +144,7 @@ fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> PendingEvent {
 /// The event of a pod whose spec lets it use GPUs. A warning if it names or mounts GPUs; a privileged pod, or one that
 /// takes variables from elsewhere, may not use them at all.
 fn possible_bypass_event(pod: &Pod, by: &PodBypass) -> PendingEvent {
-    let warning = matches!(by, PodBypass::NamesGpus { .. } | PodBypass::MountsGpus { .. });
+    let warning = matches!(by.kind, BypassKind::NamesGpus | BypassKind::MountsGpus);
     let note = format!("can use GPUs of this node without an allocation: {}", by.describe());
     let event = PendingEvent::of_node(warning, "GPUBypassPossible", "Scan", note);
     PendingEvent { regarding: Regarding::pod(pod), ..event }

@@ -2,7 +2,7 @@
 
 use berth_core::policy_transitions::PolicyTransition;
 use berth_kernel::drain::Drain;
-use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
+use berth_kernel::evict::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pods::Pod;

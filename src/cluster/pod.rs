@@ -1,8 +1,9 @@
 //! Converts a pod of the API server to the kernel's type.
 
 use berth_kernel::names::Resource;
-use berth_kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
-use berth_kernel::pods::{Pod, PodContainer, Stage, is_of_static_pod};
+use berth_kernel::pods::{
+    BypassKind, Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES, is_of_static_pod,
+};
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::BTreeMap;
@@ -79,19 +80,19 @@ fn bypass(container: &Container) -> Option<PodBypass> {
         .iter()
         .flatten()
         .any(|source| source.prefix.as_deref().is_some_and(PodBypass::may_name_gpus));
-    let name = || container.name.clone();
     let privileged = container.security_context.as_ref().and_then(|s| s.privileged) == Some(true);
-    if names_gpus {
-        Some(PodBypass::NamesGpus { container: name() })
+    let kind = if names_gpus {
+        BypassKind::NamesGpus
     } else if mounts_gpus {
-        Some(PodBypass::MountsGpus { container: name() })
+        BypassKind::MountsGpus
     } else if privileged {
-        Some(PodBypass::Privileged { container: name() })
+        BypassKind::Privileged
     } else if takes_variables && !sets_it {
-        Some(PodBypass::ImportsVariables { container: name() })
+        BypassKind::ImportsVariables
     } else {
-        None
-    }
+        return None;
+    };
+    Some(PodBypass { kind, container: container.name.clone() })
 }
 
 #[cfg(test)]
@@ -193,20 +194,23 @@ mod tests {
             pod(json).bypass
         };
         let env = |value| json!({"name": "c", "env": [{"name": VISIBLE_DEVICES, "value": value}]});
-        let names = Some(PodBypass::NamesGpus { container: "c".into() });
+        let names = Some(PodBypass { kind: BypassKind::NamesGpus, container: "c".into() });
         assert_eq!(with(env("all")), names);
         assert_eq!(with(env("void")), None);
         let elsewhere = json!({"name": "c", "env": [{"name": VISIBLE_DEVICES, "valueFrom": {}}]});
         assert_eq!(with(elsewhere), names);
         let privileged = json!({"name": "c", "securityContext": {"privileged": true}});
-        assert_eq!(with(privileged), Some(PodBypass::Privileged { container: "c".into() }));
+        assert_eq!(with(privileged), Some(PodBypass { kind: BypassKind::Privileged, container: "c".into() }));
         let mounts = |path| json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": path}]});
         let mounted = mounts("/var/run//nvidia-container-devices/all");
-        assert_eq!(with(mounted), Some(PodBypass::MountsGpus { container: "c".into() }));
+        assert_eq!(with(mounted), Some(PodBypass { kind: BypassKind::MountsGpus, container: "c".into() }));
         assert_eq!(with(mounts("/var/run/nvidia")), None);
         let takes =
             |prefix| json!({"name": "c", "envFrom": [{"prefix": prefix, "configMapRef": {"name": "m"}}]});
-        assert_eq!(with(takes("NVIDIA_")), Some(PodBypass::ImportsVariables { container: "c".into() }));
+        assert_eq!(
+            with(takes("NVIDIA_")),
+            Some(PodBypass { kind: BypassKind::ImportsVariables, container: "c".into() })
+        );
         for prefix in ["", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_", "APP_"] {
             assert_eq!(with(takes(prefix)), None, "{prefix}");
         }

@@ -10,31 +10,25 @@ use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId};
 use super::part_state::{Device, PartState, Taken};
+use super::pods::Fate;
 use super::policy::{AdmitRequest, Terms};
+use super::reconcile::{end_changes, reset_breaker};
 use super::refusal::Refusal;
-use super::round::end_changes;
-use super::supersede::superseded;
 use super::time::Now;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The fields of [`Command::Allocate`](super::command::Command::Allocate) that decide it.
-#[derive(Clone, Copy)]
-pub struct AllocateInput<'a> {
-    /// The request.
-    pub request: &'a AdmitRequest,
-    /// The stack's answer.
-    pub answer: &'a StackAnswer,
-    /// Whether a denial or a fault is final: the ledger has not changed since the stack answered, or
-    /// this is the second try.
-    pub current: bool,
-    /// Whether a reconcile pass may still clear a refusal.
-    pub attempt: Attempt,
-}
-
-/// Decides one Allocate.
+/// Decides one Allocate. `current`: whether a denial or a fault is final, because the ledger has not changed
+/// since the stack answered, or this is the second try.
 #[must_use]
-pub fn allocate(ledger: &Ledger, rules: &Rules, input: AllocateInput<'_>, now: Now) -> Verdict {
-    let AllocateInput { request, answer, current, attempt } = input;
+pub fn allocate(
+    ledger: &Ledger,
+    rules: &Rules,
+    request: &AdmitRequest,
+    answer: &StackAnswer,
+    current: bool,
+    attempt: Attempt,
+    now: Now,
+) -> Verdict {
     let outcome = check_invariants(ledger, rules, request, now).and_then(|()| check_answer(answer, current));
     let mut changes = Vec::new();
     let refusal = match outcome {
@@ -43,11 +37,11 @@ pub fn allocate(ledger: &Ledger, rules: &Rules, input: AllocateInput<'_>, now: N
             // The ends follow the grant, so that a device that stays held is never idle.
             let ends: Vec<_> =
                 superseded(ledger, request).into_iter().map(|id| (id, EndReason::Superseded)).collect();
-            if !ends.is_empty() {
-                changes.extend(end_changes(ledger, rules, &ends, &[]));
-            }
-            if ledger.breakers.contains_key(&request.resource) {
-                changes.push(Change::BreakerChanged { resource: request.resource.clone(), breaker: None });
+            if ends.is_empty() {
+                changes.extend(reset_breaker(ledger, &request.resource));
+            } else {
+                // They are of the same resource, so that they reset its breaker, too.
+                changes.extend(end_changes(ledger, rules, &ends));
             }
             None
         }
@@ -65,23 +59,16 @@ pub fn allocate(ledger: &Ledger, rules: &Rules, input: AllocateInput<'_>, now: N
 
 /// Whether the same request would be refused again, so that a controller would retry forever.
 fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
-    match refusal {
-        Refusal::Held { .. } | Refusal::DoesNotFit { .. } => attempt == Attempt::Last,
-        Refusal::Denied { .. } | Refusal::Faulted { .. } => true,
-        _ => false,
-    }
+    let is_policys = matches!(refusal, Refusal::Denied { .. } | Refusal::Faulted { .. });
+    is_policys || (refusal.reconcile_may_resolve() && attempt == Attempt::Last)
 }
 
 fn check_answer(answer: &StackAnswer, current: bool) -> Result<(Vec<Decider>, Terms), Refusal> {
-    match answer {
-        StackAnswer::Allow { by, terms } => Ok((by.clone(), terms.clone())),
+    match answer.clone() {
+        StackAnswer::Allow { by, terms } => Ok((by, terms)),
         StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } if !current => Err(Refusal::Moved),
-        StackAnswer::Deny { policy, reason } => {
-            Err(Refusal::Denied { policy: policy.clone(), reason: reason.clone() })
-        }
-        StackAnswer::Faulted { policy, kind, detail } => {
-            Err(Refusal::Faulted { policy: policy.clone(), kind: *kind, detail: detail.clone() })
-        }
+        StackAnswer::Deny { policy, reason } => Err(Refusal::Denied { policy, reason }),
+        StackAnswer::Faulted { policy, kind, detail } => Err(Refusal::Faulted { policy, kind, detail }),
     }
 }
 
@@ -186,3 +173,86 @@ fn check_fits(
         left: excess.has.saturating_sub(used),
     })
 }
+
+/// Most records of one device after a grant, including the new one. A pod's init containers and then its app
+/// container use the same devices, each by its own Allocate: this allows for seven init containers, where pods have
+/// one or two. An init container beyond that loses its record but not its device, which its pod's newer records hold.
+pub const RECORDS_PER_DEVICE: usize = 8;
+
+/// From this number of live allocations on, a grant keeps only its own record of each device. The other half of the
+/// ledger has room for one record of each of the 2048 devices of the largest node, so that records that no source can
+/// judge never fill it.
+pub const CROWDED_ALLOCATIONS: usize = LIVE_ALLOCATIONS_MAX / 2;
+
+/// The live allocations that end as superseded when this request is granted, sorted.
+///
+/// The kubelet alone assigns devices, so an Allocate for a held device means that its former pod is gone or that the same
+/// pod asks again. Allocate names no pod, so the newest few records of a device, which may belong to one pod, are kept;
+/// older ones end in the same append as the grant. No device becomes free: every ended record has newer records on each
+/// of its devices. Without this rule, records that no reconcile pass can resolve would fill the ledger and slow down
+/// every call.
+///
+/// An allocation that a source shows running stays, unless a newer record of the same pod holds its devices, too. The
+/// cost depends on the request's devices and the few records of each, not on how many were superseded before.
+#[must_use]
+pub fn superseded(ledger: &Ledger, request: &AdmitRequest) -> Vec<AllocationId> {
+    let kept = if ledger.live.len() < CROWDED_ALLOCATIONS { RECORDS_PER_DEVICE } else { 1 };
+    let holders = |id: &DeviceId| ledger.holders_of(&request.resource, id);
+    let older: BTreeSet<AllocationId> = request.devices.iter().flat_map(holders).copied().collect();
+    let requested: BTreeSet<&DeviceId> = request.devices.iter().collect();
+    let is_old = |allocation: &&Allocation| {
+        let newer = |id| newer_on(ledger, allocation, id).count() + usize::from(requested.contains(id));
+        let counts = || allocation.devices.iter().map(newer);
+        counts().all(|newer| newer > 0) && counts().any(|newer| newer >= kept)
+    };
+    let old = older.iter().filter_map(|id| ledger.live.get(id)).map(AsRef::as_ref).filter(is_old);
+    let (running, not_running): (Vec<&Allocation>, Vec<_>) = old.partition(|a| is_shown_running(ledger, a));
+    let mut ended: BTreeSet<AllocationId> = not_running.iter().map(|a| a.id).collect();
+    let replaced = running.into_iter().filter(|allocation| {
+        let remaining = |id: AllocationId| ledger.live.get(&id).filter(|a| !ended.contains(&a.id));
+        let same_pod = |id| remaining(id).is_some_and(|newer| of_same_pod(newer, allocation));
+        allocation.devices.iter().all(|id| newer_on(ledger, allocation, id).any(same_pod))
+    });
+    let replaced: Vec<AllocationId> = replaced.map(|a| a.id).collect();
+    ended.extend(replaced);
+    ended.into_iter().collect()
+}
+
+/// The records of one of the allocation's devices that are newer than the allocation, newest first.
+fn newer_on<'l>(
+    ledger: &'l Ledger,
+    allocation: &'l Allocation,
+    id: &DeviceId,
+) -> impl Iterator<Item = AllocationId> + use<'l> {
+    ledger
+        .holders_of(&allocation.resource, id)
+        .iter()
+        .rev()
+        .copied()
+        .take_while(|holder| *holder != allocation.id)
+}
+
+/// Whether the pods source, the kubelet when it was last read, or the processes on its GPUs show the record's pod.
+fn is_shown_running(ledger: &Ledger, allocation: &Allocation) -> bool {
+    ledger.fate_of(allocation) == Fate::Alive
+        || ledger.sightings.get(&allocation.id).is_some_and(|sighting| sighting.named)
+        || has_process(ledger, allocation)
+}
+
+fn has_process(ledger: &Ledger, allocation: &Allocation) -> bool {
+    let Some(uid) = allocation.holder.pod_uid.as_deref() else { return false };
+    let gpus = ledger.gpus_of(allocation).into_iter();
+    let mut seen = gpus.filter_map(|gpu| ledger.processes.by_gpu.get(gpu)).flatten();
+    seen.any(|seen| seen.process.identity.owner.pod().is_some_and(|pod| pod.uid == uid))
+}
+
+fn of_same_pod(a: &Allocation, b: &Allocation) -> bool {
+    let (a, b) = (&a.holder, &b.holder);
+    match (&a.pod_uid, &b.pod_uid) {
+        (Some(a), Some(b)) => a == b,
+        _ => a.pod.is_some() && (&a.namespace, &a.pod) == (&b.namespace, &b.pod),
+    }
+}
+
+#[cfg(test)]
+mod tests;

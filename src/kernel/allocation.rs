@@ -1,13 +1,14 @@
 //! The devices granted to one container, and how the grant ended.
 
 use super::decider::Decider;
-use super::names::{AllocationId, DeviceId, DeviceKey, Resource};
+use super::names::{AllocationId, DeviceId, PartId, Resource};
+use std::collections::BTreeSet;
 
 /// Most devices of one allocation: every device of the largest node (16 GPUs x 128).
 pub const DEVICES_PER_ALLOCATION_MAX: usize = 2048;
 /// Most live allocations of a node. The kubelet runs at most a few hundred pods; 16 GPUs x 128
 /// devices can be held by at most 2048 containers, and twice that while overlaps are unresolved. Grants
-/// end older records before the limit is reached ([`super::supersede::CROWDED_ALLOCATIONS`]).
+/// end older records before the limit is reached ([`super::allocate::CROWDED_ALLOCATIONS`]).
 pub const LIVE_ALLOCATIONS_MAX: usize = 4096;
 
 /// One grant.
@@ -33,9 +34,10 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// The kernel's keys of its devices.
-    pub fn keys(&self) -> impl Iterator<Item = DeviceKey> + '_ {
-        self.devices.iter().map(|id| DeviceKey { resource: self.resource.clone(), id: id.clone() })
+    /// The parts that its devices are on, sorted, each once.
+    #[must_use]
+    pub fn parts(&self) -> BTreeSet<&PartId> {
+        self.devices.iter().map(|id| &id.part).collect()
     }
 }
 
@@ -144,7 +146,7 @@ pub enum EndReason {
     /// kubelet's checkpoint could not be read. The checkpoint may show it again once it is readable.
     PodGone,
     /// A later allocation of the same devices is live, and this one is shown by no source or is older
-    /// than a device's newest few records ([`super::supersede`]).
+    /// than a device's newest few records ([`super::allocate`]).
     Superseded,
     /// An operator ended it.
     Operator,

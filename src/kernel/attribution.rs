@@ -5,10 +5,10 @@ use super::allocation::Allocation;
 use super::history::EndedAllocation;
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
-use super::pod_bypass::PodBypass;
-use super::pods::{Pod, Stage};
+use super::part_state::PartState;
+use super::pods::{Pod, PodBypass, Stage};
 use super::process::{Owner, PodProcess, Process, TrackedProcess, UnknownReason};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The relation of a process on a GPU to the live allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ pub fn attribute_process(ledger: &Ledger, gpu: &PartId, process: &Process) -> At
         .unwrap_or_else(|| Attribution::Unexplained(unexplained_reason(ledger, gpu, process)))
 }
 
-/// As [`belongs`], but `None` where no allocation explains the process. The reason is left out because it
+/// As [`attribute_process`], but `None` where no allocation explains the process. The reason is left out because it
 /// may need a search of all ended allocations, and each inventory scan calls this for every process.
 pub(super) fn find_attribution(ledger: &Ledger, gpu: &PartId, process: &Process) -> Option<Attribution> {
     let candidates = holders(ledger, gpu, &process.part);
@@ -152,7 +152,7 @@ pub(super) fn find_attribution(ledger: &Ledger, gpu: &PartId, process: &Process)
     }
 }
 
-/// Why no allocation explains a process for which [`explained`] is `None`.
+/// Why no allocation explains a process for which [`find_attribution`] is `None`.
 fn unexplained_reason(ledger: &Ledger, gpu: &PartId, process: &Process) -> Reason {
     match &process.identity.owner {
         Owner::Pod(pod) => {
@@ -228,14 +228,8 @@ pub fn pods_with_gpu_bypass(ledger: &Ledger) -> impl Iterator<Item = (&Pod, &Pod
 /// not always name the instance, those of the whole GPU or of all its instances.
 fn holders<'l>(ledger: &'l Ledger, gpu: &PartId, part: &PartId) -> Vec<&'l Allocation> {
     let split = part == gpu && ledger.part(gpu).is_none_or(|p| p.part.mig_enabled);
-    let ids: BTreeSet<AllocationId> = if split {
-        let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu);
-        parts.flat_map(|p| p.devices.values()).flat_map(|d| d.holders.iter().copied()).collect()
-    } else {
-        let parts = BTreeSet::from([part, gpu]).into_iter().filter_map(|id| ledger.part(id));
-        parts.flat_map(|p| p.devices.values()).flat_map(|d| d.holders.iter().copied()).collect()
-    };
-    ids.iter().filter_map(|id| ledger.live.get(id)).map(AsRef::as_ref).collect()
+    let may_use = |p: &&PartState| split || [part, gpu].contains(&&p.part.id);
+    ledger.allocations_on(ledger.parts_of(gpu).filter(may_use))
 }
 
 fn is_held_by(allocation: &Allocation, uid: &str) -> bool {
@@ -266,9 +260,7 @@ fn select_within_pod(allocations: &[&Allocation], pod: &PodProcess) -> Option<At
 
 /// Why no allocation explains a process of a pod.
 fn unexplained_pod_reason(ledger: &Ledger, gpu: &PartId, uid: &str) -> Reason {
-    let on_gpu = |past: &EndedAllocation<'_>| {
-        past.devices().iter().any(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()) == gpu)
-    };
+    let on_gpu = |past: &EndedAllocation<'_>| past.devices().iter().any(|d| ledger.gpu_id_of(&d.part) == gpu);
     if let Some(ended) = ledger.ended.iter().rev().find(|past| past.pod_uid() == Some(uid) && on_gpu(past)) {
         return Reason::Leftover { allocation: ended.id };
     }

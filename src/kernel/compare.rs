@@ -3,6 +3,7 @@
 //! A candidate is one policy. If it passes, the stack would have called other policies: that is neither the
 //! same nor different, and is counted separately.
 
+use super::allocation::Limits;
 use super::decider::Decider;
 use super::decision::{CallOutcome, CallRecord, Grant, Outcome, OwnedQuestion};
 use super::names::{DeviceId, PartId};
@@ -51,13 +52,9 @@ fn outcome_of(answer: &Answer, name: &str) -> Outcome {
         Answer::Place(placement) => Outcome::Placed(placement.clone(), by()),
         Answer::Deny(reason) => Outcome::Denied { by: name.to_owned(), reason: reason.clone() },
         Answer::Triage(answer) => Outcome::Triaged(answer.clone(), by()),
-        Answer::Allow(terms) => Outcome::Granted(Grant {
-            allocation: None,
-            by: vec![by()],
-            reason: terms.reason.clone(),
-            limits: terms.limits,
-            environment: terms.environment.clone(),
-        }),
+        Answer::Allow(terms) => {
+            Outcome::Granted(Grant { allocation: None, by: vec![by()], terms: terms.clone() })
+        }
     }
 }
 
@@ -81,9 +78,11 @@ fn compare_outcome(
             }
             placement_difference(before, placement)
         }
-        (Answer::Allow(terms), Outcome::Granted(grant)) if is_own_answer => terms_difference(grant, terms),
+        (Answer::Allow(terms), Outcome::Granted(grant)) if is_own_answer => {
+            terms_difference(&grant.terms, terms)
+        }
         (Answer::Allow(terms), Outcome::Granted(grant)) => {
-            terms_difference(grant, &merged_terms(grant, terms))
+            terms_difference(&grant.terms, &merged_terms(&grant.terms, terms))
         }
         (Answer::Allow(_), Outcome::Refused { .. }) | (Answer::Deny(_), Outcome::Denied { .. }) => None,
         // All policies must allow, so another policy's denial stands.
@@ -151,55 +150,51 @@ fn describe_parts(parts: &BTreeMap<PartId, u32>) -> String {
 }
 
 /// The terms of a grant merged with those of one more policy.
-fn merged_terms(grant: &Grant, more: &Terms) -> Terms {
-    let mut environment: BTreeMap<String, String> = grant.environment.iter().cloned().collect();
+fn merged_terms(granted: &Terms, more: &Terms) -> Terms {
+    let mut environment: BTreeMap<String, String> = granted.environment.iter().cloned().collect();
     environment.extend(more.environment.iter().cloned());
     Terms {
         environment: environment.into_iter().collect(),
-        limits: grant.limits.min(more.limits),
+        limits: granted.limits.min(more.limits),
         reason: String::new(),
     }
 }
 
-fn terms_difference(before: &Grant, now: &Terms) -> Option<String> {
-    let mut differences = Vec::new();
-    let number = |n: Option<u64>, unit: &str| n.map_or_else(|| "none".to_owned(), |n| format!("{n}{unit}"));
-    if now.limits.memory_mib != before.limits.memory_mib {
-        let (now, before) = (number(now.limits.memory_mib, " MiB"), number(before.limits.memory_mib, " MiB"));
-        differences.push(format!("memory limit {now} instead of {before}"));
-    }
-    if now.limits.compute_percent != before.limits.compute_percent {
-        let percent = |n: Option<u32>| number(n.map(u64::from), " %");
-        let (now, before) = (percent(now.limits.compute_percent), percent(before.limits.compute_percent));
-        differences.push(format!("compute limit {now} instead of {before}"));
-    }
+fn terms_difference(before: &Terms, now: &Terms) -> Option<String> {
+    let differs = |what: &str, before: String, now: String| {
+        (before != now).then(|| format!("{what} {now} instead of {before}"))
+    };
+    let mib = |limits: Limits| limits.memory_mib.map_or("none".to_owned(), |n| format!("{n} MiB"));
+    let percent = |limits: Limits| limits.compute_percent.map_or("none".to_owned(), |n| format!("{n} %"));
+    let memory = differs("memory limit", mib(before.limits), mib(now.limits));
+    let compute = differs("compute limit", percent(before.limits), percent(now.limits));
     let environment = |pairs: &[(String, String)]| pairs.iter().cloned().collect::<BTreeMap<_, _>>();
     let (old, new) = (environment(&before.environment), environment(&now.environment));
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    for key in keys.into_iter().filter(|key| old.get(*key) != new.get(*key)) {
+    let variables = keys.into_iter().filter_map(|key| {
         let value = |environment: &BTreeMap<String, String>| {
             environment.get(key).map_or_else(|| "nothing".into(), |v| format!("{v:?}"))
         };
-        differences.push(format!("{key} is {} instead of {}", value(&new), value(&old)));
-    }
-    (!differences.is_empty()).then(|| differences.join("; "))
+        differs(&format!("{key} is"), value(&old), value(&new))
+    });
+    join(memory.into_iter().chain(compute).chain(variables))
 }
 
 /// Ignores parts without an offer of the candidate, which the stack would pass to the next policy.
 fn offer_difference(before: &[(PartOffer, Decider)], now: &[PartOffer]) -> Option<String> {
     let old: BTreeMap<&PartId, &[OfferLine]> =
         before.iter().map(|(offer, _)| (&offer.part, offer.lines.as_slice())).collect();
-    let differs =
-        |offer: &&PartOffer| old.get(&offer.part).is_none_or(|lines| !same_lines(lines, &offer.lines));
-    let differences: Vec<_> = now
-        .iter()
-        .filter(differs)
-        .map(|offer| {
-            let before =
-                old.get(&offer.part).map_or_else(|| "nothing".to_owned(), |lines| describe_lines(lines));
-            format!("offers {} as {} instead of {before}", offer.part, describe_lines(&offer.lines))
-        })
-        .collect();
+    join(now.iter().filter_map(|offer| {
+        let before = old.get(&offer.part).copied();
+        let differs = before.is_none_or(|lines| !same_lines(lines, &offer.lines));
+        let before = describe_lines(before.unwrap_or_default());
+        let now = describe_lines(&offer.lines);
+        differs.then(|| format!("offers {} as {now} instead of {before}", offer.part))
+    }))
+}
+
+fn join(differences: impl Iterator<Item = String>) -> Option<String> {
+    let differences: Vec<String> = differences.collect();
     (!differences.is_empty()).then(|| differences.join("; "))
 }
 
@@ -226,27 +221,17 @@ fn describe_lines(lines: &[OfferLine]) -> String {
 }
 
 fn triage_difference(before: &TriageAnswer, now: &TriageAnswer) -> Option<String> {
-    let duration = |answer: &TriageAnswer| {
-        answer
-            .again_after_s
-            .map_or_else(|| "until an operator marks it healthy".to_owned(), |s| format!("for {s} s"))
+    let describe = |answer: &TriageAnswer| match (answer.severity.as_str(), answer.again_after_s) {
+        (severity, Some(seconds)) => format!("{severity} for {seconds} s"),
+        (severity, None) => format!("{severity} until an operator marks it healthy"),
     };
-    let same = (before.severity, before.again_after_s) == (now.severity, now.again_after_s);
-    (!same).then(|| {
-        format!(
-            "{} {} instead of {} {}",
-            now.severity.as_str(),
-            duration(now),
-            before.severity.as_str(),
-            duration(before)
-        )
-    })
+    let (before, now) = (describe(before), describe(now));
+    (before != now).then(|| format!("{now} instead of {before}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocation::Limits;
     use crate::decision::Cost;
     use crate::names::Digest;
     use crate::names::Resource;
@@ -294,7 +279,7 @@ mod tests {
             call("quota@1", CallOutcome::Answer(Answer::Allow(Terms::default()))),
             call("memory@1", CallOutcome::Answer(Answer::Allow(memory.clone()))),
         ];
-        let granted = Outcome::Granted(Grant { limits, ..Grant::default() });
+        let granted = Outcome::Granted(Grant { terms: memory.clone(), ..Grant::default() });
         let question = place(&[], 0);
         let same = |name: &str, terms: Terms| {
             super::compare(&question, &calls, &granted, name, &Ok(Some(Answer::Allow(terms))))
@@ -335,10 +320,10 @@ mod tests {
     #[test]
     fn terms_are_compared_one_by_one() {
         let limits = Limits { memory_mib: Some(1024), compute_percent: None };
-        let grant = Grant { limits, environment: vec![("A".into(), "1".into())], ..Grant::default() };
+        let granted = Terms { limits, environment: vec![("A".into(), "1".into())], ..Terms::default() };
         let question = place(&[], 0);
         let terms = Terms { limits, environment: vec![("A".into(), "1".into())], reason: "x".into() };
-        let granted = Outcome::Granted(grant);
+        let granted = Outcome::Granted(Grant { terms: granted, ..Grant::default() });
         assert_eq!(compare(&question, &granted, &Ok(Some(Answer::Allow(terms)))), AnswerComparison::Same);
         let tighter = Limits { memory_mib: Some(512), compute_percent: None };
         let environment = vec![("B".into(), "2".into())];

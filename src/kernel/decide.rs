@@ -1,22 +1,21 @@
 //! Decides every command against the ledger: what changes, and whether the caller is refused. Pure.
 
+use super::allocation::EndReason;
 use super::change::{Change, Entry};
 use super::command::{Command, NewStack, Rules};
 use super::decider::Decider;
-use super::drain::{Marks, TooManyMarks};
-use super::drain_progress;
+use super::drain::{Marks, TooManyMarks, update_drains};
 use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId};
-use super::offer::{PartOffer, RESOURCES_MAX};
-use super::offering::{check_offer, may_be_delisted, reoffer};
+use super::offer::{PartOffer, RESOURCES_MAX, check_offer, may_be_delisted, reoffer};
 use super::part_state::{Device, PartState};
 use super::pods::PodsView;
 use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::refusal::Refusal;
 use super::time::{Now, Timing};
-use super::trust_check::check_trust;
-use super::{allocate, breaker, evict, round, running, scan};
+use super::trust::check_trust;
+use super::{allocate, breaker, evict, reconcile, running, scan};
 use std::sync::Arc;
 
 /// The decision on a command.
@@ -33,15 +32,14 @@ pub struct Verdict {
 #[must_use]
 pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Verdict {
     let decided = match command {
-        Command::Allocate { request, answer, generation: seen, is_retry: again, attempt } => {
-            let current = *seen == ledger.generation || *again;
-            let input = allocate::AllocateInput { request, answer, current, attempt: *attempt };
-            return allocate::allocate(ledger, rules, input, now);
+        Command::Allocate { request, answer, generation, is_retry, attempt } => {
+            let current = *generation == ledger.generation || *is_retry;
+            return allocate::allocate(ledger, rules, request, answer, current, *attempt, now);
         }
         Command::RecordScan(inventory) => Ok(scan::look(ledger, inventory, rules, now)),
         Command::ApplyTriage { reading, answer } => Ok(scan::triaged(ledger, reading, answer, now)),
         Command::Offer(offers) => apply_offers(ledger, offers, rules, now),
-        Command::Reconcile(view) => Ok(round::observe(ledger, view, rules, now)),
+        Command::Reconcile(view) => Ok(reconcile::observe(ledger, view, rules, now)),
         Command::Pods(view) => Ok(update_pods(ledger, view)),
         Command::RecordEviction { ask, outcome } => {
             Ok(evict::record_outcome(ledger, ask, outcome, rules.timing.evict_again_ms, now))
@@ -113,6 +111,11 @@ fn find_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::G
     ledger.gpus.get(gpu).map(AsRef::as_ref).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
 }
 
+fn find_policy<'l>(ledger: &'l Ledger, digest: &Digest) -> Result<&'l PolicyVersion, Refusal> {
+    let found = ledger.policies.get(digest).map(AsRef::as_ref);
+    found.ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })
+}
+
 /// The change of a GPU's marks; none if they stay the same.
 fn change_marks(
     ledger: &Ledger,
@@ -133,7 +136,7 @@ fn mark_healthy(
 ) -> Result<Vec<Change>, Refusal> {
     let health = &find_gpu(ledger, gpu)?.health;
     // The next scan would mark it unhealthy again, and a reader would see a wrong state until then.
-    if !ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu) {
+    if !ledger.parts_of(gpu).any(|p| p.present) {
         return Err(Refusal::Vanished { gpu: gpu.clone() });
     }
     if let Some(error) = ledger.scan_errors.get(gpu) {
@@ -152,7 +155,7 @@ fn mark_healthy(
 
 fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<Change>, Refusal> {
     let state = find_gpu(ledger, gpu)?;
-    let parts = || ledger.parts.values().filter(|p| p.part.gpu() == gpu);
+    let parts = || ledger.parts_of(gpu);
     if state.health.state != HealthState::Vanished || parts().any(|p| p.present) {
         return Err(Refusal::StillThere { gpu: gpu.clone() });
     }
@@ -185,26 +188,19 @@ fn end(
         let holder = Box::new(allocation.holder.clone());
         return Err(Refusal::StillRunning { id, holder, running_sources });
     }
-    Ok(round::end_changes(
-        ledger,
-        rules,
-        &[(id, super::allocation::EndReason::Operator)],
-        std::slice::from_ref(&allocation.resource),
-    ))
+    Ok(reconcile::end_changes(ledger, rules, &[(id, EndReason::Operator)]))
 }
 
 /// Changes only the artifact: the version's signature may have changed meanwhile, or the version may be gone.
 fn record_artifact(ledger: &Ledger, digest: &Digest, artifact: &Digest) -> Result<Vec<Change>, Refusal> {
-    let known = ledger.policies.get(digest);
-    let known = known.ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
+    let known = find_policy(ledger, digest)?;
     let same = known.artifact == *artifact;
-    let version = PolicyVersion { artifact: artifact.clone(), ..PolicyVersion::clone(known) };
+    let version = PolicyVersion { artifact: artifact.clone(), ..known.clone() };
     Ok(if same { Vec::new() } else { vec![Change::PolicyStored(version)] })
 }
 
 fn delete_policy(ledger: &Ledger, digest: &Digest) -> Result<Vec<Change>, Refusal> {
-    let version =
-        ledger.policies.get(digest).ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })?;
+    let version = find_policy(ledger, digest)?;
     if ledger.stack.entries.iter().any(|e| e.digest == *digest) {
         return Err(Refusal::PolicyInUse { digest: digest.clone() });
     }
@@ -226,9 +222,7 @@ fn activate(
     if expected.is_some_and(|e| e != revision) {
         return Err(Refusal::StackMoved { revision });
     }
-    if let Some(entry) = stack.entries.iter().find(|e| !ledger.policies.contains_key(&e.digest)) {
-        return Err(Refusal::UnknownPolicy { digest: entry.digest.clone() });
-    }
+    stack.entries.iter().try_for_each(|entry| find_policy(ledger, &entry.digest).map(drop))?;
     check_trust(ledger, &stack.entries, &rules.trusted_keys)?;
     let mut changes = vec![Change::StackActivated(stack.clone().into_stack(revision + 1, now.wall_ms))];
     changes.extend(apply_offers(ledger, offers, rules, now)?);
@@ -250,7 +244,7 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     }
     let gone = ledger.parts.iter().filter(|(_, part)| is_permanently_gone(ledger, part, timing, now));
     changes.extend(gone.map(|(id, _)| Change::PartForgotten(id.clone())));
-    changes.extend(drain_progress::update_drains(ledger, now));
+    changes.extend(update_drains(ledger, now));
     changes.extend(evict::prune_evictions(ledger));
     // Each end prunes as many as it adds; more are left to prune after the limit was lowered.
     changes.extend(ledger.ended.to_prune(rules.history, None).into_iter().map(Change::Pruned));
@@ -260,12 +254,10 @@ fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
 /// Whether a part will not come back under its id: a MIG instance that was destroyed on a GPU that is still
 /// present. A GPU itself may come back, so only an operator removes it.
 fn is_permanently_gone(ledger: &Ledger, part: &PartState, timing: &Timing, now: Now) -> bool {
-    let gpu = part.part.gpu();
-    let gpu_is_present = ledger.parts.values().any(|p| p.present && p.part.gpu() == gpu);
     let recently_named =
         |d: &Device| d.last_allocate_mono_ms.is_some_and(|at| !now.passed(at, timing.named_ms));
     !part.present
-        && gpu_is_present
+        && ledger.parts_of(part.part.gpu()).any(|p| p.present)
         && part.part.parent.is_some()
         && now.passed(part.present_changed_mono_ms, timing.retire_ms)
         && now.passed(part.idle_since_mono_ms, timing.retire_ms)

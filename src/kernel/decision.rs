@@ -1,13 +1,14 @@
 //! Recorded decisions: the question, each policy's result, and the outcome.
 
-use super::allocation::Limits;
 use super::decider::Decider;
 use super::gpu::Reading;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::offer::PartOffer;
-use super::pod_candidates;
-use super::policy::{AdmitRequest, Answer, Fault, Hook, PlaceRequest, Placement, Question, TriageAnswer};
+use super::pods;
+use super::policy::{
+    AdmitRequest, Answer, Fault, Hook, PlaceRequest, Placement, Question, Terms, TriageAnswer,
+};
 use super::time::Now;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -126,12 +127,8 @@ pub struct Grant {
     pub allocation: Option<AllocationId>,
     /// The policies that allowed it, or the baseline.
     pub by: Vec<Decider>,
-    /// The policies' reason.
-    pub reason: String,
-    /// The container's limits.
-    pub limits: Limits,
-    /// Environment variables that policies added.
-    pub environment: Vec<(String, String)>,
+    /// The terms that they set.
+    pub terms: Terms,
 }
 
 impl Outcome {
@@ -153,10 +150,8 @@ impl Outcome {
     pub fn by(&self) -> Vec<&str> {
         match self {
             Self::Offered(offers) => {
-                let mut by: Vec<&str> = offers.iter().map(|(_, by)| by.as_str()).collect();
-                by.sort_unstable();
-                by.dedup();
-                by
+                let by: BTreeSet<&str> = offers.iter().map(|(_, by)| by.as_str()).collect();
+                by.into_iter().collect()
             }
             Self::Placed(_, by) | Self::Triaged(_, by) => vec![by.as_str()],
             Self::Denied { by, .. } => vec![by],
@@ -171,7 +166,7 @@ impl Outcome {
         match self {
             Self::Offered(_) => "",
             Self::Placed(placement, _) => &placement.reason,
-            Self::Granted(grant) => &grant.reason,
+            Self::Granted(grant) => &grant.terms.reason,
             Self::Denied { reason, .. } | Self::Refused { reason } => reason,
             Self::Triaged(answer, _) => &answer.reason,
         }
@@ -253,14 +248,15 @@ impl NewDecision {
     #[must_use]
     pub fn decision(&self) -> Decision {
         let node = &*self.node;
-        let ids = |devices: &[DeviceId]| devices.iter().map(ToString::to_string).collect();
+        let request = |resource: &Resource, count, devices: &[DeviceId]| {
+            let devices = devices.iter().map(ToString::to_string).collect();
+            Some(Request { resource: resource.to_string(), count, devices })
+        };
         let (request, reading) = match &self.question {
             OwnedQuestion::Offer => (None, None),
-            OwnedQuestion::Place(place) => {
-                (Some(Request::new(&place.resource, place.size, ids(&place.required))), None)
-            }
+            OwnedQuestion::Place(place) => (request(&place.resource, place.size, &place.required), None),
             OwnedQuestion::Admit(admit) => {
-                (Some(Request::new(&admit.resource, admit.devices.len(), ids(&admit.devices))), None)
+                (request(&admit.resource, admit.devices.len(), &admit.devices), None)
             }
             OwnedQuestion::Triage(reading) => (None, Some(reading.clone())),
         };
@@ -294,31 +290,20 @@ impl NewDecision {
             Outcome::Placed(placement, _) => parts.extend(placement.devices.iter().map(|id| &id.part)),
             _ => {}
         }
-        let gpu = |id: &PartId| self.node.part(id).map_or(id, |state| state.part.gpu()).clone();
-        parts.into_iter().map(gpu).collect::<BTreeSet<_>>().into_iter().collect()
+        let gpus: BTreeSet<&PartId> = parts.into_iter().map(|id| self.node.gpu_id_of(id)).collect();
+        gpus.into_iter().cloned().collect()
     }
 
     fn candidates(&self) -> Vec<String> {
-        let found = match &self.question {
-            OwnedQuestion::Place(place) => {
-                pod_candidates::candidates(&self.node, &place.resource, place.size)
-            }
-            OwnedQuestion::Admit(admit) => {
-                pod_candidates::candidates(&self.node, &admit.resource, admit.devices.len())
-            }
-            OwnedQuestion::Offer | OwnedQuestion::Triage(_) => Vec::new(),
+        let (resource, count) = match &self.question {
+            OwnedQuestion::Place(place) => (&place.resource, place.size),
+            OwnedQuestion::Admit(admit) => (&admit.resource, admit.devices.len()),
+            OwnedQuestion::Offer | OwnedQuestion::Triage(_) => return Vec::new(),
         };
-        let mut names: Vec<_> =
-            found.iter().map(|found| format!("{}/{}", found.pod.namespace, found.pod.name)).collect();
-        names.sort_unstable();
-        names.dedup();
-        names
-    }
-}
-
-impl Request {
-    fn new(resource: &Resource, count: usize, devices: Vec<String>) -> Self {
-        Self { resource: resource.to_string(), count, devices }
+        let candidates = pods::candidates(&self.node, resource, count).into_iter();
+        let names: BTreeSet<String> =
+            candidates.map(|found| format!("{}/{}", found.pod.namespace, found.pod.name)).collect();
+        names.into_iter().collect()
     }
 }
 
@@ -385,11 +370,9 @@ impl Requester {
             return true;
         }
         let Some(wanted) = &self.pod else { return false };
-        let named = |candidate: &String| match wanted.split_once('/') {
-            Some(("", pod)) => candidate.split_once('/').is_some_and(|(_, name)| name == pod),
-            Some((namespace, "")) => {
-                candidate.split_once('/').is_some_and(|(candidate, _)| candidate == namespace)
-            }
+        let named = |candidate: &String| match (wanted.split_once('/'), candidate.split_once('/')) {
+            (Some(("", wanted)), Some((_, pod))) => pod == wanted,
+            (Some((wanted, "")), Some((namespace, _))) => namespace == wanted,
             _ => candidate == wanted,
         };
         decision.candidates.iter().any(named)

@@ -5,7 +5,6 @@
 
 use super::allocation::Allocation;
 use super::change::Change;
-use super::eviction::{EvictionOutcome, EvictionRecord, EvictionRequest};
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Fate, Pod, PodsSource, Stage};
@@ -83,7 +82,7 @@ pub fn due_requests(ledger: &Ledger, now: Now) -> Vec<EvictionRequest> {
         let Some(way) = state.marks.eviction_method(now) else {
             continue;
         };
-        for allocation in allocations_on(ledger, gpu) {
+        for allocation in ledger.allocations_on(ledger.parts_of(gpu)) {
             let pod = allocation.holder.pod_uid.as_ref().and_then(|uid| view.pods.get_key_value(uid));
             let Some((uid, pod)) = pod.filter(|(_, pod)| can_be_evicted(pod)) else {
                 continue;
@@ -115,7 +114,7 @@ pub fn is_being_evicted(ledger: &Ledger, uid: &str) -> bool {
 pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<GpuHolder> {
     let evicts = ledger.gpus.get(gpu).is_some_and(|g| g.marks.evicts());
     let mut holders: BTreeMap<HolderKey<'_>, GpuHolder> = BTreeMap::new();
-    for allocation in allocations_on(ledger, gpu) {
+    for allocation in ledger.allocations_on(ledger.parts_of(gpu)) {
         let named = allocation.holder.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid));
         let holder = &allocation.holder;
         let known = holders.entry(holder_key(allocation)).or_insert_with(|| GpuHolder {
@@ -131,10 +130,7 @@ pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<GpuHolder> {
         known.allocations.push(allocation.id);
     }
     let mut holders: Vec<GpuHolder> = holders.into_values().collect();
-    holders.sort_by(|a, b| {
-        let name = |h: &GpuHolder| (h.pod.is_none(), h.namespace.clone(), h.pod.clone());
-        name(a).cmp(&name(b))
-    });
+    holders.sort_by_cached_key(|holder| (holder.pod.is_none(), holder.namespace.clone(), holder.pod.clone()));
     holders
 }
 
@@ -170,28 +166,17 @@ pub(super) fn prune_evictions(ledger: &Ledger) -> Option<Change> {
         return None;
     }
     let pods = pods_to_evict(ledger);
-    if ledger.evictions.keys().all(|uid| pods.contains(uid.as_str())) {
-        return None;
-    }
     let mut evictions = BTreeMap::clone(&ledger.evictions);
     evictions.retain(|uid, _| pods.contains(uid.as_str()));
-    Some(Change::EvictionsUpdated(Arc::new(evictions)))
+    (evictions.len() < ledger.evictions.len()).then(|| Change::EvictionsUpdated(Arc::new(evictions)))
 }
 
 /// UIDs of all pods that hold devices of a GPU whose holders are evicted.
 fn pods_to_evict(ledger: &Ledger) -> BTreeSet<&str> {
     let gpus = ledger.gpus.iter().filter(|(_, state)| state.marks.evicts());
-    gpus.flat_map(|(gpu, _)| allocations_on(ledger, gpu))
+    gpus.flat_map(|(gpu, _)| ledger.allocations_on(ledger.parts_of(gpu)))
         .filter_map(|a| a.holder.pod_uid.as_deref())
         .collect()
-}
-
-/// Live allocations on a GPU and its MIG instances, without duplicates.
-fn allocations_on<'l>(ledger: &'l Ledger, gpu: &PartId) -> impl Iterator<Item = &'l Allocation> {
-    let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu);
-    let ids: BTreeSet<AllocationId> =
-        parts.flat_map(|p| p.devices.values()).flat_map(|d| d.holders.iter().copied()).collect();
-    ids.into_iter().filter_map(|id| ledger.live.get(&id)).map(AsRef::as_ref)
 }
 
 /// A terminating or finished pod need not be evicted; a static pod cannot be.
@@ -256,6 +241,52 @@ fn holder_key(allocation: &Allocation) -> HolderKey<'_> {
 /// Shortens a server's message and replaces control characters, since it is shown on terminals.
 fn sanitized(message: &str) -> String {
     message[..message.floor_char_boundary(MESSAGE_BYTES_MAX)].replace(char::is_control, " ")
+}
+
+/// How a pod is removed, the gentler method first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EvictionMethod {
+    /// Eviction API: disruption budgets are respected.
+    Evict,
+    /// Deletion with the pod's own grace period: disruption budgets are ignored.
+    Delete,
+}
+
+/// One request to the API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictionRequest {
+    /// The pod; its UID is the request's precondition.
+    pub pod: Arc<Pod>,
+    /// The method.
+    pub method: EvictionMethod,
+    /// The GPU that is drained; the first if there are several.
+    pub gpu: PartId,
+}
+
+/// The outcome of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EvictionOutcome {
+    /// The API server accepted the request.
+    Accepted,
+    /// The API server has no pod with this UID.
+    Gone,
+    /// A disruption budget forbids it at present; the API server's message.
+    Budget(String),
+    /// The request failed, or the API server refused it for another reason.
+    Failed(String),
+}
+
+/// The newest request for one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictionRecord {
+    /// The request.
+    pub request: EvictionRequest,
+    /// Its outcome.
+    pub outcome: EvictionOutcome,
+    /// When the first request for the pod was sent, milliseconds since 1970.
+    pub since_wall_ms: u64,
+    /// When the next request may be sent, monotonic milliseconds.
+    pub again_mono_ms: u64,
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! ([`super::histories`]) check them after every step. I8 and I9 concern policies' answers: see the
 //! stack's tests. I7 is checked where a history requests again what a pod holds.
 
+use super::allocate::RECORDS_PER_DEVICE;
 use super::allocation::{Allocation, EndReason};
 use super::change::{Change, Entry};
 use super::command::{Command, Rules};
@@ -15,7 +16,6 @@ use super::part_state::DeviceState;
 use super::pods::Fate;
 use super::record::{Record, RecordKey, records};
 use super::restore::{carry_over, restore};
-use super::supersede::RECORDS_PER_DEVICE;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -157,12 +157,12 @@ pub(super) fn i6_a_grant_ends_only_allocations_that_newer_ones_replace(
 ) {
     let Command::Allocate { request, .. } = command else { return };
     let newer = |ledger: &Ledger, allocation: &Allocation| -> Vec<Vec<AllocationId>> {
-        let newer = |key| {
-            let holders = ledger.holders_of(&key);
+        let newer = |id| {
+            let holders = ledger.holders_of(&allocation.resource, id);
             let start = holders.iter().position(|id| *id == allocation.id).map_or(0, |index| index + 1);
             holders[start..].to_vec()
         };
-        allocation.keys().map(newer).collect()
+        allocation.devices.iter().map(newer).collect()
     };
     for change in &entry.changes {
         let Change::Ended { id, reason } = change else { continue };
@@ -184,7 +184,7 @@ pub(super) fn i6_a_grant_ends_only_allocations_that_newer_ones_replace(
             "I6: {id} ended and its pod is alive"
         );
     }
-    let holders = |id| after.device(&request.resource, id).map_or(&[][..], |device| &device.holders);
+    let holders = |id| after.holders_of(&request.resource, id);
     for id in request.devices.iter().flat_map(holders) {
         let allocation = &after.live[id];
         let newer = newer(after, allocation);

@@ -7,17 +7,17 @@ use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
 use super::drain::{Drain, Empty, Marks};
-use super::eviction::EvictionRecord;
+use super::evict::EvictionRecord;
 use super::gpu::{Links, Usage};
 use super::health::Health;
 use super::history::History;
-use super::names::{AllocationId, DeviceId, DeviceKey, Digest, PartId, Resource};
-use super::offer::{Consumes, claim_share};
+use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
+use super::offer::{Consumes, OfferLine};
 use super::part_state::{Device, DeviceState, PartState, Taken};
 use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
-use super::sighting::Sighting;
+use super::reconcile::Sighting;
 use super::stack::{PastStacks, Stack, keep_past};
 use super::stuck::Stuck;
 use super::time::Now;
@@ -116,6 +116,33 @@ impl Ledger {
         self.gpus.get(part.part.gpu()).map(Arc::as_ref)
     }
 
+    /// A GPU and its MIG instances, as far as they are known.
+    pub fn parts_of(&self, gpu: &PartId) -> impl Iterator<Item = &PartState> {
+        self.parts.values().map(AsRef::as_ref).filter(move |p| p.part.gpu() == gpu)
+    }
+
+    /// The id of a part's GPU; of a part that is not known, its own.
+    #[must_use]
+    pub fn gpu_id_of<'l>(&'l self, part: &'l PartId) -> &'l PartId {
+        self.part(part).map_or(part, |p| p.part.gpu())
+    }
+
+    /// The GPUs of an allocation's devices, sorted, each once.
+    #[must_use]
+    pub fn gpus_of<'l>(&'l self, allocation: &'l Allocation) -> BTreeSet<&'l PartId> {
+        allocation.devices.iter().map(|id| self.gpu_id_of(&id.part)).collect()
+    }
+
+    /// The live allocations on these parts, sorted by id, each once.
+    pub fn allocations_on<'l>(
+        &'l self,
+        parts: impl IntoIterator<Item = &'l PartState>,
+    ) -> Vec<&'l Allocation> {
+        let devices = parts.into_iter().flat_map(|p| p.devices.values());
+        let ids: BTreeSet<AllocationId> = devices.flat_map(|d| d.holders.iter().copied()).collect();
+        ids.iter().filter_map(|id| self.live.get(id)).map(AsRef::as_ref).collect()
+    }
+
     /// Every resource that has a listed device, sorted.
     #[must_use]
     pub fn resources(&self) -> BTreeSet<Resource> {
@@ -171,46 +198,30 @@ impl Ledger {
                 p.present = false;
                 p.present_changed_mono_ms = at.mono_ms;
             }),
-            Change::PartForgotten(id) => {
-                self.parts.remove(id);
+            Change::PartForgotten(id) => drop(self.parts.remove(id)),
+            Change::GpuForgotten(gpu) => {
+                self.parts.retain(|_, p| p.part.gpu() != gpu);
+                self.gpus.remove(gpu);
             }
-            Change::GpuForgotten(gpu) => self.forget_gpu(gpu),
-            Change::InventoryScanned { links, usage, scan_errors: troubles } => {
+            Change::InventoryScanned { links, usage, scan_errors } => {
                 self.links = Arc::clone(links);
                 self.usage = Arc::clone(usage);
-                self.scan_errors = Arc::clone(troubles);
+                self.scan_errors = Arc::clone(scan_errors);
             }
             Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
-            Change::HealthChanged { gpu, health } => {
-                if let Some(state) = self.gpus.get_mut(gpu) {
-                    Arc::make_mut(state).health = health.clone();
+            Change::HealthChanged { gpu, health } => self.with_gpu(gpu, |g| g.health = health.clone()),
+            Change::MarksChanged { gpu, marks } => self.with_gpu(gpu, |g| g.marks = marks.clone()),
+            Change::EmptyChanged { gpu, empty } => self.with_gpu(gpu, |g| g.empty = *empty),
+            Change::Offered { part, by, lines, ranges, devices } => self.with_part(part, |p| {
+                // Under other resource names the part's idle time starts again.
+                if !p.held() && resource_names(&p.lines) != resource_names(lines) {
+                    p.idle_since_mono_ms = at.mono_ms;
                 }
-            }
-            Change::MarksChanged { gpu, marks } => {
-                if let Some(state) = self.gpus.get_mut(gpu) {
-                    Arc::make_mut(state).marks = marks.clone();
-                }
-            }
-            Change::EmptyChanged { gpu, empty } => {
-                if let Some(state) = self.gpus.get_mut(gpu) {
-                    Arc::make_mut(state).empty = *empty;
-                }
-            }
-            Change::Offered { part, by, lines, ranges, devices } => {
-                self.with_part(part, |p| {
-                    let names = |lines: &[super::offer::OfferLine]| -> BTreeSet<Resource> {
-                        lines.iter().map(|l| l.resource.clone()).collect()
-                    };
-                    // Under other resource names the part's idle time starts again.
-                    if !p.held() && names(&p.lines) != names(lines) {
-                        p.idle_since_mono_ms = at.mono_ms;
-                    }
-                    p.offered_by.clone_from(by);
-                    p.lines.clone_from(lines);
-                    p.ranges.clone_from(ranges);
-                    p.devices.clone_from(devices);
-                });
-            }
+                p.offered_by.clone_from(by);
+                p.lines.clone_from(lines);
+                p.ranges.clone_from(ranges);
+                p.devices.clone_from(devices);
+            }),
             Change::Delisted(key) => self.with_part(&key.id.part, |p| {
                 p.devices.remove(&(key.resource.clone(), key.id.share));
             }),
@@ -239,9 +250,7 @@ impl Ledger {
             Change::PolicyStored(version) => {
                 Arc::make_mut(&mut self.policies).insert(version.digest.clone(), Arc::new(version.clone()));
             }
-            Change::PolicyDeleted(digest) => {
-                Arc::make_mut(&mut self.policies).remove(digest);
-            }
+            Change::PolicyDeleted(digest) => drop(Arc::make_mut(&mut self.policies).remove(digest)),
             Change::StackActivated(stack) => {
                 let before = std::mem::replace(&mut self.stack, Arc::new(stack.clone()));
                 keep_past(Arc::make_mut(&mut self.past_stacks), before);
@@ -272,32 +281,22 @@ impl Ledger {
     /// was absent when an allocation of it was adopted. They are held, and retiring until offered.
     fn list_held(&self, state: &mut PartState, at: Now) {
         for allocation in self.live.values() {
-            for id in allocation.devices.iter().filter(|id| id.part == state.part.id) {
-                if let Some(number) = id.share {
-                    claim_share(&mut state.ranges, &allocation.resource, number);
+            for id in &allocation.devices {
+                if id.part == state.part.id {
+                    let device = state.adopt_device(&allocation.resource, id.share, at.mono_ms);
+                    device.holders.push(allocation.id);
                 }
-                let key = (allocation.resource.clone(), id.share);
-                let device =
-                    state.devices.entry(key).or_insert_with(|| Device::adopted(id.share, at.mono_ms));
-                device.holders.push(allocation.id);
             }
         }
-    }
-
-    fn forget_gpu(&mut self, gpu: &PartId) {
-        self.parts.retain(|_, p| p.part.gpu() != gpu);
-        self.gpus.remove(gpu);
     }
 
     fn add_allocation(&mut self, allocation: &Allocation, at: Now) {
         let mut older = BTreeSet::new();
         for id in &allocation.devices {
-            self.with_part(&id.part, |p| {
-                if let Some(device) = p.devices.get_mut(&(allocation.resource.clone(), id.share)) {
-                    older.extend(device.holders.iter().copied());
-                    device.holders.push(allocation.id);
-                    device.last_allocate_mono_ms = Some(at.mono_ms);
-                }
+            self.with_device(&allocation.resource, id, |device| {
+                older.extend(device.holders.iter().copied());
+                device.holders.push(allocation.id);
+                device.last_allocate_mono_ms = Some(at.mono_ms);
             });
         }
         for id in older {
@@ -316,25 +315,46 @@ impl Ledger {
         };
         Arc::make_mut(&mut self.sightings).remove(&id);
         for device_id in &allocation.devices {
-            self.with_part(&device_id.part, |p| {
-                if let Some(device) = p.devices.get_mut(&(allocation.resource.clone(), device_id.share)) {
-                    device.holders.retain(|h| *h != id);
-                    if device.holders.is_empty() && device.state != DeviceState::Offered {
-                        device.state = DeviceState::Retiring { since_mono_ms: at.mono_ms };
-                    }
+            self.with_device(&allocation.resource, device_id, |device| {
+                device.holders.retain(|h| *h != id);
+                if !device.held() && !device.offered() {
+                    device.state = DeviceState::Retiring { since_mono_ms: at.mono_ms };
                 }
+            });
+        }
+        for part in allocation.parts() {
+            self.with_part(part, |p| {
                 if !p.held() {
                     p.idle_since_mono_ms = at.mono_ms;
                 }
             });
         }
         let end = End { reason, wall_ms: at.wall_ms };
-        Arc::make_mut(&mut self.ended).push(Arc::unwrap_or_clone(allocation), end);
+        Arc::make_mut(&mut self.ended).push(&allocation, end);
     }
 
     fn with_part(&mut self, id: &PartId, change: impl FnOnce(&mut PartState)) {
         if let Some(part) = self.parts.get_mut(id) {
             change(Arc::make_mut(part));
+        }
+    }
+
+    pub(super) fn with_device(
+        &mut self,
+        resource: &Resource,
+        id: &DeviceId,
+        change: impl FnOnce(&mut Device),
+    ) {
+        self.with_part(&id.part, |p| {
+            if let Some(device) = p.devices.get_mut(&(resource.clone(), id.share)) {
+                change(device);
+            }
+        });
+    }
+
+    pub(super) fn with_gpu(&mut self, id: &PartId, change: impl FnOnce(&mut GpuState)) {
+        if let Some(gpu) = self.gpus.get_mut(id) {
+            change(Arc::make_mut(gpu));
         }
     }
 
@@ -356,8 +376,8 @@ impl Ledger {
 
     /// Live allocations that name a device, oldest first.
     #[must_use]
-    pub fn holders_of(&self, key: &DeviceKey) -> &[AllocationId] {
-        self.device(&key.resource, &key.id).map_or(&[], |d| &d.holders)
+    pub fn holders_of(&self, resource: &Resource, id: &DeviceId) -> &[AllocationId] {
+        self.device(resource, id).map_or(&[], |d| &d.holders)
     }
 
     /// Namespace and name of the pod with this UID, from the pods source or from any allocation.
@@ -370,12 +390,12 @@ impl Ledger {
         });
         from_pods.or_else(|| {
             let mut holders = self.live.values().map(|a| &a.holder);
-            holders.find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some()).map(|h| Holder {
-                namespace: h.namespace.clone(),
-                pod: h.pod.clone(),
-                pod_uid: None,
-                container: None,
-            })
+            let holder = holders.find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some())?;
+            Some(Holder { pod_uid: None, container: None, ..holder.clone() })
         })
     }
+}
+
+fn resource_names(lines: &[OfferLine]) -> BTreeSet<&Resource> {
+    lines.iter().map(|line| &line.resource).collect()
 }

@@ -8,12 +8,11 @@
 //! - [`part_state`], [`ledger`], [`history`]: the state; [`change`], [`record`], [`restore`]: how it
 //!   changes, is stored and is read back
 //! - [`command`], [`decide`], [`refusal`]: commands and their outcomes; the longer rules are in
-//!   [`allocate`], [`offering`], [`scan`] and [`round`]
+//!   [`allocate`], [`offer`], [`scan`] and [`reconcile`]
 //! - [`decision`], [`compare`], [`describe`]: policy decisions, their comparison with another policy's
 //!   answers, and both as text
 //! - [`evict`]: pods to evict from a drained GPU; [`running`]: sources that show a pod running
-//! - [`listing`], [`placement`], [`pods`], [`pod_arrivals`], [`reconcile`]: device lists for the kubelet,
-//!   preferred devices, the node's pods, the probable pod of an Allocate, and reconciliation
+//! - [`listing`], [`placement`], [`pods`]: device lists for the kubelet, preferred devices, and the node's pods
 
 pub mod allocate;
 pub mod allocation;
@@ -28,10 +27,7 @@ pub mod decider;
 pub mod decision;
 pub mod describe;
 pub mod drain;
-mod drain_progress;
 pub mod evict;
-pub mod eviction;
-mod evidence;
 pub mod gpu;
 pub mod health;
 pub mod history;
@@ -40,43 +36,31 @@ pub mod listing;
 pub mod mig;
 pub mod names;
 pub mod offer;
-pub mod offering;
 pub mod part_state;
 pub mod part_use;
 pub mod placement;
-pub mod pod_arrivals;
-pub mod pod_bypass;
-pub mod pod_candidates;
 pub mod pods;
 pub mod policy;
 pub mod policy_call;
 pub mod ports;
 pub mod process;
-mod process_scan;
 pub mod reconcile;
 pub mod record;
 pub mod refusal;
 pub mod restore;
-pub mod round;
 pub mod running;
 pub mod scan;
-pub mod sighting;
 pub mod stack;
 pub mod steps;
 pub mod stuck;
-mod stuck_check;
-pub mod supersede;
 pub mod time;
 pub mod transitions;
 pub mod trust;
-pub mod trust_check;
 
 #[cfg(test)]
 mod histories;
 #[cfg(test)]
 mod invariants;
-#[cfg(test)]
-mod reconcile_tests;
 #[cfg(test)]
 mod test_node;
 

@@ -4,7 +4,6 @@ use super::breaker::Phase;
 use super::ledger::Ledger;
 use super::names::{DeviceId, PartId, Resource};
 use super::offer::Consumes;
-use super::part_state::{PartState, Taken};
 use std::collections::BTreeSet;
 
 /// One device of the list.
@@ -37,11 +36,25 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
     for part in ledger.parts.values() {
         let promised = ledger.parts_on_same_hardware(part).any(|kin| free_parts.contains(&kin.part.id));
         let taken = ledger.taken(part);
-        let taken = if promised { taken.plus(Consumes::Whole) } else { taken };
-        let before = free_left;
-        list_part(ledger, part, resource, overcommit_percent, taken, &mut free_left, &mut list);
-        if free_left < before {
-            free_parts.insert(&part.part.id);
+        let mut taken = if promised { taken.plus(Consumes::Whole) } else { taken };
+        // While a GPU's pods are evicted, the kubelet must not reassign a freed device before this
+        // ledger records its release.
+        let works = ledger.is_usable(part) && !ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
+        let may_grant = ledger.may_grant(part);
+        let memory_mib = part.memory_to_grant_mib(overcommit_percent);
+        let of_resource = (resource.clone(), None)..=(resource.clone(), Some(u32::MAX));
+        for ((_, share), device) in part.devices.range(of_resource) {
+            let with_device = taken.plus(device.consumes);
+            let is_offered = !device.held() && device.offered() && may_grant;
+            let is_free = is_offered && free_left > 0 && with_device.excess(memory_mib).is_none();
+            if is_free {
+                taken = with_device;
+                free_left -= 1;
+                free_parts.insert(&part.part.id);
+            }
+            let healthy = is_free || (device.held() && works);
+            let id = DeviceId { part: part.part.id.clone(), share: *share };
+            list.push(ListedDevice { id, healthy, numa_node: part.part.numa_node });
         }
     }
     list
@@ -50,41 +63,7 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
 /// Devices that a kubelet counts as free: listed Healthy, and held by no allocation.
 #[must_use]
 pub fn free_devices(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<DeviceId> {
-    let held = |id: &DeviceId| ledger.device(resource, id).is_some_and(|device| device.held());
+    let is_held = |id: &DeviceId| !ledger.holders_of(resource, id).is_empty();
     let listed = listing(ledger, resource, overcommit_percent).into_iter();
-    listed.filter(|device| device.healthy && !held(&device.id)).map(|device| device.id).collect()
-}
-
-fn list_part(
-    ledger: &Ledger,
-    part: &PartState,
-    resource: &Resource,
-    overcommit_percent: u32,
-    mut taken: Taken,
-    free_left: &mut usize,
-    list: &mut Vec<ListedDevice>,
-) {
-    // While a GPU's pods are evicted, the kubelet must not reassign a freed device before this
-    // ledger records its release.
-    let works = ledger.is_usable(part) && !ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
-    let may_grant = ledger.may_grant(part);
-    let memory_mib = part.memory_to_grant_mib(overcommit_percent);
-    let of_resource = (resource.clone(), None)..=(resource.clone(), Some(u32::MAX));
-    for ((_, share), device) in part.devices.range(of_resource) {
-        let healthy = if device.held() {
-            works
-        } else if may_grant && device.offered() && *free_left > 0 {
-            let with_device = taken.plus(device.consumes);
-            let fits = with_device.excess(memory_mib).is_none();
-            if fits {
-                taken = with_device;
-                *free_left -= 1;
-            }
-            fits
-        } else {
-            false
-        };
-        let id = DeviceId { part: part.part.id.clone(), share: *share };
-        list.push(ListedDevice { id, healthy, numa_node: part.part.numa_node });
-    }
+    listed.filter(|device| device.healthy && !is_held(&device.id)).map(|device| device.id).collect()
 }

@@ -136,102 +136,65 @@ pub fn plan<'a>(
     parts: impl IntoIterator<Item = &'a Part>,
     open: impl Fn(&PartId) -> bool,
 ) -> Plan {
-    let mut node = Node::default();
-    for part in parts {
-        match &part.parent {
-            None => node.gpus.push(part),
-            Some(gpu) => node.instances.entry(gpu).or_default().push(part),
+    let (mut gpus, mut instances): (Vec<_>, Vec<_>) =
+        parts.into_iter().partition(|part| part.parent.is_none());
+    gpus.retain(|gpu| open(&gpu.id));
+    gpus.sort_by_key(|gpu| gpu.gpu_index);
+    instances.sort_by(|a, b| a.parent.cmp(&b.parent));
+    if strategy == MigStrategy::None {
+        // A policy that offers an instance takes the decision for its GPU.
+        let not_open = instances.iter().filter(|instance| !open(&instance.id));
+        let decided: BTreeSet<&PartId> = not_open.map(|instance| instance.gpu()).collect();
+        return plan_whole_gpus(whole, gpus.into_iter().filter(|gpu| !decided.contains(&gpu.id)));
+    }
+    let mut plan = Plan::default();
+    let split: BTreeSet<&PartId> = instances.iter().map(|instance| instance.gpu()).collect();
+    for gpu in gpus.iter().filter(|gpu| gpu.mig_enabled && !split.contains(&gpu.id)) {
+        plan.messages.notes.push(format!(
+            "{} is in MIG mode and has no instance, so it offers nothing: create instances (nvidia-smi mig -cgi \
+             PROFILE -C), or disable its MIG mode",
+            gpu_name(gpu)
+        ));
+    }
+    gpus.retain(|gpu| !gpu.mig_enabled);
+    instances.retain(|instance| open(&instance.id));
+    let mut kinds = Kinds::default();
+    gpus.iter().chain(&instances).for_each(|part| kinds.add(part));
+    if strategy == MigStrategy::Single && kinds.are_several() {
+        plan.messages.refusal = Some(format!(
+            "migStrategy single lists every MIG instance as {whole}, so all GPUs must be in MIG mode with \
+             instances of one profile, but this node has {kinds}: give them the same layout, or set migStrategy \
+             to mixed. Until then nothing new is offered; running pods keep their devices"
+        ));
+        return plan;
+    }
+    plan.resources = gpus.iter().map(|gpu| (gpu.id.clone(), whole.clone())).collect();
+    for instance in instances {
+        let profile = profile_of(instance);
+        let single = (strategy == MigStrategy::Single).then(|| whole.clone());
+        match single.or_else(|| resource_of_profile(profile)) {
+            Some(resource) => drop(plan.resources.insert(instance.id.clone(), resource)),
+            None => plan.messages.notes.push(format!(
+                "{} of GPU {} is not offered: there is no resource name for its profile {profile:?}",
+                instance.id, instance.gpu_index
+            )),
         }
     }
-    node.gpus.sort_by_key(|gpu| gpu.gpu_index);
-    match strategy {
-        MigStrategy::None => node.plan_none(whole, open),
-        MigStrategy::Single => node.plan_single(whole, open),
-        MigStrategy::Mixed => node.plan_mixed(whole, open),
-    }
+    plan
 }
 
-#[derive(Default)]
-struct Node<'a> {
-    gpus: Vec<&'a Part>,
-    instances: BTreeMap<&'a PartId, Vec<&'a Part>>,
-}
-
-impl<'a> Node<'a> {
-    fn instances_of(&self, gpu: &PartId) -> &[&'a Part] {
-        self.instances.get(gpu).map_or(&[], Vec::as_slice)
-    }
-
-    fn open_instances(&self, open: impl Fn(&PartId) -> bool) -> impl Iterator<Item = &'a Part> {
-        self.instances.values().flatten().copied().filter(move |i| open(&i.id))
-    }
-
-    fn plan_none(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
-        let mut plan = Plan::default();
-        for gpu in self.gpus.iter().filter(|gpu| open(&gpu.id)) {
-            // A policy that offers an instance takes the decision for its GPU.
-            if !self.instances_of(&gpu.id).iter().all(|i| open(&i.id)) {
-                continue;
-            }
-            plan.resources.insert(gpu.id.clone(), whole.clone());
-            if gpu.mig_enabled {
-                plan.messages.notes.push(format!(
-                    "{} is in MIG mode and offered as one whole GPU; migStrategy single or mixed offers its instances",
-                    gpu_name(gpu)
-                ));
-            }
-        }
-        plan
-    }
-
-    fn plan_single(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
-        let plain: Vec<_> = self.gpus.iter().filter(|g| !g.mig_enabled && open(&g.id)).collect();
-        let mut kinds = Kinds::default();
-        plain.iter().copied().copied().chain(self.open_instances(&open)).for_each(|part| kinds.add(part));
-        let mut words = PlanMessages { notes: self.notes_on_empty_gpus(&open), refusal: None };
-        if kinds.are_several() {
-            words.refusal = Some(format!(
-                "migStrategy single lists every MIG instance as {whole}, so all GPUs must be in MIG mode with \
-                 instances of one profile, but this node has {kinds}: give them the same layout, or set migStrategy \
-                 to mixed. Until then nothing new is offered; running pods keep their devices"
-            ));
-            return Plan { resources: BTreeMap::new(), messages: words };
-        }
-        let parts = plain.into_iter().copied().chain(self.open_instances(&open));
-        Plan { resources: parts.map(|part| (part.id.clone(), whole.clone())).collect(), messages: words }
-    }
-
-    fn plan_mixed(&self, whole: &Resource, open: impl Fn(&PartId) -> bool) -> Plan {
-        let plain = self.gpus.iter().filter(|g| !g.mig_enabled && open(&g.id));
-        let mut resources: BTreeMap<_, _> = plain.map(|g| (g.id.clone(), whole.clone())).collect();
-        let mut notes = self.notes_on_empty_gpus(&open);
-        for instance in self.open_instances(&open) {
-            match resource_of_profile(profile_of(instance)) {
-                Some(resource) => drop(resources.insert(instance.id.clone(), resource)),
-                None => notes.push(format!(
-                    "{} of GPU {} is not offered: there is no resource name for its profile {:?}",
-                    instance.id,
-                    instance.gpu_index,
-                    profile_of(instance)
-                )),
-            }
-        }
-        Plan { resources, messages: PlanMessages { refusal: None, notes } }
-    }
-
-    /// One note for each GPU in MIG mode without instances.
-    fn notes_on_empty_gpus(&self, open: impl Fn(&PartId) -> bool) -> Vec<String> {
-        let empty =
-            self.gpus.iter().filter(|g| g.mig_enabled && open(&g.id) && self.instances_of(&g.id).is_empty());
-        let note = |gpu: &&Part| {
-            format!(
-                "{} is in MIG mode and has no instance, so it offers nothing: create instances (nvidia-smi mig -cgi \
-                 PROFILE -C), or disable its MIG mode",
+fn plan_whole_gpus<'a>(whole: &Resource, gpus: impl Iterator<Item = &'a Part>) -> Plan {
+    let mut plan = Plan::default();
+    for gpu in gpus {
+        plan.resources.insert(gpu.id.clone(), whole.clone());
+        if gpu.mig_enabled {
+            plan.messages.notes.push(format!(
+                "{} is in MIG mode and offered as one whole GPU; migStrategy single or mixed offers its instances",
                 gpu_name(gpu)
-            )
-        };
-        empty.map(note).collect()
+            ));
+        }
     }
+    plan
 }
 
 /// The kinds of parts that one resource names, each with its GPU indices.

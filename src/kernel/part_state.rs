@@ -3,7 +3,7 @@
 use super::decider::Decider;
 use super::gpu::Part;
 use super::names::{AllocationId, DeviceId, DeviceKey, Resource};
-use super::offer::{Consumes, OfferLine, ShareRange};
+use super::offer::{Consumes, OfferLine, ShareRange, claim_share};
 use std::collections::BTreeMap;
 
 /// A part with its devices.
@@ -53,20 +53,20 @@ pub enum DeviceState {
 }
 
 impl Device {
+    /// A device that no allocation names.
+    #[must_use]
+    pub fn new(consumes: Consumes, state: DeviceState) -> Self {
+        Self { consumes, state, holders: Vec::new(), last_allocate_mono_ms: None }
+    }
+
     /// A device that a pod held before this daemon offered it. A share consumes no memory or compute,
     /// since the former owner's share size is not known; while held it still keeps the whole GPU from
     /// being granted (I2).
     #[must_use]
     pub fn adopted(share: Option<u32>, now_mono_ms: u64) -> Self {
-        Self {
-            consumes: match share {
-                None => Consumes::Whole,
-                Some(_) => Consumes::Slice { memory_mib: 0, compute_percent: 0 },
-            },
-            state: DeviceState::Retiring { since_mono_ms: now_mono_ms },
-            holders: Vec::new(),
-            last_allocate_mono_ms: None,
-        }
+        let nothing = Consumes::Slice { memory_mib: 0, compute_percent: 0 };
+        let consumes = if share.is_some() { nothing } else { Consumes::Whole };
+        Self::new(consumes, DeviceState::Retiring { since_mono_ms: now_mono_ms })
     }
 
     /// Whether a live allocation names it.
@@ -171,6 +171,15 @@ impl PartState {
     #[must_use]
     pub fn device(&self, resource: &Resource, share: Option<u32>) -> Option<&Device> {
         self.devices.get(&(resource.clone(), share))
+    }
+
+    /// The device under `resource` with this share number, listed as [`Device::adopted`] if it is not yet.
+    pub fn adopt_device(&mut self, resource: &Resource, share: Option<u32>, now_mono_ms: u64) -> &mut Device {
+        if let Some(number) = share {
+            claim_share(&mut self.ranges, resource, number);
+        }
+        let key = (resource.clone(), share);
+        self.devices.entry(key).or_insert_with(|| Device::adopted(share, now_mono_ms))
     }
 
     /// The key of a device of this part.

@@ -5,8 +5,8 @@ use super::attribution::{Attribution, Attributions};
 use super::gpu::Part;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId};
-use super::offer::Consumes;
-use super::process::ProcessVisibility;
+use super::part_state::Taken;
+use super::process::{Process, ProcessVisibility};
 use std::collections::BTreeSet;
 
 /// The mechanism that enforces a container's limits, weakest first.
@@ -58,8 +58,7 @@ pub struct PartUse {
 /// the limits of its decision.
 #[must_use]
 pub fn part_uses(owners: &Attributions<'_>, allocation: &Allocation) -> Vec<PartUse> {
-    let parts: BTreeSet<&PartId> = allocation.devices.iter().map(|d| &d.part).collect();
-    parts.into_iter().map(|part| part_use(owners, allocation, part)).collect()
+    allocation.parts().into_iter().map(|part| part_use(owners, allocation, part)).collect()
 }
 
 /// An allocation's strictest limits over all of its parts, and the weakest enforcement. `None` where it
@@ -68,8 +67,7 @@ pub fn part_uses(owners: &Attributions<'_>, allocation: &Allocation) -> Vec<Part
 pub fn limits(ledger: &Ledger, allocation: &Allocation, mps: bool) -> Option<(Limits, EnforcedBy)> {
     // The container of an adopted allocation was set up by another plugin, in an unknown way.
     let mps = mps && !allocation.decision.is_adoption();
-    let parts: BTreeSet<&PartId> = allocation.devices.iter().map(|d| &d.part).collect();
-    let limits = parts.into_iter().map(|part| limits_of(ledger, allocation, part));
+    let limits = allocation.parts().into_iter().map(|part| limits_of(ledger, allocation, part));
     let strictest = limits.reduce(Limits::min).unwrap_or_default();
     let enforcers = allocation.devices.iter().map(|device| {
         ledger.part(&device.part).map_or(EnforcedBy::None, |p| enforced_by(device, &p.part, mps))
@@ -84,52 +82,45 @@ fn limits_of(ledger: &Ledger, allocation: &Allocation, part: &PartId) -> Limits 
     let Some(state) = ledger.part(part).filter(|_| allocation.ended.is_none()) else {
         return decided;
     };
-    let (mut memory_mib, mut compute_percent) = (0_u64, 0_u32);
-    for id in allocation.devices.iter().filter(|id| id.part == *part) {
-        match state.device(&allocation.resource, id.share).map(|d| d.consumes) {
-            // A whole instance is a limit that the hardware enforces; a whole GPU is no limit.
-            Some(Consumes::Whole) if state.part.mig.is_some() => {
-                return decided
-                    .min(Limits { memory_mib: Some(state.part.memory_mib), compute_percent: None });
-            }
-            Some(Consumes::Whole) | None => return decided,
-            Some(Consumes::Slice { memory_mib: memory, compute_percent: compute }) => {
-                memory_mib = memory_mib.saturating_add(memory);
-                compute_percent = compute_percent.saturating_add(compute);
-            }
+    let consumed = |id: &DeviceId| state.device(&allocation.resource, id.share).map(|d| d.consumes);
+    let mut on_part = allocation.devices.iter().filter(|id| id.part == *part);
+    let Some(taken) = on_part.try_fold(Taken::default(), |sum, id| Some(sum.plus(consumed(id)?))) else {
+        return decided;
+    };
+    match (taken.wholes, &state.part.mig) {
+        // A slice of 0 reserves nothing and sets no limit.
+        (0, _) => decided.min(Limits {
+            memory_mib: Some(taken.memory_mib).filter(|m| *m > 0),
+            compute_percent: Some(taken.compute_percent).filter(|c| *c > 0),
+        }),
+        // A whole instance is a limit that the hardware enforces; a whole GPU is no limit.
+        (_, Some(_)) => {
+            decided.min(Limits { memory_mib: Some(state.part.memory_mib), compute_percent: None })
         }
+        (_, None) => decided,
     }
-    // A slice of 0 reserves nothing and sets no limit.
-    decided.min(Limits {
-        memory_mib: Some(memory_mib).filter(|m| *m > 0),
-        compute_percent: Some(compute_percent).filter(|c| *c > 0),
-    })
 }
 
 fn part_use(owners: &Attributions<'_>, allocation: &Allocation, part: &PartId) -> PartUse {
     let ledger = owners.ledger;
     let limits = limits_of(ledger, allocation, part);
-    let mut sum = UsageSum::default();
-    let gpu = ledger.part(part).map_or(part, |p| p.part.gpu());
+    let (mut own, mut shared, mut shared_with) = (UsageSum::default(), UsageSum::default(), BTreeSet::new());
+    let gpu = ledger.gpu_id_of(part);
     let visible = ledger.processes.sight == ProcessVisibility::Visible && allocation.ended.is_none();
     let listed = owners.on(gpu).filter(|_| visible);
-    for (seen, belongs) in listed.into_iter().flatten() {
+    for (seen, attribution) in listed.into_iter().flatten() {
         let process = &seen.process;
-        let on_part = process.part == *part || part == gpu;
-        if !on_part && process.part != *gpu {
+        let is_on_part = process.part == *part || part == gpu;
+        if !is_on_part && process.part != *gpu {
             continue;
         }
-        match belongs {
-            Attribution::To(id) if *id == allocation.id && on_part => {
-                sum.add_own(process.pid, process.memory_mib);
-            }
+        match attribution {
+            Attribution::To(id) if *id == allocation.id && is_on_part => own.add(process),
             // NVML reports the GPU of the process but not its instance.
-            Attribution::To(id) if *id == allocation.id => {
-                sum.add_shared(process.pid, process.memory_mib, &[]);
-            }
+            Attribution::To(id) if *id == allocation.id => shared.add(process),
             Attribution::OneOf(ids) | Attribution::Possibly(ids) if ids.contains(&allocation.id) => {
-                let others: Vec<_> = ids.iter().filter(|id| **id != allocation.id).copied().collect();
-                sum.add_shared(process.pid, process.memory_mib, &others);
+                shared.add(process);
+                shared_with.extend(ids.iter().copied().filter(|id| *id != allocation.id));
             }
             Attribution::To(_)
             | Attribution::OneOf(_)
@@ -138,67 +129,43 @@ fn part_use(owners: &Attributions<'_>, allocation: &Allocation, part: &PartId) -
             | Attribution::Unexplained(_) => {}
         }
     }
-    let over_limit = limits.memory_mib.filter(|_| listed.is_some()).and_then(|limit| sum.exceeds(limit));
+    let limit_mib = limits.memory_mib.filter(|_| listed.is_some());
     PartUse {
         part: part.clone(),
         limits,
-        memory_used_mib: Some(sum.own_mib).filter(|_| listed.is_some() && sum.own_known),
-        over_limit,
-        pids: sum.own_pids.into_iter().collect(),
-        shared_with: sum.shared_with.into_iter().collect(),
-        shared_pids: sum.shared_pids.into_iter().collect(),
-        shared_memory_mib: sum.shared_mib,
+        memory_used_mib: Some(own.memory_mib).filter(|_| listed.is_some() && !own.has_unknown),
+        over_limit: limit_mib.and_then(|limit_mib| exceeds(&own, &shared, limit_mib)),
+        pids: own.pids.into_iter().collect(),
+        shared_with: shared_with.into_iter().collect(),
+        shared_pids: shared.pids.into_iter().collect(),
+        shared_memory_mib: shared.memory_mib,
     }
 }
 
-/// Processes of one allocation on one part, with their memory.
+/// Processes on one part, with their memory.
+#[derive(Default)]
 struct UsageSum {
-    own_mib: u64,
-    own_known: bool,
-    own_pids: BTreeSet<u32>,
-    shared_mib: u64,
-    shared_known: bool,
-    shared_pids: BTreeSet<u32>,
-    shared_with: BTreeSet<AllocationId>,
-}
-
-impl Default for UsageSum {
-    fn default() -> Self {
-        Self {
-            own_mib: 0,
-            own_known: true,
-            own_pids: BTreeSet::new(),
-            shared_mib: 0,
-            shared_known: true,
-            shared_pids: BTreeSet::new(),
-            shared_with: BTreeSet::new(),
-        }
-    }
+    pids: BTreeSet<u32>,
+    memory_mib: u64,
+    has_unknown: bool,
 }
 
 impl UsageSum {
-    fn add_own(&mut self, pid: u32, memory_mib: Option<u64>) {
-        self.own_pids.insert(pid);
-        self.own_known &= memory_mib.is_some();
-        self.own_mib = self.own_mib.saturating_add(memory_mib.unwrap_or(0));
+    fn add(&mut self, process: &Process) {
+        self.pids.insert(process.pid);
+        self.memory_mib = self.memory_mib.saturating_add(process.memory_mib.unwrap_or(0));
+        self.has_unknown |= process.memory_mib.is_none();
     }
+}
 
-    fn add_shared(&mut self, pid: u32, memory_mib: Option<u64>, others: &[AllocationId]) {
-        self.shared_pids.insert(pid);
-        self.shared_known &= memory_mib.is_some();
-        self.shared_mib = self.shared_mib.saturating_add(memory_mib.unwrap_or(0));
-        self.shared_with.extend(others);
+/// `Some(true)` if the memory of an allocation's own processes exceeds the limit; `Some(false)` if all memory is
+/// known and even with the shared processes' it does not.
+fn exceeds(own: &UsageSum, shared: &UsageSum, limit_mib: u64) -> Option<bool> {
+    if own.memory_mib > limit_mib {
+        return Some(true);
     }
-
-    /// `Some(true)` if the memory of its own processes exceeds the limit; `Some(false)` if all memory is
-    /// known and even with the shared processes' it does not.
-    fn exceeds(&self, limit_mib: u64) -> Option<bool> {
-        if self.own_mib > limit_mib {
-            return Some(true);
-        }
-        let all_known = self.own_known && self.shared_known;
-        (all_known && self.own_mib.saturating_add(self.shared_mib) <= limit_mib).then_some(false)
-    }
+    let all_known = !own.has_unknown && !shared.has_unknown;
+    (all_known && own.memory_mib.saturating_add(shared.memory_mib) <= limit_mib).then_some(false)
 }
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
 //! Reconciles live allocations with what the kubelet shows, since the kubelet has no Deallocate and
 //! Allocate names no pod. The view of one reconcile pass is fetched elsewhere; here it becomes a plan,
-//! which is a plain value.
+//! which is a plain value, and the changes that carry it out.
 //!
 //! There are two sources. The kubelet's `List` has namespaces and names but no UIDs and no init
 //! containers. Its checkpoint has UIDs and init containers but no names, and stores the environment of
 //! our reply, which contains the allocation id.
 
-use super::allocation::{Allocation, EndReason, Holder};
-use super::evidence::{Evidence, evidence, newest_shares_pod};
+use super::allocation::{Allocation, Decision, EndReason, Holder};
+use super::change::{Change, Entry};
+use super::command::Rules;
+use super::decider::Decider;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Resource};
 use super::pods::Fate;
-use super::sighting::KubeletReading;
-use super::sighting::Sighting;
-use super::stuck::SourceError;
+use super::stuck::{SourceError, find_stuck};
 use super::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -105,6 +105,173 @@ pub struct Plan {
     pub kubelet_seen_wall_ms: Option<u64>,
 }
 
+/// What the kubelet's sources showed of an allocation when each was last read since the grant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KubeletReading {
+    /// `List` named its pod.
+    pub by_list: bool,
+    /// The checkpoint named it, or its devices without the id of another allocation.
+    pub by_checkpoint: bool,
+}
+
+/// What earlier reconcile passes observed of one live allocation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sighting {
+    /// When it was granted or read from the store, monotonic milliseconds.
+    pub since_mono_ms: u64,
+    /// The first pass that missed it since it was last seen, monotonic milliseconds.
+    pub missed_mono_ms: Option<u64>,
+    /// What the kubelet's sources showed when each was last read; `None` if neither has been read since then.
+    pub shown: Option<KubeletReading>,
+    /// Whether the kubelet named it, by its id or by its pod, when a source that can do so was last read. Devices
+    /// alone do not count: they may be another allocation's.
+    pub named: bool,
+}
+
+impl Sighting {
+    /// The sighting of an allocation that is granted now.
+    #[must_use]
+    pub fn granted(now: Now) -> Self {
+        Self { since_mono_ms: now.mono_ms, ..Self::default() }
+    }
+
+    /// The sighting of an allocation that was read from the store. A known holder means that a source showed it
+    /// before.
+    #[must_use]
+    pub fn restored(holder: &Holder, now: Now) -> Self {
+        Self { named: !holder.is_unknown(), ..Self::granted(now) }
+    }
+}
+
+/// What the sources of one reconcile pass show of an allocation.
+struct Evidence {
+    /// Holder fields that the checkpoint or `List` shows.
+    learned: Holder,
+    /// The checkpoint contains its id.
+    by_id: bool,
+    /// The checkpoint contains its id, or one of its devices that is not only under ids of other allocations.
+    in_checkpoint: bool,
+    /// The checkpoint contains its devices only under other pods, and its own pod's UID is known.
+    under_another_pod: bool,
+    /// A later grant includes some of its devices, and the checkpoint contains them only under ids of other
+    /// allocations.
+    reissued: bool,
+    /// `List` shows its pod.
+    listed: bool,
+    /// The checkpoint shows the allocation, or `List` shows its pod.
+    is_shown: bool,
+    /// The source that would show it could be read: `List` if its pod's name is known, else the checkpoint.
+    can_be_shown: bool,
+    /// No source shows it.
+    is_gone: bool,
+}
+
+/// The evidence of `view` on `allocation`; `list` is the view's `List` if it was fetched after the grant.
+fn evidence(
+    ledger: &Ledger,
+    allocation: &Allocation,
+    view: &ReconcileView,
+    list: Option<&PodList>,
+) -> Evidence {
+    let checkpoint = || view.checkpoint.iter().flatten();
+    let shares_device = |c: &&CheckpointEntry| c.devices.iter().any(|id| allocation.devices.contains(id));
+    let on_devices: Vec<&CheckpointEntry> =
+        checkpoint().filter(|c| c.resource == allocation.resource).filter(shares_device).collect();
+    let own = checkpoint().find(|c| c.allocation == Some(allocation.id));
+    // An entry without an allocation id was answered by another plugin: it can only belong to an adopted
+    // allocation.
+    let adopted = allocation.decision.is_adoption();
+    let entry = own.or_else(|| {
+        let mut entries = on_devices.iter().copied();
+        entries.find(|c| c.allocation.is_none() && adopted && c.devices == allocation.devices)
+    });
+    let mut learned = Holder::default();
+    if let Some(c) = entry {
+        learned.pod_uid = Some(c.pod_uid.clone());
+        learned.container = Some(c.container.clone());
+    }
+    let mut known = allocation.holder.clone();
+    known.fill_from(&learned);
+    if let Some(hold) = listed_hold(ledger, allocation, &known, view, list) {
+        learned.namespace = Some(hold.namespace.clone());
+        learned.pod = Some(hold.pod.clone());
+        learned.container.get_or_insert_with(|| hold.container.clone());
+        // While the checkpoint cannot be read, the UID comes from the view of all pods.
+        if known.pod_uid.is_none()
+            && view.checkpoint.is_none()
+            && let Some(pods) = &ledger.pods
+            && let Some(pod) = pods.find_by_name(&hold.namespace, &hold.pod, allocation.granted_wall_ms)
+        {
+            learned.pod_uid = Some(pod.uid.clone());
+        }
+    } else if known.pod.is_none() {
+        // `List` shows no init containers: the name comes from the pod's other allocations or the pods view.
+        if let Some(pod) = known.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid)) {
+            learned.fill_from(&pod);
+        }
+    }
+    known.fill_from(&learned);
+    let listed = match (&known.namespace, &known.pod, list) {
+        (Some(namespace), Some(pod), Some(list)) => list.pods.contains(&(namespace.clone(), pod.clone())),
+        _ => false,
+    };
+    let by_id = own.is_some();
+    let by_device = !on_devices.is_empty();
+    let is_of_another_id = |c: &&CheckpointEntry| c.allocation.is_some_and(|id| id != allocation.id);
+    let is_of_another_pod =
+        |c: &&CheckpointEntry| known.pod_uid.as_ref().is_some_and(|uid| *uid != c.pod_uid);
+    let under_another_id = by_device && on_devices.iter().all(is_of_another_id);
+    let reissued = allocation.overlapped && under_another_id;
+    Evidence {
+        by_id,
+        in_checkpoint: by_id || (by_device && !under_another_id),
+        under_another_pod: by_device && on_devices.iter().all(is_of_another_pod),
+        is_shown: entry.is_some() || listed,
+        can_be_shown: if known.pod.is_some() { list.is_some() } else { view.checkpoint.is_some() },
+        // A pod that still runs other containers does not keep a superseded grant live.
+        is_gone: !by_id && (reissued || !(by_device || listed)),
+        learned,
+        reissued,
+        listed,
+    }
+}
+
+/// The container that `List` shows with exactly these devices. It belongs to the newest allocation of the
+/// devices, or to an older one of the same pod with this container name: another pod's container may have
+/// the same name.
+fn listed_hold<'v>(
+    ledger: &Ledger,
+    allocation: &Allocation,
+    known: &Holder,
+    view: &ReconcileView,
+    list: Option<&'v PodList>,
+) -> Option<&'v ListedHolding> {
+    let holders = |id| ledger.holders_of(&allocation.resource, id);
+    let newest = allocation.devices.iter().all(|id| holders(id).last() == Some(&allocation.id));
+    let is_candidate = newest || newest_shares_pod(ledger, allocation, view);
+    list?.held.iter().find(|h| {
+        h.resource == allocation.resource
+            && h.devices == allocation.devices
+            && match &known.container {
+                Some(container) => *container == h.container && is_candidate,
+                None => newest,
+            }
+            && known.pod.as_ref().is_none_or(|pod| *pod == h.pod)
+    })
+}
+
+/// Whether all newer allocations of the same devices are of the same pod, by UID.
+fn newest_shares_pod(ledger: &Ledger, allocation: &Allocation, view: &ReconcileView) -> bool {
+    let uid_of = |id: AllocationId| {
+        let entry = view.checkpoint.iter().flatten().find(|c| c.allocation == Some(id));
+        let known = || ledger.live.get(&id)?.holder.pod_uid.as_deref();
+        entry.map(|c| c.pod_uid.as_str()).or_else(known)
+    };
+    let own = uid_of(allocation.id);
+    let mut holders = allocation.devices.iter().flat_map(|id| ledger.holders_of(&allocation.resource, id));
+    own.is_some() && holders.all(|holder| *holder <= allocation.id || uid_of(*holder) == own)
+}
+
 /// Turns the view of one reconcile pass into a plan.
 #[must_use]
 pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) -> Plan {
@@ -120,50 +287,45 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         // A miss before a kubelet restart does not count as one of the two.
         let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
+        // A view of the same millisecond may be older than the grant.
+        let since_grant = view.began_mono_ms > sighting.since_mono_ms;
         // A list from before the grant may name the pod that held these devices before.
-        let list = view.list.as_ref().filter(|_| view.began_mono_ms > sighting.since_mono_ms);
+        let list = view.list.as_ref().filter(|_| since_grant);
         let evidence = evidence(ledger, allocation, view, list);
-        if !evidence.learned.is_unknown() {
-            let mut holder = allocation.holder.clone();
-            if holder.fill_from(&evidence.learned) {
-                plan.learned.push((*id, evidence.learned.clone()));
-            }
+        if allocation.holder.clone().fill_from(&evidence.learned) {
+            plan.learned.push((*id, evidence.learned.clone()));
         }
-        let seen = evidence.by_id
-            || (evidence.by_device && !evidence.under_another_id)
-            || evidence.held_by_list(allocation);
-        if seen {
+        if evidence.in_checkpoint || (evidence.listed && allocation.holder.pod.is_some()) {
             seen_any = true;
             sighting.missed_mono_ms = None;
-            sighting.kubelet_wall_ms = view.kubelet.map(|k| k.created_wall_ms).or(sighting.kubelet_wall_ms);
         }
         sighting.named = evidence.is_shown || (sighting.named && !evidence.can_be_shown);
         if allocation.overlapped && evidence.by_id && newest_shares_pod(ledger, allocation, view) {
             plan.settled.push(*id);
         }
-        // A view of the same millisecond may be older than the grant.
-        let since_grant = view.began_mono_ms > sighting.since_mono_ms;
         // A pass in which no source could name it does not count as a reading: an operator's `end` stays refused.
         if since_grant && (sighting.shown.is_some() || evidence.can_be_shown) {
-            let before = sighting.shown.unwrap_or_default();
-            let in_checkpoint = evidence.by_id || (evidence.by_device && !evidence.under_another_id);
-            sighting.shown = Some(KubeletReading {
-                by_list: if view.list.is_some() { evidence.listed } else { before.by_list },
-                by_checkpoint: if view.checkpoint.is_some() { in_checkpoint } else { before.by_checkpoint },
-            });
+            let shown = sighting.shown.get_or_insert_default();
+            if view.list.is_some() {
+                shown.by_list = evidence.listed;
+            }
+            if view.checkpoint.is_some() {
+                shown.by_checkpoint = evidence.in_checkpoint;
+            }
         }
         if allocation.overlapped && view.fresh && since_grant && !evidence.by_id && evidence.under_another_pod
         {
             plan.ended.push((*id, EndReason::Superseded));
         } else {
+            let end = || (*id, end_reason(allocation, &evidence, view));
             match judge(ledger, allocation, &evidence, view, &sighting, timing, at) {
                 Outcome::Kept => {}
                 Outcome::Alive => sighting.missed_mono_ms = None,
-                Outcome::Over => plan.ended.push((*id, end_reason(allocation, &evidence, view))),
+                Outcome::Over => plan.ended.push(end()),
                 Outcome::Missed => {
                     let first = *sighting.missed_mono_ms.get_or_insert(at.mono_ms);
                     if at.passed(first, timing.rounds_apart_ms) {
-                        missed.push((*id, end_reason(allocation, &evidence, view)));
+                        missed.push(end());
                     }
                 }
             }
@@ -214,16 +376,15 @@ fn judge(
     at: Now,
 ) -> Outcome {
     // `List` must have answered in either case: it shows that the kubelet has loaded its pods.
-    if view.list.is_none() || !evidence.is_gone(allocation) {
+    if view.list.is_none() || !evidence.is_gone {
         return Outcome::Kept;
     }
     let settled = view.kubelet.is_some_and(|k| at.passed(k.created_mono_ms, timing.kubelet_settle_ms))
         && at.passed(sighting.since_mono_ms, timing.reply_settle_ms);
-    let reissued = allocation.overlapped && evidence.under_another_id;
     let readable = view.checkpoint.is_some();
     let after_grant = view.began_mono_ms > sighting.since_mono_ms;
     match ledger.fate_of(allocation) {
-        Fate::Alive if !reissued => Outcome::Alive,
+        Fate::Alive if !evidence.reissued => Outcome::Alive,
         Fate::Over if view.fresh && readable && after_grant => Outcome::Over,
         Fate::Gone if view.fresh && readable && after_grant => Outcome::Missed,
         Fate::Over | Fate::Gone if !readable && settled => Outcome::Missed,
@@ -235,7 +396,7 @@ fn judge(
 fn end_reason(allocation: &Allocation, evidence: &Evidence, view: &ReconcileView) -> EndReason {
     if view.checkpoint.is_none() {
         EndReason::PodGone
-    } else if allocation.overlapped && evidence.under_another_id {
+    } else if evidence.reissued {
         EndReason::Superseded
     } else if allocation.holder.is_unknown() {
         EndReason::NeverStarted
@@ -257,20 +418,15 @@ fn decide_ends(
     let restarted = view.kubelet.map(|k| k.created_wall_ms) != ledger.kubelet_seen_wall_ms;
     let missed_known = missed.iter().filter(|(id, _)| had_holder(id)).count();
     let ended = |id: &AllocationId| plan.ended.iter().any(|(e, _)| e == id);
-    let all_known = ledger.live.values().filter(|a| !a.holder.is_unknown() && !ended(&a.id)).count();
+    let all_known = ledger.live.keys().filter(|id| had_holder(id) && !ended(id)).count();
     if !seen_any && restarted && missed_known >= 2 && missed_known == all_known {
-        plan.hold = Some(
-            format!(
-                "all {missed_known} allocations vanished across a kubelet restart; none ends until one is seen again or an operator ends them"
-            )
-            .into(),
+        let reason = format!(
+            "all {missed_known} allocations vanished across a kubelet restart; none ends until one is seen again or an operator ends them"
         );
+        plan.hold = Some(reason.into());
     }
-    if plan.hold.is_some() {
-        plan.ended.extend(missed.into_iter().filter(|(_, reason)| *reason == EndReason::NeverStarted));
-    } else {
-        plan.ended.extend(missed);
-    }
+    let is_held_back = |reason| plan.hold.is_some() && reason != EndReason::NeverStarted;
+    plan.ended.extend(missed.into_iter().filter(|(_, reason)| !is_held_back(*reason)));
     for (id, _) in &plan.ended {
         plan.sightings.remove(id);
         plan.settled.retain(|s| s != id);
@@ -293,7 +449,7 @@ fn unknown_holdings(ledger: &Ledger, view: &ReconcileView) -> Vec<CheckpointEntr
     // An allocation that this store granted and that is not live has ended; the checkpoint may be older, or
     // an operator ended it while its pod ran. The same holds for adopted ones, with an id of another store
     // or without one: the history keeps them as long as a checkpoint may show them
-    // (`Past::may_be_shown_again`).
+    // (`EndedAllocation::may_be_shown_again`).
     let ended = |c: &CheckpointEntry| match c.allocation {
         Some(id) if id.store == ledger.store => id.number < ledger.next_number,
         Some(id) => ledger.ended.get(id).is_some(),
@@ -315,3 +471,96 @@ fn unknown_holdings(ledger: &Ledger, view: &ReconcileView) -> Vec<CheckpointEntr
         .cloned()
         .collect()
 }
+
+/// The changes of one reconcile pass.
+#[must_use]
+pub fn observe(ledger: &Ledger, view: &ReconcileView, rules: &Rules, now: Now) -> Vec<Change> {
+    let plan = plan(ledger, view, &rules.timing, now);
+    let stuck = find_stuck(ledger, view, &plan, &rules.timing, now);
+    let mut changes: Vec<Change> =
+        plan.learned.into_iter().map(|(id, holder)| Change::HolderLearned { id, holder }).collect();
+    changes.extend(plan.settled.into_iter().map(Change::OverlapResolved));
+    if let Some(seen) = plan.kubelet_seen_wall_ms.filter(|s| Some(*s) != ledger.kubelet_seen_wall_ms) {
+        changes.push(Change::KubeletSeen(seen));
+    }
+    if stuck.as_ref() != ledger.stuck.as_deref() {
+        changes.push(Change::StuckChanged(stuck.map(Arc::new)));
+    }
+    if plan.sightings != *ledger.sightings || plan.hold != ledger.hold {
+        changes.push(Change::SightingsUpdated { sightings: Arc::new(plan.sightings), hold: plan.hold });
+    }
+    changes.extend(end_changes(ledger, rules, &plan.ended));
+    adopt(ledger, &plan.adopted, now, &mut changes);
+    changes
+}
+
+/// Ends and their consequences: a release resets its resource's breaker, and old records are pruned.
+#[must_use]
+pub fn end_changes(ledger: &Ledger, rules: &Rules, ends: &[(AllocationId, EndReason)]) -> Vec<Change> {
+    let ending = || ends.iter().filter_map(|(id, _)| ledger.live.get(id)).map(Arc::as_ref);
+    let resources: BTreeSet<&Resource> = ending().map(|a| &a.resource).collect();
+    let ended = ends.iter().map(|(id, reason)| Change::Ended { id: *id, reason: *reason });
+    let reset = resources.into_iter().filter_map(|resource| reset_breaker(ledger, resource));
+    let pruned = ledger.ended.to_prune(rules.history, ending()).into_iter().map(Change::Pruned);
+    ended.chain(reset).chain(pruned).collect()
+}
+
+/// Removes the breaker of a resource, if it has one: a device of it was granted or released.
+pub(super) fn reset_breaker(ledger: &Ledger, resource: &Resource) -> Option<Change> {
+    let has_one = ledger.breakers.contains_key(resource);
+    has_one.then(|| Change::BreakerChanged { resource: resource.clone(), breaker: None })
+}
+
+/// Adopts holdings of our resources that this store did not grant.
+fn adopt(ledger: &Ledger, holdings: &[CheckpointEntry], now: Now, changes: &mut Vec<Change>) {
+    // Later holdings may be on parts that earlier ones changed.
+    let mut scratch = ledger.clone();
+    for holding in holdings {
+        let by_part = holding.devices.chunk_by(|a, b| a.part == b.part);
+        let mut adoption: Vec<Change> =
+            by_part.filter_map(|ids| list_adopted(&scratch, &holding.resource, ids, now)).collect();
+        let id = holding
+            .allocation
+            .filter(|id| !scratch.live.contains_key(id))
+            .unwrap_or(AllocationId { store: scratch.store, number: scratch.next_number });
+        adoption.push(Change::Granted(Allocation {
+            id,
+            resource: holding.resource.clone(),
+            devices: holding.devices.clone(),
+            granted_wall_ms: now.wall_ms,
+            holder: Holder {
+                pod_uid: Some(holding.pod_uid.clone()),
+                container: Some(holding.container.clone()),
+                ..Holder::default()
+            },
+            overlapped: false,
+            decision: Decision {
+                by: vec![Decider::Adopted],
+                reason: "held when the daemon started".into(),
+                ..Decision::default()
+            },
+            ended: None,
+        }));
+        scratch.apply(&Entry { at: now, changes: adoption.clone() });
+        changes.extend(adoption);
+    }
+}
+
+/// Lists the devices of one part that a holding names and the offer does not, as retiring ones.
+fn list_adopted(ledger: &Ledger, resource: &Resource, ids: &[DeviceId], now: Now) -> Option<Change> {
+    let known = ledger.part(&ids[0].part)?;
+    let mut part = known.clone();
+    for id in ids {
+        part.adopt_device(resource, id.share, now.mono_ms);
+    }
+    (part != *known).then(|| Change::Offered {
+        part: part.part.id,
+        by: part.offered_by,
+        lines: part.lines,
+        ranges: part.ranges,
+        devices: part.devices,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -206,19 +206,16 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         Change::GpuForgotten(gpu) => {
             add(RecordKey::Marks(gpu.clone()));
             add(RecordKey::Health(gpu.clone()));
-            before
-                .parts
-                .values()
-                .filter(|p| p.part.gpu() == gpu)
-                .for_each(|p| add(RecordKey::Part(p.part.id.clone())));
+            before.parts_of(gpu).for_each(|p| add(RecordKey::Part(p.part.id.clone())));
         }
         Change::MarksChanged { gpu, .. } => add(RecordKey::Marks(gpu.clone())),
         Change::Granted(allocation) => {
             add(RecordKey::Meta);
             add(RecordKey::Allocation(allocation.id));
             // Older allocations become overlapped by the grant.
-            let holders = allocation.keys().flat_map(|k| next.holders_of(&k).to_vec());
-            holders.for_each(|id| add(RecordKey::Allocation(id)));
+            let holders = |id| next.holders_of(&allocation.resource, id);
+            let holders = allocation.devices.iter().flat_map(holders);
+            holders.for_each(|id| add(RecordKey::Allocation(*id)));
         }
         Change::HolderLearned { id, .. }
         | Change::OverlapResolved(id)

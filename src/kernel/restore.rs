@@ -4,24 +4,21 @@ use super::allocation::Allocation;
 use super::health::Health;
 use super::history::History;
 use super::ledger::{GpuState, Ledger};
-use super::names::DeviceId;
 use super::part_state::{Device, DeviceState, PartState};
-use super::record::{PartRecord, Record, StackHead};
-use super::sighting::Sighting;
+use super::reconcile::Sighting;
+use super::record::{HealthRecord, PartRecord, Record, StackHead};
 use super::stack::Stack;
 use super::time::Now;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Restores a ledger. Parts are absent until a scan finds them, and waits start now.
 #[must_use]
-pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
+pub fn restore(mut records: Vec<Record>, now: Now) -> Ledger {
+    // Records follow those that they need: marks and health a part, allocations the devices of parts and older
+    // allocations, entries their stack.
+    records.sort_by_cached_key(Record::key);
     let mut ledger = Ledger::default();
-    let (mut live, mut ended, mut policies) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-    let (mut stack, mut entries) = (Stack::default(), BTreeMap::new());
-    let mut past = BTreeMap::new();
-    let mut past_entries = Vec::new();
-    let (mut all_marks, mut healths) = (Vec::new(), Vec::new());
+    let mut ended = Vec::new();
     for record in records {
         match record {
             Record::Meta(meta) => {
@@ -30,66 +27,49 @@ pub fn restore(records: Vec<Record>, now: Now) -> Ledger {
                 ledger.kubelet_seen_wall_ms = meta.kubelet_seen_wall_ms;
             }
             Record::Part(record) => restore_part(&mut ledger, record, now),
-            Record::Marks(gpu, marks) => all_marks.push((gpu, marks)),
-            Record::Health(record) => healths.push(record),
-            Record::Allocation(mut a) => match a.ended.take() {
-                Some(end) => ended.push((a, end)),
-                None => drop(live.insert(a.id, Arc::new(a))),
-            },
-            Record::Policy(v) => {
-                policies.insert(v.digest.clone(), Arc::new(v));
-            }
-            Record::Stack(head) => {
-                stack = restore_stack(head);
-            }
-            Record::PastStack(head) => drop(past.insert(head.revision, restore_stack(head))),
-            Record::PastStackEntry(revision, i, entry) => past_entries.push((revision, i, entry)),
-            Record::StackEntry(i, entry) => {
-                entries.insert(i, entry);
-            }
-        }
-    }
-    for (gpu, marks) in all_marks {
-        if let Some(state) = ledger.gpus.get_mut(&gpu) {
-            Arc::make_mut(state).marks = marks;
-        }
-    }
-    for record in healths {
-        if let Some(state) = ledger.gpus.get_mut(&record.gpu) {
-            Arc::make_mut(state).health = Health {
-                state: record.state,
-                reason: record.reason,
-                since_wall_ms: record.since_wall_ms,
-                quiet_ms: record.quiet_ms,
+            Record::Marks(gpu, marks) => ledger.with_gpu(&gpu, |state| state.marks = marks),
+            Record::Health(HealthRecord { gpu, state, reason, since_wall_ms, quiet_ms, history }) => {
                 // The elapsed time is not stored, so the wait starts again.
-                again_mono_ms: now.mono_ms.saturating_add(record.quiet_ms.unwrap_or(0)),
-                history: record.history,
-            };
+                let again_mono_ms = now.mono_ms.saturating_add(quiet_ms.unwrap_or(0));
+                let health = Health { state, reason, since_wall_ms, quiet_ms, again_mono_ms, history };
+                ledger.with_gpu(&gpu, |state| state.health = health);
+            }
+            Record::Allocation(mut allocation) => match allocation.ended.take() {
+                Some(end) => ended.push((allocation, end)),
+                None => restore_live(&mut ledger, allocation, now),
+            },
+            Record::Policy(version) => {
+                Arc::make_mut(&mut ledger.policies).insert(version.digest.clone(), Arc::new(version));
+            }
+            Record::Stack(head) => ledger.stack = restore_stack(head),
+            Record::StackEntry(_, entry) => Arc::make_mut(&mut ledger.stack).entries.push(entry),
+            Record::PastStack(head) => {
+                Arc::make_mut(&mut ledger.past_stacks).insert(head.revision, restore_stack(head));
+            }
+            Record::PastStackEntry(revision, _, entry) => {
+                if let Some(stack) = Arc::make_mut(&mut ledger.past_stacks).get_mut(&revision) {
+                    Arc::make_mut(stack).entries.push(entry);
+                }
+            }
         }
     }
-    stack.entries = entries.into_values().collect();
-    ledger.sightings =
-        Arc::new(live.iter().map(|(id, a)| (*id, Sighting::restored(&a.holder, now))).collect());
-    let held: Vec<Arc<Allocation>> = live.values().cloned().collect();
-    held.iter().for_each(|a| restore_holders(&mut ledger, a));
-    ledger.live = Arc::new(live);
     ledger.ended = Arc::new(History::restored(ended));
-    ledger.policies = Arc::new(policies);
-    ledger.stack = Arc::new(stack);
-    past_entries.sort_by_key(|(revision, i, _)| (*revision, *i));
-    for (revision, _, entry) in past_entries {
-        if let Some(stack) = past.get_mut(&revision) {
-            stack.entries.push(entry);
-        }
-    }
-    ledger.past_stacks = Arc::new(past.into_iter().map(|(r, stack)| (r, Arc::new(stack))).collect());
     ledger
 }
 
+fn restore_live(ledger: &mut Ledger, allocation: Allocation, now: Now) {
+    let id = allocation.id;
+    for device_id in &allocation.devices {
+        ledger.with_device(&allocation.resource, device_id, |device| device.holders.push(id));
+    }
+    Arc::make_mut(&mut ledger.sightings).insert(id, Sighting::restored(&allocation.holder, now));
+    Arc::make_mut(&mut ledger.live).insert(id, Arc::new(allocation));
+}
+
 /// A stack without its entries, which are separate records.
-fn restore_stack(head: StackHead) -> Stack {
+fn restore_stack(head: StackHead) -> Arc<Stack> {
     let StackHead { revision, from_api, by, why, since_wall_ms, entries: _ } = head;
-    Stack { revision, from_api, by, why, since_wall_ms, entries: Vec::new() }
+    Arc::new(Stack { revision, from_api, by, why, since_wall_ms, entries: Vec::new() })
 }
 
 fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
@@ -99,43 +79,19 @@ fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
     state.lines = record.lines;
     state.ranges = record.ranges;
     for run in record.runs {
-        let standing = if run.retiring {
-            DeviceState::Retiring { since_mono_ms: now.mono_ms }
-        } else {
-            DeviceState::Offered
+        let retiring = DeviceState::Retiring { since_mono_ms: now.mono_ms };
+        let device = Device::new(run.consumes, if run.retiring { retiring } else { DeviceState::Offered });
+        let shares: Vec<Option<u32>> = match run.first {
+            None => vec![None],
+            Some(first) => (first..first.saturating_add(run.len)).map(Some).collect(),
         };
-        let device = Device {
-            consumes: run.consumes,
-            state: standing,
-            holders: Vec::new(),
-            last_allocate_mono_ms: None,
-        };
-        match run.first {
-            None => {
-                state.devices.insert((run.resource, None), device);
-            }
-            Some(first) => state.devices.extend(
-                (first..first.saturating_add(run.len))
-                    .map(|n| ((run.resource.clone(), Some(n)), device.clone())),
-            ),
-        }
+        state.devices.extend(shares.into_iter().map(|n| ((run.resource.clone(), n), device.clone())));
     }
     // Health has its own record. Nothing is granted on the part until a scan finds it.
     let health = Health::healthy(now);
     let gpu = state.part.gpu().clone();
     ledger.gpus.entry(gpu).or_insert_with(|| Arc::new(GpuState::new(health)));
     ledger.parts.insert(state.part.id.clone(), Arc::new(state));
-}
-
-fn restore_holders(ledger: &mut Ledger, allocation: &Allocation) {
-    for DeviceId { part, share } in &allocation.devices {
-        let Some(state) = ledger.parts.get_mut(part) else {
-            continue;
-        };
-        if let Some(device) = Arc::make_mut(state).devices.get_mut(&(allocation.resource.clone(), *share)) {
-            device.holders.push(allocation.id);
-        }
-    }
 }
 
 /// Adds to a ledger that was restored while the process runs what only memory held: presence, health and

@@ -98,8 +98,7 @@ pub fn running_sources(
 
 /// Ids of processes that use this allocation, or possibly another of its pod.
 fn pids(ledger: &Ledger, allocation: &Allocation) -> Vec<u32> {
-    let gpus = allocation.devices.iter().map(|d| ledger.part(&d.part).map_or(&d.part, |p| p.part.gpu()));
-    let gpus: std::collections::BTreeSet<_> = gpus.collect();
+    let gpus = ledger.gpus_of(allocation);
     let on = gpus.into_iter().filter_map(|gpu| Some((gpu, ledger.processes.by_gpu.get(gpu)?)));
     let mut pids: Vec<u32> = on
         .flat_map(|(gpu, processes)| processes.iter().map(move |seen| (gpu, &seen.process)))

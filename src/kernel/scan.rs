@@ -2,8 +2,7 @@
 
 use super::change::Change;
 use super::command::Rules;
-use super::drain_progress;
-use super::drain_progress::Occupancy;
+use super::drain::{self, Occupancy};
 use super::gpu::{Inventory, PARTS_MAX, Reading};
 use super::health::Health;
 use super::ledger::Ledger;
@@ -39,7 +38,7 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
             changes.push(Change::HealthChanged { gpu: gpu.clone(), health: new });
         }
         let found = || found_on(ledger, inventory, &processes, gpu, gpus_seen.contains(gpu));
-        changes.extend(drain_progress::after_scan(ledger, gpu, found, &rules.timing, now));
+        changes.extend(drain::after_scan(ledger, gpu, found, &rules.timing, now));
     }
     if *ledger.links != inventory.links
         || *ledger.usage != inventory.usage
@@ -75,7 +74,7 @@ fn found_on(
             Some(_) => Occupancy::Busy,
         };
     }
-    let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu).map(|p| &p.part.id);
+    let parts = ledger.parts_of(gpu).map(|p| &p.part.id);
     let busy = |part: &PartId| inventory.usage.get(part).is_some_and(|u| u.processes > 0);
     if parts.chain([gpu]).any(busy) {
         Occupancy::Busy

@@ -11,8 +11,7 @@ pub use text::GpuName;
 use super::allocation::Allocation;
 use super::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use super::drain::Drain;
-use super::evict::{EvictionStatus, GpuHolder, holders};
-use super::eviction::EvictionRecord;
+use super::evict::{EvictionRecord, EvictionStatus, GpuHolder, holders};
 use super::health::{Health, HealthState};
 use super::ledger::{GpuState, Ledger};
 use super::names::PartId;
@@ -170,7 +169,7 @@ impl Transition {
             | Self::GpuForgotten { gpu, .. } => Some(gpu.clone()),
             Self::Granted(allocation) | Self::HolderLearned(allocation) | Self::Ended(allocation) => {
                 let part = allocation.devices.first().map(|device| &device.part);
-                part.map(|part| ledger.part(part).map_or(part, |known| known.part.gpu()).clone())
+                part.map(|part| ledger.gpu_id_of(part).clone())
             }
             Self::Eviction(asked) => Some(asked.request.gpu.clone()),
             Self::BypassStarted(bypass) | Self::BypassEnded(bypass) => Some(bypass.gpu.clone()),
@@ -257,8 +256,8 @@ fn gpu_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
         }
     }
     for gpu in old.gpus.keys().filter(|gpu| !new.gpus.contains_key(gpu)) {
-        let part = old.parts.values().find(|part| part.part.gpu() == gpu);
-        all.push(Transition::GpuForgotten { gpu: gpu.clone(), index: part.map(|part| part.part.gpu_index) });
+        let index = old.parts_of(gpu).next().map(|part| part.part.gpu_index);
+        all.push(Transition::GpuForgotten { gpu: gpu.clone(), index });
     }
     all
 }

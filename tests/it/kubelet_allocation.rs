@@ -1,8 +1,8 @@
 //! Allocate and GetPreferredAllocation: grants, refusals, responses, malformed requests.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
+use berth_kernel::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::allocation::EndReason;
-use berth_kernel::supersede::RECORDS_PER_DEVICE;
 use berth_kubelet::{DeviceListStrategy, Edits};
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;

@@ -1,23 +1,18 @@
 //! `/replays` and `/shadows`: what another policy would have answered, or would answer now.
 
 use crate::failure::IntoFailure;
-use crate::resources::call_records;
-use crate::resources::decisions;
 use crate::resources::stack_entries::resolve_version;
+use crate::resources::{call_records, decisions};
 use crate::state::State;
 use actix_web::http::header::LOCATION;
 use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::{Candidate, Replay, Shadow, ShadowList};
-use berth_api::{Kind, Operation};
-use berth_http::Failure;
-use berth_http::body;
+use berth_api::{Candidate, Kind, Operation, Replay, Shadow, ShadowList};
 use berth_http::caller::Caller;
-use berth_http::etag;
-use berth_http::paging;
+use berth_http::{Failure, body, etag, paging};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::PARAMETERS_BYTES_MAX;
 use berth_kernel::refusal::Refusal;
-use berth_kernel::trust_check::may_activate;
+use berth_kernel::trust::may_activate;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;

@@ -7,8 +7,7 @@ use berth_core::policies::signatures;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::PolicyVersion;
 use berth_kernel::ports::InstallError;
-use berth_kernel::trust::{Origin, TrustedKey};
-use berth_kernel::trust_check::may_activate;
+use berth_kernel::trust::{Origin, TrustedKey, may_activate};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -5,8 +5,7 @@ use berth_admin::{NoVersion, resolve_version};
 use berth_files::yaml::Problems;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::stack::StackEntry;
-use berth_kernel::trust::TrustedKey;
-use berth_kernel::trust_check::check_trust;
+use berth_kernel::trust::{TrustedKey, check_trust};
 
 /// Why an entry of the file cannot be used. The text names the entry.
 #[derive(Debug, thiserror::Error)]

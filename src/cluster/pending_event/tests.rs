@@ -5,12 +5,11 @@ use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::decide;
 use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
-use berth_kernel::eviction::EvictionRequest;
+use berth_kernel::evict::EvictionRequest;
 use berth_kernel::gpu::{Inventory, Part};
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
-use berth_kernel::pod_bypass::PodBypass;
-use berth_kernel::pods::{Pod, PodsSource, PodsView, Stage};
+use berth_kernel::pods::{BypassKind, Pod, PodBypass, PodsSource, PodsView, Stage};
 use berth_kernel::policy::{Severity, TriageAnswer};
 use berth_kernel::process::{Owner, Process, ProcessIdentity, Uses};
 use berth_kernel::time::Now;
@@ -339,7 +338,7 @@ fn events_beyond_the_limit_are_returned_later() {
 #[test]
 fn a_pod_whose_spec_reaches_gpus_is_one_event() {
     let mut node = Node::new();
-    let by = |container: &str| PodBypass::NamesGpus { container: container.into() };
+    let by = |container: &str| PodBypass { kind: BypassKind::NamesGpus, container: container.into() };
     let notices = node.pod_with(false, Some(by("main")));
     let [notice] = notices.as_slice() else { panic!("{notices:?}") };
     let regarding = Regarding::Pod { namespace: "team".into(), name: "web".into(), uid: "u".into() };
@@ -351,6 +350,7 @@ fn a_pod_whose_spec_reaches_gpus_is_one_event() {
     node.apply(&Command::Pods(view.ended_only()));
     assert_eq!(node.apply(&Command::Pods(view)), []);
     let mut node = Node::new();
-    let notices = node.pod_with(false, Some(PodBypass::Privileged { container: "main".into() }));
+    let notices =
+        node.pod_with(false, Some(PodBypass { kind: BypassKind::Privileged, container: "main".into() }));
     assert!(!notices[0].warning, "it may not use GPUs at all");
 }

@@ -3,9 +3,9 @@
 use super::*;
 use crate::allocation::Holder;
 use crate::change::{Change, Entry};
-use crate::pods::{PodsSource, PodsView};
+use crate::pods::{BypassKind, PodsSource, PodsView};
 use crate::test_node::{Node, of_pod, part, process};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 const HOST: Owner = Owner::NoPod { container_id: None };
@@ -176,7 +176,7 @@ fn every_reason_has_a_distinct_name_and_text() {
 #[test]
 fn the_reason_shows_how_a_pods_spec_gives_access_to_gpus() {
     let mut node = Node::new();
-    let by = PodBypass::NamesGpus { container: "main".into() };
+    let by = PodBypass { kind: BypassKind::NamesGpus, container: "main".into() };
     let pod = |uid: &str, stage, bypass: Option<&PodBypass>| {
         let pod = Pod {
             uid: uid.into(),

@@ -93,7 +93,7 @@ proptest! {
                 Op::End { shape, times, operator } => {
                     let reason = if operator { EndReason::Operator } else { EndReason::Released };
                     for number in number..number + times {
-                        history.push(allocation(number, shape), end(number, reason));
+                        history.push(&allocation(number, shape), end(number, reason));
                         expected.push((allocation(number, shape), end(number, reason)));
                     }
                     number += times;
@@ -127,9 +127,9 @@ proptest! {
 fn allocations_that_a_checkpoint_may_show_again_are_pruned_last() {
     let mut history = History::default();
     // Only the first is adopted and ended by an operator.
-    history.push(allocation(1, 0), end(1, EndReason::Operator));
-    history.push(allocation(2, 0), end(2, EndReason::Released));
-    history.push(allocation(3, 64), end(3, EndReason::Operator));
+    history.push(&allocation(1, 0), end(1, EndReason::Operator));
+    history.push(&allocation(2, 0), end(2, EndReason::Released));
+    history.push(&allocation(3, 64), end(3, EndReason::Operator));
     assert_eq!(history.iter().map(|p| p.may_be_shown_again()).collect::<Vec<_>>(), [true, false, false]);
     let left = |allocations| {
         let limit = HistoryLimit { allocations, ..HistoryLimit::default() };
@@ -146,7 +146,7 @@ fn allocations_that_a_checkpoint_may_show_again_are_pruned_last() {
 fn ending_allocations_prune_as_many_as_they_add() {
     let mut history = History::default();
     for number in 0..100 {
-        history.push(allocation(number, 7), end(number, EndReason::Released));
+        history.push(&allocation(number, 7), end(number, EndReason::Released));
     }
     let limit = HistoryLimit { allocations: 100, ..HistoryLimit::default() };
     let coming = [allocation(200, 7), allocation(201, 7)];
@@ -166,7 +166,7 @@ fn equal_values_are_stored_once() {
     };
     let mut history = History::default();
     for number in 0..10 * CHUNK as u64 {
-        history.push(alike(number), end(number, EndReason::Released));
+        history.push(&alike(number), end(number, EndReason::Released));
     }
     assert!(shares(&history));
     let all = (0..1000).map(|n| (alike(n), end(n, EndReason::Released))).collect();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::decider::Decider;
+use crate::offer::Consumes;
 use crate::process::{Owner, Process};
 use crate::test_node::{Node, of_pod, part, process, shared};
 use std::sync::Arc;

@@ -6,12 +6,12 @@ use crate::date::rfc3339_seconds;
 use crate::decider::{self, Decider};
 use crate::describe;
 use crate::drain::{AtDeadline, Drain, Mark, Order};
-use crate::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
+use crate::evict::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use crate::health::{Health, HealthState};
 use crate::ledger::Ledger;
 use crate::names::PartId;
 use crate::part_state::PartState;
-use crate::pod_bypass::PodBypass;
+use crate::pods::PodBypass;
 use crate::policy::PolicyVersion;
 use crate::stack::{Stack, StackEntry};
 
@@ -28,8 +28,7 @@ impl GpuName {
     /// The name of this GPU; its UUID where the ledger does not have it.
     #[must_use]
     pub fn of(self, ledger: &Ledger, gpu: &PartId) -> String {
-        let mut parts = ledger.parts.values().map(AsRef::as_ref);
-        let part = ledger.part(gpu).or_else(|| parts.find(|part| part.part.gpu() == gpu));
+        let part = ledger.part(gpu).or_else(|| ledger.parts_of(gpu).next());
         self.with_index(part.map(|part| part.part.gpu_index), gpu)
     }
 

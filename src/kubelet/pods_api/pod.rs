@@ -2,8 +2,7 @@
 
 use crate::wire::core;
 use berth_kernel::names::Resource;
-use berth_kernel::pod_bypass::{PodBypass, VISIBLE_DEVICES};
-use berth_kernel::pods::{Pod, PodContainer, Stage};
+use berth_kernel::pods::{BypassKind, Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES};
 use prost::Message;
 
 /// The annotation that the kubelet sets on every pod: its source (kubelet: `ConfigSourceAnnotationKey`).
@@ -78,18 +77,18 @@ fn bypass(container: &core::Container) -> Option<PodBypass> {
     let value = |variable: &core::EnvVar| variable.value_from.is_none().then(|| variable.value().to_owned());
     let mounts_gpus = container.volume_mounts.iter().any(|mount| PodBypass::mounts_gpus(mount.mount_path()));
     let imports_variables = container.env_from.iter().any(|source| PodBypass::may_name_gpus(source.prefix()));
-    let name = || container.name().to_owned();
-    if visible_devices.is_some_and(|variable| PodBypass::shows_gpus(value(variable).as_deref())) {
-        Some(PodBypass::NamesGpus { container: name() })
+    let kind = if visible_devices.is_some_and(|variable| PodBypass::shows_gpus(value(variable).as_deref())) {
+        BypassKind::NamesGpus
     } else if mounts_gpus {
-        Some(PodBypass::MountsGpus { container: name() })
+        BypassKind::MountsGpus
     } else if container.security_context.as_ref().is_some_and(core::SecurityContext::privileged) {
-        Some(PodBypass::Privileged { container: name() })
+        BypassKind::Privileged
     } else if imports_variables && visible_devices.is_none() {
-        Some(PodBypass::ImportsVariables { container: name() })
+        BypassKind::ImportsVariables
     } else {
-        None
-    }
+        return None;
+    };
+    Some(PodBypass { kind, container: container.name().to_owned() })
 }
 
 #[cfg(test)]
@@ -164,7 +163,7 @@ mod tests {
             change(&mut pod.spec.as_mut().unwrap().containers[0]);
             read(&pod).bypass
         };
-        let names = Some(PodBypass::NamesGpus { container: "main".into() });
+        let names = Some(PodBypass { kind: BypassKind::NamesGpus, container: "main".into() });
         let env = |value: &str, from: Option<core::EnvVarSource>| core::EnvVar {
             name: Some(VISIBLE_DEVICES.into()),
             value: Some(value.into()),
@@ -176,13 +175,19 @@ mod tests {
         let privileged = |c: &mut core::Container| {
             c.security_context = Some(core::SecurityContext { privileged: Some(true) });
         };
-        assert_eq!(with(&privileged), Some(PodBypass::Privileged { container: "main".into() }));
+        assert_eq!(
+            with(&privileged),
+            Some(PodBypass { kind: BypassKind::Privileged, container: "main".into() })
+        );
         let mount = core::VolumeMount { mount_path: Some("/var/run/nvidia-container-devices/all".into()) };
         let mounts = |c: &mut core::Container| c.volume_mounts.push(mount.clone());
-        assert_eq!(with(&mounts), Some(PodBypass::MountsGpus { container: "main".into() }));
+        assert_eq!(with(&mounts), Some(PodBypass { kind: BypassKind::MountsGpus, container: "main".into() }));
         let source = core::EnvFromSource { prefix: Some("NVIDIA_VISIBLE_".into()) };
         let imports = |c: &mut core::Container| c.env_from.push(source.clone());
-        assert_eq!(with(&imports), Some(PodBypass::ImportsVariables { container: "main".into() }));
+        assert_eq!(
+            with(&imports),
+            Some(PodBypass { kind: BypassKind::ImportsVariables, container: "main".into() })
+        );
         let with_own = |c: &mut core::Container| {
             imports(c);
             c.env.push(env("void", None));
@@ -192,7 +197,10 @@ mod tests {
         let spec = pod.spec.as_mut().unwrap();
         imports(&mut spec.containers[0]);
         mounts(&mut spec.init_containers[0]);
-        let mounted = Some(PodBypass::MountsGpus { container: spec.init_containers[0].name().into() });
+        let mounted = Some(PodBypass {
+            kind: BypassKind::MountsGpus,
+            container: spec.init_containers[0].name().into(),
+        });
         assert_eq!(read(&pod).bypass, mounted, "the most explicit bypass is reported");
         assert_eq!(with(&|_| {}), None);
     }
@@ -216,7 +224,7 @@ mod tests {
                 PodContainer { name: "main".into(), requests: gpu("nvidia.com/gpu.shared", 2) },
             ]
         );
-        assert_eq!(pod.bypass, Some(PodBypass::NamesGpus { container: "main".into() }));
+        assert_eq!(pod.bypass, Some(PodBypass { kind: BypassKind::NamesGpus, container: "main".into() }));
     }
 
     #[test]

@@ -259,12 +259,7 @@ impl OutcomeEntry {
             Outcome::Granted(grant) => Self::Granted {
                 allocation: grant.allocation.map(|id| id.to_string()),
                 by: to_strings(&grant.by),
-                terms: TermsEntry {
-                    reason: grant.reason.clone(),
-                    memory_mib: grant.limits.memory_mib,
-                    compute_percent: grant.limits.compute_percent,
-                    environment: grant.environment.clone(),
-                },
+                terms: TermsEntry::new(&grant.terms),
             },
             Outcome::Denied { by, reason } => Self::Denied { by: by.clone(), reason: reason.clone() },
             Outcome::Refused { reason } => Self::Refused { reason: reason.clone() },
@@ -286,10 +281,9 @@ impl OutcomeEntry {
                 Outcome::Placed(Placement { devices: parse_device_ids(&devices)?, reason }, by.into())
             }
             Self::Granted { allocation, by, terms } => {
-                let Terms { environment, limits, reason } = terms.into_terms();
                 let allocation = allocation.as_deref().map(AllocationId::parse).transpose()?;
                 let by = by.into_iter().map(Into::into).collect();
-                Outcome::Granted(Grant { allocation, by, reason, limits, environment })
+                Outcome::Granted(Grant { allocation, by, terms: terms.into_terms() })
             }
             Self::Denied { by, reason } => Outcome::Denied { by, reason },
             Self::Refused { reason } => Outcome::Refused { reason },

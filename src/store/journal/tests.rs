@@ -68,9 +68,7 @@ fn decisions_of_each_kind() -> Vec<Decision> {
     let grant = Grant {
         allocation: Some(AllocationId::parse("5eed0001-17").unwrap()),
         by: vec!["p@1".into()],
-        reason: terms.reason.clone(),
-        limits: terms.limits,
-        environment: terms.environment.clone(),
+        terms: terms.clone(),
     };
     let answers = OfferAnswer { parts: vec![offer.clone()], again_after_s: None };
     let fault = Fault { kind: FaultKind::Fuel, detail: "too much".into() };

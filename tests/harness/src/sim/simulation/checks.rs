@@ -5,12 +5,12 @@ use super::ends::{Cause, Ends, Truth, Turn};
 use super::marks::Marks;
 use super::state;
 use super::violation::Violation;
+use berth_kernel::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::record::{RecordKey, records};
-use berth_kernel::supersede::RECORDS_PER_DEVICE;
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
@@ -224,8 +224,8 @@ impl Checks {
 fn bounded(ledger: &Ledger, device: &DeviceId, holders: &[AllocationId]) -> Result<(), Violation> {
     let old = holders.len().saturating_sub(RECORDS_PER_DEVICE);
     let piled = holders[..old].iter().filter_map(|id| ledger.live.get(id)).filter(|allocation| {
-        let newest = |key| ledger.holders_of(&key).last() == Some(&allocation.id);
-        allocation.holder.is_unknown() && !allocation.keys().any(newest)
+        let newest = |id| ledger.holders_of(&allocation.resource, id).last() == Some(&allocation.id);
+        allocation.holder.is_unknown() && !allocation.devices.iter().any(newest)
     });
     match piled.count() {
         0 => Ok(()),

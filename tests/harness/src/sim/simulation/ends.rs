@@ -3,13 +3,13 @@
 use super::kubelet::Kubelet;
 use super::views::Views;
 use super::violation::Violation;
+use berth_kernel::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::allocation::{Allocation, EndReason};
 use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId};
 use berth_kernel::pods::{PodsSource, PodsView, Stage};
 use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
-use berth_kernel::supersede::RECORDS_PER_DEVICE;
 use berth_kernel::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

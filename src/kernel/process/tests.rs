@@ -1,6 +1,5 @@
 //! Processes that keep a GPU busy, and hidden processes.
 
-use super::super::process::{Owner, UnknownReason, Uses};
 use super::*;
 use crate::command::{Command, Rules};
 use crate::decide::decide;

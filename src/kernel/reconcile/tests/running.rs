@@ -98,10 +98,7 @@ fn a_pod_that_the_api_server_shows_alive_keeps_an_allocation_from_ending() {
     reconcile(&mut ledger, &held(10), 10);
     ledger.pods = pods(&["u"], &[]);
     reconcile(&mut ledger, &view(40_000, vec![], vec![]), 40_000);
-    assert_eq!(
-        running_sources(&ledger, 40_001),
-        [RunningSource::Pods(super::super::pods::PodsSource::ApiServer)]
-    );
+    assert_eq!(running_sources(&ledger, 40_001), [RunningSource::Pods(crate::pods::PodsSource::ApiServer)]);
     let disconnected = PodsView { current: false, ..PodsView::clone(ledger.pods.as_ref().unwrap()) };
     ledger.pods = Some(Arc::new(disconnected));
     assert_eq!(running_sources(&ledger, 40_001), [], "a disconnected source shows no pod alive");

@@ -6,16 +6,10 @@ mod holders;
 mod pods;
 mod running;
 
-use super::allocation::{Allocation, Decision, EndReason, Holder};
-use super::change::{Change, Entry};
-use super::gpu::Part;
-use super::ledger::Ledger;
-use super::names::{AllocationId, DeviceId, PartId, Resource};
-use super::offer::{Consumes, OfferLine, PartOffer};
-use super::offering::reoffer;
-use super::reconcile::{CheckpointEntry, KubeletAge, ListedHolding, Plan, PodList, ReconcileView, plan};
-use super::time::{Now, Timing};
-use std::collections::BTreeMap;
+use super::*;
+use crate::gpu::Part;
+use crate::names::PartId;
+use crate::offer::{Consumes, OfferLine, PartOffer, reoffer};
 
 const START: u64 = 1_000_000;
 
@@ -115,7 +109,7 @@ fn view(when: u64, checkpoint: Vec<CheckpointEntry>, held: Vec<ListedHolding>) -
 
 fn reconcile(ledger: &mut Ledger, view: &ReconcileView, when: u64) -> Plan {
     let plan = plan(ledger, view, &Timing::default(), at(when));
-    let changes = super::round::observe(ledger, view, &super::command::Rules::default(), at(when));
+    let changes = observe(ledger, view, &Rules::default(), at(when));
     ledger.apply(&Entry { at: at(when), changes });
     plan
 }

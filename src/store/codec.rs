@@ -77,12 +77,12 @@ pub fn key_bytes(key: &RecordKey) -> Vec<u8> {
 /// [`StoreError::TooLarge`] if it is longer than [`RECORD_BYTES_MAX`].
 pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
     let value = match record {
-        Record::Meta(meta) => encode_json(&dto::Meta::from_kernel(meta)),
+        Record::Meta(meta) => encode_json(&dto::Meta(*meta)),
         Record::Part(part) => encode_json(&dto::Part::from_kernel(part)),
         Record::Marks(_, marks) => encode_json(&dto::Marks::from_kernel(marks)),
         Record::Allocation(allocation) => encode_json(&dto::Allocation::from_kernel(allocation)),
         Record::Policy(version) => encode_json(&dto::Policy::from_kernel(version)),
-        Record::Stack(head) | Record::PastStack(head) => encode_json(&dto::Stack::from_kernel(head)),
+        Record::Stack(head) | Record::PastStack(head) => encode_json(&dto::Stack(head.clone())),
         Record::StackEntry(_, entry) | Record::PastStackEntry(_, _, entry) => {
             encode_json(&dto::StackEntry::from_kernel(entry))
         }
@@ -99,47 +99,36 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, StoreError> {
 /// # Errors
 /// If a later release wrote it, or any part of it is malformed.
 pub fn decode(key: &[u8], value: &[u8]) -> Result<Record, DecodeError> {
-    let malformed = |why: String| DecodeError::Malformed(format!("{}: {why}", describe(key)));
     let (format, body) = split_format(key, value)?;
-    Ok(match parse_key(key).map_err(malformed)? {
-        RecordKey::Meta => Record::Meta(parse_json::<dto::Meta>(body).map_err(malformed)?.into_kernel()),
-        RecordKey::Part(id) => {
-            let part = parse_json::<dto::Part>(body).and_then(|p| p.into_kernel(id));
-            Record::Part(part.map_err(malformed)?)
+    decode_body(key, format, body).map_err(|why| DecodeError::Malformed(format!("{}: {why}", describe(key))))
+}
+
+fn decode_body(key: &[u8], format: u8, body: &[u8]) -> Result<Record, String> {
+    Ok(match parse_key(key)? {
+        RecordKey::Meta => Record::Meta(parse_json::<dto::Meta>(body)?.0),
+        RecordKey::Part(id) => Record::Part(parse_json::<dto::Part>(body)?.into_kernel(id)?),
+        RecordKey::Marks(gpu) if format == 1 => {
+            Record::Marks(gpu, parse_json::<dto::MarksOfFormat1>(body)?.into_kernel())
         }
-        RecordKey::Marks(gpu) => {
-            let marks = match format {
-                1 => parse_json::<dto::MarksOfFormat1>(body).map(dto::MarksOfFormat1::into_kernel),
-                _ => parse_json::<dto::Marks>(body).and_then(dto::Marks::into_kernel),
-            };
-            Record::Marks(gpu, marks.map_err(malformed)?)
-        }
+        RecordKey::Marks(gpu) => Record::Marks(gpu, parse_json::<dto::Marks>(body)?.into_kernel()?),
         RecordKey::Allocation(id) => {
-            let allocation = parse_json::<dto::Allocation>(body).and_then(|a| a.into_kernel(id));
-            Record::Allocation(allocation.map_err(malformed)?)
+            Record::Allocation(parse_json::<dto::Allocation>(body)?.into_kernel(id)?)
         }
-        RecordKey::Policy(digest) => {
-            let version = parse_json::<dto::Policy>(body).and_then(|v| v.into_kernel(digest));
-            Record::Policy(version.map_err(malformed)?)
-        }
-        RecordKey::Stack => Record::Stack(parse_json::<dto::Stack>(body).map_err(malformed)?.into_kernel()),
+        RecordKey::Policy(digest) => Record::Policy(parse_json::<dto::Policy>(body)?.into_kernel(digest)?),
+        RecordKey::Stack => Record::Stack(parse_json::<dto::Stack>(body)?.0),
         RecordKey::StackEntry(i) => {
-            let entry = parse_json::<dto::StackEntry>(body).and_then(dto::StackEntry::into_kernel);
-            Record::StackEntry(i, entry.map_err(malformed)?)
+            Record::StackEntry(i, parse_json::<dto::StackEntry>(body)?.into_kernel()?)
         }
-        RecordKey::Health(gpu) => {
-            Record::Health(parse_json::<dto::Health>(body).map_err(malformed)?.into_kernel(gpu))
-        }
+        RecordKey::Health(gpu) => Record::Health(parse_json::<dto::Health>(body)?.into_kernel(gpu)),
         RecordKey::PastStack(revision) => {
-            let head = parse_json::<dto::Stack>(body).map_err(malformed)?.into_kernel();
+            let head = parse_json::<dto::Stack>(body)?.0;
             if head.revision != revision {
-                return Err(malformed(format!("its value is of revision {}", head.revision)));
+                return Err(format!("its value is of revision {}", head.revision));
             }
             Record::PastStack(head)
         }
         RecordKey::PastStackEntry(revision, i) => {
-            let entry = parse_json::<dto::StackEntry>(body).and_then(dto::StackEntry::into_kernel);
-            Record::PastStackEntry(revision, i, entry.map_err(malformed)?)
+            Record::PastStackEntry(revision, i, parse_json::<dto::StackEntry>(body)?.into_kernel()?)
         }
     })
 }
@@ -184,27 +173,22 @@ fn parse_key(key: &[u8]) -> Result<RecordKey, String> {
     let (kind, name) = key.split_first().ok_or("the key is empty")?;
     let text = || std::str::from_utf8(name).map_err(|e| e.to_string());
     let part = || PartId::parse(text()?).map_err(|e| e.to_string());
+    let number = |bytes| Ok::<_, String>(u64::from_be_bytes(to_array(bytes)?));
+    let index = |bytes| usize::try_from(number(bytes)?).map_err(|e| e.to_string());
     Ok(match (*kind, name.len()) {
         (META, 0) => RecordKey::Meta,
         (PART, _) => RecordKey::Part(part()?),
         (MARKS, _) => RecordKey::Marks(part()?),
         (ALLOCATION, 12) => RecordKey::Allocation(AllocationId {
             store: u32::from_be_bytes(to_array(&name[..4])?),
-            number: u64::from_be_bytes(to_array(&name[4..])?),
+            number: number(&name[4..])?,
         }),
         (POLICY, 64) => RecordKey::Policy(Digest::parse(text()?).map_err(|e| e.to_string())?),
         (STACK, 0) => RecordKey::Stack,
-        (STACK_ENTRY, 8) => {
-            let number = u64::from_be_bytes(to_array(name)?);
-            RecordKey::StackEntry(usize::try_from(number).map_err(|e| e.to_string())?)
-        }
+        (STACK_ENTRY, 8) => RecordKey::StackEntry(index(name)?),
         (HEALTH, _) => RecordKey::Health(part()?),
-        (PAST_STACK, 8) => RecordKey::PastStack(u64::from_be_bytes(to_array(name)?)),
-        (PAST_STACK_ENTRY, 16) => {
-            let number = u64::from_be_bytes(to_array(&name[8..])?);
-            let i = usize::try_from(number).map_err(|e| e.to_string())?;
-            RecordKey::PastStackEntry(u64::from_be_bytes(to_array(&name[..8])?), i)
-        }
+        (PAST_STACK, 8) => RecordKey::PastStack(number(name)?),
+        (PAST_STACK_ENTRY, 16) => RecordKey::PastStackEntry(number(&name[..8])?, index(&name[8..])?),
         _ => return Err("no record kind has such a key".into()),
     })
 }

@@ -5,16 +5,18 @@
 //! it is synced when the store is opened and closed. It is never ahead of what is durable in sled, so a
 //! store that is behind its counter has lost appends. It cannot detect that a power failure lost
 //! appends of the last 30 s, if the drive acknowledged a flush that it did not perform.
+//!
+//! A clean stop writes the digest of all the store's files into the counter's file. If the digest
+//! matches at the next start, the store is opened without checking a copy first: sled has nothing to
+//! repair in it.
 
-use super::clean_stop::Digest;
-use super::folder::is_in_place;
+use super::folder::{Folder, is_in_place};
 use berth_files::{self, Links};
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-
 use sha2::{Digest as _, Sha256};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 /// Two copies of the number, written alternately, each in its own sector: a torn write destroys only one.
 const SLOTS: u64 = 2;
@@ -23,9 +25,14 @@ const SECTOR: u64 = 512;
 /// Bytes of a number with its digest.
 const SLOT_BYTES: usize = 16;
 
-/// Offset of the digest of a clean stop ([`super::clean_stop`]): its own sector, in the file's first
+/// Offset of the digest of a clean stop: its own sector, in the file's first
 /// block, so that it needs no space on a full disk.
 const CLEAN_STOP_OFFSET: u64 = SLOTS * SECTOR;
+
+/// The digest of a store's files and of the number of acknowledged appends.
+pub(super) type Digest = [u8; 32];
+/// Bytes of one read of a file for the digest.
+const BUFFER_BYTES: usize = 256 * 1024;
 
 /// The open counter file; see the module.
 #[derive(Debug)]
@@ -104,6 +111,56 @@ fn decode(bytes: &[u8; SLOT_BYTES]) -> Option<u64> {
     number.copy_from_slice(&bytes[..8]);
     let count = u64::from_le_bytes(number);
     (encode(count) == *bytes).then_some(count)
+}
+
+impl Folder {
+    /// Whether the files are unchanged since a clean stop after `count` appends.
+    pub(super) fn is_unchanged_since_clean_stop(&self, counter: &Counter, count: u64) -> bool {
+        counter
+            .clean_stop_digest()
+            .is_some_and(|expected| self.digest(count).is_ok_and(|digest| digest == expected))
+    }
+
+    /// The digest of the current files.
+    pub(super) fn digest(&self, count: u64) -> io::Result<Digest> {
+        let (data, counter) = (self.data(), self.counter());
+        let mut paths = Vec::new();
+        collect_files(&data, &mut paths)?;
+        paths.retain(|path| *path != counter);
+        paths.sort();
+        let mut sha = Sha256::new();
+        sha.update(count.to_le_bytes());
+        let mut buffer = vec![0; BUFFER_BYTES];
+        for path in paths {
+            let mut file = File::open(&path)?;
+            let name = path.strip_prefix(&data).unwrap_or(&path).as_os_str().as_encoded_bytes();
+            sha.update((name.len() as u64).to_le_bytes());
+            sha.update(name);
+            sha.update(file.metadata()?.len().to_le_bytes());
+            loop {
+                let read = file.read(&mut buffer)?;
+                if read == 0 {
+                    break;
+                }
+                sha.update(&buffer[..read]);
+            }
+        }
+        Ok(sha.finalize().into())
+    }
+}
+
+/// Adds every regular file below a folder to `paths`.
+fn collect_files(folder: &Path, paths: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            collect_files(&entry.path(), paths)?;
+        } else if kind.is_file() {
+            paths.push(entry.path());
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

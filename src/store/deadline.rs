@@ -27,7 +27,6 @@ pub const LOAD_WAIT: Duration = Duration::from_secs(15);
 const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A store with deadlines.
-#[derive(Debug)]
 pub struct Deadline {
     errors: ErrorFactory,
     append_wait: Duration,
@@ -39,20 +38,11 @@ pub struct Deadline {
     responses: Receiver<Response>,
     state: State,
     thread: Option<JoinHandle<()>>,
-    waker: OptionalWaker,
+    waker: Option<Waker>,
     /// How often the late call was polled.
     late_polls: u32,
     /// The size of the store's files in bytes; 0 if unknown.
     bytes: Arc<AtomicU64>,
-}
-
-/// The store's waker, if it has one; with `Debug`, which [`Waker`] lacks.
-struct OptionalWaker(Option<Waker>);
-
-impl std::fmt::Debug for OptionalWaker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Waker")
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,11 +71,10 @@ impl Deadline {
     ///
     /// # Errors
     /// As `open`, or [`StoreError::Slow`].
-    pub fn open<S, F>(path: &Path, open: F) -> Result<Self, StoreError>
-    where
-        S: Store + 'static,
-        F: FnOnce() -> Result<S, StoreError> + Send + 'static,
-    {
+    pub fn open<S: Store + 'static>(
+        path: &Path,
+        open: impl FnOnce() -> Result<S, StoreError> + Send + 'static,
+    ) -> Result<Self, StoreError> {
         Self::open_within(path, APPEND_WAIT, LOAD_WAIT, open)
     }
 
@@ -93,16 +82,12 @@ impl Deadline {
     ///
     /// # Errors
     /// As `open`, or [`StoreError::Slow`].
-    pub fn open_within<S, F>(
+    pub fn open_within<S: Store + 'static>(
         path: &Path,
         append_wait: Duration,
         load_wait: Duration,
-        open: F,
-    ) -> Result<Self, StoreError>
-    where
-        S: Store + 'static,
-        F: FnOnce() -> Result<S, StoreError> + Send + 'static,
-    {
+        open: impl FnOnce() -> Result<S, StoreError> + Send + 'static,
+    ) -> Result<Self, StoreError> {
         let errors = ErrorFactory::new(path);
         // At most one request is in progress, and sending its response never blocks.
         let (requests, request_receiver) = bounded(1);
@@ -123,13 +108,13 @@ impl Deadline {
             responses,
             state: State::Ready,
             thread: Some(thread),
-            waker: OptionalWaker(None),
+            waker: None,
             late_polls: 0,
             bytes,
         };
         match this.receive(load_wait)? {
             Response::Opened(Ok(waker)) => {
-                this.waker = OptionalWaker(waker);
+                this.waker = waker;
                 Ok(this)
             }
             Response::Opened(Err(e)) => Err(e),
@@ -166,7 +151,7 @@ impl Deadline {
                 self.late_polls += 1;
                 // At growing intervals, since each call may start a thread that blocks, too.
                 if self.late_polls.is_power_of_two()
-                    && let Some(wake) = &self.waker.0
+                    && let Some(wake) = &self.waker
                 {
                     wake();
                 }
@@ -250,17 +235,16 @@ fn serve<S: Store>(
     responses: &Sender<Response>,
     bytes: &AtomicU64,
 ) {
-    let (mut store, opened) = match open() {
-        Ok(store) => {
-            let waker = store.waker();
-            (Some(store), Ok(waker))
+    let mut store = match open() {
+        Ok(store) => store,
+        Err(e) => {
+            let _ = responses.send(Response::Opened(Err(e)));
+            return;
         }
-        Err(e) => (None, Err(e)),
     };
-    if responses.send(Response::Opened(opened)).is_err() {
+    if responses.send(Response::Opened(Ok(store.waker()))).is_err() {
         return;
     }
-    let Some(store) = &mut store else { return };
     let mut measured_at: Option<Instant> = None;
     for request in requests {
         let response = catch_unwind(AssertUnwindSafe(|| match &request {

@@ -1,41 +1,254 @@
 //! The serialized form of the kernel's types. The kernel's own types are not serializable, so that a
 //! change to them cannot silently change the records on disk.
 //!
-//! Field names are short, since every record contains them. Unknown fields count as damage.
+//! Field names are short, since every record contains them. Unknown fields count as damage. A type with
+//! `remote` has the fields of the kernel's type of that name, which serde then converts.
 
 mod allocation;
-mod health;
 mod marks;
 mod part;
-mod policy;
-mod stack;
 
 pub(super) use allocation::Allocation;
-pub(super) use health::Health;
 pub(super) use marks::{Marks, MarksOfFormat1};
 pub(super) use part::Part;
-pub(super) use policy::Policy;
-pub(super) use stack::{Stack, StackEntry};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_kernel::health::{HealthState, PastHealth};
+use berth_kernel::names::{Digest, PartId};
+use berth_kernel::policy as kernel;
 use berth_kernel::record;
+use berth_kernel::stack;
+use berth_kernel::trust::{Origin, Signature};
 use serde::{Deserialize, Serialize};
 
 /// See [`record::Meta`].
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Meta {
+pub(super) struct Meta(#[serde(with = "MetaFields")] pub(super) record::Meta);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "record::Meta", deny_unknown_fields, rename_all = "camelCase")]
+struct MetaFields {
     store: u32,
-    next: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    kubelet_seen_ms: Option<u64>,
+    #[serde(rename = "next")]
+    next_number: u64,
+    #[serde(rename = "kubeletSeenMs", default, skip_serializing_if = "Option::is_none")]
+    kubelet_seen_wall_ms: Option<u64>,
 }
 
-impl Meta {
-    pub(super) fn from_kernel(meta: &record::Meta) -> Self {
-        Self { store: meta.store, next: meta.next_number, kubelet_seen_ms: meta.kubelet_seen_wall_ms }
+/// See [`record::HealthRecord`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Health {
+    #[serde(with = "State")]
+    state: HealthState,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    reason: String,
+    since_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quiet_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    before: Vec<PastState>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PastState(#[serde(with = "PastHealthFields")] PastHealth);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "PastHealth", deny_unknown_fields, rename_all = "camelCase")]
+struct PastHealthFields {
+    #[serde(with = "State")]
+    state: HealthState,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    reason: String,
+    #[serde(rename = "sinceMs")]
+    since_wall_ms: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "HealthState", rename_all = "camelCase")]
+enum State {
+    Healthy,
+    Degraded,
+    Unhealthy,
+    Vanished,
+}
+
+impl Health {
+    pub(super) fn from_kernel(health: &record::HealthRecord) -> Self {
+        Self {
+            state: health.state,
+            reason: health.reason.clone(),
+            since_ms: health.since_wall_ms,
+            quiet_ms: health.quiet_ms,
+            before: health.history.iter().cloned().map(PastState).collect(),
+        }
     }
 
-    pub(super) fn into_kernel(self) -> record::Meta {
-        record::Meta { store: self.store, next_number: self.next, kubelet_seen_wall_ms: self.kubelet_seen_ms }
+    pub(super) fn into_kernel(self, gpu: PartId) -> record::HealthRecord {
+        record::HealthRecord {
+            gpu,
+            state: self.state,
+            reason: self.reason,
+            since_wall_ms: self.since_ms,
+            quiet_ms: self.quiet_ms,
+            history: self.before.into_iter().map(|past| past.0).collect(),
+        }
+    }
+}
+
+/// See [`kernel::PolicyVersion`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct Policy {
+    name: String,
+    version: String,
+    summary: String,
+    hooks: Vec<Hook>,
+    schema: String,
+    artifact: String,
+    bytes: u64,
+    shipped: bool,
+    since_ms: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    by: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    why: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signature: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signed_by: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    once_shipped: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Hook(#[serde(with = "HookName")] kernel::Hook);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "kernel::Hook", rename_all = "camelCase")]
+enum HookName {
+    Describe,
+    Offer,
+    Place,
+    Admit,
+    Triage,
+}
+
+impl Policy {
+    pub(super) fn from_kernel(version: &kernel::PolicyVersion) -> Self {
+        Self {
+            name: version.name.clone(),
+            version: version.version.clone(),
+            summary: version.summary.clone(),
+            hooks: version.hooks.iter().copied().map(Hook).collect(),
+            schema: version.parameters_schema.clone(),
+            artifact: version.artifact.to_string(),
+            bytes: version.bytes,
+            shipped: version.shipped,
+            since_ms: version.since_wall_ms,
+            by: version.origin.by.clone(),
+            why: version.origin.why.clone(),
+            signature: version.origin.signature.map(|s| BASE64.encode(s.0)),
+            signed_by: version.origin.signed_by.clone(),
+            once_shipped: version.origin.once_shipped,
+        }
+    }
+
+    pub(super) fn into_kernel(self, digest: Digest) -> Result<kernel::PolicyVersion, String> {
+        Ok(kernel::PolicyVersion {
+            name: self.name,
+            version: self.version,
+            summary: self.summary,
+            hooks: self.hooks.into_iter().map(|hook| hook.0).collect(),
+            parameters_schema: self.schema,
+            digest,
+            artifact: Digest::parse(&self.artifact).map_err(|e| e.to_string())?,
+            bytes: self.bytes,
+            shipped: self.shipped,
+            since_wall_ms: self.since_ms,
+            origin: Origin {
+                by: self.by,
+                why: self.why,
+                signature: self.signature.as_deref().map(parse_signature).transpose()?,
+                signed_by: self.signed_by,
+                once_shipped: self.once_shipped,
+            },
+        })
+    }
+}
+
+fn parse_signature(text: &str) -> Result<Signature, String> {
+    let bytes = BASE64.decode(text).map_err(|e| format!("the signature: {e}"))?;
+    let bytes = bytes.try_into().map_err(|_| "the signature is not 64 bytes long".to_owned())?;
+    Ok(Signature(bytes))
+}
+
+/// See [`record::StackHead`].
+#[derive(Serialize, Deserialize)]
+pub(super) struct Stack(#[serde(with = "StackFields")] pub(super) record::StackHead);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "record::StackHead", deny_unknown_fields, rename_all = "camelCase")]
+struct StackFields {
+    revision: u64,
+    from_api: bool,
+    by: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    why: String,
+    #[serde(rename = "sinceMs")]
+    since_wall_ms: u64,
+    entries: usize,
+}
+
+/// See [`stack::StackEntry`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct StackEntry {
+    name: String,
+    digest: String,
+    parameters: String,
+    may_deny: bool,
+    share_max: u32,
+    resources: Vec<String>,
+    environment: Vec<String>,
+    #[serde(with = "OnFault")]
+    on_fault: stack::OnFault,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "stack::OnFault", rename_all = "camelCase")]
+enum OnFault {
+    Skip,
+    Deny,
+}
+
+impl StackEntry {
+    pub(super) fn from_kernel(entry: &stack::StackEntry) -> Self {
+        Self {
+            name: entry.name.clone(),
+            digest: entry.digest.to_string(),
+            parameters: entry.parameters.clone(),
+            may_deny: entry.permissions.deny,
+            share_max: entry.permissions.share_max,
+            resources: entry.permissions.resources.clone(),
+            environment: entry.permissions.environment.clone(),
+            on_fault: entry.on_fault,
+        }
+    }
+
+    pub(super) fn into_kernel(self) -> Result<stack::StackEntry, String> {
+        Ok(stack::StackEntry {
+            name: self.name,
+            digest: Digest::parse(&self.digest).map_err(|e| e.to_string())?,
+            parameters: self.parameters,
+            permissions: stack::Permissions {
+                deny: self.may_deny,
+                share_max: self.share_max,
+                resources: self.resources,
+                environment: self.environment,
+            },
+            on_fault: self.on_fault,
+        })
     }
 }

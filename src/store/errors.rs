@@ -4,6 +4,7 @@ use super::codec::{DecodeError, FORMAT};
 use berth_kernel::ports::StoreError;
 use std::any::Any;
 use std::io::{self, ErrorKind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// Makes the errors of the store at one path.
@@ -55,20 +56,26 @@ impl ErrorFactory {
         self.failed(format!("{doing}: {error}{advice}"))
     }
 
-    /// An error of sled during a read. All but I/O errors mean damage.
-    pub(super) fn read_error(&self, error: ::sled::Error) -> StoreError {
-        match error {
+    /// Calls sled to read. All its errors but I/O errors mean damage, and so does a panic.
+    pub(super) fn reading<T>(&self, read: impl FnOnce() -> ::sled::Result<T>) -> Result<T, StoreError> {
+        match catch_unwind(AssertUnwindSafe(read)) {
+            Ok(Ok(read)) => Ok(read),
             // A short read means a truncated file, not a failing disk.
-            ::sled::Error::Io(e) if e.kind() != ErrorKind::UnexpectedEof => self.io("opening it", &e),
-            other => self.damaged(other.to_string()),
+            Ok(Err(::sled::Error::Io(e))) if e.kind() != ErrorKind::UnexpectedEof => {
+                Err(self.io("opening it", &e))
+            }
+            Ok(Err(other)) => Err(self.damaged(other.to_string())),
+            Err(panic) => Err(self.damaged(panic_message(&*panic))),
         }
     }
 
-    /// An error of sled during a write.
-    pub(super) fn write_error(&self, error: ::sled::Error) -> StoreError {
-        match error {
-            ::sled::Error::Io(e) => self.io("appending", &e),
-            other => self.failed(format!("appending: {other}")),
+    /// Calls sled to write.
+    pub(super) fn writing<T>(&self, write: impl FnOnce() -> ::sled::Result<T>) -> Result<T, StoreError> {
+        match catch_unwind(AssertUnwindSafe(write)) {
+            Ok(Ok(written)) => Ok(written),
+            Ok(Err(::sled::Error::Io(e))) => Err(self.io("appending", &e)),
+            Ok(Err(other)) => Err(self.failed(format!("appending: {other}"))),
+            Err(panic) => Err(self.failed(panic_message(&*panic))),
         }
     }
 

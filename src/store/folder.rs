@@ -4,15 +4,25 @@
 //! <path>.made        marks that a store was created; if it is missing, the daemon does not start
 //! <path>/            0700
 //!   lock             locked while the store is open
-//!   reserve          disk space for opening the store ([`super::reserve`])
+//!   reserve          disk space for opening the store
 //!   data/            sled's files and the counter; created by one rename
 //!   data.new/        an unfinished store; removed at the next start
-//!   data.check/      a copy of data/ that sled opens first, if memory has no room ([`super::copy`])
+//!   data.check/      a copy of data/ that sled opens first, if memory has no room
 //! ```
+//!
+//! The copy: sled repairs a store when it opens it, by truncating what it cannot read; a store that it cannot
+//! read completely must stay unchanged, so that other tools can recover it. The copy is in memory, since a
+//! full disk has no room for it, or next to the store if memory does not suffice. A store that is
+//! unchanged since a clean stop needs no copy ([`super::counter`]).
+//!
+//! The reserve: sled writes when it opens a store: it fills the newest segment of its log with zeros and
+//! writes a snapshot. Neither overwrites unread data, so a full disk loses nothing, but the daemon could not
+//! start. So a file next to the store reserves that space and is deleted if there is no other.
 
 use super::errors::ErrorFactory;
 use berth_files::{self, Links};
 use berth_kernel::ports::StoreError;
+use rustix::fs::FallocateFlags;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
@@ -35,12 +45,19 @@ const MARKER_TEXT: &[u8] =
     b"berth created a store here. If it is missing, berth does not start: put it back, or run\n\
 `berth state import FILE`; `berth state init` creates an empty one.\n";
 
+/// A file system in memory that every container and node has.
+const MEMORY_FOLDER: &str = "/dev/shm";
+/// Bytes that sled writes when it opens a copy: a segment of its log and a snapshot.
+const OPENING_BYTES: u64 = 4 * 1024 * 1024;
+/// Bytes reserved: a segment of sled's log (2 MiB) and a snapshot of about ten thousand records.
+const RESERVE_BYTES: u64 = 3 * 1024 * 1024;
+/// The unit of `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
+
 /// A locked folder.
 #[derive(Debug)]
 pub(super) struct Folder {
     pub(super) path: PathBuf,
-    /// The file that marks that a store was created.
-    marker: PathBuf,
     pub(super) errors: ErrorFactory,
     /// The last field: closing it releases the lock.
     pub(super) lock: File,
@@ -62,7 +79,7 @@ impl Folder {
         if !lock_within(&lock, RELEASE_WAIT).map_err(|e| errors.io("locking it", &e))? {
             return Err(errors.locked());
         }
-        Ok(Self { path: path.to_owned(), marker: marker_path(path), errors, lock })
+        Ok(Self { path: path.to_owned(), errors, lock })
     }
 
     /// The folder of sled's files.
@@ -118,7 +135,8 @@ impl Folder {
 
     /// Creates the marker file next to the folder if it does not exist.
     pub(super) fn write_marker(&self) -> Result<(), StoreError> {
-        let written = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.marker) {
+        let marker = marker_path(&self.path);
+        let written = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(marker) {
             Ok(mut file) => file
                 .write_all(MARKER_TEXT)
                 .and_then(|()| file.sync_all())
@@ -191,11 +209,6 @@ impl Folder {
         remove().map_err(|e: io::Error| self.errors.io("opening it", &e))
     }
 
-    /// Syncs the names of sled's files: sled renames snapshots without a sync.
-    pub(super) fn sync_names(&self) -> Result<(), StoreError> {
-        sync_folder(&self.data()).map_err(|e| self.errors.io("opening it", &e))
-    }
-
     /// Opens sled's log for syncing. It must exist and be writable.
     pub(super) fn open_log(&self) -> Result<File, StoreError> {
         let opened =
@@ -212,6 +225,67 @@ impl Folder {
         lock_within(&log, RELEASE_WAIT).map_err(|e| self.errors.io("locking it", &e))
     }
 
+    /// Calls `check` with a temporary copy of `data/`.
+    pub(super) fn check_copy<T>(
+        &self,
+        check: impl FnOnce(&Path) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let io = |e: &io::Error| self.errors.io("copying it to check it", e);
+        let on_disk = self.path.join("data.check");
+        remove(&on_disk).map_err(|e| io(&e))?;
+        let copy = match self.path_in_memory().filter(|copy| copy_folder(&self.data(), copy).is_ok()) {
+            Some(copy) => copy,
+            None => copy_folder(&self.data(), &on_disk).map(|()| on_disk).map_err(|e| io(&e))?,
+        };
+        let result = check(&copy);
+        match (result, remove(&copy)) {
+            (Ok(_), Err(e)) => Err(io(&e)),
+            (result, _) => result,
+        }
+    }
+
+    /// The path of a copy in memory, if there is room. Named after the lock file's inode, so that the next
+    /// process on the same store removes the copy of a killed one.
+    fn path_in_memory(&self) -> Option<PathBuf> {
+        let lock = self.lock.metadata().ok()?;
+        let copy = Path::new(MEMORY_FOLDER).join(format!("berth-check-{:x}-{:x}", lock.dev(), lock.ino()));
+        remove(&copy).ok()?;
+        let needed = self.bytes().ok()? + OPENING_BYTES;
+        (free_bytes(Path::new(MEMORY_FOLDER)).ok()? >= needed).then_some(copy)
+    }
+
+    /// Removes the reserve if the disk has no other space for opening the store.
+    pub(super) fn release_reserve_if_full(&self) {
+        let is_full = free_bytes(&self.path).is_ok_and(|bytes| bytes < RESERVE_BYTES);
+        if is_full && let Err(error) = fs::remove_file(self.path.join("reserve")) {
+            // Opening the store then fails with the cause.
+            tracing::debug!(%error, "cannot release the disk space reserve");
+        }
+    }
+
+    /// Allocates the reserve, or as much as fits. It has priority over appends: a failed append returns a clear
+    /// error, but a daemon that cannot start returns none. Best effort: some file systems cannot.
+    pub(super) fn reserve(&self) {
+        if let Err(error) = self.try_reserve() {
+            tracing::debug!(%error, "cannot reserve disk space for opening the store on a full disk");
+        }
+    }
+
+    fn try_reserve(&self) -> io::Result<()> {
+        let path = self.path.join("reserve");
+        let reserved = fs::symlink_metadata(&path).map_or(0, |file| file.blocks() * BLOCK_BYTES);
+        let wanted = RESERVE_BYTES.min(reserved + free_bytes(&self.path)?);
+        if reserved >= wanted {
+            return Ok(());
+        }
+        unless_missing(fs::remove_file(&path))?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, wanted).map_err(|error| {
+            let _ = fs::remove_file(&path);
+            error.into()
+        })
+    }
+
     /// Drops the log from the page cache, so that the next read is from the drive. After a failed sync
     /// the system marks unwritten pages as clean, and a later sync succeeds without writing them.
     pub(super) fn drop_cached_log(&self) -> Result<(), StoreError> {
@@ -225,8 +299,9 @@ impl Folder {
 /// writes only after it opened its store. Stores of earlier versions have no marker.
 fn find_creation_evidence(path: &Path) -> io::Result<Option<PathBuf>> {
     let marker = marker_path(path);
-    if exists(fs::symlink_metadata(&marker))? {
-        return Ok(Some(marker));
+    match fs::symlink_metadata(&marker) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {}
+        found => return found.map(|_| Some(marker)),
     }
     let decisions = match fs::read_dir(parent(path).join("decisions")) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -246,14 +321,6 @@ fn marker_path(path: &Path) -> PathBuf {
     let mut marker = path.as_os_str().to_owned();
     marker.push(".made");
     marker.into()
-}
-
-fn exists(metadata: io::Result<fs::Metadata>) -> io::Result<bool> {
-    match metadata {
-        Ok(_) => Ok(true),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e),
-    }
 }
 
 /// Whether `path` still names the open `file`: data written to a moved or deleted file is missing at
@@ -286,16 +353,54 @@ fn create_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-pub(super) fn is_unfinished(path: &Path) -> bool {
+fn is_unfinished(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::to_string_lossy);
     name.is_some_and(|name| name.ends_with(UNFINISHED_SUFFIX))
 }
 
+/// Removes a folder if it exists.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
+    unless_missing(fs::remove_dir_all(path))
+}
+
+/// The result of a removal; a file that does not exist is no error.
+pub(super) fn unless_missing(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         other => other,
     }
+}
+
+/// Copies a folder to a new one, which is removed if that fails.
+fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
+    // Fails if the folder exists: other users can create folders in memory, too.
+    DirBuilder::new().mode(0o700).create(to)?;
+    copy_files(from, to).inspect_err(|_| {
+        // If this fails, it is removed before the next copy.
+        let _ = remove(to);
+    })
+}
+
+/// Copies recursively; sled has one subfolder, `blobs`, which is empty in this store.
+fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            fs::create_dir(&target)?;
+            copy_files(&source, &target)?;
+        } else if kind.is_file() && !is_unfinished(&source) {
+            fs::copy(&source, &target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Free bytes on the file system of this folder, for users other than root.
+fn free_bytes(folder: &Path) -> io::Result<u64> {
+    let stats = rustix::fs::statvfs(folder)?;
+    Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
 }
 
 fn sync_all(path: &Path) -> io::Result<()> {
@@ -310,6 +415,6 @@ fn sync_all(path: &Path) -> io::Result<()> {
     sync_folder(path)
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }

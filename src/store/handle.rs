@@ -66,11 +66,7 @@ pub(super) fn open_sled(data: &Path, errors: &ErrorFactory) -> Result<Handle, St
         .cache_capacity(CACHE_BYTES)
         // Every append flushes, so sled's flush thread would only wake the CPU.
         .flush_every_ms(None);
-    match catch_unwind(AssertUnwindSafe(|| config.open())) {
-        Ok(Ok(db)) => Ok(Handle(Some(db))),
-        Ok(Err(e)) => Err(errors.read_error(e)),
-        Err(panic) => Err(errors.damaged(panic_message(&*panic))),
-    }
+    errors.reading(|| config.open()).map(|db| Handle(Some(db)))
 }
 
 /// Reads and verifies all records.
@@ -78,26 +74,19 @@ pub(super) fn read_contents(
     db: &Handle,
     errors: &ErrorFactory,
 ) -> Result<(Contents, Vec<Record>), StoreError> {
-    let read = catch_unwind(AssertUnwindSafe(|| {
+    let contents = errors.reading(|| {
         let mut failed = None;
         let pairs = db.iter().map_while(|pair| pair.map_err(|e| failed = Some(e)).ok());
         let contents = Contents::read(pairs);
         failed.map_or(Ok(contents), Err)
-    }));
-    match read {
-        Ok(Ok(contents)) => contents.map_err(|e| errors.decode_error(e)),
-        Ok(Err(e)) => Err(errors.read_error(e)),
-        Err(panic) => Err(errors.damaged(panic_message(&*panic))),
-    }
+    })?;
+    contents.map_err(|e| errors.decode_error(e))
 }
 
 /// Reads the check record.
 pub(super) fn read_check(db: &Handle, errors: &ErrorFactory) -> Result<Check, StoreError> {
-    match catch_unwind(AssertUnwindSafe(|| db.get(CHECK_KEY))) {
-        Ok(Ok(value)) => Check::read(&value.unwrap_or_default()).map_err(|e| errors.decode_error(e)),
-        Ok(Err(e)) => Err(errors.read_error(e)),
-        Err(panic) => Err(errors.damaged(panic_message(&*panic))),
-    }
+    let value = errors.reading(|| db.get(CHECK_KEY))?;
+    Check::read(&value.unwrap_or_default()).map_err(|e| errors.decode_error(e))
 }
 
 /// Reads and verifies all records, and that no acknowledged append is missing.
@@ -134,18 +123,13 @@ pub(super) fn initialize(data: &Path, errors: &ErrorFactory) -> Result<(), Store
     let mut contents = Contents::default();
     contents.commit(contents.prepare(&changes));
     let db = open_sled(data, errors)?;
-    let written = catch_unwind(AssertUnwindSafe(|| {
+    errors.writing(|| {
         for (key, value) in &changes {
             db.insert(key.as_slice(), value.as_deref().unwrap_or_default())?;
         }
         db.insert(CHECK_KEY, contents.check().value())?;
         db.flush()
-    }));
-    match written {
-        Ok(Ok(_)) => {}
-        Ok(Err(e)) => return Err(errors.write_error(e)),
-        Err(panic) => return Err(errors.failed(panic_message(&*panic))),
-    }
+    })?;
     Counter::create(&data.join("counter"), contents.check().writes).map_err(|e| io(&e))
 }
 

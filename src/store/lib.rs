@@ -6,9 +6,7 @@
 //! uses sled.
 
 mod check;
-mod clean_stop;
 pub mod codec;
-mod copy;
 mod counter;
 mod deadline;
 mod dto;
@@ -17,7 +15,6 @@ mod folder;
 mod handle;
 pub mod journal;
 mod memory;
-mod reserve;
 mod sled;
 mod transfer;
 

@@ -5,7 +5,7 @@ use super::codec;
 use super::errors::ErrorFactory;
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::{Meta, Record, Write};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct MemoryDisk {
     shared: Arc<Mutex<Shared>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     records: BTreeMap<Vec<u8>, Vec<u8>>,
     fault: Option<MemoryFault>,
@@ -47,14 +47,8 @@ impl MemoryDisk {
     pub fn new(store: u32) -> Self {
         let meta = Record::Meta(Meta { store, ..Meta::default() });
         let value = codec::encode(&meta).expect("three numbers are within the limit");
-        Self {
-            shared: Arc::new(Mutex::new(Shared {
-                records: BTreeMap::from([(codec::key_bytes(&meta.key()), value)]),
-                fault: None,
-                in_use: false,
-                appends: 0,
-            })),
-        }
+        let records = BTreeMap::from([(codec::key_bytes(&meta.key()), value)]);
+        Self { shared: Arc::new(Mutex::new(Shared { records, ..Shared::default() })) }
     }
 
     /// Opens its store.
@@ -63,7 +57,7 @@ impl MemoryDisk {
     /// [`StoreError::Locked`] while another one is open.
     pub fn open(&self) -> Result<MemoryStore, StoreError> {
         let errors = ErrorFactory::new(Path::new("memory"));
-        let mut shared = self.shared();
+        let mut shared = self.shared.lock();
         if shared.in_use {
             return Err(errors.locked());
         }
@@ -74,17 +68,13 @@ impl MemoryDisk {
 
     /// Simulates this fault from now on; `None` ends it.
     pub fn set_fault(&self, fault: Option<MemoryFault>) {
-        self.shared().fault = fault;
+        self.shared.lock().fault = fault;
     }
 
     /// The number of stored appends.
     #[must_use]
     pub fn appends(&self) -> u64 {
-        self.shared().appends
-    }
-
-    fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock()
+        self.shared.lock().appends
     }
 }
 
@@ -98,14 +88,12 @@ pub struct MemoryStore {
 
 impl Store for MemoryStore {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
-        let shared = self.disk.shared();
+        let shared = self.disk.shared.lock();
         if shared.fault == Some(MemoryFault::Gone) {
             return Err(self.errors.failed("simulated fault"));
         }
-        let records = shared.records.iter();
-        let records = records.map(|(key, value)| codec::decode(key, value));
-        let records = records.collect::<Result<_, _>>();
-        let records = records.map_err(|e| self.errors.decode_error(e))?;
+        let records = shared.records.iter().map(|(key, value)| codec::decode(key, value));
+        let records = records.collect::<Result<_, _>>().map_err(|e| self.errors.decode_error(e))?;
         self.failed = false;
         Ok(records)
     }
@@ -118,14 +106,14 @@ impl Store for MemoryStore {
         if self.failed {
             return Err(self.errors.not_read_back());
         }
-        let fault = self.disk.shared().fault;
+        let fault = self.disk.shared.lock().fault;
         if let Some(MemoryFault::Slow(wait)) = fault {
             // Without the lock, since tests read the disk meanwhile.
             std::thread::sleep(wait);
         }
         self.failed = fault.is_some_and(|f| !matches!(f, MemoryFault::Slow(_)));
         if !self.failed || fault == Some(MemoryFault::AfterWrite) {
-            let mut shared = self.disk.shared();
+            let mut shared = self.disk.shared.lock();
             for (key, value) in changes {
                 match value {
                     Some(value) => shared.records.insert(key, value),
@@ -143,6 +131,6 @@ impl Store for MemoryStore {
 
 impl Drop for MemoryStore {
     fn drop(&mut self) {
-        self.disk.shared().in_use = false;
+        self.disk.shared.lock().in_use = false;
     }
 }

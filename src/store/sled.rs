@@ -24,8 +24,8 @@
 use super::check::{CHECK_KEY, Changes, Contents};
 use super::codec;
 use super::counter::Counter;
-use super::errors::{ErrorFactory, panic_message};
-use super::folder::{Folder, is_in_place};
+use super::errors::ErrorFactory;
+use super::folder::{Folder, is_in_place, sync_folder};
 use super::handle::{Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents};
 use berth_kernel::ports::{Store, StoreError, Waker};
 use berth_kernel::record::{Record, Write};
@@ -148,12 +148,7 @@ impl SledStore {
     /// # Errors
     /// If another process has locked the folder, or on an I/O error.
     pub fn init(path: &Path) -> Result<bool, StoreError> {
-        let folder = Folder::lock(path)?;
-        let has_store = folder.has_store()?;
-        if !has_store {
-            folder.create(|data| initialize(data, &folder.errors))?;
-        }
-        Ok(!has_store)
+        create_if_missing(path, |folder| folder.create(|data| initialize(data, &folder.errors)))
     }
 
     /// Moves the closed store of the folder `from`, on the same file system, to this folder. Returns false
@@ -163,12 +158,7 @@ impl SledStore {
     /// As [`SledStore::init`].
     pub fn install(path: &Path, from: &Path) -> Result<bool, StoreError> {
         let from = Folder::lock(from)?;
-        let folder = Folder::lock(path)?;
-        let has_store = folder.has_store()?;
-        if !has_store {
-            folder.install(&from.data())?;
-        }
-        Ok(!has_store)
+        create_if_missing(path, |folder| folder.install(&from.data()))
     }
 
     /// The number of appends to the store in this folder, and all its records. Reads a copy and does not
@@ -207,6 +197,18 @@ impl SledStore {
         self.folder.drop_cached_log()?;
         OpenStore::open_checked(&self.folder)
     }
+}
+
+fn create_if_missing(
+    path: &Path,
+    create: impl FnOnce(&Folder) -> Result<(), StoreError>,
+) -> Result<bool, StoreError> {
+    let folder = Folder::lock(path)?;
+    let is_missing = !folder.has_store()?;
+    if is_missing {
+        create(&folder)?;
+    }
+    Ok(is_missing)
 }
 
 impl Store for SledStore {
@@ -291,8 +293,9 @@ impl OpenStore {
             .set(open.contents.check().writes)
             .and_then(|()| open.counter.sync())
             .and_then(|()| open.log.sync_data())
+            // sled renames snapshots without a sync.
+            .and_then(|()| sync_folder(&folder.data()))
             .map_err(|e| errors.io("opening it", &e))?;
-        folder.sync_names()?;
         folder.reserve();
         Ok(open)
     }
@@ -315,16 +318,11 @@ impl OpenStore {
         }
         batch.insert(CHECK_KEY, pending.check.value());
         let db = &self.db;
-        let written = catch_unwind(AssertUnwindSafe(|| {
+        errors.writing(|| {
             db.apply_batch(batch)?;
             pass(Step::StoreTaken);
             db.flush()
-        }));
-        match written {
-            Ok(Ok(_)) => {}
-            Ok(Err(e)) => return Err(errors.write_error(e)),
-            Err(panic) => return Err(errors.failed(panic_message(&*panic))),
-        }
+        })?;
         pass(Step::StoreFlushed);
         // The counter is last: it must never be ahead of what is durable.
         let synced = self
@@ -348,7 +346,7 @@ impl OpenStore {
 impl SledStore {
     /// Closes the store and records the digest of its files, so that the next start can skip the check of a
     /// copy. Best effort.
-    fn close(&mut self) -> std::io::Result<()> {
+    fn close(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         // A store that failed may be incomplete.
         let Some(open) = self.open.take() else { return Ok(()) };
         let check = open.contents.check();
@@ -357,8 +355,7 @@ impl SledStore {
             return Ok(());
         }
         drop(open);
-        let other = std::io::Error::other;
-        if !self.folder.wait_released().map_err(other)? {
+        if !self.folder.wait_released()? {
             return Ok(());
         }
         let (counter, stored_count) = Counter::open(&self.folder.counter())?;
@@ -371,7 +368,7 @@ impl SledStore {
         // repair them in place at the next start and truncate what follows the damage.
         let errors = &self.folder.errors;
         let read = |data: &Path| read_complete(&open_sled(data, errors)?, count, errors);
-        let (contents, _) = self.folder.check_copy(read).map_err(other)?;
+        let (contents, _) = self.folder.check_copy(read)?;
         if contents.check() == check {
             counter.set_clean_stop_digest(&digest)?;
         }

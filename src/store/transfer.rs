@@ -5,6 +5,7 @@
 //! that an import of an export gives the same ledger.
 
 use super::codec::{self, DecodeError, FORMAT};
+use super::folder;
 use super::sled::{RECORDS_PER_APPEND, SledStore};
 use berth_kernel::names::{AllocationId, Digest, PartId};
 use berth_kernel::ports::{Store, StoreError};
@@ -145,11 +146,7 @@ pub fn import(state_dir: &Path, lines: &mut dyn BufRead) -> Result<Summary, Tran
     let records = parse(lines)?;
     let io = |source| TransferError::Io { doing: format!("importing into {}", state_dir.display()), source };
     let unfinished = state_dir.join(UNFINISHED);
-    match fs::remove_dir_all(&unfinished) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io(e)),
-        _ => {}
-    }
-    fs::create_dir_all(&unfinished).map_err(io)?;
+    folder::remove(&unfinished).and_then(|()| fs::create_dir_all(&unfinished)).map_err(io)?;
     let new = unfinished.join("store");
     let installed = write_records(&new, &records).and_then(|()| SledStore::install(&store, &new));
     // If this fails, the next import removes it.

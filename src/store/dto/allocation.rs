@@ -13,8 +13,8 @@ pub(in super::super) struct Allocation {
     resource: String,
     devices: Vec<PartDevices>,
     granted_ms: u64,
-    #[serde(default, skip_serializing_if = "Holder::is_unknown")]
-    holder: Holder,
+    #[serde(with = "Holder", default, skip_serializing_if = "kernel::Holder::is_unknown")]
+    holder: kernel::Holder,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     overlapped: bool,
     by: Vec<String>,
@@ -48,34 +48,29 @@ enum Shares {
     Whole(()),
 }
 
-#[derive(Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "kernel::Holder", deny_unknown_fields)]
 struct Holder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     namespace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pod: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    uid: Option<String>,
+    #[serde(rename = "uid", default, skip_serializing_if = "Option::is_none")]
+    pod_uid: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     container: Option<String>,
-}
-
-impl Holder {
-    fn is_unknown(&self) -> bool {
-        self.namespace.is_none() && self.pod.is_none() && self.uid.is_none() && self.container.is_none()
-    }
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ended {
-    reason: Reason,
+    #[serde(with = "Reason")]
+    reason: EndReason,
     ms: u64,
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(remote = "EndReason", rename_all = "camelCase")]
 enum Reason {
     Released,
     NeverStarted,
@@ -90,28 +85,14 @@ impl Allocation {
             resource: a.resource.to_string(),
             devices: group_devices(&a.devices),
             granted_ms: a.granted_wall_ms,
-            holder: Holder {
-                namespace: a.holder.namespace.clone(),
-                pod: a.holder.pod.clone(),
-                uid: a.holder.pod_uid.clone(),
-                container: a.holder.container.clone(),
-            },
+            holder: a.holder.clone(),
             overlapped: a.overlapped,
             by: a.decision.by.iter().map(ToString::to_string).collect(),
             reason: a.decision.reason.clone(),
             environment: a.decision.environment.clone(),
             memory_mib: a.decision.limits.memory_mib,
             compute_percent: a.decision.limits.compute_percent,
-            ended: a.ended.as_ref().map(|end| Ended {
-                reason: match end.reason {
-                    EndReason::Released => Reason::Released,
-                    EndReason::NeverStarted => Reason::NeverStarted,
-                    EndReason::PodGone => Reason::PodGone,
-                    EndReason::Superseded => Reason::Superseded,
-                    EndReason::Operator => Reason::Operator,
-                },
-                ms: end.wall_ms,
-            }),
+            ended: a.ended.as_ref().map(|end| Ended { reason: end.reason, ms: end.wall_ms }),
         }
     }
 
@@ -121,12 +102,7 @@ impl Allocation {
             resource: Resource::parse(&self.resource).map_err(|e| e.to_string())?,
             devices: ungroup_devices(self.devices)?,
             granted_wall_ms: self.granted_ms,
-            holder: kernel::Holder {
-                namespace: self.holder.namespace,
-                pod: self.holder.pod,
-                pod_uid: self.holder.uid,
-                container: self.holder.container,
-            },
+            holder: self.holder,
             overlapped: self.overlapped,
             decision: Decision {
                 by: self.by.into_iter().map(Into::into).collect(),
@@ -134,16 +110,7 @@ impl Allocation {
                 environment: self.environment,
                 limits: Limits { memory_mib: self.memory_mib, compute_percent: self.compute_percent },
             },
-            ended: self.ended.map(|ended| End {
-                reason: match ended.reason {
-                    Reason::Released => EndReason::Released,
-                    Reason::NeverStarted => EndReason::NeverStarted,
-                    Reason::PodGone => EndReason::PodGone,
-                    Reason::Superseded => EndReason::Superseded,
-                    Reason::Operator => EndReason::Operator,
-                },
-                wall_ms: ended.ms,
-            }),
+            ended: self.ended.map(|ended| End { reason: ended.reason, wall_ms: ended.ms }),
         })
     }
 }

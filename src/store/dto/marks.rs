@@ -22,26 +22,30 @@ struct Mark {
     why: String,
     since_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    drain: Option<Order>,
+    drain: Option<Drain>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     expired: bool,
 }
 
+#[derive(Serialize, Deserialize)]
+struct Drain(#[serde(with = "Order")] kernel::Order);
+
 /// See [`kernel::Order`].
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(in super::super) struct Order {
+#[serde(remote = "kernel::Order", deny_unknown_fields, rename_all = "camelCase")]
+struct Order {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     evict: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    deadline_ms: Option<u64>,
-    at_deadline: AtDeadline,
+    #[serde(rename = "deadlineMs", default, skip_serializing_if = "Option::is_none")]
+    deadline_wall_ms: Option<u64>,
+    #[serde(with = "AtDeadline")]
+    at_deadline: kernel::AtDeadline,
 }
 
 /// See [`kernel::AtDeadline`].
-#[derive(Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(in super::super) enum AtDeadline {
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "kernel::AtDeadline", rename_all = "camelCase")]
+enum AtDeadline {
     Wait,
     Delete,
     GiveUp,
@@ -54,7 +58,7 @@ impl Marks {
             by: mark.by.clone(),
             why: mark.why.clone(),
             since_ms: mark.since_wall_ms,
-            drain: mark.order().map(Order::from_kernel),
+            drain: mark.order().copied().map(Drain),
             expired: mark.expired,
         };
         Self { marks: marks.by_owner.iter().map(mark).collect(), drained_ms: marks.drained_wall_ms }
@@ -68,7 +72,7 @@ impl Marks {
         for mark in self.marks {
             let owner = Owner::parse(&mark.owner).map_err(|e| e.to_string())?;
             let mark = kernel::Mark {
-                kind: mark.drain.map_or(MarkKind::Cordon, |order| MarkKind::Drain(order.into_kernel())),
+                kind: mark.drain.map_or(MarkKind::Cordon, |drain| MarkKind::Drain(drain.0)),
                 by: mark.by,
                 why: mark.why,
                 since_wall_ms: mark.since_ms,
@@ -82,33 +86,13 @@ impl Marks {
     }
 }
 
-impl Order {
-    fn from_kernel(order: &kernel::Order) -> Self {
-        let at_deadline = match order.at_deadline {
-            kernel::AtDeadline::Wait => AtDeadline::Wait,
-            kernel::AtDeadline::Delete => AtDeadline::Delete,
-            kernel::AtDeadline::GiveUp => AtDeadline::GiveUp,
-        };
-        Self { evict: order.evict, deadline_ms: order.deadline_wall_ms, at_deadline }
-    }
-
-    fn into_kernel(self) -> kernel::Order {
-        let at_deadline = match self.at_deadline {
-            AtDeadline::Wait => kernel::AtDeadline::Wait,
-            AtDeadline::Delete => kernel::AtDeadline::Delete,
-            AtDeadline::GiveUp => kernel::AtDeadline::GiveUp,
-        };
-        kernel::Order { evict: self.evict, deadline_wall_ms: self.deadline_ms, at_deadline }
-    }
-}
-
 /// The drain state of a GPU in format 1: one mark, whose owner was not recorded.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(in super::super) enum MarksOfFormat1 {
     Active,
     Cordoned(MarkOfFormat1),
-    Draining(MarkOfFormat1, Order),
+    Draining(MarkOfFormat1, #[serde(with = "Order")] kernel::Order),
     Drained(MarkOfFormat1),
 }
 
@@ -125,7 +109,7 @@ impl MarksOfFormat1 {
         let (mark, kind, is_drained) = match self {
             Self::Active => return kernel::Marks::default(),
             Self::Cordoned(mark) => (mark, MarkKind::Cordon, false),
-            Self::Draining(mark, order) => (mark, MarkKind::Drain(order.into_kernel()), false),
+            Self::Draining(mark, order) => (mark, MarkKind::Drain(order), false),
             Self::Drained(mark) => (mark, MarkKind::Drain(kernel::Order::default()), true),
         };
         let drained_wall_ms = is_drained.then_some(mark.since_ms);

@@ -35,8 +35,11 @@ pub(in super::super) struct Part {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Mig {
+struct Mig(#[serde(with = "MigFields")] gpu::Mig);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "gpu::Mig", deny_unknown_fields, rename_all = "camelCase")]
+struct MigFields {
     profile: String,
     gpu_instance: u32,
     compute_instance: u32,
@@ -100,6 +103,16 @@ impl Consumes {
 impl Part {
     pub(in super::super) fn from_kernel(record: &PartRecord) -> Self {
         let part = &record.part;
+        let line = |line: &offer::OfferLine| Line {
+            resource: line.resource.to_string(),
+            count: line.count,
+            consumes: Consumes::from_kernel(line.consumes),
+        };
+        let range = |range: &offer::ShareRange| Range {
+            resource: range.resource.to_string(),
+            first: range.first,
+            len: range.len,
+        };
         Self {
             parent: part.parent.as_ref().map(PartId::to_string),
             vendor: part.vendor.clone(),
@@ -110,15 +123,11 @@ impl Part {
             pci_bus: part.pci_bus.clone(),
             numa: part.numa_node,
             mig_enabled: part.mig_enabled,
-            mig: part.mig.as_ref().map(|mig| Mig {
-                profile: mig.profile.clone(),
-                gpu_instance: mig.gpu_instance,
-                compute_instance: mig.compute_instance,
-            }),
+            mig: part.mig.clone().map(Mig),
             attributes: part.attributes.clone(),
             offered_by: record.offered_by.as_ref().map(ToString::to_string).unwrap_or_default(),
-            lines: record.lines.iter().map(line_from_kernel).collect(),
-            ranges: record.ranges.iter().map(range_from_kernel).collect(),
+            lines: record.lines.iter().map(line).collect(),
+            ranges: record.ranges.iter().map(range).collect(),
             devices: record
                 .runs
                 .chunk_by(|a, b| a.resource == b.resource && a.consumes == b.consumes)
@@ -140,11 +149,7 @@ impl Part {
             pci_bus: self.pci_bus,
             numa_node: self.numa,
             mig_enabled: self.mig_enabled,
-            mig: self.mig.map(|mig| gpu::Mig {
-                profile: mig.profile,
-                gpu_instance: mig.gpu_instance,
-                compute_instance: mig.compute_instance,
-            }),
+            mig: self.mig.map(|mig| mig.0),
             attributes: self.attributes,
         };
         let lines = self.lines.into_iter().map(|line| {
@@ -166,18 +171,6 @@ impl Part {
             runs: ungroup_runs(self.devices)?,
         })
     }
-}
-
-fn line_from_kernel(line: &offer::OfferLine) -> Line {
-    Line {
-        resource: line.resource.to_string(),
-        count: line.count,
-        consumes: Consumes::from_kernel(line.consumes),
-    }
-}
-
-fn range_from_kernel(range: &offer::ShareRange) -> Range {
-    Range { resource: range.resource.to_string(), first: range.first, len: range.len }
 }
 
 fn group_runs(runs: &[DeviceRun]) -> RunGroup {

@@ -15,8 +15,6 @@ use serde_json::value::RawValue;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadEntry {
     #[error("{0}")]
-    Json(#[from] serde_json::Error),
-    #[error("{0}")]
     Name(#[from] BadName),
     #[error("unknown {noun} {name:?}")]
     UnknownName { noun: &'static str, name: String },
@@ -46,7 +44,11 @@ pub(super) struct Entry {
 }
 
 #[derive(Serialize, Deserialize)]
-struct RequestEntry {
+struct RequestEntry(#[serde(with = "RequestFields")] Request);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Request")]
+struct RequestFields {
     resource: String,
     count: usize,
     devices: Vec<String>,
@@ -128,18 +130,13 @@ struct TriageEntry {
 
 impl Entry {
     pub(super) fn new(decision: &Decision, question: Option<Box<RawValue>>) -> Self {
-        let request = decision.request.as_ref();
         let reading = decision.reading.as_ref();
         Self {
             seq: decision.seq,
             at_ms: decision.at_wall_ms,
             hook: decision.hook.to_string(),
             generation: decision.generation,
-            request: request.map(|r| RequestEntry {
-                resource: r.resource.clone(),
-                count: r.count,
-                devices: r.devices.clone(),
-            }),
+            request: decision.request.clone().map(RequestEntry),
             reading: reading.map(|r| ReadingEntry {
                 part: r.part.to_string(),
                 source: r.source.clone(),
@@ -164,11 +161,7 @@ impl Entry {
             at_wall_ms: self.at_ms,
             hook: parse_name("hook", &self.hook, Hook::parse)?,
             generation: self.generation,
-            request: self.request.map(|r| Request {
-                resource: r.resource,
-                count: r.count,
-                devices: r.devices,
-            }),
+            request: self.request.map(|request| request.0),
             reading: reading.transpose()?,
             gpus: self.gpus.iter().map(|gpu| PartId::parse(gpu)).collect::<Result<_, _>>()?,
             candidates: self.candidates,

@@ -86,6 +86,14 @@ fn read(bytes: &[u8]) -> Option<Frame<'_>> {
 }
 
 impl Frame<'_> {
+    /// The number of a decision; `None` for a node.
+    pub(super) fn seq(&self) -> Option<u64> {
+        match self.head {
+            Head::Decision { seq, .. } => Some(seq),
+            Head::Node { .. } => None,
+        }
+    }
+
     /// The inflated body.
     ///
     /// # Errors

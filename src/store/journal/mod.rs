@@ -10,8 +10,6 @@
 
 mod entry;
 mod frame;
-mod recent;
-mod scan;
 mod segments;
 
 use berth_kernel::decision::{Decision, Filter, JournalLimit};
@@ -19,21 +17,25 @@ use berth_kernel::names::Digest;
 use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, Visit};
 use entry::Entry;
 use frame::{Frame, Head, frames};
-use parking_lot::{Mutex, MutexGuard};
-use recent::Recent;
-use segments::{SEGMENT_BYTES, SEGMENT_READ_MAX, Segments};
+use parking_lot::Mutex;
+use segments::{SEGMENT_BYTES, SEGMENT_READ_MAX, Segment, Segments};
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
-use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Bytes in memory at which decisions are written.
 const PENDING_BYTES: usize = 64 * 1024;
+/// Decisions in memory: the API's default page of 50, one more, and some spare. At most about 4 KiB each,
+/// so 256 KiB.
+const RECENT_MAX: usize = 64;
+/// Most bytes of the files that one scan reads: some tens of milliseconds.
+const SCAN_BYTES: u64 = 4 * SEGMENT_BYTES;
+/// Most files that one scan reads: each start of the daemon creates one.
+const SCAN_FILES: usize = 64;
 /// At most one file is dropped for its age in this interval, and none in the first one: a clock that is
 /// years ahead for a while loses little, and a journal of 7 days has no more files than hours.
 const AGE_PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
@@ -44,54 +46,8 @@ pub struct FileJournal {
     folder: PathBuf,
     limit: JournalLimit,
     state: Mutex<State>,
-    published: PublishedStats,
-}
-
-/// The statistics as of the last change; read without the lock, which a hung disk may hold.
-#[derive(Debug, Default)]
-struct PublishedStats {
-    kept: AtomicU64,
-    bytes: AtomicU64,
-    dropped: AtomicU64,
-    lost: AtomicU64,
-}
-
-/// The locked state; dropping it publishes the statistics.
-struct StateGuard<'j> {
-    state: MutexGuard<'j, State>,
-    published: &'j PublishedStats,
-}
-
-impl Deref for StateGuard<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.state
-    }
-}
-
-impl DerefMut for StateGuard<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        &mut self.state
-    }
-}
-
-impl Drop for StateGuard<'_> {
-    fn drop(&mut self) {
-        let state = &*self.state;
-        let kept = (state.next - state.oldest()).saturating_sub(state.lost);
-        let bytes = state.segments.bytes() + state.pending.len() as u64;
-        let published = self.published;
-        // Readers need no consistent set of values.
-        for (counter, value) in [
-            (&published.kept, kept),
-            (&published.bytes, bytes),
-            (&published.dropped, state.dropped),
-            (&published.lost, state.lost),
-        ] {
-            counter.store(value, Ordering::Relaxed);
-        }
-    }
+    /// The statistics as of the last change; read without the lock of the state, which a hung disk may hold.
+    published: Mutex<JournalStats>,
 }
 
 #[derive(Debug)]
@@ -130,7 +86,7 @@ impl FileJournal {
                 .map_err(|e| error("cannot read its newest file", e))?;
             // Its name is in use, whatever it contains.
             next = next.max(segment.first + 1);
-            if let Some(last) = frames(&bytes).filter_map(|frame| seq(&frame)).last() {
+            if let Some(last) = frames(&bytes).filter_map(|frame| frame.seq()).last() {
                 next = next.max(last + 1);
                 break;
             }
@@ -150,21 +106,63 @@ impl FileJournal {
             last_age_prune: Instant::now(),
         };
         let state = Mutex::new(state);
-        let journal = Self { folder: folder.to_owned(), limit, state, published: PublishedStats::default() };
-        journal.prune(&mut journal.lock_mut())?;
+        let journal = Self { folder: folder.to_owned(), limit, state, published: Mutex::default() };
+        journal.update(|state| journal.prune(state))?;
         Ok(journal)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    fn lock_mut(&self) -> StateGuard<'_> {
-        StateGuard { state: self.lock(), published: &self.published }
+    /// Changes the state, and publishes the statistics.
+    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        *self.published.lock() = JournalStats {
+            kept: (state.next - state.oldest()).saturating_sub(state.lost),
+            bytes: state.segments.bytes() + state.pending.len() as u64,
+            oldest_wall_ms: None,
+            dropped: state.dropped,
+            lost: state.lost,
+        };
+        result
     }
 
     fn error(&self, what: &str, source: io::Error) -> JournalError {
         journal_error(&self.folder, what, source)
+    }
+
+    fn append_to(
+        &self,
+        state: &mut State,
+        decision: &Decision,
+        input: Option<&Input>,
+    ) -> Result<u64, JournalError> {
+        let seq = state.next;
+        state.next += 1;
+        if state.pending_count == 0 {
+            state.pending_first = seq;
+        }
+        state.pending_count += 1;
+        let question = input.and_then(|input| {
+            let text = String::from_utf8(input.question.clone()).ok()?;
+            RawValue::from_string(text).ok()
+        });
+        let added = (|| -> io::Result<()> {
+            let node = input.map(|input| state.add_node(&input.node)).transpose()?;
+            let input = node.and_then(|digest| Digest::parse(&hex(&digest)).ok());
+            let numbered = Decision { seq, input, ..decision.clone() };
+            let body = serde_json::to_vec(&Entry::new(&numbered, question))?;
+            let head = Head::Decision { seq, at_wall_ms: decision.at_wall_ms };
+            frame::write(&mut state.pending, head, &body)?;
+            state.recent.push(numbered);
+            Ok(())
+        })();
+        if let Err(error) = added {
+            state.lost += 1;
+            return Err(self.error("cannot encode a decision", error));
+        }
+        if state.pending.len() >= PENDING_BYTES {
+            self.write(state)?;
+        }
+        Ok(seq)
     }
 
     /// Writes the pending frames; on an error they are lost. A full disk also drops the oldest file.
@@ -207,6 +205,112 @@ impl FileJournal {
         state.dropped += state.oldest() - before;
         pruned.map_err(|e| self.error("cannot delete its oldest file", e))
     }
+
+    /// Passes the matching decisions to `visit`, newest first, until it returns false. Returns the number
+    /// before which to continue.
+    fn scan(
+        &self,
+        filter: &Filter,
+        with_inputs: bool,
+        visit: &mut Visit<'_>,
+    ) -> Result<Option<u64>, JournalError> {
+        let (segments, next) = self.select_segments(filter.before, SCAN_FILES)?;
+        for segment in segments {
+            let bytes = self.read(&segment)?;
+            let decisions: Vec<_> = frames(&bytes).filter_map(|frame| Some((frame.seq()?, frame))).collect();
+            let nodes = if with_inputs { nodes(&bytes) } else { HashMap::new() };
+            // The clock may have been set back, so a single old decision does not end the scan; a file with
+            // only old ones does.
+            let since = filter.since_wall_ms.unwrap_or(0);
+            let is_old = |frame: &Frame<'_>| matches!(frame.head, Head::Decision { at_wall_ms, .. } if at_wall_ms < since);
+            let is_too_old = !decisions.is_empty() && decisions.iter().all(|(_, frame)| is_old(frame));
+            for (seq, frame) in decisions.into_iter().rev() {
+                if filter.before.is_some_and(|before| seq >= before) {
+                    continue;
+                }
+                // An unreadable decision, perhaps of a later release, is skipped.
+                let Ok((decision, input)) = self.decode(&frame, seq, &nodes) else {
+                    tracing::debug!(seq, "cannot read a decision of the journal");
+                    continue;
+                };
+                if filter.matches(&decision) && !visit(decision, input) {
+                    return Ok(Some(seq + 1));
+                }
+            }
+            if is_too_old {
+                return Ok(None);
+            }
+        }
+        Ok(next)
+    }
+
+    /// Decodes a decision, with its input if its node is in `nodes`.
+    fn decode(
+        &self,
+        frame: &Frame<'_>,
+        seq: u64,
+        nodes: &HashMap<String, Frame<'_>>,
+    ) -> Result<(Decision, Option<Input>), JournalError> {
+        let body = frame.body().map_err(|e| self.damaged(seq, e))?;
+        let mut entry: Entry = serde_json::from_slice(&body).map_err(|e| self.damaged(seq, e))?;
+        let question = entry.question.take();
+        let decision = entry.into_decision().map_err(|e| self.damaged(seq, e))?;
+        let node = decision.input.as_ref().and_then(|digest| nodes.get(digest.as_str()));
+        let input = match (node, question) {
+            (Some(node), Some(question)) => Some(Input {
+                node: node.body().map_err(|e| self.damaged(seq, e))?,
+                question: question.get().as_bytes().to_vec(),
+            }),
+            _ => None,
+        };
+        Ok((decision, input))
+    }
+
+    /// The newest files that may contain a number below `before`, and the number before which to continue.
+    fn select_segments(
+        &self,
+        before: Option<u64>,
+        files_max: usize,
+    ) -> Result<(Vec<Segment>, Option<u64>), JournalError> {
+        let older = |segment: &&Segment| before.is_none_or(|before| segment.first < before);
+        let mut selected: Vec<Segment> = self.update(|state| {
+            self.write(state).map(|()| state.segments.list.iter().rev().filter(older).cloned().collect())
+        })?;
+        let mut bytes = 0;
+        let overflow = selected.iter().position(|segment| {
+            bytes += segment.bytes;
+            bytes > SCAN_BYTES
+        });
+        let files_max = files_max.min(overflow.map_or(usize::MAX, |files| files.max(1)));
+        let has_more = selected.len() > files_max;
+        selected.truncate(files_max);
+        let next = selected.last().filter(|_| has_more).map(|last| last.first);
+        Ok((selected, next))
+    }
+
+    /// The time of a file's first decision, milliseconds since 1970.
+    fn first_wall_ms(&self, segment: &Segment) -> Option<u64> {
+        let bytes = self.read(segment).ok()?;
+        frames(&bytes).find_map(|frame| match frame.head {
+            Head::Decision { at_wall_ms, .. } => Some(at_wall_ms),
+            Head::Node { .. } => None,
+        })
+    }
+
+    /// The file's bytes; none if it was deleted meanwhile.
+    fn read(&self, segment: &Segment) -> Result<Vec<u8>, JournalError> {
+        match berth_files::read(&segment.path, SEGMENT_READ_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            read => read.map_err(|e| self.error("cannot be read", e)),
+        }
+    }
+
+    fn damaged(&self, seq: u64, error: impl std::fmt::Display) -> JournalError {
+        let what = format!(
+            "decision {seq} is damaged ({error}); to discard the journal, stop berth and delete the folder"
+        );
+        JournalError { path: self.folder.display().to_string(), what, source: None }
+    }
 }
 
 impl State {
@@ -246,46 +350,47 @@ impl State {
     }
 }
 
+/// The newest decisions, oldest first, for clients that poll: such a request reads and verifies no file of
+/// 4 MiB.
+#[derive(Debug, Default)]
+struct Recent(VecDeque<Decision>);
+
+impl Recent {
+    fn push(&mut self, decision: Decision) {
+        if self.0.len() == RECENT_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(decision);
+    }
+
+    /// Removes all, since some may not be on disk.
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// As [`berth_kernel::ports::Journal::find`], among decisions from number `oldest` on. `None` if there are
+    /// too few matches in memory, so that the files must be read.
+    fn find(&self, filter: &Filter, limit: usize, oldest: u64) -> Option<DecisionPage> {
+        let kept = self.0.iter().rev().take_while(|decision| decision.seq >= oldest);
+        let matches = kept.filter(|decision| filter.matches(decision));
+        // Counted before any decision is cloned.
+        let after = matches.clone().nth(limit)?;
+        Some(DecisionPage { decisions: matches.take(limit).cloned().collect(), next: Some(after.seq + 1) })
+    }
+}
+
 impl Journal for FileJournal {
     fn append(&self, decision: &Decision, input: Option<&Input>) -> Result<u64, JournalError> {
-        let mut state = self.lock_mut();
-        let seq = state.next;
-        state.next += 1;
-        if state.pending_count == 0 {
-            state.pending_first = seq;
-        }
-        state.pending_count += 1;
-        let question = input.and_then(|input| {
-            let text = String::from_utf8(input.question.clone()).ok()?;
-            RawValue::from_string(text).ok()
-        });
-        let added = (|| -> io::Result<()> {
-            let node = input.map(|input| state.add_node(&input.node)).transpose()?;
-            let input = node.and_then(|digest| Digest::parse(&hex(&digest)).ok());
-            let numbered = Decision { seq, input, ..decision.clone() };
-            let body = serde_json::to_vec(&Entry::new(&numbered, question))?;
-            let head = Head::Decision { seq, at_wall_ms: decision.at_wall_ms };
-            frame::write(&mut state.pending, head, &body)?;
-            state.recent.push(numbered);
-            Ok(())
-        })();
-        if let Err(error) = added {
-            state.lost += 1;
-            return Err(self.error("cannot encode a decision", error));
-        }
-        if state.pending.len() >= PENDING_BYTES {
-            self.write(&mut state)?;
-        }
-        Ok(seq)
+        self.update(|state| self.append_to(state, decision, input))
     }
 
     fn flush(&self) -> Result<(), JournalError> {
-        self.write(&mut self.lock_mut())
+        self.update(|state| self.write(state))
     }
 
     fn find(&self, filter: &Filter, limit: usize) -> Result<DecisionPage, JournalError> {
         {
-            let state = self.lock();
+            let state = self.state.lock();
             if let Some(found) = state.recent.find(filter, limit, state.oldest()) {
                 return Ok(found);
             }
@@ -306,24 +411,23 @@ impl Journal for FileJournal {
     }
 
     fn open(&self, seq: u64) -> Result<Option<(Decision, Option<Input>)>, JournalError> {
-        self.read_decision(seq)
+        let (segments, _) = self.select_segments(seq.checked_add(1), 1)?;
+        let Some(segment) = segments.first() else { return Ok(None) };
+        let bytes = self.read(segment)?;
+        let Some(frame) = frames(&bytes).find(|frame| frame.seq() == Some(seq)) else {
+            return Ok(None);
+        };
+        self.decode(&frame, seq, &nodes(&bytes)).map(Some)
     }
 
     fn stats_without_oldest(&self) -> JournalStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        JournalStats {
-            kept: read(&self.published.kept),
-            bytes: read(&self.published.bytes),
-            oldest_wall_ms: None,
-            dropped: read(&self.published.dropped),
-            lost: read(&self.published.lost),
-        }
+        *self.published.lock()
     }
 
     fn stats(&self) -> JournalStats {
         let mut stats = self.stats_without_oldest();
         let (oldest, known) = {
-            let state = self.lock();
+            let state = self.state.lock();
             (state.segments.list.front().cloned(), state.oldest_wall_ms)
         };
         let Some(oldest) = oldest else { return stats };
@@ -333,7 +437,7 @@ impl Journal for FileJournal {
             _ => self.first_wall_ms(&oldest),
         };
         if let Some(at_wall_ms) = stats.oldest_wall_ms {
-            self.lock().oldest_wall_ms = Some((oldest.first, at_wall_ms));
+            self.state.lock().oldest_wall_ms = Some((oldest.first, at_wall_ms));
         }
         stats
     }
@@ -346,11 +450,14 @@ impl Drop for FileJournal {
     }
 }
 
-fn seq(frame: &Frame<'_>) -> Option<u64> {
-    match frame.head {
-        Head::Decision { seq, .. } => Some(seq),
-        Head::Node { .. } => None,
-    }
+/// The nodes of a file by digest.
+fn nodes(bytes: &[u8]) -> HashMap<String, Frame<'_>> {
+    frames(bytes)
+        .filter_map(|frame| match frame.head {
+            Head::Node { digest } => Some((hex(&digest), frame)),
+            Head::Decision { .. } => None,
+        })
+        .collect()
 }
 
 fn hex(digest: &[u8; 32]) -> String {

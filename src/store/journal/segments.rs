@@ -1,5 +1,6 @@
 //! The journal's files. Each is named by its first decision number; the oldest are deleted first.
 
+use crate::folder::unless_missing;
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -93,10 +94,8 @@ impl Segments {
         if self.list.len() > 1
             && let Some(oldest) = self.list.front()
         {
-            match fs::remove_file(&oldest.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => self.list.pop_front(),
-            };
+            unless_missing(fs::remove_file(&oldest.path))?;
+            self.list.pop_front();
         }
         Ok(())
     }

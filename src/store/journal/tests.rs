@@ -196,8 +196,8 @@ fn a_find_in_memory_equals_a_find_in_the_files() {
         let queries = filters.iter().flat_map(|filter| [1, 5, 50, 63, 64, 100].map(|limit| (filter, limit)));
         queries.map(|(filter, limit)| journal.find(filter, limit).unwrap()).collect()
     };
-    let oldest = journal.lock().oldest();
-    let recent = |limit| journal.lock().recent.find(&filters[0], limit, oldest);
+    let oldest = journal.state.lock().oldest();
+    let recent = |limit| journal.state.lock().recent.find(&filters[0], limit, oldest);
     assert!(recent(63).is_some() && recent(64).is_none(), "both cases are covered");
     let in_memory = find_all(&journal);
     drop(journal);
@@ -217,7 +217,7 @@ fn a_node_is_stored_once_and_found_by_its_digest() {
     assert_eq!(recorded, Some(input(&node, "{\"n\":32}")));
     let digest: [u8; 32] = Sha256::digest(node.as_bytes()).into();
     assert_eq!(found.input.unwrap().as_str(), hex(&digest));
-    let bytes = fs::read(&journal.lock().segments.list[0].path).unwrap();
+    let bytes = fs::read(&journal.state.lock().segments.list[0].path).unwrap();
     let nodes = frames(&bytes).filter(|frame| matches!(frame.head, Head::Node { .. })).count();
     assert_eq!(nodes, 1);
     assert_eq!(journal.open(51).unwrap(), None);
@@ -280,7 +280,7 @@ fn a_file_is_dropped_for_its_age_after_an_hour_at_the_earliest() {
     journal.append(&denied(3), None).unwrap();
     assert_eq!(seqs(&journal, &Filter::default()), [3, 2, 1]);
     let hour_ago = Instant::now().checked_sub(AGE_PRUNE_INTERVAL).unwrap();
-    journal.lock().last_age_prune = hour_ago;
+    journal.state.lock().last_age_prune = hour_ago;
     journal.append(&denied(4), None).unwrap();
     assert_eq!(seqs(&journal, &Filter::default()), [4, 3, 2]);
     assert_eq!(journal.stats().dropped, 1);
@@ -358,7 +358,7 @@ fn a_failed_write_loses_only_the_pending_decisions() {
     journal.append(&denied(1), None).unwrap();
     journal.flush().unwrap();
     // The next file's name exists, so the file cannot be created.
-    journal.lock().file = None;
+    journal.state.lock().file = None;
     let next_file = folder.path().join(format!("{:020}.log", 2));
     fs::write(&next_file, b"").unwrap();
     journal.append(&denied(2), None).unwrap();
@@ -389,7 +389,7 @@ fn statistics_are_read_without_the_lock() {
     assert_eq!((before.kept, before.lost), (1, 0));
     assert!(before.bytes > 0);
     // A hanging write holds the lock.
-    let held = journal.lock();
+    let held = journal.state.lock();
     let (sender, receiver) = std::sync::mpsc::channel();
     let reader_journal = std::sync::Arc::clone(&journal);
     let reader = std::thread::spawn(move || sender.send(reader_journal.stats_without_oldest()));

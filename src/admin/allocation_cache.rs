@@ -34,7 +34,7 @@ pub(crate) struct Text {
     /// Set if there are processes on its GPUs.
     generation: Option<u64>,
     mps: bool,
-    json: Box<RawValue>,
+    pub(crate) json: Box<RawValue>,
 }
 
 impl Text {
@@ -72,10 +72,6 @@ impl Text {
                 (None, None) => true,
                 _ => false,
             })
-    }
-
-    pub(crate) fn json(&self) -> &RawValue {
-        &self.json
     }
 }
 
@@ -149,7 +145,7 @@ mod tests {
         let (owners, live) = (Attributions::new(ledger), ledger.live.values().collect::<Vec<_>>());
         let kept = written.of(ledger, mps, || &owners, &live).unwrap();
         let fresh = live.iter().map(|a| serde_json::to_string(&Allocation::of(&owners, mps, a)).unwrap());
-        [kept.iter().map(|text| text.json().to_string()).collect(), fresh.collect()]
+        [kept.iter().map(|text| text.json.to_string()).collect(), fresh.collect()]
     }
 
     #[test]

@@ -30,11 +30,22 @@ pub(crate) trait IntoFailure {
     fn into_failure(self) -> Failure;
 }
 
+/// Conversion of a result of the core.
+pub(crate) trait OrFailure<T> {
+    /// The value, or the response's error.
+    fn or_failure(self) -> Result<T, Failure>;
+}
+
+impl<T, E: IntoFailure> OrFailure<T> for Result<T, E> {
+    fn or_failure(self) -> Result<T, Failure> {
+        self.map_err(IntoFailure::into_failure)
+    }
+}
+
 impl IntoFailure for Refusal {
     fn into_failure(self) -> Failure {
-        let refusal = self;
-        let problem = |kind| Failure::new(kind, &refusal);
-        match &refusal {
+        let problem = |kind| Failure::new(kind, &self);
+        match &self {
             Refusal::UnknownDevice { .. } => problem(Kind::UnknownDevice),
             Refusal::NotOffered { .. }
             | Refusal::Cordoned { .. }
@@ -95,37 +106,34 @@ impl IntoFailure for Refusal {
 
 impl IntoFailure for CommandError {
     fn into_failure(self) -> Failure {
-        let error = self;
-        match error {
+        match self {
             CommandError::Refused(refusal) => refusal.into_failure(),
-            CommandError::Store(_) => Failure::new(Kind::Store, &error)
+            CommandError::Store(_) => Failure::new(Kind::Store, &self)
                 .hint("look at the disk under the state folder: full, read-only, gone?")
                 .retry_after(STORE_RETRY_S),
-            CommandError::Busy => Failure::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
+            CommandError::Busy => Failure::new(Kind::Busy, &self).retry_after(BUSY_RETRY_S),
             CommandError::Late(_) => {
-                Failure::new(Kind::Late, &error).hint("read the state again before a retry")
+                Failure::new(Kind::Late, &self).hint("read the state again before a retry")
             }
-            CommandError::Stopping => Failure::new(Kind::Stopping, &error),
+            CommandError::Stopping => Failure::new(Kind::Stopping, &self),
         }
     }
 }
 
 impl IntoFailure for InstallError {
     fn into_failure(self) -> Failure {
-        let error = self;
-        uninstalled(&error, &error)
+        uninstalled(&self, &self)
     }
 }
 
 impl IntoFailure for Unprepared {
     fn into_failure(self) -> Failure {
-        let error = self;
-        uninstalled(&error.error, &error)
+        uninstalled(&self.error, &self)
     }
 }
 
-fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Failure {
-    let problem = |kind| Failure::new(kind, words);
+fn uninstalled(error: &InstallError, message: &dyn std::fmt::Display) -> Failure {
+    let problem = |kind| Failure::new(kind, message);
     match error {
         InstallError::TooLarge { .. } => problem(Kind::TooLarge),
         InstallError::NotAPolicy { .. } => problem(Kind::NotAPolicy),
@@ -140,8 +148,7 @@ fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Failure {
 
 impl IntoFailure for UploadError {
     fn into_failure(self) -> Failure {
-        let error = self;
-        match error {
+        match self {
             UploadError::Signature(error) => Failure::new(Kind::Untrusted, &error).hint(match error {
                 SignatureError::Missing { .. } | SignatureError::Wrong { .. } => UNSIGNED_HINT,
                 SignatureError::CoreModule => "make a component of it first, and sign that",
@@ -154,9 +161,8 @@ impl IntoFailure for UploadError {
 
 impl IntoFailure for DeleteError {
     fn into_failure(self) -> Failure {
-        let error = self;
-        match error {
-            DeleteError::AtWork => Failure::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
+        match self {
+            DeleteError::AtWork => Failure::new(Kind::Busy, &self).retry_after(COMPILE_RETRY_S),
             DeleteError::Changed => Failure::new(Kind::Changed, "it was changed since it was read")
                 .hint("read it again before you repeat the request"),
             DeleteError::Command(error) => error.into_failure(),
@@ -166,15 +172,14 @@ impl IntoFailure for DeleteError {
 
 impl IntoFailure for ActivateError {
     fn into_failure(self) -> Failure {
-        let error = self;
-        match error {
-            ActivateError::Fails { passing: true, .. } => Failure::new(Kind::StackFails, &error).hint(
+        match self {
+            ActivateError::Fails { passing: true, .. } => Failure::new(Kind::StackFails, &self).hint(
                 "the active stack stays as it was; a node too busy to get to a policy says the same: do it again, and \
                  where it stays so mend the policy, which is too slow",
             ),
-            ActivateError::Fails { .. } => Failure::new(Kind::StackFails, &error)
+            ActivateError::Fails { .. } => Failure::new(Kind::StackFails, &self)
                 .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
-            ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &error),
+            ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &self),
             ActivateError::Command(error) => error.into_failure(),
         }
     }
@@ -182,36 +187,34 @@ impl IntoFailure for ActivateError {
 
 impl IntoFailure for LabError {
     fn into_failure(self) -> Failure {
-        let error = self;
-        match error {
+        match self {
             LabError::None => {
-                Failure::new(Kind::NoJournal, &error).hint("set decisions.maxMiB in the configuration")
+                Failure::new(Kind::NoJournal, &self).hint("set decisions.maxMiB in the configuration")
             }
-            LabError::Journal { .. } => Failure::new(Kind::Internal, &error),
+            LabError::Journal { .. } => Failure::new(Kind::Internal, &self),
             LabError::Unprepared(error) => error.into_failure(),
             LabError::Fails { .. } => {
-                Failure::new(Kind::StackFails, &error).hint("mend the policy or its parameters")
+                Failure::new(Kind::StackFails, &self).hint("mend the policy or its parameters")
             }
             LabError::Command(error) => error.into_failure(),
-            LabError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
-            LabError::ShadowsFull => Failure::new(Kind::Limit, &error)
-                .hint("end one of the shadows")
-                .action(Operation::ListShadows),
-            LabError::Stopping => Failure::new(Kind::Stopping, &error),
+            LabError::Busy => Failure::new(Kind::Busy, &self).retry_after(REPLAY_RETRY_S),
+            LabError::ShadowsFull => {
+                Failure::new(Kind::Limit, &self).hint("end one of the shadows").action(Operation::ListShadows)
+            }
+            LabError::Stopping => Failure::new(Kind::Stopping, &self),
         }
     }
 }
 
 impl IntoFailure for TrialError {
     fn into_failure(self) -> Failure {
-        let error = self;
-        match error {
+        match self {
             TrialError::Unprepared(error) => error.into_failure(),
-            TrialError::Busy => Failure::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
+            TrialError::Busy => Failure::new(Kind::Busy, self).retry_after(COMPILE_RETRY_S),
             TrialError::Full => {
-                Failure::new(Kind::Limit, error).hint("`\"alone\": true` leaves the others out")
+                Failure::new(Kind::Limit, self).hint("`\"alone\": true` leaves the others out")
             }
-            TrialError::Stopping => Failure::new(Kind::Stopping, error),
+            TrialError::Stopping => Failure::new(Kind::Stopping, self),
         }
     }
 }

@@ -7,17 +7,15 @@
 mod allocation_cache;
 mod event_feed;
 mod failure;
-mod node_facts;
 mod openapi;
 mod resources;
 mod routes;
 mod state;
 mod survey;
-mod upload_permits;
 
-pub use node_facts::{Facts, FileStack, NodeFacts, Registration, Step};
 pub use openapi::openapi_json;
 pub use resources::stack_entries::{NoVersion, resolve_version};
+pub use state::{Facts, FileStack, NodeFacts, Registration, Step};
 
 use actix_web::web::{Data, ServiceConfig};
 use berth_core::Core;
@@ -69,6 +67,6 @@ impl Application for Api {
     }
 
     fn stop(&self) {
-        self.0.feed.close("the daemon stops");
+        self.0.feed.ring.close("the daemon stops");
     }
 }

@@ -1,24 +1,24 @@
 //! The API's description, generated from the handlers and the wire types, so that it cannot differ from them. A copy
-//! is committed as openapi/berth.json; a test compares them.
+//! is committed as openapi/berth.json; a test compares them. Examples of bodies are composed from the examples of their
+//! properties, so that each fits its schema and none is written twice.
 
-mod examples;
-
+use crate::resources::events::{self, EVENT_STREAM};
 use crate::resources::{
-    allocations, comparisons, decisions, drains, events, gpus, livez, metrics, node, policies, processes,
-    stack, stack_history, trials,
+    allocations, comparisons, decisions, drains, gpus, health, node, policies, processes, stack, trials,
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
-use berth_api::Event;
-use berth_api::{Kind, Problem};
+use berth_api::{Event, Kind, Problem};
 use berth_http::PROBLEM_JSON;
+use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
-use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{
-    ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Required, Response, ResponseBuilder, Schema,
+    Content, ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Required, Response, ResponseBuilder,
+    Schema,
 };
 use utoipa::{Modify, OpenApi};
 
@@ -31,14 +31,14 @@ use utoipa::{Modify, OpenApi};
     ),
     servers((url = "/", description = "This node")),
     paths(
-        node::show, gpus::list, gpus::show, gpus::forget, gpus::cordon, gpus::uncordon, drains::start, drains::show, drains::stop, drains::mark_healthy,
+        node::show, gpus::list, gpus::show, gpus::forget, drains::cordon, drains::uncordon, drains::start, drains::show, drains::stop, drains::mark_healthy,
         processes::list, processes::bypass, events::follow,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
         comparisons::replay, comparisons::list, comparisons::add, comparisons::show, comparisons::end, trials::add,
         policies::list, policies::upload, policies::show, policies::module, policies::delete,
-        stack::show, stack::activate, stack::reset, livez::livez, node::readyz, metrics::metrics,
-        stack_history::list, stack_history::roll_back, stack_history::end_suspension,
+        stack::show, stack::activate, stack::reset, health::livez, health::readyz, health::metrics,
+        stack::history, stack::roll_back, stack::end_suspension,
     ),
     components(schemas(Problem, Event)),
     tags(
@@ -85,7 +85,7 @@ impl Modify for Errors {
                 complete(operation, path, guarded, asks);
             }
         }
-        examples::complete(document);
+        add_examples(document);
     }
 }
 
@@ -112,6 +112,27 @@ const CACHED: [&str; 15] = [
     "getPolicy",
     "listActivations",
     "explainAllocation",
+];
+
+/// Responses of all operations with this in their path: part of the path, status, description. A handler whose reason is
+/// another one describes it itself; so for all common responses.
+const BY_PATH: [(&str, &str, &str); 9] = [
+    ("{uuid}", "400", "No UUID"),
+    ("{uuid}", "404", "No such GPU"),
+    ("{digest}", "400", "No digest"),
+    ("{digest}", "404", "No such version"),
+    ("/allocations/{id}", "400", "No id"),
+    ("/allocations/{id}", "404", "No such allocation, or ended and no longer kept"),
+    ("/shadows/{id}", "400", "No number"),
+    ("/shadows/{id}", "404", "No such shadow"),
+    ("/decisions", "409", "This daemon keeps no journal"),
+];
+
+/// The 412 of changes with this in their path, which take `If-Match`.
+const CONDITIONAL: [(&str, &str); 3] = [
+    ("/stack", "Another stack was activated meanwhile"),
+    ("/cordon", "The drain state was changed meanwhile"),
+    ("/drain", "The drain state was changed meanwhile"),
 ];
 
 /// Operations whose body is optional.
@@ -157,13 +178,25 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
         let needed = !BODY_OPTIONAL.contains(&id.as_str());
         body.required = Some(if needed { Required::True } else { Required::False });
     }
+    let has_body = operation.request_body.is_some();
+    let mut parameters = operation.parameters.iter().flatten();
+    let has_query =
+        parameters.any(|one| matches!(one, RefOr::T(one) if matches!(one.parameter_in, ParameterIn::Query)));
     let responses = &mut operation.responses.responses;
     let mut also = |status: &str, text: &str| {
         let response = ResponseBuilder::new().description(text).build();
         responses.entry(status.into()).or_insert(RefOr::T(response));
     };
     also("406", "Accept-Encoding forbids every coding that there is");
-    also("400", NO_QUERY);
+    for (_, status, text) in BY_PATH.iter().filter(|(part, ..)| path.contains(part)) {
+        also(status, text);
+    }
+    also("400", if has_query { "A malformed query, or an unknown key in it" } else { NO_QUERY });
+    if has_body {
+        also("408", "The body was sent too slowly");
+        also("413", "The body is too large");
+        also("415", "The body is not application/json");
+    }
     also("421", "The Host header names another machine");
     also("503", "Too much is waiting or not read yet, the store fails, or the daemon stops");
     also("429", "Too many requests");
@@ -172,6 +205,9 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
         also("403", NOT_ALLOWED);
     }
     if asks {
+        for (_, text) in CONDITIONAL.iter().filter(|(part, _)| path.contains(part)) {
+            also("412", text);
+        }
         also("412", "If-None-Match: * was sent, but the resource exists");
         also("504", "No answer in time; it may or may not be done");
     }
@@ -219,4 +255,147 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         .example(serde_json::to_value(example).ok())
         .build();
     response.content.insert(PROBLEM_JSON.into(), RefOr::T(content));
+}
+
+/// Deepest nesting that is followed, a reference counting as one: a recursive schema must end somewhere, and no
+/// schema needs half of it.
+const DEPTH_MAX: usize = 40;
+/// The key of an object with free keys: such objects are by hook.
+const KEY: &str = "place";
+/// The placeholder for the bytes of a policy.
+const MODULE: &str = "(the bytes of a WebAssembly component)";
+/// A scrape.
+const METRICS: &str = "# TYPE berth_policy_calls counter\nberth_policy_calls_total{hook=\"offer\",policy=\"timeslice@9f86d081884c\"} 12\n# EOF\n";
+/// An event stream.
+const STREAM: &str = "retry: 3000\nid: 19a8c3f2b10-16\nevent: here\ndata: {\"kind\":\"here\",\"at\":\"2026-02-03T04:05:06.000Z\",\"generation\":41,\"words\":\"8 GPUs, 3 allocations, stack 3\"}\n\nid: 19a8c3f2b10-17\nevent: gpuCordoned\ndata: {\"kind\":\"gpuCordoned\",\"at\":\"2026-02-03T04:05:07.000Z\",\"generation\":42,\"gpu\":\"GPU-8a56a4bc-e184-a047-2620-be19fdf913d5\",\"words\":\"GPU 0 is cordoned by admin (fan replacement)\"}\n\n";
+
+/// Adds an example to every body of the document, and a schema to bodies of bytes or text.
+fn add_examples(document: &mut Document) {
+    let schemas = serde_json::to_value(&*document)
+        .ok()
+        .and_then(|mut whole| whole.pointer_mut("/components/schemas").map(Value::take))
+        .unwrap_or_default();
+    for item in document.paths.paths.values_mut() {
+        for (operation, _) in operations(item) {
+            if let Some(RefOr::T(body)) = &mut operation.request_body {
+                body.content.iter_mut().for_each(|(kind, content)| fill(kind, content, &schemas));
+            }
+            for response in operation.responses.responses.values_mut() {
+                if let RefOr::T(response) = response {
+                    response.content.iter_mut().for_each(|(kind, content)| fill(kind, content, &schemas));
+                }
+            }
+        }
+    }
+}
+
+fn fill(kind: &str, content: &mut RefOr<Content>, schemas: &Value) {
+    let RefOr::T(content) = content else { return };
+    let text = match kind {
+        "application/wasm" => Some((MODULE, Some("binary"))),
+        "application/openmetrics-text" => Some((METRICS, None)),
+        EVENT_STREAM => Some((STREAM, None)),
+        _ => None,
+    };
+    if let Some((example, format)) = text {
+        let mut schema = string(format);
+        if kind == EVENT_STREAM {
+            // The schema of each `data`: JSON Schema has `contentSchema`, the library does not. Without a type: for
+            // some tools the stream is a text, for others each event is an object.
+            let event = json!({"$ref": "#/components/schemas/Event"});
+            schema.schema_type = SchemaType::AnyValue;
+            schema.extensions = Some([("contentSchema", event)].into_iter().collect());
+        }
+        content.schema = Some(RefOr::T(Schema::Object(schema)));
+        content.example = Some(example.into());
+    }
+    if content.example.is_none() {
+        let schema = serde_json::to_value(&content.schema).unwrap_or_default();
+        content.example = Some(example_of(&schema, schemas, 0));
+    }
+}
+
+fn string(format: Option<&str>) -> Object {
+    let format = format.map(|format| SchemaFormat::Custom(format.to_owned()));
+    ObjectBuilder::new().schema_type(Type::String).format(format).build()
+}
+
+/// The example of a schema: its own, or one composed of its parts.
+fn example_of(schema: &Value, schemas: &Value, depth: usize) -> Value {
+    if depth > DEPTH_MAX {
+        return Value::Null;
+    }
+    let of = |schema: &Value| example_of(schema, schemas, depth + 1);
+    if let Some(example) = schema.get("example").or(schema.get("default")) {
+        return example.clone();
+    }
+    if let Some(name) = schema["$ref"].as_str() {
+        return of(&schemas[name.rsplit('/').next().unwrap_or_default()]);
+    }
+    for choice in ["oneOf", "anyOf"] {
+        if let Some(choices) = schema[choice].as_array() {
+            let some = choices.iter().find(|choice| choice["type"] != "null");
+            return some.map_or(Value::Null, of);
+        }
+    }
+    if let Some(parts) = schema["allOf"].as_array() {
+        let parts = parts.iter().map(of).filter_map(|part| part.as_object().cloned());
+        return Value::Object(parts.flatten().collect());
+    }
+    if let Some(first) = schema["enum"].get(0) {
+        return first.clone();
+    }
+    match kind(schema) {
+        "object" => object(schema, &of),
+        "array" => json!([of(&schema["items"])]),
+        "integer" | "number" => schema.get("minimum").cloned().unwrap_or_else(|| 1.into()),
+        "boolean" => true.into(),
+        "string" => "text".into(),
+        _ => Value::Null,
+    }
+}
+
+/// The type of a schema; of `[string, null]` the one that is not null.
+fn kind(schema: &Value) -> &str {
+    let several = schema["type"].as_array().into_iter().flatten();
+    let some = several.filter_map(Value::as_str).find(|kind| *kind != "null");
+    some.or(schema["type"].as_str()).unwrap_or("object")
+}
+
+fn object(schema: &Value, of: &impl Fn(&Value) -> Value) -> Value {
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    let mut example: Map<_, _> = properties.map(|(name, about)| (name.clone(), of(about))).collect();
+    if example.is_empty() && schema["additionalProperties"].is_object() {
+        example.insert(KEY.into(), of(&schema["additionalProperties"]));
+    }
+    Value::Object(example)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::example_of;
+    use serde_json::json;
+
+    #[test]
+    fn an_example_is_composed_of_those_of_the_properties() {
+        let schemas = json!({
+            "Pair": {"type": "object", "properties": {
+                "name": {"type": ["string", "null"], "example": "a"},
+                "kind": {"$ref": "#/components/schemas/Kind"},
+                "many": {"type": "array", "items": {"type": "integer", "minimum": 3}},
+                "by": {"type": "object", "additionalProperties": {"$ref": "#/components/schemas/Kind"}},
+                "maybe": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Kind"}]},
+            }},
+            "Kind": {"type": "string", "enum": ["one", "two"]},
+            "More": {"allOf": [{"$ref": "#/components/schemas/Pair"}, {"properties": {"x": {"example": 7}}}]},
+            "Loop": {"type": "object", "properties": {"next": {"$ref": "#/components/schemas/Loop"}}},
+        });
+        let more = example_of(&json!({"$ref": "#/components/schemas/More"}), &schemas, 0);
+        let pair = json!({"name": "a", "kind": "one", "many": [3], "by": {"place": "one"}, "maybe": "one"});
+        let mut whole = pair.as_object().unwrap().clone();
+        whole.insert("x".into(), 7.into());
+        assert_eq!(more, serde_json::Value::Object(whole));
+        // A recursive one ends.
+        example_of(&schemas["Loop"], &schemas, 0);
+    }
 }

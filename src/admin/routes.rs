@@ -2,19 +2,18 @@
 
 use crate::openapi;
 use crate::resources::{
-    allocations, comparisons, decisions, drains, events, gpus, livez, metrics, node, page, policies,
-    problems, processes, stack, stack_history, swagger, trials,
+    allocations, comparisons, decisions, drains, events, gpus, health, node, pages, policies, processes,
+    stack, trials,
 };
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
-use berth_http::gate;
-use berth_http::packed::CompressedFile;
-use berth_http::route::{no_route, read, resource};
+use berth_http::CompressedFile;
+use berth_http::gate::{api, no_route, read, resource};
 use std::sync::LazyLock;
 
 /// The routes of the admin listener.
 pub(crate) fn admin(config: &mut ServiceConfig) {
-    let api = gate::api()
+    let api = api()
         .service(resource("/node", "GET, HEAD").route(read().to(node::show)))
         .service(resource("/gpus", "GET, HEAD").route(read().to(gpus::list)))
         .service(
@@ -24,8 +23,8 @@ pub(crate) fn admin(config: &mut ServiceConfig) {
         )
         .service(
             resource("/gpus/{uuid}/cordon", "PUT, DELETE")
-                .route(web::put().to(gpus::cordon))
-                .route(web::delete().to(gpus::uncordon)),
+                .route(web::put().to(drains::cordon))
+                .route(web::delete().to(drains::uncordon)),
         )
         .service(
             resource("/gpus/{uuid}/drain", "GET, HEAD, PUT, DELETE")
@@ -75,32 +74,32 @@ pub(crate) fn admin(config: &mut ServiceConfig) {
                 .route(read().to(stack::show))
                 .route(web::put().to(stack::activate)),
         )
-        .service(resource("/stack/history", "GET, HEAD").route(read().to(stack_history::list)))
-        .service(resource("/stack/rollback", "POST").route(web::post().to(stack_history::roll_back)))
+        .service(resource("/stack/history", "GET, HEAD").route(read().to(stack::history)))
+        .service(resource("/stack/rollback", "POST").route(web::post().to(stack::roll_back)))
         .service(
             resource("/stack/entries/{place}/suspension", "DELETE")
-                .route(web::delete().to(stack_history::end_suspension)),
+                .route(web::delete().to(stack::end_suspension)),
         )
         .service(resource("/stack/override", "DELETE").route(web::delete().to(stack::reset)))
         .default_service(web::to(no_route));
     config.service(api);
-    config.service(resource("/", "GET, HEAD").route(read().to(page::start)));
-    config.service(resource("/page/{file}", "GET, HEAD").route(read().to(page::file)));
-    config.service(resource("/swagger-ui", "GET, HEAD").route(read().to(swagger::start)));
-    config.service(resource("/swagger-ui/{file:.*}", "GET, HEAD").route(read().to(swagger::file)));
+    config.service(resource("/", "GET, HEAD").route(read().to(pages::start)));
+    config.service(resource("/page/{file}", "GET, HEAD").route(read().to(pages::file)));
+    config.service(resource("/swagger-ui", "GET, HEAD").route(read().to(pages::swagger)));
+    config.service(resource("/swagger-ui/{file:.*}", "GET, HEAD").route(read().to(pages::swagger_file)));
     config.service(resource("/openapi.json", "GET, HEAD").route(read().to(document)));
     for index in ["/problems", "/problems/"] {
-        config.service(resource(index, "GET, HEAD").route(read().to(problems::index)));
+        config.service(resource(index, "GET, HEAD").route(read().to(pages::problems)));
     }
-    config.service(resource("/problems/{word}", "GET, HEAD").route(read().to(problems::show)));
+    config.service(resource("/problems/{word}", "GET, HEAD").route(read().to(pages::problem)));
     health(config);
 }
 
 /// The routes of the health listener.
 pub(crate) fn health(config: &mut ServiceConfig) {
-    config.service(resource("/livez", "GET, HEAD").route(read().to(livez::livez)));
-    config.service(resource("/readyz", "GET, HEAD").route(read().to(node::readyz)));
-    config.service(resource("/metrics", "GET, HEAD").route(read().to(metrics::metrics)));
+    config.service(resource("/livez", "GET, HEAD").route(read().to(health::livez)));
+    config.service(resource("/readyz", "GET, HEAD").route(read().to(health::readyz)));
+    config.service(resource("/metrics", "GET, HEAD").route(read().to(health::metrics)));
     config.default_service(web::to(no_route));
 }
 

@@ -1,15 +1,18 @@
-//! The state that all handlers share.
+//! The state that all handlers share, and the facts about the daemon besides the ledger. Other crates have these, and
+//! the daemon collects them.
 
 use crate::allocation_cache::Written;
 use crate::event_feed::Feed;
-use crate::node_facts::Facts;
 use crate::survey::Surveys;
-use crate::upload_permits::UploadPermits;
-use berth_core::metrics::Metrics;
+use berth_api::Kind;
 use berth_core::{Core, KernelHandle, Lab, PolicyService};
-use berth_http::context::Context;
+use berth_core::metrics::Metrics;
+use berth_http::{Context, Failure};
+use berth_kernel::names::Resource;
+use berth_kernel::stack::StackEntry;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use tokio::sync::Mutex;
 
 /// Shared by all workers.
 pub(crate) struct State {
@@ -26,7 +29,7 @@ pub(crate) struct State {
     /// Permits of uploads.
     pub(crate) upload_permits: UploadPermits,
     /// Held while the drain state of a GPU is changed.
-    pub(crate) orders: Mutex<()>,
+    pub(crate) orders: tokio::sync::Mutex<()>,
     /// The newest events of the node.
     pub(crate) feed: Feed,
 }
@@ -44,7 +47,156 @@ impl State {
             surveys: Surveys::default(),
             written: Written::default(),
             upload_permits: UploadPermits::default(),
-            orders: Mutex::new(()),
+            orders: tokio::sync::Mutex::default(),
         }
+    }
+}
+
+/// Collects the facts for a request; must not block.
+pub type Facts = Arc<dyn Fn() -> NodeFacts + Send + Sync>;
+
+/// The facts about the daemon at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct NodeFacts {
+    /// The node's name.
+    pub name: String,
+    /// Where GPUs come from: `NVML at /usr/lib/...`, `8 simulated H100`.
+    pub gpu_source: String,
+    /// Driver version, where the backend has one.
+    pub driver_version: Option<String>,
+    /// CUDA version of the driver, where the backend has one.
+    pub cuda_version: Option<String>,
+    /// Whether the GPUs were scanned.
+    pub gpus: Step,
+    /// Whether the devices of running pods were adopted.
+    pub adoption: Step,
+    /// The connection to the kubelet.
+    pub kubelet: Step,
+    /// The registration of each resource at the kubelet.
+    pub registrations: Vec<Registration>,
+    /// Resources whose containers are set up for MPS.
+    pub mps: BTreeSet<Resource>,
+    /// The connection to the API server; `None` if it is not used.
+    pub api_server: Option<Step>,
+    /// Why a policy of the active stack cannot be called, if so. The daemon retries.
+    pub uncallable: Option<String>,
+    /// Whether the node's labels are up to date; `None` if labels are not configured.
+    pub labels: Option<Step>,
+    /// The stack of the configuration file.
+    pub file_stack: FileStack,
+}
+
+/// A step of the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It is done.
+    Done,
+    /// It is not, with the reason, and with what to do if an operator has to act.
+    Waiting(String),
+}
+
+impl Step {
+    /// What it waits for, if it is not done.
+    pub(crate) fn waiting(&self) -> Option<String> {
+        match self {
+            Self::Done => None,
+            Self::Waiting(why) => Some(why.clone()),
+        }
+    }
+}
+
+impl Default for Step {
+    fn default() -> Self {
+        Self::Waiting("not begun".into())
+    }
+}
+
+/// The registration of one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The resource.
+    pub resource: Resource,
+    /// Whether the kubelet accepted it and watches its devices.
+    pub state: Step,
+}
+
+/// The stack of the configuration file.
+#[derive(Clone, Debug, Default)]
+pub struct FileStack {
+    /// Its entries with resolved versions; `berth policy reset` activates them.
+    pub entries: Vec<StackEntry>,
+    /// Why it cannot be used, if so.
+    pub trouble: Option<String>,
+}
+
+/// Concurrent uploads: each holds up to 32 MiB, and only one is compiled at a time.
+const PERMITS: usize = 2;
+
+/// When to retry while uploads are under way, seconds: most policies compile in that time.
+const RETRY_S: u64 = 5;
+
+/// Permits for uploads. An upload has its permit before its body is read, which may take a minute and 32 MiB, so no
+/// caller has both permits: the other one is always left for another caller.
+///
+/// The callers whose uploads are under way, by [`berth_http::Caller::key`].
+#[derive(Default)]
+pub(crate) struct UploadPermits(Mutex<Vec<String>>);
+
+/// A permit, given back when it is dropped.
+pub(crate) struct Permit<'p> {
+    permits: &'p UploadPermits,
+    caller: String,
+}
+
+impl UploadPermits {
+    /// Takes a permit for this caller.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] if an upload of the same caller is under way, or all permits are taken.
+    pub(crate) fn take(&self, caller: String) -> Result<Permit<'_>, Failure> {
+        let mut taken = self.0.lock();
+        let problem = if taken.contains(&caller) {
+            Failure::new(
+                Kind::Busy,
+                "another upload of the same caller is under way; each caller has one at a time",
+            )
+            .hint("send this one when that one was answered")
+        } else if taken.len() >= PERMITS {
+            Failure::new(Kind::Busy, "uploads of other callers are under way")
+        } else {
+            taken.push(caller.clone());
+            return Ok(Permit { permits: self, caller });
+        };
+        Err(problem.retry_after(RETRY_S))
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.permits.0.lock().retain(|caller| *caller != self.caller);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_caller_has_both_permits_and_each_gives_its_own_back() {
+        let permits = UploadPermits::default();
+        let take = |caller: &str| {
+            permits.take(caller.into()).map_err(|failure| (failure.problem.status, failure.problem.detail))
+        };
+        let first = take("token a").unwrap();
+        let (status, detail) = take("token a").err().unwrap();
+        assert!(status == 503 && detail.contains("same caller"), "{status} {detail}");
+        let second = take("certificate a").unwrap();
+        let (status, detail) = take("token b").err().unwrap();
+        assert!(status == 503 && detail.contains("other callers"), "{status} {detail}");
+        drop(first);
+        let third = take("token b").unwrap();
+        assert_eq!(take("certificate a").err().unwrap().0, 503);
+        drop((second, third));
+        assert!(permits.0.lock().is_empty());
     }
 }

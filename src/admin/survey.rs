@@ -14,13 +14,13 @@ use std::sync::Arc;
 pub(crate) struct Survey {
     pub(crate) ledger: Snapshot,
     /// Devices that are listed Healthy.
-    healthy: HashSet<DeviceKey>,
+    pub(crate) healthy: HashSet<DeviceKey>,
     /// Uses without an allocation, by GPU.
-    bypasses: BTreeMap<PartId, u32>,
+    pub(crate) bypasses: BTreeMap<PartId, u32>,
     /// Listed and held devices, by GPU.
-    uses: BTreeMap<PartId, Vec<ResourceUse>>,
+    pub(crate) uses: BTreeMap<PartId, Vec<ResourceUse>>,
     /// Listed and held devices of the whole node.
-    of_node: Vec<ResourceUse>,
+    pub(crate) of_node: Vec<ResourceUse>,
 }
 
 /// The counts of the newest requested snapshot. A page, its requests and a scraper mostly read the same one, and
@@ -64,55 +64,21 @@ impl Survey {
                 count(part, &healthy, counts);
             }
         }
-        let uses = by_gpu.into_iter().map(|(gpu, counts)| (gpu.clone(), shown(counts))).collect();
-        let of_node = shown(all);
+        let uses = by_gpu.into_iter().map(|(gpu, counts)| (gpu.clone(), counts.into_values().collect()));
+        let (uses, of_node) = (uses.collect(), all.into_values().collect());
         Self { healthy, bypasses, uses, of_node, ledger }
-    }
-
-    pub(crate) fn is_healthy(&self, device: &DeviceKey) -> bool {
-        self.healthy.contains(device)
-    }
-
-    /// Number of uses of a GPU without an allocation.
-    pub(crate) fn bypasses_on(&self, gpu: &PartId) -> u32 {
-        self.bypasses.get(gpu).copied().unwrap_or(0)
-    }
-
-    /// Number of uses of all GPUs without an allocation.
-    pub(crate) fn bypasses(&self) -> usize {
-        self.bypasses.values().map(|n| *n as usize).sum()
-    }
-
-    /// Listed and held devices of a GPU.
-    pub(crate) fn uses_on(&self, gpu: &PartId) -> &[ResourceUse] {
-        self.uses.get(gpu).map_or(&[], Vec::as_slice)
-    }
-
-    /// Listed and held devices of the whole node.
-    pub(crate) fn uses(&self) -> &[ResourceUse] {
-        &self.of_node
     }
 }
 
-/// All devices, held ones and free ones.
-type Counts<'s> = BTreeMap<&'s Resource, (u32, u32, u32)>;
+/// The devices of each resource.
+type Counts<'s> = BTreeMap<&'s Resource, ResourceUse>;
 
 fn count<'s>(part: &'s PartState, healthy: &HashSet<DeviceKey>, counts: &mut Counts<'s>) {
     for ((resource, share), device) in &part.devices {
-        let free = !device.held() && healthy.contains(&part.key(resource, *share));
-        let (devices, held, free_ones) = counts.entry(resource).or_default();
-        *devices += 1;
-        *held += u32::from(device.held());
-        *free_ones += u32::from(free);
+        let none = || ResourceUse { resource: resource.to_string(), devices: 0, held: 0, free: 0 };
+        let count = counts.entry(resource).or_insert_with(none);
+        count.devices += 1;
+        count.held += u32::from(device.held());
+        count.free += u32::from(!device.held() && healthy.contains(&part.key(resource, *share)));
     }
-}
-
-fn shown(counts: Counts<'_>) -> Vec<ResourceUse> {
-    let line = |(resource, (devices, held, free)): (&Resource, (u32, u32, u32))| ResourceUse {
-        resource: resource.to_string(),
-        devices,
-        held,
-        free,
-    };
-    counts.into_iter().map(line).collect()
 }

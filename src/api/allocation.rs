@@ -1,11 +1,10 @@
 //! Allocations, with their holders, limits and decisions.
 
 use super::values::values;
-use berth_kernel::allocation as kernel;
 use berth_kernel::attribution::Attributions;
 use berth_kernel::date::rfc3339;
 use berth_kernel::names::Resource;
-use berth_kernel::part_use;
+use berth_kernel::{allocation as kernel, part_use};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use utoipa::ToSchema;
@@ -240,10 +239,7 @@ impl Allocation {
             .collect();
         Self {
             id: allocation.id.to_string(),
-            state: match allocation.ended {
-                None => AllocationState::Live,
-                Some(_) => AllocationState::Ended,
-            },
+            state: if live { AllocationState::Live } else { AllocationState::Ended },
             resource: allocation.resource.to_string(),
             devices: allocation.devices.iter().map(ToString::to_string).collect(),
             gpus: gpus.into_iter().map(String::from).collect(),

@@ -319,7 +319,7 @@ fn triaged(answer: &TriageAnswer) -> Value {
     })
 }
 
-/// Parameters as JSON, or as a string if they are not valid JSON.
+/// Parameters, or their schema, as JSON; as a string if they are not valid JSON.
 #[must_use]
 pub fn parameters(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))

@@ -2,7 +2,7 @@
 
 use super::gpu::HealthState;
 use super::values::values;
-use crate::rfc3339;
+use crate::{non_empty, rfc3339};
 use berth_kernel::drain;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -71,7 +71,7 @@ impl Mark {
         Self {
             owner: owner.to_string(),
             kind: (&mark.kind).into(),
-            why: Some(mark.why.clone()).filter(|why| !why.is_empty()),
+            why: non_empty(&mark.why),
             since: rfc3339(mark.since_wall_ms),
             expired: mark.expired,
         }

@@ -1,8 +1,7 @@
 //! The bodies of the REST API, one file per noun, with their conversions. Kernel types are not serializable.
 
-mod action;
-mod activation;
 mod allocation;
+mod comparison;
 mod decision;
 mod drain;
 mod event;
@@ -13,19 +12,15 @@ mod problem;
 mod process;
 mod shape;
 mod stack;
-mod text;
 mod trial;
-mod tried;
 mod values;
 
-pub use action::{Action, Operation};
-pub use activation::gone;
-pub use activation::{Activation, ActivationList, Rollback, Word};
 pub use allocation::{
     Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, EndReason, EnforcedBy,
     Holder, Limits, PartUse, SharedUse,
 };
 pub use berth_kernel::date::rfc3339;
+pub use comparison::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
 pub use decision::{
     CallResult, DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest,
     JournalState, Outcome, parameters,
@@ -41,15 +36,20 @@ pub use gpu::{
 };
 pub use node::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
 pub use policy::{Hook, MODULE_BYTES_MAX, Policy, PolicyDetail, PolicyList};
-pub use problem::{Kind, Problem};
+pub use problem::{Action, Kind, Operation, Problem};
 pub use process::{
     Bypass, BypassList, BypassReason, Process, ProcessList, ProcessPod, ProcessSight, ProcessUse,
     ReachingPod, Right, SightState,
 };
 pub use shape::Shape;
 pub use stack::{
-    FaultKind, Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault, Permissions, Record, Stack,
-    StackEntry, StackSource,
+    Activation, ActivationList, FaultKind, Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault,
+    Permissions, Record, Rollback, Stack, StackEntry, StackSource, Word, gone,
 };
-pub use trial::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
-pub use tried::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};
+pub use trial::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};
+
+/// The text, or `None` if it is empty.
+#[must_use]
+pub fn non_empty(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}

@@ -1,7 +1,8 @@
 //! The policy versions of this node.
 
-use super::text::non_empty;
 use super::values::values;
+use crate::decision::parameters;
+use crate::non_empty;
 use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::{self as kernel, PolicyVersion};
@@ -134,11 +135,9 @@ impl PolicyDetail {
     /// The body of a version, with the schema of its parameters.
     #[must_use]
     pub fn of(ledger: &Ledger, version: &PolicyVersion) -> Self {
-        let schema = &version.parameters_schema;
         Self {
             policy: Policy::of(ledger, version),
-            parameters_schema: serde_json::from_str(schema)
-                .unwrap_or_else(|_| serde_json::Value::String(schema.clone())),
+            parameters_schema: parameters(&version.parameters_schema),
         }
     }
 }

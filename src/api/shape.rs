@@ -1,10 +1,9 @@
 //! An example of each body, for the error of another one.
 
-use crate::activation::Rollback;
+use crate::comparison::Candidate;
 use crate::drain::{Cordon, DrainOrder, MarkHealthy};
-use crate::stack::NewStack;
-use crate::trial::Candidate;
-use crate::tried::NewTrial;
+use crate::stack::{NewStack, Rollback};
+use crate::trial::NewTrial;
 use serde::de::DeserializeOwned;
 
 /// A JSON request body with an example.

@@ -1,32 +1,20 @@
-//! Comparisons of a policy's answers with actual decisions: replays and shadows. Explanations of allocations.
+//! Trials: a policy applied to the node's present state, without effect.
 
-use crate::decision::DecisionRecord;
+use crate::decision::{DecisionCall, Outcome};
+use crate::gpu::OfferLine;
 use crate::policy::Hook;
+use crate::stack::{OnFault, Permissions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
-/// The explanation of an allocation.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Explanation {
-    /// The allocation.
-    #[schema(example = "5eed0001-17")]
-    pub allocation: String,
-    /// The explanation in sentences.
-    #[schema(example = json!(["5eed0001-17 is 1 x nvidia.com/gpu.shared on GPU 2 for default/trainer-0/main."]))]
-    pub sentences: Vec<String>,
-    /// The allocation's decisions that are still in the journal, placement first.
-    pub decisions: Vec<DecisionRecord>,
-}
-
-/// A policy to compare.
+/// A trial to run.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Candidate {
+pub struct NewTrial {
     /// The policy's name, or `name@` and at least 12 digits of the digest instead of `digest`.
-    #[schema(example = "binpack")]
+    #[schema(example = "timeslice")]
     pub policy: String,
     /// The digest of the policy's version; by default the newest shipped version, or the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,105 +22,185 @@ pub struct Candidate {
     pub digest: Option<String>,
     /// The policy's parameters, at most 6 KiB of JSON.
     #[serde(default)]
-    #[schema(value_type = Object, example = json!({}))]
+    #[schema(value_type = Object, example = json!({"replicas": 4}))]
     pub parameters: Map<String, Value>,
+    /// The policy's permissions; by default those of the replaced entry of the active stack, or the default
+    /// permissions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub permissions: Option<Permissions>,
+    /// The effect of a fault of the policy; by default that of the replaced entry, or `skip`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_fault: Option<OnFault>,
+    /// Whether to call the policy without the rest of the active stack. Otherwise it replaces the entry of the same
+    /// name, or is called first.
+    #[serde(default)]
+    #[schema(example = false)]
+    pub alone: bool,
+    /// The request of a container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<TrialRequest>,
 }
 
-/// The result of a replay.
+/// A container's request for devices.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TrialRequest {
+    /// The resource.
+    #[schema(example = "nvidia.com/gpu.shared")]
+    pub resource: String,
+    /// The number of devices, 1 to 2048.
+    #[schema(example = 2, minimum = 1, maximum = 2048)]
+    pub count: usize,
+    /// The namespace of the container's pod, `default` if only `pod` is present. Without both, policies are shown the
+    /// pods that may be requesting devices now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "team-a")]
+    pub namespace: Option<String>,
+    /// The name of the container's pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "trainer-0")]
+    pub pod: Option<String>,
+}
+
+/// The effects of a policy on the node's present state.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Replay {
+pub struct Trial {
     /// The version of the policy.
-    #[schema(example = "binpack@0123456789ab")]
+    #[schema(example = "timeslice@0123456789ab")]
     pub policy: String,
-    /// The number of decisions that were read.
-    #[schema(example = 1200)]
-    pub looked: u64,
-    /// The number of these that cannot be replayed.
-    #[schema(example = 0)]
-    pub unreadable: u64,
-    /// The comparison of the answers with the decisions, by hook.
-    pub counts: BTreeMap<Hook, Comparison>,
-    /// The newest differences and faults, newest first; at most 200.
-    pub differences: Vec<Difference>,
-    /// The `cursor` of the next replay; absent if there are no more decisions.
+    /// The policies of the trial, in the order in which they were called.
+    #[schema(example = json!(["quota@aaaaaaaaaaaa", "timeslice@0123456789ab"]))]
+    pub stack: Vec<String>,
+    /// The entry of the active stack that the policy replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = "3500")]
-    pub next: Option<String>,
+    #[schema(example = "timeslice@bbbbbbbbbbbb")]
+    pub instead_of: Option<String>,
+    /// The generation of the node's state: the number of changes since the daemon started.
+    #[schema(example = 812)]
+    pub generation: u64,
+    /// The reason why an activation of this stack would be refused; absent if it would succeed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "policy timeslice@0123456789ab fails on this node: unreachable (trap)")]
+    pub refused: Option<String>,
+    /// The offers of the parts with this stack, or the present offers if the activation would be refused.
+    pub offers: Vec<TrialOffer>,
+    /// The devices by resource.
+    pub resources: Vec<TrialResource>,
+    /// The outcome of the request; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<TrialOutcome>,
+    /// The calls of policies, in order.
+    pub calls: Vec<TrialCall>,
 }
 
-/// The numbers of equal and different answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// The offer of one part.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Comparison {
-    /// Answers with the same effect as the decision. The reason and the share of the GPU may differ.
-    #[schema(example = 1100)]
-    pub same: u64,
-    /// Answers with another effect.
-    #[schema(example = 80)]
-    pub differs: u64,
-    /// Calls that passed, and questions for which the policy has no hook.
-    #[schema(example = 20)]
-    pub passes: u64,
-    /// Calls that failed.
-    #[schema(example = 0)]
-    pub fails: u64,
-    /// Questions for which the policy was not called, since the daemon was busy; only for shadows.
-    #[schema(example = 0)]
-    pub skipped: u64,
+pub struct TrialOffer {
+    /// The part.
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub part: String,
+    /// The part's short name: the GPU's index, and the profile of a MIG instance.
+    #[schema(example = "GPU 0")]
+    pub name: String,
+    /// The resources that would be offered.
+    pub offered: Vec<OfferLine>,
+    /// The policy that makes this offer, or `baseline`.
+    #[schema(example = "timeslice@0123456789ab")]
+    pub by: String,
+    /// The resources that are offered now.
+    pub offered_now: Vec<OfferLine>,
+    /// The policy that makes the present offer, or `baseline`.
+    #[schema(example = "baseline")]
+    pub by_now: String,
+    /// Whether the two offers differ.
+    #[schema(example = true)]
+    pub differs: bool,
 }
 
-/// An answer that differs from the decision, or a fault.
+/// The number of devices of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Difference {
-    /// The decision; absent if it is not recorded: an offer equal to the previous one is not recorded again,
-    /// and without a journal nothing is.
+pub struct TrialResource {
+    /// The resource.
+    #[schema(example = "nvidia.com/gpu.shared")]
+    pub resource: String,
+    /// Devices that would be offered.
+    #[schema(example = 32)]
+    pub devices: usize,
+    /// Devices of these that could be granted immediately.
+    #[schema(example = 32)]
+    pub free: usize,
+    /// Devices that are offered now.
+    #[schema(example = 0)]
+    pub devices_now: usize,
+    /// Devices that can be granted now.
+    #[schema(example = 0)]
+    pub free_now: usize,
+}
+
+/// The outcome of a request.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TrialOutcome {
+    /// The resource.
+    #[schema(example = "nvidia.com/gpu.shared")]
+    pub resource: String,
+    /// The number of devices.
+    #[schema(example = 2)]
+    pub count: usize,
+    /// The pods that policies were shown as possible requesters, as namespace/pod.
+    #[schema(example = json!(["team-a/trainer-0"]))]
+    pub candidates: Vec<String>,
+    /// Ids of the chosen devices; empty if too few are free.
+    #[schema(example = json!(["GPU-8a56a4bc-e184-a047-2620-be19fdf913d5::0"]))]
+    pub devices: Vec<String>,
+    /// Short names of the chosen devices.
+    #[schema(example = json!(["GPU 0 share 0"]))]
+    pub names: Vec<String>,
+    /// The policy that chose the devices, or `baseline`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(example = 4710)]
-    pub seq: Option<u64>,
-    /// The time of the question.
-    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
-    pub at: String,
+    #[schema(example = "timeslice@0123456789ab")]
+    pub placed_by: Option<String>,
+    /// The reason for the choice.
+    #[schema(example = "the least-held GPUs")]
+    pub placed_because: String,
+    /// `granted`, `denied` by a policy, or `refused` by the daemon.
+    pub outcome: Outcome,
+    /// The policies that decided the outcome, or `baseline`.
+    #[schema(example = json!(["baseline"]))]
+    pub by: Vec<String>,
+    /// The reason of the outcome.
+    #[schema(example = "")]
+    pub reason: String,
+    /// The environment variables that policies would set in the container.
+    #[schema(example = json!({"MY_LIMIT": "4"}))]
+    pub environment: BTreeMap<String, String>,
+    /// Its limit of memory, MiB.
+    #[serde(default, rename = "memoryLimitMiB", skip_serializing_if = "Option::is_none")]
+    #[schema(example = 20_000)]
+    pub memory_limit_mib: Option<u64>,
+    /// Its limit of compute, percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 25)]
+    pub compute_limit_percent: Option<u32>,
+}
+
+/// One call of a trial.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TrialCall {
     /// The hook.
     pub hook: Hook,
-    /// Whether the policy failed.
-    #[schema(example = false)]
-    pub failed: bool,
-    /// The difference or the fault, as a text.
-    #[schema(example = "chooses GPU-a instead of GPU-b")]
-    pub words: String,
-}
-
-/// The shadows of the stack.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ShadowList {
-    /// The shadows, oldest first; at most 4.
-    pub items: Vec<Shadow>,
-}
-
-/// A policy that is called with each question to the stack, without effect.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Shadow {
-    /// The number of the shadow.
-    #[schema(example = 1)]
-    pub id: u64,
-    /// The policy's name and the beginning of its digest.
-    #[schema(example = "binpack@0123456789ab")]
-    pub policy: String,
-    /// The digest of the policy's version.
-    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
-    pub digest: String,
-    /// The policy's parameters.
-    #[schema(value_type = Object, example = json!({}))]
-    pub parameters: Value,
-    /// The start of the shadow.
-    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
-    pub since: String,
-    /// The comparison of its answers with the decisions, by hook.
-    pub counts: BTreeMap<Hook, Comparison>,
-    /// The newest differences and faults, newest first; at most 32.
-    pub differences: Vec<Difference>,
+    /// The policy's answer, as a text.
+    #[schema(example = "GPU 0 GPU 1: 4 x nvidia.com/gpu.shared (0 MiB, 0 %)")]
+    #[serde(rename = "words")]
+    pub message: String,
+    /// The policy's log lines.
+    #[schema(example = json!(["two GPUs are idle"]))]
+    pub log: Vec<String>,
+    /// The call, in the form of a recorded decision.
+    #[serde(flatten)]
+    pub call: DecisionCall,
 }

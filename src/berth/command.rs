@@ -3,10 +3,10 @@
 use crate::args::{self, Cli, Command};
 use crate::config::{Choice, Config, ServeArgs, SkippedChecks};
 use crate::{author, checks, from_nvidia, shell, state, telemetry, token};
-use berth_cli::connection::ClientArgs;
-use berth_cli::output::{Out, print_error};
+use berth_cli::Request;
+use berth_cli::output::{Out, decide_colours, print_error};
+use berth_cli::reach::ClientArgs;
 use berth_cli::usage::{self, BadUsage};
-use berth_cli::{Request, colour};
 use berth_cluster::ApiServer;
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ struct Interrupted;
 /// Runs a command. The exit code is 0 for success and 1 for a failure; [`usage::parse`](crate::usage::parse) exits with 2.
 #[must_use]
 pub fn run(cli: &Cli) -> ExitCode {
-    colour::decide();
+    decide_colours();
     let client = &cli.client;
     let mut out = Out::new(client.output);
     let request = match &cli.command {

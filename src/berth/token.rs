@@ -1,9 +1,9 @@
 //! `berth token`.
 
 use crate::args::TokenCommand;
-use berth_cli::connection::ClientArgs;
+use berth_cli::client::read_token;
 use berth_cli::output::Out;
-use berth_cli::token::read;
+use berth_cli::reach::ClientArgs;
 
 pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
     match command {
@@ -12,6 +12,6 @@ pub(super) fn run(command: TokenCommand, args: &ClientArgs, out: &mut Out) -> an
             berth_http::rotate_token(&path)?;
             out.done(&format!("{} has a new token; the old one is no longer valid", path.display()))
         }
-        TokenCommand::Show => out.text(&format!("{}\n", read(args)?)),
+        TokenCommand::Show => out.text(&format!("{}\n", read_token(args)?)),
     }
 }

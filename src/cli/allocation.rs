@@ -1,9 +1,9 @@
 //! `berth allocation`.
 
-use super::client::{Client, escaped};
-use super::names::Names;
-use super::output::{Out, facts, or_dash, printable, table, warn};
-use super::{decision, gpu};
+use crate::client::{Client, escaped, query};
+use crate::decision;
+use crate::gpu::{self, Names};
+use crate::output::{Out, facts, or_dash, printable, table, warn};
 use anyhow::{Context, bail};
 use berth_api::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 use clap::{Args, Subcommand};
@@ -71,7 +71,7 @@ pub struct AllocationFilter {
     pub after: Option<String>,
 }
 
-pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+pub(crate) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
         AllocationCommand::List(filter) => {
             let wide = out.wide();
@@ -87,8 +87,8 @@ pub(super) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
             if args.force {
                 warn_and_ask(&client.get(&path)?, args.yes)?;
             }
-            let force = if args.force { "?force=true" } else { "" };
-            let ended: Allocation = client.delete(&format!("{path}{force}"))?;
+            let force = query(&[("force", args.force.then_some("true"))]);
+            let ended: Allocation = client.delete(&(path + &force), None)?;
             out.answer(&ended, |a| format!("{} has ended; its devices are free\n", a.id))
         }
     }
@@ -135,11 +135,19 @@ const PAGE: usize = 1000;
 
 /// Fetches pages until there are as many allocations as the filter allows.
 fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<AllocationList> {
-    let query = query(filter, client)?;
+    let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
     let page = |limit: Option<usize>, after: Option<&str>| {
-        let limit = limit.map(|l| format!("&limit={}", l.min(PAGE))).unwrap_or_default();
-        let after = after.map(|a| format!("&cursor={}", escaped(a))).unwrap_or_default();
-        client.get::<AllocationList>(&format!("/allocations{query}{limit}{after}"))
+        let limit = limit.map(|limit| limit.min(PAGE).to_string());
+        let query = query(&[
+            ("gpu", gpu.as_deref()),
+            ("namespace", filter.namespace.as_deref()),
+            ("pod", filter.pod.as_deref()),
+            ("resource", filter.resource.as_deref()),
+            ("state", Some(&filter.state)),
+            ("limit", limit.as_deref()),
+            ("cursor", after),
+        ]);
+        client.get::<AllocationList>(&format!("/allocations{query}"))
     };
     let mut all = page(filter.limit, filter.after.as_deref())?;
     while let (Some(limit), Some(next)) = (filter.limit, all.next.as_deref())
@@ -152,52 +160,30 @@ fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<Allocatio
     Ok(all)
 }
 
-fn query(filter: &AllocationFilter, client: &Client) -> anyhow::Result<String> {
-    let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
-    let pairs = [
-        ("gpu", gpu.as_ref()),
-        ("namespace", filter.namespace.as_ref()),
-        ("pod", filter.pod.as_ref()),
-        ("resource", filter.resource.as_ref()),
-        ("state", Some(&filter.state)),
-    ];
-    let given = pairs.iter().filter_map(|(name, value)| value.map(|v| format!("{name}={}", escaped(v))));
-    Ok(format!("?{}", given.collect::<Vec<_>>().join("&")))
-}
-
 fn list(list: &AllocationList, filter: &AllocationFilter, wide: bool) -> String {
-    let rows: Vec<_> = list
-        .items
-        .iter()
-        .map(|a| {
-            let mut row = vec![
-                a.id.clone(),
-                state(a),
-                holder(a.holder.as_ref()),
-                a.resource.clone(),
-                a.devices.join(" "),
-                a.uses.iter().map(memory).collect::<Vec<_>>().join(" "),
-                a.granted_at.clone(),
-            ];
-            if wide {
-                row.extend([
-                    or_dash(a.holder.as_ref().and_then(|holder| holder.pod_uid.as_ref())),
-                    a.decision.by.join(" "),
-                    a.decision.reason.clone(),
-                ]);
-            }
-            row
-        })
-        .collect();
-    if rows.is_empty() {
+    if list.items.is_empty() {
         return none(filter);
     }
+    let row = |a: &Allocation| {
+        vec![
+            a.id.clone(),
+            state(a),
+            holder(a.holder.as_ref()),
+            a.resource.clone(),
+            a.devices.join(" "),
+            a.uses.iter().map(memory).collect::<Vec<_>>().join(" "),
+            a.granted_at.clone(),
+            or_dash(a.holder.as_ref().and_then(|holder| holder.pod_uid.as_ref())),
+            a.decision.by.join(" "),
+            a.decision.reason.clone(),
+        ]
+    };
     let mut head =
         vec!["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "USED/LIMIT MIB", "GRANTED"];
     if wide {
         head.extend(["POD UID", "BY", "REASON"]);
     }
-    let mut text = table(&head, &rows);
+    let mut text = table(&head, list.items.iter().map(row));
     if let Some(next) = &list.next {
         text += &format!("{} match in all: --limit shows more, --after {next} what follows\n", list.total);
     }

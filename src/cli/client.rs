@@ -1,12 +1,9 @@
 //! The client: one request, one answer, and errors that say what to do.
 
-use super::action;
-use super::connection::ClientArgs;
-use super::reach::Reach;
-use super::token;
-use super::usage::BadUsage;
-use anyhow::{Context, anyhow};
-use berth_api::Problem;
+use crate::reach::{ClientArgs, Reach};
+use crate::usage::BadUsage;
+use anyhow::{Context, anyhow, bail};
+use berth_api::{Action, Operation, Problem};
 use serde::de::DeserializeOwned;
 use std::io::Read;
 use std::path::PathBuf;
@@ -37,9 +34,10 @@ pub struct Client {
     token_file: PathBuf,
 }
 
-/// Longest wait for a change of this path: a stack may name policies that were never compiled on that node.
-fn answer_max(path: &str) -> Duration {
-    if path.starts_with("/stack") { UPLOAD_MAX } else { ANSWER_MAX }
+/// Longest wait for a change of this path: a stack may name policies that were never compiled on that node, and so may
+/// what is posted: a replay, a shadow, a trial.
+fn answer_max(method: &Method, path: &str) -> Duration {
+    if path.starts_with("/stack") || method == Method::POST { UPLOAD_MAX } else { ANSWER_MAX }
 }
 
 impl Client {
@@ -61,7 +59,7 @@ impl Client {
                 args.server
             )));
         }
-        let token = Some(token::read(args)?);
+        let token = Some(read_token(args)?);
         Ok(Self { reach, token, token_file })
     }
 
@@ -73,15 +71,29 @@ impl Client {
         self.send(Method::GET, path, &[], None, ANSWER_MAX).and_then(read)
     }
 
-    /// DELETE that answers with the new state.
-    pub(crate) fn delete<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.send(Method::DELETE, path, &[], None, answer_max(path)).and_then(read)
+    /// PUT that answers with the new state; with a revision, only if that is still the present one (`If-Match`).
+    pub(crate) fn put<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+        if_match: Option<u64>,
+    ) -> anyhow::Result<T> {
+        self.change(Method::PUT, path, Some(body), if_match)
     }
 
-    /// DELETE that answers with the new state, only if the revision is still this one (`If-Match`).
-    pub(crate) fn delete_at<T: DeserializeOwned>(&self, path: &str, revision: u64) -> anyhow::Result<T> {
-        let etag = format!("\"{revision}\"");
-        self.send(Method::DELETE, path, &[("if-match", &etag)], None, answer_max(path)).and_then(read)
+    /// As [`Self::put`], for POST.
+    pub(crate) fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+        if_match: Option<u64>,
+    ) -> anyhow::Result<T> {
+        self.change(Method::POST, path, Some(body), if_match)
+    }
+
+    /// As [`Self::put`], for DELETE.
+    pub(crate) fn delete<T: DeserializeOwned>(&self, path: &str, if_match: Option<u64>) -> anyhow::Result<T> {
+        self.change(Method::DELETE, path, None::<&()>, if_match)
     }
 
     /// DELETE that answers without a body.
@@ -89,48 +101,20 @@ impl Client {
         self.send(Method::DELETE, path, &[], None, ANSWER_MAX).map(drop)
     }
 
-    /// POST that may compile a policy and ask it many times: a replay, a trial.
-    pub(crate) fn post_slow<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &impl serde::Serialize,
-    ) -> anyhow::Result<T> {
-        let body = serde_json::to_vec(body)?;
-        let headers = [("content-type", "application/json")];
-        self.send(Method::POST, path, &headers, Some(&body), UPLOAD_MAX).and_then(read)
-    }
-
-    pub(crate) fn put<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &impl serde::Serialize,
-        if_match: Option<u64>,
-    ) -> anyhow::Result<T> {
-        self.change(Method::PUT, path, body, if_match)
-    }
-
     fn change<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
-        body: &impl serde::Serialize,
+        body: Option<&impl serde::Serialize>,
         if_match: Option<u64>,
     ) -> anyhow::Result<T> {
-        let body = serde_json::to_vec(body)?;
+        let wait = answer_max(&method, path);
+        let body = body.map(|body| serde_json::to_vec(body)).transpose()?;
         let etag = if_match.map(|revision| format!("\"{revision}\""));
-        let mut headers = vec![("content-type", "application/json")];
+        let mut headers = Vec::new();
+        headers.extend(body.is_some().then_some(("content-type", "application/json")));
         headers.extend(etag.as_deref().map(|etag| ("if-match", etag)));
-        self.send(method, path, &headers, Some(&body), answer_max(path)).and_then(read)
-    }
-
-    /// POST that answers with the new state.
-    pub(crate) fn post<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &impl serde::Serialize,
-        if_match: Option<u64>,
-    ) -> anyhow::Result<T> {
-        self.change(Method::POST, path, body, if_match)
+        self.send(method, path, &headers, body.as_deref(), wait).and_then(read)
     }
 
     /// Uploads a policy. Returns whether the node did not have it yet, and the answer.
@@ -196,9 +180,9 @@ impl Client {
             return Ok(response);
         }
         let status = response.status();
-        match response.body_mut().read_json_text().ok().and_then(|t| serde_json::from_str::<Problem>(&t).ok())
-        {
-            Some(problem) if status.is_server_error() => Err(Temporary(action::message(&problem)).into()),
+        let text = text(response.body_mut()).ok();
+        match text.and_then(|text| serde_json::from_str::<Problem>(&text).ok()) {
+            Some(problem) if status.is_server_error() => Err(Temporary(message(&problem)).into()),
             Some(problem) => Err(self.refused(&problem)),
             // From a proxy on the way, if the daemon does not run.
             None if status.is_server_error() => {
@@ -224,7 +208,7 @@ impl Client {
                 self.token_file.display()
             );
         }
-        let message = action::message(problem);
+        let message = message(problem);
         // Arguments become paths, queries and headers; bodies come from files or from this program.
         let typed = ["malformed-path", "malformed-query", "malformed-header"];
         if typed.iter().any(|kind| problem.kind.ends_with(kind)) {
@@ -254,18 +238,12 @@ impl Client {
 }
 
 fn read<T: DeserializeOwned>(mut response: Response<Body>) -> anyhow::Result<T> {
-    let text = response.body_mut().read_json_text()?;
+    let text = text(response.body_mut())?;
     serde_json::from_str(&text).context("the daemon answered something else: is it of another release?")
 }
 
-trait ReadText {
-    fn read_json_text(&mut self) -> Result<String, ureq::Error>;
-}
-
-impl ReadText for Body {
-    fn read_json_text(&mut self) -> Result<String, ureq::Error> {
-        self.with_config().limit(ANSWER_BYTES_MAX).read_to_string()
-    }
+fn text(body: &mut Body) -> Result<String, ureq::Error> {
+    body.with_config().limit(ANSWER_BYTES_MAX).read_to_string()
 }
 
 /// Text as one segment of a path, or a value of a query.
@@ -274,9 +252,78 @@ pub(crate) fn escaped(text: &str) -> String {
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
+/// The query of a request with the values that are given; empty if none is.
+pub(crate) fn query(pairs: &[(&str, Option<&str>)]) -> String {
+    let given = pairs.iter().filter_map(|(key, value)| Some(format!("{key}={}", escaped((*value)?))));
+    let given = given.collect::<Vec<_>>().join("&");
+    if given.is_empty() { given } else { format!("?{given}") }
+}
+
+/// A problem's detail, with the hint and the command for its action in further lines.
+fn message(problem: &Problem) -> String {
+    let mut text = problem.detail.clone();
+    let command = problem.action.as_ref().map(|action| format!("`{}`", command(action)));
+    let lines = [problem.hint.clone(), command];
+    let advice = lines.into_iter().flatten().collect::<Vec<_>>().join(": ");
+    if !advice.is_empty() {
+        text += &format!("\n  {advice}");
+    }
+    text
+}
+
+fn command(action: &Action) -> String {
+    let id = action.parameter("id").unwrap_or("ID");
+    match action.operation {
+        Operation::ListGpus => "berth gpu list".into(),
+        Operation::GetGpu => format!("berth gpu show {}", action.parameter("uuid").unwrap_or("UUID")),
+        Operation::ListAllocations => "berth allocation list".into(),
+        Operation::EndAllocation => {
+            let force = if action.parameter("force") == Some("true") { " --force" } else { "" };
+            format!("berth allocation end {id}{force}")
+        }
+        Operation::ListPolicies => "berth policy list".into(),
+        Operation::UploadPolicy => "berth policy push FILE".into(),
+        Operation::GetStack => "berth policy stack".into(),
+        Operation::ActivateStack => "berth policy activate FILE".into(),
+        Operation::ListActivations => "berth policy history".into(),
+        Operation::ListShadows => "berth policy shadow list".into(),
+        Operation::EndShadow => format!("berth policy shadow stop {id}"),
+    }
+}
+
+/// Most bytes that are read of a token file; a token has at most 512.
+const TOKEN_BYTES_MAX: u64 = 4 * 1024;
+
+/// The token in the file that is named.
+///
+/// # Errors
+/// If it cannot be read, or holds what no daemon takes for a token; says what a token file looks like.
+pub fn read_token(args: &ClientArgs) -> anyhow::Result<String> {
+    let path = args.token_file();
+    let text = berth_files::read_text(&path, TOKEN_BYTES_MAX).with_context(|| {
+        format!(
+            "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
+             BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
+            path.display()
+        )
+    })?;
+    let token = text.trim();
+    // How long one must be is the daemon's to say.
+    if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        let what = if token.is_empty() { "is empty" } else { "holds no token" };
+        bail!(
+            "the token file {} {what}: a token is one line of visible characters, such as the 64 hex digits that the \
+             daemon writes into its token file when it first starts",
+            path.display()
+        );
+    }
+    Ok(token.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Client, ClientArgs, Reach, Temporary, escaped};
+    use super::*;
+    use berth_api::Kind;
     use std::io::{Read, Write};
     use std::time::Duration;
 
@@ -394,5 +441,23 @@ mod tests {
     fn arguments_are_escaped_within_their_path_segment() {
         assert_eq!(escaped("GPU-1_a.b~"), "GPU-1_a.b~");
         assert_eq!(escaped("a/../b?c=d&e#f g%"), "a%2F..%2Fb%3Fc%3Dd%26e%23f%20g%25");
+    }
+
+    #[test]
+    fn a_problem_is_shown_with_the_command_for_its_action() {
+        let mut problem = Problem::new(Kind::Running, "allocation 7-1 is still in use");
+        assert_eq!(message(&problem), "allocation 7-1 is still in use");
+        problem.hint = Some("delete the pod, or end it".into());
+        problem.action = Some(Action::new(Operation::EndAllocation, &[("id", "7-1"), ("force", "true")]));
+        let expected =
+            "allocation 7-1 is still in use\n  delete the pod, or end it: `berth allocation end 7-1 --force`";
+        assert_eq!(message(&problem), expected);
+    }
+
+    #[test]
+    fn every_action_has_a_command() {
+        for operation in Operation::ALL {
+            assert!(command(&Action::from(*operation)).starts_with("berth "), "{operation:?}");
+        }
     }
 }

@@ -1,12 +1,20 @@
-//! The commands for a running daemon, except those of `berth policy`. Each help text says what the command does and
-//! shows how it is used.
+//! The commands for a running daemon, and `--watch`, which repeats one until it is interrupted. Each help text says what
+//! the command does and shows how it is used.
 
-use super::allocation::AllocationCommand;
-use super::decision::DecisionCommand;
-use super::event::EventsArgs;
-use super::gpu::GpuCommand;
-use super::process::ProcessCommand;
+use crate::allocation::{self, AllocationCommand};
+use crate::client::{Client, Temporary};
+use crate::comparison::{ShadowCommand, TrialCommand};
+use crate::decision::{self, DecisionCommand};
+use crate::event::{self, EventsArgs};
+use crate::gpu::{self, GpuCommand};
+use crate::output::{Out, Output, note};
+use crate::policy::{self, PolicyCommand};
+use crate::process::{self, ProcessCommand};
+use crate::reach::ClientArgs;
+use crate::usage::BadUsage;
 use clap::Subcommand;
+use std::io::IsTerminal;
+use std::time::Duration;
 
 /// The commands for a running daemon, except those of `berth policy`.
 #[derive(Subcommand, Debug)]
@@ -60,4 +68,127 @@ Examples:
   berth events --no-follow                 The latest events, without waiting for more
   berth events --since-id ID -o json       One JSON object a line, resuming after the event ID")]
     Events(EventsArgs),
+}
+
+/// A command for a running daemon.
+#[derive(Clone, Copy, Debug)]
+pub enum Request<'c> {
+    /// All but those of `berth policy`.
+    Command(&'c ClientCommand),
+    /// Of `berth policy`.
+    Policy(&'c PolicyCommand),
+}
+
+/// Runs a command for a running daemon, with `--watch` again and again.
+///
+/// # Errors
+/// If the daemon cannot be reached or refuses it; says what to do.
+pub fn run(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
+    let Some(every) = args.watch else { return ask(request, args, out) };
+    if !is_repeatable(request) {
+        return Err(not_watched().into());
+    }
+    watch(every, out, |out| ask(request, args, out))
+}
+
+/// The error of `--watch` with a command that changes something.
+#[must_use]
+pub fn not_watched() -> BadUsage {
+    let message =
+        "--watch goes with commands that change nothing: `list`, `show`, `process bypass`, `policy stack`";
+    BadUsage(message.into())
+}
+
+fn ask(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
+    let client = Client::new(args)?;
+    match request {
+        Request::Command(command) => match command {
+            ClientCommand::Gpu { command } => gpu::run(command, &client, out),
+            ClientCommand::Allocation { command } => allocation::run(command, &client, out),
+            ClientCommand::Process { command } => process::run(command, &client, out),
+            ClientCommand::Decision { command } => decision::run(command, &client, out),
+            ClientCommand::Events(args) => event::run(args, &client, out),
+        },
+        Request::Policy(command) => policy::run(command, &client, out),
+    }
+}
+
+/// Shortest interval: a list of 64 GPUs takes the daemon well under a millisecond.
+const EVERY_MIN: Duration = Duration::from_millis(100);
+/// Upper left corner, and nothing below it (ECMA-48: CUP, ED).
+const CLEAR: &str = "\u{1b}[H\u{1b}[J";
+
+/// Whether a command changes nothing, so that it can be repeated.
+fn is_repeatable(request: Request<'_>) -> bool {
+    match request {
+        Request::Command(command) => match command {
+            ClientCommand::Gpu { command } => matches!(command, GpuCommand::List | GpuCommand::Show { .. }),
+            ClientCommand::Allocation { command } => {
+                matches!(command, AllocationCommand::List(_) | AllocationCommand::Show { .. })
+            }
+            ClientCommand::Process { command } => {
+                matches!(command, ProcessCommand::List { .. } | ProcessCommand::Bypass)
+            }
+            ClientCommand::Decision { command } => matches!(command, DecisionCommand::List(_)),
+            ClientCommand::Events(_) => false,
+        },
+        Request::Policy(command) => match command {
+            PolicyCommand::List | PolicyCommand::Stack => true,
+            PolicyCommand::Trial(trial) => matches!(
+                trial,
+                TrialCommand::Shadow { command: ShadowCommand::List | ShadowCommand::Show { .. } }
+            ),
+            _ => false,
+        },
+    }
+}
+
+/// Repeats a command until it is interrupted. A terminal shows the newest answer alone; elsewhere each answer that
+/// differs from the one before is printed. While the daemon cannot be reached it goes on.
+///
+/// # Errors
+/// The first error of the command that is not [`Temporary`].
+fn watch(
+    every: Duration,
+    out: &mut Out,
+    mut ask: impl FnMut(&mut Out) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    if every < EVERY_MIN {
+        let least = humantime::format_duration(EVERY_MIN);
+        return Err(BadUsage(format!("--watch repeats at most every {least}")).into());
+    }
+    let terminal = std::io::stdout().is_terminal();
+    let mut last: Option<Result<String, String>> = None;
+    loop {
+        let mut captured = out.capturing();
+        let seen = match ask(&mut captured) {
+            Ok(()) => Ok(captured.captured()),
+            Err(error) if error.is::<Temporary>() => Err(format!("{error:#}")),
+            Err(error) => return Err(error),
+        };
+        // How exactly it cannot be reached is no news.
+        let still_away = seen.is_err() && last.as_ref().is_some_and(Result::is_err);
+        if last.as_ref() != Some(&seen) && !still_away {
+            match &seen {
+                Ok(text) if terminal => out.text(&format!("{CLEAR}{text}"))?,
+                Ok(text) => out.text(&separated(text, last.is_some(), out))?,
+                Err(why) => note(&format!("{why}; trying on")),
+            }
+            last = Some(seen);
+        }
+        if out.is_closed() {
+            return Ok(());
+        }
+        std::thread::sleep(every);
+    }
+}
+
+/// An empty line separates tables, and a marker YAML documents; JSON needs no separator.
+fn separated(text: &str, follows: bool, out: &Out) -> String {
+    let between = match (follows, out.form()) {
+        (false, _) | (true, Output::Json) => "",
+        (true, Output::Yaml) => "---\n",
+        (true, Output::Table | Output::Wide) => "\n",
+    };
+    format!("{between}{text}")
 }

@@ -1,9 +1,8 @@
 //! `berth decision`, and `berth allocation explain`.
 
-use super::client::{Client, escaped};
-use super::gpu;
-use super::names::Names;
-use super::output::{Out, facts, table};
+use crate::client::{Client, escaped, query};
+use crate::gpu::{self, Names};
+use crate::output::{Out, facts, table};
 use berth_api::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
 use clap::{Args, Subcommand};
 
@@ -65,7 +64,7 @@ pub struct DecisionFilter {
     pub limit: usize,
 }
 
-pub(super) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+pub(crate) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
         DecisionCommand::List(filter) => out.answer(&fetch(filter, client)?, list),
         DecisionCommand::Show { seq, input: false } => {
@@ -80,7 +79,7 @@ pub(super) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> 
 }
 
 /// `berth allocation explain`.
-pub(super) fn explain(id: &str, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+pub(crate) fn explain(id: &str, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     let explained: Explanation = client.get(&format!("/allocations/{}/explanation", escaped(id)))?;
     out.answer(&explained, |explained| {
         let mut text = explained.sentences.join("\n") + "\n";
@@ -93,10 +92,22 @@ pub(super) fn explain(id: &str, client: &Client, out: &mut Out) -> anyhow::Resul
 
 /// Fetches pages until there are as many decisions as the filter allows, or no more.
 fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRecordList> {
-    let query = query(filter, client)?;
+    let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
     let page = |left: usize, cursor: Option<&str>| {
-        let cursor = cursor.map(|c| format!("&cursor={}", escaped(c))).unwrap_or_default();
-        client.get::<DecisionRecordList>(&format!("/decisions?limit={}{query}{cursor}", left.clamp(1, PAGE)))
+        let query = query(&[
+            ("limit", Some(&left.clamp(1, PAGE).to_string())),
+            ("gpu", gpu.as_deref()),
+            ("namespace", filter.namespace.as_deref()),
+            ("pod", filter.pod.as_deref()),
+            ("allocation", filter.allocation.as_deref()),
+            ("policy", filter.policy.as_deref()),
+            ("outcome", filter.outcome.as_deref()),
+            ("hook", filter.hook.as_deref()),
+            ("since", filter.since.as_deref()),
+            ("until", filter.until.as_deref()),
+            ("cursor", cursor),
+        ]);
+        client.get::<DecisionRecordList>(&format!("/decisions{query}"))
     };
     let mut all = page(filter.limit, filter.before.map(|seq| seq.to_string()).as_deref())?;
     for _ in 0..EMPTY_PAGES {
@@ -113,50 +124,30 @@ fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRec
     Ok(all)
 }
 
-fn query(filter: &DecisionFilter, client: &Client) -> anyhow::Result<String> {
-    let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
-    let pairs = [
-        ("gpu", gpu.as_ref()),
-        ("namespace", filter.namespace.as_ref()),
-        ("pod", filter.pod.as_ref()),
-        ("allocation", filter.allocation.as_ref()),
-        ("policy", filter.policy.as_ref()),
-        ("outcome", filter.outcome.as_ref()),
-        ("hook", filter.hook.as_ref()),
-        ("since", filter.since.as_ref()),
-        ("until", filter.until.as_ref()),
-    ];
-    let given = pairs.iter().filter_map(|(name, value)| value.map(|v| format!("&{name}={}", escaped(v))));
-    Ok(given.collect())
-}
-
 fn list(list: &DecisionRecordList) -> String {
     if list.items.is_empty() {
         return format!("no such decisions among the {} on the record\n", list.journal.kept);
     }
-    let rows: Vec<_> = list
-        .items
-        .iter()
-        .map(|d| {
-            let what = match (&d.request, &d.reading) {
-                (Some(request), _) => format!("{} x {}", request.count, request.resource),
-                (None, Some(reading)) => format!("{} {}", reading.source, reading.code),
-                (None, None) => format!("{} GPUs", d.gpus.len()),
-            };
-            let took: u64 = d.calls.iter().map(|call| call.microseconds).sum();
-            vec![
-                d.seq.to_string(),
-                d.at.clone(),
-                d.hook.to_string(),
-                what,
-                d.outcome.to_string(),
-                d.by.join(" "),
-                took.to_string(),
-                d.reason.clone(),
-            ]
-        })
-        .collect();
-    let mut text = table(&["SEQ", "AT", "HOOK", "ASKED", "OUTCOME", "BY", "US", "REASON"], &rows);
+    let row = |d: &DecisionRecord| {
+        let what = match (&d.request, &d.reading) {
+            (Some(request), _) => format!("{} x {}", request.count, request.resource),
+            (None, Some(reading)) => format!("{} {}", reading.source, reading.code),
+            (None, None) => format!("{} GPUs", d.gpus.len()),
+        };
+        let took: u64 = d.calls.iter().map(|call| call.microseconds).sum();
+        vec![
+            d.seq.to_string(),
+            d.at.clone(),
+            d.hook.to_string(),
+            what,
+            d.outcome.to_string(),
+            d.by.join(" "),
+            took.to_string(),
+            d.reason.clone(),
+        ]
+    };
+    let head = ["SEQ", "AT", "HOOK", "ASKED", "OUTCOME", "BY", "US", "REASON"];
+    let mut text = table(&head, list.items.iter().map(row));
     if let Some(next) = &list.next {
         text += &format!("--before {next} shows what came before\n");
     }
@@ -192,10 +183,8 @@ fn show(decision: &DecisionRecord) -> String {
         ("input", decision.input.clone().unwrap_or_else(|| "not on the record".into())),
     ]);
     if !decision.calls.is_empty() {
-        text += &table(
-            &["POLICY", "SAID", "US", "FUEL", "PARAMETERS", "ANSWER"],
-            &decision.calls.iter().map(call).collect::<Vec<_>>(),
-        );
+        let head = ["POLICY", "SAID", "US", "FUEL", "PARAMETERS", "ANSWER"];
+        text += &table(&head, decision.calls.iter().map(call));
     }
     text
 }

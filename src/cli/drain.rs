@@ -1,9 +1,9 @@
 //! `berth gpu drain`: orders a drain, and with `--wait` prints its progress.
 
-use super::client::{Client, Temporary, escaped};
-use super::gpu::{drain, owner_query, resolve};
-use super::output::{Out, printable};
-use super::usage;
+use crate::client::{Client, Temporary, escaped, query};
+use crate::gpu::{drain, resolve};
+use crate::output::{Out, printable};
+use crate::usage;
 use anyhow::bail;
 use berth_api::{DrainHolder, DrainHolderState, DrainOrder, DrainState, Gpu};
 use std::time::{Duration, Instant};
@@ -56,11 +56,11 @@ pub enum AtDeadline {
     GiveUp,
 }
 
-pub(super) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     let uuid = resolve(client, &args.gpu)?;
     let path = format!("/gpus/{}/drain", escaped(&uuid));
     if args.stop {
-        let gpu: Gpu = client.delete(&(path + &owner_query(args.owner.as_deref())))?;
+        let gpu: Gpu = client.delete(&(path + &query(&[("owner", args.owner.as_deref())])), None)?;
         return out.answer(&gpu, line);
     }
     let order = DrainOrder {

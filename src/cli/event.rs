@@ -1,8 +1,8 @@
 //! `berth events`: changes on the node as they happen.
 
-use super::client::{Client, Temporary, escaped};
-use super::gpu;
-use super::output::{self, Out, Output, or_dash, printable};
+use crate::client::{Client, Temporary, query};
+use crate::gpu;
+use crate::output::{self, Out, Output, or_dash, printable};
 use berth_api::{Event, EventKind};
 use clap::Args;
 use std::io::{BufRead, BufReader, Read};
@@ -46,26 +46,25 @@ struct Shown<'e> {
     event: &'e Event,
 }
 
-pub(super) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
-    let known = |word: &&String| EventKind::parse(word).is_none();
-    if let Some(word) = args.kind.iter().find(known) {
+pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    if let Some(kind) = args.kind.iter().find(|kind| EventKind::parse(kind).is_none()) {
         let all = EventKind::NAMES.join(", ");
-        let rule = format!("--kind: no event is called {word:?}; there are {all}");
+        let rule = format!("--kind: no event is called {kind:?}; there are {all}");
         return Err(super::usage::BadUsage(rule).into());
     }
-    let mut query = format!("?follow={}", !args.no_follow);
-    if !args.kind.is_empty() {
-        query += &format!("&kind={}", args.kind.join(","));
-    }
-    if let Some(gpu) = &args.gpu {
-        query += &format!("&gpu={}", escaped(&gpu::resolve(client, gpu)?));
-    }
+    let kinds = (!args.kind.is_empty()).then(|| args.kind.join(","));
+    let gpu = args.gpu.as_deref().map(|gpu| gpu::resolve(client, gpu)).transpose()?;
     // Without following, the kept events are meant.
     let mut since = args.since_id.clone().or(args.no_follow.then(|| "0".into()));
     let (mut met, mut away) = (false, None::<Instant>);
     loop {
-        let from = since.as_deref().map(|id| format!("&since={}", escaped(id))).unwrap_or_default();
-        match client.stream(&format!("/events{query}{from}"), SILENT_MAX) {
+        let query = query(&[
+            ("follow", Some(if args.no_follow { "false" } else { "true" })),
+            ("kind", kinds.as_deref()),
+            ("gpu", gpu.as_deref()),
+            ("since", since.as_deref()),
+        ]);
+        match client.stream(&format!("/events{query}"), SILENT_MAX) {
             Ok(body) => {
                 (met, away) = (true, None);
                 follow(body, out, &mut since)?;
@@ -87,11 +86,11 @@ pub(super) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
 
 /// Prints a stream until it ends, and updates `since` to the id of its last event.
 fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow::Result<()> {
-    let mut lines = Lines(BufReader::new(body));
+    let mut stream = BufReader::new(body);
     let (mut id, mut data) = (None::<String>, String::new());
     let mut heading = out.is_table();
     // A broken connection is an end like any other: the stream resumes after `since`.
-    while let Some(line) = lines.next_line().filter(|_| !out.is_closed()) {
+    while let Some(line) = next_line(&mut stream).filter(|_| !out.is_closed()) {
         if line.is_empty() {
             if let Some(id) = id.clone() {
                 *since = Some(id);
@@ -139,19 +138,14 @@ fn line(at: &str, kind: &str, allocation: &str, what: &str) -> String {
     format!("{at:24}  {kind:17}  {allocation:12}  {}\n", printable(what))
 }
 
-/// Lines of a stream, each of a bounded length.
-struct Lines<R>(BufReader<R>);
-
-impl<R: Read> Lines<R> {
-    /// The next whole line; `None` at the end of the stream, at a line that is too long, and if the connection breaks.
-    fn next_line(&mut self) -> Option<String> {
-        let mut line = Vec::new();
-        self.0.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).ok()?;
-        if line.pop() != Some(b'\n') {
-            return None;
-        }
-        String::from_utf8(line).ok()
+/// The next whole line of a stream; `None` at its end, at a line that is too long, and if the connection breaks.
+fn next_line(stream: &mut BufReader<impl Read>) -> Option<String> {
+    let mut line = Vec::new();
+    stream.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).ok()?;
+    if line.pop() != Some(b'\n') {
+        return None;
     }
+    String::from_utf8(line).ok()
 }
 
 #[cfg(test)]
@@ -173,7 +167,7 @@ mod tests {
         follow(stream.as_bytes(), &mut out, &mut since).unwrap();
         // The last event was cut off, so it does not count.
         assert_eq!(since.as_deref(), Some("a-7"));
-        let mut endless = Lines(BufReader::new(std::io::repeat(b'x')));
-        assert_eq!(endless.next_line(), None);
+        let mut endless = BufReader::new(std::io::repeat(b'x'));
+        assert_eq!(next_line(&mut endless), None);
     }
 }

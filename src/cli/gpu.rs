@@ -1,13 +1,13 @@
 //! `berth gpu`.
 
-use super::client::{Client, escaped};
-use super::drain::DrainArgs;
-use super::output::{Out, facts, or_dash, table};
-use super::process;
+use crate::client::{Client, escaped, query};
+use crate::drain::DrainArgs;
+use crate::output::{Out, facts, or_dash, table};
+use crate::process;
 use anyhow::bail;
 use berth_api::{
-    Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Mark, MarkHealthy,
-    MarkKind, Part, ResourceUse,
+    Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Link, Mark,
+    MarkHealthy, MarkKind, Part, ResourceUse,
 };
 use clap::Subcommand;
 
@@ -69,7 +69,7 @@ others are shown with their owners.")]
     },
 }
 
-pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
         GpuCommand::List => {
             let wide = out.wide();
@@ -94,9 +94,9 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             })
         }
         GpuCommand::Uncordon { gpu, owner } => {
-            let path =
-                format!("/gpus/{}/cordon{}", escaped(&resolve(client, gpu)?), owner_query(owner.as_deref()));
-            let gpu: Gpu = client.delete(&path)?;
+            let query = query(&[("owner", owner.as_deref())]);
+            let path = format!("/gpus/{}/cordon{query}", escaped(&resolve(client, gpu)?));
+            let gpu: Gpu = client.delete(&path, None)?;
             out.answer(&gpu, |gpu| {
                 let mut text = format!("{} is {}\n", gpu.summary.uuid, drain(&gpu.summary.drain));
                 for Mark { owner, since, .. } in &gpu.summary.drain.marks {
@@ -124,13 +124,8 @@ pub(super) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
     }
 }
 
-/// The query that names an owner of marks.
-pub(super) fn owner_query(owner: Option<&str>) -> String {
-    owner.map_or_else(String::new, |owner| format!("?owner={}", escaped(owner)))
-}
-
 /// The UUID of the GPU that is named by a UUID, the beginning of one, or an index.
-pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
+pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     let GpuList { items } = client.get("/gpus")?;
     let index: Option<u32> = given.parse().ok();
     let meant = |g: &&GpuSummary| g.uuid == given || Some(g.index) == index;
@@ -146,39 +141,30 @@ pub(super) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
 }
 
 fn list(list: &GpuList, wide: bool) -> String {
-    let rows: Vec<_> = list
-        .items
-        .iter()
-        .map(|g| {
-            let used = g.memory_used_mib.map_or_else(|| "?".into(), |m| m.to_string());
-            let mut row = vec![
-                g.index.to_string(),
-                g.uuid.clone(),
-                g.model.clone(),
-                format!("{used}/{}", g.memory_mib),
-                health(&g.health),
-                drain(&g.drain),
-                uses(&g.resources),
-            ];
-            if wide {
-                row.extend([
-                    or_dash(g.processes),
-                    g.bypasses.to_string(),
-                    g.health.since.clone(),
-                    or_dash(g.drain.since.as_ref()),
-                ]);
-            }
-            row
-        })
-        .collect();
-    if rows.is_empty() {
+    if list.items.is_empty() {
         return "no GPUs; `berth node check` tells more\n".into();
     }
+    let row = |g: &GpuSummary| {
+        let used = g.memory_used_mib.map_or_else(|| "?".into(), |m| m.to_string());
+        vec![
+            g.index.to_string(),
+            g.uuid.clone(),
+            g.model.clone(),
+            format!("{used}/{}", g.memory_mib),
+            health(&g.health),
+            drain(&g.drain),
+            uses(&g.resources),
+            or_dash(g.processes),
+            g.bypasses.to_string(),
+            g.health.since.clone(),
+            or_dash(g.drain.since.as_ref()),
+        ]
+    };
     let mut head = vec!["INDEX", "UUID", "MODEL", "MEMORY MIB", "HEALTH", "DRAIN", "HELD/FREE"];
     if wide {
         head.extend(["PROCESSES", "BYPASSES", "HEALTH SINCE", "DRAIN SINCE"]);
     }
-    table(&head, &rows)
+    table(&head, list.items.iter().map(row))
 }
 
 fn show(gpu: &Gpu) -> String {
@@ -198,9 +184,8 @@ fn show(gpu: &Gpu) -> String {
     ]);
     if !summary.health.history.is_empty() {
         let turn = |t: &HealthTurn| vec![t.since.clone(), t.state.to_string(), or_dash(t.reason.as_ref())];
-        let rows: Vec<_> = summary.health.history.iter().map(turn).collect();
         text += "\n";
-        text += &table(&["WAS SINCE", "HEALTH", "REASON"], &rows);
+        text += &table(&["WAS SINCE", "HEALTH", "REASON"], summary.health.history.iter().map(turn));
     }
     if summary.drain.marks.len() > 1 {
         text += "\n";
@@ -210,29 +195,22 @@ fn show(gpu: &Gpu) -> String {
         text += &part_table(part);
     }
     if !gpu.links.is_empty() {
-        let rows: Vec<_> = gpu
-            .links
-            .iter()
-            .map(|l| vec![l.gpu.clone(), l.path.to_string(), l.nvlinks.to_string()])
-            .collect();
+        let row = |l: &Link| vec![l.gpu.clone(), l.path.to_string(), l.nvlinks.to_string()];
         text += "\n";
-        text += &table(&["TO GPU", "PATH", "NVLINKS"], &rows);
+        text += &table(&["TO GPU", "PATH", "NVLINKS"], gpu.links.iter().map(row));
     }
     text
 }
 
 fn marks(marks: &[Mark]) -> String {
-    let rows: Vec<_> = marks
-        .iter()
-        .map(|mark| {
-            let kind = match (&mark.kind, mark.expired) {
-                (MarkKind::Cordon, true) => "cordon, drain given up".into(),
-                (MarkKind::Cordon | MarkKind::Drain | MarkKind::Other(_), _) => mark.kind.to_string(),
-            };
-            vec![mark.owner.clone(), kind, mark.since.clone(), or_dash(mark.why.as_ref())]
-        })
-        .collect();
-    table(&["OWNER", "MARK", "SINCE", "REASON"], &rows)
+    let row = |mark: &Mark| {
+        let kind = match (&mark.kind, mark.expired) {
+            (MarkKind::Cordon, true) => "cordon, drain given up".into(),
+            (MarkKind::Cordon | MarkKind::Drain | MarkKind::Other(_), _) => mark.kind.to_string(),
+        };
+        vec![mark.owner.clone(), kind, mark.since.clone(), or_dash(mark.why.as_ref())]
+    };
+    table(&["OWNER", "MARK", "SINCE", "REASON"], marks.iter().map(row))
 }
 
 fn bypasses(count: u32) -> String {
@@ -246,9 +224,9 @@ fn bypasses(count: u32) -> String {
 fn part_table(part: &Part) -> String {
     let kind = part.mig.as_ref().map_or_else(|| "whole GPU".into(), |m| format!("MIG {}", m.profile));
     let by = part.offered_by.as_deref().unwrap_or("no policy");
-    let rows: Vec<_> = part.devices.iter().map(device_row).collect();
+    let head = ["DEVICE", "RESOURCE", "STATE", "TAKES", "ALLOCATIONS"];
     format!("\n{} ({kind}), offered by {by}\n", part.uuid)
-        + &table(&["DEVICE", "RESOURCE", "STATE", "TAKES", "ALLOCATIONS"], &rows)
+        + &table(&head, part.devices.iter().map(device_row))
 }
 
 fn device_row(device: &Device) -> Vec<String> {
@@ -268,7 +246,7 @@ fn health(health: &Health) -> String {
     }
 }
 
-pub(super) fn drain(drain: &Drain) -> String {
+pub(crate) fn drain(drain: &Drain) -> String {
     match (&drain.by, &drain.why) {
         (Some(by), Some(why)) => format!("{} by {by} ({why})", drain.state),
         (Some(by), None) => format!("{} by {by}", drain.state),
@@ -281,4 +259,71 @@ fn uses(resources: &[ResourceUse]) -> String {
     let shown = resources.iter().filter(|r| r.held + r.free > 0);
     let words: Vec<_> = shown.map(|r| format!("{} {}/{}", r.resource, r.held, r.free)).collect();
     if words.is_empty() { "-".into() } else { words.join(", ") }
+}
+
+/// The indices of a node's GPUs by UUID, for texts of the API that name GPUs by UUID.
+pub(crate) struct Names(Vec<(String, u32)>);
+
+impl Names {
+    /// Requests the list. Without an answer, texts stay as they are.
+    pub(crate) fn of(client: &Client) -> Self {
+        let gpus = client.get::<GpuList>("/gpus").map(|list| list.items).unwrap_or_default();
+        Self(gpus.into_iter().filter(|gpu| gpu.present).map(|gpu| (gpu.uuid, gpu.index)).collect())
+    }
+
+    /// The text with `GPU 3 (GPU-71d5...)` for a UUID, and `GPU 3 share 1 (GPU-71d5...::1)` for a device.
+    pub(crate) fn with_indices(&self, text: &str) -> String {
+        let mut result = String::with_capacity(text.len());
+        let mut rest = text;
+        // A UUID inside a longer word is left alone.
+        let in_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        while !rest.is_empty() {
+            // A UUID in JSON, after a quote, is left alone.
+            let free = !result.ends_with(in_word) && !result.ends_with('"');
+            let here = |(uuid, _): &&(String, u32)| {
+                rest.strip_prefix(uuid.as_str()).is_some_and(|behind| !behind.starts_with(in_word))
+            };
+            if let Some((uuid, index)) = self.0.iter().filter(|_| free).find(here) {
+                let behind = &rest[uuid.len()..];
+                let share = behind
+                    .strip_prefix("::")
+                    .map(|n| &n[..n.find(|c: char| !c.is_ascii_digit()).unwrap_or(n.len())]);
+                match share.filter(|share| !share.is_empty()) {
+                    Some(share) => {
+                        result += &format!("GPU {index} share {share} ({uuid}::{share})");
+                        rest = &behind[2 + share.len()..];
+                    }
+                    None => {
+                        result += &format!("GPU {index} ({uuid})");
+                        rest = behind;
+                    }
+                }
+                continue;
+            }
+            let Some(next) = rest.chars().next() else { break };
+            result.push(next);
+            rest = &rest[next.len_utf8()..];
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_comes_with_its_index_and_longer_words_stay() {
+        let names = Names(vec![("GPU-1".into(), 1), ("GPU-10".into(), 7)]);
+        for (text, expected) in [
+            ("chooses GPU-1 instead of GPU-10", "chooses GPU 1 (GPU-1) instead of GPU 7 (GPU-10)"),
+            ("GPU-10::3, GPU-1::12.", "GPU 7 share 3 (GPU-10::3), GPU 1 share 12 (GPU-1::12)."),
+            ("GPU-1 x2; GPU-1::", "GPU 1 (GPU-1) x2; GPU 1 (GPU-1)::"),
+            ("{\"part\":\"GPU-1\"}", "{\"part\":\"GPU-1\"}"),
+            ("MIG-GPU-1 GPU-100 GPU-1-a \u{e9}", "MIG-GPU-1 GPU-100 GPU-1-a \u{e9}"),
+        ] {
+            assert_eq!(names.with_indices(text), expected);
+        }
+        assert_eq!(Names(Vec::new()).with_indices("GPU-1"), "GPU-1");
+    }
 }

@@ -1,9 +1,10 @@
 //! Output of commands: tables, JSON or YAML, and errors on standard error.
 
-use super::colour;
+use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
 use serde::Serialize;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::OnceLock;
 
 /// How answers are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -86,8 +87,8 @@ impl Out {
 
     /// Prints text as it is. A closed standard output (`| head`) is no error.
     pub fn text(&mut self, text: &str) -> anyhow::Result<()> {
-        if let Some(heard) = &mut self.captured {
-            heard.push_str(text);
+        if let Some(captured) = &mut self.captured {
+            captured.push_str(text);
             return Ok(());
         }
         let mut stdout = std::io::stdout().lock();
@@ -117,10 +118,11 @@ pub fn warn(text: &str) {
     let _ = writeln!(std::io::stderr(), "warning: {text}");
 }
 
-/// A table: columns as wide as their widest cell, with two spaces between.
-pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+/// A table: columns as wide as their widest cell, with two spaces between. Cells without a head are left out.
+pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let rows: Vec<_> = rows.into_iter().collect();
     let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -130,12 +132,12 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
             let shown = printable(cell);
             let missing = width.saturating_sub(shown.chars().count());
             let padded = format!("{shown}{}", " ".repeat(missing));
-            colour::cell(&shown, padded)
+            coloured_cell(&shown, padded)
         });
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
     let mut text = line(&mut head.iter().copied());
-    for row in rows {
+    for row in &rows {
         text += &line(&mut row.iter().map(String::as_str));
     }
     text
@@ -166,6 +168,45 @@ pub fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".into(), |v| v.to_string())
 }
 
+/// Whether tables have colours of states; none until [`decide_colours`] was called. The text is the same without them.
+static ON: OnceLock<bool> = OnceLock::new();
+
+/// Decides once: colours if standard output is a terminal that has them, and `NO_COLOR` is not set
+/// (<https://no-color.org>).
+pub fn decide_colours() {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    let _ = ON.set(std::io::stdout().is_terminal() && !dumb && !set("NO_COLOR"));
+}
+
+/// A padded cell of a table, in the colour of its state.
+fn coloured_cell(said: &str, padded: String) -> String {
+    if *ON.get().unwrap_or(&false) { coloured(said, padded) } else { padded }
+}
+
+fn coloured(said: &str, padded: String) -> String {
+    let style = style(said);
+    if style.is_plain() {
+        return padded;
+    }
+    format!("{}{padded}{}", style.render(), style.render_reset())
+}
+
+/// The style of a state, by its first word: `unhealthy (XID 79)`, `cordoned by admin (fan)`.
+fn style(said: &str) -> Style {
+    let first = said.split([' ', ',', '(']).next().unwrap_or_default();
+    match first {
+        "healthy" | "active" | "live" | "granted" | "allowed" => AnsiColor::Green.on_default(),
+        "degraded" | "cordoned" | "draining" | "drained" | "withdrawn" | "leaving" | "overlapped" => {
+            AnsiColor::Yellow.on_default()
+        }
+        "unhealthy" | "vanished" | "denied" | "refused" | "fault" | "faulted" | "suspended" => {
+            AnsiColor::Red.on_default()
+        }
+        _ => Style::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,11 +214,32 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell_and_escape_nothing() {
         let rows = [vec!["a".into(), "long one".into()], vec!["\u{1b}[31mred".into(), String::new()]];
-        assert_eq!(table(&["X", "Y"], &rows), "X         Y\na         long one\n\u{fffd}[31mred\n");
+        assert_eq!(table(&["X", "Y"], rows), "X         Y\na         long one\n\u{fffd}[31mred\n");
     }
 
     #[test]
     fn empty_facts_are_left_out() {
         assert_eq!(facts(&[("a", "1".into()), ("bb", String::new())]), "a   1\n");
+    }
+
+    #[test]
+    fn a_cell_is_coloured_by_its_first_word_and_keeps_its_width() {
+        for (said, colour) in [
+            ("healthy", "\u{1b}[32m"),
+            ("unhealthy (XID 79)", "\u{1b}[31m"),
+            ("cordoned by admin (fan)", "\u{1b}[33m"),
+        ] {
+            let padded = format!("{said}   ");
+            assert_eq!(coloured(said, padded.clone()), format!("{colour}{padded}\u{1b}[0m"));
+        }
+        // Names of pods and models are no states.
+        for said in ["healthy-pod", "NVIDIA H100", "0", ""] {
+            assert_eq!(coloured(said, said.to_owned()), said);
+        }
+    }
+
+    #[test]
+    fn without_a_decision_there_are_none() {
+        assert_eq!(coloured_cell("unhealthy", "unhealthy ".into()), "unhealthy ");
     }
 }

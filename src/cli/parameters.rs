@@ -1,13 +1,8 @@
 //! The parameters of a policy as a table, from their JSON schema. It reads what schemas of policies contain: properties,
 //! lists, references into `$defs`, alternatives. The whole schema is in `-o json`.
 
-use super::input_file::read_file;
-use super::output::table;
-use super::usage::BadUsage;
-use anyhow::{Context, anyhow};
-use berth_kernel::policy::PARAMETERS_BYTES_MAX;
+use crate::output::table;
 use serde_json::Value;
-use std::path::Path;
 
 /// Levels of nested objects that are shown; deeper ones are shown as `object`.
 const DEPTH_MAX: usize = 4;
@@ -26,7 +21,7 @@ pub fn shown(schema: &Value) -> String {
     let more = rows.len() > ROWS_MAX;
     rows.truncate(ROWS_MAX);
     let more = if more { "...; -o json shows the whole schema\n" } else { "" };
-    format!("\n{}{more}", table(&["PARAMETER", "TYPE", "DEFAULT", "DESCRIPTION"], &rows))
+    format!("\n{}{more}", table(&["PARAMETER", "TYPE", "DEFAULT", "DESCRIPTION"], rows))
 }
 
 /// A row for each property of an object, and below it those of what it holds.
@@ -104,27 +99,6 @@ fn kind(root: &Value, schema: &Value, depth: usize) -> String {
         (None, None) => String::new(),
     };
     types + &range
-}
-
-/// Reads a JSON object, given as text or as `@` and a file name. `flag` names the flag in errors.
-pub fn read_parameters(flag: &str, given: &str) -> anyhow::Result<String> {
-    let object = |text: &str| -> Result<String, serde_json::Error> {
-        let object: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text)?;
-        Ok(serde_json::Value::Object(object).to_string())
-    };
-    match given.strip_prefix('@') {
-        None => object(given).map_err(|error| {
-            let form = r#"write it as {"replicas": 4}, or give a file of it as @FILE"#;
-            BadUsage(format!("{flag} is no JSON object ({error}): {form}")).into()
-        }),
-        // Larger than the limit of parameters, which does not count white space.
-        Some(file) => {
-            let limit = 2 * u64::try_from(PARAMETERS_BYTES_MAX)?;
-            let bytes = read_file(Path::new(file), limit)?;
-            let text = String::from_utf8(bytes).with_context(|| format!("{file} is no text"))?;
-            object(&text).map_err(|error| anyhow!("{flag}: {file} holds no JSON object: {error}"))
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,18 +1,17 @@
 //! `berth policy`.
 
-use super::client::{Client, escaped};
-use super::input_file::read_file;
-use super::output::{Out, facts, joined, table};
-use super::policy_version::{find, label, resolve, short};
-use super::reason::ReasonArgs;
-use super::stack_table::stack_table;
-use super::trial::TrialCommand;
-use super::upload::PushArgs;
-use super::versions::VersionCommand;
-use super::{parameters, stack_file, trial, upload, versions};
-use anyhow::Context;
-use berth_api::{NewStack, NewStackEntry, PolicyDetail, PolicyList, Stack};
+use crate::arguments::{ReasonArgs, read_file};
+use crate::client::{Client, escaped};
+use crate::comparison::{self, TrialCommand};
+use crate::output::{Out, facts, joined, table};
+use crate::parameters;
+use crate::stack::{self, stack_table};
+use crate::upload::{self, PushArgs};
+use anyhow::{Context, anyhow, bail};
+use berth_api::{ActivationList, NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Rollback, Stack};
+use berth_files::yaml::{Document, LeftOut, Problems, Shape};
 use clap::Subcommand;
+use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 /// Largest stack file, bytes: as large as a configuration file may be.
@@ -61,9 +60,44 @@ pub enum PolicyCommand {
     },
     /// Return to the stack of the configuration file
     Reset(ReasonArgs),
-    /// Versions and activations.
-    #[command(flatten)]
-    Versions(VersionCommand),
+    /// Download the bytes of a version
+    #[command(after_help = "\
+Examples:
+  berth policy download timeslice                       Into timeslice-9f86d081884c.wasm
+  berth policy download quota@9f86d081884c --to quota.wasm
+  berth policy download quota --to - | sha256sum")]
+    Download {
+        /// Name, digest, the beginning of a digest, or name@ and that
+        policy: String,
+        /// Output file; `-` writes to standard output [default: NAME-DIGEST.wasm, which must not be there yet]
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
+    },
+    /// The newest activations: the stack, by whom, when and why
+    History,
+    /// Activate a stack of the history again, checked like any activation
+    #[command(after_help = "\
+Without a revision it is the one that was active before. Rolling back gives a new revision; rolling back
+twice ends where it began. `berth policy history` shows the revisions.
+
+Examples:
+  berth policy rollback
+  berth policy rollback 12 --why 'the new quota denies too much'")]
+    Rollback {
+        /// The revision; the one before the active one if not given
+        revision: Option<u64>,
+        /// Only if the active stack is still at this revision
+        #[arg(long, value_name = "REVISION")]
+        if_revision: Option<u64>,
+        /// For whom, and why.
+        #[command(flatten)]
+        word: ReasonArgs,
+    },
+    /// Use a policy again that was suspended after several faults in a row
+    Unsuspend {
+        /// Its index in `berth policy stack`, or its name if the stack has it once
+        entry: String,
+    },
     /// The active stack, with calls and faults of its policies
     Stack,
 }
@@ -76,7 +110,7 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
             out.answer(&client.get::<PolicyDetail>(&path)?, show)
         }
         PolicyCommand::Push(args) => upload::run(args, client, out),
-        PolicyCommand::Trial(command) => trial::run(command, client, out),
+        PolicyCommand::Trial(command) => comparison::run(command, client, out),
         PolicyCommand::Delete { policy } => {
             let version = find(client, policy)?;
             let label = label(&version);
@@ -88,17 +122,28 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         PolicyCommand::Activate { file, if_revision, word } => {
             let stack =
                 NewStack { entries: read_stack(file)?, by: word.by.clone(), reason: word.reason.clone() };
-            out.answer(&client.put::<Stack>("/stack", &stack, *if_revision)?, |s| {
-                format!("active:\n{}", stack_table(s))
-            })
+            out.answer(&client.put::<Stack>("/stack", &stack, *if_revision)?, activated)
         }
         PolicyCommand::Reset(word) => {
             let path = format!("/stack/override{}", word.query());
-            out.answer(&client.delete::<Stack>(&path)?, |s| format!("active:\n{}", stack_table(s)))
+            out.answer(&client.delete::<Stack>(&path, None)?, activated)
         }
-        PolicyCommand::Versions(command) => versions::run(command, client, out),
+        PolicyCommand::Download { policy, to } => stack::download(policy, to.as_deref(), client, out),
+        PolicyCommand::History => {
+            out.answer(&client.get::<ActivationList>("/stack/history")?, stack::history)
+        }
+        PolicyCommand::Rollback { revision, if_revision, word } => {
+            let ReasonArgs { by, reason } = word.clone();
+            let to = Rollback { revision: *revision, by, reason };
+            out.answer(&client.post::<Stack>("/stack/rollback", &to, *if_revision)?, activated)
+        }
+        PolicyCommand::Unsuspend { entry } => stack::unsuspend(entry, client, out),
         PolicyCommand::Stack => out.answer(&client.get::<Stack>("/stack")?, stack_table),
     }
+}
+
+fn activated(stack: &Stack) -> String {
+    format!("active:\n{}", stack_table(stack))
 }
 
 fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
@@ -112,33 +157,27 @@ fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
             )),
         }
     })?;
-    stack_file::parse(&name, &text)
+    parse_stack(&name, &text)
 }
 
 fn list(list: &PolicyList) -> String {
-    let rows: Vec<_> = list
-        .items
-        .iter()
-        .map(|p| {
-            let origin = if p.shipped { "shipped" } else { "uploaded" };
-            let active = if p.active { "yes" } else { "" };
-            vec![
-                p.name.clone(),
-                p.version.clone(),
-                short(&p.digest).into(),
-                origin.into(),
-                active.into(),
-                p.since.clone(),
-                p.by.clone().unwrap_or_default(),
-                p.signed_by.clone().unwrap_or_default(),
-                joined(&p.hooks, ","),
-                p.summary.clone(),
-            ]
-        })
-        .collect();
+    let row = |p: &Policy| {
+        vec![
+            p.name.clone(),
+            p.version.clone(),
+            short(&p.digest).into(),
+            if p.shipped { "shipped" } else { "uploaded" }.into(),
+            if p.active { "yes" } else { "" }.into(),
+            p.since.clone(),
+            p.by.clone().unwrap_or_default(),
+            p.signed_by.clone().unwrap_or_default(),
+            joined(&p.hooks, ","),
+            p.summary.clone(),
+        ]
+    };
     let head =
         ["NAME", "VERSION", "DIGEST", "ORIGIN", "ACTIVE", "SINCE", "BY", "SIGNED BY", "HOOKS", "SUMMARY"];
-    table(&head, &rows)
+    table(&head, list.items.iter().map(row))
 }
 
 fn show(detail: &PolicyDetail) -> String {
@@ -157,4 +196,155 @@ fn show(detail: &PolicyDetail) -> String {
         ("why", p.why.clone().unwrap_or_default()),
         ("signed by", p.signed_by.clone().unwrap_or_default()),
     ]) + &parameters::shown(&detail.parameters_schema)
+}
+
+/// The digest of the version that is named by a digest, the beginning of one, `name@` and that, or a name that only one
+/// version has.
+pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
+    Ok(escaped(&find(client, given)?.digest))
+}
+
+/// As [`resolve`], the version itself.
+pub(crate) fn find(client: &Client, given: &str) -> anyhow::Result<Policy> {
+    let PolicyList { items, .. } = client.get("/policies")?;
+    let (name, digest) = match given.split_once('@') {
+        Some((name, digest)) => (Some(name), digest),
+        None => (None, given),
+    };
+    let meant =
+        |p: &&Policy| name.is_none_or(|n| p.name == n) && !digest.is_empty() && p.digest.starts_with(digest);
+    let named = |p: &&Policy| p.name == given;
+    let mut found: Vec<_> = items.iter().filter(meant).collect();
+    if found.is_empty() {
+        found = items.iter().filter(named).collect();
+    }
+    match found.as_slice() {
+        [policy] => Ok((*policy).clone()),
+        [] => bail!("this node has no policy {given:?}; `berth policy list` shows those it has"),
+        several => {
+            bail!("{given:?} means several versions, so type one of: {}", labels_with_marks(several))
+        }
+    }
+}
+
+/// The labels of several versions, newest first, each with what distinguishes it.
+fn labels_with_marks(versions: &[&Policy]) -> String {
+    let mut versions = versions.to_vec();
+    // All times are UTC and of one length, so their texts are in order.
+    versions.sort_unstable_by(|a, b| (&b.since, &b.digest).cmp(&(&a.since, &a.digest)));
+    let of_one_name = versions.iter().all(|p| p.name == versions[0].name);
+    let mark = |(place, policy): (usize, &&Policy)| {
+        let marks = [
+            (place == 0 && of_one_name).then_some("newest"),
+            policy.active.then_some("active"),
+            policy.shipped.then_some("shipped"),
+        ];
+        let marks: Vec<_> = marks.into_iter().flatten().collect();
+        let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(", ")) };
+        label(policy) + &marks
+    };
+    versions.iter().enumerate().map(mark).collect::<Vec<_>>().join(", ")
+}
+
+/// The name of a version on the command line and in a stack file.
+pub(crate) fn label(policy: &Policy) -> String {
+    format!("{}@{}", policy.name, short(&policy.digest))
+}
+
+pub(crate) fn short(digest: &str) -> &str {
+    digest.get(..12).unwrap_or(digest)
+}
+
+/// The expected form, for errors.
+const SHAPE: &str = "a list of entries such as `- policy: timeslice`, or such a list under `stack:`";
+
+/// A configuration file or a body of the API; other keys are not read.
+#[derive(Deserialize)]
+struct Whole {
+    #[serde(alias = "entries")]
+    stack: Vec<NewStackEntry>,
+}
+
+/// Parses the file of `berth policy activate`: a list of entries, or any file with such a list under `stack` (a
+/// configuration) or `entries` (what the API takes). `name` is for errors.
+///
+/// # Errors
+/// If it has another shape; says which fields are wrong, where, and what is expected.
+fn parse_stack(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
+    let wrong = |problems: Problems| anyhow!("{name} is no stack: {problems}");
+    let text = std::str::from_utf8(text).map_err(|e| anyhow!("{name} is no stack: it is not UTF-8: {e}"))?;
+    let document = Document::parse(text).map_err(wrong)?;
+    let entries = match document.shape() {
+        Shape::List => document.read(LeftOut::default()).whole(),
+        Shape::Map(keys) if keys.contains(&"stack") || keys.contains(&"entries") => {
+            document.read::<Whole>(LeftOut::default()).whole().map(|whole| whole.stack)
+        }
+        Shape::Map(keys) if keys.contains(&"policy") => {
+            bail!("{name} is no stack: it is one entry and not a list; put `- ` before `policy:`")
+        }
+        other => bail!("{name} is no stack: expected {SHAPE}; found {}", kind(&other)),
+    };
+    entries.map_err(wrong)
+}
+
+fn kind(shape: &Shape<'_>) -> String {
+    match shape {
+        Shape::Nothing => "nothing in it (an empty list is `[]`)".into(),
+        Shape::Map(keys) => {
+            let keys: Vec<_> = keys.iter().copied().take(8).collect();
+            format!("a mapping with the keys {}", keys.join(", "))
+        }
+        Shape::Text => "text".into(),
+        Shape::List | Shape::Scalar => "a single value".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_a_configuration_and_a_body_are_taken() {
+        for text in [
+            "- policy: mixed\n- {policy: exclusive, onFault: deny}\n",
+            "gpus: nvml\nstack: [{policy: mixed}, {policy: exclusive, parameters: {}}]\n",
+            r#"{"entries": [{"policy": "mixed"}, {"policy": "exclusive"}]}"#,
+        ] {
+            let names: Vec<_> =
+                parse_stack("f", text.as_bytes()).unwrap().into_iter().map(|e| e.policy).collect();
+            assert_eq!(names, ["mixed", "exclusive"]);
+        }
+        assert!(parse_stack("f", b"[]").unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_error_names_the_key_and_what_was_expected() {
+        for (text, says) in [
+            (
+                "- policy: mixed\n- policy: mixed\n  onFault: maybe\n",
+                &["line 3", "[1].onFault", "expected one of `skip`, `deny`"][..],
+            ),
+            ("stack:\n- policy: mixed\n  parameters: 4\n", &["stack[0].parameters", "expected a mapping"]),
+            (
+                "- policy: mixed\n  permissions: {shareMax: lots}\n",
+                &["permissions.shareMax", "a whole number from 0 to 4294967295"],
+            ),
+            ("- polizy: mixed\n", &["\"polizy\"", "did you mean `policy`?", "line 1"]),
+            ("- onFault: skip\n", &["the key `policy` is missing"]),
+            ("- mixed\n", &["[0]", "expected a mapping with keys such as `policy`"]),
+            ("stack: mixed\n", &["stack", "expected a list"]),
+            ("policy: mixed\n", &["put `- ` before"]),
+            ("gpus: nvml\n", &["keys gpus", "under `stack:`"]),
+            ("hello", &["found text"]),
+            ("", &["found nothing"]),
+            ("a: [", &["not YAML", "line 1"]),
+        ] {
+            let said = parse_stack("f.yaml", text.as_bytes()).unwrap_err().to_string();
+            assert!(said.starts_with("f.yaml is no"), "{said}");
+            for word in says {
+                assert!(said.contains(word), "{text}: {word}: {said}");
+            }
+            assert!(!said.contains("untagged"), "{said}");
+        }
+    }
 }

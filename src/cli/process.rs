@@ -1,8 +1,8 @@
 //! `berth process`: the processes on the GPUs, and their allocations.
 
-use super::client::{Client, escaped};
-use super::gpu;
-use super::output::{Out, joined, or_dash, table};
+use crate::client::{Client, escaped};
+use crate::gpu;
+use crate::output::{Out, joined, or_dash, table};
 use berth_api::{
     Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
     SightState,
@@ -22,7 +22,7 @@ pub enum ProcessCommand {
     Bypass,
 }
 
-pub(super) fn run(command: &ProcessCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+pub(crate) fn run(command: &ProcessCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
         ProcessCommand::List { gpu } => out.answer(&all(client, gpu.as_deref())?, list),
         ProcessCommand::Bypass => out.answer(&client.get::<BypassList>("/bypass")?, bypass),
@@ -30,7 +30,7 @@ pub(super) fn run(command: &ProcessCommand, client: &Client, out: &mut Out) -> a
 }
 
 /// The processes on one GPU, by UUID.
-pub(super) fn on(client: &Client, uuid: &str) -> anyhow::Result<ProcessList> {
+pub(crate) fn on(client: &Client, uuid: &str) -> anyhow::Result<ProcessList> {
     client.get(&format!("/gpus/{}/processes", escaped(uuid)))
 }
 
@@ -58,21 +58,22 @@ fn all(client: &Client, gpu: Option<&str>) -> anyhow::Result<ProcessList> {
 }
 
 fn list(list: &ProcessList) -> String {
-    let rows: Vec<_> = list.items.iter().map(|p| [vec![p.part.clone()], row(p)].concat()).collect();
-    let head = [&["ON"][..], &HEAD].concat();
-    let shown = if rows.is_empty() { "no processes on the GPUs\n".to_owned() } else { table(&head, &rows) };
+    let rows = list.items.iter().map(|p| [vec![p.part.clone()], row(p)].concat());
+    let shown = match list.items.is_empty() {
+        true => "no processes on the GPUs\n".to_owned(),
+        false => table(&[&["ON"][..], &HEAD].concat(), rows),
+    };
     shown + &limits_of(&list.sight)
 }
 
 const HEAD: [&str; 7] = ["PID", "NAME", "USES", "MEMORY MIB", "POD/CONTAINER", "RIGHT", "ALLOCATION"];
 
 /// The table below a GPU; empty if there is no process.
-pub(super) fn below_gpu(list: &ProcessList) -> String {
-    let rows: Vec<_> = list.items.iter().map(row).collect();
-    match (rows.is_empty(), &list.sight.state) {
+pub(crate) fn below_gpu(list: &ProcessList) -> String {
+    match (list.items.is_empty(), &list.sight.state) {
         (true, SightState::Visible | SightState::Unsupported) => String::new(),
         (true, SightState::PidsHidden | SightState::Other(_)) => format!("\n{}", limits_of(&list.sight)),
-        (false, _) => format!("\n{}{}", table(&HEAD, &rows), limits_of(&list.sight)),
+        (false, _) => format!("\n{}{}", table(&HEAD, list.items.iter().map(row)), limits_of(&list.sight)),
     }
 }
 
@@ -118,10 +119,10 @@ fn bypass(list: &BypassList) -> String {
             b.detail.clone(),
         ]
     };
-    let rows: Vec<_> = list.items.iter().map(row).collect();
-    let mut text = match rows.is_empty() {
+    let head = ["ON", "PID", "NAME", "MEMORY MIB", "POD/CONTAINER", "SINCE", "WHY"];
+    let mut text = match list.items.is_empty() {
         true => "no GPU is seen to be used without an allocation\n".to_owned(),
-        false => table(&["ON", "PID", "NAME", "MEMORY MIB", "POD/CONTAINER", "SINCE", "WHY"], &rows),
+        false => table(&head, list.items.iter().map(row)),
     };
     if list.total > list.items.len() {
         text += &format!("... and {} more\n", list.total - list.items.len());
@@ -129,7 +130,7 @@ fn bypass(list: &BypassList) -> String {
     let may = |p: &ReachingPod| vec![format!("{}/{}", p.namespace, p.name), p.detail.clone()];
     let rows: Vec<_> = list.pods.iter().flatten().map(may).collect();
     if !rows.is_empty() {
-        text += &format!("\n{}", table(&["MAY REACH GPUS", "WHY"], &rows));
+        text += &format!("\n{}", table(&["MAY REACH GPUS", "WHY"], rows));
     }
     text + &limits_of(&list.sight)
 }

@@ -1,20 +1,29 @@
-//! How to connect to a daemon: HTTP on loopback, HTTPS, or the Unix socket.
+//! How to connect to a daemon: the flags that every command for a running daemon takes; HTTP on loopback, HTTPS, or the
+//! Unix socket.
 
-use super::connection::ClientArgs;
-use super::unix::{NoNames, UnixConnector};
-use super::usage::BadUsage;
+use crate::output::Output;
+use crate::usage::BadUsage;
 use anyhow::{Context, bail};
+use berth_files::socket::connect_within;
+use clap::Args;
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use ureq::Agent;
 use ureq::config::{Config, ConfigBuilder};
 use ureq::http::Uri;
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 use ureq::typestate::AgentScope;
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport,
+};
+use ureq::{Agent, Error};
 
 /// Longest wait for the connection.
-pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(5);
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Largest answer to a probe, bytes: a problem has some 500.
 const PROBLEM_BYTES_MAX: u64 = 16 * 1024;
 /// Most bytes that are read of a certificate or key file, as the daemon has it.
@@ -254,4 +263,144 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate<'static>>> {
 pub fn use_ring() {
     // An error means that a provider is selected already.
     let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// How to reach a running daemon, and how to print its answers.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Talking to a running daemon")]
+pub struct ClientArgs {
+    /// Where the daemon's admin API is: http://, https:// or unix:///PATH, the socket of --admin-socket
+    #[arg(
+        long,
+        global = true,
+        env = "BERTH_SERVER",
+        value_name = "URL",
+        default_value = "http://127.0.0.1:9470"
+    )]
+    pub server: String,
+    /// The file with its token, made when the daemon first starts [default: /var/lib/berth/token;
+    /// for `serve` and `node check`: token in the state folder]
+    #[arg(long, global = true, env = "BERTH_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// With https: CA certificates that may have signed the daemon's, PEM [default: those of this machine]
+    #[arg(long, global = true, env = "BERTH_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// With https: a client certificate instead of a token, PEM
+    #[arg(long, global = true, env = "BERTH_CLIENT_CERT", value_name = "FILE")]
+    pub client_cert: Option<PathBuf>,
+    /// The key of the client certificate, PEM
+    #[arg(long, global = true, env = "BERTH_CLIENT_KEY", value_name = "FILE")]
+    pub client_key: Option<PathBuf>,
+    /// Send the token over http:// to another machine, where everybody on the way can read it
+    #[arg(long, global = true)]
+    pub allow_plain_http: bool,
+    /// How answers are printed
+    #[arg(short, long, global = true, value_enum, default_value_t)]
+    pub output: Output,
+    /// Repeat every 2 s, or as in `--watch=500ms`: lists, `show` and the stack
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_name = "TIME",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2s",
+        value_parser = super::usage::time
+    )]
+    pub watch: Option<Duration>,
+}
+
+impl ClientArgs {
+    /// The token file that was named, or where a daemon has it by default.
+    #[must_use]
+    pub fn token_file(&self) -> PathBuf {
+        self.token_file.clone().unwrap_or_else(|| "/var/lib/berth/token".into())
+    }
+}
+
+/// HTTP over the daemon's Unix socket: connects to one socket, whatever the address of a request says.
+#[derive(Debug)]
+struct UnixConnector(PathBuf);
+
+impl<In: Transport> Connector<In> for UnixConnector {
+    type Out = UnixTransport;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails<'_>,
+        _: Option<In>,
+    ) -> Result<Option<UnixTransport>, Error> {
+        let wait = details.timeout.not_zero().map_or(CONNECT_MAX, |left| CONNECT_MAX.min(*left));
+        let stream = connect_within(&self.0, wait).map_err(|error| match error.kind() {
+            ErrorKind::TimedOut => Error::Timeout(details.timeout.reason),
+            _ => error.into(),
+        })?;
+        let config = details.config;
+        let buffers = LazyBuffers::new(config.input_buffer_size(), config.output_buffer_size());
+        Ok(Some(UnixTransport { stream, buffers }))
+    }
+}
+
+/// There is no name to look up.
+#[derive(Debug)]
+struct NoNames;
+
+impl Resolver for NoNames {
+    fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
+        let mut addresses = self.empty();
+        // The library requires at least one address; it is not connected to.
+        addresses.push((IpAddr::from([127, 0, 0, 1]), 0).into());
+        Ok(addresses)
+    }
+}
+
+/// One connection.
+struct UnixTransport {
+    stream: UnixStream,
+    buffers: LazyBuffers,
+}
+
+impl fmt::Debug for UnixTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnixTransport").finish_non_exhaustive()
+    }
+}
+
+/// What a wait that was too long looks like.
+fn late(error: io::Error, timeout: NextTimeout) -> Error {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Timeout(timeout.reason),
+        _ => error.into(),
+    }
+}
+
+impl Transport for UnixTransport {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        self.stream.set_write_timeout(timeout.not_zero().map(|t| *t))?;
+        let output = &self.buffers.output()[..amount];
+        self.stream.write_all(output).map_err(|error| late(error, timeout))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        self.stream.set_read_timeout(timeout.not_zero().map(|t| *t))?;
+        let input = self.buffers.input_append_buf();
+        let amount = loop {
+            match self.stream.read(input) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                other => break other.map_err(|error| late(error, timeout))?,
+            }
+        };
+        self.buffers.input_appended(amount);
+        Ok(amount > 0)
+    }
+
+    /// Each request has an agent of its own, so none is used again.
+    fn is_open(&mut self) -> bool {
+        false
+    }
 }

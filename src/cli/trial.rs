@@ -1,227 +1,184 @@
-//! `berth policy try`, `berth policy replay` and `berth policy shadow`.
+//! `berth policy try`.
 
-use super::candidate::CandidateArgs;
-use super::client::Client;
-use super::names::Names;
-use super::output::{Out, facts, table};
-use super::tried::{self, TryArgs};
-use anyhow::bail;
-use berth_api::{Comparison, Difference, Hook, Replay, Shadow, ShadowList};
-use clap::Subcommand;
-use std::collections::BTreeMap;
+use crate::arguments::{CandidateArgs, read_parameters};
+use crate::client::Client;
+use crate::output::{Out, facts, printable, table};
+use crate::usage::BadUsage;
+use anyhow::{anyhow, bail};
+use berth_api::{
+    NewTrial, OfferLine, OnFault, Outcome, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest,
+};
+use berth_kernel::names::Resource;
+use clap::Args;
 
-/// Commands of `berth policy` that try a policy without effect.
-#[derive(Clone, Debug, Subcommand)]
-pub enum TrialCommand {
-    /// Ask a policy on the live node, without effect: what it would offer, and which GPUs a request would get
-    #[command(after_help = "\
-It is asked beside the active stack, in place of the entry of the same name or before the others. The
-policy must be known to the node: `berth policy push FILE` uploads one, which activates nothing.
-  berth policy try timeslice --parameters '{\"replicas\": 4}'
-  berth policy try timeslice --parameters @four.json --request nvidia.com/gpu.shared=2
-  berth policy try quota@0123456789ab --request nvidia.com/gpu=1 --namespace team-a --pod trainer-0
-
-Exit code 1 if it would not be activated, or the request would not be granted.")]
-    Try(TryArgs),
-    /// Ask a policy the recorded questions again, and show what would have differed
-    #[command(after_help = "\
-Exit code 1 if it failed on any of them; that its answers differ is no failure.
-  berth policy replay binpack
-  berth policy replay timeslice --parameters '{\"replicas\": 4}' --hook offer")]
-    Replay {
-        /// The policy.
-        #[command(flatten)]
-        candidate: CandidateArgs,
-        /// At most this many decisions, newest first
-        #[arg(long, default_value_t = 1000)]
-        limit: u64,
-        /// Only of this hook
-        #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
-        hook: Option<String>,
-        /// Not before this time, such as 2026-02-03T04:05:06Z
-        #[arg(long)]
-        since: Option<String>,
-        /// Only decisions with a smaller number
-        #[arg(long)]
-        before: Option<u64>,
-    },
-    /// Ask a policy beside the active stack, without effect
-    Shadow {
-        /// What to do.
-        #[command(subcommand)]
-        command: ShadowCommand,
-    },
+/// `berth policy try`.
+#[derive(Args, Clone, Debug)]
+pub struct TryArgs {
+    /// The policy.
+    #[command(flatten)]
+    pub candidate: CandidateArgs,
+    /// The request of a container, such as nvidia.com/gpu=2
+    #[arg(long, value_name = "RESOURCE=COUNT")]
+    pub request: Option<String>,
+    /// The namespace of its pod, as policies see it
+    #[arg(long, requires = "request")]
+    pub namespace: Option<String>,
+    /// The name of its pod
+    #[arg(long, requires = "request")]
+    pub pod: Option<String>,
+    /// Without the other policies of the active stack
+    #[arg(long)]
+    pub alone: bool,
+    /// Its permissions, as in a stack, instead of the default: {"resources": ["nvidia.com/gpu", "example.com/*"]}
+    #[arg(long, value_name = "JSON|@FILE")]
+    pub permissions: Option<String>,
+    /// What happens if it fails: `skip` or `deny`
+    #[arg(long, value_parser = ["skip", "deny"])]
+    pub on_fault: Option<String>,
 }
 
-/// `berth policy shadow`.
-#[derive(Clone, Debug, Subcommand)]
-pub enum ShadowCommand {
-    /// Ask it from now on, beside the stack
-    Start(CandidateArgs),
-    /// List the shadows, with their differences so far
-    List,
-    /// One shadow with its newest differences
-    Show {
-        /// Its number, or its policy's name
-        shadow: String,
-    },
-    /// Stop asking it
-    Stop {
-        /// Its number, or its policy's name
-        shadow: String,
-    },
-}
-
-pub(super) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
-    match command {
-        TrialCommand::Try(args) => tried::run(args, client, out),
-        TrialCommand::Replay { candidate, limit, hook, since, before } => {
-            let mut path = format!("/replays?limit={limit}");
-            for (name, value) in [("hook", hook), ("since", since)] {
-                if let Some(value) = value {
-                    path += &format!("&{name}={}", super::client::escaped(value));
-                }
-            }
-            if let Some(before) = before {
-                path += &format!("&cursor={before}");
-            }
-            let replayed: Replay = client.post_slow(&path, &candidate.candidate()?)?;
-            out.answer(&replayed, |replayed| Names::of(client).with_indices(&replay(replayed)))?;
-            match replayed.counts.values().map(|counts| counts.fails).sum::<u64>() {
-                0 => Ok(()),
-                fails => bail!("{} failed on {fails} of the questions", replayed.policy),
-            }
+/// Runs the command.
+pub(crate) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    let candidate = args.candidate.candidate()?;
+    let permissions = match &args.permissions {
+        Some(given) => {
+            let json = read_parameters("--permissions", given)?;
+            let taken: Result<Permissions, _> = serde_json::from_str(&json);
+            Some(taken.map_err(|error| -> anyhow::Error {
+                let message = format!("--permissions: {error}");
+                // Bad content of a file is no bad usage.
+                if given.starts_with('@') { anyhow!(message) } else { BadUsage(message).into() }
+            })?)
         }
-        TrialCommand::Shadow { command: ShadowCommand::Start(candidate) } => {
-            let shadow: Shadow = client.post_slow("/shadows", &candidate.candidate()?)?;
-            out.answer(&shadow, |s| {
-                format!(
-                    "started shadow {1} of {0}; status: `berth policy shadow show {2}`\n",
-                    s.policy, s.id, s.id
-                )
-            })
-        }
-        TrialCommand::Shadow { command: ShadowCommand::List } => {
-            out.answer(&client.get::<ShadowList>("/shadows")?, list)
-        }
-        TrialCommand::Shadow { command: ShadowCommand::Show { shadow } } => {
-            let id = shadow_id(shadow, client)?;
-            out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, |s| {
-                Names::of(client).with_indices(&show(s))
-            })
-        }
-        TrialCommand::Shadow { command: ShadowCommand::Stop { shadow } } => {
-            let id = shadow_id(shadow, client)?;
-            out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"))?, |s| {
-                Names::of(client).with_indices(&show(s))
-            })
-        }
-    }
-}
-
-/// The number of the shadow that is named by its number, its policy's name, or that with a digest.
-fn shadow_id(given: &str, client: &Client) -> anyhow::Result<u64> {
-    // Names of policies begin with a letter, so none is a number.
-    if let Ok(id) = given.parse() {
-        return Ok(id);
-    }
-    let ShadowList { items } = client.get("/shadows")?;
-    let is_meant = |shadow: &&Shadow| {
-        let name = shadow.policy.split('@').next();
-        name == Some(given) || (given.contains('@') && shadow.policy.starts_with(given))
+        None => None,
     };
-    match items.iter().filter(is_meant).collect::<Vec<_>>().as_slice() {
-        [shadow] => Ok(shadow.id),
-        [] => bail!("no policy {given:?} is asked as a shadow; `berth policy shadow list` shows which are"),
-        several => {
-            let numbers: Vec<_> = several.iter().map(|s| format!("{} ({})", s.id, s.policy)).collect();
-            bail!("several shadows are of {given:?}, so type a number: {}", numbers.join(", "))
+    let trial = NewTrial {
+        policy: candidate.policy,
+        digest: candidate.digest,
+        parameters: candidate.parameters,
+        permissions,
+        on_fault: args.on_fault.as_deref().map(|effect| match effect {
+            "deny" => OnFault::Deny,
+            _ => OnFault::Skip,
+        }),
+        alone: args.alone,
+        request: args.request.as_deref().map(|text| request(text, args)).transpose()?,
+    };
+    let trial = client.post::<Trial>("/trials", &trial, None)?;
+    out.answer(&trial, shown)?;
+    if trial.refused.is_some() {
+        bail!("this stack would not be activated");
+    }
+    match &trial.request {
+        Some(request) if request.outcome != Outcome::Granted => {
+            bail!("the request would be {}", request.outcome)
         }
+        _ => Ok(()),
     }
 }
 
-fn replay(replay: &Replay) -> String {
+fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
+    let (resource, count) = text.split_once('=').unwrap_or((text, "1"));
+    let wrong =
+        |why: &str| BadUsage(format!("--request {text:?} is no request such as nvidia.com/gpu=2: {why}"));
+    Resource::parse(resource).map_err(|error| wrong(&error.to_string()))?;
+    let count = count.parse().ok().filter(|count| *count > 0).ok_or_else(|| wrong("no count, 1 or more"))?;
+    let (namespace, pod) = (args.namespace.clone(), args.pod.clone());
+    Ok(TrialRequest { resource: resource.to_owned(), count, namespace, pod })
+}
+
+fn shown(trial: &Trial) -> String {
+    let beside = match &trial.instead_of {
+        Some(old) => format!("in place of {old}"),
+        None if trial.stack.len() > 1 => "asked before the active stack".into(),
+        None => "by itself".into(),
+    };
     let mut text = facts(&[
-        ("policy", replay.policy.clone()),
-        ("decisions", replay.looked.to_string()),
-        ("unreadable", if replay.unreadable == 0 { String::new() } else { replay.unreadable.to_string() }),
+        ("policy", format!("{}, {beside}", trial.policy)),
+        ("stack", trial.stack.join(" ")),
+        (
+            "activation",
+            trial.refused.clone().map_or("would be taken".into(), |why| format!("would be refused: {why}")),
+        ),
     ]);
-    text += &comparisons(&replay.counts);
-    text += &differences(&replay.differences);
-    if let Some(next) = &replay.next {
-        text += &format!("--before {next} goes on with older ones\n");
+    if trial.refused.is_some() {
+        text += "what follows is the node as it is offered now\n";
     }
-    text
+    text += "\n";
+    text += &offers(trial);
+    if let Some(request) = &trial.request {
+        text += "\n";
+        text += &outcome(request);
+        text += &unknown(request, trial);
+    }
+    text += "\nasked\n";
+    for call in &trial.calls {
+        text += &lines(call);
+    }
+    text + "nothing was changed\n"
 }
 
-fn list(list: &ShadowList) -> String {
-    if list.items.is_empty() {
-        return "no policy is asked as a shadow\n".into();
-    }
-    let sum =
-        |shadow: &Shadow, of: fn(&Comparison) -> u64| shadow.counts.values().map(of).sum::<u64>().to_string();
-    let rows: Vec<_> = list
-        .items
-        .iter()
-        .map(|s| {
-            vec![
-                s.id.to_string(),
-                s.policy.clone(),
-                s.since.clone(),
-                sum(s, |c| c.same),
-                sum(s, |c| c.differs),
-                sum(s, |c| c.passes),
-                sum(s, |c| c.fails),
-                sum(s, |c| c.skipped),
-            ]
-        })
-        .collect();
-    table(&["ID", "POLICY", "SINCE", "SAME", "DIFFERS", "PASSES", "FAILS", "SKIPPED"], &rows)
-}
-
-fn show(shadow: &Shadow) -> String {
-    let mut text = facts(&[
-        ("shadow", shadow.id.to_string()),
-        ("policy", shadow.policy.clone()),
-        ("parameters", shadow.parameters.to_string()),
-        ("since", shadow.since.clone()),
-    ]);
-    text += &comparisons(&shadow.counts);
-    text + &differences(&shadow.differences)
-}
-
-fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
-    if counts.is_empty() {
-        return "nothing was asked yet\n".into();
-    }
-    let row = |(hook, c): (&Hook, &Comparison)| {
+fn offers(trial: &Trial) -> String {
+    let rows = trial.offers.iter().map(|offer| {
+        let now = if offer.differs { offered(&offer.offered_now) } else { "the same".into() };
+        vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone(), offer.part.clone()]
+    });
+    let mut text = table(&["PART", "OFFERED", "NOW", "BY", "UUID"], rows);
+    let rows = trial.resources.iter().map(|resource| {
+        let pair = |free: usize, devices: usize| format!("{free} of {devices}");
         vec![
-            hook.to_string(),
-            c.same.to_string(),
-            c.differs.to_string(),
-            c.passes.to_string(),
-            c.fails.to_string(),
-            c.skipped.to_string(),
+            resource.resource.clone(),
+            pair(resource.free, resource.devices),
+            pair(resource.free_now, resource.devices_now),
         ]
-    };
-    let rows: Vec<_> = counts.iter().map(row).collect();
-    table(&["HOOK", "SAME", "DIFFERS", "PASSES", "FAILS", "SKIPPED"], &rows)
+    });
+    text += "\n";
+    text + &table(&["RESOURCE", "FREE", "FREE NOW"], rows)
 }
 
-fn differences(differences: &[Difference]) -> String {
-    if differences.is_empty() {
+fn offered(lines: &[OfferLine]) -> String {
+    if lines.is_empty() {
+        return "nothing".into();
+    }
+    lines.iter().map(|line| format!("{} x {}", line.count, line.resource)).collect::<Vec<_>>().join(", ")
+}
+
+fn outcome(request: &TrialOutcome) -> String {
+    let because = |reason: &str| if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let placed = request.placed_by.as_deref().map_or(String::new(), |by| {
+        format!("{}, by {by}{}", request.names.join(", "), because(&request.placed_because))
+    });
+    let by = if request.by.is_empty() { String::new() } else { format!(" by {}", request.by.join(" ")) };
+    let environment = request.environment.iter().map(|(key, value)| format!("{key}={value}"));
+    let mut limits: Vec<_> = request.memory_limit_mib.map(|mib| format!("{mib} MiB")).into_iter().collect();
+    limits.extend(request.compute_limit_percent.map(|percent| format!("{percent} % of compute")));
+    facts(&[
+        ("request", format!("{} x {}", request.count, request.resource)),
+        ("may be asking", request.candidates.join(" ")),
+        ("would be placed", placed),
+        ("would be", format!("{}{by}{}", request.outcome, because(&request.reason))),
+        ("limits", limits.join(", ")),
+        ("environment", environment.collect::<Vec<_>>().join(" ")),
+    ])
+}
+
+/// The hint for a resource that is not offered: which ones are.
+fn unknown(request: &TrialOutcome, trial: &Trial) -> String {
+    let mut offered = trial.resources.iter().filter(|r| r.devices > 0).map(|r| r.resource.as_str());
+    if offered.clone().any(|name| name == request.resource) {
         return String::new();
     }
-    let row = |d: &Difference| {
-        let seq = d.seq.map_or_else(|| "-".into(), |seq| seq.to_string());
-        let how = if d.failed { format!("fails: {}", d.words) } else { d.words.clone() };
-        vec![seq, d.at.clone(), d.hook.to_string(), how]
-    };
-    let rows: Vec<_> = differences.iter().map(row).collect();
-    let mut text = table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], &rows);
-    if differences.iter().any(|difference| difference.seq.is_none()) {
-        text += "- has no number: an offer that the stack makes again unchanged is not put on the record, nor is anything \
-                 that finds no journal (decisions.maxMiB: 0) or no room\n";
+    let names: Vec<_> = offered.by_ref().collect();
+    let names = if names.is_empty() { "nothing".into() } else { names.join(", ") };
+    format!("nothing would be offered as {}; offered would be {names}\n", printable(&request.resource))
+}
+
+fn lines(call: &TrialCall) -> String {
+    let took =
+        if call.call.microseconds == 0 { String::new() } else { format!(" ({} us)", call.call.microseconds) };
+    let mut text = format!("  {} {}: {}{took}\n", call.call.policy, call.hook, printable(&call.message));
+    for line in &call.log {
+        text += &format!("    log: {}\n", printable(line));
     }
     text
 }

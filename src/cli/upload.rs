@@ -1,15 +1,13 @@
 //! `berth policy push`: uploads a policy and its signature, with progress on a terminal.
 
-use super::client::Client;
-use super::input_file::read_file;
-use super::output::{Out, warn};
-use super::policy_version::{label, short};
-use super::reason::ReasonArgs;
+use crate::arguments::{ReasonArgs, read_file};
+use crate::client::Client;
+use crate::output::{Out, warn};
+use crate::policy::{label, short};
 use anyhow::bail;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth_api::MODULE_BYTES_MAX;
-use berth_api::{Policy, PolicyDetail, PolicyList};
+use berth_api::{MODULE_BYTES_MAX, Policy, PolicyDetail, PolicyList};
 use clap::Args;
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};

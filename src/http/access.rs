@@ -4,34 +4,28 @@
 //! root's. GET and HEAD need the right to read; every other method needs the right to change, trials and replays
 //! included, so that no route can omit the check.
 
-use super::audit::Line;
-use super::auth;
-use super::caller::{Caller, Identity};
-use super::certificate::ClientCertificate;
-use super::context::context;
-use super::error::AdminError;
-use super::failure::Failure;
-use super::host;
-use super::peer::Peer;
-use super::rate_limit::{Client, Counted, Limiter};
-use super::request_span;
-use super::response_budget::AuthenticatedClient;
-use super::reviews::Reviews;
-use super::route;
-use super::server_settings::Settings;
-use super::slot::Slot;
-use super::tls::Tls;
-use super::token::Tokens;
-use super::unix_socket;
-use crate::settings::Right;
+use crate::caller::{Caller, Identity, Line};
+use crate::certificate::ClientCertificate;
+use crate::connection::Peer;
+use crate::connection_slots::Slot;
+use crate::failure::Failure;
+use crate::gate::{self, Context, context};
+use crate::rate_limit::{Client, Counted, Limiter};
+use crate::response_budget::AuthenticatedClient;
+use crate::reviews::Reviews;
+use crate::settings::{AdminError, Right, Settings};
+use crate::tls::Tls;
+use crate::token::{self, Tokens};
+use crate::unix_socket;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::Method;
+use actix_web::http::{Method, StatusCode};
 use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, HttpRequest};
 use berth_api::Kind;
-use std::collections::BTreeMap;
+use berth_core::spans;
 use std::sync::Arc;
+use tracing::Instrument;
 
 /// Unauthenticated requests a second of one address: without a token, with a wrong one, or with one that the API
 /// server has to review. Requests with the daemon's own tokens do not count, so no client locks another out. The same
@@ -50,10 +44,6 @@ const REVIEWED_PATH_BYTES_MAX: usize = 256;
 pub struct Access {
     tokens: Tokens,
     tls: Option<Arc<Tls>>,
-    /// The right of each client certificate's name.
-    clients: BTreeMap<String, Right>,
-    /// The right of certificates with other names.
-    others: Option<Right>,
     reviews: Option<Reviews>,
     reads: Limiter,
     changes: Limiter,
@@ -66,13 +56,11 @@ pub struct Access {
 impl Access {
     /// # Errors
     /// If a token's file or one of TLS cannot be used.
-    pub(super) fn open(settings: &Settings) -> Result<Self, AdminError> {
+    pub(crate) fn open(settings: &Settings) -> Result<Self, AdminError> {
         let access = &settings.access;
         Ok(Self {
             tokens: Tokens::open(&settings.token_file, &access.tokens)?,
             tls: access.tls.clone().map(Tls::open).transpose()?,
-            clients: access.tls.as_ref().and_then(|tls| tls.clients.clone()).unwrap_or_default(),
-            others: access.tls.as_ref().and_then(|tls| tls.others_may),
             reviews: settings.reviewer.clone().map(Reviews::new),
             reads: Limiter::new("reads", access.limits.reads_per_second),
             changes: Limiter::new("changes", access.limits.changes_per_second),
@@ -93,15 +81,15 @@ impl Access {
     async fn identify(&self, request: &HttpRequest, counted: Counted) -> Result<Identity, Failure> {
         let peer = request.conn_data::<Peer>();
         let stranger = |problem| self.unauthenticated.take_if(counted, &Client::of(peer)).and(Err(problem));
-        let token = match auth::bearer(request.headers()) {
+        let token = match token::bearer(request.headers()) {
             Ok(token) => token,
             Err(problem) => return stranger(problem),
         };
         if let Some(token) = token {
             if let Some((name, right)) = self.tokens.find(token) {
-                return Ok(Identity { name, right: Some(right), by: "token", user: None });
+                return Ok(Identity::with_right("token", name, right));
             }
-            let Some(reviews) = &self.reviews else { return stranger(auth::wrong_token()) };
+            let Some(reviews) = &self.reviews else { return stranger(token::wrong_token()) };
             let user = match reviews.cached_user(token) {
                 Some(user) => user,
                 None => {
@@ -110,7 +98,7 @@ impl Access {
                     if !reviews.was_authenticated(token) {
                         self.unauthenticated.take_if(counted, &Client::of(peer))?;
                     }
-                    reviews.authenticate(token, counted).await?.ok_or_else(auth::wrong_token)?
+                    reviews.authenticate(token, counted).await?.ok_or_else(token::wrong_token)?
                 }
             };
             return Ok(Identity {
@@ -122,32 +110,27 @@ impl Access {
         }
         let known = match peer {
             Some(Peer::Unix { uid, .. }) => unix_socket::trusted(*uid, self.own_uid)
-                .map(|name| Identity {
-                    name: name.into(),
-                    right: Some(Right::Change),
-                    by: "socket",
-                    user: None,
-                })
-                .ok_or_else(auth::no_token),
+                .map(|name| Identity::with_right("socket", name, Right::Change))
+                .ok_or_else(token::no_token),
             Some(Peer::Tls { certificate: Some(certificate), .. }) => self.certified(certificate, counted),
-            _ => Err(auth::no_token()),
+            _ => Err(token::no_token()),
         };
         known.or_else(stranger)
     }
 
     fn certified(&self, certificate: &ClientCertificate, counted: Counted) -> Result<Identity, Failure> {
-        let is_good = |tls: &Arc<Tls>| match counted {
+        let is_good = |tls: &&Arc<Tls>| match counted {
             Counted::Yes => certificate.is_good(tls),
             Counted::No => certificate.is_good_now(tls),
         };
-        if !self.tls.as_ref().is_some_and(is_good) {
+        let Some(tls) = self.tls.as_ref().filter(is_good) else {
             return Err(Failure::new(
                 Kind::Unauthorized,
                 "the client certificate has expired, or its CA is no longer taken",
             )
             .hint("renew it, and connect again")
             .challenge("Bearer"));
-        }
+        };
         let Some(name) = certificate.name() else {
             return Err(Failure::new(
                 Kind::Unauthorized,
@@ -155,11 +138,11 @@ impl Access {
             )
             .challenge("Bearer"));
         };
-        let right = self.clients.get(name).copied().or(self.others).ok_or_else(|| {
+        let right = tls.right_of(name).ok_or_else(|| {
             Failure::new(Kind::Forbidden, format!("the client certificate of {name:?} opens nothing here"))
                 .hint("the daemon's configuration says which do: admin.tls.clients, and othersMay")
         })?;
-        Ok(Identity { name: name.into(), right: Some(right), by: "certificate", user: None })
+        Ok(Identity::with_right("certificate", name, right))
     }
 
     /// Checks whether the caller may do this now. A user of the cluster without the right has the rate of an
@@ -174,7 +157,7 @@ impl Access {
         limiter.take(&caller.client())?;
         // A browser sends its certificate with requests of any page; it does not do so with a token.
         if caller.by == "certificate" && needed == Right::Change {
-            host::same_site(request.headers())?;
+            gate::same_site(request.headers())?;
         }
         let path = || reviewed(request);
         if self.may(caller, request.method(), path, Counted::Yes).await? {
@@ -219,7 +202,7 @@ impl Access {
     ///
     /// # Errors
     /// If it may not.
-    pub(super) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Failure> {
+    pub(crate) async fn may_read(&self, request: &ServiceRequest) -> Result<(), Failure> {
         let caller = self.identify(request.request(), Counted::Yes).await?;
         self.check_right(&caller, request).await?;
         know(request);
@@ -227,13 +210,13 @@ impl Access {
     }
 
     /// Limits the rate of requests that need no token.
-    pub(super) fn limit_public(&self, request: &ServiceRequest) -> Result<(), Failure> {
+    pub(crate) fn limit_public(&self, request: &ServiceRequest) -> Result<(), Failure> {
         self.reads.take(&Client::of(request.conn_data::<Peer>()))
     }
 
     /// Limits the rate of scrapes on the health listener. Probes are not limited.
-    pub(super) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Failure> {
-        match route::path(request) {
+    pub(crate) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Failure> {
+        match gate::path(request) {
             "/metrics" => self.scrapes.take(&Client::of(request.conn_data::<Peer>())),
             _ => Ok(()),
         }
@@ -243,9 +226,9 @@ impl Access {
 /// The path for the API server's review: as it is routed, without escapes, so that the review is about what is done.
 /// A path without a route is not reviewed.
 fn reviewed(request: &ServiceRequest) -> Result<&str, Failure> {
-    let path = route::path(request);
+    let path = gate::path(request);
     if request.resource_map().match_pattern(path).is_none() {
-        return Err(route::nothing_at(path));
+        return Err(gate::nothing_at(path));
     }
     if path.len() > REVIEWED_PATH_BYTES_MAX {
         let rule = format!("the path is longer than {REVIEWED_PATH_BYTES_MAX} bytes");
@@ -281,46 +264,84 @@ fn know(request: &ServiceRequest) {
 }
 
 /// The middleware around all of `/api/v1`, unknown routes included.
-pub(super) async fn kernel(
+pub(crate) async fn authenticate(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let context = context(&request)?;
     let mut line = (needed(request.method()) == Right::Change).then(|| Line::of(&request));
-    let let_in = match context.access.identify(request.request(), Counted::Yes).await {
-        Ok(identity) => {
-            let caller = Caller::new(identity);
-            if let Some(line) = &mut line {
-                line.caller(&caller);
-            }
-            match context.access.check_right(caller.identity(), &request).await {
-                Ok(()) => {
-                    know(&request);
-                    let client = caller.identity().client();
-                    context.budget.has_room(&client, request.request()).map(|()| caller)
-                }
-                Err(problem) => Err(problem),
-            }
-        }
-        Err(problem) => Err(problem),
-    };
-    let answered = match let_in {
+    let answered = match admit(&context, &request, line.as_mut()).await {
         Err(problem) => Ok(request.into_response(problem.response())),
         Ok(caller) => {
             let client = caller.identity().client();
             request.extensions_mut().insert(caller);
-            request_span::call(request, next).await.map(|response| {
+            call_in_span(request, next).await.map(|response| {
                 let mut response = response.map_into_boxed_body();
                 response.response_mut().extensions_mut().insert(AuthenticatedClient(client));
                 response
             })
         }
     };
-    if let Some(line) = line {
-        line.answered(match &answered {
-            Ok(response) => response.status(),
-            Err(error) => error.as_response_error().status_code(),
-        });
+    if let Some(mut line) = line {
+        line.status = Some(status(&answered));
     }
     answered
+}
+
+/// The caller of a request that it may make. `line`: its audit line, which gets the caller even if it may not.
+async fn admit(
+    context: &Context,
+    request: &ServiceRequest,
+    line: Option<&mut Line>,
+) -> Result<Caller, Failure> {
+    let caller = Caller::new(context.access.identify(request.request(), Counted::Yes).await?);
+    if let Some(line) = line {
+        line.caller = Some(caller.clone());
+    }
+    context.access.check_right(caller.identity(), request).await?;
+    know(request);
+    context.budget.has_room(&caller.identity().client(), request.request())?;
+    Ok(caller)
+}
+
+fn status<B>(answered: &Result<ServiceResponse<B>, Error>) -> StatusCode {
+    match answered {
+        Ok(response) => response.status(),
+        Err(error) => error.as_response_error().status_code(),
+    }
+}
+
+/// Runs an authenticated request in a span, in its caller's trace if the request names one: other requests must not
+/// write into traces, and probes and pages have no span. What follows the response's head, such as an event stream, is
+/// not part of the span.
+async fn call_in_span<B: MessageBody>(
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<ServiceResponse<B>, Error> {
+    if !spans::is_on() {
+        return next.call(request).await;
+    }
+    // The template of the route table, never a text of the client.
+    let route = gate::route(request.request());
+    let tls = request.app_config().secure();
+    let span = spans::http(method(request.method()), route.as_deref(), request.path(), tls);
+    let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    spans::set_parent(&span, header("traceparent"), header("tracestate"));
+    let answered = next.call(request).instrument(span.clone()).await;
+    spans::http_answered(&span, status(&answered).as_u16());
+    answered
+}
+
+/// One of a closed list: a client may send any token as its method.
+fn method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::PUT => "PUT",
+        Method::POST => "POST",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        _ => "_OTHER",
+    }
 }

@@ -1,15 +1,16 @@
 //! Request bodies: read up to a limit and a deadline, then parsed. Content-Length is not trusted.
 
-use super::failure::Failure;
-use super::unique_keys;
+use crate::failure::{Failure, excerpt};
 use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use actix_web::web::Payload;
-use berth_api::Shape;
-use berth_api::{Kind, MODULE_BYTES_MAX};
-use berth_files::yaml::plain;
+use berth_api::{Kind, MODULE_BYTES_MAX, Shape};
+use berth_files::yaml::{plain, shown};
 use futures_util::StreamExt;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use std::collections::HashSet;
+use std::fmt;
 use std::time::Duration;
 
 /// Largest JSON body, bytes: a stack of 16 entries with parameters of 6 KiB, escaped twice.
@@ -51,14 +52,14 @@ fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Failure> {
     // Compressed bodies are refused: the size of their content has no limit.
     let packed = request.headers().get_all(CONTENT_ENCODING).find(|c| *c != "identity");
     if let Some(packed) = packed {
-        let given: String = String::from_utf8_lossy(packed.as_bytes()).chars().take(80).collect();
-        return Err(Failure::new(Kind::MediaType, format!("the body came packed, as {given:?}"))
+        let given = String::from_utf8_lossy(packed.as_bytes());
+        return Err(Failure::new(Kind::MediaType, format!("the body came packed, as {:?}", excerpt(&given)))
             .hint("send it as it is, without Content-Encoding"));
     }
     if request.content_type().eq_ignore_ascii_case(wanted) {
         return Ok(());
     }
-    let given: String = request.content_type().chars().take(80).collect();
+    let given = excerpt(request.content_type());
     Err(Failure::new(Kind::MediaType, format!("the body is taken as {wanted}, and came as {given:?}"))
         .hint(format!("send `Content-Type: {wanted}`")))
 }
@@ -117,7 +118,8 @@ fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Failure> {
     if other == Some("a list") {
         return Err(invalid(not_an_object::<T>("a list")));
     }
-    let parsed = serde_json::from_slice(bytes).and_then(|body| unique_keys::check(bytes).map(|()| body));
+    let parsed =
+        serde_json::from_slice(bytes).and_then(|body| serde_json::from_slice(bytes).map(|UniqueKeys| body));
     parsed.map_err(|error| {
         if error.is_data() {
             invalid(other.map_or_else(|| message(&error), not_an_object::<T>))
@@ -161,6 +163,59 @@ fn not_an_object<T: Shape>(what: &str) -> String {
     // The key between the first two quotes.
     let key = T::LOOKS.split('"').nth(1).unwrap_or_default();
     format!("the body is {what}; an object is taken, with keys such as `{key}`")
+}
+
+/// Any JSON value whose objects have unique keys. serde_json keeps the last value of a repeated key in a free map, such
+/// as the parameters of a policy, and the caller would not learn which one is used.
+struct UniqueKeys;
+
+impl<'de> Deserialize<'de> for UniqueKeys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyValue)
+    }
+}
+
+struct AnyValue;
+
+impl<'de> Visitor<'de> for AnyValue {
+    type Value = UniqueKeys;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+    fn visit_unit<E>(self) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
+    }
+    fn visit_bool<E>(self, _: bool) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
+    }
+    fn visit_i64<E>(self, _: i64) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
+    }
+    fn visit_u64<E>(self, _: u64) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
+    }
+    fn visit_f64<E>(self, _: f64) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
+    }
+    fn visit_str<E>(self, _: &str) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<UniqueKeys, A::Error> {
+        while list.next_element::<UniqueKeys>()?.is_some() {}
+        Ok(UniqueKeys)
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueKeys, A::Error> {
+        let mut keys = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if keys.contains(&key) {
+                return Err(Error::custom(format!("the key {} is given twice", shown(&key))));
+            }
+            keys.insert(key);
+            map.next_value::<UniqueKeys>()?;
+        }
+        Ok(UniqueKeys)
+    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 //! It is read directly from the DER, since nothing else of it is needed, and only from certificates that the TLS
 //! library has parsed and found signed by the configured CA. A subject in any unusual form has no name.
 
-use super::tls::Tls;
 use crate::settings::NAME_BYTES_MAX;
+use crate::tls::Tls;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const STRINGS: [u8; 3] = [0x0c, 0x13, 0x16];
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 
 /// The certificate that a client sent in the handshake.
-pub(super) struct ClientCertificate {
+pub(crate) struct ClientCertificate {
     chain: Vec<CertificateDer<'static>>,
     name: Option<String>,
     /// When it was last valid, and with which state of the CA's file.
@@ -32,25 +32,25 @@ pub(super) struct ClientCertificate {
 
 impl ClientCertificate {
     /// `None` for an empty chain.
-    pub(super) fn of(chain: &[CertificateDer<'static>]) -> Option<Self> {
+    pub(crate) fn of(chain: &[CertificateDer<'static>]) -> Option<Self> {
         let name = common_name(chain.first()?);
         // The handshake used some state of the CA's file that is not known here, so the certificate is checked again.
         Some(Self { chain: chain.to_vec(), name, checked: Mutex::new((Instant::now(), 0)) })
     }
 
     /// Its common name, if it has exactly one that is printable.
-    pub(super) fn name(&self) -> Option<&str> {
+    pub(crate) fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
     /// Whether it is still valid: signed by a CA of the present file, and not expired.
-    pub(super) fn is_good(&self, tls: &Tls) -> bool {
+    pub(crate) fn is_good(&self, tls: &Tls) -> bool {
         let (since, state) = *self.checked.lock();
         state == tls.state() && since.elapsed() < RECHECK_EVERY || self.is_good_now(tls)
     }
 
     /// As [`Self::is_good`], checked now.
-    pub(super) fn is_good_now(&self, tls: &Tls) -> bool {
+    pub(crate) fn is_good_now(&self, tls: &Tls) -> bool {
         let mut good = self.checked.lock();
         let state = tls.state();
         let is_good = tls.verify(&self.chain);

@@ -4,14 +4,15 @@
 //! Without the last, a client could send requests without end: the HTTP library would keep them, and responses
 //! without a body, in memory. So it gets about one request at a time.
 
-use super::connection_slots::{ConnectionSlots, SlotGuard};
-use super::peer::Peer;
-use super::rate_limit::Client;
-use super::slot::Slot;
+use crate::certificate::ClientCertificate;
+use crate::connection_slots::{ConnectionSlots, Slot, SlotGuard};
+use crate::rate_limit::Client;
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
 use actix_web::rt::net::{ActixStream, Ready, TcpStream, UnixStream};
+use std::fmt;
 use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const HEADS_AT_ONCE: usize = 4 * 1024;
 
 /// A connection with a slot.
-pub(super) struct Connection<Io> {
+pub(crate) struct Connection<Io> {
     io: Io,
     taken: SlotGuard,
     /// Whether the last write is pending.
@@ -34,31 +35,26 @@ pub(super) struct Connection<Io> {
 }
 
 impl Connection<TcpStream> {
-    /// An accepted TCP connection, once it has a slot.
-    pub(super) async fn tcp(io: TcpStream, slots: &Arc<ConnectionSlots>) -> Self {
+    /// An accepted TCP connection, once it has a slot. A service, which never fails.
+    pub(crate) async fn tcp(io: TcpStream, slots: Arc<ConnectionSlots>) -> Result<Self, ()> {
         // Responses are written whole, so Nagle's algorithm would only delay them.
         let _ = io.set_nodelay(true);
         let client = io.peer_addr().map_or(Client::Others, |from| Client::at(from.ip()));
-        Self::new(io, slots.take(client).await)
+        Ok(Self::new(io, slots.take(client).await))
     }
 }
 
 impl Connection<UnixStream> {
     /// An accepted connection of the Unix socket, once it has a slot.
-    pub(super) async fn unix(io: UnixStream, slots: &Arc<ConnectionSlots>) -> Self {
+    pub(crate) async fn unix(io: UnixStream, slots: Arc<ConnectionSlots>) -> Result<Self, ()> {
         let client = io.peer_cred().map_or(Client::Others, |peer| Client::User(peer.uid()));
-        Self::new(io, slots.take(client).await)
+        Ok(Self::new(io, slots.take(client).await))
     }
 }
 
 impl<Io> Connection<Io> {
     fn new(io: Io, taken: SlotGuard) -> Self {
         Self { io, taken, full: false, reads: false, heads: 0 }
-    }
-
-    /// The connection below.
-    pub(super) fn get_ref(&self) -> &Io {
-        &self.io
     }
 
     fn slot(&self) -> &Arc<Slot> {
@@ -160,47 +156,70 @@ impl<Io: ActixStream> ActixStream for Connection<Io> {
     }
 }
 
-/// What a request finds in its connection's data: the slot and the peer.
-pub(super) trait Ends {
-    fn slot(&self) -> &Arc<Slot>;
-    fn peer(&self) -> Option<Peer>;
+/// A transport, whose requests find its slot and its peer in the data of their connection.
+pub(crate) trait Transport {
+    /// The slot, and the peer unless it has disconnected already.
+    fn ends(&self) -> (&Arc<Slot>, Option<Peer>);
 }
 
-impl Ends for Connection<TcpStream> {
-    fn slot(&self) -> &Arc<Slot> {
-        &self.taken.slot
-    }
-
-    fn peer(&self) -> Option<Peer> {
-        Peer::tcp(&self.io)
+impl Transport for Connection<TcpStream> {
+    fn ends(&self) -> (&Arc<Slot>, Option<Peer>) {
+        (self.slot(), self.io.peer_addr().ok().map(Peer::Tcp))
     }
 }
 
-impl Ends for TlsStream<Connection<TcpStream>> {
-    fn slot(&self) -> &Arc<Slot> {
-        &self.get_ref().0.taken.slot
-    }
-
-    fn peer(&self) -> Option<Peer> {
-        let (wire, session) = self.get_ref();
-        Peer::tls(wire.get_ref(), session.peer_certificates())
+impl Transport for TlsStream<Connection<TcpStream>> {
+    fn ends(&self) -> (&Arc<Slot>, Option<Peer>) {
+        let (connection, session) = self.get_ref();
+        let certificate = session.peer_certificates().and_then(ClientCertificate::of);
+        let peer = connection.io.peer_addr().ok().map(|from| Peer::Tls { from, certificate });
+        (connection.slot(), peer)
     }
 }
 
-impl Ends for Connection<UnixStream> {
-    fn slot(&self) -> &Arc<Slot> {
-        &self.taken.slot
-    }
-
-    fn peer(&self) -> Option<Peer> {
-        Peer::unix(&self.io)
+impl Transport for Connection<UnixStream> {
+    fn ends(&self) -> (&Arc<Slot>, Option<Peer>) {
+        let peer = self.io.peer_cred().ok();
+        (self.slot(), peer.map(|peer| Peer::Unix { uid: peer.uid(), pid: peer.pid() }))
     }
 }
 
 /// Adds both. Without a known peer none is added, and the request is unauthenticated.
-pub(super) fn note(ends: &impl Ends, data: &mut Extensions) {
-    data.insert(Arc::clone(ends.slot()));
-    if let Some(peer) = ends.peer() {
+pub(crate) fn note(transport: &impl Transport, data: &mut Extensions) {
+    let (slot, peer) = transport.ends();
+    data.insert(Arc::clone(slot));
+    if let Some(peer) = peer {
         data.insert(peer);
+    }
+}
+
+/// The peer of a connection, as the connection itself shows it: an address, a client certificate, or a user of this
+/// machine. The HTTP library keeps it with each connection.
+pub(crate) enum Peer {
+    /// Over plain TCP.
+    Tcp(SocketAddr),
+    /// Over TLS.
+    Tls {
+        /// The address.
+        from: SocketAddr,
+        /// The client's certificate, verified in the handshake.
+        certificate: Option<ClientCertificate>,
+    },
+    /// Over the Unix socket: the user by SO_PEERCRED, at the time of the connect.
+    Unix {
+        /// Effective user.
+        uid: u32,
+        /// The process id, if it is of our namespace.
+        pid: Option<i32>,
+    },
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(from) | Self::Tls { from, .. } => write!(f, "{from}"),
+            Self::Unix { uid, pid: Some(pid) } => write!(f, "user {uid}, process {pid}"),
+            Self::Unix { uid, pid: None } => write!(f, "user {uid}"),
+        }
     }
 }

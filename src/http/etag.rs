@@ -4,9 +4,9 @@
 //! instead of the same body again. A strong tag is a revision of an operator's setting, for `If-Match`, so that no
 //! change overwrites another one unseen.
 
-use super::failure::Failure;
-use super::query;
-use super::route::{API, IDENTITY};
+use crate::failure::{Failure, excerpt};
+use crate::gate::{API, IDENTITY};
+use crate::query;
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{
@@ -42,21 +42,26 @@ pub fn of<T: Serialize>(shown: &T) -> Result<String, Failure> {
     Ok(strong(&bytes(shown)?))
 }
 
-/// The tags of the request's `If-Match`.
-#[derive(Debug)]
-pub struct IfMatch(Tags);
+/// The tags of a condition.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Tags {
+    /// `*`, or no `If-Match`: any state.
+    Any,
+    /// One of these.
+    These(Vec<String>),
+}
 
-impl IfMatch {
+impl Tags {
     /// Whether it matches any state.
     pub fn is_any(&self) -> bool {
-        self.0 == Tags::Any
+        *self == Self::Any
     }
 
-    /// Whether it matches this tag. A weak tag never matches (RFC 9110, 13.1.1).
+    /// Whether an `If-Match` with these matches this tag. A weak tag never matches (RFC 9110, 13.1.1).
     pub fn names(&self, present: &str) -> bool {
-        match &self.0 {
-            Tags::Any => true,
-            Tags::These(tags) => tags.iter().any(|tag| tag == present),
+        match self {
+            Self::Any => true,
+            Self::These(tags) => tags.iter().any(|tag| tag == present),
         }
     }
 }
@@ -65,12 +70,9 @@ impl IfMatch {
 ///
 /// # Errors
 /// [`Kind::Header`] if it is malformed.
-pub fn if_match(request: &HttpRequest) -> Result<IfMatch, Failure> {
-    match tags(request.headers(), &IF_MATCH) {
-        None => Ok(IfMatch(Tags::Any)),
-        Some(Ok(tags)) => Ok(IfMatch(tags)),
-        Some(Err(rule)) => Err(Failure::new(Kind::Header, format!("If-Match: {rule}"))),
-    }
+pub fn if_match(request: &HttpRequest) -> Result<Tags, Failure> {
+    let given = tags(request.headers(), &IF_MATCH).unwrap_or(Ok(Tags::Any));
+    given.map_err(|rule| Failure::new(Kind::Header, format!("If-Match: {rule}")))
 }
 
 /// Compares the request's `If-Match`, if it has one, with the present tag.
@@ -99,7 +101,7 @@ const CONDITIONAL_HEADERS: [&str; 7] = [
 /// The middleware around all of /api/v1 for queries and conditions. It refuses an unknown key of a query, and a
 /// condition that the route would ignore: its sender relies on it. A response with a strong tag is never compressed,
 /// since the tag stands for its exact bytes (RFC 9110, 8.8.3).
-pub(super) async fn check_conditions(
+pub(crate) async fn check_conditions(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
@@ -117,7 +119,7 @@ pub(super) async fn check_conditions(
 
 /// Turns a 200 into 304 for a read with `If-None-Match: *`, which matches every existing representation (RFC 9110,
 /// 13.1.2).
-pub(super) fn not_modified_if_any(mut response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
+pub(crate) fn not_modified_if_any(mut response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
     let request = response.request();
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     if !reads || response.status() != StatusCode::OK || !has_if_none_match_any(request.headers()) {
@@ -190,12 +192,6 @@ fn opaque(tag: &str) -> &str {
     tag.strip_prefix("W/").unwrap_or(tag)
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Tags {
-    Any,
-    These(Vec<String>),
-}
-
 /// The tags of a condition; `None` without one.
 fn tags(headers: &HeaderMap, name: &HeaderName) -> Option<Result<Tags, String>> {
     let mut given = headers.get_all(name).peekable();
@@ -209,8 +205,7 @@ fn tags(headers: &HeaderMap, name: &HeaderName) -> Option<Result<Tags, String>> 
         for tag in text.split(',').map(str::trim) {
             let quoted = opaque(tag).strip_prefix('"').and_then(|t| t.strip_suffix('"'));
             if quoted.is_none_or(|t| t.contains('"')) {
-                let shown: String = tag.chars().take(80).collect();
-                return Some(Err(format!("an ETag in its quotes, not {shown:?}")));
+                return Some(Err(format!("an ETag in its quotes, not {:?}", excerpt(tag))));
             }
             if all.len() == TAGS_MAX {
                 return Some(Err(format!("at most {TAGS_MAX} ETags")));

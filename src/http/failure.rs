@@ -1,12 +1,27 @@
 //! An error of a request: a [`Problem`] and its response headers.
 
-use actix_web::http::{StatusCode, header};
+use actix_web::http::StatusCode;
+use actix_web::http::header::{self, HeaderName, HeaderValue};
 use actix_web::{HttpResponse, ResponseError};
 use berth_api::{Action, Check, Kind, Problem};
 use std::fmt;
 
+/// Characters of a client's text in an error.
+const EXCERPT_CHARACTERS: usize = 80;
 /// The media type of problems.
 pub const PROBLEM_JSON: &str = "application/problem+json";
+
+/// The beginning of a client's text, for an error: it may be as long as a request's head.
+#[must_use]
+pub fn excerpt(text: &str) -> &str {
+    match text.char_indices().nth(EXCERPT_CHARACTERS) {
+        Some((end, _)) => &text[..end],
+        None => text,
+    }
+}
+
+/// The result of a handler.
+pub type HandlerResult = Result<HttpResponse, Failure>;
 
 /// An error of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,25 +29,14 @@ pub struct Failure {
     /// The body of the response.
     pub problem: Box<Problem>,
     /// Headers of the response.
-    headers: Option<Box<Headers>>,
-}
-
-/// The header values of a failure.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Headers {
-    /// Seconds after which a retry makes sense.
-    retry_after_s: Option<u64>,
-    /// The allowed methods.
-    allow: Option<&'static str>,
-    /// The `WWW-Authenticate` challenge.
-    challenge: Option<&'static str>,
+    headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Failure {
     /// A failure of this kind; `detail` has the circumstances.
     #[must_use]
     pub fn new(kind: Kind, detail: impl fmt::Display) -> Self {
-        Self { problem: Box::new(Problem::new(kind, detail)), headers: None }
+        Self { problem: Box::new(Problem::new(kind, detail)), headers: Vec::new() }
     }
 
     /// Adds advice for the client.
@@ -58,46 +62,40 @@ impl Failure {
 
     /// Adds the seconds after which a retry makes sense.
     #[must_use]
-    pub fn retry_after(mut self, seconds: u64) -> Self {
-        self.headers.get_or_insert_default().retry_after_s = Some(seconds);
-        self
+    pub fn retry_after(self, seconds: u64) -> Self {
+        self.header(header::RETRY_AFTER, seconds.into())
     }
 
     /// Adds the allowed methods.
     #[must_use]
-    pub fn allow(mut self, methods: &'static str) -> Self {
-        self.headers.get_or_insert_default().allow = Some(methods);
-        self
+    pub fn allow(self, methods: &'static str) -> Self {
+        self.header(header::ALLOW, HeaderValue::from_static(methods))
     }
 
     /// Adds the `WWW-Authenticate` challenge.
     #[must_use]
-    pub fn challenge(mut self, challenge: &'static str) -> Self {
-        self.headers.get_or_insert_default().challenge = Some(challenge);
+    pub fn challenge(self, challenge: &'static str) -> Self {
+        self.header(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge))
+    }
+
+    fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.push((name, value));
         self
     }
 
     /// The failure for a status that a lower layer chose without a body.
     #[must_use]
     pub fn of_status(status: StatusCode, detail: impl fmt::Display) -> Self {
-        Self { problem: Box::new(Problem::of_status(status.as_u16(), detail)), headers: None }
+        Self { problem: Box::new(Problem::of_status(status.as_u16(), detail)), headers: Vec::new() }
     }
 
     /// The response.
     #[must_use]
     pub fn response(&self) -> HttpResponse {
-        let status = self.status_code();
-        let mut response = HttpResponse::build(status);
+        let mut response = HttpResponse::build(self.status_code());
         response.content_type(PROBLEM_JSON);
-        let headers = self.headers.as_deref().cloned().unwrap_or_default();
-        if let Some(seconds) = headers.retry_after_s {
-            response.insert_header((header::RETRY_AFTER, seconds.to_string()));
-        }
-        if let Some(allow) = headers.allow {
-            response.insert_header((header::ALLOW, allow));
-        }
-        if let Some(challenge) = headers.challenge {
-            response.insert_header((header::WWW_AUTHENTICATE, challenge));
+        for header in self.headers.iter().cloned() {
+            response.insert_header(header);
         }
         // Serializing strings and numbers cannot fail.
         response.body(serde_json::to_vec(&self.problem).unwrap_or_default())

@@ -1,25 +1,28 @@
-//! The middleware of all requests: host, rate, counters, and the headers of all responses.
+//! The middleware of all requests: host, rate, counters, and the headers of all responses. The paths and methods of
+//! routes, and what a client gets of the probes and of `/metrics`.
 
-use super::access;
-use super::context::context;
-use super::failure::{Failure, PROBLEM_JSON};
-use super::peer::Peer;
-use super::request_body::{self, RequestBody};
-use super::route::{API, IDENTITY, path};
-use super::slot::{Slot, Work};
-use super::{counting, etag, host, probe_details, query};
+use crate::access::{self, Access};
+use crate::connection::Peer;
+use crate::connection_slots::{Slot, Work};
+use crate::failure::{Failure, PROBLEM_JSON, excerpt};
+use crate::request_body::{self, RequestBody};
+use crate::response_budget::Budget;
+use crate::{etag, query};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{
-    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
-    X_FRAME_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderMap, HeaderValue,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use actix_web::middleware::{Next, from_fn};
-use actix_web::web::{PathConfig, QueryConfig, ServiceConfig};
-use actix_web::{Error, Scope, web};
-use berth_api::Kind;
+use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig};
+use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, Resource, Route, Scope, guard};
+use berth_api::{Check, Kind};
+use berth_core::counters::{Counters, Method};
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Whether the path is below /api/v1, whose own middleware limits the rate.
@@ -43,42 +46,41 @@ pub fn api() -> Scope<
         InitError = (),
     >,
 > {
-    web::scope(API).wrap(from_fn(etag::check_conditions)).wrap(from_fn(access::kernel))
+    web::scope(API).wrap(from_fn(etag::check_conditions)).wrap(from_fn(access::authenticate))
 }
 
 /// Makes malformed paths and queries problems.
-pub(super) fn problems(config: &mut ServiceConfig) {
+pub(crate) fn problems(config: &mut ServiceConfig) {
     config.app_data(PathConfig::default().error_handler(|e, _| Failure::new(Kind::Path, e).into()));
     config.app_data(QueryConfig::default().error_handler(|e, _| Failure::new(Kind::Query, e).into()));
 }
 
 /// The middleware of the admin listener.
-pub(super) async fn admin_gate(
+pub(crate) async fn admin_gate(
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let begun = StartedRequest::by(&mut request);
-    let refused = match request.conn_data::<Peer>() {
+    let admitted = admit(&context(&request)?.access, &request).await;
+    pass(request, next, begun, admitted.err()).await
+}
+
+async fn admit(access: &Access, request: &ServiceRequest) -> Result<(), Failure> {
+    match request.conn_data::<Peer>() {
         // A page of another origin cannot connect to a Unix socket. Over TLS, if it points its own name to this
         // address, the certificate has another name and the connection ends.
-        Some(Peer::Unix { .. } | Peer::Tls { .. }) => Ok(()),
-        _ => host::check(request.headers()),
-    };
+        Some(Peer::Unix { .. } | Peer::Tls { .. }) => {}
+        _ => check_host(request.headers())?,
+    }
     // Below /api/v1 requests are counted by caller, in its own middleware.
-    let context = context(&request)?;
-    let refused = match is_api(path(&request)) {
-        true => refused,
-        false => refused.and_then(|()| context.access.limit_public(&request)),
-    };
-    let refused = match refused {
-        Ok(()) => probe_details::check_daemon_routes(&context, &request).await,
-        refused => refused,
-    };
-    pass(request, next, begun, refused.err()).await
+    if !is_api(path(request)) {
+        access.limit_public(request)?;
+    }
+    check_daemon_routes(access, request).await
 }
 
 /// The middleware of the health listener. Probes have the pod's address as host.
-pub(super) async fn health_gate(
+pub(crate) async fn health_gate(
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
@@ -121,7 +123,7 @@ async fn pass(
     let response = etag::not_modified_if_any(response);
     let (response, share) = context.budget.within(response);
     let response = finish(response);
-    counting::count(&context, response.request(), response.status().as_u16(), at);
+    count(&context, response.request(), response.status().as_u16(), at);
     if let Some((work, bytes)) =
         work.as_ref().zip(request_body::bytes(response.response().body(), share.as_ref()))
     {
@@ -167,4 +169,260 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
     response
+}
+
+/// The state that all requests of all listeners share.
+pub struct Context {
+    /// Authentication and its limits.
+    pub access: Access,
+    /// The memory of responses that are not read yet.
+    pub(crate) budget: Budget,
+    pub(crate) gate: Gate,
+    /// Counters of responses.
+    pub(crate) figures: Arc<Counters>,
+}
+
+impl Context {
+    pub(crate) fn new(access: Access, figures: Arc<Counters>) -> Self {
+        Self { access, budget: Budget::default(), gate: Gate::default(), figures }
+    }
+}
+
+/// Counts requests, so that a stop can let them finish.
+#[derive(Default)]
+pub(crate) struct Gate {
+    inside: AtomicUsize,
+    closed: AtomicBool,
+}
+
+impl Gate {
+    /// Admits a request; `None` once closed.
+    pub(crate) fn enter(&self) -> Option<GateGuard<'_>> {
+        // Counted before the check, so that a close either sees the request or is seen by it.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = GateGuard(self);
+        (!self.closed.load(Ordering::SeqCst)).then_some(inside)
+    }
+
+    /// Admits no request any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether no request is in progress.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// One request in progress.
+pub(crate) struct GateGuard<'a>(&'a Gate);
+
+impl Drop for GateGuard<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+pub(crate) fn context(request: &ServiceRequest) -> Result<Data<Context>, Error> {
+    let context = request.app_data::<Data<Context>>().cloned();
+    context.ok_or_else(|| Failure::new(Kind::Internal, "the server has no context").into())
+}
+
+/// The prefix of all routes that need a token.
+pub const API: &str = "/api/v1";
+/// Set by a handler whose response must not be compressed; it is removed before the response is sent.
+pub const IDENTITY: &str = "identity";
+
+/// The path by which a request is routed: without escapes, except those of `%`, `/` and `+`.
+pub(crate) fn path(request: &ServiceRequest) -> &str {
+    request.match_info().as_str()
+}
+
+/// A resource that answers other methods with the allowed ones.
+pub fn resource(path: &str, allow: &'static str) -> Resource {
+    web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
+        let detail = format!("{} is not a method of {}; it has {allow}", request.method(), request.path());
+        Failure::new(Kind::Method, detail).allow(allow).response()
+    }))
+}
+
+/// GET, and HEAD with it.
+#[must_use]
+pub fn read() -> Route {
+    web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
+}
+
+/// Answers a path without a route.
+pub async fn no_route(request: HttpRequest) -> HttpResponse {
+    nothing_at(request.path()).response()
+}
+
+/// The problem of a path without a route.
+#[must_use]
+pub fn nothing_at(path: &str) -> Failure {
+    let path: String = path.chars().take(200).collect();
+    Failure::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
+}
+
+/// Checks that the request names this machine by a name that means only itself, against DNS rebinding: a page of another
+/// origin can make a browser resolve its own name to 127.0.0.1, but cannot send another name than its own.
+fn check_host(headers: &HeaderMap) -> Result<(), Failure> {
+    let mut given = headers.get_all(HOST);
+    let (first, second) = (given.next(), given.next());
+    let host = first.and_then(|h| h.to_str().ok());
+    match (host, second) {
+        (Some(host), None) if is_loopback(host) => Ok(()),
+        _ => {
+            let host = excerpt(host.unwrap_or_default());
+            let rule = format!("this listener answers to localhost, 127.0.0.1 and [::1], not to {host:?}");
+            let hint = "reach it on the node itself, or by `kubectl port-forward`";
+            Err(Failure::new(Kind::Host, rule).hint(hint))
+        }
+    }
+}
+
+/// Checks that a browser that sends its certificate does so for a page of this API. Other programs send neither
+/// header.
+pub(crate) fn same_site(headers: &HeaderMap) -> Result<(), Failure> {
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let own = match (text("sec-fetch-site"), text("origin")) {
+        (Some(site), _) => matches!(site, "same-origin" | "none"),
+        (None, Some(origin)) => text("host").is_some_and(|host| origin == format!("https://{host}")),
+        (None, None) => true,
+    };
+    match own {
+        true => Ok(()),
+        false => Err(Failure::new(Kind::Forbidden, "a page of another site asks for this change")
+            .hint("open the daemon's own page for it")),
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let (name, rest) = match host.strip_prefix('[') {
+        Some(bracketed) => bracketed.split_once(']').unwrap_or(("", "")),
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    let names_this_machine =
+        name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    names_this_machine && (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port))
+}
+
+/// Counts a response with this status, for `/metrics`. The route is the template of the route table, never the path,
+/// which the client chooses.
+fn count(context: &Context, request: &HttpRequest, status: u16, began: Instant) {
+    let route = route(request);
+    // Without a route, or refused before routing.
+    let route = route.as_deref().unwrap_or("unmatched");
+    let method = Method::of(request.method().as_str());
+    context.figures.http.answered(route, method, status, began.elapsed());
+}
+
+/// The template of the route table that a request matches.
+pub(crate) fn route(request: &HttpRequest) -> Option<String> {
+    request.match_pattern().map(|pattern| pattern.replace(":.*}", "}"))
+}
+
+/// Marks a request whose response has no details.
+struct WithoutDetails;
+
+/// Checks which parts of `/metrics`, `/livez` and `/readyz` a client of the admin listener gets. From this node:
+/// everything. From the network, over TLS: metrics and details name resources, GPUs, policies and addresses, so they
+/// need the right to read; other clients get the result and the names of the checks.
+///
+/// # Errors
+/// If the client may not have the metrics.
+async fn check_daemon_routes(access: &Access, request: &ServiceRequest) -> Result<(), Failure> {
+    let certified = match request.conn_data::<Peer>() {
+        Some(Peer::Tls { from, certificate }) if !from.ip().to_canonical().is_loopback() => {
+            certificate.is_some()
+        }
+        // Without TLS the listener is on loopback.
+        _ => return Ok(()),
+    };
+    match path(request) {
+        "/metrics" => access.may_read(request).await,
+        "/livez" | "/readyz" => {
+            // A probe without credentials does not count as a failed authentication.
+            let shows = certified || request.headers().contains_key(AUTHORIZATION);
+            if !shows || access.may_read(request).await.is_err() {
+                request.extensions_mut().insert(WithoutDetails);
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The checks, with details only if the client may have them.
+pub fn visible_checks(request: &HttpRequest, mut checks: Vec<Check>) -> Vec<Check> {
+    if request.extensions().get::<WithoutDetails>().is_some() {
+        checks.iter_mut().for_each(|check| check.detail = None);
+    }
+    checks
+}
+
+/// The failed checks in one line: their names, with details if the client may have them.
+pub fn describe_failed(checks: &[Check]) -> String {
+    let failed = checks.iter().filter(|check| !check.ok);
+    let words = failed.map(|check| match &check.detail {
+        Some(detail) => format!("{}: {detail}", check.name),
+        None => check.name.clone(),
+    });
+    words.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix_web::http::header::{HeaderName, HeaderValue};
+
+    #[test]
+    fn a_page_of_another_site_changes_nothing_with_a_browsers_certificate() {
+        let may = |given: &[(&str, &str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in given {
+                let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+                headers.insert(name, HeaderValue::from_str(value).unwrap());
+            }
+            same_site(&headers).is_ok()
+        };
+        let host = ("host", "gpu-1:9470");
+        assert!(may(&[host]));
+        assert!(may(&[host, ("origin", "https://gpu-1:9470")]));
+        assert!(may(&[host, ("sec-fetch-site", "same-origin"), ("origin", "https://gpu-1:9470")]));
+        for closed in [
+            [host, ("origin", "https://evil.example")],
+            [host, ("origin", "http://gpu-1:9470")],
+            [host, ("origin", "null")],
+            [host, ("sec-fetch-site", "cross-site")],
+            [host, ("sec-fetch-site", "same-site")],
+        ] {
+            assert!(!may(&closed), "{closed:?}");
+        }
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_taken() {
+        for host in ["localhost", "LocalHost:9470", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:9470"] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example:9470",
+            "10.0.0.1",
+            "::1",
+            "[::1]x",
+            "localhost:",
+            "localhost:x",
+            "[::2]",
+            "localhost:1:2",
+            "0.0.0.0",
+        ] {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
 }

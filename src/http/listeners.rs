@@ -1,27 +1,21 @@
 //! The listeners and their threads: bound at start, run once the ledger is open, stopped within a second.
 
-use super::access::Access;
-use super::connection::{self, Connection};
-use super::connection_slots::{ConnectionSlots, SWEEP_EVERY};
-use super::context::Context;
-use super::error::AdminError;
-use super::gate;
-use super::malformed::Malformed;
-use super::server_settings::Settings;
-use super::slot::UNREAD_MAX;
-use super::unix_socket::AdminSocket;
-use super::{clock_guard, compress};
+use crate::access::Access;
+use crate::connection::{self, Connection};
+use crate::connection_slots::{ConnectionSlots, SWEEP_EVERY, UNREAD_MAX};
+use crate::gate::{self, Context};
+use crate::settings::{AdminError, Settings};
+use crate::unix_socket::AdminSocket;
+use crate::{clock_guard, compress};
 use actix_http::HttpService;
 use actix_server::ServerBuilder;
 use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
 use actix_tls::accept::rustls_0_23::Acceptor;
-use actix_web::dev::AppConfig;
+use actix_web::dev::{self, AppConfig};
 use actix_web::http::KeepAlive;
 use actix_web::middleware::{Compress, from_fn};
-use actix_web::rt;
-use actix_web::rt::net::{TcpStream, UnixStream};
 use actix_web::web::{Data, ServiceConfig};
-use actix_web::{App, dev};
+use actix_web::{App, rt};
 use berth_core::counters::{Counters, MALFORMED};
 use std::future::{Future, ready};
 use std::io::{self, ErrorKind};
@@ -30,12 +24,12 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Workers of the admin listener. Fixed: GPU nodes have 96 to 256 processors.
 const WORKERS: usize = 2;
 /// Connections of the admin listener: for some operators, browsers (6 connections each) and scripts. A further one
-/// replaces another ([`super::connection_slots`]). With buffers of 8 KiB each way they take 4 MiB, and with TLS some
+/// replaces another ([`crate::connection_slots`]). With buffers of 8 KiB each way they take 4 MiB, and with TLS some
 /// 16 KiB more each.
 const CONNECTIONS: usize = 256;
 /// Connections of each worker that have lost their slot and are not closed yet, which takes some milliseconds, or
@@ -56,8 +50,8 @@ const SOCKET_CONNECTIONS: usize = 64;
 /// Deadline of a TLS handshake. The library limits them to 256 at the same time in each worker, which is more than it
 /// has connections.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
-/// Deadline of a connection's first head; for later ones see [`super::slot::REST_MAX`]. The library limits its size:
-/// 128 KiB, 96 headers.
+/// Deadline of a connection's first head; for later ones see [`crate::connection_slots::IDLE_MAX`]. The library limits
+/// its size: 128 KiB, 96 headers.
 const HEAD_WAIT: Duration = Duration::from_secs(5);
 /// Longest wait for the next request on a connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
@@ -253,7 +247,7 @@ fn start<A: Application>(
             acceptor.set_handshake_timeout(HANDSHAKE_WAIT);
             server.listen("admin", admin, move || {
                 let taken = Arc::clone(&taken);
-                fn_service(move |io: TcpStream| accept_tcp(io, Arc::clone(&taken)))
+                fn_service(move |io| Connection::tcp(io, Arc::clone(&taken)))
                     .and_then(clock_guard::guard())
                     .and_then(acceptor.clone().map_err(drop))
                     .and_then(|tls| ready(Ok((tls, None))))
@@ -262,7 +256,7 @@ fn start<A: Application>(
         }
         None => server.listen("admin", admin, move || {
             let taken = Arc::clone(&taken);
-            fn_service(move |io: TcpStream| accept_tcp(io, Arc::clone(&taken)))
+            fn_service(move |io| Connection::tcp(io, Arc::clone(&taken)))
                 .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app()))
@@ -277,7 +271,7 @@ fn start<A: Application>(
             let app = App::new().app_data(shared.clone()).configure(gate::problems);
             let app = app.configure(|config| routes.admin(config));
             let taken = Arc::clone(&taken);
-            fn_service(move |io: UnixStream| accept_unix(io, Arc::clone(&taken)))
+            fn_service(move |io| Connection::unix(io, Arc::clone(&taken)))
                 .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app.wrap(from_fn(gate::admin_gate))))
@@ -291,7 +285,7 @@ fn start<A: Application>(
             let app = App::new().app_data(shared.clone()).configure(gate::problems);
             let app = app.configure(|config| routes.health(config));
             let taken = Arc::clone(&taken);
-            fn_service(move |io: TcpStream| accept_tcp(io, Arc::clone(&taken)))
+            fn_service(move |io| Connection::tcp(io, Arc::clone(&taken)))
                 .and_then(clock_guard::guard())
                 .and_then(|wire| ready(Ok((wire, None))))
                 .and_then(http!(app.wrap(from_fn(gate::health_gate))))
@@ -299,14 +293,6 @@ fn start<A: Application>(
         servers.push(server.run());
     }
     Ok((servers, all_slots))
-}
-
-async fn accept_tcp(io: TcpStream, slots: Arc<ConnectionSlots>) -> Result<Connection<TcpStream>, ()> {
-    Ok(Connection::tcp(io, &slots).await)
-}
-
-async fn accept_unix(io: UnixStream, slots: Arc<ConnectionSlots>) -> Result<Connection<UnixStream>, ()> {
-    Ok(Connection::unix(io, &slots).await)
 }
 
 fn builder(workers: usize, connections: usize) -> ServerBuilder {
@@ -354,4 +340,48 @@ fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminE
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&listener, unread);
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER);
     Ok(listener)
+}
+
+/// Least time between two log lines about connections that sent no HTTP.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// The number of connections that sent no HTTP, as logged so far. Every client can open them, so they are counted and
+/// not logged one by one.
+#[derive(Default)]
+struct Malformed {
+    logged: u64,
+    at: Option<Instant>,
+}
+
+impl Malformed {
+    /// Logs how many came since the last line; `all` is their total.
+    fn log(&mut self, all: u64) {
+        if let Some(came) = self.due(all, Instant::now()) {
+            tracing::warn!(connections = came, "closed connections to the admin API that did not send HTTP");
+        }
+    }
+
+    fn due(&mut self, all: u64, now: Instant) -> Option<u64> {
+        let came = all.saturating_sub(self.logged);
+        if came == 0 || self.at.is_some_and(|at| now.duration_since(at) < EVERY) {
+            return None;
+        }
+        (self.logged, self.at) = (all, Some(now));
+        Some(came)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_one_line_a_minute_and_all_are_counted() {
+        let (mut malformed, now) = (Malformed::default(), Instant::now());
+        assert_eq!(malformed.due(0, now), None);
+        assert_eq!(malformed.due(1, now), Some(1));
+        assert_eq!(malformed.due(5_000, now + EVERY / 2), None);
+        assert_eq!(malformed.due(5_001, now + EVERY), Some(5_000));
+        assert_eq!(malformed.due(5_001, now + EVERY * 3), None);
+    }
 }

@@ -1,8 +1,8 @@
 //! Rate limits: a token bucket for each client. A client is a name once it is authenticated, and an address before
 //! that.
 
-use super::failure::Failure;
-use super::peer::Peer;
+use crate::connection::Peer;
+use crate::failure::Failure;
 use berth_api::Kind;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The owner of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Client {
+pub(crate) enum Client {
     /// An authenticated caller, with its kind of authentication: equal names of different kinds are different
     /// clients.
     Named(&'static str, Arc<str>),
@@ -35,7 +35,7 @@ pub(super) enum Client {
 
 impl Client {
     /// A client that is not authenticated yet.
-    pub(super) fn of(peer: Option<&Peer>) -> Self {
+    pub(crate) fn of(peer: Option<&Peer>) -> Self {
         match peer {
             Some(Peer::Tcp(from) | Peer::Tls { from, .. }) => Self::at(from.ip()),
             Some(Peer::Unix { uid, .. }) => Self::User(*uid),
@@ -44,13 +44,13 @@ impl Client {
     }
 
     /// All clients with the token of this SHA-256 hash, at any address.
-    pub(super) fn token(hash: &[u8; 32]) -> Self {
+    pub(crate) fn token(hash: &[u8; 32]) -> Self {
         let [a, b, c, d, e, f, g, h, ..] = *hash;
         Self::Token([a, b, c, d, e, f, g, h])
     }
 
     /// All clients at this address.
-    pub(super) fn at(ip: IpAddr) -> Self {
+    pub(crate) fn at(ip: IpAddr) -> Self {
         let mut net = [0; 8];
         match ip.to_canonical() {
             // An IPv6 network with the same bytes shares the bucket.
@@ -63,7 +63,7 @@ impl Client {
 
 /// Whether a review counts against a client's rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Counted {
+pub(crate) enum Counted {
     /// It does: a request causes it.
     Yes,
     /// It does not: the daemon itself causes it.
@@ -71,7 +71,7 @@ pub(super) enum Counted {
 }
 
 /// A rate, and the bucket of each client.
-pub(super) struct Limiter {
+pub(crate) struct Limiter {
     what: &'static str,
     per_second: f64,
     clients: Mutex<HashMap<Client, Bucket>>,
@@ -85,7 +85,7 @@ struct Bucket {
 
 impl Limiter {
     /// So many a second; `what` names them in messages.
-    pub(super) fn new(what: &'static str, per_second: u32) -> Self {
+    pub(crate) fn new(what: &'static str, per_second: u32) -> Self {
         Self { what, per_second: f64::from(per_second), clients: Mutex::default() }
     }
 
@@ -97,7 +97,7 @@ impl Limiter {
     ///
     /// # Errors
     /// 429 if there is none, with the whole seconds until there is one.
-    pub(super) fn take(&self, client: &Client) -> Result<(), Failure> {
+    pub(crate) fn take(&self, client: &Client) -> Result<(), Failure> {
         self.take_at(client, Instant::now())
     }
 
@@ -105,7 +105,7 @@ impl Limiter {
     ///
     /// # Errors
     /// As [`Self::take`].
-    pub(super) fn take_if(&self, counted: Counted, client: &Client) -> Result<(), Failure> {
+    pub(crate) fn take_if(&self, counted: Counted, client: &Client) -> Result<(), Failure> {
         match counted {
             Counted::Yes => self.take(client),
             Counted::No => Ok(()),

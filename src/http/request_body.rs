@@ -4,8 +4,8 @@
 //! long that is. If the body still exists when the response was sent, the library closes the connection instead. So
 //! the response holds it.
 
-use super::response_budget::Share;
-use super::slot::{Slot, Work};
+use crate::connection_slots::{Slot, Work};
+use crate::response_budget::Share;
 use actix_web::HttpMessage;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest};
@@ -18,13 +18,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// The unread rest of a request's body.
-pub(super) struct RequestBody(Rc<RefCell<Payload>>);
+pub(crate) struct RequestBody(Rc<RefCell<Payload>>);
 
 impl RequestBody {
     /// Replaces the request's body by a proxy and keeps the body itself; `None` without a body.
     ///
     /// The slot is notified at the end of the body.
-    pub(super) fn of(request: &mut ServiceRequest) -> Option<Self> {
+    pub(crate) fn of(request: &mut ServiceRequest) -> Option<Self> {
         let payload = request.take_payload();
         let slot = request.conn_data::<Arc<Slot>>().cloned();
         let ended = move || {
@@ -54,13 +54,13 @@ impl RequestBody {
 const SMALL_BYTES_MAX: u64 = 32 * 1024;
 
 /// Whether a response's body has left its handler once it is made.
-pub(super) fn is_small(body: &BoxBody) -> bool {
+pub(crate) fn is_small(body: &BoxBody) -> bool {
     matches!(body.size(), BodySize::None | BodySize::Sized(..=SMALL_BYTES_MAX))
 }
 
 /// The size of a body that is not small, bytes, if known: a streamed one has the size by which it is counted, and an
 /// event stream none.
-pub(super) fn bytes(body: &BoxBody, share: Option<&Share>) -> Option<u64> {
+pub(crate) fn bytes(body: &BoxBody, share: Option<&Share>) -> Option<u64> {
     match body.size() {
         BodySize::Sized(bytes) => Some(bytes).filter(|_| !is_small(body)),
         _ => share.map(Share::bytes),
@@ -73,7 +73,7 @@ const PIECE_BYTES_MAX: usize = 16 * 1024;
 
 /// A response's body that holds the unread part of the request, and keeps its request in progress and its memory
 /// counted, until the body was copied.
-pub(super) fn holding(
+pub(crate) fn holding(
     body: BoxBody,
     unread: Option<RequestBody>,
     work: Option<Work>,

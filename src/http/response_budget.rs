@@ -6,10 +6,10 @@
 //! refused again, before its response is made, until the client has read something: making the response is most of
 //! its cost. Texts that are part of the program do not count; event streams have permits of their own.
 
-use super::failure::Failure;
-use super::peer::Peer;
-use super::rate_limit::Client;
-use super::request_body;
+use crate::connection::Peer;
+use crate::failure::Failure;
+use crate::rate_limit::Client;
+use crate::request_body;
 use actix_web::HttpRequest;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
@@ -50,16 +50,16 @@ impl Weight {
     }
 
     /// The size of a response of so many bytes that the HTTP library compresses.
-    pub(super) fn compressed(bytes: u64) -> Self {
+    pub(crate) fn compressed(bytes: u64) -> Self {
         Self(kib(bytes).saturating_add(COMPRESSOR_KIB))
     }
 }
 
 /// The authenticated client, an extension of the response.
-pub(super) struct AuthenticatedClient(pub(super) Client);
+pub(crate) struct AuthenticatedClient(pub(crate) Client);
 
 /// The memory in use by authenticated and by other clients.
-pub(super) struct Budget {
+pub(crate) struct Budget {
     authenticated: Arc<Pool>,
     unauthenticated: Arc<Pool>,
 }
@@ -81,15 +81,14 @@ struct Held {
 struct Own {
     kib: u32,
     /// The requests that were refused since the client last read something, oldest first.
-    refused: Vec<Question>,
+    refused: Vec<RequestHash>,
 }
 
-/// A request, by its hash: a collision only refuses another request of the same client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Question(u64);
+/// The hash of a request: a collision only refuses another request of the same client.
+type RequestHash = u64;
 
 /// Memory in use, until this is dropped.
-pub(super) struct Share {
+pub(crate) struct Share {
     pool: Arc<Pool>,
     client: Client,
     kib: u32,
@@ -107,16 +106,16 @@ impl Budget {
     ///
     /// # Errors
     /// If it was refused, and the client has read nothing since.
-    pub(super) fn has_room(&self, client: &Client, request: &HttpRequest) -> Result<(), Failure> {
+    pub(crate) fn has_room(&self, client: &Client, request: &HttpRequest) -> Result<(), Failure> {
         match is_read(request) {
-            true => self.authenticated.has_room(client, question(request)),
+            true => self.authenticated.has_room(client, hash_of(request)),
             false => Ok(()),
         }
     }
 
     /// Counts a response's size, or replaces the response by a problem if that exceeds the limit. The response to a
     /// change is never refused, since the change is made; it counts, though.
-    pub(super) fn within(
+    pub(crate) fn within(
         &self,
         response: ServiceResponse<BoxBody>,
     ) -> (ServiceResponse<BoxBody>, Option<Share>) {
@@ -128,8 +127,8 @@ impl Budget {
             Some(client) => (&self.authenticated, client),
             None => (&self.unauthenticated, Client::of(request.conn_data::<Peer>())),
         };
-        let question = is_read(request).then(|| question(request));
-        match pool.take(client, kib, question) {
+        let hash = is_read(request).then(|| hash_of(request));
+        match pool.take(client, kib, hash) {
             Ok(share) => (response, Some(share)),
             Err(problem) => (response.into_response(problem.response()), None),
         }
@@ -153,21 +152,16 @@ fn kib(bytes: u64) -> u32 {
 
 impl Pool {
     /// Takes memory for this client's response to this request; without a request it is always granted.
-    fn take(
-        self: &Arc<Self>,
-        client: Client,
-        kib: u32,
-        question: Option<Question>,
-    ) -> Result<Share, Failure> {
+    fn take(self: &Arc<Self>, client: Client, kib: u32, hash: Option<RequestHash>) -> Result<Share, Failure> {
         let of_one = self.kib_max / SHARE;
         // A single response is never refused for its size.
-        let kib = if question.is_some() { kib.min(of_one) } else { kib };
+        let kib = if hash.is_some() { kib.min(of_one) } else { kib };
         let mut held = self.held.lock();
         let all = held.kib.saturating_add(kib);
         let own = held.of.get_mut(&client);
-        if let Some(question) = question {
+        if let Some(hash) = hash {
             match own {
-                Some(own) if own.kib.saturating_add(kib) > of_one => return Err(own.refuse(question)),
+                Some(own) if own.kib.saturating_add(kib) > of_one => return Err(own.refuse(hash)),
                 _ if all > self.kib_max => return Err(refusal(held.kib, "of what others asked for")),
                 _ => {}
             }
@@ -179,22 +173,22 @@ impl Pool {
         Ok(Share { pool: Arc::clone(self), client, kib })
     }
 
-    fn has_room(&self, client: &Client, question: Question) -> Result<(), Failure> {
+    fn has_room(&self, client: &Client, hash: RequestHash) -> Result<(), Failure> {
         let held = self.held.lock();
         match held.of.get(client) {
-            Some(own) if own.refused.contains(&question) => Err(own.refusal()),
+            Some(own) if own.refused.contains(&hash) => Err(own.refusal()),
             _ => Ok(()),
         }
     }
 }
 
 impl Own {
-    fn refuse(&mut self, question: Question) -> Failure {
-        if !self.refused.contains(&question) {
+    fn refuse(&mut self, hash: RequestHash) -> Failure {
+        if !self.refused.contains(&hash) {
             if self.refused.len() == REFUSED_MAX {
                 self.refused.remove(0);
             }
-            self.refused.push(question);
+            self.refused.push(hash);
         }
         self.refusal()
     }
@@ -209,10 +203,10 @@ fn is_read(request: &HttpRequest) -> bool {
 }
 
 /// Path and query, as sent.
-fn question(request: &HttpRequest) -> Question {
-    let mut hash = DefaultHasher::new();
-    request.uri().hash(&mut hash);
-    Question(hash.finish())
+fn hash_of(request: &HttpRequest) -> RequestHash {
+    let mut hasher = DefaultHasher::new();
+    request.uri().hash(&mut hasher);
+    hasher.finish()
 }
 
 fn refusal(kib: u32, of: &str) -> Failure {
@@ -223,7 +217,7 @@ fn refusal(kib: u32, of: &str) -> Failure {
 
 impl Share {
     /// The size, bytes.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.kib) * 1024
     }
 }
@@ -247,7 +241,7 @@ mod tests {
     use actix_web::HttpResponse;
     use actix_web::test::TestRequest;
 
-    const ASKED: Option<Question> = Some(Question(0));
+    const ASKED: Option<RequestHash> = Some(0);
 
     fn pool() -> Arc<Pool> {
         Budget::default().authenticated
@@ -281,11 +275,10 @@ mod tests {
     #[test]
     fn a_refused_response_is_not_built_again_until_memory_is_free() {
         let pool = pool();
-        let question = |uri: &str| question(&TestRequest::with_uri(uri).to_http_request());
-        let take = |who: &str, uri: &str| pool.take(named(who), 8 * 1024, Some(question(uri)));
-        let room = |who: &str, uri| {
-            pool.has_room(&named(who), question(uri)).map_err(|problem| problem.problem.detail)
-        };
+        let hash = |uri: &str| hash_of(&TestRequest::with_uri(uri).to_http_request());
+        let take = |who: &str, uri: &str| pool.take(named(who), 8 * 1024, Some(hash(uri)));
+        let room =
+            |who: &str, uri| pool.has_room(&named(who), hash(uri)).map_err(|problem| problem.problem.detail);
         let mut own: Vec<_> = (0..3).map(|_| take("a", "/list?limit=9").unwrap()).collect();
         assert!(room("a", "/list?limit=9").is_ok(), "nothing was refused yet");
         assert!(take("a", "/list?limit=9").is_err());

@@ -1,8 +1,8 @@
 //! Callers that the cluster authenticates: the API server answers whose a token is (TokenReview) and what its user
 //! may do (SubjectAccessReview). Without an answer the request is refused.
 
-use super::failure::Failure;
-use super::rate_limit::{Client, Counted, Limiter};
+use crate::failure::Failure;
+use crate::rate_limit::{Client, Counted, Limiter};
 use actix_web::http::Method;
 use berth_api::Kind;
 use futures_util::future::BoxFuture;
@@ -67,7 +67,7 @@ pub trait Reviewer: Send + Sync {
 }
 
 /// Sends reviews, and keeps their results for a while. Of tokens only SHA-256 hashes are kept.
-pub(super) struct Reviews {
+pub(crate) struct Reviews {
     reviewer: Arc<dyn Reviewer>,
     users: ExpiringMap<Arc<User>>,
     answers: ExpiringMap<bool>,
@@ -77,7 +77,7 @@ pub(super) struct Reviews {
 }
 
 impl Reviews {
-    pub(super) fn new(reviewer: Arc<dyn Reviewer>) -> Self {
+    pub(crate) fn new(reviewer: Arc<dyn Reviewer>) -> Self {
         Self {
             reviewer,
             users: ExpiringMap::new(USERS_MAX),
@@ -89,12 +89,12 @@ impl Reviews {
     }
 
     /// The user of the token, if it was reviewed within the last minute.
-    pub(super) fn cached_user(&self, token: &str) -> Option<Arc<User>> {
+    pub(crate) fn cached_user(&self, token: &str) -> Option<Arc<User>> {
         self.users.get(&key([token]), Instant::now())
     }
 
     /// Whether the last review of the token found a user, however long ago.
-    pub(super) fn was_authenticated(&self, token: &str) -> bool {
+    pub(crate) fn was_authenticated(&self, token: &str) -> bool {
         self.users.has(&key([token]))
     }
 
@@ -102,7 +102,7 @@ impl Reviews {
     ///
     /// # Errors
     /// If it is reviewed too often, or the API server gives no answer.
-    pub(super) async fn authenticate(
+    pub(crate) async fn authenticate(
         &self,
         token: &str,
         counted: Counted,
@@ -137,7 +137,7 @@ impl Reviews {
     ///
     /// # Errors
     /// If the user causes too many reviews, or the API server gives no answer.
-    pub(super) async fn authorize(
+    pub(crate) async fn authorize(
         &self,
         user: &Arc<User>,
         method: &Method,

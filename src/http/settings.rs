@@ -1,8 +1,15 @@
-//! Callers of the admin API, their authentication and their limits.
+//! The settings of the server: its listeners, callers, their authentication and limits; and why it cannot start.
 
+use crate::reviews::Reviewer;
+use crate::tls::Tls;
+use crate::token;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Longest name of a token or of a client certificate, bytes: each change has it as its author.
 pub const NAME_BYTES_MAX: usize = 64;
@@ -25,7 +32,7 @@ pub enum Right {
 impl Right {
     /// The name in the configuration file.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Change => "change",
@@ -105,4 +112,97 @@ impl Default for RateLimits {
 pub struct KubernetesReviews {
     /// A token must be intended for one of these; empty: for the API server itself.
     pub audiences: Vec<String>,
+}
+
+/// The settings of the server.
+#[derive(Clone)]
+pub struct Settings {
+    /// The address of the API; loopback, unless there is TLS.
+    pub listen: SocketAddr,
+    /// The address that serves only `/livez`, `/readyz` and `/metrics`, if any.
+    pub health_listen: Option<SocketAddr>,
+    /// The file of the bearer token; created if it is missing.
+    pub token_file: PathBuf,
+    /// Further callers, and the ways of authentication.
+    pub access: AdminAccess,
+    /// The client of the API server for callers that the daemon does not know; `None`: they are refused.
+    pub reviewer: Option<Arc<dyn Reviewer>>,
+    /// How often the TLS files are checked.
+    pub tls_poll_interval: Duration,
+}
+
+/// Reads the files that authentication reads at a start, tokens' and TLS', and reports the errors of a start. It
+/// creates none, and the token of the first start may be missing.
+///
+/// Returns the key and the error of each file that cannot be used.
+#[must_use]
+pub fn check_files(token_file: &Path, access: &AdminAccess) -> Vec<(String, AdminError)> {
+    let own = ("tokenFile".to_owned(), token::check_token_file(token_file));
+    let named = access.tokens.iter().enumerate();
+    let named = named.map(|(at, token)| (format!("admin.tokens[{at}].file"), token::check_given(token)));
+    let tls = ("admin.tls".to_owned(), access.tls.clone().map(Tls::open).transpose().map(drop));
+    let all = std::iter::once(own).chain(named).chain([tls]);
+    all.filter_map(|(key, checked)| Some((key, checked.err()?))).collect()
+}
+
+/// Why the API cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// Another process listens there.
+    #[error(
+        "{address} is taken by another process: stop it (`ss -ltnp` shows which), or choose another address with {flag}"
+    )]
+    Taken {
+        /// The address.
+        address: SocketAddr,
+        /// The flag that chooses another one.
+        flag: &'static str,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: choose another address with {flag}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The flag that chooses another one.
+        flag: &'static str,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The token can be neither read nor created.
+    #[error("the token file {path} cannot be used: {rule}")]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// What to do.
+        rule: &'static str,
+        /// The system's error, if there is one.
+        #[source]
+        source: Option<io::Error>,
+    },
+    /// A TLS file cannot be used.
+    #[error("the TLS file {path} {rule} (admin.tls in the configuration)")]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        rule: String,
+        /// The system's error, if there is one.
+        #[source]
+        source: Option<io::Error>,
+    },
+    /// The Unix socket cannot be listened on.
+    #[error("the admin socket {path} cannot be used: {rule}")]
+    Socket {
+        /// The file.
+        path: PathBuf,
+        /// What to do.
+        rule: &'static str,
+        /// The system's error, if there is one.
+        #[source]
+        source: Option<io::Error>,
+    },
+    /// The system refused a thread or a socket.
+    #[error("cannot start the admin API's threads")]
+    Threads(#[source] io::Error),
 }

@@ -3,8 +3,7 @@
 //! Only this module uses rustls directly: kube and ureq use it by themselves, and the admin listener is the only TLS
 //! server. Its cryptography is ring, which they need anyway.
 
-use super::error::AdminError;
-use crate::settings::TlsFiles;
+use crate::settings::{AdminError, Right, TlsFiles};
 use parking_lot::{Mutex, RwLock};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, ring as by_ring, verify_tls12_signature, verify_tls13_signature};
@@ -56,7 +55,7 @@ impl Tls {
     ///
     /// # Errors
     /// If one is missing or they do not fit together, with the file and what to do.
-    pub(super) fn open(files: TlsFiles) -> Result<Arc<Self>, AdminError> {
+    pub(crate) fn open(files: TlsFiles) -> Result<Arc<Self>, AdminError> {
         let provider = Arc::new(by_ring::default_provider());
         let pair = read_all(&[&files.cert, &files.key])?;
         let key = load_pair(&files, &provider, &pair)?;
@@ -71,7 +70,7 @@ impl Tls {
     ///
     /// # Errors
     /// If the cryptography does not support TLS 1.2 and 1.3, which ring does.
-    pub(super) fn server_config(self: &Arc<Self>) -> Result<ServerConfig, Error> {
+    pub(crate) fn server_config(self: &Arc<Self>) -> Result<ServerConfig, Error> {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()?;
         let builder = match self.files.client_ca {
@@ -89,7 +88,7 @@ impl Tls {
     /// Loads changed files. Each new error is logged once. A certificate and key that do not fit together, or an
     /// unreadable file, leave the present state in use; a CA file without a CA removes the CA, since it was emptied
     /// on purpose.
-    pub(super) fn reload_if_changed(&self) {
+    pub(crate) fn reload_if_changed(&self) {
         let (pair, ca) = (self.take_pair(), self.take_ca());
         if matches!(pair, Ok(true)) || matches!(ca, Ok(true)) {
             tracing::info!(certificate = %self.files.cert.display(), "the admin API's renewed TLS files are in force");
@@ -154,12 +153,17 @@ impl Tls {
     }
 
     /// The number of the read of the CA file that is in use.
-    pub(super) fn state(&self) -> u64 {
+    pub(crate) fn state(&self) -> u64 {
         self.current.read().state
     }
 
+    /// The right of a certificate with this name, if it has one.
+    pub(crate) fn right_of(&self, name: &str) -> Option<Right> {
+        self.files.clients.as_ref().and_then(|clients| clients.get(name)).copied().or(self.files.others_may)
+    }
+
     /// Whether a client's certificate is valid by the present CA.
-    pub(super) fn verify(&self, chain: &[CertificateDer<'_>]) -> bool {
+    pub(crate) fn verify(&self, chain: &[CertificateDer<'_>]) -> bool {
         let Some((first, others)) = chain.split_first() else { return false };
         self.verify_client_cert(first, others, UnixTime::now()).is_ok()
     }

@@ -1,20 +1,25 @@
 //! The present token: the content of its file, read again when the file changes, so a rotated token is valid at once
 //! and without a restart.
 
-use super::auth::{self, OPERATOR, TokenHash};
-use super::error::AdminError;
-use crate::settings::{NamedToken, Right, TokenSource};
+use crate::failure::Failure;
+use crate::settings::{AdminError, NamedToken, Right, TokenSource};
+use actix_web::http::header::{AUTHORIZATION, HeaderMap};
+use berth_api::Kind;
+use berth_files::{self, Links};
 use parking_lot::Mutex;
-use std::fs::{File, metadata, rename, symlink_metadata};
-use std::os::unix::fs::{MetadataExt, fchown};
+use sha2::{Digest, Sha256};
+use std::fs::{DirBuilder, File, OpenOptions, metadata, rename, symlink_metadata};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use subtle::ConstantTimeEq;
 
 /// Identifies one version of the file: device, inode, size and time of change.
 type Stamp = (u64, u64, u64, i64, i64);
 
 /// A token and its file.
-pub(super) struct Token {
+struct Token {
     path: PathBuf,
     /// Whether the configuration names the file. Then the token is invalid once the file is removed. The token of the
     /// first start stays valid: otherwise no one could authenticate, and the daemon creates it only at a start.
@@ -35,17 +40,17 @@ impl Token {
     /// Reads the token, or creates one.
     ///
     /// # Errors
-    /// As [`auth::token`].
-    pub(super) fn open(path: &Path) -> Result<Self, AdminError> {
-        Ok(Self::of(path, false, auth::token(path)?))
+    /// As [`read_or_create`].
+    fn open(path: &Path) -> Result<Self, AdminError> {
+        Ok(Self::of(path, false, read_or_create(path)?))
     }
 
     /// Reads the token of a file that the daemon does not create.
     ///
     /// # Errors
-    /// As [`auth::read`].
+    /// As [`read`].
     fn open_given(path: &Path) -> Result<Self, AdminError> {
-        Ok(Self::of(path, true, auth::read(path)?))
+        Ok(Self::of(path, true, read(path)?))
     }
 
     fn of(path: &Path, given: bool, hash: TokenHash) -> Self {
@@ -62,7 +67,7 @@ impl Token {
         if (stamp.is_some() || self.given) && (known.stamp != stamp || stamp.is_none()) {
             // The stamp is taken before the read, so that a change meanwhile is read next time.
             known.stamp = stamp;
-            match auth::read(&self.path) {
+            match read(&self.path) {
                 Ok(hash) => (known.hash, known.said) = (Some(hash), None),
                 Err(error) => self.wrong(&mut known, error),
             }
@@ -92,7 +97,7 @@ impl Token {
 }
 
 /// The daemon's own tokens, with their names and rights.
-pub(super) struct Tokens {
+pub(crate) struct Tokens {
     all: Vec<(Arc<str>, Right, Source)>,
 }
 
@@ -106,30 +111,21 @@ impl Tokens {
     ///
     /// # Errors
     /// If one of their files cannot be used.
-    pub(super) fn open(path: &Path, named: &[NamedToken]) -> Result<Self, AdminError> {
-        let mut all = vec![(OPERATOR.into(), Right::Change, Source::File(Token::open(path)?))];
+    pub(crate) fn open(path: &Path, named: &[NamedToken]) -> Result<Self, AdminError> {
+        let mut all = vec![("admin".into(), Right::Change, Source::File(Token::open(path)?))];
         for NamedToken { name, right, source } in named {
             let source = match source {
                 TokenSource::File(path) => Source::File(Token::open_given(path)?),
-                TokenSource::Sha256(hash) => Source::Hash(TokenHash::given(*hash)),
+                TokenSource::Sha256(hash) => Source::Hash(TokenHash(*hash)),
             };
             all.push((name.as_str().into(), *right, source));
         }
         Ok(Self { all })
     }
 
-    /// Reads the token files as a start does, and creates none.
-    ///
-    /// # Errors
-    /// If one of them cannot be used.
-    pub(super) fn check(path: &Path, named: &[NamedToken]) -> Result<(), AdminError> {
-        auth::check_token_file(path)?;
-        named.iter().try_for_each(check_given)
-    }
-
     /// The name and right of a token. It is compared with all of them, so that the time does not show which one
     /// matched. If two are the same token, the lesser right counts.
-    pub(super) fn find(&self, token: &str) -> Option<(Arc<str>, Right)> {
+    pub(crate) fn find(&self, token: &str) -> Option<(Arc<str>, Right)> {
         let given = TokenHash::of(token);
         let mut found: Option<&(Arc<str>, Right, Source)> = None;
         for one in &self.all {
@@ -149,7 +145,7 @@ impl Tokens {
 ///
 /// # Errors
 /// If it cannot be used.
-pub(super) fn check_given(token: &NamedToken) -> Result<(), AdminError> {
+pub(crate) fn check_given(token: &NamedToken) -> Result<(), AdminError> {
     match &token.source {
         TokenSource::File(path) => Token::open_given(path).map(drop),
         TokenSource::Sha256(_) => Ok(()),
@@ -169,21 +165,173 @@ fn stamp(path: &Path) -> Option<Stamp> {
 /// If there is no token file, or the new one cannot be written; the old token stays valid then.
 pub fn rotate_token(path: &Path) -> Result<(), AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
-    auth::read(path)?;
+    read(path)?;
     let about = symlink_metadata(path).map_err(|e| bad("it cannot be looked at", Some(e)))?;
     if about.is_symlink() {
         return Err(bad("it is a link: name the file that it points to", None));
     }
-    let replaced = auth::draft(path, |draft: &Path, file: &File| {
+    let replaced = write_draft(path, |draft: &Path, file: &File| {
         fchown(file, Some(about.uid()), Some(about.gid()))?;
         rename(draft, path)
     });
     replaced.map_err(|e| bad("the new one cannot be written; the old token stays", Some(e)))
 }
 
+/// Random bytes of a token: 256 bits, as many as its hash has.
+const TOKEN_BYTES: usize = 32;
+/// Shortest token that is accepted from an existing file: 128 bits as hex.
+const TOKEN_CHARS_MIN: usize = 32;
+/// Longest token, so that a header with one is always read completely.
+const TOKEN_CHARS_MAX: usize = 512;
+
+/// The hash of a token. No token is kept in memory.
+#[derive(Clone)]
+struct TokenHash([u8; 32]);
+
+impl TokenHash {
+    fn of(token: &str) -> Self {
+        Self(Sha256::digest(token.as_bytes()).into())
+    }
+
+    /// Whether it is the hash of the same token. Hashes have the same length and are compared in constant time, so
+    /// the time reveals nothing about the token.
+    fn is(&self, other: &Self) -> bool {
+        bool::from(self.0.ct_eq(&other.0))
+    }
+}
+
+/// The bearer token in the headers, if there is one.
+///
+/// # Errors
+/// If an Authorization header has no bearer token, or there are two such headers.
+pub(crate) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Failure> {
+    let mut given = headers.get_all(AUTHORIZATION);
+    let (first, second) = (given.next(), given.next());
+    let token = match (first.map(|v| v.to_str()), second) {
+        (None, _) => return Ok(None),
+        (Some(Ok(text)), None) => after_scheme(text),
+        (Some(_), _) => None,
+    };
+    token.map(Some).ok_or_else(|| refused("the Authorization header is not `Bearer TOKEN`", "Bearer"))
+}
+
+/// The error of a request without a token.
+pub(crate) fn no_token() -> Failure {
+    refused("no token came with the request", "Bearer")
+}
+
+/// The error of a request with an unknown token.
+pub(crate) fn wrong_token() -> Failure {
+    refused("the token is not one that this daemon takes", "Bearer error=\"invalid_token\"")
+}
+
+/// The scheme's name is case-insensitive (RFC 9110, 11.1).
+fn after_scheme(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+fn refused(detail: &str, challenge: &'static str) -> Failure {
+    Failure::new(Kind::Unauthorized, detail).challenge(challenge).hint(
+        "send the content of the daemon's token file as `Authorization: Bearer TOKEN`; by default the file is /var/lib/berth/token",
+    )
+}
+
+/// Reads the token, or creates one.
+///
+/// # Errors
+/// If the file can be neither read nor created, or contains no token; it is never overwritten.
+fn read_or_create(path: &Path) -> Result<TokenHash, AdminError> {
+    let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
+    match read(path) {
+        Err(AdminError::Token { source: Some(error), .. }) if error.kind() == ErrorKind::NotFound => {
+            create(path)
+                .map_err(|e| bad("it could not be made; is its folder writable? (--state-dir)", Some(e)))?;
+            tracing::info!(path = %path.display(), "made the admin API's token");
+            read(path)
+        }
+        other => other,
+    }
+}
+
+/// Checks whether the daemon would accept the token file, or create it.
+///
+/// # Errors
+/// If it would not, with the reason.
+pub fn check_token_file(path: &Path) -> Result<(), AdminError> {
+    match read(path) {
+        Err(AdminError::Token { source: Some(error), .. }) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Reads the token of an existing file.
+///
+/// # Errors
+/// If the file is missing, is writable for others than its owner, or contains no token.
+fn read(path: &Path) -> Result<TokenHash, AdminError> {
+    let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
+    let unreadable = |e| bad("it cannot be read", Some(e));
+    let file = berth_files::open(path, Links::Follow).map_err(unreadable)?;
+    let about = file.metadata().map_err(unreadable)?;
+    match about.permissions().mode() {
+        mode if mode & 0o022 != 0 => {
+            return Err(bad("others may write to it: chmod 600, and write a new token if in doubt", None));
+        }
+        mode if mode & 0o044 != 0 => {
+            tracing::warn!(path = %path.display(), "others may read the token file: chmod 600");
+        }
+        _ => {}
+    }
+    let mut text = String::new();
+    let limit = u64::try_from(TOKEN_CHARS_MAX).unwrap_or(u64::MAX) + 2;
+    file.take(limit).read_to_string(&mut text).map_err(unreadable)?;
+    let token = text.trim();
+    let fits = (TOKEN_CHARS_MIN..=TOKEN_CHARS_MAX).contains(&token.len());
+    if !fits || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(bad(
+            "it holds no token (one line of 32 to 512 visible characters, as `openssl rand -hex 32` writes it)",
+            None,
+        ));
+    }
+    Ok(TokenHash::of(token))
+}
+
+/// Creates the file with its content in one step, so that a crash leaves no partial token, and does not replace a
+/// file that another process has created meanwhile.
+fn create(path: &Path) -> std::io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder(path))?;
+    write_draft(path, |draft, _| match std::fs::hard_link(draft, path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    })
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes a new token next to `path`, passes it to `put`, which moves it into place, and makes that durable.
+fn write_draft(path: &Path, put: impl FnOnce(&Path, &File) -> std::io::Result<()>) -> std::io::Result<()> {
+    let mut bytes = [0; TOKEN_BYTES];
+    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+    let token: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    let draft = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+        writeln!(file, "{token}")?;
+        file.sync_all()?;
+        put(&draft, &file)
+    })();
+    let _ = std::fs::remove_file(&draft);
+    written?;
+    File::open(folder(path))?.sync_all()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use actix_web::http::header::HeaderValue;
     use sha2::Digest;
     use std::fs::{read_dir, read_to_string, write};
     use std::os::unix::fs::PermissionsExt;
@@ -218,16 +366,17 @@ mod tests {
         // The daemon does not create a token that the configuration names.
         let missing = [named("gone", Right::Read, TokenSource::File(dir.path().join("gone")))];
         assert!(Tokens::open(&path, &missing).is_err());
+        let check = |path: &Path, named: &[NamedToken]| {
+            check_token_file(path)?;
+            named.iter().try_for_each(check_given)
+        };
         let said = |checked: Result<(), AdminError>| checked.unwrap_err().to_string();
-        assert!(said(Tokens::check(&path, &missing)).contains("gone cannot be used"));
-        assert!(Tokens::check(&path, &all).is_ok());
+        assert!(said(check(&path, &missing)).contains("gone cannot be used"));
+        assert!(check(&path, &all).is_ok());
         let elsewhere = dir.path().join("elsewhere");
-        assert!(
-            Tokens::check(&elsewhere, &all).is_ok() && !elsewhere.exists(),
-            "a start makes it, a check does not"
-        );
+        assert!(check(&elsewhere, &all).is_ok() && !elsewhere.exists(), "a start makes it, a check does not");
         let empty = file("empty", "");
-        assert!(said(Tokens::check(&empty, &[])).contains("openssl rand -hex 32"));
+        assert!(said(check(&empty, &[])).contains("openssl rand -hex 32"));
         assert!(!dir.path().join("gone").exists());
     }
 
@@ -286,5 +435,65 @@ mod tests {
         write(dir.path().join("elsewhere"), &text).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         assert!(rotate_token(&path).is_err(), "a link would be replaced");
+    }
+
+    fn headers(values: &[&str]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for value in values {
+            map.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+        }
+        map
+    }
+
+    #[test]
+    fn a_token_is_made_once_and_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state/token");
+        let first = read_or_create(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.trim().len(), 64);
+        assert_eq!(read_or_create(&path).unwrap().0, first.0);
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_no_token_is_left_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        for content in ["", "short", &"x".repeat(600), "two words of more than thirty-two bytes"] {
+            std::fs::write(&path, content).unwrap();
+            let mode = std::fs::Permissions::from_mode(0o600);
+            std::fs::set_permissions(&path, mode).unwrap();
+            assert!(matches!(read_or_create(&path), Err(AdminError::Token { .. })), "{content}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+        }
+        std::fs::write(&path, "x".repeat(64)).unwrap();
+        let mode = std::fs::Permissions::from_mode(0o622);
+        std::fs::set_permissions(&path, mode).unwrap();
+        assert!(matches!(read_or_create(&path), Err(AdminError::Token { .. })));
+    }
+
+    #[test]
+    fn only_one_bearer_header_with_the_token_opens() {
+        let hash = TokenHash::of("secret");
+        let opens = |values: &[&str]| match bearer(&headers(values)) {
+            Ok(Some(token)) => Ok(hash.is(&TokenHash::of(token))),
+            Ok(None) => Ok(false),
+            Err(problem) => Err(problem),
+        };
+        assert!(opens(&["Bearer secret"]).unwrap());
+        assert!(opens(&["bearer  secret"]).unwrap());
+        for closed in [&[][..], &["Bearer "], &["Bearer secret2"], &["Bearer secre"]] {
+            assert!(!opens(closed).unwrap(), "{closed:?}");
+        }
+        for malformed in
+            [&["secret"][..], &["Basic secret"], &["Bearer"], &["Bearer secret", "Bearer secret"]]
+        {
+            let problem = opens(malformed).unwrap_err();
+            assert_eq!(problem.problem.status, 401, "{malformed:?}");
+            assert!(!problem.to_string().contains("secret"), "{malformed:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The Unix socket for root of this node: a file that only its owner may connect to, with a peer that the kernel
 //! identifies. It needs no token, which root could read anyway.
 
-use super::error::AdminError;
+use crate::settings::AdminError;
 use berth_files::socket::connect_within;
 use std::fs::{DirBuilder, Permissions, remove_file, rename, set_permissions, symlink_metadata};
 use std::io::{self, ErrorKind};
@@ -14,14 +14,14 @@ use std::time::Duration;
 const LISTENS_WAIT: Duration = Duration::from_secs(1);
 
 /// A listening socket.
-pub(super) struct AdminSocket {
+pub(crate) struct AdminSocket {
     path: PathBuf,
     file: (u64, u64),
     listener: UnixListener,
 }
 
 /// The file of a socket; removed when this is dropped.
-pub(super) struct SocketFile {
+pub(crate) struct SocketFile {
     path: PathBuf,
     file: (u64, u64),
 }
@@ -31,7 +31,7 @@ impl AdminSocket {
     ///
     /// # Errors
     /// If the path cannot be used, with what to do.
-    pub(super) fn bind(path: &Path) -> Result<Self, AdminError> {
+    pub(crate) fn bind(path: &Path) -> Result<Self, AdminError> {
         let bad = |rule, source| AdminError::Socket { path: path.into(), rule, source };
         match symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
@@ -92,7 +92,7 @@ impl AdminSocket {
     }
 
     /// The listener, and the guard of its file.
-    pub(super) fn split(self) -> (UnixListener, SocketFile) {
+    pub(crate) fn split(self) -> (UnixListener, SocketFile) {
         (self.listener, SocketFile { path: self.path, file: self.file })
     }
 }
@@ -109,7 +109,7 @@ impl Drop for SocketFile {
 
 /// The name of a user who needs no token: root, or the daemon's own user, who can read the token file. `None`: the
 /// user needs one.
-pub(super) fn trusted(uid: u32, own: u32) -> Option<String> {
+pub(crate) fn trusted(uid: u32, own: u32) -> Option<String> {
     match uid {
         0 => Some("root".into()),
         uid if uid == own => Some(format!("user-{uid}")),

@@ -1,21 +1,18 @@
 //! `/allocations`: the allocations and their holders, and ending one by an operator's order.
 
-use crate::failure::IntoFailure;
+use crate::failure::OrFailure;
 use crate::resources::gpus::gpu_of_query;
 use crate::state::State;
-use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::Kind;
-use berth_api::{Allocation, AllocationList};
-use berth_http::Failure;
-use berth_http::caller::Caller;
-use berth_http::{etag, paging};
-use berth_kernel::allocation;
+use actix_web::web::{Data, Path, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use berth_api::{Allocation, AllocationList, Kind};
+use berth_http::{Caller, Failure, HandlerResult, etag, query};
 use berth_kernel::attribution::Attributions;
 use berth_kernel::history::EndedAllocation;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
 use berth_kernel::refusal::Refusal;
-use berth_kernel::running;
+use berth_kernel::{allocation, running};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::cell::LazyCell;
@@ -149,7 +146,7 @@ fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Failure> {
         let key = (ms.parse().ok()?, AllocationId::parse(id).ok()?);
         (cursor(key) == text).then_some(key)
     });
-    parsed.ok_or_else(|| paging::malformed(text))
+    parsed.ok_or_else(|| query::malformed(text))
 }
 
 /// List allocations, newest first
@@ -157,16 +154,9 @@ fn parse_cursor(text: &str) -> Result<(u64, AllocationId), Failure> {
 /// Lists one page: `next` of a response is the `cursor` of the following request. `total` is the number of all
 /// matching allocations.
 #[utoipa::path(get, path = "/api/v1/allocations", tag = "allocations", operation_id = "listAllocations", params(Filter),
-    responses(
-        (status = 200, description = "Those that match", body = AllocationList),
-        (status = 400, description = "A malformed query, or an unknown key in it"),
-    ))]
-pub(crate) async fn list(
-    state: web::Data<State>,
-    request: HttpRequest,
-    filter: web::Query<Filter>,
-) -> Result<HttpResponse, Failure> {
-    let limit = paging::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
+    responses((status = 200, description = "Those that match", body = AllocationList)))]
+pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
+    let limit = query::limit(filter.limit, ALLOCATIONS_DEFAULT, ALLOCATIONS_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.kernel.snapshot();
     filter.gpu.as_deref().map(|gpu| gpu_of_query(&ledger, gpu)).transpose()?;
@@ -189,7 +179,7 @@ pub(crate) async fn list(
     let texts = state.written.of(&ledger, &mps, || &owners, &live).map_err(|error| unwritten(&error))?;
     let mut texts = texts.iter();
     let items = found.iter().filter_map(|found| match found {
-        Found::Live(_) => texts.next().map(|text| Item::Live(text.json())),
+        Found::Live(_) => texts.next().map(|text| Item::Live(&text.json)),
         Found::Ended(past) => Some(Item::Ended(Box::new(Allocation::of(&owners, &mps, &past.allocation())))),
     });
     etag::fresh(&request, &Page { items: items.collect(), total, next })
@@ -220,16 +210,8 @@ fn unwritten(error: &serde_json::Error) -> Failure {
 /// Returns its devices, its holder as far as known, the decision behind it, and what its processes use of its limits.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "getAllocation",
     params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
-    responses(
-        (status = 200, description = "The allocation", body = Allocation),
-        (status = 400, description = "No id"),
-        (status = 404, description = "No such allocation, or ended and no longer kept"),
-    ))]
-pub(crate) async fn show(
-    state: web::Data<State>,
-    request: HttpRequest,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Failure> {
+    responses((status = 200, description = "The allocation", body = Allocation)))]
+pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     etag::fresh(&request, &shown(&state, &state.kernel.snapshot(), allocation_id(&path)?)?)
 }
 
@@ -260,48 +242,40 @@ pub(crate) struct Ending {
     ))]
 pub(crate) async fn end(
     caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<String>,
-    ending: web::Query<Ending>,
-) -> Result<HttpResponse, Failure> {
+    state: Data<State>,
+    path: Path<String>,
+    ending: Query<Ending>,
+) -> HandlerResult {
     let id = allocation_id(&path)?;
-    let (force, by) = (ending.force, caller.name());
-    if !force {
-        let applied = state.kernel.end(id, false).await.map_err(IntoFailure::into_failure)?;
-        tracing::info!(allocation = %id, by, "an allocation was ended");
-        return answer(&state, &applied.snapshot, id);
+    let (force, by) = (ending.force.then_some(true), caller.name());
+    let mut shown_running = String::new();
+    if ending.force {
+        caller.mark_forced();
+        // For the log only; the command that ends it checks again.
+        shown_running = running_sources(&state, &state.kernel.snapshot(), id);
     }
-    caller.mark_forced();
-    // For the log only; the command that ends it checks again.
-    let shown = shown_running(&state, &state.kernel.snapshot(), id);
-    let applied = state.kernel.end(id, true).await.map_err(IntoFailure::into_failure)?;
-    if shown.is_empty() {
+    let applied = state.kernel.end(id, ending.force).await.or_failure()?;
+    if shown_running.is_empty() {
         tracing::info!(allocation = %id, by, force, "an allocation was ended");
     } else {
-        tracing::warn!(allocation = %id, by, force, shown, "an allocation was ended while its pod runs");
+        tracing::warn!(allocation = %id, by, force, shown = shown_running, "an allocation was ended while its pod runs");
     }
-    answer(&state, &applied.snapshot, id)
+    Ok(HttpResponse::Ok().json(shown(&state, &applied.snapshot, id)?))
 }
 
 /// The sources that show the pod of an allocation running; empty if none does.
-fn shown_running(state: &State, ledger: &Ledger, id: AllocationId) -> String {
+fn running_sources(state: &State, ledger: &Ledger, id: AllocationId) -> String {
     let Some(allocation) = ledger.live.get(&id) else { return String::new() };
     let now = state.kernel.now();
-    let running_sources = running::running_sources(ledger, &state.kernel.rules().timing, allocation, now);
-    running_sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    let sources = running::running_sources(ledger, &state.kernel.rules().timing, allocation, now);
+    sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn allocation_id(text: &str) -> Result<AllocationId, Failure> {
     AllocationId::parse(text).map_err(|error| Failure::new(Kind::Path, error))
 }
 
-fn answer(state: &State, ledger: &Ledger, id: AllocationId) -> Result<HttpResponse, Failure> {
-    Ok(HttpResponse::Ok().json(shown(state, ledger, id)?))
-}
-
 fn shown(state: &State, ledger: &Ledger, id: AllocationId) -> Result<Allocation, Failure> {
-    let found = Found::by_id(ledger, id)
-        .ok_or(Refusal::UnknownAllocation { id })
-        .map_err(IntoFailure::into_failure)?;
+    let found = Found::by_id(ledger, id).ok_or(Refusal::UnknownAllocation { id }).or_failure()?;
     Ok(found.shown(&Attributions::new(ledger), &(state.facts)().mps))
 }

@@ -1,20 +1,24 @@
 //! `/replays` and `/shadows`: what another policy would have answered, or would answer now.
 
-use crate::failure::IntoFailure;
+use crate::failure::{IntoFailure, OrFailure};
+use crate::resources::decisions;
 use crate::resources::stack_entries::resolve_version;
 use crate::resources::{call_records, decisions};
 use crate::state::State;
 use actix_web::http::header::LOCATION;
-use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::{Candidate, Kind, Operation, Replay, Shadow, ShadowList};
-use berth_http::caller::Caller;
-use berth_http::{Failure, body, etag, paging};
+use actix_web::web::{Data, Path, Payload, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use berth_api::{
+    Candidate, Comparison, Difference, Hook, Kind, Operation, Replay, Shadow, ShadowList, parameters, rfc3339,
+};
+use berth_http::{Caller, Failure, HandlerResult, body, etag, query};
 use berth_kernel::ledger::Ledger;
-use berth_kernel::policy::PARAMETERS_BYTES_MAX;
+use berth_kernel::policy::{self, PARAMETERS_BYTES_MAX};
 use berth_kernel::refusal::Refusal;
 use berth_kernel::trust::may_activate;
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use utoipa::IntoParams;
 
 /// Default number of decisions of a replay.
@@ -53,26 +57,23 @@ pub(crate) struct Limit {
         (status = 200, description = "What would have differed", body = Replay),
         (status = 400, description = "No JSON, or a malformed query"),
         (status = 403, description = "No trusted key signed it"),
-        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "This daemon keeps no journal"),
-        (status = 413, description = "The body is too large"),
-        (status = 415, description = "The body is not application/json"),
         (status = 422, description = "The policy or its parameters cannot be used"),
     ))]
 pub(crate) async fn replay(
-    state: web::Data<State>,
+    state: Data<State>,
     request: HttpRequest,
-    query: web::Query<Limit>,
-    payload: web::Payload,
-) -> Result<HttpResponse, Failure> {
-    let limit = paging::limit(query.limit, REPLAY_DEFAULT, REPLAY_MAX)?;
+    query: Query<Limit>,
+    payload: Payload,
+) -> HandlerResult {
+    let limit = query::limit(query.limit, REPLAY_DEFAULT, REPLAY_MAX)?;
     let ledger = state.kernel.snapshot();
     let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.cursor.clone());
     let filter = decisions::filter(&ledger, &query)?;
     let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
     let label = candidate.policy.clone();
-    let report = state.lab.replay(candidate, filter, limit).await.map_err(IntoFailure::into_failure)?;
-    Ok(HttpResponse::Ok().json(call_records::replay(&label, &report)))
+    let report = state.lab.replay(candidate, filter, limit).await.or_failure()?;
+    Ok(HttpResponse::Ok().json(replay_body(&label, &report)))
 }
 
 /// List shadows
@@ -81,8 +82,8 @@ pub(crate) async fn replay(
 /// newest differences. There are at most four.
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
     responses((status = 200, description = "All of them", body = ShadowList)))]
-pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
-    let items = state.lab.shadows().iter().map(call_records::shadow).collect();
+pub(crate) async fn list(state: Data<State>, request: HttpRequest) -> HandlerResult {
+    let items = state.lab.shadows().iter().map(shadow_body).collect();
     etag::fresh(&request, &ShadowList { items })
 }
 
@@ -95,29 +96,26 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
     responses(
         (status = 201, description = "It is asked from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
         (status = 400, description = "No JSON"),
-        (status = 408, description = "The body was sent too slowly"),
         (status = 403, description = "No trusted key signed it"),
         (status = 409, description = "There are four already"),
-        (status = 413, description = "The body is too large"),
-        (status = 415, description = "The body is not application/json"),
         (status = 422, description = "The policy or its parameters cannot be used"),
     ))]
 pub(crate) async fn add(
     caller: Caller,
-    state: web::Data<State>,
+    state: Data<State>,
     request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, Failure> {
+    payload: Payload,
+) -> HandlerResult {
     let wanted = body::json(&request, payload).await?;
     let candidate = candidate(&state, &state.kernel.snapshot(), wanted)?;
-    let shadow = state.lab.add_shadow(candidate).await.map_err(IntoFailure::into_failure)?;
+    let shadow = state.lab.add_shadow(candidate).await.or_failure()?;
     tracing::info!(
         policy = shadow.candidate.policy,
         by = caller.name(),
         "a shadow was started: its answers are counted and not used"
     );
     let location = format!("/api/v1/shadows/{}", shadow.id);
-    Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(call_records::shadow(&shadow)))
+    Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(shadow_body(&shadow)))
 }
 
 /// Get a shadow
@@ -125,19 +123,11 @@ pub(crate) async fn add(
 /// Returns how its answers compare to the stack's, by hook, and the newest differences.
 #[utoipa::path(get, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "getShadow",
     params(("id" = u64, Path, description = "Its number", example = 1)),
-    responses(
-        (status = 200, description = "How it fares", body = Shadow),
-        (status = 400, description = "No number"),
-        (status = 404, description = "No such shadow"),
-    ))]
-pub(crate) async fn show(
-    state: web::Data<State>,
-    request: HttpRequest,
-    path: web::Path<u64>,
-) -> Result<HttpResponse, Failure> {
+    responses((status = 200, description = "How it fares", body = Shadow)))]
+pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u64>) -> HandlerResult {
     let shadows = state.lab.shadows();
     let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
-    etag::fresh(&request, &call_records::shadow(shadow))
+    etag::fresh(&request, &shadow_body(shadow))
 }
 
 /// End a shadow
@@ -145,19 +135,11 @@ pub(crate) async fn show(
 /// Returns its results. Its number is not used again while the daemon runs.
 #[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
     params(("id" = u64, Path, description = "Its number", example = 1)),
-    responses(
-        (status = 200, description = "Its results", body = Shadow),
-        (status = 400, description = "No number"),
-        (status = 404, description = "No such shadow"),
-    ))]
-pub(crate) async fn end(
-    caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<u64>,
-) -> Result<HttpResponse, Failure> {
+    responses((status = 200, description = "Its results", body = Shadow)))]
+pub(crate) async fn end(caller: Caller, state: Data<State>, path: Path<u64>) -> HandlerResult {
     let shadow = state.lab.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
     tracing::info!(policy = shadow.candidate.policy, by = caller.name(), "a shadow is asked no more");
-    Ok(HttpResponse::Ok().json(call_records::shadow(&shadow)))
+    Ok(HttpResponse::Ok().json(shadow_body(&shadow)))
 }
 
 fn unknown(id: u64) -> Failure {
@@ -185,4 +167,47 @@ pub(crate) fn candidate(
         return Err(Failure::new(Kind::Invalid, rule));
     }
     Ok(berth_core::lab::Candidate { policy: version.label(), digest: version.digest.clone(), parameters })
+}
+
+/// The result of a replay of the candidate `policy`.
+fn replay_body(policy: &str, report: &berth_core::lab::Report) -> Replay {
+    Replay {
+        policy: policy.to_owned(),
+        decisions: report.decisions,
+        unreadable: report.unreadable,
+        counts: counts(&report.counts),
+        differences: report.differences.iter().map(difference).collect(),
+        next: report.next.map(|seq| seq.to_string()),
+    }
+}
+
+/// A shadow, newest differences first.
+fn shadow_body(shadow: &berth_core::lab::Shadow) -> Shadow {
+    Shadow {
+        id: shadow.id,
+        policy: shadow.candidate.policy.clone(),
+        digest: shadow.candidate.digest.to_string(),
+        parameters: parameters(&shadow.candidate.parameters),
+        since: rfc3339(shadow.since.wall_ms),
+        counts: counts(&shadow.counts),
+        differences: shadow.differences.iter().rev().map(difference).collect(),
+    }
+}
+
+fn difference(difference: &berth_core::lab::Difference) -> Difference {
+    Difference {
+        seq: difference.seq,
+        at: rfc3339(difference.at_wall_ms),
+        hook: difference.hook.into(),
+        failed: difference.failed,
+        message: difference.message.clone(),
+    }
+}
+
+fn counts(counts: &BTreeMap<policy::Hook, berth_core::lab::Counts>) -> BTreeMap<Hook, Comparison> {
+    let one = |(hook, counts): (&policy::Hook, &berth_core::lab::Counts)| {
+        let berth_core::lab::Counts { same, differs, passes, fails, skipped } = *counts;
+        ((*hook).into(), Comparison { same, differs, passes, fails, skipped })
+    };
+    counts.iter().map(one).collect()
 }

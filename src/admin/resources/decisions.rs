@@ -1,22 +1,25 @@
-//! `/decisions`: recorded questions to the stack, the answer of each policy, and the outcomes.
+//! `/decisions`: recorded questions to the stack, the answer of each policy, and the outcomes. The explanation of an
+//! allocation, in sentences: the preferred placement, the decision of the policies, and what is no longer recorded.
 
-use crate::failure::IntoFailure;
-use crate::resources::explanation;
+use crate::failure::OrFailure;
 use crate::resources::gpus::gpu_of_query;
 use crate::state::State;
-use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::Kind;
-use berth_api::{DecisionRecord, DecisionRecordList, Explanation};
-use berth_http::Failure;
-use berth_http::{etag, paging};
-use berth_kernel::decision::{self, Requester};
+use actix_web::web::{self, Data, Path};
+use actix_web::{HttpRequest, HttpResponse};
+use berth_api::{DecisionRecord, DecisionRecordList, Explanation, Kind, rfc3339};
+use berth_core::KernelHandle;
+use berth_http::{Failure, HandlerResult, etag, query};
+use berth_kernel::allocation::Allocation;
+use berth_kernel::decider::Decider;
+use berth_kernel::decision::{self, CallOutcome, CallRecord, Decision, Filter, Outcome, Requester};
 use berth_kernel::ledger::Ledger;
-use berth_kernel::names::AllocationId;
+use berth_kernel::names::{AllocationId, DeviceId, PartId};
 use berth_kernel::policy::Hook;
 use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
+use std::collections::{BTreeMap, BTreeSet};
 use utoipa::IntoParams;
 
 /// Default number of decisions in a response.
@@ -101,7 +104,7 @@ pub(crate) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
         hook: hook.transpose()?,
         since_wall_ms: moment("since", &query.since)?,
         until_wall_ms: moment("until", &query.until)?,
-        before: paging::number(query.cursor.as_deref())?,
+        before: query::number(query.cursor.as_deref())?,
     })
 }
 
@@ -130,19 +133,15 @@ fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Requester>, Failure> {
 /// Lists questions to the stack, with the answer and duration of each policy, and the outcome. One page: `next` of a
 /// response is the `cursor` of the following request.
 #[utoipa::path(get, path = "/api/v1/decisions", tag = "decisions", operation_id = "listDecisions", params(Query),
-    responses(
-        (status = 200, description = "Those that match", body = DecisionRecordList),
-        (status = 400, description = "A malformed query, or an unknown key in it"),
-        (status = 409, description = "This daemon keeps no journal"),
-    ))]
+    responses((status = 200, description = "Those that match", body = DecisionRecordList)))]
 pub(crate) async fn list(
-    state: web::Data<State>,
+    state: Data<State>,
     request: HttpRequest,
     query: web::Query<Query>,
-) -> Result<HttpResponse, Failure> {
-    let limit = paging::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
+) -> HandlerResult {
+    let limit = query::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
     let filter = filter(&state.kernel.snapshot(), &query)?;
-    let (found, standing) = state.lab.decisions(filter, limit).await.map_err(IntoFailure::into_failure)?;
+    let (found, standing) = state.lab.decisions(filter, limit).await.or_failure()?;
     etag::fresh(&request, &DecisionRecordList::of(&found, standing))
 }
 
@@ -155,15 +154,10 @@ pub(crate) async fn list(
         (status = 200, description = "The decision", body = DecisionRecord),
         (status = 400, description = "No number"),
         (status = 404, description = "No such decision, or no longer on the record"),
-        (status = 409, description = "This daemon keeps no journal"),
     ))]
-pub(crate) async fn show(
-    state: web::Data<State>,
-    request: HttpRequest,
-    path: web::Path<u64>,
-) -> Result<HttpResponse, Failure> {
-    let (decision, _) =
-        state.lab.decision(*path).await.map_err(IntoFailure::into_failure)?.ok_or_else(|| unknown(*path))?;
+pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u64>) -> HandlerResult {
+    let found = state.lab.decision(*path).await.or_failure()?;
+    let (decision, _) = found.ok_or_else(|| unknown(*path))?;
     etag::fresh(&request, &DecisionRecord::of(&decision))
 }
 
@@ -178,11 +172,10 @@ pub(crate) async fn show(
             example = json!({"node": {"node": {"parts": [{"id": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5", "memory-mib": 81559}]}, "parameters": ""}, "question": {"hook": "place", "size": 1}})),
         (status = 400, description = "No number"),
         (status = 404, description = "No such decision, or its input was not recorded"),
-        (status = 409, description = "This daemon keeps no journal"),
     ))]
-pub(crate) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
-    let (_, input) =
-        state.lab.decision(*path).await.map_err(IntoFailure::into_failure)?.ok_or_else(|| unknown(*path))?;
+pub(crate) async fn input(state: Data<State>, path: Path<u64>) -> HandlerResult {
+    let found = state.lab.decision(*path).await.or_failure()?;
+    let (_, input) = found.ok_or_else(|| unknown(*path))?;
     let input = input.ok_or_else(|| {
         Failure::new(
             Kind::UnknownDecision,
@@ -206,21 +199,195 @@ fn unknown(seq: u64) -> Failure {
 /// Returns in sentences why it has its devices, with the recorded decisions behind it.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}/explanation", tag = "decisions", operation_id = "explainAllocation",
     params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
-    responses(
-        (status = 200, description = "The explanation", body = Explanation),
-        (status = 400, description = "No id"),
-        (status = 404, description = "No such allocation, or ended and no longer kept"),
-    ))]
-pub(crate) async fn explain(
-    state: web::Data<State>,
-    request: HttpRequest,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Failure> {
+    responses((status = 200, description = "The explanation", body = Explanation)))]
+pub(crate) async fn explain(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let id = AllocationId::parse(&path).map_err(|error| Failure::new(Kind::Path, error))?;
     let ledger = state.kernel.snapshot();
     let live = ledger.live.get(&id).map(|a| (**a).clone());
     let allocation = live.or_else(|| ledger.ended.get(id).map(|past| past.allocation()));
-    let allocation =
-        allocation.ok_or(Refusal::UnknownAllocation { id }).map_err(IntoFailure::into_failure)?;
-    etag::fresh(&request, &explanation::explain(&state.lab, &ledger, &allocation).await)
+    let allocation = allocation.ok_or(Refusal::UnknownAllocation { id }).or_failure()?;
+    etag::fresh(&request, &explanation(&state.kernel, &ledger, &allocation).await)
+}
+
+/// Longest time between a placement and its Allocate: the kubelet requests the placement just before, but waits in
+/// between for other containers of the pod.
+const PLACED_BEFORE_MS: u64 = 60_000;
+/// Most placements that are searched.
+const PLACEMENTS: usize = 100;
+/// Most pages of the journal that are searched for one decision: all of it, at the default size.
+const PAGES: usize = 8;
+
+/// Explains an allocation; without a readable journal, from the allocation itself.
+async fn explanation(kernel: &KernelHandle, node: &Ledger, allocation: &Allocation) -> Explanation {
+    let admitted = admitted(kernel, allocation).await;
+    let placed = match &admitted {
+        Some(admitted) => placed(kernel, allocation, admitted).await,
+        None => None,
+    };
+    let mut sentences = vec![what(node, allocation)];
+    match (&admitted, &placed) {
+        (Some(_), Some(placed)) => sentences.extend(why_there(node, allocation, placed)),
+        (Some(_), None) => sentences.push(
+            "The kubelet did not ask which devices to prefer just before, and chose these itself.".into(),
+        ),
+        (None, _) => sentences.push(
+            "What was asked and answered is not on the record (any more); the allocation itself says the rest.".into(),
+        ),
+    }
+    sentences.extend(why_allowed(allocation, admitted.as_ref()));
+    if let Some(end) = &allocation.ended {
+        sentences.push(format!("It ended at {} ({}).", rfc3339(end.wall_ms), end.reason.as_str()));
+    }
+    let decisions = placed.iter().chain(&admitted).map(DecisionRecord::of).collect();
+    Explanation { allocation: allocation.id.to_string(), sentences, decisions }
+}
+
+async fn admitted(kernel: &KernelHandle, allocation: &Allocation) -> Option<Decision> {
+    let whose = Requester { allocations: vec![allocation.id], pod: None };
+    // By its id only: the clock may have been set meanwhile.
+    let mut filter = Filter { requester: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
+    for _ in 0..PAGES {
+        let (found, _) = lab.decisions(filter.clone(), 1).await.ok()?;
+        if let Some(decision) = found.decisions.into_iter().next() {
+            return Some(decision);
+        }
+        filter.before = Some(found.next?);
+    }
+    None
+}
+
+/// The newest placement of exactly these devices, else of as many of this resource that its pod may have requested.
+async fn placed(kernel: &KernelHandle, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
+    let filter = Filter {
+        hook: Some(Hook::Place),
+        since_wall_ms: Some(admitted.at_wall_ms.saturating_sub(PLACED_BEFORE_MS)),
+        before: Some(admitted.seq),
+        ..Filter::default()
+    };
+    let found = lab.decisions(filter, PLACEMENTS).await.ok()?.0.decisions;
+    let asked = |d: &&Decision| {
+        let request = d.request.as_ref();
+        request.is_some_and(|r| {
+            r.resource == allocation.resource.as_str() && r.count == allocation.devices.len()
+        })
+    };
+    let same = |d: &&Decision| matches!(&d.outcome, Outcome::Placed(p, _) if set(&p.devices) == set(&allocation.devices));
+    let of_these = found.iter().find(|d| asked(d) && same(d));
+    let holder = &allocation.holder;
+    let own = holder.namespace.as_ref().zip(holder.pod.as_ref()).map(|(ns, pod)| format!("{ns}/{pod}"));
+    let may_be_its =
+        |d: &&Decision| asked(d) && own.as_ref().is_some_and(|own| d.candidates == [own.as_str()]);
+    of_these.or_else(|| found.iter().find(may_be_its)).cloned()
+}
+
+fn set(devices: &[DeviceId]) -> BTreeSet<&DeviceId> {
+    devices.iter().collect()
+}
+
+fn what(node: &Ledger, allocation: &Allocation) -> String {
+    let holder = &allocation.holder;
+    let who = match (&holder.namespace, &holder.pod) {
+        (Some(namespace), Some(pod)) => {
+            let container = holder.container.as_deref().map_or_else(String::new, |c| format!("/{c}"));
+            format!("{namespace}/{pod}{container}")
+        }
+        _ => "a pod that no source has shown yet".into(),
+    };
+    format!(
+        "{} is {} x {} on {} for {who}, granted at {}.",
+        allocation.id,
+        allocation.devices.len(),
+        allocation.resource,
+        gpus(node, &allocation.devices),
+        rfc3339(allocation.granted_wall_ms)
+    )
+}
+
+fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<String> {
+    let Outcome::Placed(placement, by) = &placed.outcome else { return Vec::new() };
+    let of = placed.request.as_ref().map_or(0, |r| r.devices.len());
+    let required = match of {
+        0 => String::new(),
+        _ => format!(", {of} of them required"),
+    };
+    let because = if placement.reason.is_empty() { String::new() } else { format!(": {}", placement.reason) };
+    let mut sentences = vec![format!(
+        "Asked which {} to prefer{required}, {} chose {}{because}.",
+        if placement.devices.len() == 1 {
+            "device".into()
+        } else {
+            format!("{} devices", placement.devices.len())
+        },
+        name(by),
+        gpus(node, &placement.devices),
+    )];
+    let others = placed.calls.iter().filter(|call| call.policy != by.as_str());
+    sentences.extend(without_answer(others, "left the choice to others", "was asked first and failed"));
+    if set(&placement.devices) != set(&allocation.devices) {
+        sentences.push(format!("The kubelet then took {} instead.", gpus(node, &allocation.devices)));
+    }
+    sentences
+}
+
+fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<String> {
+    let decision = &allocation.decision;
+    if decision.is_adoption() {
+        return vec![
+            "It was there before this daemon, which took it over from the kubelet's checkpoint.".into(),
+        ];
+    }
+    let because = if decision.reason.is_empty() { String::new() } else { format!(": {}", decision.reason) };
+    let by: Vec<_> = decision.by.iter().map(name).collect();
+    let mut sentences = vec![format!("Allowed by {}{because}.", by.join(", "))];
+    let calls = admitted.into_iter().flat_map(|d| &d.calls);
+    sentences.extend(without_answer(calls, "had no objection", "failed and was passed over"));
+    let memory = decision.limits.memory_mib.map(|m| format!("{m} MiB of memory"));
+    let compute = decision.limits.compute_percent.map(|c| format!("{c} % of compute"));
+    let limits: Vec<_> = memory.into_iter().chain(compute).collect();
+    if !limits.is_empty() {
+        sentences.push(format!("Its limits are {}.", limits.join(" and ")));
+    }
+    sentences
+}
+
+/// A sentence for each policy without an answer: one that passed, one that failed, or one that is suspended.
+fn without_answer<'c>(
+    calls: impl Iterator<Item = &'c CallRecord>,
+    passed: &str,
+    failed: &str,
+) -> impl Iterator<Item = String> {
+    calls.filter_map(move |call| match &call.outcome {
+        CallOutcome::Pass => Some(format!("{} {passed}.", call.policy)),
+        CallOutcome::Fault(fault) => Some(format!("{} {failed}: {fault}.", call.policy)),
+        CallOutcome::Suspended => Some(format!("{} was not asked: it had failed too often.", call.policy)),
+        CallOutcome::Answer(_) => None,
+    })
+}
+
+fn name(by: &Decider) -> String {
+    match by {
+        Decider::Baseline => "the built-in baseline, since all policies passed".into(),
+        Decider::Adopted | Decider::Policy(_) => by.to_string(),
+    }
+}
+
+/// `GPU 0 and GPU 2 (2 devices)`, sorted by index.
+fn gpus(node: &Ledger, devices: &[DeviceId]) -> String {
+    let mut counts = BTreeMap::<(u32, PartId), usize>::new();
+    for device in devices {
+        let part = node.part(&device.part);
+        let index = part.map_or(u32::MAX, |p| p.part.gpu_index);
+        let gpu = part.map_or(&device.part, |p| p.part.gpu()).clone();
+        *counts.entry((index, gpu)).or_default() += 1;
+    }
+    let one = |((index, gpu), count): (&(u32, PartId), &usize)| {
+        let many = if *count > 1 { format!(" ({count} devices)") } else { String::new() };
+        if *index == u32::MAX { format!("{gpu}{many}") } else { format!("GPU {index}{many}") }
+    };
+    let all: Vec<_> = counts.iter().map(one).collect();
+    match all.as_slice() {
+        [] => "no GPU".into(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
 }

@@ -1,21 +1,109 @@
-//! `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: draining a GPU, and marking one healthy.
+//! `/gpus/{uuid}/cordon`, `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: taking a GPU out, and marking one healthy.
 
-use crate::failure::IntoFailure;
-use crate::resources::gpu_view::View;
-use crate::resources::gpus::{OwnerQuery, answer, check_reason, drain_tag, gpu_id, order, turned};
+use crate::failure::OrFailure;
+use crate::resources::gpus::{View, gpu_id, shown};
 use crate::state::State;
 use actix_web::http::header::ETAG;
-use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::Kind;
-use berth_api::{AtDeadline, Drain, DrainOrder, Gpu, HealthState, MarkHealthy};
-use berth_http::Failure;
-use berth_http::body;
-use berth_http::caller::Caller;
-use berth_kernel::drain;
+use actix_web::web::{Data, Path, Payload, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use berth_api::{AtDeadline, Cordon, Drain, DrainOrder, Gpu, HealthState, Kind, MarkHealthy};
+use berth_http::{Caller, Failure, HandlerResult, body, etag};
+use berth_kernel::drain::{self, Marks, Owner, Owners};
+use berth_kernel::names::PartId;
 use berth_kernel::refusal::Refusal;
+use serde::Deserialize;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use utoipa::IntoParams;
 
 /// Longest deadline of a drain, seconds: a week.
-pub(crate) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
+const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
+
+/// Cordon a GPU
+///
+/// Nothing new is granted on it, and its free devices are withdrawn at once; existing allocations stay. Idempotent,
+/// except that another reason replaces the previous one.
+#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
+    request_body(content = Cordon, description = "Why; may be left out"),
+    responses(
+        (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
+        (status = 422, description = "An unknown key, or a reason that cannot be taken"),
+    ))]
+pub(crate) async fn cordon(
+    caller: Caller,
+    state: Data<State>,
+    path: Path<String>,
+    request: HttpRequest,
+    payload: Payload,
+) -> HandlerResult {
+    let gpu = gpu_id(&state, &path)?;
+    let Cordon { reason } = body::json_or_default(&request, payload).await?;
+    caller.check_reason(&reason)?;
+    let _order = order(&state, &request, &gpu).await?;
+    let applied = state.kernel.cordon(gpu.clone(), caller.name(), reason.clone()).await.or_failure()?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = caller.name(), reason, "a GPU was cordoned");
+    }
+    turned(&state, &gpu)
+}
+
+/// Uncordon a GPU
+///
+/// Removes the caller's cordon or drain, in any state. The GPU is granted again once no other owner's mark is left;
+/// `drain.marks` of the answer names those. With `owner`, removes that owner's mark instead. Idempotent.
+#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
+    params(
+        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        OwnerQuery,
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+    ),
+    responses(
+        (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
+        (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
+    ))]
+pub(crate) async fn uncordon(
+    caller: Caller,
+    state: Data<State>,
+    path: Path<String>,
+    query: Query<OwnerQuery>,
+    request: HttpRequest,
+) -> HandlerResult {
+    let gpu = gpu_id(&state, &path)?;
+    let owners = query.owners(&caller)?;
+    let _order = order(&state, &request, &gpu).await?;
+    let applied = state.kernel.uncordon(gpu.clone(), owners).await.or_failure()?;
+    if !applied.entry.changes.is_empty() {
+        tracing::info!(%gpu, by = caller.name(), "marks of a GPU were removed");
+    }
+    turned(&state, &gpu)
+}
+
+/// Whose mark a request removes.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct OwnerQuery {
+    /// The owner as `drain.marks` of the GPU names it, or `all` for every owner; without it the caller.
+    #[param(example = "api:admin")]
+    owner: Option<String>,
+}
+
+impl OwnerQuery {
+    fn owners(&self, caller: &Caller) -> Result<Owners, Failure> {
+        let owner = match self.owner.as_deref() {
+            Some("all") => return Ok(Owners::All),
+            Some(owner) => {
+                Owner::parse(owner).map_err(|error| Failure::new(Kind::Query, format!("owner: {error}")))?
+            }
+            None => Owner::api(&caller.name()),
+        };
+        Ok(Owners::One(owner))
+    }
+}
 
 /// Drain a GPU
 ///
@@ -32,25 +120,20 @@ pub(crate) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
     responses(
         (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
         (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
-        (status = 404, description = "No such GPU"),
-        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "Evicting needs an API server, and none is configured"),
-        (status = 412, description = "The drain state was changed meanwhile"),
-        (status = 413, description = "The body is too large"),
-        (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a value that cannot be taken"),
     ))]
 pub(crate) async fn start(
     caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<String>,
+    state: Data<State>,
+    path: Path<String>,
     request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, Failure> {
+    payload: Payload,
+) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let DrainOrder { reason, evict, deadline_seconds, at_deadline } =
         body::json_or_default(&request, payload).await?;
-    check_reason(&caller, &reason)?;
+    caller.check_reason(&reason)?;
     if deadline_seconds.is_some_and(|s| s == 0 || s > DEADLINE_S_MAX) {
         let rule = format!("deadlineSeconds: from 1 to {DEADLINE_S_MAX}");
         return Err(Failure::new(Kind::Invalid, rule));
@@ -78,11 +161,7 @@ pub(crate) async fn start(
         deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
         at_deadline: at_deadline.into(),
     };
-    let applied = state
-        .kernel
-        .drain(gpu.clone(), caller.name(), reason.clone(), order)
-        .await
-        .map_err(IntoFailure::into_failure)?;
+    let applied = state.kernel.drain(gpu.clone(), caller.name(), reason.clone(), order).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), reason, evict, "a GPU is being drained");
     }
@@ -96,16 +175,11 @@ pub(crate) async fn start(
 /// with the next order.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
-    responses(
-        (status = 200, description = "Its state, with the progress while it is draining", body = Drain, headers(("ETag" = String, description = "The drain state, for If-Match"))),
-        (status = 400, description = "No UUID"),
-        (status = 404, description = "No such GPU"),
-    ))]
-pub(crate) async fn show(state: web::Data<State>, path: web::Path<String>) -> Result<HttpResponse, Failure> {
+    responses((status = 200, description = "Its state, with the progress while it is draining", body = Drain, headers(("ETag" = String, description = "The drain state, for If-Match")))))]
+pub(crate) async fn show(state: Data<State>, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let tag = drain_tag(&state, &gpu)?;
-    let shown =
-        View::of(&state).drain(&gpu).ok_or(Refusal::UnknownGpu { gpu }).map_err(IntoFailure::into_failure)?;
+    let shown = View::of(&state).drain(&gpu).ok_or(Refusal::UnknownGpu { gpu }).or_failure()?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown))
 }
 
@@ -122,20 +196,18 @@ pub(crate) async fn show(state: web::Data<State>, path: web::Path<String>) -> Re
     responses(
         (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
         (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
-        (status = 404, description = "No such GPU"),
-        (status = 412, description = "The drain state was changed meanwhile"),
     ))]
 pub(crate) async fn stop(
     caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<String>,
-    query: web::Query<OwnerQuery>,
+    state: Data<State>,
+    path: Path<String>,
+    query: Query<OwnerQuery>,
     request: HttpRequest,
-) -> Result<HttpResponse, Failure> {
+) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let owners = query.owners(&caller)?;
     let _order = order(&state, &request, &gpu).await?;
-    let applied = state.kernel.stop_drain(gpu.clone(), owners).await.map_err(IntoFailure::into_failure)?;
+    let applied = state.kernel.stop_drain(gpu.clone(), owners).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), "a drain was called off");
     }
@@ -153,20 +225,16 @@ pub(crate) async fn stop(
     responses(
         (status = 200, description = "The GPU, healthy", body = Gpu),
         (status = 400, description = "No UUID, or no JSON"),
-        (status = 404, description = "No such GPU"),
-        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "It is not there, or does not answer at present"),
-        (status = 413, description = "The body is too large"),
-        (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a value that cannot be taken"),
     ))]
 pub(crate) async fn mark_healthy(
     caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<String>,
+    state: Data<State>,
+    path: Path<String>,
     request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, Failure> {
+    payload: Payload,
+) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let MarkHealthy { state: wanted, reason } = body::json(&request, payload).await?;
     if wanted != HealthState::Healthy {
@@ -175,14 +243,88 @@ pub(crate) async fn mark_healthy(
             "state: only \"healthy\" can be said; cordon a GPU to take it out",
         ));
     }
-    check_reason(&caller, &reason)?;
-    let applied = state
-        .kernel
-        .mark_healthy(gpu.clone(), caller.name(), reason.clone())
-        .await
-        .map_err(IntoFailure::into_failure)?;
+    caller.check_reason(&reason)?;
+    let applied = state.kernel.mark_healthy(gpu.clone(), caller.name(), reason.clone()).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), reason, "a GPU was marked healthy");
     }
-    answer(&state, &gpu)
+    Ok(HttpResponse::Ok().json(shown(&state, &gpu)?))
+}
+
+/// Checks the request's condition, and returns a guard under which the drain state does not change. All changes of
+/// drain states hold the guard, so none comes between the check and the command.
+async fn order<'s>(
+    state: &'s State,
+    request: &HttpRequest,
+    gpu: &PartId,
+) -> Result<tokio::sync::MutexGuard<'s, ()>, Failure> {
+    let turn = state.orders.lock().await;
+    etag::check(request, &drain_tag(state, gpu)?)?;
+    Ok(turn)
+}
+
+fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
+    let ledger = state.kernel.snapshot();
+    let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }).or_failure()?;
+    Ok(tag(&known.marks))
+}
+
+/// The GPU after its drain state has changed.
+fn turned(state: &State, gpu: &PartId) -> HandlerResult {
+    let tag = drain_tag(state, gpu)?;
+    Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))
+}
+
+/// The strong tag of a GPU's drain state, for `If-Match`: it depends on what operators set, not on the progress.
+fn tag(marks: &Marks) -> String {
+    let state = marks.drain();
+    if marks.is_empty() {
+        return format!("\"{}\"", state.as_str());
+    }
+    let mut hasher = DefaultHasher::new();
+    marks.drained_wall_ms.hash(&mut hasher);
+    for (owner, mark) in &marks.by_owner {
+        let order = mark.order().map(|order| {
+            let then = match order.at_deadline {
+                drain::AtDeadline::Wait => 0u8,
+                drain::AtDeadline::Delete => 1,
+                drain::AtDeadline::GiveUp => 2,
+            };
+            (order.evict, order.deadline_wall_ms, then)
+        });
+        (owner.as_str(), &mark.by, &mark.why, mark.since_wall_ms, order, mark.expired).hash(&mut hasher);
+    }
+    format!("\"{}-{:016x}\"", state.as_str(), hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_kernel::drain::{Mark, MarkKind, Order};
+
+    #[test]
+    fn the_tag_of_a_drain_depends_on_all_that_operators_set() {
+        let late = Order { deadline_wall_ms: Some(9), ..Order::default() };
+        let drain = |order| Mark { kind: MarkKind::Drain(order), ..Mark::cordon("admin", "a", 7) };
+        let of_one = |mark: Mark| Marks::from(mark);
+        let second = |mut marks: Marks| {
+            marks.by_owner.insert(Owner::api("bob"), Mark::cordon("bob", "", 8));
+            marks
+        };
+        let states = [
+            Marks::default(),
+            of_one(Mark::cordon("admin", "a", 7)),
+            of_one(Mark::cordon("admin", "b", 7)),
+            of_one(Mark { expired: true, ..Mark::cordon("admin", "a", 7) }),
+            of_one(drain(Order::default())),
+            of_one(drain(Order { evict: true, ..Order::default() })),
+            of_one(drain(Order { at_deadline: drain::AtDeadline::GiveUp, ..late })),
+            of_one(drain(late)),
+            second(of_one(drain(late))),
+            Marks { drained_wall_ms: Some(9), ..of_one(drain(Order::default())) },
+        ];
+        let tags: std::collections::BTreeSet<_> = states.iter().map(tag).collect();
+        assert_eq!(tags.len(), states.len());
+        assert_eq!(tag(&states[1]), tag(&states[1].clone()));
+    }
 }

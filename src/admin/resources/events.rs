@@ -2,20 +2,18 @@
 
 mod stream;
 
-use crate::event_feed::convert::node_event;
-use crate::event_feed::ring::{EventId, Following, Ring, frame};
-use crate::event_feed::stream_permits::STREAMS_MAX;
+use crate::event_feed::{
+    EventId, Following, Ring, STREAMS_MAX, frame, node_event, policy_event, transition_event,
+};
 use crate::resources::gpus::gpu_of_query;
 use crate::state::State;
 use actix_web::http::Method;
 use actix_web::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::EventKind;
-use berth_api::Kind;
+use actix_web::web::{self, Data};
+use actix_web::{HttpRequest, HttpResponse};
+use berth_api::{EventKind, Kind};
 use berth_core::policy_transitions::policy_transitions;
-use berth_http::Failure;
-use berth_http::caller::Caller;
-use berth_http::route::IDENTITY;
+use berth_http::{Caller, Failure, HandlerResult, IDENTITY, excerpt};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::transitions::Transitions;
 use futures_util::{FutureExt as _, stream as futures_stream};
@@ -38,7 +36,7 @@ const LAST_EVENT_ID: &str = "last-event-id";
 
 /// Adds the transitions of each new ledger to the feed; returns when the keeper ends. The first comparison starts at the
 /// ledger of the call, not of the first poll, so that a change between the two is an event.
-pub(crate) fn run(state: web::Data<State>) -> impl Future<Output = ()> {
+pub(crate) fn run(state: Data<State>) -> impl Future<Output = ()> {
     let (mut snapshots, mut standings) = (state.kernel.watch(), state.kernel.watch_policy_statuses());
     let mut transitions = Transitions::since(snapshots.borrow_and_update().clone());
     let mut policies = standings.borrow_and_update().clone();
@@ -49,13 +47,19 @@ pub(crate) fn run(state: web::Data<State>) -> impl Future<Output = ()> {
                 changed = standings.changed() => changed,
             };
             if changed.is_err() {
-                return state.feed.close("the daemon's ledger has ended");
+                return state.feed.ring.close("the daemon's ledger has ended");
             }
             let ledger = snapshots.borrow_and_update().clone();
             let (before, now) = (policies, state.kernel.now());
             policies = standings.borrow_and_update().clone();
-            state.feed.add_transitions(&transitions.step(Arc::clone(&ledger)), &ledger, now);
-            state.feed.add_policy_transitions(&policy_transitions(&before, &policies), &ledger, now);
+            for transition in transitions.step(Arc::clone(&ledger)) {
+                if let Some(event) = transition_event(&transition, &ledger, now) {
+                    state.feed.ring.add(&event);
+                }
+            }
+            for transition in policy_transitions(&before, &policies) {
+                state.feed.ring.add(&policy_event(&transition, &ledger, now));
+            }
             tokio::time::sleep(COMPARE_PAUSE).await;
         }
     }
@@ -98,13 +102,13 @@ pub(crate) struct Query {
     ))]
 pub(crate) async fn follow(
     caller: Caller,
-    state: web::Data<State>,
+    state: Data<State>,
     request: HttpRequest,
     query: web::Query<Query>,
-) -> Result<HttpResponse, Failure> {
+) -> HandlerResult {
     let filter = filter(&state.kernel.snapshot(), &query)?;
     let ring = &state.feed.ring;
-    let since = since(ring, &request, &query)?;
+    let (since, is_gone) = since(ring, &request, &query)?;
     let mut response = HttpResponse::Ok();
     // A middleware that compresses would buffer frames.
     response.insert_header((CONTENT_ENCODING, IDENTITY));
@@ -123,17 +127,12 @@ pub(crate) async fn follow(
     let newest = ring.newest();
     let (ledger, now) = (state.kernel.snapshot(), state.kernel.now());
     let frame_of = |kind, after, words| frame(ring.id(after), &node_event(kind, words, &ledger, now));
-    let (after, missed) = match since {
-        Since::Now => (newest, None),
-        Since::After(seq) => (seq, None),
-        Since::Gone => {
-            let words = "the events after that id are no longer kept, or the daemon was restarted: read the state again";
-            (newest, Some(words))
-        }
-    };
+    let after = since.unwrap_or(newest);
     // A client that follows the standard reconnects after three seconds.
     let mut first = format!("retry: 3000\n{}", frame_of(EventKind::Here, after, summary(&ledger)));
-    if let Some(words) = missed {
+    if is_gone {
+        let words =
+            "the events after that id are no longer kept, or the daemon was restarted: read the state again";
         first += &frame_of(EventKind::Missed, after, words.to_owned());
     }
     let kernel = state.kernel.clone();
@@ -154,20 +153,16 @@ fn too_many_streams() -> Failure {
         .hint("close pages and `berth events` commands that are not in use, or request with ?follow=false")
 }
 
-enum Since {
-    Now,
-    After(u64),
-    Gone,
-}
-
-fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Failure> {
+/// The number of the event that a stream starts after, and whether events after the given id are no longer kept. `None`:
+/// it starts with new events.
+fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<(Option<u64>, bool), Failure> {
     let mut given = request.headers().get_all(LAST_EVENT_ID);
     let (first, second) = (given.next(), given.next());
     let (text, kind, name) = match first {
         Some(value) => (value.to_str().ok(), Kind::Header, "Last-Event-ID"),
         None => match query.since.as_deref() {
-            None => return Ok(Since::Now),
-            Some("0") => return Ok(Since::After(ring.oldest())),
+            None => return Ok((None, false)),
+            Some("0") => return Ok((Some(ring.oldest()), false)),
             Some(text) => (Some(text), Kind::Query, "since"),
         },
     };
@@ -176,19 +171,16 @@ fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Fai
             .hint("leave it out to get new events only")
     })?;
     let known = id.start == ring.id(0).start && id.seq <= ring.newest();
-    match ring.following(id.seq, 0) {
-        Following::Gone => Ok(Since::Gone),
-        _ if known => Ok(Since::After(id.seq)),
-        _ => Ok(Since::Gone),
-    }
+    let is_gone = !known || matches!(ring.following(id.seq, 0), Following::Gone);
+    Ok((Some(id.seq).filter(|_| !is_gone), is_gone))
 }
 
 fn filter(ledger: &Ledger, query: &Query) -> Result<EventFilter, Failure> {
     let bad = |rule: String| Failure::new(Kind::Query, rule);
     let kinds = query.kind.as_deref().map(|text| {
         let kinds = text.split(',').map(str::trim).map(|name| {
-            let shown: String = name.chars().take(80).collect();
-            EventKind::parse(name).ok_or_else(|| bad(format!("kind: there are no events of kind {shown:?}")))
+            let rule = || format!("kind: there are no events of kind {:?}", excerpt(name));
+            EventKind::parse(name).ok_or_else(|| bad(rule()))
         });
         kinds.collect::<Result<BTreeSet<_>, _>>()
     });

@@ -1,26 +1,28 @@
-//! `/gpus`: the GPUs, their health and their holders; cordon, uncordon, forget.
+//! `/gpus`: the GPUs, their health, their devices with the holders, and the progress of drains; forgetting a GPU.
 
-use crate::failure::IntoFailure;
-use crate::resources::drain_tag;
-use crate::resources::gpu_view::View;
-use crate::state::State;
-use actix_web::http::header::ETAG;
-use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::{Cordon, DrainState, Gpu, GpuList, HealthState};
-use berth_api::{Kind, Operation};
-use berth_http::Failure;
-use berth_http::body;
-use berth_http::caller::Caller;
-use berth_http::etag;
-use berth_kernel::drain::{Owner, Owners};
-use berth_kernel::ledger::Ledger;
-use berth_kernel::names::PartId;
+use crate::failure::{IntoFailure, OrFailure};
+use crate::state::{State, Step};
+use crate::survey::Survey;
+use actix_web::web::{Data, Path, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use berth_api::{
+    Device, DeviceState, Drain, DrainHolder, DrainHolderState, DrainProgress, DrainState, Gpu, GpuList,
+    GpuSummary, Health, HealthState, HealthTurn, Kind, Link, Mark, Mig, OfferLine, Operation, Part,
+    non_empty, rfc3339,
+};
+use berth_http::{Caller, Failure, HandlerResult, etag};
+use berth_kernel::drain::{self, Order};
+use berth_kernel::evict::{EvictionStatus, GpuHolder, holders};
+use berth_kernel::health;
+use berth_kernel::ledger::{GpuState, Ledger};
+use berth_kernel::names::{AllocationId, DeviceKey, PartId};
+use berth_kernel::part_state::{self, PartState};
 use berth_kernel::refusal::Refusal;
+use berth_kernel::time::Now;
 use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use utoipa::IntoParams;
-
-/// Longest reason of a cordon, bytes: every list shows it, and a record has at most 16 KiB.
-pub(crate) const CORDON_REASON_BYTES_MAX: usize = 1024;
 
 /// Filters of GPUs. All given ones must match.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -52,15 +54,8 @@ impl Filter {
 /// Lists each GPU with its health, its drain state, and its devices and held devices by resource, all in one
 /// response.
 #[utoipa::path(get, path = "/api/v1/gpus", tag = "gpus", operation_id = "listGpus", params(Filter),
-    responses(
-        (status = 200, description = "The GPUs, in the order of their index", body = GpuList),
-        (status = 400, description = "A malformed query, or an unknown key in it"),
-    ))]
-pub(crate) async fn list(
-    state: web::Data<State>,
-    request: HttpRequest,
-    filter: web::Query<Filter>,
-) -> Result<HttpResponse, Failure> {
+    responses((status = 200, description = "The GPUs, in the order of their index", body = GpuList)))]
+pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
     filter.check()?;
     let mut items = View::of(&state).summaries();
     items.retain(|gpu| filter.health.as_ref().is_none_or(|health| *health == gpu.health.state));
@@ -74,16 +69,8 @@ pub(crate) async fn list(
 /// and its distance to the other GPUs.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "getGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
-    responses(
-        (status = 200, description = "The GPU", body = Gpu),
-        (status = 400, description = "No UUID"),
-        (status = 404, description = "No such GPU"),
-    ))]
-pub(crate) async fn show(
-    state: web::Data<State>,
-    request: HttpRequest,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Failure> {
+    responses((status = 200, description = "The GPU", body = Gpu)))]
+pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     etag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
 }
 
@@ -95,127 +82,13 @@ pub(crate) async fn show(
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 204, description = "Let go"),
-        (status = 400, description = "No UUID"),
-        (status = 404, description = "No such GPU"),
         (status = 409, description = "It is there, held, or vanished just now"),
     ))]
-pub(crate) async fn forget(
-    caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Failure> {
+pub(crate) async fn forget(caller: Caller, state: Data<State>, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
-    state.kernel.forget(gpu.clone()).await.map_err(IntoFailure::into_failure)?;
+    state.kernel.forget(gpu.clone()).await.or_failure()?;
     tracing::info!(%gpu, by = caller.name(), "a vanished GPU was removed from the list");
     Ok(HttpResponse::NoContent().finish())
-}
-
-/// Cordon a GPU
-///
-/// Nothing new is granted on it, and its free devices are withdrawn at once; existing allocations stay. Idempotent,
-/// except that another reason replaces the previous one.
-#[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
-    params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
-    ),
-    request_body(content = Cordon, description = "Why; may be left out"),
-    responses(
-        (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
-        (status = 404, description = "No such GPU"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 412, description = "The drain state was changed meanwhile"),
-        (status = 413, description = "The body is too large"),
-        (status = 415, description = "The body is not application/json"),
-        (status = 422, description = "An unknown key, or a reason that cannot be taken"),
-    ))]
-pub(crate) async fn cordon(
-    caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<String>,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, Failure> {
-    let gpu = gpu_id(&state, &path)?;
-    let Cordon { reason } = body::json_or_default(&request, payload).await?;
-    check_reason(&caller, &reason)?;
-    let _order = order(&state, &request, &gpu).await?;
-    let applied = state
-        .kernel
-        .cordon(gpu.clone(), caller.name(), reason.clone())
-        .await
-        .map_err(IntoFailure::into_failure)?;
-    if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller.name(), reason, "a GPU was cordoned");
-    }
-    turned(&state, &gpu)
-}
-
-/// Uncordon a GPU
-///
-/// Removes the caller's cordon or drain, in any state. The GPU is granted again once no other owner's mark is left;
-/// `drain.marks` of the answer names those. With `owner`, removes that owner's mark instead. Idempotent.
-#[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
-    params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        OwnerQuery,
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
-    ),
-    responses(
-        (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
-        (status = 404, description = "No such GPU"),
-        (status = 412, description = "The drain state was changed meanwhile"),
-    ))]
-pub(crate) async fn uncordon(
-    caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<String>,
-    query: web::Query<OwnerQuery>,
-    request: HttpRequest,
-) -> Result<HttpResponse, Failure> {
-    let gpu = gpu_id(&state, &path)?;
-    let owners = query.owners(&caller)?;
-    let _order = order(&state, &request, &gpu).await?;
-    let applied = state.kernel.uncordon(gpu.clone(), owners).await.map_err(IntoFailure::into_failure)?;
-    if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller.name(), "marks of a GPU were removed");
-    }
-    turned(&state, &gpu)
-}
-
-/// Whose mark a request removes.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct OwnerQuery {
-    /// The owner as `drain.marks` of the GPU names it, or `all` for every owner; without it the caller.
-    #[param(example = "api:admin")]
-    owner: Option<String>,
-}
-
-impl OwnerQuery {
-    pub(crate) fn owners(&self, caller: &Caller) -> Result<Owners, Failure> {
-        let owner = match self.owner.as_deref() {
-            Some("all") => return Ok(Owners::All),
-            Some(owner) => {
-                Owner::parse(owner).map_err(|error| Failure::new(Kind::Query, format!("owner: {error}")))?
-            }
-            None => Owner::api(&caller.name()),
-        };
-        Ok(Owners::One(owner))
-    }
-}
-
-/// Checks a reason, and notes it for the audit line.
-pub(crate) fn check_reason(caller: &Caller, reason: &str) -> Result<(), Failure> {
-    if reason.len() > CORDON_REASON_BYTES_MAX || reason.chars().any(char::is_control) {
-        let rule = format!("reason: at most {CORDON_REASON_BYTES_MAX} bytes, no control characters");
-        return Err(Failure::new(Kind::Invalid, rule));
-    }
-    caller.note_reason(reason);
-    Ok(())
 }
 
 /// The GPU of a path. An index is not accepted, since it may be another GPU's after a boot; the error names the GPU
@@ -251,39 +124,245 @@ fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) 
     })
 }
 
-/// Checks the request's condition, and returns a guard under which the drain state does not change. All changes of
-/// drain states hold the guard, so none comes between the check and the command.
-pub(crate) async fn order<'s>(
-    state: &'s State,
-    request: &HttpRequest,
-    gpu: &PartId,
-) -> Result<tokio::sync::MutexGuard<'s, ()>, Failure> {
-    let turn = state.orders.lock().await;
-    etag::check(request, &drain_tag(state, gpu)?)?;
-    Ok(turn)
-}
-
-pub(crate) fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
-    let ledger = state.kernel.snapshot();
-    let known = ledger
-        .gpus
-        .get(gpu)
-        .ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
-        .map_err(IntoFailure::into_failure)?;
-    Ok(drain_tag::of(&known.marks))
-}
-
-fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
+pub(crate) fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
     let shown = View::of(state).gpu(gpu);
     shown.ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }.into_failure())
 }
 
-/// The GPU after its drain state has changed.
-pub(crate) fn turned(state: &State, gpu: &PartId) -> Result<HttpResponse, Failure> {
-    let tag = drain_tag(state, gpu)?;
-    Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))
+/// GPUs, parts and devices of one snapshot at the present time, as the API shows them.
+pub(crate) struct View {
+    survey: Arc<Survey>,
+    now: Now,
+    /// The connection to the API server, where drains are shown.
+    api_server: Option<Step>,
 }
 
-pub(crate) fn answer(state: &State, gpu: &PartId) -> Result<HttpResponse, Failure> {
-    Ok(HttpResponse::Ok().json(shown(state, gpu)?))
+impl View {
+    pub(crate) fn of(state: &State) -> Self {
+        let (survey, now) = (state.surveys.newest(&state.kernel), state.kernel.now());
+        Self { survey, now, api_server: (state.facts)().api_server }
+    }
+
+    fn ledger(&self) -> &Ledger {
+        &self.survey.ledger
+    }
+
+    /// All GPUs in the order of their index.
+    fn summaries(&self) -> Vec<GpuSummary> {
+        let gpus = self.ledger().gpus.iter();
+        let mut all: Vec<_> = gpus.filter_map(|(id, state)| self.summary(id, state)).collect();
+        all.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        all
+    }
+
+    /// One GPU with all its details.
+    fn gpu(&self, id: &PartId) -> Option<Gpu> {
+        let state = self.ledger().gpus.get(id)?;
+        let facts = &self.main_part(id)?.part;
+        Some(Gpu {
+            summary: self.summary(id, state)?,
+            vendor: facts.vendor.clone(),
+            minor: facts.minor,
+            pci_bus: facts.pci_bus.clone(),
+            numa_node: facts.numa_node,
+            mig_enabled: facts.mig_enabled,
+            attributes: facts.attributes.clone(),
+            parts: self.parts(id).map(|p| self.part(p)).collect(),
+            links: self.links(id),
+        })
+    }
+
+    /// The progress of a GPU's drain.
+    pub(crate) fn drain(&self, id: &PartId) -> Option<Drain> {
+        Some(self.drain_of(id, &self.ledger().gpus.get(id)?.marks))
+    }
+
+    fn parts<'v>(&'v self, gpu: &'v PartId) -> impl Iterator<Item = &'v PartState> {
+        let parts = self.ledger().parts.values().map(AsRef::as_ref);
+        parts.filter(move |p| p.part.gpu() == gpu)
+    }
+
+    /// The whole GPU; if only its instances are known, the first of them.
+    fn main_part<'v>(&'v self, gpu: &'v PartId) -> Option<&'v PartState> {
+        self.ledger().part(gpu).or_else(|| self.parts(gpu).next())
+    }
+
+    fn summary(&self, id: &PartId, state: &GpuState) -> Option<GpuSummary> {
+        let main = self.main_part(id)?;
+        let usage = self.ledger().usage.get(id);
+        Some(GpuSummary {
+            uuid: id.to_string(),
+            index: main.part.gpu_index,
+            model: main.part.model.clone(),
+            memory_mib: main.part.memory_mib,
+            memory_used_mib: usage.map(|u| u.memory_used_mib),
+            processes: self.ledger().processes_on(id),
+            bypasses: self.survey.bypasses.get(id).copied().unwrap_or(0),
+            present: self.parts(id).any(|p| p.present),
+            health: health(state, self.parts(id).any(|p| p.present)),
+            drain: self.drain_of(id, &state.marks),
+            resources: self.survey.uses.get(id).cloned().unwrap_or_default(),
+        })
+    }
+
+    fn drain_of(&self, gpu: &PartId, marks: &drain::Marks) -> Drain {
+        let drain = marks.drain();
+        let mark = drain.mark();
+        Drain {
+            state: (&drain).into(),
+            by: mark.map(|m| m.by.clone()),
+            why: mark.map(drain::Mark::reason).filter(|w| !w.is_empty()),
+            since: mark.map(|m| rfc3339(m.since_wall_ms)),
+            progress: drain
+                .order()
+                .map(|order| progress(self.ledger(), gpu, order, self.api_server.as_ref(), self.now)),
+            marks: marks.by_owner.iter().map(|(owner, mark)| Mark::from_kernel(owner, mark)).collect(),
+        }
+    }
+
+    fn part(&self, state: &PartState) -> Part {
+        let usage = self.ledger().usage.get(&state.part.id);
+        let devices = state.devices.iter();
+        Part {
+            uuid: state.part.id.to_string(),
+            mig: state.part.mig.as_ref().map(|m| Mig {
+                profile: m.profile.clone(),
+                gpu_instance: m.gpu_instance,
+                compute_instance: m.compute_instance,
+            }),
+            memory_mib: state.part.memory_mib,
+            memory_used_mib: usage.map(|u| u.memory_used_mib),
+            processes: self.ledger().processes_on(&state.part.id),
+            present: state.present,
+            offered_by: state.offered_by.as_ref().map(ToString::to_string),
+            offer: state.lines.iter().map(OfferLine::from).collect(),
+            devices: devices
+                .map(|((resource, share), device)| self.device(&state.key(resource, *share), device))
+                .collect(),
+        }
+    }
+
+    fn device(&self, key: &DeviceKey, device: &part_state::Device) -> Device {
+        let healthy = self.survey.healthy.contains(key);
+        let state = match (device.held(), healthy, device.offered()) {
+            (true, _, _) => DeviceState::Held,
+            (false, true, _) => DeviceState::Free,
+            (false, false, true) => DeviceState::Withdrawn,
+            (false, false, false) => DeviceState::Leaving,
+        };
+        Device {
+            id: key.id.to_string(),
+            resource: key.resource.to_string(),
+            state,
+            healthy,
+            consumes: device.consumes.into(),
+            allocations: device.holders.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn links(&self, gpu: &PartId) -> Vec<Link> {
+        let others = self.ledger().gpus.keys().filter(|other| *other != gpu);
+        others
+            .filter_map(|other| {
+                self.ledger().links.between(gpu, other).map(|link| Link {
+                    gpu: other.to_string(),
+                    path: (&link.path).into(),
+                    nvlinks: link.nvlinks,
+                })
+            })
+            .collect()
+    }
+}
+
+fn health(state: &GpuState, present: bool) -> Health {
+    let health = &state.health;
+    // After a restart the GPUs are known before the first scan.
+    let unseen = !present && health.state != health::HealthState::Vanished;
+    let reason = if unseen { "not found since the daemon started" } else { &health.reason };
+    Health {
+        state: if unseen { HealthState::Vanished } else { (&health.state).into() },
+        reason: non_empty(reason),
+        since: rfc3339(health.since_wall_ms),
+        heals: health.quiet_ms.is_some(),
+        history: health
+            .history
+            .iter()
+            .map(|turn| HealthTurn {
+                state: (&turn.state).into(),
+                reason: non_empty(&turn.reason),
+                since: rfc3339(turn.since_wall_ms),
+            })
+            .collect(),
+    }
+}
+
+/// The progress of the order for this GPU. `api_server`: the connection to the API server, if it is used.
+fn progress(
+    ledger: &Ledger,
+    gpu: &PartId,
+    order: &Order,
+    api_server: Option<&Step>,
+    now: Now,
+) -> DrainProgress {
+    let holders = holders(ledger, gpu);
+    let allocations: BTreeSet<AllocationId> =
+        holders.iter().flat_map(|h| h.allocations.iter().copied()).collect();
+    // The process list of a GPU includes its instances.
+    let whole = ledger.processes_on(gpu);
+    let parts = ledger.parts.values().filter(|p| p.part.gpu() == gpu);
+    let seen = parts.filter_map(|p| ledger.processes_on(&p.part.id));
+    DrainProgress {
+        evict: order.evict,
+        deadline: order.deadline_wall_ms.map(rfc3339),
+        seconds_left: order.deadline_wall_ms.map(|deadline| deadline.saturating_sub(now.wall_ms) / 1000),
+        at_deadline: order.at_deadline.into(),
+        late: order.is_late(now),
+        warning: warning(order, api_server),
+        allocations: allocations.iter().map(ToString::to_string).collect(),
+        processes: whole.or_else(|| seen.reduce(u32::saturating_add)),
+        holders: holders.into_iter().map(holder).collect(),
+    }
+}
+
+/// Why pods cannot be evicted at all, if so.
+fn warning(order: &Order, api_server: Option<&Step>) -> Option<String> {
+    match api_server {
+        _ if !order.evict => None,
+        Some(Step::Done) => None,
+        Some(Step::Waiting(why)) => {
+            Some(format!("no pod is evicted while the API server cannot be used: {why}"))
+        }
+        // An order outlives a restart with other settings.
+        None => Some(
+            "no pod is evicted: no API server is configured any more (set --kubeconfig, or run in a pod \
+             with a service account)"
+                .into(),
+        ),
+    }
+}
+
+fn holder(holder: GpuHolder) -> DrainHolder {
+    use DrainHolderState as State;
+    let (state, message, since) = match holder.status {
+        EvictionStatus::Unidentified => (State::NotKnown, None, None),
+        EvictionStatus::NotShown => (State::NotShown, None, None),
+        EvictionStatus::NotRequested => (State::NotAsked, None, None),
+        EvictionStatus::Static => (State::StaticPod, None, None),
+        EvictionStatus::Requested { since_wall_ms } => (State::Asked, None, Some(since_wall_ms)),
+        EvictionStatus::Budget { message } => (State::DisruptionBudget, Some(message), None),
+        EvictionStatus::Failed { message } => (State::Failed, Some(message), None),
+        EvictionStatus::Terminating { since_wall_ms } => (State::Terminating, None, Some(since_wall_ms)),
+        EvictionStatus::Over => (State::Over, None, None),
+    };
+    DrainHolder {
+        namespace: holder.namespace,
+        pod: holder.pod,
+        pod_uid: holder.uid,
+        containers: holder.containers.into_iter().collect(),
+        allocations: holder.allocations.iter().map(ToString::to_string).collect(),
+        comes_back: holder.is_recreated,
+        state,
+        message,
+        since: since.map(rfc3339),
+    }
 }

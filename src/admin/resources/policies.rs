@@ -1,23 +1,17 @@
 //! `/policies`: upload, list, fetch and delete versions of policies.
 
-use crate::failure::IntoFailure;
-use crate::resources::author;
+use crate::failure::{IntoFailure, OrFailure};
 use crate::state::State;
 use actix_web::body::SizedStream;
 use actix_web::http::header::{CONTENT_DISPOSITION, CONTENT_ENCODING, LOCATION};
 use actix_web::http::{Method, StatusCode};
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::web::{self, Data, Path, Payload, Query};
+use actix_web::{HttpRequest, HttpResponse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use berth_api::Kind;
-use berth_api::{Policy, PolicyDetail, PolicyList, Word};
+use berth_api::{Kind, Policy, PolicyDetail, PolicyList, Word};
 use berth_core::policies::{DeleteError, Upload};
-use berth_http::Failure;
-use berth_http::body;
-use berth_http::caller::Caller;
-use berth_http::response_budget::Weight;
-use berth_http::route::IDENTITY;
-use berth_http::{etag, paging};
+use berth_http::{Caller, Failure, HandlerResult, IDENTITY, Weight, body, etag, query};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{PolicyVersion, VERSIONS_MAX};
@@ -78,7 +72,7 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
         let (name, since, digest) = (words.next()?, words.next()?, words.next()?);
         Some((name.to_owned(), Reverse(since.parse().ok()?), Digest::parse(digest).ok()?))
     })();
-    key.filter(|_| words.next().is_none()).ok_or_else(|| paging::malformed(text))
+    key.filter(|_| words.next().is_none()).ok_or_else(|| query::malformed(text))
 }
 
 /// List policies
@@ -86,21 +80,14 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
 /// Lists the versions that came with the daemon and the uploaded ones, each with its hooks. One page: `next` of a
 /// response is the `cursor` of the following request.
 #[utoipa::path(get, path = "/api/v1/policies", tag = "policies", operation_id = "listPolicies", params(Filter),
-    responses(
-        (status = 200, description = "By name, newest first", body = PolicyList),
-        (status = 400, description = "A malformed query, or an unknown key in it"),
-    ))]
-pub(crate) async fn list(
-    state: web::Data<State>,
-    request: HttpRequest,
-    filter: web::Query<Filter>,
-) -> Result<HttpResponse, Failure> {
-    let limit = paging::limit(filter.limit, VERSIONS_LISTED_MAX, VERSIONS_LISTED_MAX)?;
+    responses((status = 200, description = "By name, newest first", body = PolicyList)))]
+pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
+    let limit = query::limit(filter.limit, VERSIONS_LISTED_MAX, VERSIONS_LISTED_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.kernel.snapshot();
     let mut versions: Vec<_> = ledger.policies.values().map(AsRef::as_ref).collect();
     versions.sort_by_cached_key(|version| key(version));
-    let (versions, next) = paging::page(
+    let (versions, next) = query::page(
         versions
             .into_iter()
             .filter(|version: &&PolicyVersion| {
@@ -135,7 +122,6 @@ pub(crate) async fn list(
         (status = 201, description = "Taken", body = PolicyDetail, headers(("Location" = String, description = "Where it is"))),
         (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
         (status = 403, description = "Keys are trusted and none of them signed it, or a core module is signed"),
-        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "The node keeps as many versions as it may"),
         (status = 413, description = "Over 32 MiB"),
         (status = 415, description = "The body is not application/wasm"),
@@ -143,19 +129,19 @@ pub(crate) async fn list(
     ))]
 pub(crate) async fn upload(
     caller: Caller,
-    state: web::Data<State>,
+    state: Data<State>,
     request: HttpRequest,
-    said: web::Query<Word>,
-    payload: web::Payload,
-) -> Result<HttpResponse, Failure> {
+    said: Query<Word>,
+    payload: Payload,
+) -> HandlerResult {
     let Word { by, reason } = said.into_inner();
-    let by = author::checked(&caller, by, &reason)?;
+    let by = caller.author(by, &reason)?;
     let signature = signature(&request)?;
     let _permit = state.upload_permits.take(caller.key())?;
     let module = body::module(&request, payload).await?;
     let before = state.kernel.snapshot();
     let upload = Upload { module, signature, by, why: reason };
-    let version = state.policies.upload(upload).await.map_err(IntoFailure::into_failure)?;
+    let version = state.policies.upload(upload).await.or_failure()?;
     let new = !before.policies.contains_key(&version.digest);
     if new {
         tracing::info!(
@@ -181,24 +167,10 @@ pub(crate) async fn upload(
 /// signed, or joins or leaves the active stack.
 #[utoipa::path(get, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "getPolicy",
     params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
-    responses(
-        (status = 200, description = "The version", body = PolicyDetail, headers(("ETag" = String, description = "For If-None-Match, and for If-Match when it is deleted"))),
-        (status = 400, description = "No digest"),
-        (status = 404, description = "No such version"),
-    ))]
-pub(crate) async fn show(
-    state: web::Data<State>,
-    request: HttpRequest,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Failure> {
-    let digest = digest(&path)?;
+    responses((status = 200, description = "The version", body = PolicyDetail, headers(("ETag" = String, description = "For If-None-Match, and for If-Match when it is deleted")))))]
+pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let ledger = state.kernel.snapshot();
-    let version = ledger
-        .policies
-        .get(&digest)
-        .ok_or(Refusal::UnknownPolicy { digest })
-        .map_err(IntoFailure::into_failure)?;
-    etag::revised(&request, &PolicyDetail::of(&ledger, version))
+    etag::revised(&request, &PolicyDetail::of(&ledger, version(&ledger, &path)?))
 }
 
 /// Get the module of a policy
@@ -209,25 +181,14 @@ pub(crate) async fn show(
     params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
     responses(
         (status = 200, description = "The component as it was uploaded", body = Vec<u8>, content_type = "application/wasm"),
-        (status = 400, description = "No digest"),
-        (status = 404, description = "No such version"),
         (status = 410, description = "Its files are gone or changed: upload it again"),
     ))]
-pub(crate) async fn module(
-    state: web::Data<State>,
-    request: HttpRequest,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Failure> {
-    let digest = digest(&path)?;
+pub(crate) async fn module(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let ledger = state.kernel.snapshot();
-    let version = ledger
-        .policies
-        .get(&digest)
-        .ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })
-        .map_err(IntoFailure::into_failure)?;
+    let version = version(&ledger, &path)?;
     // The name is a DNS label, so it needs no quoting.
-    let file = format!("attachment; filename=\"{}-{}.wasm\"", version.name, digest.short());
-    let pieces = state.policies.module(digest).await.map_err(IntoFailure::into_failure)?;
+    let file = format!("attachment; filename=\"{}-{}.wasm\"", version.name, version.digest.short());
+    let pieces = state.policies.module(version.digest.clone()).await.or_failure()?;
     let bytes = pieces.bytes();
     let mut response = HttpResponse::Ok();
     // Compression would need a compressor for each request, and remove Content-Length.
@@ -260,17 +221,16 @@ pub(crate) async fn module(
     responses(
         (status = 204, description = "Deleted"),
         (status = 400, description = "No digest, or a malformed If-Match"),
-        (status = 404, description = "No such version"),
         (status = 409, description = "It is in the active stack, is asked as a shadow, or came with the daemon"),
         (status = 412, description = "It was signed or activated meanwhile"),
         (status = 503, description = "Policies are being uploaded, compiled or tried, perhaps this one"),
     ))]
 pub(crate) async fn delete(
     caller: Caller,
-    state: web::Data<State>,
-    path: web::Path<String>,
+    state: Data<State>,
+    path: Path<String>,
     request: HttpRequest,
-) -> Result<HttpResponse, Failure> {
+) -> HandlerResult {
     let digest = digest(&path)?;
     let condition = etag::if_match(&request)?;
     let of = digest.clone();
@@ -283,13 +243,20 @@ pub(crate) async fn delete(
     if !still(&state.kernel.snapshot()) {
         return Err(DeleteError::Changed.into_failure());
     }
-    state.policies.delete_policy(digest.clone(), Box::new(still)).await.map_err(IntoFailure::into_failure)?;
+    state.policies.delete_policy(digest.clone(), Box::new(still)).await.or_failure()?;
     tracing::info!(policy = digest.short(), by = caller.name(), "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
 }
 
 fn digest(text: &str) -> Result<Digest, Failure> {
     Digest::parse(text).map_err(|error| Failure::new(Kind::Path, error))
+}
+
+/// The version whose digest a path has.
+fn version<'l>(ledger: &'l Ledger, path: &str) -> Result<&'l PolicyVersion, Failure> {
+    let digest = digest(path)?;
+    let version = ledger.policies.get(&digest).map(AsRef::as_ref);
+    version.ok_or(Refusal::UnknownPolicy { digest }).or_failure()
 }
 
 fn signature(request: &HttpRequest) -> Result<Option<Signature>, Failure> {

@@ -3,12 +3,11 @@
 use crate::failure::IntoFailure;
 use crate::resources::gpus::{gpu_id, gpu_of_query};
 use crate::state::State;
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::HttpRequest;
+use actix_web::web::{Data, Path, Query};
 use berth_api::{Bypass, BypassList, Process, ProcessList, ProcessSight, ReachingPod};
-use berth_http::Failure;
-use berth_http::{etag, paging};
-use berth_kernel::attribution;
-use berth_kernel::attribution::{Attributions, pods_with_gpu_bypass};
+use berth_http::{Failure, HandlerResult, etag, query};
+use berth_kernel::attribution::{self, Attributions, pods_with_gpu_bypass};
 use berth_kernel::names::PartId;
 use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
@@ -23,16 +22,8 @@ const BYPASSES_MAX: usize = 1024;
 /// processes has none here; `sight` is how complete the list is.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/processes", tag = "processes", operation_id = "listGpuProcesses",
     params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
-    responses(
-        (status = 200, description = "The processes", body = ProcessList),
-        (status = 400, description = "No UUID"),
-        (status = 404, description = "No such GPU"),
-    ))]
-pub(crate) async fn list(
-    state: web::Data<State>,
-    request: HttpRequest,
-    path: web::Path<String>,
-) -> Result<HttpResponse, Failure> {
+    responses((status = 200, description = "The processes", body = ProcessList)))]
+pub(crate) async fn list(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let ledger = state.kernel.snapshot();
     if !ledger.gpus.contains_key(&gpu) {
@@ -75,7 +66,7 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
         let (gpu, pid, part) = (words.next()?, words.next()?, words.next()?);
         Some((PartId::parse(gpu).ok()?, pid.parse().ok()?, PartId::parse(part).ok()?))
     })();
-    key.filter(|_| words.next().is_none()).ok_or_else(|| paging::malformed(text))
+    key.filter(|_| words.next().is_none()).ok_or_else(|| query::malformed(text))
 }
 
 /// List uses of GPUs without an allocation
@@ -84,16 +75,9 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
 /// once they were seen for ten seconds; and, if the API server is used, pods whose specs let them use GPUs without an
 /// allocation. One page: `next` of a response is the `cursor` of the following request.
 #[utoipa::path(get, path = "/api/v1/bypass", tag = "processes", operation_id = "listBypasses", params(Filter),
-    responses(
-        (status = 200, description = "What is seen now, by GPU and process id", body = BypassList),
-        (status = 400, description = "A malformed query, or an unknown key in it"),
-    ))]
-pub(crate) async fn bypass(
-    state: web::Data<State>,
-    request: HttpRequest,
-    filter: web::Query<Filter>,
-) -> Result<HttpResponse, Failure> {
-    let limit = paging::limit(filter.limit, BYPASSES_MAX, BYPASSES_MAX)?;
+    responses((status = 200, description = "What is seen now, by GPU and process id", body = BypassList)))]
+pub(crate) async fn bypass(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
+    let limit = query::limit(filter.limit, BYPASSES_MAX, BYPASSES_MAX)?;
     let after = filter.cursor.as_deref().map(parse_cursor).transpose()?;
     let ledger = state.kernel.snapshot();
     let gpu = filter.gpu.as_deref().map(|gpu| gpu_of_query(&ledger, gpu)).transpose()?;
@@ -101,7 +85,7 @@ pub(crate) async fn bypass(
     found.retain(|bypass| gpu.as_ref().is_none_or(|gpu| bypass.gpu == *gpu));
     found.sort_by_cached_key(key);
     let total = found.len();
-    let (found, next) = paging::page(found, after.as_ref(), limit, key);
+    let (found, next) = query::page(found, after.as_ref(), limit, key);
     etag::fresh(
         &request,
         &BypassList {

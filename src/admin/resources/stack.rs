@@ -1,22 +1,20 @@
-//! `/stack`: the active stack; activate another one, or return to that of the configuration file.
+//! `/stack`: the active stack; activate another one, return to that of the configuration file or to an earlier one, and
+//! end the suspension of a policy.
 
-use crate::failure::IntoFailure;
-use crate::resources::author;
-use crate::resources::call_records;
+use crate::failure::{IntoFailure, OrFailure};
 use crate::resources::stack_entries;
 use crate::state::State;
 use actix_web::http::header::ETAG;
-use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::Kind;
-use berth_api::{FileStack, NewStack, Stack, StackEntry, StackSource, Word, rfc3339};
-use berth_http::Failure;
-use berth_http::body;
-use berth_http::caller::Caller;
-use berth_http::etag;
-use berth_kernel::command;
+use actix_web::web::{Data, Path, Payload, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use berth_api::{
+    Activation, ActivationList, Faults, FileStack, HookRecord, Kind, NewStack, Operation, Record, Rollback,
+    Stack, StackEntry, StackSource, Word, gone, non_empty, rfc3339,
+};
+use berth_http::{Caller, Failure, HandlerResult, body, etag};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::refusal::Refusal;
-use berth_kernel::stack as kernel;
+use berth_kernel::{command, stack as kernel};
 
 /// Get the active stack
 ///
@@ -25,7 +23,7 @@ use berth_kernel::stack as kernel;
 #[utoipa::path(get, path = "/api/v1/stack", tag = "stack", operation_id = "getStack",
     responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
         headers(("ETag" = String, description = "The revision, for If-Match")))))]
-pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
+pub(crate) async fn show(state: Data<State>) -> HttpResponse {
     answer(&state, &state.kernel.snapshot())
 }
 
@@ -41,23 +39,19 @@ pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "No JSON, or a malformed If-Match"),
         (status = 403, description = "No trusted key signed a version of it"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 412, description = "Another stack was activated meanwhile"),
-        (status = 413, description = "The body is too large"),
-        (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An entry cannot be used, or its policy fails on this node"),
     ))]
 pub(crate) async fn activate(
     caller: Caller,
-    state: web::Data<State>,
+    state: Data<State>,
     request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, Failure> {
+    payload: Payload,
+) -> HandlerResult {
     let expected = if_match(&request, &state.kernel.snapshot())?;
     let NewStack { entries, by, reason } = body::json(&request, payload).await?;
     let stack = command::NewStack {
         from_api: true,
-        by: author::checked(&caller, by, &reason)?,
+        by: caller.author(by, &reason)?,
         why: reason,
         entries: stack_entries::resolve(&state.kernel.snapshot(), entries)?,
     };
@@ -74,18 +68,17 @@ pub(crate) async fn activate(
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
         (status = 403, description = "No trusted key signed a version of it"),
         (status = 409, description = "The file's stack cannot be used; says why"),
-        (status = 412, description = "Another stack was activated meanwhile"),
         (status = 422, description = "A policy of the file's stack fails on this node, or a value cannot be taken"),
     ))]
 pub(crate) async fn reset(
     caller: Caller,
-    state: web::Data<State>,
+    state: Data<State>,
     request: HttpRequest,
-    said: web::Query<Word>,
-) -> Result<HttpResponse, Failure> {
+    said: Query<Word>,
+) -> HandlerResult {
     let expected = if_match(&request, &state.kernel.snapshot())?;
     let Word { by, reason } = said.into_inner();
-    let by = author::checked(&caller, by, &reason)?;
+    let by = caller.author(by, &reason)?;
     let ledger = state.kernel.snapshot();
     if !ledger.stack.from_api {
         return Ok(answer(&state, &ledger));
@@ -102,12 +95,8 @@ pub(crate) async fn reset(
     swap(&state, stack, expected).await
 }
 
-pub(crate) async fn swap(
-    state: &State,
-    stack: command::NewStack,
-    expected: Option<u64>,
-) -> Result<HttpResponse, Failure> {
-    let ledger = state.policies.activate(stack, expected).await.map_err(IntoFailure::into_failure)?;
+async fn swap(state: &State, stack: command::NewStack, expected: Option<u64>) -> HandlerResult {
+    let ledger = state.policies.activate(stack, expected).await.or_failure()?;
     let labels: Vec<_> = ledger.stack.entries.iter().map(kernel::StackEntry::label).collect();
     tracing::info!(
         revision = ledger.stack.revision,
@@ -120,7 +109,7 @@ pub(crate) async fn swap(
 }
 
 /// The revision that the active stack must have; `None` if any will do.
-pub(crate) fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Failure> {
+fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Failure> {
     let condition = etag::if_match(request)?;
     let revision = ledger.stack.revision;
     match condition.names(&format!("\"{revision}\"")) {
@@ -130,28 +119,155 @@ pub(crate) fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<
     }
 }
 
-pub(crate) fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
+fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
     let stack = &ledger.stack;
-    let version = |e: &kernel::StackEntry| ledger.policies.get(&e.digest).map(|v| v.version.clone());
     let entries = stack.entries.iter().enumerate();
     let file = (state.facts)().file_stack;
     let shown = Stack {
         revision: stack.revision,
         source: StackSource::of(stack),
         by: stack.by.clone(),
-        why: (!stack.why.is_empty()).then(|| stack.why.clone()),
+        why: non_empty(&stack.why),
         since: (stack.since_wall_ms > 0).then(|| rfc3339(stack.since_wall_ms)),
         entries: entries
-            .map(|(place, e)| {
-                StackEntry::of(e, version(e), Some(call_records::record(&state.kernel.entry_stats(place, e))))
-            })
+            .map(|(place, e)| StackEntry::of(ledger, e, Some(record(&state.kernel.entry_stats(place, e)))))
             .collect(),
         warnings: state.kernel.offer_notes().reasons(),
         file_stack: FileStack {
             shadowed: stack.from_api,
             trouble: file.trouble,
-            entries: file.entries.iter().map(|e| StackEntry::of(e, version(e), None)).collect(),
+            entries: file.entries.iter().map(|e| StackEntry::of(ledger, e, None)).collect(),
         },
     };
     HttpResponse::Ok().insert_header((ETAG, format!("\"{}\"", stack.revision))).json(shown)
+}
+
+/// The call statistics of a stack entry.
+fn record(calls: &berth_core::stack::EntryStats) -> Record {
+    let by_kind = calls.faults().into_iter();
+    let hooks = || calls.hooks.iter();
+    Record {
+        calls: hooks().map(|(hook, stats)| ((*hook).into(), stats.calls)).collect(),
+        hooks: hooks().map(|(hook, stats)| ((*hook).into(), hook_record(stats))).collect(),
+        faults: Faults {
+            by_kind: by_kind.map(|(kind, n)| ((&kind).into(), n)).collect(),
+            in_a_row: calls.in_a_row,
+            last: calls.last.clone(),
+        },
+        suspended: calls.suspended,
+    }
+}
+
+fn hook_record(stats: &berth_core::stack::CallStats) -> HookRecord {
+    let percentile = |percent| stats.latencies.percentile_us(percent).unwrap_or(0);
+    HookRecord {
+        calls: stats.calls,
+        passes: stats.passes,
+        faults: stats.failed(),
+        p50_microseconds: percentile(50),
+        p99_microseconds: percentile(99),
+        worst_microseconds: stats.latencies.worst_us,
+    }
+}
+
+/// List the newest activations
+///
+/// Lists the active stack and up to 15 before it, with the author, time and reason of each. They outlive a restart. A
+/// version that only earlier stacks name may be deleted; `gone` is set then.
+#[utoipa::path(get, path = "/api/v1/stack/history", tag = "stack", operation_id = "listActivations",
+    responses((status = 200, description = "Newest first", body = ActivationList)))]
+pub(crate) async fn history(state: Data<State>, request: HttpRequest) -> HandlerResult {
+    let ledger = state.kernel.snapshot();
+    let past = ledger.past_stacks.values().rev();
+    let items = std::iter::once(&ledger.stack).chain(past);
+    let items = items.map(|stack| Activation::of(&ledger, stack)).collect();
+    etag::fresh(&request, &ActivationList { items })
+}
+
+/// Roll back to an earlier activation
+///
+/// Activates the stack of a revision of the history again, or the one before the active one, with the checks of any
+/// activation: every policy is called on this node, and nothing changes if one fails. The new stack has a revision of
+/// its own, and takes precedence over the configuration file's. Rolling back twice without a revision returns to the
+/// initial stack.
+#[utoipa::path(post, path = "/api/v1/stack/rollback", tag = "stack", operation_id = "rollBackStack",
+    params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    request_body(content = Rollback, description = "To which; may be left out"),
+    responses(
+        (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 400, description = "No JSON, or a malformed If-Match"),
+        (status = 403, description = "No trusted key signed a version of it"),
+        (status = 404, description = "The history has no such revision"),
+        (status = 409, description = "It is active, nothing was before it, or versions of it were deleted; names them"),
+        (status = 422, description = "An unknown key, or a policy of it fails on this node"),
+    ))]
+pub(crate) async fn roll_back(
+    caller: Caller,
+    state: Data<State>,
+    request: HttpRequest,
+    payload: Payload,
+) -> HandlerResult {
+    let expected = if_match(&request, &state.kernel.snapshot())?;
+    let Rollback { revision, by, reason } = body::json_or_default(&request, payload).await?;
+    let by = caller.author(by, &reason)?;
+    let ledger = state.kernel.snapshot();
+    let active = ledger.stack.revision;
+    if revision == Some(active) {
+        return Err(Failure::new(Kind::State, format!("revision {active} is active already")));
+    }
+    let wanted = match revision {
+        Some(revision) => ledger.past_stacks.get(&revision).ok_or_else(|| {
+            Failure::new(Kind::UnknownRevision, format!("the history has no revision {revision}"))
+                .hint("list the earlier stacks")
+                .action(Operation::ListActivations)
+        })?,
+        None => ledger.past_stacks.values().next_back().ok_or_else(|| {
+            Failure::new(Kind::State, format!("nothing was active before revision {active}"))
+        })?,
+    };
+    let gone = gone(&ledger, wanted);
+    if !gone.is_empty() {
+        let detail = format!("versions of revision {} were deleted: {}", wanted.revision, gone.join(", "));
+        return Err(Failure::new(Kind::State, detail)
+            .hint(
+                "the active stack stays as it is; upload the modules again, or roll back to another revision",
+            )
+            .action(Operation::UploadPolicy));
+    }
+    let why = if reason.is_empty() { format!("rolled back to revision {}", wanted.revision) } else { reason };
+    let stack = command::NewStack { from_api: true, by, why, entries: wanted.entries.clone() };
+    // The stack before the active one must not change between this read and the activation.
+    let expected = expected.or_else(|| revision.is_none().then_some(active));
+    swap(&state, stack, expected).await
+}
+
+/// End the suspension of a policy
+///
+/// The entry of the active stack is called again, without another activation; its counts stay. An entry that is not
+/// suspended is not changed.
+#[utoipa::path(delete, path = "/api/v1/stack/entries/{place}/suspension", tag = "stack", operation_id = "endSuspension",
+    params(
+        ("place" = usize, Path, description = "Place of the entry in the active stack, from 0", example = 0),
+        ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\""),
+    ),
+    responses(
+        (status = 200, description = "The stack", body = Stack, headers(("ETag" = String, description = "Its revision"))),
+        (status = 400, description = "No number, or a malformed If-Match"),
+        (status = 404, description = "The active stack has no such entry"),
+    ))]
+pub(crate) async fn end_suspension(
+    state: Data<State>,
+    path: Path<usize>,
+    request: HttpRequest,
+) -> HandlerResult {
+    let place = path.into_inner();
+    let ledger = state.kernel.snapshot();
+    let expected = if_match(&request, &ledger)?.unwrap_or(ledger.stack.revision);
+    let entries = ledger.stack.entries.len();
+    if place >= entries && expected == ledger.stack.revision {
+        let detail = format!("the active stack has {entries} entries, so none is at place {place}");
+        return Err(Failure::new(Kind::UnknownEntry, detail).hint("places are counted from 0"));
+    }
+    state.kernel.unsuspend(place, expected).await.or_failure()?;
+    Ok(answer(&state, &state.kernel.snapshot()))
 }

@@ -1,9 +1,8 @@
 //! Converts the entries of a request into entries of the kernel: names become versions, and all limits are checked
 //! before any policy is called.
 
-use berth_api::{Kind, Operation};
-use berth_api::{NewStackEntry, Permissions};
-use berth_http::Failure;
+use berth_api::{Kind, NewStackEntry, Operation, Permissions};
+use berth_http::{Failure, excerpt};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::RESOURCE_BYTES_MAX;
 use berth_kernel::offer::SHARES_PER_PART_MAX;
@@ -81,7 +80,7 @@ pub fn resolve_version(
         (None, digest) => (name, digest),
         (Some((name, inside)), None) => (name, Some(inside)),
         (Some((name, _)), Some(_)) => {
-            let name: String = name.chars().take(80).collect();
+            let name = excerpt(name);
             let rule = format!("policy {name} has a digest behind `@` and in `digest`: give it in one place");
             return Err(NoVersion::Wrong(rule));
         }
@@ -91,7 +90,7 @@ pub fn resolve_version(
         let well_formed =
             (DIGEST_PREFIX_MIN..=64).contains(&hex.len()) && hex.bytes().all(|b| b.is_ascii_hexdigit());
         if !well_formed {
-            let given: String = text.chars().take(80).collect();
+            let given = excerpt(text);
             let rule = format!("{given:?} is no digest: {DIGEST_PREFIX_MIN} to 64 lower-case hex digits");
             return Err(NoVersion::Wrong(rule));
         }
@@ -125,7 +124,7 @@ pub fn resolve_version(
             known.dedup();
             let meant = berth_files::yaml::nearest(name, known.iter().copied());
             let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
-            let (name, known) = (name.chars().take(80).collect::<String>(), known.join(", "));
+            let (name, known) = (excerpt(name), known.join(", "));
             Err(NoVersion::NotHere(format!(
                 "this node knows no policy {name:?}: upload it first; it knows {known}{meant}"
             )))
@@ -172,7 +171,7 @@ pub(crate) fn check_permissions(permissions: &Permissions) -> Result<(), String>
                 && text.bytes().all(|b| b.is_ascii_graphic())
         };
         if let Some(bad) = list.iter().find(|p| !pattern_fits(p)) {
-            let shown: String = bad.chars().take(80).collect();
+            let shown = excerpt(bad);
             return Err(format!(
                 "permissions.{name}: {shown:?} is no name, exact or ending in `*`, of at most {longest} bytes"
             ));

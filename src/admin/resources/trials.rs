@@ -1,18 +1,17 @@
 //! `/trials`: the effect that a policy would have on the node at present.
 
-use crate::failure::IntoFailure;
+use crate::failure::OrFailure;
 use crate::resources::comparisons::candidate;
 use crate::resources::stack_entries::check_permissions;
 use crate::state::State;
-use actix_web::{HttpRequest, HttpResponse, web};
-use berth_api::Kind;
+use actix_web::web::{Data, Payload};
+use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{
-    Candidate, DecisionCall, NewTrial, OfferLine, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest,
-    TrialResource,
+    Candidate, DecisionCall, Kind, NewTrial, OfferLine, Trial, TrialCall, TrialOffer, TrialOutcome,
+    TrialRequest, TrialResource,
 };
 use berth_core::lab::{CallReport, DeviceRequest, RequestOutcome, TRIAL_DEVICES_MAX, TrialReport};
-use berth_http::Failure;
-use berth_http::body;
+use berth_http::{Failure, HandlerResult, body};
 use berth_kernel::decision::{CallOutcome, Outcome};
 use berth_kernel::describe;
 use berth_kernel::ledger::Ledger;
@@ -37,36 +36,31 @@ const NAME_BYTES_MAX: usize = 253;
         (status = 200, description = "What would come of it; faults of policies among it", body = Trial),
         (status = 400, description = "No JSON"),
         (status = 403, description = "No trusted key signed it"),
-        (status = 408, description = "The body was sent too slowly"),
         (status = 409, description = "The active stack has 16 entries, and it takes the place of none"),
-        (status = 413, description = "The body is too large"),
-        (status = 415, description = "The body is not application/json"),
         (status = 422, description = "The policy, its parameters or the request cannot be used"),
     ))]
-pub(crate) async fn add(
-    state: web::Data<State>,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, Failure> {
+pub(crate) async fn add(state: Data<State>, request: HttpRequest, payload: Payload) -> HandlerResult {
     let wanted: NewTrial = body::json(&request, payload).await?;
     let NewTrial { policy, digest, parameters, permissions, on_fault, alone, request } = wanted;
     if let Some(permissions) = &permissions {
         check_permissions(permissions).map_err(|rule| Failure::new(Kind::Invalid, rule))?;
     }
-    let wish = request.map(wish).transpose().map_err(|rule| Failure::new(Kind::Invalid, rule))?;
+    let request =
+        request.map(device_request).transpose().map_err(|rule| Failure::new(Kind::Invalid, rule))?;
     let candidate = candidate(&state, &state.kernel.snapshot(), Candidate { policy, digest, parameters })?;
     let trial = berth_core::lab::Proposal {
         candidate,
         permissions: permissions.map(Into::into),
         on_fault: on_fault.map(Into::into),
         alone,
-        request: wish.clone(),
+        request: request.clone(),
     };
-    let tried = state.lab.try_policy(trial).await.map_err(IntoFailure::into_failure)?;
-    Ok(HttpResponse::Ok().json(shown(&tried, wish.as_ref(), state.kernel.rules().overcommit_percent)))
+    let report = state.lab.try_policy(trial).await.or_failure()?;
+    let overcommit_percent = state.kernel.rules().overcommit_percent;
+    Ok(HttpResponse::Ok().json(shown(&report, request.as_ref(), overcommit_percent)))
 }
 
-fn wish(request: TrialRequest) -> Result<DeviceRequest, String> {
+fn device_request(request: TrialRequest) -> Result<DeviceRequest, String> {
     let TrialRequest { resource, count, namespace, pod } = request;
     let resource = Resource::parse(&resource).map_err(|error| format!("request.resource: {error}"))?;
     if !(1..=TRIAL_DEVICES_MAX).contains(&count) {
@@ -85,31 +79,35 @@ fn wish(request: TrialRequest) -> Result<DeviceRequest, String> {
     Ok(DeviceRequest { resource, count, pod })
 }
 
-fn shown(tried: &TrialReport, wish: Option<&DeviceRequest>, overcommit_percent: u32) -> Trial {
-    let label = |place: usize| tried.stack.entries.get(place).map(|entry| entry.label()).unwrap_or_default();
+fn shown(report: &TrialReport, request: Option<&DeviceRequest>, overcommit_percent: u32) -> Trial {
+    let label = |place: usize| report.stack.entries.get(place).map(|entry| entry.label()).unwrap_or_default();
     Trial {
-        policy: label(tried.index),
-        stack: tried.stack.entries.iter().map(|entry| entry.label()).collect(),
-        instead_of: tried.replaces.clone(),
-        generation: tried.node.generation,
-        refused: tried.refused.clone(),
-        offers: offers(tried),
-        resources: resources(tried, overcommit_percent),
-        request: tried.outcome.as_ref().zip(wish).map(|(wished, wish)| outcome(&tried.after, wished, wish)),
-        calls: tried.calls.iter().map(|tell| call(&tried.after, tell)).collect(),
+        policy: label(report.index),
+        stack: report.stack.entries.iter().map(|entry| entry.label()).collect(),
+        instead_of: report.replaces.clone(),
+        generation: report.node.generation,
+        refused: report.refused.clone(),
+        offers: offers(report),
+        resources: resources(report, overcommit_percent),
+        request: report
+            .outcome
+            .as_ref()
+            .zip(request)
+            .map(|(given, asked)| outcome(&report.after, given, asked)),
+        calls: report.calls.iter().map(|one| call(&report.after, one)).collect(),
     }
 }
 
-fn offers(tried: &TrialReport) -> Vec<TrialOffer> {
+fn offers(report: &TrialReport) -> Vec<TrialOffer> {
     let lines = |part: &PartState| part.lines.iter().map(OfferLine::from).collect::<Vec<_>>();
     let text = |part: &PartState| part.offered_by.as_ref().map(ToString::to_string).unwrap_or_default();
-    let mut parts: Vec<_> = tried.after.parts.values().filter(|part| part.present).collect();
+    let mut parts: Vec<_> = report.after.parts.values().filter(|part| part.present).collect();
     parts.sort_by(|a, b| (a.part.gpu_index, &a.part.id).cmp(&(b.part.gpu_index, &b.part.id)));
     let offer = |part: &PartState| {
-        let now = tried.node.part(&part.part.id);
+        let now = report.node.part(&part.part.id);
         TrialOffer {
             part: part.part.id.to_string(),
-            name: describe::gpu(&tried.after, &part.part.id),
+            name: describe::gpu(&report.after, &part.part.id),
             offered: lines(part),
             by: text(part),
             offered_now: now.map(lines).unwrap_or_default(),
@@ -120,7 +118,7 @@ fn offers(tried: &TrialReport) -> Vec<TrialOffer> {
     parts.into_iter().map(|part| offer(part)).collect()
 }
 
-fn resources(tried: &TrialReport, overcommit_percent: u32) -> Vec<TrialResource> {
+fn resources(report: &TrialReport, overcommit_percent: u32) -> Vec<TrialResource> {
     let offered = |ledger: &Ledger| {
         let mut counts = BTreeMap::<Resource, usize>::new();
         for part in ledger.parts.values().filter(|part| part.present) {
@@ -130,7 +128,7 @@ fn resources(tried: &TrialReport, overcommit_percent: u32) -> Vec<TrialResource>
         }
         counts
     };
-    let (then, now) = (offered(&tried.after), offered(&tried.node));
+    let (then, now) = (offered(&report.after), offered(&report.node));
     let mut names: Vec<&Resource> = then.keys().chain(now.keys()).collect();
     names.sort();
     names.dedup();
@@ -138,47 +136,47 @@ fn resources(tried: &TrialReport, overcommit_percent: u32) -> Vec<TrialResource>
     let resource = |name: &Resource| TrialResource {
         resource: name.to_string(),
         devices: of(&then, name),
-        free: free_devices(&tried.after, name, overcommit_percent).len(),
+        free: free_devices(&report.after, name, overcommit_percent).len(),
         devices_now: of(&now, name),
-        free_now: free_devices(&tried.node, name, overcommit_percent).len(),
+        free_now: free_devices(&report.node, name, overcommit_percent).len(),
     };
     names.into_iter().map(resource).collect()
 }
 
-fn outcome(then: &Ledger, wished: &RequestOutcome, wish: &DeviceRequest) -> TrialOutcome {
-    let (placed_by, placed_because) = wished.placed.clone().unzip();
-    let grant = match &wished.outcome {
+fn outcome(then: &Ledger, given: &RequestOutcome, request: &DeviceRequest) -> TrialOutcome {
+    let (placed_by, placed_because) = given.placed.clone().unzip();
+    let grant = match &given.outcome {
         Outcome::Granted(grant) => Some(grant),
         _ => None,
     };
     TrialOutcome {
-        resource: wish.resource.to_string(),
-        count: wish.count,
-        candidates: wished.candidates.clone(),
-        devices: wished.devices.iter().map(ToString::to_string).collect(),
-        names: wished.devices.iter().map(|id| describe::device(then, id)).collect(),
+        resource: request.resource.to_string(),
+        count: request.count,
+        candidates: given.candidates.clone(),
+        devices: given.devices.iter().map(ToString::to_string).collect(),
+        names: given.devices.iter().map(|id| describe::device(then, id)).collect(),
         placed_by,
         placed_because: placed_because.unwrap_or_default(),
-        outcome: (&wished.outcome).into(),
-        by: wished.outcome.by().into_iter().map(str::to_owned).collect(),
-        reason: wished.outcome.reason().to_owned(),
+        outcome: (&given.outcome).into(),
+        by: given.outcome.by().into_iter().map(str::to_owned).collect(),
+        reason: given.outcome.reason().to_owned(),
         environment: grant.map(|g| g.environment.iter().cloned().collect()).unwrap_or_default(),
         memory_limit_mib: grant.and_then(|g| g.limits.memory_mib),
         compute_limit_percent: grant.and_then(|g| g.limits.compute_percent),
     }
 }
 
-fn call(then: &Ledger, tell: &CallReport) -> TrialCall {
-    let words = match &tell.note.outcome {
+fn call(then: &Ledger, report: &CallReport) -> TrialCall {
+    let message = match &report.note.outcome {
         CallOutcome::Pass => "pass".to_owned(),
         CallOutcome::Suspended => "not asked: it is suspended".to_owned(),
         CallOutcome::Answer(answer) => describe::answer(answer, then),
         CallOutcome::Fault(fault) => format!("fault: {fault}"),
     };
     TrialCall {
-        hook: tell.hook.into(),
-        words,
-        log: tell.log_lines.clone(),
-        call: DecisionCall::of(&tell.note),
+        hook: report.hook.into(),
+        message,
+        log: report.log_lines.clone(),
+        call: DecisionCall::of(&report.note),
     }
 }

@@ -10,8 +10,8 @@ mod state;
 
 use crate::config::{Config, Findings, GpuSource, ServeArgs, SkippedChecks};
 use crate::{command, daemon};
-use berth_cli::connection::ClientArgs;
 use berth_cli::output::{Out, print_error};
+use berth_cli::reach::ClientArgs;
 use berth_cluster::ApiServer;
 use berth_kernel::gpu::Part;
 use berth_kernel::process::ProcessVisibility;

@@ -1,7 +1,6 @@
 //! One event stream: a position in the ring that advances as the client reads.
 
-use crate::event_feed::ring::{Following, KeptEvent, Ring, frame};
-use crate::event_feed::stream_permits::StreamPermit;
+use crate::event_feed::{Following, KeptEvent, Ring, StreamPermit, frame};
 use actix_web::web::Bytes;
 use berth_api::{Event, EventKind, rfc3339};
 use futures_util::future::LocalBoxFuture;
@@ -72,7 +71,7 @@ pub(crate) struct EventStream {
     /// Sent before anything else.
     first: Option<String>,
     generation: Generation,
-    keep_alive: Duration,
+    times: StreamTimes,
     /// When something was last sent.
     sent: Instant,
     /// The count of nudges at the last comment.
@@ -82,7 +81,6 @@ pub(crate) struct EventStream {
     /// `None` for a stream that does not follow.
     permit: Option<StreamPermit>,
     is_admitted: IsAdmitted,
-    admission_check: Duration,
     /// When [`Self::is_admitted`] was last called.
     checked: Instant,
 }
@@ -118,13 +116,12 @@ impl EventStream {
             follow: start.follow,
             first: Some(start.first),
             generation: start.generation,
-            keep_alive: times.keep_alive,
+            times,
             sent: now,
             until: now + times.life,
             ended: false,
             permit,
             is_admitted: start.is_admitted,
-            admission_check: times.admission_check,
             checked: now,
         }
     }
@@ -154,7 +151,7 @@ impl EventStream {
         loop {
             // Marked as seen before the ring is read, so that an event after that wakes the stream.
             self.woken.borrow_and_update();
-            if self.checked.elapsed() >= self.admission_check {
+            if self.checked.elapsed() >= self.times.admission_check {
                 self.checked = Instant::now();
                 if !(self.is_admitted)().await {
                     return Some(self.end(
@@ -186,7 +183,8 @@ impl EventStream {
                     return (self.after != self.sent_id).then(|| self.id_alone());
                 }
                 Following::Events(..) => {
-                    let due = (self.sent + self.keep_alive).min(self.checked + self.admission_check);
+                    let due =
+                        (self.sent + self.times.keep_alive).min(self.checked + self.times.admission_check);
                     let due = due.min(self.until);
                     // After a timeout and after a change the loop checks everything again. The channel cannot be
                     // closed: this stream holds the ring.
@@ -207,7 +205,7 @@ impl EventStream {
         }
         let nudges = self.ring.nudges();
         let is_nudged = nudges != self.nudges && now >= self.sent + NUDGE_MIN_GAP;
-        if is_nudged || now >= self.sent + self.keep_alive {
+        if is_nudged || now >= self.sent + self.times.keep_alive {
             self.nudges = nudges;
             return Some(format!(": still here\n{}", self.id_alone()));
         }

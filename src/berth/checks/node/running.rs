@@ -4,7 +4,7 @@ use super::line::Line;
 use crate::config::Config;
 use berth_api::Node;
 use berth_cli::client::Client;
-use berth_cli::connection::ClientArgs;
+use berth_cli::reach::ClientArgs;
 use berth_cli::reach::berth_has;
 use std::net::TcpListener;
 

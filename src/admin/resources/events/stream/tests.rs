@@ -1,6 +1,5 @@
 use super::*;
-use crate::event_feed::ring::EVENTS_MAX;
-use crate::event_feed::stream_permits::{STREAMS_MAX, StreamPermits};
+use crate::event_feed::{EVENTS_MAX, STREAMS_MAX, StreamPermits};
 use futures_util::FutureExt as _;
 
 fn event(kind: EventKind, gpu: &str) -> Event {
@@ -60,7 +59,7 @@ async fn a_stream_sends_the_events_of_its_filter_and_comments_in_between() {
     // No more events; the id advances past those that the filter dropped.
     assert_eq!(some.next().await.unwrap(), ": still here\nid: 5-3\n\n");
     // An event wakes a waiting stream long before its next comment.
-    all.keep_alive = Duration::from_secs(60);
+    all.times.keep_alive = Duration::from_secs(60);
     let added = async { ring.add(&event(EventKind::Bypass, "GPU-1")) };
     let (chunk, ()) = tokio::join!(all.next(), added);
     assert_eq!(kinds(&chunk.unwrap()), ["bypass"]);

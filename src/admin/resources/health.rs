@@ -1,0 +1,209 @@
+//! `/livez`, `/readyz` and `/metrics`.
+//!
+//! The kubelet restarts a daemon that is not alive. So each check of liveness is of something that should have ended and
+//! did not, and not of something that fails: a full disk, an NVML that returns errors (it is opened again at each scan)
+//! or an absent kubelet is reported by `/readyz`, and a restart would only withdraw the node's resources from its
+//! containers.
+
+use crate::state::{NodeFacts, State, Step};
+use actix_web::web::{Data, Query};
+use actix_web::{HttpRequest, HttpResponse};
+use berth_api::{Alive, Check, Kind, Ready, rfc3339};
+use berth_core::KernelHandle;
+use berth_core::stack::OfferNotes;
+use berth_core::counters::RegistrationState;
+use berth_core::metrics::{CONTENT_TYPE, CheckResults};
+use berth_http::query::Probe;
+use berth_http::{Failure, HandlerResult, gate};
+use berth_kernel::names::Resource;
+use std::time::Duration;
+
+/// Check liveness
+///
+/// The daemon is alive if the ledger's writer makes progress, policy calls return, GPU scans start and end, the
+/// runtime that answers the kubelet runs, and the kubelet has a stream of every registered resource. Failures that
+/// are retried belong to `/readyz`. Over TLS from another machine the details need the right to read.
+#[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()), params(Probe),
+    responses(
+        (status = 200, description = "It lives", body = Alive),
+        (status = 503, description = "It does not; says why: restart it"),
+    ))]
+pub(crate) async fn livez(state: Data<State>, request: HttpRequest, _probe: Query<Probe>) -> HandlerResult {
+    let checks = gate::visible_checks(&request, liveness(&state.kernel));
+    if checks.iter().all(|check| check.ok) {
+        return Ok(HttpResponse::Ok().json(Alive { alive: true, checks }));
+    }
+    Err(Failure::new(Kind::NotAlive, gate::describe_failed(&checks)).checks(checks))
+}
+
+/// The checks of liveness.
+fn liveness(kernel: &KernelHandle) -> Vec<Check> {
+    let figures = kernel.counters();
+    let limits = figures.limits();
+    let check = |name: &str, trouble: Option<String>, note: Option<String>| Check {
+        name: name.into(),
+        ok: trouble.is_none(),
+        detail: trouble.or(note),
+    };
+    let over = |time: Option<Duration>, limit: Duration| {
+        time.filter(|time| *time > limit).map(|time| format!("{:.0} s", time.as_secs_f64()))
+    };
+    // The keeper owns the sender, so an error means that its thread has ended.
+    let ended = kernel.watch().has_changed().is_err();
+    let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
+    let silent = over(figures.keeper.heartbeat.silent_for(), limits.keeper);
+    let silent = silent.map(|time| format!("the thread that owns the ledger has taken no turn for {time}"));
+    let stuck = over(figures.policies.busy_for(), limits.policies);
+    let stuck = stuck.map(|time| format!("the policy thread is at one question for {time}"));
+    let hangs = over(figures.gpus.heartbeat.busy_for(), limits.scan);
+    let hangs = hangs.map(|time| format!("a look at the GPUs hangs for {time}: NVML does not answer"));
+    let every = figures.gpus.scan_interval();
+    let unbegun = every.and_then(|every| over(figures.gpus.heartbeat.silent_for(), every + limits.scan));
+    let unbegun = unbegun.map(|time| {
+        format!("no look at the GPUs was begun for {time}: the thread that takes them has ended")
+    });
+    let quiet = over(figures.front.silent_for(), limits.front);
+    let quiet =
+        quiet.map(|time| format!("the runtime that answers the kubelet gave no sign of life for {time}"));
+    let fails = figures.gpus.last_error().map(|why| format!("the last look at the GPUs failed: {why}"));
+    vec![
+        check("keeper", ended.or(silent), None),
+        check("policies", stuck, None),
+        check("looks", hangs.or(unbegun), fails),
+        check("kubelet", quiet, None),
+        check("streams", unwatched(kernel, limits.stream), None),
+    ]
+}
+
+/// Registered resources that the kubelet does not watch.
+fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
+    let standings = kernel.counters().kubelet.registrations();
+    let unwatched: Vec<&str> = standings
+        .iter()
+        .filter(|(_, standing)| standing.at == Some(RegistrationState::Registered) && standing.streams == 0)
+        .filter(|(_, standing)| standing.since.elapsed() > limit)
+        .map(|(resource, _)| resource.as_str())
+        .collect();
+    (!unwatched.is_empty()).then(|| {
+        format!("registered, but no stream is open on which the kubelet watches: {}", unwatched.join(", "))
+    })
+}
+
+/// Check readiness
+///
+/// The daemon is ready once the GPUs were scanned, the devices of running pods were adopted, the store accepts
+/// writes, and the kubelet accepted every resource once since the daemon started: a rollout continues with the next
+/// node when this one is ready, which it must not while its resources are missing. A kubelet that disconnects later
+/// is reported, but the daemon stays ready; so do policies of the active stack that cannot be called yet. Over TLS
+/// from another machine the details need the right to read; without it only the names of the checks are returned.
+#[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()), params(Probe),
+    responses(
+        (status = 200, description = "It is ready", body = Ready),
+        (status = 503, description = "It is not; says why"),
+    ))]
+pub(crate) async fn readyz(state: Data<State>, request: HttpRequest, _probe: Query<Probe>) -> HandlerResult {
+    let checks = gate::visible_checks(&request, readiness(&(state.facts)(), &state));
+    if checks.iter().all(|c| c.ok) {
+        return Ok(HttpResponse::Ok().json(Ready { ready: true, checks }));
+    }
+    Err(Failure::new(Kind::NotReady, gate::describe_failed(&checks)).retry_after(1).checks(checks))
+}
+
+/// The checks of readiness.
+pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
+    let kernel = &state.kernel;
+    let store_trouble = kernel.store_error();
+    let OfferNotes { mig, warnings } = kernel.offer_notes();
+    let mig_notes = (!mig.notes.is_empty()).then(|| mig.notes.join("; "));
+    let step = |name: &str, step: &Step| {
+        let waiting = step.waiting();
+        Check { name: name.into(), ok: waiting.is_none(), detail: waiting }
+    };
+    let under_way: Vec<_> = facts
+        .registrations
+        .iter()
+        .filter_map(|r| r.state.waiting().map(|why| format!("{}: {why}", r.resource)))
+        .collect();
+    let under_way = (!under_way.is_empty()).then(|| under_way.join("; "));
+    let (kubelet_ok, kubelet) = registration(kernel, facts.kubelet.waiting().or(under_way));
+    let waits = facts.uncallable.as_ref().map(|why| format!("waiting: {why}"));
+    let policies: Vec<String> = waits.into_iter().chain(warnings).collect();
+    let policies = (!policies.is_empty()).then(|| policies.join("; "));
+    let mut checks = vec![
+        step("gpus", &facts.gpus),
+        step("adoption", &facts.adoption),
+        Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble },
+        Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
+        // The other policies and the baseline answer meanwhile.
+        Check { name: "policies".into(), ok: true, detail: policies },
+        // Waiting for an absent kubelet is no failure of the daemon.
+        Check {
+            name: "kubelet".into(),
+            ok: kubelet_ok,
+            detail: kubelet.map(|why| format!("waiting: {why}")),
+        },
+        // A device that the kubelet considers free is granted nevertheless.
+        Check {
+            name: "evidence".into(),
+            ok: true,
+            detail: kernel.snapshot().stuck.as_deref().map(|s| s.describe(&rfc3339(s.since_wall_ms))),
+        },
+    ];
+    if let Some(labels) = &facts.labels {
+        // Missing labels affect the pods that select by them, not this daemon.
+        checks.push(Check { name: "labels".into(), ok: true, detail: labels.waiting() });
+    }
+    if let Some(tls) = state.http.access.tls() {
+        // The previous files stay in use while the present ones are invalid.
+        checks.push(Check { name: "tls".into(), ok: true, detail: tls.last_error() });
+    }
+    checks
+}
+
+/// Whether the kubelet accepted every resource once since the start, and what the daemon waits for: `waits`, or what is
+/// missing. Compared with the ledger, which has all resources before the first registration.
+fn registration(kernel: &KernelHandle, waits: Option<String>) -> (bool, Option<String>) {
+    let ledger = kernel.snapshot();
+    let resources = ledger.resources();
+    if resources.is_empty() {
+        let mut present = ledger.parts.values().filter(|part| part.present);
+        return match present.any(|part| part.offered_by.is_none()) {
+            true => (false, waits.or_else(|| Some("the GPUs are not offered yet".into()))),
+            // A node without GPUs is ready.
+            false => (waits.is_none(), waits),
+        };
+    }
+    let registrations = kernel.counters().kubelet.registrations();
+    let was_registered = |name: &&str| registrations.get(*name).is_some_and(|one| one.was_registered);
+    let mut missing = resources.iter().map(Resource::as_str).filter(|name| !was_registered(name)).peekable();
+    match missing.peek() {
+        None => (true, waits),
+        Some(_) => {
+            let missing = missing.collect::<Vec<_>>().join(", ");
+            (false, waits.or_else(|| Some(format!("the kubelet has not taken {missing} yet"))))
+        }
+    }
+}
+
+/// Get metrics
+///
+/// OpenMetrics text; `deploy/METRICS.md` describes all families. The response is made from snapshots and counters,
+/// and never waits for an Allocate. Open on this node and on the health listener; over TLS from another machine it
+/// needs the right to read.
+#[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics",
+    security((), ("token" = [])),
+    responses(
+        (status = 200, description = "The numbers", body = String, content_type = "application/openmetrics-text"),
+        (status = 401, description = "From another machine: nothing came that says who asks, or a wrong token"),
+        (status = 403, description = "The caller is not allowed to do this"),
+    ))]
+pub(crate) async fn metrics(state: Data<State>) -> HandlerResult {
+    let facts = (state.facts)();
+    let ready = readiness(&facts, &state);
+    let messages = ready.iter().map(|check| (check.name.clone(), check.detail.is_some())).collect();
+    let plain = |checks: Vec<Check>| checks.into_iter().map(|check| (check.name, check.ok)).collect();
+    let about = CheckResults { ready: plain(ready), live: plain(liveness(&state.kernel)), messages };
+    let text = state.metrics.text(about);
+    let text = text.map_err(|_| Failure::new(Kind::Internal, "a number could not be written as text"))?;
+    Ok(HttpResponse::Ok().content_type(CONTENT_TYPE).body(text))
+}

@@ -1,0 +1,218 @@
+//! `berth policy replay` and `berth policy shadow`, and the commands of `berth policy` that try a policy.
+
+use crate::arguments::CandidateArgs;
+use crate::client::{Client, query};
+use crate::gpu::Names;
+use crate::output::{Out, facts, or_dash, table};
+use crate::trial::{self, TryArgs};
+use anyhow::bail;
+use berth_api::{Comparison, Difference, Hook, Replay, Shadow, ShadowList};
+use clap::Subcommand;
+use std::collections::BTreeMap;
+
+/// Commands of `berth policy` that try a policy without effect.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TrialCommand {
+    /// Ask a policy on the live node, without effect: what it would offer, and which GPUs a request would get
+    #[command(after_help = "\
+It is asked beside the active stack, in place of the entry of the same name or before the others. The
+policy must be known to the node: `berth policy push FILE` uploads one, which activates nothing.
+  berth policy try timeslice --parameters '{\"replicas\": 4}'
+  berth policy try timeslice --parameters @four.json --request nvidia.com/gpu.shared=2
+  berth policy try quota@0123456789ab --request nvidia.com/gpu=1 --namespace team-a --pod trainer-0
+
+Exit code 1 if it would not be activated, or the request would not be granted.")]
+    Try(TryArgs),
+    /// Ask a policy the recorded questions again, and show what would have differed
+    #[command(after_help = "\
+Exit code 1 if it failed on any of them; that its answers differ is no failure.
+  berth policy replay binpack
+  berth policy replay timeslice --parameters '{\"replicas\": 4}' --hook offer")]
+    Replay {
+        /// The policy.
+        #[command(flatten)]
+        candidate: CandidateArgs,
+        /// At most this many decisions, newest first
+        #[arg(long, default_value_t = 1000)]
+        limit: u64,
+        /// Only of this hook
+        #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
+        hook: Option<String>,
+        /// Not before this time, such as 2026-02-03T04:05:06Z
+        #[arg(long)]
+        since: Option<String>,
+        /// Only decisions with a smaller number
+        #[arg(long)]
+        before: Option<u64>,
+    },
+    /// Ask a policy beside the active stack, without effect
+    Shadow {
+        /// What to do.
+        #[command(subcommand)]
+        command: ShadowCommand,
+    },
+}
+
+/// `berth policy shadow`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ShadowCommand {
+    /// Ask it from now on, beside the stack
+    Start(CandidateArgs),
+    /// List the shadows, with their differences so far
+    List,
+    /// One shadow with its newest differences
+    Show {
+        /// Its number, or its policy's name
+        shadow: String,
+    },
+    /// Stop asking it
+    Stop {
+        /// Its number, or its policy's name
+        shadow: String,
+    },
+}
+
+pub(crate) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        TrialCommand::Try(args) => trial::run(args, client, out),
+        TrialCommand::Replay { candidate, limit, hook, since, before } => {
+            let query = query(&[
+                ("limit", Some(&limit.to_string())),
+                ("hook", hook.as_deref()),
+                ("since", since.as_deref()),
+                ("cursor", before.map(|before| before.to_string()).as_deref()),
+            ]);
+            let replayed: Replay = client.post(&format!("/replays{query}"), &candidate.candidate()?, None)?;
+            out.answer(&replayed, |replayed| Names::of(client).with_indices(&replay(replayed)))?;
+            match replayed.counts.values().map(|counts| counts.fails).sum::<u64>() {
+                0 => Ok(()),
+                fails => bail!("{} failed on {fails} of the questions", replayed.policy),
+            }
+        }
+        TrialCommand::Shadow { command: ShadowCommand::Start(candidate) } => {
+            let shadow: Shadow = client.post("/shadows", &candidate.candidate()?, None)?;
+            out.answer(&shadow, |s| {
+                format!(
+                    "started shadow {1} of {0}; status: `berth policy shadow show {2}`\n",
+                    s.policy, s.id, s.id
+                )
+            })
+        }
+        TrialCommand::Shadow { command: ShadowCommand::List } => {
+            out.answer(&client.get::<ShadowList>("/shadows")?, list)
+        }
+        TrialCommand::Shadow { command: ShadowCommand::Show { shadow } } => {
+            let id = shadow_id(shadow, client)?;
+            out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, |s| {
+                Names::of(client).with_indices(&show(s))
+            })
+        }
+        TrialCommand::Shadow { command: ShadowCommand::Stop { shadow } } => {
+            let id = shadow_id(shadow, client)?;
+            out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"), None)?, |s| {
+                Names::of(client).with_indices(&show(s))
+            })
+        }
+    }
+}
+
+/// The number of the shadow that is named by its number, its policy's name, or that with a digest.
+fn shadow_id(given: &str, client: &Client) -> anyhow::Result<u64> {
+    // Names of policies begin with a letter, so none is a number.
+    if let Ok(id) = given.parse() {
+        return Ok(id);
+    }
+    let ShadowList { items } = client.get("/shadows")?;
+    let is_meant = |shadow: &&Shadow| {
+        let name = shadow.policy.split('@').next();
+        name == Some(given) || (given.contains('@') && shadow.policy.starts_with(given))
+    };
+    match items.iter().filter(is_meant).collect::<Vec<_>>().as_slice() {
+        [shadow] => Ok(shadow.id),
+        [] => bail!("no policy {given:?} is asked as a shadow; `berth policy shadow list` shows which are"),
+        several => {
+            let numbers: Vec<_> = several.iter().map(|s| format!("{} ({})", s.id, s.policy)).collect();
+            bail!("several shadows are of {given:?}, so type a number: {}", numbers.join(", "))
+        }
+    }
+}
+
+fn replay(replay: &Replay) -> String {
+    let mut text = facts(&[
+        ("policy", replay.policy.clone()),
+        ("decisions", replay.decisions.to_string()),
+        ("unreadable", if replay.unreadable == 0 { String::new() } else { replay.unreadable.to_string() }),
+    ]);
+    text += &comparisons(&replay.counts);
+    text += &differences(&replay.differences);
+    if let Some(next) = &replay.next {
+        text += &format!("--before {next} goes on with older ones\n");
+    }
+    text
+}
+
+fn list(list: &ShadowList) -> String {
+    if list.items.is_empty() {
+        return "no policy is asked as a shadow\n".into();
+    }
+    let sum =
+        |shadow: &Shadow, of: fn(&Comparison) -> u64| shadow.counts.values().map(of).sum::<u64>().to_string();
+    let row = |s: &Shadow| {
+        vec![
+            s.id.to_string(),
+            s.policy.clone(),
+            s.since.clone(),
+            sum(s, |c| c.same),
+            sum(s, |c| c.differs),
+            sum(s, |c| c.passes),
+            sum(s, |c| c.fails),
+            sum(s, |c| c.skipped),
+        ]
+    };
+    let head = ["ID", "POLICY", "SINCE", "SAME", "DIFFERS", "PASSES", "FAILS", "SKIPPED"];
+    table(&head, list.items.iter().map(row))
+}
+
+fn show(shadow: &Shadow) -> String {
+    let mut text = facts(&[
+        ("shadow", shadow.id.to_string()),
+        ("policy", shadow.policy.clone()),
+        ("parameters", shadow.parameters.to_string()),
+        ("since", shadow.since.clone()),
+    ]);
+    text += &comparisons(&shadow.counts);
+    text + &differences(&shadow.differences)
+}
+
+fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
+    if counts.is_empty() {
+        return "nothing was asked yet\n".into();
+    }
+    let row = |(hook, c): (&Hook, &Comparison)| {
+        vec![
+            hook.to_string(),
+            c.same.to_string(),
+            c.differs.to_string(),
+            c.passes.to_string(),
+            c.fails.to_string(),
+            c.skipped.to_string(),
+        ]
+    };
+    table(&["HOOK", "SAME", "DIFFERS", "PASSES", "FAILS", "SKIPPED"], counts.iter().map(row))
+}
+
+fn differences(differences: &[Difference]) -> String {
+    if differences.is_empty() {
+        return String::new();
+    }
+    let row = |d: &Difference| {
+        let how = if d.failed { format!("fails: {}", d.message) } else { d.message.clone() };
+        vec![or_dash(d.seq), d.at.clone(), d.hook.to_string(), how]
+    };
+    let mut text = table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], differences.iter().map(row));
+    if differences.iter().any(|difference| difference.seq.is_none()) {
+        text += "- has no number: an offer that the stack makes again unchanged is not put on the record, nor is anything \
+                 that finds no journal (decisions.maxMiB: 0) or no room\n";
+    }
+    text
+}

@@ -1,0 +1,170 @@
+//! The active stack as a table, and `berth policy download`, `history` and `unsuspend`.
+
+use crate::client::{Client, escaped};
+use crate::output::{Out, or_dash, printable, table};
+use crate::policy::{resolve, short};
+use anyhow::{Context, bail};
+use berth_api::{Activation, ActivationList, MODULE_BYTES_MAX, PolicyDetail, Stack, StackEntry, StackSource};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+pub(crate) fn download(
+    policy: &str,
+    to: Option<&Path>,
+    client: &Client,
+    out: &mut Out,
+) -> anyhow::Result<()> {
+    let digest = resolve(client, policy)?;
+    let bytes = client.bytes(&format!("/policies/{digest}/module"), u64::try_from(MODULE_BYTES_MAX)?)?;
+    if to == Some(Path::new("-")) {
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&bytes).and_then(|()| stdout.flush()).context("writing to standard output")?;
+        return Ok(());
+    }
+    let file = match to {
+        Some(file) => file.to_owned(),
+        None => {
+            let detail: PolicyDetail = client.get(&format!("/policies/{digest}"))?;
+            // A DNS label by the daemon's rules; escaped, so that no answer names a file elsewhere.
+            PathBuf::from(format!("{}-{}.wasm", escaped(&detail.policy.name), short(&digest)))
+        }
+    };
+    let mut options = OpenOptions::new();
+    let options = options.write(true);
+    let opened = match to {
+        Some(_) => options.create(true).truncate(true).open(&file),
+        None => options.create_new(true).open(&file),
+    };
+    let written = opened.and_then(|mut opened| opened.write_all(&bytes));
+    written.with_context(|| format!("cannot write {} (--to names another file)", file.display()))?;
+    out.done(&format!("{} has {} bytes, sha256 {digest}", file.display(), bytes.len()))
+}
+
+pub(crate) fn history(list: &ActivationList) -> String {
+    let head = ["REVISION", "ACTIVE", "SOURCE", "SINCE", "BY", "POLICIES", "WHY"];
+    let mut text = table(&head, list.items.iter().map(row));
+    for activation in list.items.iter().filter(|a| !a.gone.is_empty()) {
+        let gone = activation.gone.join(" ");
+        text += &format!("revision {} cannot be rolled back to: {gone} was deleted\n", activation.revision);
+    }
+    text
+}
+
+fn row(activation: &Activation) -> Vec<String> {
+    let label = |e: &berth_api::StackEntry| format!("{}@{}", e.policy, short(&e.digest));
+    let policies: Vec<_> = activation.entries.iter().map(label).collect();
+    vec![
+        activation.revision.to_string(),
+        if activation.active { "yes" } else { "" }.into(),
+        activation.source.to_string(),
+        or_dash(activation.since.as_ref()),
+        or_dash(activation.by.as_ref()),
+        if policies.is_empty() { "-".into() } else { policies.join(" ") },
+        activation.why.clone().unwrap_or_default(),
+    ]
+}
+
+pub(crate) fn unsuspend(entry: &str, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    let stack: Stack = client.get("/stack")?;
+    let named: Vec<usize> =
+        (0..stack.entries.len()).filter(|place| stack.entries[*place].policy == entry).collect();
+    let place = match (named.as_slice(), entry.parse::<usize>()) {
+        ([place], _) => *place,
+        ([], Ok(place)) if place < stack.entries.len() => place,
+        ([], _) => bail!("the active stack has no entry {entry:?}; `berth policy stack` shows what it has"),
+        (several, _) => {
+            let places: Vec<_> = several.iter().map(ToString::to_string).collect();
+            bail!("{entry:?} is there several times, so type its place: {}", places.join(" "))
+        }
+    };
+    let suspended = |stack: &Stack| stack.entries[place].record.as_ref().is_some_and(|r| r.suspended);
+    let was = suspended(&stack);
+    let path = format!("/stack/entries/{place}/suspension");
+    let now: Stack = client.delete(&path, Some(stack.revision))?;
+    out.answer(&now, |s| {
+        let what = if was { "is asked again" } else { "was not suspended" };
+        format!("{entry} {what}\n{}", stack_table(s))
+    })
+}
+
+/// The active stack as a table.
+pub(crate) fn stack_table(stack: &Stack) -> String {
+    let source = match &stack.source {
+        StackSource::Api => "API",
+        StackSource::File => "file",
+        StackSource::Other(source) => source,
+    };
+    let mut text = format!("revision {}, from the {}", stack.revision, printable(source));
+    if let Some(since) = &stack.since {
+        text += &format!(", activated by {} {since}", printable(&stack.by));
+    }
+    if let Some(why) = &stack.why {
+        text += &format!(" ({})", printable(why));
+    }
+    text += "\n";
+    if stack.entries.is_empty() {
+        text += "no policies: the baseline offers whole GPUs\n";
+    } else {
+        let head = ["#", "POLICY", "DIGEST", "PARAMETERS", "ON FAULT", "CALLS", "FAULTS", "LAST FAULT"];
+        text += &table(&head, stack.entries.iter().enumerate().map(entry_row));
+        text += &hooks_table(stack);
+    }
+    if stack.file_stack.shadowed {
+        text +=
+            "the file's stack is set aside while this one is active; `berth policy reset` goes back to it\n";
+    }
+    if let Some(trouble) = &stack.file_stack.trouble {
+        text += &format!("the file's stack cannot be used: {trouble}\n");
+    }
+    for warning in &stack.warnings {
+        text += &format!("warning: {}\n", printable(warning));
+    }
+    text
+}
+
+/// Calls and faults of each policy; empty before the first call.
+fn hooks_table(stack: &Stack) -> String {
+    let mut rows = Vec::new();
+    for (place, entry) in stack.entries.iter().enumerate() {
+        for (hook, record) in entry.record.iter().flat_map(|record| &record.hooks) {
+            let us = |us: u64| format!("{us} us");
+            rows.push(vec![
+                place.to_string(),
+                entry.policy.clone(),
+                hook.to_string(),
+                record.calls.to_string(),
+                record.passes.to_string(),
+                record.faults.to_string(),
+                us(record.p50_microseconds),
+                us(record.p99_microseconds),
+                us(record.worst_microseconds),
+            ]);
+        }
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = ["#", "POLICY", "HOOK", "CALLS", "PASSES", "FAULTS", "P50 UP TO", "P99 UP TO", "WORST"];
+    format!("\n{}", table(&head, rows))
+}
+
+fn entry_row((place, entry): (usize, &StackEntry)) -> Vec<String> {
+    let record = entry.record.as_ref();
+    let calls = record.map(|r| r.calls.values().sum::<u64>());
+    let faults = record.map(|r| r.faults.by_kind.values().sum::<u64>());
+    let faults = match record.is_some_and(|r| r.suspended) {
+        true => format!("{} SUSPENDED", or_dash(faults)),
+        false => or_dash(faults),
+    };
+    vec![
+        place.to_string(),
+        entry.policy.clone(),
+        short(&entry.digest).into(),
+        entry.parameters.to_string(),
+        format!("{:?}", entry.on_fault).to_lowercase(),
+        or_dash(calls),
+        faults,
+        record.and_then(|r| r.faults.last.clone()).unwrap_or_default(),
+    ]
+}

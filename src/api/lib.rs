@@ -20,6 +20,7 @@ pub use allocation::{
     Holder, Limits, PartUse, SharedUse,
 };
 pub use berth_kernel::date::rfc3339;
+pub use berth_kernel::policy::MODULE_BYTES_MAX;
 pub use comparison::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
 pub use decision::{
     CallResult, DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest,
@@ -35,7 +36,7 @@ pub use gpu::{
     Mig, OfferLine, Part, ResourceUse,
 };
 pub use node::{Alive, Check, Counts, Node, Ready, ResourceState, StepState};
-pub use policy::{Hook, MODULE_BYTES_MAX, Policy, PolicyDetail, PolicyList};
+pub use policy::{Hook, Policy, PolicyDetail, PolicyList};
 pub use problem::{Action, Kind, Operation, Problem};
 pub use process::{
     Bypass, BypassList, BypassReason, Process, ProcessList, ProcessPod, ProcessSight, ProcessUse,

@@ -9,10 +9,6 @@ use berth_kernel::policy::{self as kernel, PolicyVersion};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Largest module of a policy, bytes. Components with a Python or JavaScript interpreter have 12 to 20 MB, those of
-/// compiled languages less than 1 MB.
-pub const MODULE_BYTES_MAX: usize = 32 * 1024 * 1024;
-
 /// Policy versions, by name and age.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

@@ -1,19 +1,18 @@
 //! A client of the API server, by the service account of our pod or by a kubeconfig.
 
-use super::settings::ApiServer;
-use super::settings::{ApiServerStatus, Settings};
+use super::settings::{ApiServer, ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
 use http::Response;
 use http::header::RETRY_AFTER;
 use k8s_openapi::api::core::v1::Node;
 use kube::client::{ClientBuilder, DynBody};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::core::PartialObjectMeta;
+use kube::core::{PartialObjectMeta, Status};
 use kube::{Api, Client, Config};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 use tower::util::MapResponseLayer;
 
 /// Most bytes that are read of a kubeconfig; clusters and users by the hundred need less.
@@ -26,22 +25,13 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The kubeconfig is missing or wrong.
-    #[error("the kubeconfig {path} cannot be used")]
-    Kubeconfig {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: Box<kube::config::KubeconfigError>,
-    },
+    #[error("the kubeconfig {0} cannot be used")]
+    Kubeconfig(PathBuf, #[source] Box<KubeconfigError>),
     /// The kubeconfig cannot be parsed. The parser's error is left out: it quotes the file, secrets included.
     #[error(
-        "the file {path} is not a valid kubeconfig (`kubectl --kubeconfig {path} config view` shows where it is wrong)"
+        "the file {0} is not a valid kubeconfig (`kubectl --kubeconfig {0} config view` shows where it is wrong)"
     )]
-    Malformed {
-        /// Which file.
-        path: PathBuf,
-    },
+    Malformed(PathBuf),
     /// The kubeconfig gets its credentials from a program (`exec` or `auth-provider`). Each refresh would run it while
     /// all requests wait for it, and the library gives it no deadline (kube-client 5.0, `RefreshableToken`): with one
     /// that hangs the daemon would work on outdated pods, without an error.
@@ -57,18 +47,10 @@ pub enum ConnectError {
     },
     /// The service account of the pod is incomplete.
     #[error("the pod's service account cannot be used (set automountServiceAccountToken: true)")]
-    InCluster {
-        /// Why.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    InCluster(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The client cannot be built from the configuration.
     #[error("the client of the API server cannot be built from the kubeconfig or service account")]
-    Client {
-        /// Why.
-        #[source]
-        source: Box<kube::Error>,
-    },
+    Client(#[source] Box<kube::Error>),
     /// The node object cannot be read: no connection, or an error status.
     #[error("cannot read node {node:?} from the API server at {url}{hint}")]
     Request {
@@ -92,12 +74,9 @@ pub enum ConnectError {
         /// The node's name.
         node: String,
     },
-    /// No answer within the timeout of a request, 15 s.
-    #[error("the API server at {url} did not answer within {} s", ANSWER_MAX.as_secs())]
-    Timeout {
-        /// URL of the API server.
-        url: String,
-    },
+    /// No answer of the API server with this URL within the timeout of a request, 15 s.
+    #[error("the API server at {0} did not answer within {seconds} s", seconds = ANSWER_MAX.as_secs())]
+    Timeout(String),
 }
 
 impl ConnectError {
@@ -105,7 +84,7 @@ impl ConnectError {
     /// that is starting or busy.
     pub(super) fn is_transient(&self) -> bool {
         match self {
-            Self::Timeout { .. } => true,
+            Self::Timeout(_) => true,
             Self::Request { source, .. } => match source.as_ref() {
                 kube::Error::Api(status) => status.code == 429 || status.code >= 500,
                 _ => true,
@@ -131,7 +110,7 @@ pub(super) async fn connect_and_get_node(
     let mut config = match &settings.api_server {
         ApiServer::Kubeconfig(path) => config_from_file(path).await?,
         ApiServer::InCluster | ApiServer::Off => {
-            Config::incluster().map_err(|e| ConnectError::InCluster { source: Box::new(e) })?
+            Config::incluster().map_err(|error| ConnectError::InCluster(Box::new(error)))?
         }
     };
     // The library would repeat for minutes an eviction that a disruption budget forbids, and not report it. The retries
@@ -141,8 +120,8 @@ pub(super) async fn connect_and_get_node(
     config.read_timeout = Some(settings.silence);
     config.reset_reader_on_write = true;
     let url = config.cluster_url.to_string();
-    let builder =
-        ClientBuilder::try_from(config).map_err(|e| ConnectError::Client { source: Box::new(e) })?;
+    let builder = ClientBuilder::try_from(config);
+    let builder = builder.map_err(|error| ConnectError::Client(Box::new(error)))?;
     // Read here: the library drops the headers of an error response.
     let retry_after = settings.retry_after.clone();
     let record_retry_after = MapResponseLayer::new(move |response: Response<Box<DynBody>>| {
@@ -157,8 +136,8 @@ pub(super) async fn connect_and_get_node(
 
 async fn config_from_file(path: &Path) -> Result<Config, ConnectError> {
     let wrong = |e| match e {
-        KubeconfigError::Parse(_) => ConnectError::Malformed { path: path.to_owned() },
-        other => ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(other) },
+        KubeconfigError::Parse(_) => ConnectError::Malformed(path.to_owned()),
+        other => ConnectError::Kubeconfig(path.to_owned(), Box::new(other)),
     };
     // The file is opened here first: the library would block on a FIFO.
     let text = berth_files::read_text(path, KUBECONFIG_BYTES_MAX);
@@ -186,8 +165,8 @@ fn credential_program(user: &AuthInfo) -> Option<String> {
 /// Reads the metadata of this node.
 async fn get_node(client: &Client, url: &str, node: &str) -> Result<PartialObjectMeta<Node>, ConnectError> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let answer = tokio::time::timeout(ANSWER_MAX, nodes.get_metadata(node)).await;
-    match answer.map_err(|_| ConnectError::Timeout { url: url.to_owned() })? {
+    let answer = timeout(ANSWER_MAX, nodes.get_metadata(node)).await;
+    match answer.map_err(|_| ConnectError::Timeout(url.to_owned()))? {
         Ok(found) => Ok(found),
         Err(kube::Error::Api(status)) if status.code == 404 => {
             Err(ConnectError::UnknownNode { url: url.to_owned(), node: node.to_owned() })
@@ -212,6 +191,44 @@ fn hint(error: &kube::Error) -> &'static str {
     }
 }
 
+/// Why a request failed.
+pub(super) struct RequestError {
+    /// The reason, for the log.
+    pub(super) why: String,
+    /// The error status that the API server answered with.
+    pub(super) status: Option<Box<Status>>,
+}
+
+impl RequestError {
+    /// The code of the error status; 0 without one.
+    pub(super) fn code(&self) -> u16 {
+        self.status.as_ref().map_or(0, |status| status.code)
+    }
+}
+
+/// The answer to a request within its timeout. `right`: the right that the request needs, for the message of a 403.
+pub(super) async fn request<T>(
+    request: impl Future<Output = kube::Result<T>>,
+    right: &str,
+) -> Result<T, RequestError> {
+    let error = match timeout(ANSWER_MAX, request).await {
+        Ok(Ok(answer)) => return Ok(answer),
+        Ok(Err(error)) => error,
+        Err(_) => {
+            let why = format!("no answer within {} s", ANSWER_MAX.as_secs());
+            return Err(RequestError { why, status: None });
+        }
+    };
+    let why = match &error {
+        kube::Error::Api(status) if status.code == 403 => {
+            format!("{} (the daemon needs: {right}; see deploy/cluster-role.yaml)", status.message)
+        }
+        error => error_chain(error),
+    };
+    let status = if let kube::Error::Api(status) = error { Some(status) } else { None };
+    Err(RequestError { why, status })
+}
+
 /// Connects, with retries until it succeeds. An error that repeats is logged once.
 pub(super) async fn connect_with_retries(
     settings: &Settings,
@@ -224,7 +241,7 @@ pub(super) async fn connect_with_retries(
             Err(error) => report_error(link, &error),
         }
         let wait = backoff.next(wait::random());
-        tokio::time::sleep(settings.retry_after.delay(wait, Instant::now())).await;
+        sleep(settings.retry_after.delay(wait, Instant::now())).await;
     }
 }
 

@@ -1,9 +1,9 @@
 //! Keeps the node condition `GPUUnavailable` up to date: whether a GPU of the node cannot be granted, and why. `kubectl
 //! describe node` shows it, and controllers that watch nodes can act on it.
 
-use super::client::{ANSWER_MAX, error_chain};
+use super::client::{RequestError, request};
 use super::settings::Settings;
-use super::wait::{self, Backoff, REFRESH_MEAN, RetryAfter, jittered};
+use super::wait::{Backoff, REFRESH_MEAN, jittered, random};
 use berth_core::KernelHandle;
 use berth_kernel::date::rfc3339_seconds;
 use berth_kernel::drain::Drain;
@@ -15,8 +15,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
-use std::time::Duration;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 /// The condition's type. True: a GPU is unavailable.
 pub(super) const CONDITION: &str = "GPUUnavailable";
@@ -126,14 +125,12 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
     let mut snapshots = kernel.watch();
     let mut node_condition = NodeConditionWriter {
         nodes: Api::all(client),
-        node: &settings.node,
+        settings,
         status_since: None,
         is_read: false,
         written: None,
         not_before: Instant::now(),
-        again: settings.again,
         backoff: Backoff::new(settings.again),
-        retry_after: settings.retry_after.clone(),
         logged: false,
     };
     loop {
@@ -154,7 +151,7 @@ pub(super) async fn keep(settings: &Settings, client: Client, kernel: &KernelHan
 /// Writes the condition to the node object.
 struct NodeConditionWriter<'s> {
     nodes: Api<Node>,
-    node: &'s str,
+    settings: &'s Settings,
     /// The status that the condition should have, and since when, milliseconds since 1970.
     status_since: Option<(bool, u64)>,
     /// Whether the condition of the node object was read: a restart of the daemon is no transition.
@@ -163,9 +160,7 @@ struct NodeConditionWriter<'s> {
     written: Option<(Condition, Instant)>,
     /// The earliest time of the next write, set after a failure and after a write.
     not_before: Instant,
-    again: Duration,
     backoff: Backoff,
-    retry_after: RetryAfter,
     /// Whether the present failure was logged.
     logged: bool,
 }
@@ -173,7 +168,10 @@ struct NodeConditionWriter<'s> {
 impl NodeConditionWriter<'_> {
     /// Writes the condition if it is due. Returns when the next step is due if nothing changes.
     async fn step(&mut self, wanted: Condition, now_wall_ms: u64) -> Instant {
-        self.set_status(wanted.unavailable, now_wall_ms);
+        // Since when the condition should have this status, as far as this process observed it.
+        if self.status_since.is_none_or(|(status, _)| status != wanted.unavailable) {
+            self.status_since = Some((wanted.unavailable, now_wall_ms));
+        }
         let now = Instant::now();
         if let Some((condition, due)) = &self.written
             && *condition == wanted
@@ -186,102 +184,58 @@ impl NodeConditionWriter<'_> {
         }
         match self.write(&wanted, now_wall_ms).await {
             Ok(()) => {
-                let due = now + jittered(REFRESH_MEAN, wait::random());
+                let due = now + jittered(REFRESH_MEAN, random());
                 self.written = Some((wanted, due));
                 self.logged = false;
                 self.backoff.reset();
-                self.not_before = now + self.again;
+                self.not_before = now + self.settings.again;
                 due
             }
-            Err(NodeError { why, forbidden }) => {
+            Err(error) => {
+                let (why, forbidden) = (&error.why, error.code() == 403);
                 if !std::mem::replace(&mut self.logged, true) {
                     tracing::warn!(why, "cannot update the node's condition {CONDITION}");
                 }
                 self.written = None;
                 // A missing right is not granted within seconds.
                 let wait = match forbidden {
-                    true => jittered(REFRESH_MEAN, wait::random()),
-                    false => self.backoff.next(wait::random()),
+                    true => jittered(REFRESH_MEAN, random()),
+                    false => self.backoff.next(random()),
                 };
                 let now = Instant::now();
-                self.not_before = now + self.retry_after.delay(wait, now);
+                self.not_before = now + self.settings.retry_after.delay(wait, now);
                 self.not_before
             }
         }
     }
 
-    /// Records since when the condition should have this status, as far as this process observed it.
-    fn set_status(&mut self, unavailable: bool, now_wall_ms: u64) {
-        if self.status_since.is_none_or(|(status, _)| status != unavailable) {
-            self.status_since = Some((unavailable, now_wall_ms));
-        }
-    }
-
     /// Writes the condition. Before the first write it reads the `lastTransitionTime` of the node object, so that a
     /// restart does not change it; if that cannot be read, nothing is written.
-    async fn write(&mut self, wanted: &Condition, now_wall_ms: u64) -> Result<(), NodeError> {
+    async fn write(&mut self, wanted: &Condition, now_wall_ms: u64) -> Result<(), RequestError> {
+        let status = if wanted.unavailable { "True" } else { "False" };
+        let node = &self.settings.node;
         if !self.is_read {
-            let known = last_transition(&self.nodes, self.node, wanted.unavailable).await?;
-            self.status_since = known.map(|since| (wanted.unavailable, since)).or(self.status_since);
+            let read = request(self.nodes.get(node), "get nodes (ClusterRole berth)").await?;
+            let known = read.status.and_then(|status| status.conditions).into_iter().flatten();
+            let mut known = known.filter(|known| known.type_ == CONDITION && known.status == status);
+            let since = known.next().and_then(|known| known.last_transition_time);
+            let since = since.and_then(|since| u64::try_from(since.0.as_millisecond()).ok());
+            self.status_since = since.map(|since| (wanted.unavailable, since)).or(self.status_since);
             self.is_read = true;
         }
         let since_wall_ms = self.status_since.map_or(now_wall_ms, |(_, since)| since);
-        patch(&self.nodes, self.node, wanted, since_wall_ms, now_wall_ms).await
-    }
-}
-
-/// The `lastTransitionTime` of the node object's condition, if it has this status.
-async fn last_transition(nodes: &Api<Node>, node: &str, unavailable: bool) -> Result<Option<u64>, NodeError> {
-    let node = answer(nodes.get(node), "get nodes (ClusterRole berth)").await?;
-    let known = node.status.and_then(|status| status.conditions).into_iter().flatten();
-    let mut known = known.filter(|c| c.type_ == CONDITION && c.status == status(unavailable));
-    let since = known.next().and_then(|c| c.last_transition_time);
-    Ok(since.and_then(|since| u64::try_from(since.0.as_millisecond()).ok()))
-}
-
-fn status(unavailable: bool) -> &'static str {
-    if unavailable { "True" } else { "False" }
-}
-
-/// The node could not be read, or the condition not be written.
-struct NodeError {
-    why: String,
-    forbidden: bool,
-}
-
-/// Patches our condition and no other: conditions are merged by type.
-async fn patch(
-    nodes: &Api<Node>,
-    node: &str,
-    condition: &Condition,
-    since_wall_ms: u64,
-    now_wall_ms: u64,
-) -> Result<(), NodeError> {
-    let patch = json!({"status": {"conditions": [{
-        "type": CONDITION,
-        "status": status(condition.unavailable),
-        "reason": condition.reason,
-        "message": condition.message,
-        "lastTransitionTime": rfc3339_seconds(since_wall_ms),
-        "lastHeartbeatTime": rfc3339_seconds(now_wall_ms),
-    }]}});
-    let (params, patch) = (PatchParams::default(), Patch::Strategic(&patch));
-    let request = nodes.patch_status(node, &params, &patch);
-    answer(request, "patch nodes/status (ClusterRole berth-events)").await.map(drop)
-}
-
-/// The answer to a request within its timeout. `right`: the right that the request needs, for the message of a 403.
-async fn answer<T>(request: impl Future<Output = kube::Result<T>>, right: &str) -> Result<T, NodeError> {
-    match timeout(ANSWER_MAX, request).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-            let why = format!("{} (the daemon needs: {right}; see deploy/cluster-role.yaml)", status.message);
-            Err(NodeError { why, forbidden: true })
-        }
-        Ok(Err(error)) => Err(NodeError { why: error_chain(&error), forbidden: false }),
-        Err(_) => {
-            Err(NodeError { why: format!("no answer within {} s", ANSWER_MAX.as_secs()), forbidden: false })
-        }
+        // Changes our condition and no other: conditions are merged by type.
+        let patch = json!({"status": {"conditions": [{
+            "type": CONDITION,
+            "status": status,
+            "reason": wanted.reason,
+            "message": wanted.message,
+            "lastTransitionTime": rfc3339_seconds(since_wall_ms),
+            "lastHeartbeatTime": rfc3339_seconds(now_wall_ms),
+        }]}});
+        let (params, patch) = (PatchParams::default(), Patch::Strategic(&patch));
+        let patched = self.nodes.patch_status(node, &params, &patch);
+        request(patched, "patch nodes/status (ClusterRole berth-events)").await.map(drop)
     }
 }
 

@@ -1,20 +1,19 @@
 //! Publishes changes of GPUs and policies as Kubernetes events of the node and of pods, which `kubectl describe` shows.
 //! Nothing waits for them: events that cannot be published in time are dropped and counted.
 
-use super::bypass::Bypasses;
 use super::client::{ANSWER_MAX, error_chain};
-use super::pending_event::{PendingEvent, Regarding};
-use super::policies::PolicyEvents;
+use super::pending_event::{Bypasses, PendingEvent, Regarding};
 use super::settings::Settings;
 use super::wait::{self, Backoff};
 use berth_core::KernelHandle;
 use berth_core::stack::PolicyStatuses;
+use berth_core::policy_transitions::{PolicyTransition, policy_transitions};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::transitions::Transitions;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -39,6 +38,9 @@ const RECENT_MAX: usize = 64;
 /// The reporting controller, as `kubectl describe` shows it.
 const CONTROLLER: &str = "berth";
 const MINUTE: Duration = Duration::from_secs(60);
+/// The faults of one policy are one event in this time, however many there are: with a stack of 16 that is 16 events a
+/// minute at most. A suspension always is an event.
+const FAULT_EVENT_INTERVAL: Duration = MINUTE;
 
 /// Queues the events of each snapshot; never returns. It runs from the start of the daemon, so that changes before the
 /// first connection to the API server are published later; so are changes while no daemon ran: `before` is the ledger
@@ -51,14 +53,14 @@ pub(super) async fn collect(
 ) {
     let mut snapshots = kernel.watch();
     snapshots.mark_changed();
-    let mut standings = kernel.watch_policy_statuses();
-    standings.mark_changed();
+    let mut statuses = kernel.watch_policy_statuses();
+    statuses.mark_changed();
     let mut collector = Collector::new(before, Instant::now());
     loop {
         let due = collector.policies.next_due();
         let ended = tokio::select! {
             changed = snapshots.changed() => changed.is_err(),
-            changed = standings.changed() => changed.is_err(),
+            changed = statuses.changed() => changed.is_err(),
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
         };
         if ended {
@@ -67,8 +69,8 @@ pub(super) async fn collect(
         sleep(settings.gather).await;
         let now = snapshots.borrow_and_update().clone();
         collector.step(&now, &out, Instant::now());
-        let status = standings.borrow_and_update().clone();
-        collector.step_policies(status, &out, Instant::now());
+        let statuses = statuses.borrow_and_update().clone();
+        collector.step_policies(statuses, &out, Instant::now());
     }
 }
 
@@ -167,6 +169,63 @@ impl Allowance {
         }
         self.logged = Some(now);
         Some(std::mem::take(&mut self.dropped))
+    }
+}
+
+/// Computes the events of policies: their last status, and their faults.
+#[derive(Debug, Default)]
+struct PolicyEvents {
+    last: Arc<PolicyStatuses>,
+    faults: BTreeMap<String, Faults>,
+}
+
+/// The faults of one policy that had no event yet.
+#[derive(Debug, Default)]
+struct Faults {
+    times: u64,
+    /// The text of the last one.
+    last: String,
+    /// When its next event may be published; `None`: at once.
+    not_before: Option<Instant>,
+}
+
+impl PolicyEvents {
+    /// The events of this status.
+    fn events(&mut self, statuses: Arc<PolicyStatuses>, now: Instant) -> Vec<PendingEvent> {
+        self.faults.retain(|label, _| statuses.contains_key(label));
+        let mut events = Vec::new();
+        for transition in policy_transitions(&self.last, &statuses) {
+            match transition {
+                PolicyTransition::Failed { label, times, last } => {
+                    let faults = self.faults.entry(label).or_default();
+                    faults.times += times;
+                    faults.last = last;
+                }
+                PolicyTransition::Suspended { ref label, .. } => {
+                    // Its text has the last fault.
+                    if let Some(faults) = self.faults.get_mut(label) {
+                        faults.times = 0;
+                    }
+                    events.push(PendingEvent::of_policy(&transition));
+                }
+                PolicyTransition::Resumed { .. } => events.push(PendingEvent::of_policy(&transition)),
+            }
+        }
+        for (label, faults) in &mut self.faults {
+            if faults.times > 0 && faults.not_before.is_none_or(|at| now >= at) {
+                let (times, last) = (std::mem::take(&mut faults.times), std::mem::take(&mut faults.last));
+                let failed = PolicyTransition::Failed { label: label.clone(), times, last };
+                events.push(PendingEvent::of_policy(&failed));
+                faults.not_before = Some(now + FAULT_EVENT_INTERVAL);
+            }
+        }
+        self.last = statuses;
+        events
+    }
+
+    /// When faults that had no event yet may have one.
+    fn next_due(&self) -> Option<Instant> {
+        self.faults.values().filter(|faults| faults.times > 0).filter_map(|faults| faults.not_before).min()
     }
 }
 
@@ -277,6 +336,7 @@ fn is_final(code: u16) -> bool {
 mod tests {
     use super::super::pending_event::tests::Node;
     use super::*;
+    use berth_core::stack::PolicyStatus;
     use tokio::sync::mpsc;
 
     #[test]
@@ -339,5 +399,53 @@ mod tests {
         allowance.dropped += 2;
         assert_eq!(allowance.take_dropped(start + Duration::from_secs(30)), None);
         assert_eq!(allowance.take_dropped(start + MINUTE), Some(2));
+    }
+
+    fn status(label: &str, faults: u64, suspended: bool) -> Arc<PolicyStatuses> {
+        let standing = PolicyStatus {
+            revision: 1,
+            faults,
+            suspended,
+            last: Some(format!("admit: fault {faults} (trap)")),
+        };
+        Arc::new(PolicyStatuses::from([(label.to_owned(), standing)]))
+    }
+
+    /// Reason, whether it is a warning, and note of each event.
+    fn fields(events: Vec<PendingEvent>) -> Vec<(&'static str, bool, String)> {
+        events.into_iter().map(|event| (event.reason, event.warning, event.note)).collect()
+    }
+
+    #[test]
+    fn a_fault_is_an_event_at_once_and_the_following_are_one_a_minute() {
+        let (mut policies, begin) = (PolicyEvents::default(), Instant::now());
+        let mut at = |second, status| fields(policies.events(status, begin + Duration::from_secs(second)));
+        assert_eq!(at(0, status("a@1", 0, false)), []);
+        let first = at(1, status("a@1", 1, false));
+        assert_eq!(first, [("PolicyFault", true, "policy a@1 failed: admit: fault 1 (trap)".into())]);
+        assert_eq!(at(2, status("a@1", 1, false)), [], "nothing new");
+        assert_eq!(at(60, status("a@1", 40, false)), [], "too soon");
+        assert_eq!(policies.next_due(), Some(begin + Duration::from_secs(61)));
+        let mut at = |second, status| fields(policies.events(status, begin + Duration::from_secs(second)));
+        let later = at(61, status("a@1", 42, false));
+        assert_eq!(later[0].2, "policy a@1 failed 41 times, with the last error: admit: fault 42 (trap)");
+        assert_eq!(at(62, status("b@2", 3, false)).len(), 1, "another policy has a minute of its own");
+        assert_eq!(policies.next_due(), None);
+    }
+
+    #[test]
+    fn a_suspension_and_its_end_always_are_events() {
+        let (mut policies, now) = (PolicyEvents::default(), Instant::now());
+        policies.events(status("a@1", 4, false), now);
+        let suspended = fields(policies.events(status("a@1", 5, true), now));
+        assert_eq!(suspended.len(), 1, "the last fault is part of it: {suspended:?}");
+        assert!(suspended[0].0 == "PolicySuspended" && suspended[0].1, "{suspended:?}");
+        assert!(suspended[0].2.contains("unsuspend") && suspended[0].2.contains("fault 5"));
+        assert_eq!(policies.events(status("a@1", 5, true), now), []);
+        let again = fields(policies.events(status("a@1", 5, false), now));
+        assert_eq!((again[0].0, again[0].1), ("PolicyAskedAgain", false));
+        // No event for a policy that the stack no longer has.
+        policies.events(status("a@1", 6, true), now);
+        assert_eq!(policies.events(Arc::default(), now), []);
     }
 }

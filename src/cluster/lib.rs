@@ -2,7 +2,6 @@
 //! drained, and publishes the state of GPUs as events, node condition and node labels. All of it is optional: Allocate
 //! works with the data of the kubelet alone.
 
-mod bypass;
 mod client;
 mod condition;
 mod events;
@@ -14,7 +13,6 @@ mod pending_event;
 mod pod;
 mod pod_watch;
 mod pods;
-mod policies;
 mod reviews;
 mod settings;
 mod wait;
@@ -37,7 +35,7 @@ use tokio::task::JoinHandle;
 /// The running tasks of this crate.
 pub struct Running {
     link: watch::Receiver<ApiServerStatus>,
-    tasks: Vec<JoinHandle<()>>,
+    task: Option<JoinHandle<()>>,
 }
 
 impl Running {
@@ -49,7 +47,7 @@ impl Running {
 
     /// Aborts the tasks. None needs an orderly end: commands that the keeper took are applied.
     pub fn stop(self) {
-        for task in self.tasks {
+        if let Some(task) = self.task {
             task.abort();
         }
     }
@@ -60,11 +58,11 @@ impl Running {
 #[must_use]
 pub fn start(settings: Settings, kernel: KernelHandle, before: Arc<Ledger>) -> Running {
     if settings.api_server == ApiServer::Off {
-        return Running { link: watch::channel(ApiServerStatus::Off).1, tasks: Vec::new() };
+        return Running { link: watch::channel(ApiServerStatus::Off).1, task: None };
     }
     let (link_sender, link) = watch::channel(ApiServerStatus::Connecting { last_error: None });
     let task = tokio::spawn(async move { Box::pin(run(&settings, &kernel, &link_sender, before)).await });
-    Running { link, tasks: vec![task] }
+    Running { link, task: Some(task) }
 }
 
 /// Connects, with retries, and then runs the tasks that need a client; never returns. Events are collected from the

@@ -1,7 +1,6 @@
 //! One label of the node object: read before the daemon starts, watched while it runs.
 
-use super::client::{ConnectError, connect_and_get_node};
-use super::labels::{RequestError, answer};
+use super::client::{ConnectError, connect_and_get_node, request};
 use super::settings::{Settings, WatchedLabel};
 use super::wait::{Backoff, REFRESH_MEAN, after_loss, jittered, random};
 use futures_util::StreamExt;
@@ -65,17 +64,18 @@ pub(super) async fn follow(settings: &Settings, client: Client, label: &WatchedL
                 failures.reset();
                 after_loss(settings.lost, random())
             }
-            Err(LostWatch { why: RequestError(why), can_resume, forbidden }) => {
-                let next = failures.next(forbidden, random());
+            Err(lost) => {
+                let next = failures.next(lost.is_forbidden(), random());
                 if next.log {
-                    let (key, every) = (&label.key, if forbidden { "12 to 18 minutes" } else { "minute" });
+                    let every = if lost.is_forbidden() { "12 to 18 minutes" } else { "minute" };
+                    let (why, key) = (&lost.why, &label.key);
                     tracing::warn!(
                         why,
                         "cannot watch the node label {key}; reading it every {every} instead"
                     );
                 }
                 // After a long time without a watch the label is read again.
-                if !can_resume || next.is_long {
+                if !lost.can_resume() || next.is_long {
                     version = None;
                 }
                 next.wait
@@ -127,18 +127,21 @@ impl Failures {
 
 /// Why a watch failed or ended.
 struct LostWatch {
-    why: RequestError,
-    /// Whether the next watch can begin at the version that is known.
-    can_resume: bool,
-    /// Whether the right to watch is missing.
-    forbidden: bool,
+    why: String,
+    /// The status of the answer to the watch or of its error event, or 0.
+    code: u16,
 }
 
 impl LostWatch {
-    /// `code`: the status of the answer or of the error event, or 0.
-    fn new(why: RequestError, code: u16) -> Self {
+    /// Whether the next watch can begin at the version that is known.
+    fn can_resume(&self) -> bool {
         // 400: the version is from another cluster behind the same address. 403: the label is read instead.
-        Self { why, can_resume: !matches!(code, 400 | 403 | 410), forbidden: code == 403 }
+        !matches!(self.code, 400 | 403 | 410)
+    }
+
+    /// Whether the right to watch is missing.
+    fn is_forbidden(&self) -> bool {
+        self.code == 403
     }
 }
 
@@ -159,8 +162,8 @@ async fn read_and_watch(
         });
     };
     if version.is_none() {
-        let node = answer(nodes.get_metadata(&settings.node), "get nodes (ClusterRole berth)").await;
-        let node = node.map_err(|why| LostWatch::new(why, 0))?;
+        let node = request(nodes.get_metadata(&settings.node), "get nodes (ClusterRole berth)").await;
+        let node = node.map_err(|error| LostWatch { why: error.why, code: 0 })?;
         publish(&node);
         *version = node.metadata.resource_version;
     }
@@ -169,18 +172,12 @@ async fn read_and_watch(
     // request.
     let seconds = u32::try_from(2 * settings.watch.as_secs()).unwrap_or(u32::MAX);
     let only = WatchParams::default().fields(&format!("metadata.name={}", settings.node)).timeout(seconds);
-    let mut code = 0;
-    let request = async {
-        nodes.watch_metadata(&only, &from).await.inspect_err(|error| {
-            if let kube::Error::Api(status) = error {
-                code = status.code;
-            }
-        })
-    };
-    let watch = answer(request, WATCH_RIGHT).await;
-    let mut events = pin!(watch.map_err(|why| LostWatch::new(why, code))?);
+    let watch = request(nodes.watch_metadata(&only, &from), WATCH_RIGHT).await;
+    let watch = watch.map_err(|error| LostWatch { code: error.code(), why: error.why })?;
+    let mut events = pin!(watch);
     while let Some(event) = events.next().await {
-        let event = answer(async { event }, WATCH_RIGHT).await.map_err(|why| LostWatch::new(why, 0))?;
+        let event = request(async { event }, WATCH_RIGHT).await;
+        let event = event.map_err(|error| LostWatch { why: error.why, code: 0 })?;
         let newer = match event {
             WatchEvent::Added(node) | WatchEvent::Modified(node) => {
                 publish(&node);
@@ -191,7 +188,7 @@ async fn read_and_watch(
             WatchEvent::Deleted(node) => node.metadata.resource_version,
             WatchEvent::Bookmark(bookmark) => Some(bookmark.metadata.resource_version),
             WatchEvent::Error(status) => {
-                return Err(LostWatch::new(RequestError(status.message.clone()), status.code));
+                return Err(LostWatch { why: status.message.clone(), code: status.code });
             }
         };
         // The watch works: earlier failures no longer count.
@@ -231,11 +228,11 @@ mod tests {
 
     #[test]
     fn a_watch_resumes_at_its_version_unless_that_is_unusable() {
-        let lost = |code| LostWatch::new(RequestError(String::new()), code);
+        let lost = |code| LostWatch { why: String::new(), code };
         assert_eq!(
-            [0, 400, 403, 410, 429, 500].map(|code| lost(code).can_resume),
+            [0, 400, 403, 410, 429, 500].map(|code| lost(code).can_resume()),
             [true, false, false, false, true, true]
         );
-        assert!(lost(403).forbidden && !lost(401).forbidden);
+        assert!(lost(403).is_forbidden() && !lost(401).is_forbidden());
     }
 }

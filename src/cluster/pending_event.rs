@@ -1,12 +1,18 @@
-//! Converts transitions of the node and of policies into Kubernetes events. Pure.
+//! Converts transitions of the node and of policies into Kubernetes events, and computes those of GPUs that are used
+//! without an allocation and of pods that can use them so. Pure, except for the record of what was reported.
 
 use berth_core::policy_transitions::PolicyTransition;
+use berth_kernel::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use berth_kernel::drain::Drain;
 use berth_kernel::evict::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
+use berth_kernel::pod_bypass::PodBypass;
 use berth_kernel::pods::Pod;
+use berth_kernel::process::{Process, TrackedProcess};
 use berth_kernel::transitions::{GpuName, Transition};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest note of an event, bytes (the limit of events.k8s.io/v1).
 const NOTE_BYTES_MAX: usize = 1024;
@@ -35,7 +41,7 @@ pub(super) enum Regarding {
 }
 
 impl Regarding {
-    pub(super) fn pod(pod: &Pod) -> Self {
+    fn pod(pod: &Pod) -> Self {
         let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         Self::Pod { namespace, name, uid }
     }
@@ -43,7 +49,7 @@ impl Regarding {
 
 impl PendingEvent {
     /// The event of a transition; `None` for those that only the event streams of the admin API report. Bypasses have
-    /// events of their own, see [`super::bypass`].
+    /// events of their own, see [`Bypasses`].
     pub(super) fn of_transition(transition: &Transition, ledger: &Ledger) -> Option<Self> {
         if transition.is_minor() {
             return None;
@@ -112,15 +118,150 @@ impl PendingEvent {
     }
 
     /// An event that regards the node. The note is cut at [`NOTE_BYTES_MAX`].
-    pub(super) fn of_node(
-        warning: bool,
-        reason: &'static str,
-        action: &'static str,
-        mut note: String,
-    ) -> Self {
+    fn of_node(warning: bool, reason: &'static str, action: &'static str, mut note: String) -> Self {
         note.truncate(note.floor_char_boundary(NOTE_BYTES_MAX));
         Self { regarding: Regarding::Node, warning, reason, action, note }
     }
+}
+
+/// Bypasses with the same key are reported as one: a job that starts process after process is one event. A pod can
+/// choose the names of its processes, so a pod counts by its UID only.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    gpu: PartId,
+    by: Actor,
+    reason: &'static str,
+}
+
+/// The pod or the processes that use a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Actor {
+    /// A pod, by UID.
+    Pod(String),
+    /// Processes of this name that are in no pod.
+    Named(String),
+}
+
+/// The bypasses that were reported and are not over.
+#[derive(Debug, Default)]
+pub(super) struct Bypasses {
+    open: BTreeSet<Key>,
+    /// UIDs of the reported pods whose spec reaches GPUs.
+    pods: BTreeSet<String>,
+}
+
+impl Bypasses {
+    /// The events of this snapshot, at most `max`. Those beyond it are returned for a later snapshot, if they still
+    /// apply.
+    pub(super) fn events(&mut self, ledger: &Ledger, max: usize) -> Vec<PendingEvent> {
+        let mut notices = Vec::new();
+        let now = current_bypasses(ledger);
+        for (key, one) in &now {
+            if notices.len() < max && self.open.insert(key.clone()) {
+                notices.push(bypass_event(ledger, key, one));
+            }
+        }
+        self.close(ledger, &now, max, &mut notices);
+        self.report_pods(ledger, max, &mut notices);
+        notices
+    }
+
+    /// Removes bypasses that are over; a GPU whose last one is over has an event.
+    fn close(
+        &mut self,
+        ledger: &Ledger,
+        now: &BTreeMap<Key, Bypass>,
+        max: usize,
+        notices: &mut Vec<PendingEvent>,
+    ) {
+        self.open.retain(|key| ledger.gpus.contains_key(&key.gpu));
+        // A process that replaced another a moment ago continues its bypass, before it counts as one itself.
+        let alone: BTreeSet<(&PartId, Actor)> =
+            ledger.processes.by_gpu.iter().flat_map(unexplained).collect();
+        let used = |gpu: &PartId| alone.iter().any(|(on, _)| *on == gpu);
+        // The processes of a GPU that does not answer are unknown.
+        let answers = |gpu: &PartId| ledger.processes.by_gpu.contains_key(gpu);
+        let open: BTreeSet<PartId> = self.open.iter().map(|key| key.gpu.clone()).collect();
+        for gpu in open.iter().filter(|gpu| answers(gpu) && !used(gpu)) {
+            if notices.len() < max {
+                let gpu_name = GpuName::IndexAndUuid.of(ledger, gpu);
+                let note = format!("{gpu_name} is no longer used without an allocation");
+                notices.push(PendingEvent::of_node(false, "GPUBypassOver", "Scan", note));
+                self.open.retain(|key| key.gpu != *gpu);
+            }
+        }
+        self.open.retain(|key| {
+            !(answers(&key.gpu) && used(&key.gpu))
+                || now.contains_key(key)
+                || alone.contains(&(&key.gpu, key.by.clone()))
+        });
+    }
+
+    /// Adds an event for each new pod whose spec lets it use GPUs without an allocation; it regards the pod.
+    fn report_pods(&mut self, ledger: &Ledger, max: usize, notices: &mut Vec<PendingEvent>) {
+        if let Some(view) = ledger.pods.as_ref().filter(|view| view.current) {
+            self.pods.retain(|uid| view.pods.contains_key(uid));
+        }
+        for (pod, by) in pods_with_gpu_bypass(ledger) {
+            if notices.len() < max && !self.pods.contains(&pod.uid) {
+                notices.push(possible_bypass_event(pod, by));
+                self.pods.insert(pod.uid.clone());
+            }
+        }
+    }
+}
+
+/// The actors on a GPU that no allocation explains, whether they count as a bypass already or not yet.
+fn unexplained<'l>(
+    (gpu, all): (&'l PartId, &'l Vec<TrackedProcess>),
+) -> impl Iterator<Item = (&'l PartId, Actor)> {
+    all.iter().filter(|seen| seen.unexplained_since.is_some()).map(move |seen| (gpu, actor(&seen.process)))
+}
+
+fn actor(process: &Process) -> Actor {
+    let named = || process.identity.name.clone().unwrap_or_default();
+    process.identity.owner.pod().map_or_else(|| Actor::Named(named()), |pod| Actor::Pod(pod.uid.clone()))
+}
+
+/// One bypass for each key.
+fn current_bypasses(ledger: &Ledger) -> BTreeMap<Key, Bypass> {
+    // Checked first: this runs for every snapshot, and finding the owners of processes is expensive.
+    if !ledger.processes.by_gpu.values().flatten().any(|seen| seen.is_reported) {
+        return BTreeMap::new();
+    }
+    let all = Attributions::new(ledger).bypasses().into_iter().map(|bypass| {
+        let (gpu, by) = (bypass.gpu.clone(), actor(&bypass.process));
+        (Key { gpu, by, reason: bypass.reason.as_str() }, bypass)
+    });
+    // Reversed, so that of several processes with one key the one with the lowest id stays.
+    all.rev().collect()
+}
+
+/// The event of a bypass. Its note has nothing that differs between the processes of one key, so that the API server
+/// counts a repetition and not another event.
+fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> PendingEvent {
+    let by = match &key.by {
+        Actor::Pod(uid) => {
+            let known = ledger.pod_by_uid(uid);
+            let name = known.and_then(|pod| Some(format!("{}/{}", pod.namespace?, pod.pod?)));
+            format!("pod {}", name.unwrap_or_else(|| uid.clone()))
+        }
+        Actor::Named(name) if name.is_empty() => "a process".into(),
+        // Every process chooses its own name.
+        Actor::Named(name) => format!("process {}", name.escape_debug()),
+    };
+    let gpu = GpuName::IndexAndUuid.of(ledger, &key.gpu);
+    let note = format!("{gpu} is used without an allocation by {by}: {}", one.reason.describe());
+    PendingEvent::of_node(true, "GPUBypassed", "Scan", note)
+}
+
+/// The event of a pod whose spec lets it use GPUs. A warning if it names or mounts GPUs; a privileged pod, or one that
+/// takes variables from elsewhere, may not use them at all.
+fn possible_bypass_event(pod: &Pod, by: &PodBypass) -> PendingEvent {
+    let warning = matches!(by, PodBypass::NamesGpus { .. } | PodBypass::MountsGpus { .. });
+    let note = format!("can use GPUs of this node without an allocation: {}", by.describe());
+    let event = PendingEvent::of_node(warning, "GPUBypassPossible", "Scan", note);
+    PendingEvent { regarding: Regarding::pod(pod), ..event }
 }
 
 #[cfg(test)]

@@ -6,12 +6,15 @@
 //! the source is current.
 
 use super::client::ANSWER_MAX;
+use super::pod::convert_pod;
 use super::settings::Settings;
+use berth_kernel::pods::{PODS_MAX, Pod};
 use futures_util::stream::{BoxStream, Stream, StreamExt, unfold};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::Status;
 use kube::{Api, Client, ResourceExt};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
@@ -23,16 +26,16 @@ pub(super) enum Event {
     /// A list is about to be requested: the first event, and the next one after [`Error::Expired`].
     Listing,
     /// All pods of the node, as of some moment after [`Self::Listing`].
-    Listed(Vec<Pod>),
+    Listed(Vec<Arc<Pod>>),
     /// A watch is open: the changes since the last event follow.
     Opened,
     /// A pod was added or modified.
-    Applied(Box<Pod>),
+    Applied(Arc<Pod>),
     /// A pod was deleted.
-    Deleted(Box<Pod>),
+    Deleted(Arc<Pod>),
 }
 
-/// Why there is no event. The stream goes on after each error, when the caller polls it again.
+/// Why there is no event, or none can be used. The stream goes on after each error, when the caller polls it again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("the pods of this node cannot be listed")]
@@ -56,6 +59,8 @@ pub(super) enum Error {
     /// The API server no longer has the version at which a watch should begin, as after minutes without a watch.
     #[error("the API server no longer has the resourceVersion of this watch; listing the pods again")]
     Expired,
+    #[error("the API server lists {0} unfinished pods of this node; at most {PODS_MAX} are supported")]
+    TooMany(usize),
 }
 
 enum State {
@@ -66,12 +71,12 @@ enum State {
     Watching {
         version: String,
         opened: Instant,
-        stream: BoxStream<'static, kube::Result<WatchEvent<Pod>>>,
+        stream: BoxStream<'static, kube::Result<WatchEvent<ApiPod>>>,
     },
 }
 
 struct PodWatch {
-    pods: Api<Pod>,
+    pods: Api<ApiPod>,
     fields: String,
     watch: Duration,
     silence: Duration,
@@ -122,7 +127,7 @@ impl PodWatch {
         let list = listed.map_err(Error::List)?;
         let version = list.metadata.resource_version.filter(|version| !version.is_empty());
         self.state = State::At(version.ok_or(Error::NoVersion)?);
-        Ok(Event::Listed(list.items))
+        Ok(Event::Listed(list.items.iter().filter_map(convert_pod).map(Arc::new).collect()))
     }
 
     async fn open(&mut self, version: String) -> Result<Event, Error> {
@@ -149,20 +154,20 @@ impl PodWatch {
     /// The next event of a watch; `None` for a bookmark, which only moves the version, and at the watch's end.
     async fn read(
         &mut self,
-        mut version: String,
+        version: String,
         opened: Instant,
-        mut stream: BoxStream<'static, kube::Result<WatchEvent<Pod>>>,
+        mut stream: BoxStream<'static, kube::Result<WatchEvent<ApiPod>>>,
     ) -> Result<Option<Event>, Error> {
         // Bookmarks come each minute: a watch that delivers nothing for longer is dead.
         let next = timeout(self.silence, stream.next()).await;
-        let event = match next {
-            Ok(Some(Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)))) => Event::Applied(Box::new(pod)),
-            Ok(Some(Ok(WatchEvent::Deleted(pod)))) => Event::Deleted(Box::new(pod)),
-            Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => {
-                version = bookmark.metadata.resource_version;
-                self.state = State::Watching { version, opened, stream };
-                return Ok(None);
+        let (newer, event) = match next {
+            Ok(Some(Ok(WatchEvent::Added(pod) | WatchEvent::Modified(pod)))) => {
+                (pod.resource_version(), convert_pod(&pod).map(|pod| Event::Applied(Arc::new(pod))))
             }
+            Ok(Some(Ok(WatchEvent::Deleted(pod)))) => {
+                (pod.resource_version(), convert_pod(&pod).map(|pod| Event::Deleted(Arc::new(pod))))
+            }
+            Ok(Some(Ok(WatchEvent::Bookmark(bookmark)))) => (Some(bookmark.metadata.resource_version), None),
             Ok(Some(Ok(WatchEvent::Error(status)))) if status.code == 410 => return Err(Error::Expired),
             ended => {
                 self.state = State::At(version);
@@ -174,13 +179,9 @@ impl PodWatch {
                 };
             }
         };
-        if let Event::Applied(pod) | Event::Deleted(pod) = &event
-            && let Some(newer) = pod.resource_version().filter(|version| !version.is_empty())
-        {
-            version = newer;
-        }
+        let version = newer.filter(|newer| !newer.is_empty()).unwrap_or(version);
         self.state = State::Watching { version, opened, stream };
-        Ok(Some(event))
+        Ok(event)
     }
 
     /// After a watch that lasted its timeout the next one is opened at once. One that ended earlier is an error, since

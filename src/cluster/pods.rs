@@ -4,7 +4,6 @@ use super::client::report_error;
 use super::pod_watch::{Error, Event, events};
 use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
-use crate::pod::convert_pod;
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_kernel::ledger::Ledger;
@@ -51,17 +50,16 @@ impl KnownPods {
                 false
             }
             Event::Listed(pods) => {
-                let pods = pods.iter().filter_map(convert_pod).map(|pod| (pod.uid.clone(), Arc::new(pod)));
-                let before = std::mem::replace(&mut self.view.pods, pods.collect());
+                let pods = pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect();
+                let before = std::mem::replace(&mut self.view.pods, pods);
                 for (uid, pod) in &before {
                     if !self.view.pods.contains_key(uid) {
                         self.record_deleted(pod);
                     }
                 }
-                let now: Vec<Arc<Pod>> = self.view.pods.values().cloned().collect();
-                self.waiting.extend(
-                    now.into_iter().filter(|p| is_newly_waiting(p, before.get(&p.uid).map(Arc::as_ref))),
-                );
+                let starts_waiting =
+                    |pod: &&Arc<Pod>| is_newly_waiting(pod, before.get(&pod.uid).map(Arc::as_ref));
+                self.waiting.extend(self.view.pods.values().filter(starts_waiting).cloned());
                 self.view.listed_mono_ms = self.requested_mono_ms;
                 self.view.current = true;
                 self.complete = true;
@@ -71,16 +69,11 @@ impl KnownPods {
             // Changes from while no watch was open follow within the time for which events are collected.
             Event::Opened => !std::mem::replace(&mut self.view.current, true),
             Event::Applied(pod) => {
-                let Some(pod) = convert_pod(&pod) else {
-                    return false;
-                };
                 let known = self.view.pods.get(&pod.uid);
-                if known.is_some_and(|known| **known == pod) {
+                if known == Some(&pod) {
                     return false;
                 }
-                let starts_waiting = is_newly_waiting(&pod, known.map(Arc::as_ref));
-                let pod = Arc::new(pod);
-                if starts_waiting {
+                if is_newly_waiting(&pod, known.map(Arc::as_ref)) {
                     self.waiting.push(Arc::clone(&pod));
                 }
                 self.view.pods.insert(pod.uid.clone(), pod);
@@ -88,9 +81,6 @@ impl KnownPods {
                 true
             }
             Event::Deleted(pod) => {
-                let Some(pod) = convert_pod(&pod) else {
-                    return false;
-                };
                 self.view.pods.remove(&pod.uid);
                 self.record_deleted(&pod);
                 true
@@ -205,7 +195,7 @@ async fn send_view(
         return;
     };
     if known.has_too_many() {
-        report_error(link, &TooMany { pods: known.view.pods.len() });
+        report_error(link, &Error::TooMany(known.view.pods.len()));
     }
     while let Err(error) = kernel.pods(view.clone()).await {
         if error == CommandError::Stopping {
@@ -220,34 +210,28 @@ async fn send_view(
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("the API server lists {pods} unfinished pods of this node; at most {PODS_MAX} are supported")]
-struct TooMany {
-    pods: usize,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod::convert_pod;
     use berth_kernel::pods::DELETED_MAX;
-    use k8s_openapi::api::core::v1::Pod as ApiPod;
     use serde_json::json;
 
-    fn pod(uid: &str, phase: &str) -> ApiPod {
-        serde_json::from_value(json!({
+    fn pod(uid: &str, phase: &str) -> Arc<Pod> {
+        let pod = json!({
             "metadata": {"name": format!("pod-{uid}"), "namespace": "team", "uid": uid},
             "spec": {"containers": [{"name": "main"}]},
             "status": {"phase": phase},
-        }))
-        .unwrap()
+        });
+        Arc::new(convert_pod(&serde_json::from_value(pod).unwrap()).unwrap())
     }
 
     fn applied(uid: &str, phase: &str) -> Event {
-        Event::Applied(Box::new(pod(uid, phase)))
+        Event::Applied(pod(uid, phase))
     }
 
     fn deleted(uid: &str, phase: &str) -> Event {
-        Event::Deleted(Box::new(pod(uid, phase)))
+        Event::Deleted(pod(uid, phase))
     }
 
     fn uids(view: &PodsView) -> Vec<&str> {

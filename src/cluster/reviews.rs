@@ -21,11 +21,7 @@ const REVIEW_MAX: Duration = Duration::from_secs(4);
 pub enum ReviewError {
     /// No connection to the API server.
     #[error("the API server cannot be reached to check a token")]
-    Connect {
-        /// Why.
-        #[source]
-        source: Box<ConnectError>,
-    },
+    Connect(#[source] Box<ConnectError>),
     /// The request failed, or has an error status.
     #[error("the {review} at the API server failed{hint}")]
     Request {
@@ -37,18 +33,14 @@ pub enum ReviewError {
         #[source]
         source: Box<kube::Error>,
     },
-    /// No answer within the timeout of a review, 4 s.
-    #[error("the API server did not answer a {review} within {} s", REVIEW_MAX.as_secs())]
-    Timeout {
-        /// TokenReview or SubjectAccessReview.
-        review: &'static str,
-    },
-    /// The answer has no usable result.
-    #[error("the API server could not check a token: {why}")]
-    NoResult {
-        /// What is wrong with it.
-        why: String,
-    },
+    /// No answer to a TokenReview or SubjectAccessReview within the timeout of a review, 4 s.
+    #[error("the API server did not answer a {0} within {seconds} s", seconds = REVIEW_MAX.as_secs())]
+    Timeout(&'static str),
+    /// A TokenReview does not show whether the token is for an audience of this daemon.
+    #[error(
+        "the API server could not check a token: the TokenReview has none of the requested audiences in its status"
+    )]
+    NoAudience,
 }
 
 /// A user as a TokenReview identifies it.
@@ -82,8 +74,8 @@ impl Reviews {
     async fn client(&self, review: &'static str) -> Result<Client, ReviewError> {
         let connect = self.client.get_or_try_init(|| client::connect(&self.settings));
         let connected = tokio::time::timeout(REVIEW_MAX, connect).await;
-        let client = connected.map_err(|_| ReviewError::Timeout { review })?;
-        client.cloned().map_err(|source| ReviewError::Connect { source: Box::new(source) })
+        let client = connected.map_err(|_| ReviewError::Timeout(review))?;
+        client.cloned().map_err(|error| ReviewError::Connect(Box::new(error)))
     }
 
     /// Authenticates a token; `None` if it is invalid or not issued for the audiences of this daemon.
@@ -104,8 +96,7 @@ impl Reviews {
         // An API server without support for audiences returns none: the token may be issued for any of them.
         let issued_for = status.audiences.unwrap_or_default();
         if !self.audiences.is_empty() && !issued_for.iter().any(|a| self.audiences.contains(a)) {
-            let why = "the TokenReview has none of the requested audiences in its status".into();
-            return Err(ReviewError::NoResult { why });
+            return Err(ReviewError::NoAudience);
         }
         let user = status.user.unwrap_or_default();
         Ok(user.username.map(|name| User {
@@ -147,7 +138,7 @@ where
 {
     let parameters = PostParams::default();
     let answer = tokio::time::timeout(REVIEW_MAX, api.create(&parameters, review)).await;
-    answer.map_err(|_| ReviewError::Timeout { review: name })?.map_err(|source| ReviewError::Request {
+    answer.map_err(|_| ReviewError::Timeout(name))?.map_err(|source| ReviewError::Request {
         review: name,
         hint: match &source {
             kube::Error::Api(status) if status.code == 403 => {

@@ -54,7 +54,8 @@ impl Artifacts {
     /// # Errors
     /// If a file cannot be written.
     pub(super) fn save(&self, digest: &Digest, component: &[u8], artifact: &[u8]) -> io::Result<()> {
-        self.remove_artifacts(digest);
+        let start = format!("{digest}-");
+        self.delete_matching(|name| name.starts_with(&start));
         self.write(&component_name(digest), component)?;
         self.write(&self.artifact_name(digest), artifact)?;
         // Makes the names durable.
@@ -82,7 +83,7 @@ impl Artifacts {
         bytes_max: usize,
     ) -> io::Result<Option<Vec<u8>>> {
         let path = self.folder.join(component_name(of));
-        found(&path, read_piece(&path, from, bytes_max))
+        found(&path, read_piece(&path, MODULE_BYTES_MAX, from, bytes_max))
     }
 
     /// The artifact of a version for this release and processor; `None` if its file is missing, cannot be
@@ -115,16 +116,8 @@ impl Artifacts {
         });
     }
 
-    fn remove_artifacts(&self, digest: &Digest) {
-        let start = format!("{digest}-");
-        self.delete_matching(|name| name.starts_with(&start));
-    }
-
     fn delete_matching(&self, matches: impl Fn(&str) -> bool) {
-        let Ok(entries) = fs::read_dir(&self.folder) else {
-            return;
-        };
-        for entry in entries.flatten() {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             if entry.file_name().to_str().is_some_and(&matches) {
                 self.delete(&entry.path());
             }
@@ -146,7 +139,8 @@ impl Artifacts {
 
     fn read(&self, name: &str, bytes_max: usize, wanted: &Digest) -> io::Result<Option<Vec<u8>>> {
         let path = self.folder.join(name);
-        let Some(bytes) = found(&path, read_file(&path, bytes_max))? else { return Ok(None) };
+        let read = read_piece(&path, bytes_max, 0, bytes_max);
+        let Some(bytes) = found(&path, read)? else { return Ok(None) };
         if digest(&bytes) != *wanted {
             tracing::warn!("{} has changed since Berth wrote it; it is not used", path.display());
             return Ok(None);
@@ -178,38 +172,27 @@ fn found(path: &Path, read: io::Result<Vec<u8>>) -> io::Result<Option<Vec<u8>>> 
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => {
             tracing::warn!("cannot read {}: {error}", path.display());
-            // A link, or an error of `open_file`: reading again would not help.
+            // A link, or not a policy file: reading again would not help.
             let is_other_file = [Some(libc::ELOOP), None].contains(&error.raw_os_error());
             if is_other_file { Ok(None) } else { Err(error) }
         }
     }
 }
 
-fn read_file(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
-    let (file, bytes) = open_file(path, bytes_max)?;
-    let mut read = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
-    file.take(bytes_max as u64).read_to_end(&mut read)?;
-    Ok(read)
-}
-
-fn read_piece(path: &Path, from: u64, bytes_max: usize) -> io::Result<Vec<u8>> {
-    let (mut file, bytes) = open_file(path, MODULE_BYTES_MAX)?;
-    let wanted = bytes.saturating_sub(from).min(bytes_max as u64);
-    file.seek(SeekFrom::Start(from.min(bytes)))?;
+/// At most `bytes_max` bytes from offset `from` of a regular file, not of a link to one, with at most `file_bytes_max`
+/// bytes.
+fn read_piece(path: &Path, file_bytes_max: usize, from: u64, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let meta = file.metadata()?;
+    if !meta.is_file() || meta.len() > file_bytes_max as u64 {
+        return Err(io::Error::other("not a policy file"));
+    }
+    let wanted = meta.len().saturating_sub(from).min(bytes_max as u64);
+    file.seek(SeekFrom::Start(from.min(meta.len())))?;
     let mut read = Vec::with_capacity(usize::try_from(wanted).unwrap_or(0));
     file.take(wanted).read_to_end(&mut read)?;
     Ok(read)
-}
-
-/// Opens a regular file, not a link to one. Returns it with its size in bytes.
-fn open_file(path: &Path, bytes_max: usize) -> io::Result<(File, u64)> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let meta = file.metadata()?;
-    if !meta.is_file() || meta.len() > bytes_max as u64 {
-        return Err(io::Error::other("not a policy file"));
-    }
-    Ok((file, meta.len()))
 }
 
 #[cfg(test)]

@@ -1,21 +1,23 @@
 //! Compilation, as the daemon sees it: starts one compiler process at a time, sends it the module, reads its
 //! reply and ends it.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::compile_child::{ARGUMENT, NOTE};
-use super::frame::{FRAME_BYTES_MAX, Reply};
-use super::limits::{COMPILE_CPU_S_MAX, COMPILE_MESSAGES_BYTES_MAX, COMPILE_WAIT_S_MAX, COMPILE_WALL_S_MAX};
-use super::memory;
+use super::compile_child::{ARGUMENT, FRAME_BYTES_MAX, NOTE, Reply};
+use super::limits::{
+    COMPILE_CPU_S_MAX, COMPILE_MEMORY_BYTES_MAX, COMPILE_MEMORY_BYTES_MIN, COMPILE_MESSAGES_BYTES_MAX,
+    COMPILE_WAIT_S_MAX, COMPILE_WALL_S_MAX, DAEMON_MEMORY_BYTES,
+};
 use super::module::not_a_policy;
 use berth_kernel::ports::InstallError;
 
@@ -28,8 +30,7 @@ pub struct CompileLimits {
     pub wall: Duration,
     /// How long a compilation waits for another to end.
     pub wait: Duration,
-    /// Address space, bytes; `None`: what the cgroup's memory limit leaves, at most
-    /// [`limits::COMPILE_MEMORY_BYTES_MAX`](super::limits::COMPILE_MEMORY_BYTES_MAX).
+    /// Address space, bytes; `None`: what the cgroup's memory limit leaves, at most [`COMPILE_MEMORY_BYTES_MAX`].
     pub memory_bytes: Option<u64>,
 }
 
@@ -47,9 +48,6 @@ impl Default for CompileLimits {
 /// How long a process may take to exit after its output has ended.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 
-/// A process' output, its messages and its exit status.
-type Outcome = (Vec<u8>, String, std::io::Result<ExitStatus>);
-
 /// A component with its artifact.
 pub(super) struct Compiled<'m> {
     /// Borrowed if the module is a component itself: it may have 32 MiB.
@@ -61,24 +59,15 @@ pub(super) struct Compiled<'m> {
 pub(super) struct Compiler {
     program: PathBuf,
     limits: CompileLimits,
-    busy: Mutex<bool>,
-    done: Condvar,
+    /// Held during a compilation: two at once would need twice the memory.
+    busy: Mutex<()>,
     /// Notes of compiler processes that have been logged.
     logged_notes: Mutex<BTreeSet<String>>,
 }
 
-/// Prevents a second compilation until it is dropped: two at once would need twice the memory.
-struct CompileGuard<'a>(&'a Compiler);
-
 impl Compiler {
     pub(super) fn new(program: PathBuf, limits: CompileLimits) -> Self {
-        Self {
-            program,
-            limits,
-            busy: Mutex::new(false),
-            done: Condvar::new(),
-            logged_notes: Mutex::default(),
-        }
+        Self { program, limits, busy: Mutex::default(), logged_notes: Mutex::default() }
     }
 
     /// # Errors
@@ -86,28 +75,14 @@ impl Compiler {
     pub(super) fn compile<'m>(&self, module: &'m [u8]) -> Result<Compiled<'m>, InstallError> {
         let memory_bytes = match self.limits.memory_bytes {
             Some(bytes) => bytes,
-            None => memory::compiler_memory_bytes().map_err(install_failed)?,
+            None => compiler_memory_bytes().map_err(install_failed)?,
         };
-        let _guard = self.acquire().ok_or(InstallError::Busy)?;
-        self.compile_now(module, memory_bytes)
-    }
-
-    fn compile_now<'m>(&self, module: &'m [u8], memory_bytes: u64) -> Result<Compiled<'m>, InstallError> {
+        let _guard = self.busy.try_lock_for(self.limits.wait).ok_or(InstallError::Busy)?;
         let mut child = self.spawn(memory_bytes)?;
-        let outcome = self.exchange(&mut child, module);
-        let (frame, messages, status) = outcome.map_err(|what| InstallError::TooCostly { what })?;
-        let status =
-            status.map_err(|error| install_failed(format!("cannot wait for the compiler: {error}")))?;
+        let (frame, messages, status) = self.exchange(&mut child, module)?;
         self.log_notes(&messages);
-        match Reply::decode(&frame) {
-            Some(Reply::Compiled { component, artifact }) => {
-                let component = component.map_or(Cow::Borrowed(module), Cow::Owned);
-                Ok(Compiled { component, artifact })
-            }
-            Some(Reply::Refused(reason)) => Err(not_a_policy(reason)),
-            Some(Reply::TooCostly(what)) => Err(InstallError::TooCostly { what }),
-            None => Err(self.exit_error(status, &messages, memory_bytes)),
-        }
+        let reply = Reply::decode(&frame);
+        reply.ok_or_else(|| self.exit_error(status, &messages, memory_bytes))?.into_compiled(module)
     }
 
     fn spawn(&self, memory_bytes: u64) -> Result<Child, InstallError> {
@@ -122,9 +97,13 @@ impl Compiler {
         })
     }
 
-    /// Sends the module to the process, reads its reply and ends it. The pipes, and so the threads, end with the
-    /// process.
-    fn exchange(&self, child: &mut Child, module: &[u8]) -> Result<Outcome, String> {
+    /// Sends the module to the process, reads its output and its messages, and ends it. The pipes, and so the threads,
+    /// end with the process.
+    fn exchange(
+        &self,
+        child: &mut Child,
+        module: &[u8],
+    ) -> Result<(Vec<u8>, String, ExitStatus), InstallError> {
         let (input, output, error) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         thread::scope(|scope| {
             // Fails if the process has exited; its messages and its exit status have the reason.
@@ -137,31 +116,30 @@ impl Compiler {
             let status = end(child, grace);
             let messages = messages.join().unwrap_or_default();
             let messages = String::from_utf8_lossy(&messages).into_owned();
-            match frame {
-                Ok(frame) => Ok((frame, messages, status)),
-                Err(RecvTimeoutError::Timeout) => {
-                    let s = self.limits.wall.as_secs_f32();
-                    Err(format!("it took longer than {s} s"))
+            let frame = frame.map_err(|error| match error {
+                RecvTimeoutError::Timeout => {
+                    too_costly(format!("it took longer than {} s", self.limits.wall.as_secs_f32()))
                 }
-                Err(RecvTimeoutError::Disconnected) => Err("its reply was lost".to_owned()),
-            }
+                RecvTimeoutError::Disconnected => too_costly("its reply was lost".to_owned()),
+            })?;
+            let failed = |error| install_failed(format!("cannot wait for the compiler: {error}"));
+            Ok((frame, messages, status.map_err(failed)?))
         })
     }
 
     /// The error of a process that exited without a valid reply.
     fn exit_error(&self, status: ExitStatus, messages: &str, memory_bytes: u64) -> InstallError {
         const OUT_OF_MEMORY: &str = "memory allocation of";
-        let costly = |what| InstallError::TooCostly { what };
         let errors: Vec<_> = messages.lines().filter(|line| !line.starts_with(NOTE)).collect();
         let errors = errors.join(" ");
         match status.signal() {
             Some(libc::SIGXCPU) => {
-                costly(format!("it took longer than {} s of processor time", self.limits.cpu_s))
+                too_costly(format!("it took longer than {} s of processor time", self.limits.cpu_s))
             }
             _ if errors.contains(OUT_OF_MEMORY) => {
-                costly(format!("it needed more than {} MiB", memory_bytes >> 20))
+                too_costly(format!("it needed more than {} MiB", memory_bytes >> 20))
             }
-            Some(libc::SIGKILL) => costly("the system killed the compiler".to_owned()),
+            Some(libc::SIGKILL) => too_costly("the system killed the compiler".to_owned()),
             Some(signal) => not_a_policy(format!("the compiler crashed on it (signal {signal})")),
             None => install_failed(format!("the compiler did not reply ({status}): {errors}")),
         }
@@ -175,26 +153,18 @@ impl Compiler {
             }
         }
     }
-
-    fn acquire(&self) -> Option<CompileGuard<'_>> {
-        let mut busy = self.lock();
-        let waited = self.done.wait_while_for(&mut busy, |busy| *busy, self.limits.wait);
-        if waited.timed_out() {
-            return None;
-        }
-        *busy = true;
-        Some(CompileGuard(self))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.busy.lock()
-    }
 }
 
-impl Drop for CompileGuard<'_> {
-    fn drop(&mut self) {
-        *self.0.lock() = false;
-        self.0.done.notify_one();
+impl Reply {
+    /// The reply to the compilation of `module`.
+    pub(super) fn into_compiled(self, module: &[u8]) -> Result<Compiled<'_>, InstallError> {
+        match self {
+            Self::Compiled { component, artifact } => {
+                Ok(Compiled { component: component.map_or(Cow::Borrowed(module), Cow::Owned), artifact })
+            }
+            Self::Refused(reason) => Err(not_a_policy(reason)),
+            Self::TooCostly(what) => Err(too_costly(what)),
+        }
     }
 }
 
@@ -225,4 +195,81 @@ fn read(pipe: Option<impl Read>, bytes_max: usize) -> Vec<u8> {
 
 pub(super) fn install_failed(what: String) -> InstallError {
     InstallError::Failed { what }
+}
+
+fn too_costly(what: String) -> InstallError {
+    InstallError::TooCostly { what }
+}
+
+/// Address space for one compilation, bytes. With cgroup v2 the kubelet has all processes of a container killed when one
+/// exceeds the memory limit, so a compilation must fail by a lower limit of its own. With cgroup v1 only the compiler is
+/// killed, and no other limit is necessary.
+///
+/// # Errors
+/// If the memory limit of this process' cgroup is too low.
+fn compiler_memory_bytes() -> Result<u64, String> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    share_of(cgroup_limit(&own, Path::new("/sys/fs/cgroup")))
+}
+
+fn share_of(limit: Option<u64>) -> Result<u64, String> {
+    let Some(limit) = limit else { return Ok(COMPILE_MEMORY_BYTES_MAX) };
+    let left = limit.saturating_sub(DAEMON_MEMORY_BYTES);
+    if left < COMPILE_MEMORY_BYTES_MIN {
+        return Err(format!(
+            "the memory limit of this container is {} MiB, but compiling needs {} MiB; raise the limit, {} MiB are \
+             enough for every policy",
+            limit >> 20,
+            (COMPILE_MEMORY_BYTES_MIN + DAEMON_MEMORY_BYTES) >> 20,
+            (COMPILE_MEMORY_BYTES_MAX + DAEMON_MEMORY_BYTES) >> 20
+        ));
+    }
+    Ok(left.min(COMPILE_MEMORY_BYTES_MAX))
+}
+
+/// The lowest `memory.max` of this process' cgroup and its ancestors; `None` without a limit or without cgroup v2.
+fn cgroup_limit(own: &str, root: &Path) -> Option<u64> {
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let folder = root.join(own);
+    let groups = folder.ancestors().take_while(|group| group.starts_with(root));
+    let limits = groups.filter_map(|group| {
+        let text = fs::read_to_string(group.join("memory.max")).ok()?;
+        // `max` is no limit.
+        text.trim().parse::<u64>().ok()
+    });
+    limits.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_lowest_limit_of_all_ancestors_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        fs::create_dir_all(root.join("pods/one")).unwrap();
+        assert_eq!(cgroup_limit("0::/pods/one\n", root), None);
+        fs::write(root.join("pods/one/memory.max"), "max\n").unwrap();
+        assert_eq!(cgroup_limit("0::/pods/one\n", root), None);
+        fs::write(root.join("pods/memory.max"), "1000\n").unwrap();
+        assert_eq!(cgroup_limit("4:memory:/x\n0::/pods/one\n", root), Some(1000));
+        fs::write(root.join("pods/one/memory.max"), "999\n").unwrap();
+        assert_eq!(cgroup_limit("0::/pods/one\n", root), Some(999));
+        // A container sees its own group as the root.
+        fs::write(root.join("memory.max"), "500\n").unwrap();
+        assert_eq!(cgroup_limit("0::/\n", root), Some(500));
+        assert_eq!(cgroup_limit("4:memory:/x\n", root), None);
+    }
+
+    #[test]
+    fn the_compiler_gets_the_memory_that_the_daemon_does_not_need() {
+        assert_eq!(share_of(None), Ok(768 * MIB));
+        assert_eq!(share_of(Some(8192 * MIB)), Ok(768 * MIB));
+        assert_eq!(share_of(Some(512 * MIB)), Ok(448 * MIB));
+        let error = share_of(Some(128 * MIB)).unwrap_err();
+        assert!(error.contains("128 MiB") && error.contains("192 MiB"), "{error}");
+    }
 }

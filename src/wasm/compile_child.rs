@@ -1,22 +1,21 @@
-//! The compiler process: restricts itself, reads a module and writes one frame.
+//! The compiler process: restricts itself, reads a module and writes one frame, the encoded [`Reply`].
 //!
 //! Compilation cannot be metered: a module of 300 kB can take Cranelift 17 s and 200 MB, and a module may exploit
 //! a bug of the compiler. So it runs in a process of its own, with the operating system's limits and without
 //! environment, files, network or a way to gain privileges.
 
 use std::ffi::OsString;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use landlock::{ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetStatus, Scope};
+use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 
 use super::engine;
 use super::fault::error_chain;
-use super::frame::Reply;
 use super::limits::{ARTIFACT_BYTES_MAX, MODULE_BYTES_MAX};
-use super::truncation;
 
 /// The first argument of a compiler process.
 pub(super) const ARGUMENT: &str = "__compile-policy";
@@ -143,11 +142,8 @@ fn compile(module: Vec<u8>) -> Reply {
     if module.len() > MODULE_BYTES_MAX {
         return Reply::Refused(format!("more than {MODULE_BYTES_MAX} bytes"));
     }
-    if let Err(reason) = truncation::check(&module) {
-        return Reply::Refused(reason);
-    }
     let is_component = module.starts_with(COMPONENT);
-    let component = match component(module) {
+    let component = match check_complete(&module).and_then(|()| component(module)) {
         Ok(component) => component,
         Err(reason) => return Reply::Refused(reason),
     };
@@ -159,18 +155,25 @@ fn compile(module: Vec<u8>) -> Reply {
         }
         // The daemon has the component already if it sent one.
         Ok(artifact) => Reply::Compiled { component: (!is_component).then_some(component), artifact },
-        // ENOMEM.
-        Err(error) if error_chain(&error).contains("os error 12") => {
+        Err(error) if is_out_of_memory(&error) => {
             Reply::TooCostly("it needs more memory than the compiler may have".to_owned())
         }
         Err(error) => Reply::Refused(error_chain(&error)),
     }
 }
 
+/// Whether the system refused memory. wasmtime passes on the error of `std` or of rustix.
+fn is_out_of_memory(error: &wasmtime::Error) -> bool {
+    error.chain().any(|cause| {
+        let by_std = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        by_std == Some(libc::ENOMEM) || cause.downcast_ref() == Some(&Errno::NOMEM)
+    })
+}
+
 /// The header of a core module: magic number, version and layer.
-pub(super) const CORE: &[u8] = b"\0asm\x01\0\0\0";
+const CORE: &[u8] = b"\0asm\x01\0\0\0";
 /// The header of a component.
-pub(super) const COMPONENT: &[u8] = b"\0asm\x0d\0\x01\0";
+const COMPONENT: &[u8] = b"\0asm\x0d\0\x01\0";
 
 /// Returns a component unchanged; converts a core module that includes its world, as those of wit-bindgen do.
 fn component(module: Vec<u8>) -> Result<Vec<u8>, String> {
@@ -183,9 +186,9 @@ fn component(module: Vec<u8>) -> Result<Vec<u8>, String> {
     let message = |error: anyhow::Error| format!("{error:#}").replace('\n', " ");
     let (stripped, _) = wit_component::metadata::decode(&module).map_err(message)?;
     if stripped.is_none() {
-        return Err("it is a core module without a world; build it with wit-bindgen or convert it to a \
-             component"
-            .to_owned());
+        let reason =
+            "it is a core module without a world; build it with wit-bindgen or convert it to a component";
+        return Err(reason.to_owned());
     }
     wit_component::ComponentEncoder::default()
         .module(&module)
@@ -205,4 +208,199 @@ fn print_note(note: &str) {
 fn print_error(line: &str) {
     // There is no other place to report a failure.
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Longest frame: both fields at their limits, a kind byte and two lengths.
+pub(super) const FRAME_BYTES_MAX: usize = MODULE_BYTES_MAX + ARTIFACT_BYTES_MAX + 1 + 2 * 8;
+
+const COMPILED: u8 = 1;
+const REFUSED: u8 = 2;
+const TOO_COSTLY: u8 = 3;
+
+/// The compiler's reply.
+///
+/// Its frame is a kind byte and its fields: a text for [`Reply::Refused`] and [`Reply::TooCostly`], the component and the
+/// artifact for [`Reply::Compiled`]. The component is empty if the module was one already. A field is its length (eight
+/// bytes, little-endian) and its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// The module was compiled.
+    Compiled {
+        /// The component that was made from a core module; `None` if the module is a component.
+        component: Option<Vec<u8>>,
+        /// The compiled code that wasmtime loads.
+        artifact: Vec<u8>,
+    },
+    /// The module is not a policy, for this reason.
+    Refused(String),
+    /// Compilation exceeds this limit.
+    TooCostly(String),
+}
+
+impl Reply {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (kind, fields): (u8, Vec<&[u8]>) = match self {
+            Self::Compiled { component, artifact } => {
+                (COMPILED, vec![component.as_deref().unwrap_or_default(), artifact])
+            }
+            Self::Refused(reason) => (REFUSED, vec![reason.as_bytes()]),
+            Self::TooCostly(limit) => (TOO_COSTLY, vec![limit.as_bytes()]),
+        };
+        let mut frame = vec![kind];
+        for field in fields {
+            frame.extend_from_slice(&(field.len() as u64).to_le_bytes());
+            frame.extend_from_slice(field);
+        }
+        frame
+    }
+
+    /// `None` unless `frame` is exactly one complete frame.
+    pub(super) fn decode(frame: &[u8]) -> Option<Self> {
+        let (&kind, mut rest) = frame.split_first()?;
+        let mut field = || {
+            let (length, after) = rest.split_first_chunk::<8>()?;
+            let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+            let (field, after) = after.split_at_checked(length)?;
+            rest = after;
+            Some(field.to_vec())
+        };
+        let reply = match kind {
+            COMPILED => Self::Compiled {
+                component: Some(field()?).filter(|component| !component.is_empty()),
+                artifact: field()?,
+            },
+            REFUSED => Self::Refused(String::from_utf8(field()?).ok()?),
+            TOO_COSTLY => Self::TooCostly(String::from_utf8(field()?).ok()?),
+            _ => return None,
+        };
+        rest.is_empty().then_some(reply)
+    }
+}
+
+/// Longest encoding of a section's size: a 32-bit LEB128 number.
+const SIZE_BYTES_MAX: usize = 5;
+
+/// Checks that all sections of a core module or a component are complete: incomplete copies are the usual damage, and
+/// the parsers' errors do not name them. A section begins with a byte for its kind and its size in bytes; the content is
+/// left to the parser.
+///
+/// # Errors
+/// If the file ends within a section. A file that was truncated between two sections is not detected.
+fn check_complete(module: &[u8]) -> Result<(), String> {
+    let bytes = module.len();
+    if bytes == 0 {
+        return Err("the file is empty: build it or copy it again".to_owned());
+    }
+    let magic = [CORE, COMPONENT];
+    if magic.iter().any(|magic| bytes < magic.len() && magic.starts_with(module)) {
+        return Err(truncated(bytes, "it ends within the file header"));
+    }
+    if !magic.iter().any(|magic| module.starts_with(magic)) {
+        // Not WebAssembly, which the caller checks.
+        return Ok(());
+    }
+    let mut at = CORE.len();
+    while at < bytes {
+        // The size follows the byte of the kind.
+        let Some((size, content)) = section_size(module, at + 1) else {
+            // Other invalid sizes are left to the parser.
+            let breaks_off = bytes - at <= SIZE_BYTES_MAX;
+            return if breaks_off {
+                Err(truncated(bytes, "it ends within a section header"))
+            } else {
+                Ok(())
+            };
+        };
+        let end = content.saturating_add(size);
+        if end > bytes {
+            return Err(truncated(bytes, &format!("{} more must follow", end - bytes)));
+        }
+        at = end;
+    }
+    Ok(())
+}
+
+/// The size that is encoded at `at`, and the offset behind it. `None` if it is invalid or the file ends within it.
+fn section_size(module: &[u8], at: usize) -> Option<(usize, usize)> {
+    let mut size = 0_usize;
+    for (index, byte) in module.get(at..)?.iter().take(SIZE_BYTES_MAX).enumerate() {
+        size |= usize::from(byte & 0x7f) << (7 * index);
+        if byte & 0x80 == 0 {
+            return Some((size, at + index + 1));
+        }
+    }
+    None
+}
+
+fn truncated(bytes: usize, detail: &str) -> String {
+    format!(
+        "the file is not a complete WebAssembly component: it has {bytes} bytes and breaks off ({detail}); copy it or \
+         build it again"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_are_decoded_as_encoded_and_only_if_complete() {
+        let converted = Reply::Compiled { component: Some(vec![1, 2, 3]), artifact: vec![] };
+        let unconverted = Reply::Compiled { component: None, artifact: vec![4] };
+        for reply in [converted, unconverted, Reply::Refused("why".into()), Reply::TooCostly("\u{e9}".into())]
+        {
+            let frame = reply.encode();
+            assert_eq!(Reply::decode(&frame), Some(reply));
+            for end in 0..frame.len() {
+                assert_eq!(Reply::decode(&frame[..end]), None);
+            }
+            assert_eq!(Reply::decode(&[&frame[..], b"x"].concat()), None);
+        }
+        assert_eq!(Reply::decode(&[COMPILED, 255, 255, 255, 255, 255, 255, 255, 255]), None);
+    }
+
+    fn shipped_component() -> Vec<u8> {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies-wasm/prebuilt/exclusive.wasm");
+        std::fs::read(file).unwrap()
+    }
+
+    #[test]
+    fn a_truncated_file_is_reported() {
+        let complete = shipped_component();
+        assert_eq!(check_complete(&complete), Ok(()));
+        let lengths = (1..200).chain((200..complete.len()).step_by(997)).chain([complete.len() - 1]);
+        let mut reported = 0;
+        for length in lengths {
+            let Err(error) = check_complete(&complete[..length]) else { continue };
+            reported += 1;
+            assert!(error.contains(&format!("it has {length} bytes and breaks off")), "{error}");
+            assert!(error.contains("copy it or build it again"), "{error}");
+        }
+        // All except those that end between two sections.
+        assert!(reported > 280, "{reported}");
+        let error = check_complete(&complete[..complete.len() - 7]).unwrap_err();
+        assert!(error.contains("7 more must follow"), "{error}");
+    }
+
+    #[test]
+    fn other_files_than_webassembly_are_not_checked() {
+        assert_eq!(check_complete(b"hello"), Ok(()));
+        assert_eq!(check_complete(CORE), Ok(()));
+        assert!(check_complete(b"").unwrap_err().contains("empty"));
+    }
+
+    #[test]
+    fn the_message_of_a_parser_panic_is_not_shown() {
+        // A core module with a section `component-type` whose size exceeds it: the decoder panics.
+        let mut module = CORE.to_vec();
+        let name = b"component-type:x";
+        let body = [&[u8::try_from(name.len()).unwrap()][..], name, &[0xff; 3]].concat();
+        module.push(0);
+        module.push(u8::try_from(body.len()).unwrap());
+        module.extend(body);
+        let Reply::Refused(reason) = compile_or_refuse(module) else { panic!("it is accepted") };
+        for word in ["range", "index", "panicked", "slice"] {
+            assert!(!reason.contains(word), "{reason}");
+        }
+    }
 }

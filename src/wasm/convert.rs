@@ -4,32 +4,45 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use wasmtime::Store;
 
 use super::bindings::berth::policy::types as wit;
-use super::exports::Hooks;
 use super::fault;
-use super::guest::Guest;
 use super::view::View;
 use berth_kernel::allocation::Limits;
 use berth_kernel::gpu::Reading;
 use berth_kernel::names::{DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{
-    AdmitRequest, Answer, Fault, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms,
+    AdmitRequest, Answer, Fault, Hook, OfferAnswer, PlaceRequest, Placement, Question, Severity, Terms,
     TriageAnswer,
 };
 
+/// The hooks that a policy may implement, with their WIT flags.
+pub(super) const HOOKS: [(Hook, wit::Hooks); 4] = [
+    (Hook::Offer, wit::Hooks::OFFER),
+    (Hook::Place, wit::Hooks::PLACE),
+    (Hook::Admit, wit::Hooks::ADMIT),
+    (Hook::Triage, wit::Hooks::TRIAGE),
+];
+
 /// The parts and devices behind the indices of a node.
-pub(super) trait Indices {
+pub(super) struct Indices {
+    pub(super) parts: Vec<PartId>,
+    /// Part, resource and share number by device index.
+    pub(super) devices: Vec<(u32, u32, Option<u32>)>,
+}
+
+impl Indices {
     /// The part at an index.
-    fn part(&self, index: u32) -> Option<PartId>;
-    /// The number of parts.
-    fn parts(&self) -> usize;
+    pub(super) fn part(&self, index: u32) -> Option<PartId> {
+        self.parts.get(usize::try_from(index).ok()?).cloned()
+    }
+
     /// The device at an index, and the index of its resource.
-    fn device(&self, index: u32) -> Option<(DeviceId, u32)>;
-    /// The number of devices.
-    fn devices(&self) -> usize;
+    pub(super) fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
+        let (part, resource, share) = *self.devices.get(usize::try_from(index).ok()?)?;
+        Some((DeviceId { part: self.part(part)?, share }, resource))
+    }
 }
 
 /// A question in WIT types.
@@ -48,26 +61,6 @@ pub(super) enum WitAnswer {
     Place(Option<wit::Placement>),
     Admit(Option<wit::Verdict>),
     Triage(Option<wit::TriageAnswer>),
-}
-
-impl WitQuestion {
-    /// Calls the hook.
-    ///
-    /// # Errors
-    /// If the policy traps or returns malformed data.
-    pub(super) fn call(
-        &self,
-        hooks: &Hooks<'_>,
-        store: &mut Store<Guest>,
-        context: &wit::Context,
-    ) -> wasmtime::Result<WitAnswer> {
-        Ok(match self {
-            Self::Offer => WitAnswer::Offer(hooks.offer(store, context)?),
-            Self::Place(request) => WitAnswer::Place(hooks.place(store, context, request)?),
-            Self::Admit(request) => WitAnswer::Admit(hooks.admit(store, context, request)?),
-            Self::Triage(reading) => WitAnswer::Triage(hooks.triage(store, context, reading)?),
-        })
-    }
 }
 
 impl View {
@@ -141,7 +134,7 @@ impl View {
 /// # Errors
 /// If an index or a name in it is invalid.
 pub(super) fn answer(
-    of: &impl Indices,
+    of: &Indices,
     answer: WitAnswer,
     question: &WitQuestion,
 ) -> Result<Option<Answer>, Fault> {
@@ -155,12 +148,12 @@ pub(super) fn answer(
 
 /// # Errors
 /// If a part is out of range or named twice, or a resource name is invalid.
-fn offer_answer(of: &impl Indices, answer: wit::OfferAnswer) -> Result<Answer, Fault> {
+fn offer_answer(of: &Indices, answer: wit::OfferAnswer) -> Result<Answer, Fault> {
     let mut named = BTreeSet::new();
     let mut parts = Vec::with_capacity(answer.parts.len());
     for offer in answer.parts {
         let Some(part) = of.part(offer.part) else {
-            return Err(out_of_range("part", offer.part, of.parts()));
+            return Err(out_of_range("part", offer.part, of.parts.len()));
         };
         if !named.insert(offer.part) {
             return Err(fault::answer(format!("named part {} twice", offer.part)));
@@ -173,7 +166,7 @@ fn offer_answer(of: &impl Indices, answer: wit::OfferAnswer) -> Result<Answer, F
 
 /// # Errors
 /// If a device is out of range, named twice, or of another resource than requested.
-fn placement(of: &impl Indices, question: &WitQuestion, placement: wit::Placement) -> Result<Answer, Fault> {
+fn placement(of: &Indices, question: &WitQuestion, placement: wit::Placement) -> Result<Answer, Fault> {
     let requested = match question {
         WitQuestion::Place(place) => Some(place.request.resource),
         WitQuestion::Offer | WitQuestion::Admit(_) | WitQuestion::Triage(_) => None,
@@ -182,7 +175,7 @@ fn placement(of: &impl Indices, question: &WitQuestion, placement: wit::Placemen
     let mut devices = Vec::with_capacity(placement.devices.len());
     for index in placement.devices {
         let Some((id, resource)) = of.device(index) else {
-            return Err(out_of_range("device", index, of.devices()));
+            return Err(out_of_range("device", index, of.devices.len()));
         };
         if !named.insert(index) {
             return Err(fault::answer(format!("chose device {index} twice")));

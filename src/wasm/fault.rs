@@ -2,7 +2,7 @@
 
 use wasmtime::{Error, Trap};
 
-use super::guest::Guest;
+use super::call::Guest;
 use super::limits::{ANSWER_BYTES_MAX, FUEL_PER_CALL, GUEST_STACK_BYTES_MAX};
 use berth_kernel::policy::{Fault, FaultKind, REASON_BYTES_MAX};
 
@@ -22,7 +22,7 @@ pub(super) enum Stage {
 
 /// The fault of a wasmtime error.
 pub(super) fn fault(error: &Error, guest: &Guest, stage: Stage, wall_ms: u64) -> Fault {
-    let (kind, detail) = match (error.downcast_ref::<Trap>(), guest.refused) {
+    let (kind, detail) = match (error.downcast_ref::<Trap>(), &guest.refused) {
         (Some(Trap::OutOfFuel), _) => (FaultKind::Fuel, format!("used up its {FUEL_PER_CALL} units of fuel")),
         (Some(Trap::Interrupt), _) => (FaultKind::Time, format!("ran longer than {wall_ms} ms")),
         (Some(Trap::StackOverflow), _) => {
@@ -49,8 +49,8 @@ fn aborted(guest: &Guest) -> Fault {
         let detail = "aborted without a message (`unreachable`)".to_owned();
         return Fault { kind: FaultKind::Trap, detail };
     };
-    let about_parameters = last.starts_with(PARAMETERS_PREFIX);
-    let kind = if about_parameters { FaultKind::Parameters } else { FaultKind::Trap };
+    let is_about_parameters = last.starts_with(PARAMETERS_PREFIX);
+    let kind = if is_about_parameters { FaultKind::Parameters } else { FaultKind::Trap };
     Fault { kind, detail: with_lines(last.clone(), EARLIER_LINES, earlier) }
 }
 

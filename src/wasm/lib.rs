@@ -1,13 +1,12 @@
 //! Policies as WebAssembly components. The only crate that uses wasmtime.
 //!
 //! - [`limits`]: all limits of policies
-//! - `engine`, `ticker`: the wasmtime configuration; the clock of the wall-time limit
-//! - `compile`, `compile_child`, `truncation`, `frame`, `memory`: compilation, in a limited process of its own
+//! - `engine`: the wasmtime configuration; the clock of the wall-time limit
+//! - `compile`, `compile_child`: compilation, in a limited process of its own
 //! - `artifacts`, `shipped`: the files of uploaded versions; the policies built into the daemon
-//! - `installed`, `module`, `exports`, `call`, `guest`, `fault`, `parameters`: an installed version, a call
-//!   of it, and its faults
-//! - `view`, `view_cache`, `convert`, `bindings`: conversions between kernel types and WIT types; `recorded`:
-//!   WIT types as JSON, for replays
+//! - `module`, `call`, `fault`, `parameters`: an installed version, a call of it, and its faults
+//! - `view`, `convert`, `bindings`: conversions between kernel types and WIT types; `recorded`: WIT types as JSON, for
+//!   replays
 //!
 //! Absent on purpose: WASI, threads, state that outlives a call. A faulty policy costs at most its budget.
 
@@ -18,23 +17,14 @@ mod compile;
 mod compile_child;
 mod convert;
 mod engine;
-mod exports;
 mod fault;
-mod frame;
-mod guest;
-mod installed;
 pub mod limits;
-mod memory;
 mod module;
 mod parameters;
 mod recorded;
-mod scratch;
 mod settings;
 mod shipped;
-mod ticker;
-mod truncation;
 mod view;
-mod view_cache;
 
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
@@ -42,19 +32,18 @@ use std::sync::Arc;
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
-pub use scratch::Scratch;
-pub use settings::Settings;
+pub use settings::{Scratch, Settings};
 
 use artifacts::{Artifacts, digest};
+use bindings::berth::policy::types as wit;
 use call::{CallResult, Runner};
 use compile::{Compiled, Compiler, install_failed};
-use frame::Reply;
-use installed::Installed;
+use compile_child::Reply;
+use convert::{Indices, WitQuestion};
 use limits::MODULE_BYTES_MAX;
-use module::Module;
+use module::{Installed, Module};
 use recorded::Recorded;
-use view::Rules;
-use view_cache::ViewCache;
+use view::ViewCache;
 
 use berth_kernel::decision::Cost;
 use berth_kernel::ledger::Ledger;
@@ -98,8 +87,8 @@ impl WasmPolicies {
         })?;
         Ok(Self {
             runner,
-            views: ViewCache::new(Rules::new(&settings)),
-            compiler: Compiler::new(settings.compiler, settings.compile),
+            compiler: Compiler::new(settings.compiler.clone(), settings.compile.clone()),
+            views: ViewCache::new(settings),
             artifacts,
             installed: RwLock::default(),
             files: Mutex::default(),
@@ -121,8 +110,7 @@ impl WasmPolicies {
     }
 
     fn installed(&self, digest: &Digest) -> Option<Arc<Installed>> {
-        let installed = self.installed.read();
-        installed.get(digest).map(Arc::clone)
+        self.installed.read().get(digest).cloned()
     }
 
     /// An installed version whose component is intact. A missing or damaged one is replaced by an upload.
@@ -150,21 +138,16 @@ impl WasmPolicies {
     pub fn rehearse(&self, module: &[u8]) -> Result<(String, Vec<u8>), InstallError> {
         // Covers the encoding of replies, too.
         let frame = compile_child::compile_or_refuse(module.to_vec()).encode();
-        match Reply::decode(&frame) {
-            Some(Reply::Compiled { component, artifact }) => {
-                let description = Module::load(&self.runner, &artifact)?.describe(&self.runner)?;
-                Ok((description.name, component.unwrap_or_else(|| module.to_vec())))
-            }
-            Some(Reply::Refused(reason)) => Err(module::not_a_policy(reason)),
-            Some(Reply::TooCostly(what)) => Err(InstallError::TooCostly { what }),
-            None => Err(install_failed("the compiler's reply is malformed".to_owned())),
-        }
+        let malformed = || install_failed("the compiler's reply is malformed".to_owned());
+        let compiled = Reply::decode(&frame).ok_or_else(malformed)?.into_compiled(module)?;
+        let (description, _) = Module::load(&self.runner, &compiled.artifact)?.describe(&self.runner)?;
+        Ok((description.name, compiled.component.into_owned()))
     }
 
     /// Loads and describes a compiled module, saves its files and adds its version.
     fn add(&self, compiled: &Compiled<'_>, now: Now, shipped: bool) -> Result<PolicyVersion, InstallError> {
         let module = Module::load(&self.runner, &compiled.artifact)?;
-        let description = module.describe(&self.runner)?;
+        let (description, hooks) = module.describe(&self.runner)?;
         let id = digest(&compiled.component);
         let existed = self.artifacts.has_component(&id);
         let saved = self.artifacts.save(&id, &compiled.component, &compiled.artifact);
@@ -187,7 +170,7 @@ impl WasmPolicies {
             name: description.name,
             version: description.version,
             summary: description.summary,
-            hooks: description.hooks,
+            hooks,
             parameters_schema: description.parameters_schema,
             digest: id,
             artifact: digest(&compiled.artifact),
@@ -198,10 +181,43 @@ impl WasmPolicies {
         };
         Ok(self.insert(version, module))
     }
+
+    /// Calls a version with a question in WIT types.
+    fn ask(
+        &self,
+        installed: &Installed,
+        context: &wit::Context,
+        question: &WitQuestion,
+        indices: &Indices,
+        wall_ms: u64,
+    ) -> CallOutput {
+        let module = match installed.module(self) {
+            Ok(module) => module,
+            Err(fault) => return CallOutput::from(Err(fault)),
+        };
+        let CallResult { answer, cost, mut log_lines } =
+            module.call(&self.runner, &installed.label, wall_ms, context, question);
+        let answer = answer.map_err(|fault| parameters::locate(fault, &context.parameters));
+        if answer.as_ref().is_err_and(|fault| fault.kind == FaultKind::Parameters) {
+            // The fault has the same text with the parameter's path.
+            log_lines.pop();
+        }
+        let answer = answer.and_then(|answer| convert::answer(indices, answer, question));
+        CallOutput { answer, cost, log_lines }
+    }
 }
 
 fn not_installed(digest: &Digest) -> Fault {
     fault::missing(format!("the version {} is not installed", digest.short()))
+}
+
+/// The result of reading a component; `None` is a missing or damaged file.
+fn component_or_error(
+    read: std::io::Result<Option<Vec<u8>>>,
+    digest: &Digest,
+) -> Result<Vec<u8>, InstallError> {
+    let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
+    read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
 }
 
 impl PolicyFiles for WasmPolicies {
@@ -244,18 +260,14 @@ impl PolicyFiles for WasmPolicies {
             let from = usize::try_from(from).unwrap_or(usize::MAX).min(component.len());
             return Ok(component[from..].iter().copied().take(bytes_max).collect());
         }
-        let read = self.artifacts.component_piece(digest, from, bytes_max);
-        let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
-        read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+        component_or_error(self.artifacts.component_piece(digest, from, bytes_max), digest)
     }
 
     fn read_all(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
         if let Some(component) = shipped::component(digest) {
             return Ok(component.to_vec());
         }
-        let read = self.artifacts.component(digest);
-        let read = read.map_err(|error| install_failed(format!("cannot read the policy: {error}")))?;
-        read.ok_or_else(|| InstallError::Lost { digest: digest.clone() })
+        component_or_error(self.artifacts.component(digest), digest)
     }
 
     fn remove(&self, digest: &Digest) {
@@ -307,30 +319,12 @@ impl PolicyRuntime for WasmPolicies {
     }
 
     fn call(&self, call: Call<'_>) -> CallOutput {
-        let not_called = |fault| CallOutput::from(Err(fault));
         let Some(installed) = self.installed(call.digest) else {
-            return not_called(not_installed(call.digest));
+            return CallOutput::from(Err(not_installed(call.digest)));
         };
-        self.views.with(call.node, call.now, call.parameters, |view| {
-            let question = match view.question(call.question) {
-                Ok(question) => question,
-                Err(fault) => return not_called(fault),
-            };
-            let module = match installed.module(self) {
-                Ok(module) => module,
-                Err(fault) => return not_called(fault),
-            };
-            let CallResult { answer, cost, mut log_lines } =
-                module.call(&self.runner, &installed.label, call.wall_ms_max, |hooks, store| {
-                    question.call(hooks, store, &view.context)
-                });
-            let answer = answer.map_err(|fault| parameters::locate(fault, call.parameters));
-            if answer.as_ref().is_err_and(|fault| fault.kind == FaultKind::Parameters) {
-                // The fault has the same text with the parameter's path.
-                log_lines.pop();
-            }
-            let answer = answer.and_then(|answer| convert::answer(view, answer, &question));
-            CallOutput { answer, cost, log_lines }
+        self.views.with(call.node, call.now, call.parameters, |view| match view.question(call.question) {
+            Ok(question) => self.ask(&installed, &view.context, &question, &view.indices, call.wall_ms_max),
+            Err(fault) => CallOutput::from(Err(fault)),
         })
     }
 
@@ -345,29 +339,15 @@ impl PolicyRuntime for WasmPolicies {
         input: &Input,
     ) -> Result<ReplayedCall, String> {
         let recorded = Recorded::read(input, parameters)?;
-        let asked = recorded.kernel_question()?;
-        let Some(installed) = self.installed(digest) else {
-            return Ok(ReplayedCall {
-                question: asked,
-                answer: Err(not_installed(digest)),
-                cost: Cost::default(),
-            });
-        };
-        if !installed.version.hooks.contains(&asked.hook()) {
-            return Ok(ReplayedCall { question: asked, answer: Ok(None), cost: Cost::default() });
-        }
-        let module = match installed.module(self) {
-            Ok(module) => module,
-            Err(fault) => {
-                return Ok(ReplayedCall { question: asked, answer: Err(fault), cost: Cost::default() });
+        let question = recorded.kernel_question()?;
+        let output = match self.installed(digest) {
+            None => CallOutput::from(Err(not_installed(digest))),
+            Some(installed) if !installed.version.hooks.contains(&question.hook()) => CallOutput::from(Ok(None)),
+            Some(installed) => {
+                let Recorded { context, question, indices } = &recorded;
+                self.ask(&installed, context, question, indices, REPLAY_WALL_MS_MAX)
             }
         };
-        let CallResult { answer, cost, .. } =
-            module.call(&self.runner, &installed.label, REPLAY_WALL_MS_MAX, |hooks, store| {
-                recorded.question.call(hooks, store, &recorded.context)
-            });
-        let answer = answer.map_err(|fault| parameters::locate(fault, parameters));
-        let answer = answer.and_then(|answer| convert::answer(&recorded, answer, &recorded.question));
-        Ok(ReplayedCall { question: asked, answer, cost })
+        Ok(ReplayedCall { question, answer: output.answer, cost: output.cost })
     }
 }

@@ -3,8 +3,8 @@
 //! Sizes are the measured needs of guests in four languages (Rust, C, JavaScript on QuickJS and on StarlingMonkey,
 //! Python) and a margin; times are bounded by how long a kubelet may wait.
 
-/// Largest module, bytes. The largest measured, Python's, has 18.4 MB.
-pub const MODULE_BYTES_MAX: usize = 32 << 20;
+pub use berth_kernel::policy::MODULE_BYTES_MAX;
+
 /// Largest compiled artifact, bytes: three times the largest measured, 37 MB.
 pub const ARTIFACT_BYTES_MAX: usize = 128 << 20;
 

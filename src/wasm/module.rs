@@ -1,79 +1,125 @@
-//! A loaded policy: its callable component and its description.
+//! An installed version: its loaded component, the calls of its hooks, and its description.
+
+use std::sync::OnceLock;
 
 use serde_json::Value;
-use wasmtime::component::Component;
+use wasmtime::component::{Component, ComponentExportIndex, ComponentNamedList, Instance, Lift, Lower};
 use wasmtime::{Result as Wasm, Store};
 
+use super::WasmPolicies;
 use super::bindings::PolicyPre;
 use super::bindings::berth::policy::types as wit;
-use super::call::{CallResult, Runner};
-use super::exports::{Exports, Hooks};
+use super::call::{CallResult, Guest, Runner};
+use super::convert::{HOOKS, WitAnswer, WitQuestion};
 use super::fault;
-use super::guest::Guest;
 use super::limits::{DESCRIBE_WALL_MS_MAX, SUMMARY_BYTES_MAX, VERSION_BYTES_MAX};
-use berth_kernel::policy::{Hook, SCHEMA_BYTES_MAX};
+use berth_kernel::policy::{Fault, Hook, PolicyVersion, SCHEMA_BYTES_MAX};
 use berth_kernel::ports::InstallError;
 
 /// Longest name, characters: that of a DNS label.
 const NAME_BYTES_MAX: usize = 63;
 
-/// A component that can be called.
+/// An installed version.
+pub(super) struct Installed {
+    pub(super) version: PolicyVersion,
+    pub(super) label: String,
+    /// Empty until the first call, so that an unused version takes little memory.
+    pub(super) module: OnceLock<Module>,
+}
+
+impl Installed {
+    pub(super) fn new(version: PolicyVersion) -> Self {
+        Self { label: version.label(), version, module: OnceLock::new() }
+    }
+
+    /// The version's code, loaded by the first call.
+    pub(super) fn module(&self, policies: &WasmPolicies) -> Result<&Module, Fault> {
+        if let Some(module) = self.module.get() {
+            return Ok(module);
+        }
+        // Callers restore the version first, which compiles it if necessary. A call itself does not compile.
+        let missing =
+            || fault::missing(format!("the compiled form of {} is missing: activate it again", self.label));
+        let artifact = policies.artifacts.artifact(&self.version.digest, &self.version.artifact);
+        let module = Module::load(&policies.runner, &artifact.ok_or_else(missing)?);
+        let module = module.map_err(|error| fault::missing(error.to_string()))?;
+        // Concurrent first calls may each load the module; the first one is used.
+        Ok(self.module.get_or_init(|| module))
+    }
+}
+
+/// A component that can be called. The indices of its hooks are looked up once, so that a call checks the type of its
+/// own hook only and not of all exports.
 pub(super) struct Module {
     /// For `describe` only: instantiating it checks the types of all exports.
     policy: PolicyPre<Guest>,
-    exports: Exports,
-}
-
-/// A policy's checked answer to `describe`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Description {
-    pub(super) name: String,
-    pub(super) version: String,
-    pub(super) summary: String,
-    pub(super) hooks: Vec<Hook>,
-    pub(super) parameters_schema: String,
+    offer: ComponentExportIndex,
+    place: ComponentExportIndex,
+    admit: ComponentExportIndex,
+    triage: ComponentExportIndex,
 }
 
 impl Module {
     /// Loads an artifact.
     ///
     /// # Errors
-    /// If it needs more memory than the pool has, or its imports or exports do not fit the world.
+    /// If it needs more memory than the pool has, or its imports or exports do not fit the world. The types of exports
+    /// are checked at each call, and all of them when `describe` is called at installation.
     pub(super) fn load(runner: &Runner, artifact: &[u8]) -> Result<Self, InstallError> {
+        Self::link(runner, artifact).map_err(|error| not_a_policy(fault::error_chain(&error)))
+    }
+
+    fn link(runner: &Runner, artifact: &[u8]) -> Wasm<Self> {
         // SAFETY: `deserialize` requires bytes that wasmtime produced. These are in memory, where nothing changes
         // them, and come either directly from the compiler process or from a file whose sha256 is the one in the
         // store. wasmtime itself checks that the artifact fits this release, processor and configuration.
         #[allow(unsafe_code)]
-        let component = unsafe { Component::deserialize(&runner.engine, artifact) };
-        let policy = component.and_then(|component| runner.prepare(&component));
-        let policy = policy.map_err(|error| not_a_policy(fault::error_chain(&error)))?;
-        let exports = Exports::find(policy.instance_pre());
-        let exports = exports.map_err(|error| not_a_policy(fault::error_chain(&error)))?;
-        Ok(Self { policy, exports })
+        let component = unsafe { Component::deserialize(&runner.engine, artifact) }?;
+        let policy = PolicyPre::new(runner.linker.instantiate_pre(&component)?)?;
+        let find = |name: &str| {
+            let index = component.get_export_index(None, name);
+            index.ok_or_else(|| wasmtime::format_err!("it does not export `{name}`"))
+        };
+        Ok(Self {
+            policy,
+            offer: find("offer")?,
+            place: find("place")?,
+            admit: find("admit")?,
+            triage: find("triage")?,
+        })
     }
 
-    /// Calls one hook in a fresh instance.
-    pub(super) fn call<R>(
+    /// Calls the hook of a question in a fresh instance.
+    pub(super) fn call(
         &self,
         runner: &Runner,
         label: &str,
         wall_ms: u64,
-        call_hook: impl FnOnce(&Hooks<'_>, &mut Store<Guest>) -> Wasm<R>,
-    ) -> CallResult<R> {
-        let instance = self.policy.instance_pre();
-        runner.call(
-            label,
-            wall_ms,
-            |store| instance.instantiate(store),
-            |instance, store| call_hook(&Hooks { instance: *instance, exports: &self.exports }, store),
-        )
+        context: &wit::Context,
+        question: &WitQuestion,
+    ) -> CallResult<WitAnswer> {
+        let instantiate = |store: &mut Store<Guest>| self.policy.instance_pre().instantiate(store);
+        runner.call(label, wall_ms, instantiate, |of, store| {
+            Ok(match question {
+                WitQuestion::Offer => WitAnswer::Offer(call_hook(of, store, self.offer, (context,))?),
+                WitQuestion::Place(request) => {
+                    WitAnswer::Place(call_hook(of, store, self.place, (context, request))?)
+                }
+                WitQuestion::Admit(request) => {
+                    WitAnswer::Admit(call_hook(of, store, self.admit, (context, request))?)
+                }
+                WitQuestion::Triage(reading) => {
+                    WitAnswer::Triage(call_hook(of, store, self.triage, (context, reading))?)
+                }
+            })
+        })
     }
 
-    /// Calls `describe`.
+    /// Calls `describe`, and checks the description.
     ///
     /// # Errors
     /// If the call fails, or the description is invalid.
-    pub(super) fn describe(&self, runner: &Runner) -> Result<Description, InstallError> {
+    pub(super) fn describe(&self, runner: &Runner) -> Result<(wit::Description, Vec<Hook>), InstallError> {
         let CallResult { answer, .. } = runner.call(
             "describe",
             DESCRIBE_WALL_MS_MAX,
@@ -81,8 +127,23 @@ impl Module {
             |policy, store| policy.call_describe(store),
         );
         let description = answer.map_err(|fault| not_a_policy(format!("`describe`: {fault}")))?;
-        check(description).map_err(|reason| not_a_policy(format!("`describe`: {reason}")))
+        let hooks = check(&description).map_err(|reason| not_a_policy(format!("`describe`: {reason}")))?;
+        Ok((description, hooks))
     }
+}
+
+/// Calls the hook with this export index. `None` is `pass`.
+///
+/// # Errors
+/// If the policy traps or returns malformed data.
+fn call_hook<P: ComponentNamedList + Lower, R: Lift>(
+    instance: &Instance,
+    store: &mut Store<Guest>,
+    hook: ComponentExportIndex,
+    parameters: P,
+) -> Wasm<Option<R>> {
+    let hook = instance.get_typed_func::<P, (Option<R>,)>(&mut *store, hook)?;
+    Ok(hook.call(store, parameters)?.0)
 }
 
 /// Longest reason of a refusal, bytes. It may include names of imports and exports, which the module chooses.
@@ -93,30 +154,18 @@ pub(super) fn not_a_policy(mut what: String) -> InstallError {
     InstallError::NotAPolicy { what }
 }
 
-/// Checks a description by the rules of the WIT world.
-fn check(description: wit::Description) -> Result<Description, String> {
+/// Checks a description by the rules of the WIT world. Returns the hooks that it names.
+fn check(description: &wit::Description) -> Result<Vec<Hook>, String> {
     check_name(&description.name)?;
     check_version(&description.version)?;
     check_text("the summary", &description.summary, SUMMARY_BYTES_MAX)?;
     check_schema(&description.parameters_schema)?;
-    let flags = [
-        (wit::Hooks::OFFER, Hook::Offer),
-        (wit::Hooks::PLACE, Hook::Place),
-        (wit::Hooks::ADMIT, Hook::Admit),
-        (wit::Hooks::TRIAGE, Hook::Triage),
-    ];
-    let hooks = flags.into_iter().filter(|(flag, _)| description.hooks.contains(*flag));
-    let hooks: Vec<_> = hooks.map(|(_, hook)| hook).collect();
+    let hooks = HOOKS.into_iter().filter(|(_, flag)| description.hooks.contains(*flag));
+    let hooks: Vec<_> = hooks.map(|(hook, _)| hook).collect();
     if hooks.is_empty() {
         return Err("it names no hook, so it would never be called".to_owned());
     }
-    Ok(Description {
-        name: description.name,
-        version: description.version,
-        summary: description.summary,
-        hooks,
-        parameters_schema: description.parameters_schema,
-    })
+    Ok(hooks)
 }
 
 fn check_name(name: &str) -> Result<(), String> {
@@ -197,8 +246,7 @@ mod tests {
 
     #[test]
     fn a_valid_description_is_accepted() {
-        let checked = check(description()).unwrap();
-        assert_eq!(checked.hooks, [Hook::Offer, Hook::Admit]);
+        assert_eq!(check(&description()).unwrap(), [Hook::Offer, Hook::Admit]);
         for version in ["0.0.0", "1.0.0-rc.1", "1.0.0+a-b", "10.20.30-x.7.z-y+0"] {
             assert_eq!(check_version(version), Ok(()), "{version}");
         }
@@ -222,7 +270,7 @@ mod tests {
         for (change, message) in cases {
             let mut description = description();
             change(&mut description);
-            let error = check(description).unwrap_err();
+            let error = check(&description).unwrap_err();
             assert!(error.contains(message), "{error}");
         }
     }

@@ -67,72 +67,50 @@ fn describe(error: &str) -> String {
     format!("{found}, expected {described}")
 }
 
+/// An object or a list that is open at an offset of JSON.
+enum Level {
+    /// An object, with the key of the present value; `None`: no colon was read.
+    Object(Option<String>),
+    /// A list, with the index of the present item.
+    List(usize),
+}
+
 /// The path of the value in which, or at which, the first `end` bytes of this JSON end: `.overrides[0].replicas`.
-/// Empty for the outermost value.
+/// Empty for the outermost value. An error at a key, such as an unknown one, is about the object.
 fn path_at(json: &str, end: usize) -> String {
-    let mut scanner = PathScanner::default();
+    let mut open = Vec::new();
+    let mut last_string = "";
     let mut at = 0;
     while at < json.len().min(end) {
-        at = scanner.next(json, at);
-    }
-    scanner.path()
-}
-
-/// The objects and lists that are open at an offset of valid JSON.
-#[derive(Default)]
-struct PathScanner {
-    open: Vec<Level>,
-}
-
-enum Level {
-    /// An object, with the present key once it was read; `value`: the key's colon was read.
-    Key { key: Option<String>, value: bool },
-    /// A list, with the index of the present item.
-    Item(usize),
-}
-
-impl PathScanner {
-    /// Reads the token at `at`. Returns the offset behind it.
-    fn next(&mut self, json: &str, at: usize) -> usize {
-        match json.as_bytes()[at] {
-            b'{' => self.open.push(Level::Key { key: None, value: false }),
-            b'[' => self.open.push(Level::Item(0)),
-            b'}' | b']' => {
-                self.open.pop();
+        let start = at;
+        at += 1;
+        match json.as_bytes()[start] {
+            b'{' => open.push(Level::Object(None)),
+            b'[' => open.push(Level::List(0)),
+            b'}' | b']' => drop(open.pop()),
+            b'"' => {
+                at = string_end(json, start);
+                last_string = &json[start..at];
             }
             b':' => {
-                if let Some(Level::Key { value, .. }) = self.open.last_mut() {
-                    *value = true;
+                if let Some(Level::Object(key)) = open.last_mut() {
+                    *key = serde_json::from_str(last_string).ok();
                 }
             }
-            b',' => match self.open.last_mut() {
-                Some(Level::Item(index)) => *index += 1,
-                Some(level) => *level = Level::Key { key: None, value: false },
+            b',' => match open.last_mut() {
+                Some(Level::Object(key)) => *key = None,
+                Some(Level::List(index)) => *index += 1,
                 None => {}
             },
-            b'"' => {
-                let end = string_end(json, at);
-                if let Some(Level::Key { key, value: false }) = self.open.last_mut() {
-                    *key = serde_json::from_str(&json[at..end]).ok();
-                }
-                return end;
-            }
             _ => {}
         }
-        at + 1
     }
-
-    fn path(&self) -> String {
-        let segment = |level: &Level| match level {
-            Level::Key { key: Some(key), value: true } => {
-                format!(".{}", key.replace(char::is_control, "\u{fffd}"))
-            }
-            // An error at a key, such as an unknown one, is about the object.
-            Level::Key { .. } => String::new(),
-            Level::Item(index) => format!("[{index}]"),
-        };
-        self.open.iter().map(segment).collect()
-    }
+    let segment = |level: &Level| match level {
+        Level::Object(None) => String::new(),
+        Level::Object(Some(key)) => format!(".{}", key.replace(char::is_control, "\u{fffd}")),
+        Level::List(index) => format!("[{index}]"),
+    };
+    open.iter().map(segment).collect()
 }
 
 /// The offset behind the string that starts at `at`.

@@ -1,10 +1,12 @@
 //! Questions recorded as JSON of their WIT types, for replays. The record includes the world's version, from which
 //! a later release recognizes older types.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::bindings::berth::policy::types as wit;
-use super::convert::{Indices, WitQuestion};
+use super::convert::{HOOKS, Indices, WitQuestion};
 use super::fault;
 use super::view::View;
 use berth_kernel::decision;
@@ -16,18 +18,10 @@ use berth_kernel::ports::Input;
 /// The WIT package of the recorded types.
 const WORLD: &str = "berth:policy@0.1.0";
 
-/// The names of the hooks, in the order of the WIT flags.
-const HOOKS: [(&str, wit::Hooks); 4] = [
-    ("offer", wit::Hooks::OFFER),
-    ("place", wit::Hooks::PLACE),
-    ("admit", wit::Hooks::ADMIT),
-    ("triage", wit::Hooks::TRIAGE),
-];
-
 /// `bindgen!` derives traits for all types except flags.
 impl Serialize for wit::Hooks {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(HOOKS.iter().filter(|(_, hook)| self.contains(*hook)).map(|(name, _)| name))
+        to.collect_seq(HOOKS.iter().filter(|(_, flag)| self.contains(*flag)).map(|(hook, _)| hook.as_str()))
     }
 }
 
@@ -35,27 +29,19 @@ impl<'de> Deserialize<'de> for wit::Hooks {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mut hooks = Self::empty();
         for name in Vec::<String>::deserialize(from)? {
-            let known = HOOKS.iter().find(|(known, _)| *known == name);
-            let (_, hook) =
-                known.ok_or_else(|| serde::de::Error::custom(format!("unknown hook {name:?}")))?;
-            hooks |= *hook;
+            let known = HOOKS.iter().find(|(known, _)| known.as_str() == name);
+            let unknown = || serde::de::Error::custom(format!("unknown hook {name:?}"));
+            hooks |= known.ok_or_else(unknown)?.1;
         }
         Ok(hooks)
     }
 }
 
-#[derive(Serialize)]
-struct NodeRef<'a> {
-    world: &'a str,
-    node: &'a wit::Node,
+#[derive(Serialize, Deserialize)]
+struct RecordedNode<'a> {
+    world: Cow<'a, str>,
+    node: Cow<'a, wit::Node>,
     /// The share number of each device; none for a device that is the whole part. The WIT types do not include it.
-    shares: Vec<Option<u32>>,
-}
-
-#[derive(Deserialize)]
-struct NodeRead {
-    world: String,
-    node: wit::Node,
     shares: Vec<Option<u32>>,
 }
 
@@ -64,8 +50,8 @@ struct NodeRead {
 /// # Errors
 /// If it cannot be serialized, which its types exclude.
 pub(super) fn write(view: &View, question: &WitQuestion) -> Result<Input, Fault> {
-    let shares = view.devices.iter().map(|(_, _, share)| *share).collect();
-    let node = NodeRef { world: WORLD, node: &view.context.node, shares };
+    let shares = view.indices.devices.iter().map(|(_, _, share)| *share).collect();
+    let node = RecordedNode { world: WORLD.into(), node: Cow::Borrowed(&view.context.node), shares };
     let failed = |error: serde_json::Error| fault::missing(format!("cannot record the input: {error}"));
     Ok(Input {
         node: serde_json::to_vec(&node).map_err(failed)?,
@@ -77,8 +63,7 @@ pub(super) fn write(view: &View, question: &WitQuestion) -> Result<Input, Fault>
 pub(super) struct Recorded {
     pub(super) context: wit::Context,
     pub(super) question: WitQuestion,
-    parts: Vec<PartId>,
-    shares: Vec<Option<u32>>,
+    pub(super) indices: Indices,
 }
 
 impl Recorded {
@@ -88,20 +73,21 @@ impl Recorded {
     /// If the record is of another world version or damaged.
     pub(super) fn read(input: &Input, parameters: &str) -> Result<Self, String> {
         let damaged = |error: serde_json::Error| format!("the input is damaged: {error}");
-        let node: NodeRead = serde_json::from_slice(&input.node).map_err(damaged)?;
-        if node.world != WORLD {
-            return Err(format!("the input is of the world {}; this release supports {WORLD}", node.world));
+        let RecordedNode { world, node, shares } = serde_json::from_slice(&input.node).map_err(damaged)?;
+        if world != WORLD {
+            return Err(format!("the input is of the world {world}; this release supports {WORLD}"));
         }
-        let parts = node.node.parts.iter().map(|part| PartId::parse(&part.id));
-        let parts = parts.collect::<Result<Vec<_>, _>>().map_err(|e| format!("the input is damaged: {e}"))?;
-        if node.shares.len() != node.node.devices.len() {
+        let parts = node.parts.iter().map(|part| PartId::parse(&part.id));
+        let parts = parts.collect::<Result<_, _>>().map_err(|e| format!("the input is damaged: {e}"))?;
+        if shares.len() != node.devices.len() {
             return Err("the input is damaged: not one share number per device".into());
         }
+        let devices = node.devices.iter().zip(shares);
+        let devices = devices.map(|(device, share)| (device.part, device.resource, share)).collect();
         Ok(Self {
-            context: wit::Context { node: node.node, parameters: parameters.to_owned() },
+            context: wit::Context { node: node.into_owned(), parameters: parameters.to_owned() },
             question: serde_json::from_slice(&input.question).map_err(damaged)?,
-            parts,
-            shares: node.shares,
+            indices: Indices { parts, devices },
         })
     }
 
@@ -123,7 +109,7 @@ impl Recorded {
                 devices: self.ids(&admit.devices)?,
             }),
             WitQuestion::Triage(reading) => decision::OwnedQuestion::Triage(Reading {
-                part: self.part(reading.part).ok_or_else(|| unknown("part", reading.part))?,
+                part: self.indices.part(reading.part).ok_or_else(|| unknown("part", reading.part))?,
                 source: reading.source.clone(),
                 code: reading.code,
                 detail: reading.detail.clone(),
@@ -138,31 +124,14 @@ impl Recorded {
     }
 
     fn ids(&self, indices: &[u32]) -> Result<Vec<DeviceId>, String> {
-        let id = |&index: &u32| self.device(index).map(|(id, _)| id).ok_or_else(|| unknown("device", index));
+        let id = |&index: &u32| match self.indices.device(index) {
+            Some((id, _)) => Ok(id),
+            None => Err(unknown("device", index)),
+        };
         indices.iter().map(id).collect()
     }
 }
 
 fn unknown(noun: &str, index: u32) -> String {
     format!("the input is damaged: it has no {noun} {index}")
-}
-
-impl Indices for Recorded {
-    fn part(&self, index: u32) -> Option<PartId> {
-        self.parts.get(usize::try_from(index).ok()?).cloned()
-    }
-
-    fn parts(&self) -> usize {
-        self.parts.len()
-    }
-
-    fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
-        let at = usize::try_from(index).ok()?;
-        let device = self.context.node.devices.get(at)?;
-        Some((DeviceId { part: self.part(device.part)?, share: *self.shares.get(at)? }, device.resource))
-    }
-
-    fn devices(&self) -> usize {
-        self.shares.len()
-    }
 }

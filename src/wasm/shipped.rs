@@ -42,10 +42,8 @@ struct Description {
 }
 
 struct Shipped {
-    digest: Digest,
+    version: PolicyVersion,
     component: &'static [u8],
-    name: &'static str,
-    description: Description,
 }
 
 fn all() -> &'static [Shipped] {
@@ -57,10 +55,23 @@ fn all() -> &'static [Shipped] {
                 tracing::error!("cannot read the descriptions of the shipped policies: {error}");
                 BTreeMap::new()
             });
-        let shipped = |&(name, component): &(&'static str, &'static [u8])| {
+        let shipped = |&(name, component): &(&str, &'static [u8])| {
             let description = descriptions.remove(name)?;
             let digest = Digest::parse(&description.digest).ok()?;
-            Some(Shipped { digest, component, name, description })
+            let version = PolicyVersion {
+                name: name.to_owned(),
+                version: description.version,
+                summary: description.summary,
+                hooks: description.hooks.iter().filter_map(|hook| Hook::parse(hook)).collect(),
+                parameters_schema: description.parameters_schema,
+                digest: digest.clone(),
+                artifact: digest,
+                bytes: component.len() as u64,
+                shipped: true,
+                since_wall_ms: 0,
+                origin: berth_kernel::trust::Origin::default(),
+            };
+            Some(Shipped { version, component })
         };
         SHIPPED.iter().filter_map(shipped).collect()
     })
@@ -68,28 +79,11 @@ fn all() -> &'static [Shipped] {
 
 /// The shipped component with this digest.
 pub(super) fn component(digest: &Digest) -> Option<&'static [u8]> {
-    all().iter().find(|shipped| shipped.digest == *digest).map(|shipped| shipped.component)
+    all().iter().find(|shipped| shipped.version.digest == *digest).map(|shipped| shipped.component)
 }
 
 /// The versions of all shipped policies. None of them is compiled.
 pub(super) fn versions(now: Now) -> Vec<PolicyVersion> {
-    all().iter().map(|shipped| shipped.version(now)).collect()
-}
-
-impl Shipped {
-    fn version(&self, now: Now) -> PolicyVersion {
-        PolicyVersion {
-            name: self.name.to_owned(),
-            version: self.description.version.clone(),
-            summary: self.description.summary.clone(),
-            hooks: self.description.hooks.iter().filter_map(|hook| Hook::parse(hook)).collect(),
-            parameters_schema: self.description.parameters_schema.clone(),
-            digest: self.digest.clone(),
-            artifact: self.digest.clone(),
-            bytes: self.component.len() as u64,
-            shipped: true,
-            since_wall_ms: now.wall_ms,
-            origin: berth_kernel::trust::Origin::default(),
-        }
-    }
+    let version = |shipped: &Shipped| PolicyVersion { since_wall_ms: now.wall_ms, ..shipped.version.clone() };
+    all().iter().map(version).collect()
 }

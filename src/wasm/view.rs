@@ -1,6 +1,7 @@
-//! A snapshot of the ledger in WIT types, and the parts and devices behind its indices.
+//! A snapshot of the ledger in WIT types, with the parts and devices behind its indices, and a cache of such views.
 
-use std::collections::BTreeMap;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::bindings::berth::policy::types as wit;
@@ -12,8 +13,8 @@ use berth_kernel::drain::Drain;
 use berth_kernel::gpu::{Part, Path};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::mig::{self, MigStrategy};
-use berth_kernel::names::{DeviceId, PartId, Resource};
+use berth_kernel::mig;
+use berth_kernel::names::{PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
 use berth_kernel::part_state::{Device, PartState, Taken};
 use berth_kernel::pods::{self, Candidate};
@@ -23,24 +24,6 @@ use berth_kernel::time::Now;
 /// offered.
 const BASELINE_RESOURCE: &str = "baseline.resource";
 
-/// The settings that views depend on.
-#[derive(Clone, Debug)]
-pub(super) struct Rules {
-    /// Memory of a part that may be granted, percent of its size.
-    pub(super) memory_overcommit_percent: u32,
-    /// The resource of whole GPUs.
-    pub(super) resource: Resource,
-    /// How MIG instances are offered.
-    pub(super) mig: MigStrategy,
-}
-
-impl Rules {
-    pub(super) fn new(settings: &Settings) -> Self {
-        let (resource, mig) = (settings.resource.clone(), settings.mig);
-        Self { memory_overcommit_percent: settings.memory_overcommit_percent, resource, mig }
-    }
-}
-
 /// A snapshot in WIT types, with the parts, resources and devices behind its indices.
 pub(super) struct View {
     ledger: Arc<Ledger>,
@@ -48,16 +31,15 @@ pub(super) struct View {
     /// How long after `created` a new view would be the same, milliseconds: ages are in whole seconds.
     fresh_ms: u64,
     pub(super) context: wit::Context,
-    pub(super) parts: Vec<PartId>,
-    pub(super) resources: Vec<Resource>,
-    /// Part, resource and share number by device index, in ascending order of the three.
-    pub(super) devices: Vec<(u32, u32, Option<u32>)>,
+    resources: Vec<Resource>,
+    /// The devices are in ascending order.
+    pub(super) indices: Indices,
     by_part: BTreeMap<PartId, u32>,
 }
 
 impl View {
     /// A view with empty parameters.
-    pub(super) fn new(ledger: &Arc<Ledger>, now: Now, rules: &Rules) -> Self {
+    pub(super) fn new(ledger: &Arc<Ledger>, now: Now, settings: &Settings) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
         let keys = states.iter().flat_map(|state| state.devices.keys());
@@ -81,25 +63,25 @@ impl View {
                 },
                 parameters: String::new(),
             },
-            parts: states.iter().map(|state| state.part.id.clone()).collect(),
             resources: resources.into_iter().cloned().collect(),
-            devices: Vec::with_capacity(count),
+            indices: Indices {
+                parts: states.iter().map(|state| state.part.id.clone()).collect(),
+                devices: Vec::with_capacity(count),
+            },
             by_part: (0..).zip(&states).map(|(n, state)| (state.part.id.clone(), n)).collect(),
         };
         let present = ledger.parts.values().filter(|state| state.present).map(|state| &state.part);
-        let baseline = mig::plan(rules.mig, &rules.resource, present, |_| true);
+        let baseline = mig::plan(settings.mig, &settings.resource, present, |_| true);
         for (index, state) in (0..).zip(states) {
             let mut part = view.part_to_wit(ledger, state, now);
-            let resource =
-                baseline.resource(&state.part.id).map(|resource| attribute(BASELINE_RESOURCE, resource));
-            part.attributes.extend(resource);
+            let resource = baseline.resource(&state.part.id);
+            part.attributes.extend(resource.map(|resource| attribute(BASELINE_RESOURCE, resource)));
             view.context.node.parts.push(part);
-            view.add_devices(ledger, index, state, rules.memory_overcommit_percent);
+            view.add_devices(ledger, index, state, settings.memory_overcommit_percent);
         }
         view.add_links(ledger);
-        let live = ledger.live.values();
-        let live = live.map(|allocation| view.allocation(allocation, now)).collect();
-        view.context.node.allocations = live;
+        let allocations = ledger.live.values().map(|allocation| view.allocation(allocation, now)).collect();
+        view.context.node.allocations = allocations;
         view
     }
 
@@ -129,7 +111,7 @@ impl View {
 
     /// The index of a device by the indices of its part and resource; `None` if it is not in this snapshot.
     pub(super) fn device_index(&self, part: u32, resource: u32, share: Option<u32>) -> Option<u32> {
-        index(self.devices.binary_search(&(part, resource, share)).ok()?)
+        index(self.indices.devices.binary_search(&(part, resource, share)).ok()?)
     }
 
     fn part_to_wit(&self, ledger: &Ledger, state: &PartState, now: Now) -> wit::Part {
@@ -180,7 +162,7 @@ impl View {
                     *last.insert((name, index, paused))
                 }
             };
-            self.devices.push((index, resource, *share));
+            self.indices.devices.push((index, resource, *share));
             self.context.node.devices.push(wit::Device {
                 part: index,
                 resource,
@@ -224,26 +206,6 @@ impl View {
     }
 }
 
-impl Indices for View {
-    fn part(&self, index: u32) -> Option<PartId> {
-        self.parts.get(usize::try_from(index).ok()?).cloned()
-    }
-
-    fn parts(&self) -> usize {
-        self.parts.len()
-    }
-
-    fn device(&self, index: u32) -> Option<(DeviceId, u32)> {
-        let (part, resource, share) = *self.devices.get(usize::try_from(index).ok()?)?;
-        let part = self.parts.get(usize::try_from(part).ok()?)?.clone();
-        Some((DeviceId { part, share }, resource))
-    }
-
-    fn devices(&self) -> usize {
-        self.devices.len()
-    }
-}
-
 fn index(position: usize) -> Option<u32> {
     u32::try_from(position).ok()
 }
@@ -269,22 +231,18 @@ fn seconds(ms: u64) -> u32 {
 
 fn candidate_to_wit(candidate: Candidate) -> wit::Candidate {
     let pod = &candidate.pod;
-    let labels = pod.labels.iter();
     wit::Candidate {
         namespace: pod.namespace.clone(),
         pod: pod.name.clone(),
         pod_uid: pod.uid.clone(),
         container: candidate.container,
-        labels: labels
-            .map(|(key, value)| wit::Attribute { key: key.clone(), value: value.clone() })
-            .collect(),
+        labels: pod.labels.iter().map(|(key, value)| attribute(key, value)).collect(),
     }
 }
 
 /// The backend's attributes, and the facts that have no field in the WIT type.
 fn attributes(part: &Part) -> Vec<wit::Attribute> {
-    let backend = part.attributes.iter();
-    let mut attributes: Vec<_> = backend.map(|(key, value)| attribute(key, value)).collect();
+    let mut attributes: Vec<_> = part.attributes.iter().map(|(key, value)| attribute(key, value)).collect();
     attributes.push(attribute("pci.bus", &part.pci_bus));
     attributes.extend(part.minor.map(|minor| attribute("minor", &minor)));
     if let Some(mig) = &part.mig {
@@ -369,11 +327,55 @@ fn holder_to_wit(holder: &Holder) -> Option<wit::Holder> {
     })
 }
 
-#[cfg(test)]
-impl Rules {
-    /// Rules without MIG and without overcommitment.
-    pub(super) fn sample() -> Self {
-        Self { memory_overcommit_percent: 100, resource: Resource::nvidia_gpu(), mig: MigStrategy::None }
+/// Number of cached views: that of the newest snapshot, and those of older ones that the recorder still has to
+/// process. A view has some tens of kilobytes and owns its snapshot, which shares nearly all of its memory with the
+/// next one.
+const VIEWS_MAX: usize = 4;
+
+/// A cache of recent views. The placement and admission of a pod, each policy of the stack and the recorder usually use
+/// the same snapshot, and creating its view takes longer than many policy calls.
+///
+/// A view is removed while it is in use. Concurrent users do not wait, but create their own.
+pub(super) struct ViewCache {
+    views: Mutex<VecDeque<View>>,
+    settings: Settings,
+}
+
+impl ViewCache {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self { views: Mutex::default(), settings }
+    }
+
+    /// Calls `read` with the view of a snapshot for a policy with these parameters.
+    pub(super) fn with<T>(
+        &self,
+        node: &Arc<Ledger>,
+        now: Now,
+        parameters: &str,
+        read: impl FnOnce(&View) -> T,
+    ) -> T {
+        let cached = self.take(node, now);
+        let mut view = cached.unwrap_or_else(|| View::new(node, now, &self.settings));
+        view.context.parameters.clear();
+        view.context.parameters.push_str(parameters);
+        let result = read(&view);
+        self.put(view);
+        result
+    }
+
+    fn take(&self, node: &Arc<Ledger>, now: Now) -> Option<View> {
+        let mut views = self.views.lock();
+        let newest = views.iter().rposition(|view| view.is_current(node, now))?;
+        views.remove(newest)
+    }
+
+    fn put(&self, view: View) {
+        let mut views = self.views.lock();
+        views.push_back(view);
+        let oldest = if views.len() > VIEWS_MAX { views.pop_front() } else { None };
+        // Frees the memory without the lock.
+        drop(views);
+        drop(oldest);
     }
 }
 

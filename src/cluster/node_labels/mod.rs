@@ -6,10 +6,6 @@
 //! values from NVML, and `gfd.timestamp`, by which another writer is recognised.
 
 pub mod file;
-mod mig;
-mod value;
-
-pub use value::{LABEL_VALUE_MAX, label_value, label_value_with_suffix};
 
 use berth_kernel::gpu::Part;
 use berth_kernel::ledger::Ledger;
@@ -25,6 +21,19 @@ pub type Labels = BTreeMap<String, String>;
 pub const OTHER_WRITER: &str = "nvidia.com/gfd.timestamp";
 /// The resource name in GFD's labels of whole GPUs.
 const GPU: &str = "nvidia.com/gpu";
+/// Longest label value, bytes.
+const LABEL_VALUE_MAX: usize = 63;
+/// The attributes of an instance that become labels; in the part's attributes they have the prefix `mig.`.
+const INSTANCE_ATTRIBUTES: [&str; 8] = [
+    "multiprocessors",
+    "slices.gi",
+    "slices.ci",
+    "engines.copy",
+    "engines.decoder",
+    "engines.encoder",
+    "engines.jpeg",
+    "engines.ofa",
+];
 
 /// The inputs of the labels that are not in a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,28 +58,27 @@ struct Sharing {
     marked: bool,
 }
 
+const UNSHARED: Sharing = Sharing { replicas: 1, strategy: "none", marked: false };
+
 /// The labels of a node with this snapshot; empty without GPUs.
 #[must_use]
 pub fn labels(ledger: &Ledger, facts: &Facts) -> Labels {
-    let gpus: Vec<&PartState> = present(ledger).filter(|p| p.part.parent.is_none()).collect();
+    let present = || ledger.parts.values().map(AsRef::as_ref).filter(|part: &&PartState| part.present);
+    let gpus: Vec<&PartState> = present().filter(|p| p.part.parent.is_none()).collect();
     let Some(main) = main_gpu(&gpus) else { return Labels::new() };
-    let mut labels = Labels::new();
-    let mut put = |key: &str, value: String| {
-        labels.insert(key.to_owned(), value);
-    };
-    versions(facts, &mut put);
+    let mut instances: Vec<&PartState> = present().filter(|p| p.part.mig.is_some()).collect();
+    instances.sort_by_key(|p| (p.part.gpu_index, p.part.mig_index()));
+    let mut node = NodeLabels { facts, gpus, labels: Labels::new() };
+    node.put_versions();
     let machine = facts.machine.as_deref().map(label_value).filter(|name| !name.is_empty());
-    put("nvidia.com/gpu.machine", machine.unwrap_or_else(|| "unknown".into()));
-    put("nvidia.com/gpu.mode", mode(&gpus).into());
-    put("nvidia.com/mig.capable", gpus.iter().any(|gpu| is_mig_capable(&gpu.part)).to_string());
-    put("nvidia.com/mps.capable", (!facts.mps.is_empty()).to_string());
-    whole_gpus(&gpus, main, facts, &mut put);
-    mig::put_labels(ledger, &gpus, main, facts, &mut put);
-    labels
-}
-
-fn present(ledger: &Ledger) -> impl Iterator<Item = &PartState> {
-    ledger.parts.values().map(AsRef::as_ref).filter(|part| part.present)
+    node.put("nvidia.com/gpu.machine", machine.unwrap_or_else(|| "unknown".into()));
+    node.put("nvidia.com/gpu.mode", mode(&node.gpus));
+    let is_mig_capable = node.gpus.iter().any(|gpu| is_mig_capable(&gpu.part));
+    node.put("nvidia.com/mig.capable", is_mig_capable.to_string());
+    node.put("nvidia.com/mps.capable", (!facts.mps.is_empty()).to_string());
+    node.put_whole_gpus(main);
+    node.put_mig(&instances, main);
+    node.labels
 }
 
 /// A GPU of the most frequent model; of several, the one with the lowest index. A node has one set of labels, so it
@@ -100,51 +108,157 @@ fn mode(gpus: &[&PartState]) -> &'static str {
     }
 }
 
-fn versions(facts: &Facts, put: &mut impl FnMut(&str, String)) {
-    if let Some(driver) = &facts.driver_version {
-        let mut parts = driver.splitn(3, '.').map(label_value);
-        let (major, minor) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        let revision = parts.next().unwrap_or_default();
-        // The older keys are still used in manifests.
-        put("nvidia.com/cuda.driver.major", major.clone());
-        put("nvidia.com/cuda.driver.minor", minor.clone());
-        put("nvidia.com/cuda.driver.rev", revision.clone());
-        put("nvidia.com/cuda.driver-version.major", major);
-        put("nvidia.com/cuda.driver-version.minor", minor);
-        put("nvidia.com/cuda.driver-version.revision", revision);
-        put("nvidia.com/cuda.driver-version.full", label_value(driver));
+/// The labels of a node with these GPUs, as far as they are complete.
+struct NodeLabels<'l> {
+    facts: &'l Facts,
+    /// The GPUs that are present.
+    gpus: Vec<&'l PartState>,
+    labels: Labels,
+}
+
+impl NodeLabels<'_> {
+    fn put(&mut self, key: impl Into<String>, value: impl Into<String>) {
+        self.labels.insert(key.into(), value.into());
     }
-    if let Some((major, minor)) = facts.cuda_version.as_deref().and_then(|cuda| cuda.split_once('.')) {
-        let (major, minor) = (label_value(major), label_value(minor));
-        put("nvidia.com/cuda.runtime.major", major.clone());
-        put("nvidia.com/cuda.runtime.minor", minor.clone());
-        put("nvidia.com/cuda.runtime-version.full", format!("{major}.{minor}"));
-        put("nvidia.com/cuda.runtime-version.major", major);
-        put("nvidia.com/cuda.runtime-version.minor", minor);
+
+    fn put_versions(&mut self) {
+        if let Some(driver) = &self.facts.driver_version {
+            let mut parts = driver.splitn(3, '.').map(label_value);
+            let mut next = || parts.next().unwrap_or_default();
+            let (major, minor, revision) = (next(), next(), next());
+            // The older keys are still used in manifests.
+            for (key, old_key, value) in
+                [("major", "major", major), ("minor", "minor", minor), ("revision", "rev", revision)]
+            {
+                self.put(format!("nvidia.com/cuda.driver.{old_key}"), value.as_str());
+                self.put(format!("nvidia.com/cuda.driver-version.{key}"), value);
+            }
+            self.put("nvidia.com/cuda.driver-version.full", label_value(driver));
+        }
+        if let Some((major, minor)) = self.facts.cuda_version.as_deref().and_then(|cuda| cuda.split_once('.'))
+        {
+            let (major, minor) = (label_value(major), label_value(minor));
+            self.put("nvidia.com/cuda.runtime-version.full", format!("{major}.{minor}"));
+            for (key, value) in [("major", major), ("minor", minor)] {
+                self.put(format!("nvidia.com/cuda.runtime.{key}"), value.as_str());
+                self.put(format!("nvidia.com/cuda.runtime-version.{key}"), value);
+            }
+        }
+    }
+
+    /// The labels `nvidia.com/gpu.*` of GPUs of one model.
+    fn put_whole_gpus(&mut self, main: &PartState) {
+        let same_model = || self.gpus.iter().filter(|gpu| gpu.part.model == main.part.model);
+        let count = same_model().count();
+        let shared = same_model().filter(|gpu| !gpu.part.mig_enabled).map(|gpu| sharing(gpu, self.facts));
+        // A GPU in MIG mode is not shared itself.
+        let none = Sharing { replicas: 0, ..UNSHARED };
+        let sharing = shared.max_by_key(|sharing| sharing.replicas).unwrap_or(none);
+        self.put("nvidia.com/gpu.product", product(&[&main.part.model], &sharing));
+        self.put("nvidia.com/gpu.count", count.to_string());
+        self.put("nvidia.com/gpu.replicas", sharing.replicas.to_string());
+        self.put("nvidia.com/gpu.sharing-strategy", sharing.strategy);
+        if main.part.memory_mib > 0 {
+            self.put("nvidia.com/gpu.memory", main.part.memory_mib.to_string());
+        }
+        let capability = main.part.attributes.get("compute.capability").and_then(|both| both.split_once('.'));
+        if let Some((major, minor)) = capability {
+            self.put("nvidia.com/gpu.family", family(major, minor));
+            self.put("nvidia.com/gpu.compute.major", label_value(major));
+            self.put("nvidia.com/gpu.compute.minor", label_value(minor));
+        }
+    }
+
+    /// The labels of MIG, by its strategy. `main` is the GPU whose model the labels describe.
+    fn put_mig(&mut self, instances: &[&PartState], main: &PartState) {
+        // A policy can offer instances by their profiles with every strategy.
+        let by_profile =
+            |p: &&PartState| p.lines.iter().any(|l| l.resource.as_str().starts_with("nvidia.com/mig-"));
+        match self.facts.mig {
+            MigStrategy::Single => {
+                self.put("nvidia.com/mig.strategy", "single");
+                self.put_single(instances, main);
+            }
+            MigStrategy::None if !instances.iter().any(by_profile) => {}
+            MigStrategy::None | MigStrategy::Mixed => {
+                self.put("nvidia.com/mig.strategy", "mixed");
+                let mut profiles: BTreeMap<&str, Vec<&PartState>> = BTreeMap::new();
+                for instance in instances {
+                    profiles.entry(profile(instance)).or_default().push(instance);
+                }
+                for (profile, instances) in profiles {
+                    self.put_instances(&instance_resource(profile), profile, &instances);
+                }
+            }
+        }
+    }
+
+    /// The labels of strategy `single`: all instances are one resource with the name of whole GPUs. On a node that
+    /// breaks this rule the product label ends in `MIG-INVALID`.
+    fn put_single(&mut self, instances: &[&PartState], main: &PartState) {
+        if self.gpus.iter().all(|gpu| !gpu.part.mig_enabled) {
+            return;
+        }
+        let has_instances = |gpu: &&PartState| {
+            gpu.part.mig_enabled && instances.iter().any(|i| i.part.parent.as_ref() == Some(&gpu.part.id))
+        };
+        if let Some(first) = instances.first().map(|first| profile(first))
+            && self.gpus.iter().all(has_instances)
+            && instances.iter().all(|instance| profile(instance) == first)
+        {
+            return self.put_instances(GPU, first, instances);
+        }
+        self.put("nvidia.com/gpu.product", product(&[&main.part.model, "MIG INVALID"], &UNSHARED));
+        for (suffix, value) in [("count", "0"), ("replicas", "0"), ("sharing-strategy", ""), ("memory", "0")]
+        {
+            self.put(format!("{GPU}.{suffix}"), value);
+        }
+    }
+
+    /// Adds the labels of the instances of one profile under this resource name.
+    fn put_instances(&mut self, resource: &str, profile: &str, instances: &[&PartState]) {
+        let Some(first) = instances.first() else { return };
+        let shared = instances.iter().map(|p| sharing(p, self.facts)).max_by_key(|sharing| sharing.replicas);
+        let mut sharing = shared.unwrap_or(UNSHARED);
+        sharing.marked |= sharing.replicas > 1
+            && instances
+                .iter()
+                .flat_map(|p| &p.lines)
+                .any(|l| l.count > 1 && l.resource.as_str() == resource);
+        let product = product(&[self.model(&first.part), "MIG", &profile_name(profile)], &sharing);
+        self.put(format!("{resource}.product"), product);
+        self.put(format!("{resource}.count"), instances.len().to_string());
+        self.put(format!("{resource}.replicas"), sharing.replicas.to_string());
+        self.put(format!("{resource}.sharing-strategy"), sharing.strategy);
+        self.put(format!("{resource}.memory"), first.part.memory_mib.to_string());
+        for attribute in INSTANCE_ATTRIBUTES {
+            if let Some(value) = first.part.attributes.get(&format!("mig.{attribute}")) {
+                self.put(format!("{resource}.{attribute}"), label_value(value));
+            }
+        }
+    }
+
+    /// The model of the instance's GPU.
+    fn model<'p>(&'p self, instance: &'p Part) -> &'p str {
+        let gpu = self.gpus.iter().find(|gpu| Some(&gpu.part.id) == instance.parent.as_ref());
+        let own = || instance.model.split(" MIG ").next().unwrap_or_default();
+        gpu.map_or_else(own, |gpu| gpu.part.model.as_str())
     }
 }
 
-/// The labels `nvidia.com/gpu.*` of GPUs of one model.
-fn whole_gpus(gpus: &[&PartState], main: &PartState, facts: &Facts, put: &mut impl FnMut(&str, String)) {
-    let same_model: Vec<&PartState> =
-        gpus.iter().copied().filter(|gpu| gpu.part.model == main.part.model).collect();
-    let shared = same_model.iter().filter(|gpu| !gpu.part.mig_enabled).map(|gpu| sharing(gpu, facts));
-    // A GPU in MIG mode is not shared itself.
-    let none = Sharing { replicas: 0, strategy: "none", marked: false };
-    let sharing = shared.max_by_key(|sharing| sharing.replicas).unwrap_or(none);
-    put("nvidia.com/gpu.product", product(&[&main.part.model], &sharing));
-    put("nvidia.com/gpu.count", same_model.len().to_string());
-    put("nvidia.com/gpu.replicas", sharing.replicas.to_string());
-    put("nvidia.com/gpu.sharing-strategy", sharing.strategy.into());
-    if main.part.memory_mib > 0 {
-        put("nvidia.com/gpu.memory", main.part.memory_mib.to_string());
-    }
-    let capability = main.part.attributes.get("compute.capability").and_then(|both| both.split_once('.'));
-    if let Some((major, minor)) = capability {
-        put("nvidia.com/gpu.family", family(major, minor).into());
-        put("nvidia.com/gpu.compute.major", label_value(major));
-        put("nvidia.com/gpu.compute.minor", label_value(minor));
-    }
+/// The profile of a MIG instance.
+fn profile(instance: &PartState) -> &str {
+    instance.part.mig.as_ref().map_or("", |mig| &mig.profile)
+}
+
+/// The resource name of instances of this profile: `nvidia.com/mig-1g.10gb`.
+fn instance_resource(profile: &str) -> String {
+    format!("nvidia.com/mig-{}", profile_name(profile))
+}
+
+/// The profile as part of a resource name: `1g.10gb.me` for `1g.10gb+me`.
+fn profile_name(profile: &str) -> String {
+    profile.replace('+', ".")
 }
 
 fn product(parts: &[&str], sharing: &Sharing) -> String {
@@ -154,20 +268,13 @@ fn product(parts: &[&str], sharing: &Sharing) -> String {
 /// How a part is shared, by the line of its offer with the most devices. A part without an offer is not shared.
 fn sharing(part: &PartState, facts: &Facts) -> Sharing {
     let line = part.lines.iter().max_by_key(|line| line.count).filter(|line| line.count > 1);
-    let Some(line) = line else { return Sharing { replicas: 1, strategy: "none", marked: false } };
-    let by_mps = facts.mps.contains(&line.resource);
+    let Some(line) = line else { return UNSHARED };
+    // The resource name of the part when it is offered as a whole.
+    let whole = part.part.mig.as_ref().map_or_else(|| GPU.into(), |mig| instance_resource(&mig.profile));
     Sharing {
         replicas: line.count,
-        strategy: if by_mps { "mps" } else { "time-slicing" },
-        marked: line.resource.as_str() == whole_resource(&part.part),
-    }
-}
-
-/// The resource name of the part when it is offered as a whole.
-fn whole_resource(part: &Part) -> String {
-    match &part.mig {
-        None => GPU.into(),
-        Some(mig) => mig::resource(&mig.profile),
+        strategy: if facts.mps.contains(&line.resource) { "mps" } else { "time-slicing" },
+        marked: line.resource.as_str() == whole,
     }
 }
 
@@ -189,6 +296,29 @@ fn family(major: &str, minor: &str) -> &'static str {
         ("13", _) => "rubin",
         _ => "undefined",
     }
+}
+
+/// Converts a text to a label value as GFD does: at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at
+/// both ends (Kubernetes, "Labels and Selectors"). White space becomes one `-`, other characters that are not allowed are
+/// removed. The result may be empty, which is a valid value.
+fn label_value(text: &str) -> String {
+    label_value_with_suffix(text, "")
+}
+
+/// [`label_value`] with a suffix that is never cut: the text before it is. Behind its leading `-` the suffix must be a
+/// valid value.
+fn label_value_with_suffix(text: &str, suffix: &str) -> String {
+    let kept: String = text
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || c.is_whitespace() || "-_.".contains(*c))
+        .collect();
+    let joined = kept.split_whitespace().collect::<Vec<_>>().join("-");
+    let edge = |c: char| !c.is_ascii_alphanumeric();
+    let text_max = LABEL_VALUE_MAX.saturating_sub(suffix.len());
+    // ASCII only, so every index is a character boundary.
+    let cut = &joined[..joined.len().min(text_max)];
+    let cut = cut.trim_matches(edge);
+    if cut.is_empty() { suffix.trim_matches(edge).to_owned() } else { format!("{cut}{suffix}") }
 }
 
 #[cfg(test)]
@@ -216,12 +346,43 @@ mod tests {
     #[test]
     fn a_driver_with_two_numbers_has_no_revision() {
         let facts = Facts { driver_version: Some("550.54".into()), ..Facts::default() };
-        let mut labels = Labels::new();
-        versions(&facts, &mut |key, value| {
-            labels.insert(key.into(), value);
-        });
+        let mut node = NodeLabels { facts: &facts, gpus: Vec::new(), labels: Labels::new() };
+        node.put_versions();
+        let labels = node.labels;
         assert_eq!(labels["nvidia.com/cuda.driver-version.revision"], "");
         assert_eq!(labels["nvidia.com/cuda.driver-version.full"], "550.54");
         assert!(!labels.contains_key("nvidia.com/cuda.runtime-version.full"), "it is not known");
+    }
+
+    #[test]
+    fn values_are_valid_in_kubernetes() {
+        for (text, value) in [
+            ("NVIDIA H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3"),
+            ("  Tesla   T4 ", "Tesla-T4"),
+            ("NVIDIA RTX\u{2122} 6000 (Ada) /x+y", "NVIDIA-RTX-6000-Ada-xy"),
+            ("\u{1f600}", ""),
+            ("-_.a._-", "a"),
+            ("", ""),
+            ("a\tb\nc", "a-b-c"),
+        ] {
+            assert_eq!(label_value(text), value, "{text:?}");
+        }
+        let long = "a ".repeat(100);
+        assert_eq!(label_value(&long).len(), LABEL_VALUE_MAX);
+        let shared = label_value_with_suffix(&long, "-SHARED");
+        assert!(shared.len() <= LABEL_VALUE_MAX && shared.ends_with("a-SHARED"), "{shared}");
+        assert_eq!(label_value_with_suffix("\u{2122}", "-SHARED"), "SHARED");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn every_model_name_becomes_a_valid_value(text in "\\PC{0,120}", shared: bool) {
+            let value = label_value_with_suffix(&text, if shared { "-SHARED" } else { "" });
+            let ends = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
+            proptest::prop_assert!(value.len() <= LABEL_VALUE_MAX);
+            proptest::prop_assert!(ends(value.chars().next()) && ends(value.chars().last()));
+            let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            proptest::prop_assert!(value.chars().all(allowed));
+        }
     }
 }

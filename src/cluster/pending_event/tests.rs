@@ -1,5 +1,4 @@
 use super::*;
-use crate::bypass::Bypasses;
 use berth_kernel::allocation::{Allocation, Decision, Holder};
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};

@@ -228,6 +228,6 @@ OpenMetrics text for Prometheus. This page is generated from the table in `src/c
 (`BERTH_WRITE_PAGES=1 cargo test --test it the_page_of_metrics` writes it). Counters start at 0 with the daemon. A
 histogram `x` is queried as `x_bucket`, `x_sum` and `x_count`.
 
-Label values are bounded: at most 64 GPUs, 64 resources, 32 policy versions, 256 pairs of GPU and XID,
+Label values are bounded: at most 64 GPUs, 128 resources, 32 policy versions, 256 pairs of GPU and XID,
 and as many routes as the API has. Pods and namespaces are never labels. `gpu` is NVML's index, `uuid` the GPU's UUID.
 ";

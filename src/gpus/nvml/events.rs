@@ -56,7 +56,7 @@ struct Shared {
 /// The events of one opened library.
 pub(super) struct Events {
     shared: Arc<Shared>,
-    readings: Receiver<Reading>,
+    pub(super) readings: Receiver<Reading>,
 }
 
 impl Events {
@@ -91,21 +91,14 @@ impl Events {
         self.shared.changed.notify_all();
     }
 
-    /// The queue of readings.
-    pub(super) fn readings(&self) -> Receiver<Reading> {
-        self.readings.clone()
-    }
-
     /// Why there are no events at present, if so.
     pub(super) fn error(&self) -> Option<String> {
         if let Some(text) = self.shared.error.lock().clone() {
             return Some(text);
         }
         let waiting = (*self.shared.waiting_since.lock())?.elapsed();
-        (waiting > WAIT_MAX).then(|| {
-            let seconds = waiting.as_secs();
-            format!("nvmlEventSetWait_v2 has not answered for {seconds} s")
-        })
+        let text = || format!("nvmlEventSetWait_v2 has not answered for {} s", waiting.as_secs());
+        (waiting > WAIT_MAX).then(text)
     }
 }
 
@@ -218,13 +211,12 @@ impl EventThread {
     /// Queues the readings of an event.
     fn handle(&self, event: Event) {
         let watched = self.shared.watched.lock().clone();
-        let (source, detail) = match event.kind {
-            raw::EVENT_XID => (XID, map::xid_text(event.data)),
-            raw::EVENT_DOUBLE_BIT_ECC => ("ecc", "double bit ECC error"),
+        let (source, code, detail) = match event.kind {
+            raw::EVENT_XID => (XID, event.data, map::xid_text(event.data)),
+            raw::EVENT_DOUBLE_BIT_ECC => ("ecc", 0, "double bit ECC error"),
             // No other event is registered.
             _ => return,
         };
-        let code = if event.kind == raw::EVENT_XID { event.data } else { 0 };
         let named: Vec<&WatchedGpu> = watched.iter().filter(|gpu| gpu.handle == event.device).collect();
         // An event of an unknown GPU may concern any of them: it becomes a reading of each.
         let concerned = if named.is_empty() { watched.iter().collect() } else { named };

@@ -4,7 +4,9 @@ use super::fence::Steps;
 use super::map;
 use super::processes::{self, GpuProcess};
 use super::raw;
-use berth_kernel::gpu::{RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Usage};
+use berth_kernel::gpu::{MIG_INDEX, Mig, Part, RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Reading, Usage};
+use berth_kernel::names::{BadName, PartId};
+use berth_kernel::process::{PROCESSES_PER_GPU_MAX, Process};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
@@ -13,78 +15,35 @@ use nvml_wrapper::{Device, Nvml};
 use std::fs;
 use std::path::Path;
 
-/// The properties of a GPU that do not change while it is attached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct GpuFacts {
-    pub(super) uuid: String,
-    pub(super) name: String,
-    pub(super) minor: Option<u32>,
-    pub(super) memory_bytes: u64,
-    pub(super) pci_bus: String,
-    pub(super) numa_node: Option<u32>,
-    pub(super) compute_capability: Option<String>,
-    pub(super) architecture: Option<String>,
-    pub(super) brand: Option<String>,
-    /// Whether it supports MIG, enabled or not.
-    pub(super) mig_capable: bool,
-    /// Its PCI class, such as `0x030200`; `None` if sysfs does not have it.
-    pub(super) pci_class: Option<String>,
-}
-
-/// The properties of a MIG instance that do not change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct InstanceFacts {
-    pub(super) uuid: String,
-    pub(super) name: String,
-    pub(super) memory_bytes: u64,
-    pub(super) gpu_instance: u32,
-    pub(super) compute_instance: u32,
-    /// Slices of the GPU instance and of the compute instance.
-    pub(super) slices: Option<(u32, u32)>,
-    /// Its share of the GPU's units, by name.
-    pub(super) units: Vec<(&'static str, u32)>,
-    /// `NVML_GPU_INSTANCE_PROFILE_*`; `None` without the right to read it.
-    pub(super) gpu_instance_profile: Option<u32>,
+/// A GPU and its MIG instances. What does not change while the GPU is attached is read once.
+#[derive(Clone, Debug)]
+pub(super) struct GpuParts {
+    pub(super) gpu: Part,
+    pub(super) instances: Vec<Part>,
 }
 
 /// The result of one scan of a GPU.
-#[derive(Clone, Debug)]
 pub(super) struct GpuScan {
-    pub(super) facts: GpuFacts,
+    pub(super) parts: GpuParts,
     /// The GPU's handle as a number.
     pub(super) handle: usize,
-    pub(super) mig_enabled: bool,
-    /// The MIG instances, each with its present index and its usage.
-    pub(super) instances: Vec<(InstanceFacts, u32, Option<Usage>)>,
-    pub(super) usage: Option<Usage>,
-    /// The processes on it and on its instances; `None` if NVML does not list them.
-    pub(super) processes: Option<Vec<GpuProcess>>,
-    /// The problems that the GPU itself reports, although it answers.
-    pub(super) problems: Vec<ReportedProblem>,
     /// Uncorrectable ECC errors since the driver was loaded; `None` if the model does not count them.
     pub(super) uncorrectable: Option<u64>,
+    /// The usage of the GPU and of its instances, where NVML lists their processes.
+    pub(super) usage: Vec<(PartId, Usage)>,
+    /// The processes on it and on its instances; `None` if NVML does not list them.
+    pub(super) processes: Option<Vec<Process>>,
+    /// The problems that the GPU itself reports, although it answers.
+    pub(super) signs: Vec<Reading>,
 }
 
-/// A problem that the GPU itself reports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ReportedProblem {
-    pub(super) source: &'static str,
-    pub(super) code: u64,
-    pub(super) detail: String,
-}
-
-/// A call that returned an error.
+/// Why a GPU could not be read.
 #[derive(Debug)]
-pub(super) struct CallError {
-    pub(super) call: &'static str,
-    pub(super) error: NvmlError,
-}
-
-/// The facts from earlier scans, which are not read again.
-#[derive(Clone, Debug, Default)]
-pub(super) struct KnownFacts {
-    pub(super) gpu: Option<GpuFacts>,
-    pub(super) instances: Vec<InstanceFacts>,
+pub(super) enum ReadError {
+    /// This call returned an error.
+    Call(&'static str, NvmlError),
+    /// A UUID cannot be used as a part's id.
+    Uuid(BadName),
 }
 
 /// Makes one call; its name is recorded first, so that a hang can be reported with it.
@@ -92,9 +51,9 @@ pub(super) fn invoke<T>(
     steps: &Steps,
     call: &'static str,
     make: impl FnOnce() -> Result<T, NvmlError>,
-) -> Result<T, CallError> {
+) -> Result<T, ReadError> {
     steps.at(call);
-    make().map_err(|error| CallError { call, error })
+    make().map_err(|error| ReadError::Call(call, error))
 }
 
 /// The same for a call that the model, the driver or the daemon's rights may not support: then `None`.
@@ -102,10 +61,10 @@ pub(super) fn invoke_optional<T>(
     steps: &Steps,
     call: &'static str,
     make: impl FnOnce() -> Result<T, NvmlError>,
-) -> Result<Option<T>, CallError> {
+) -> Result<Option<T>, ReadError> {
     match invoke(steps, call, make) {
         Ok(value) => Ok(Some(value)),
-        Err(failed) if is_unavailable(&failed.error) => Ok(None),
+        Err(ReadError::Call(_, error)) if is_unavailable(&error) => Ok(None),
         Err(failed) => Err(failed),
     }
 }
@@ -124,69 +83,93 @@ fn is_unavailable(error: &NvmlError) -> bool {
     )
 }
 
-/// Scans the GPU with this NVML index.
+fn read_uuid(device: &Device, steps: &Steps) -> Result<PartId, ReadError> {
+    let uuid = invoke(steps, "nvmlDeviceGetUUID", || device.uuid())?;
+    PartId::parse(&uuid).map_err(ReadError::Uuid)
+}
+
+/// Scans the GPU with this NVML index. `known`: its parts, if it answered before.
 pub(super) fn scan_gpu(
     nvml: &Nvml,
     index: u32,
-    known: &KnownFacts,
+    known: Option<GpuParts>,
     sysfs: &Path,
     steps: &Steps,
-) -> Result<GpuScan, CallError> {
+) -> Result<GpuScan, ReadError> {
     let device = invoke(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
-    let uuid = invoke(steps, "nvmlDeviceGetUUID", || device.uuid())?;
-    let facts = match &known.gpu {
-        Some(facts) if facts.uuid == uuid => facts.clone(),
-        _ => gpu_facts(&device, uuid, sysfs, steps)?,
+    let id = read_uuid(&device, steps)?;
+    let (mut gpu, known) = match known.filter(|known| known.gpu.id == id) {
+        Some(known) => (known.gpu, known.instances),
+        None => (read_gpu(&device, id, index, sysfs, steps)?, Vec::new()),
     };
     let mig_mode = invoke_optional(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
-    let mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
-    let found = if mig_enabled { instances(&device, known, steps)? } else { Vec::new() };
+    gpu.mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
+    let found = if gpu.mig_enabled { instances(&device, &gpu, &known, steps)? } else { Vec::new() };
     let of_gpu = processes::list(&device, steps)?;
-    let (mut instances, mut of_instances) = (Vec::new(), Vec::new());
-    for (facts, index, processes, usage) in found {
-        of_instances.push(((facts.gpu_instance, facts.compute_instance), processes));
-        instances.push((facts, index, usage));
+    let (mut instances, mut of_instances, mut usages) = (Vec::new(), Vec::new(), Vec::new());
+    for (part, processes, usage) in found {
+        of_instances.extend(map::mig_ids(&part).map(|ids| (ids, processes)));
+        usages.extend(usage.map(|usage| (part.id.clone(), usage)));
+        instances.push(part);
     }
+    let usage_of_gpu = usage(&device, of_gpu.as_deref(), steps)?;
+    usages.extend(usage_of_gpu.map(|usage| (gpu.id.clone(), usage)));
+    let processes = processes::merge_instances(of_gpu, of_instances).map(|processes| {
+        let processes = processes.iter().map(|one| one.to_process(&gpu.id, &instances));
+        processes.take(PROCESSES_PER_GPU_MAX).collect()
+    });
     Ok(GpuScan {
         handle: raw::handle(&device),
-        mig_enabled,
-        instances,
-        usage: usage(&device, of_gpu.as_deref(), steps)?,
-        processes: processes::merge_instances(of_gpu, of_instances),
-        problems: reported_problems(&device, steps)?,
+        usage: usages,
+        processes,
+        signs: reported_problems(&device, &gpu.id, steps)?,
         uncorrectable: invoke_optional(steps, "nvmlDeviceGetTotalEccErrors", || {
             device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
         })?,
-        facts,
+        parts: GpuParts { gpu, instances },
     })
 }
 
-fn gpu_facts(device: &Device, uuid: String, sysfs: &Path, steps: &Steps) -> Result<GpuFacts, CallError> {
+/// Reads the part of a whole GPU.
+fn read_gpu(device: &Device, id: PartId, index: u32, sysfs: &Path, steps: &Steps) -> Result<Part, ReadError> {
     let pci_bus = invoke(steps, "nvmlDeviceGetPciInfo_v3", || device.pci_info())?.bus_id;
     let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
     let capability =
         invoke_optional(steps, "nvmlDeviceGetCudaComputeCapability", || device.cuda_compute_capability())?;
     let architecture = invoke_optional(steps, "nvmlDeviceGetArchitecture", || device.architecture())?;
     let brand = invoke_optional(steps, "nvmlDeviceGetBrand", || device.brand())?;
-    Ok(GpuFacts {
-        name: invoke(steps, "nvmlDeviceGetName", || device.name())?,
-        minor: invoke_optional(steps, "nvmlDeviceGetMinorNumber", || device.minor_number())?,
-        memory_bytes: memory.total,
-        numa_node: numa_node(device, &pci_bus, sysfs, steps)?,
-        compute_capability: capability.map(|c| format!("{}.{}", c.major, c.minor)),
-        architecture: architecture.map(|a| a.to_string().to_ascii_lowercase()),
-        brand: brand.map(|b| format!("{b:?}").to_ascii_lowercase()),
-        mig_capable: invoke_optional(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?.is_some(),
-        pci_class: read_slot_file(sysfs, &pci_bus, "class"),
-        uuid,
+    let model = invoke(steps, "nvmlDeviceGetName", || device.name())?;
+    let minor = invoke_optional(steps, "nvmlDeviceGetMinorNumber", || device.minor_number())?;
+    let numa_node = numa_node(device, &pci_bus, sysfs, steps)?;
+    let mig_mode = invoke_optional(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
+    let attributes = [
+        ("compute.capability", capability.map(|c| format!("{}.{}", c.major, c.minor))),
+        ("architecture", architecture.map(|a| a.to_string().to_ascii_lowercase())),
+        ("brand", brand.map(|b| format!("{b:?}").to_ascii_lowercase())),
+        ("mig.capable", Some(mig_mode.is_some().to_string())),
+        ("pci.class", read_slot_file(sysfs, &pci_bus, "class")),
+    ];
+    let attributes = attributes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+    Ok(Part {
+        id,
+        parent: None,
+        vendor: "nvidia".to_owned(),
+        model,
+        gpu_index: index,
+        minor,
+        memory_mib: map::mib(memory.total),
         pci_bus,
+        numa_node,
+        mig_enabled: false,
+        mig: None,
+        attributes: attributes.collect(),
     })
 }
 
 /// The NUMA node of the GPU's PCI slot from sysfs, where a kernel that does not know it writes -1. Without sysfs, the
 /// node in NVML's memory affinity, if that is a single one. Not from `nvmlDeviceGetNumaNodeId`: that is the node that
 /// the GPU's own memory forms on some machines.
-fn numa_node(device: &Device, pci_bus: &str, sysfs: &Path, steps: &Steps) -> Result<Option<u32>, CallError> {
+fn numa_node(device: &Device, pci_bus: &str, sysfs: &Path, steps: &Steps) -> Result<Option<u32>, ReadError> {
     /// Length of the mask: 4 x 64 nodes, more than any machine has.
     const WORDS: usize = 4;
     const SCOPE_NODE: u32 = 0;
@@ -216,10 +199,11 @@ fn single_bit(words: &[std::ffi::c_ulong]) -> Option<u32> {
     }
 }
 
-/// A MIG instance: its facts, its index, its processes and its usage.
-type Instance = (InstanceFacts, u32, Option<Vec<GpuProcess>>, Option<Usage>);
+/// A MIG instance, its processes and its usage.
+type Instance = (Part, Option<Vec<GpuProcess>>, Option<Usage>);
 
-fn instances(device: &Device, known: &KnownFacts, steps: &Steps) -> Result<Vec<Instance>, CallError> {
+/// Scans the MIG instances of `gpu`. `known`: those that it had at its last scan.
+fn instances(device: &Device, gpu: &Part, known: &[Part], steps: &Steps) -> Result<Vec<Instance>, ReadError> {
     let most = invoke(steps, "nvmlDeviceGetMaxMigDeviceCount", || device.mig_device_count())?;
     let mut found = Vec::new();
     for index in 0..most {
@@ -227,49 +211,61 @@ fn instances(device: &Device, known: &KnownFacts, steps: &Steps) -> Result<Vec<I
         let Some(instance) = invoke_optional(steps, call, || device.mig_device_by_index(index))? else {
             continue;
         };
-        let uuid = invoke(steps, "nvmlDeviceGetUUID", || instance.uuid())?;
+        let id = read_uuid(&instance, steps)?;
         // An instance that is created again in another size may have the same UUID.
         let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || instance.memory_info())?.total;
-        let same = |facts: &&InstanceFacts| facts.uuid == uuid && facts.memory_bytes == memory;
-        let facts = match known.instances.iter().find(same) {
-            Some(facts) => facts.clone(),
-            None => instance_facts(device, &instance, uuid, steps)?,
+        let same = |part: &&Part| part.id == id && part.memory_mib == map::mib(memory);
+        let mut part = match known.iter().find(same) {
+            Some(part) => part.clone(),
+            None => read_instance(device, gpu, &instance, id, steps)?,
         };
+        part.attributes.insert(MIG_INDEX.to_owned(), index.to_string());
         let processes = processes::list(&instance, steps)?;
         let usage = usage(&instance, processes.as_deref(), steps)?;
-        found.push((facts, index, processes, usage));
+        found.push((part, processes, usage));
     }
     Ok(found)
 }
 
-fn instance_facts(
-    gpu: &Device,
+/// Reads the part of a MIG instance of `gpu`, without its index.
+fn read_instance(
+    gpu_device: &Device,
+    gpu: &Part,
     device: &Device,
-    uuid: String,
+    id: PartId,
     steps: &Steps,
-) -> Result<InstanceFacts, CallError> {
+) -> Result<Part, ReadError> {
     let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+    let memory_mib = map::mib(memory.total);
     let (gpu_instance, compute_instance) =
         invoke(steps, "nvmlDeviceGetGpuInstanceId", || raw::instance_ids(device))?;
     let attributes = invoke_optional(steps, "nvmlDeviceGetAttributes_v2", || device.attributes())?;
+    // Not available without the right to read it.
     let profile = invoke_optional(steps, "nvmlDeviceGetGpuInstanceProfileInfo", || {
-        raw::gpu_instance_profile(gpu, gpu_instance)
+        raw::gpu_instance_profile(gpu_device, gpu_instance)
     })?;
-    Ok(InstanceFacts {
-        uuid,
-        name: invoke(steps, "nvmlDeviceGetName", || device.name())?,
-        memory_bytes: memory.total,
-        gpu_instance,
-        compute_instance,
-        slices: attributes.as_ref().map(|a| (a.gpu_instance_slice_count, a.compute_instance_slice_count)),
-        units: attributes.as_ref().map(units).unwrap_or_default(),
-        gpu_instance_profile: profile.flatten(),
+    let model = invoke(steps, "nvmlDeviceGetName", || device.name())?;
+    let slices = attributes.as_ref().map(|a| (a.gpu_instance_slice_count, a.compute_instance_slice_count));
+    let units = attributes.iter().flat_map(units).map(|(unit, n)| (format!("mig.{unit}"), n.to_string()));
+    Ok(Part {
+        attributes: gpu.attributes.clone().into_iter().chain(units).collect(),
+        id,
+        parent: Some(gpu.id.clone()),
+        memory_mib,
+        mig_enabled: false,
+        mig: Some(Mig {
+            profile: map::profile(&model, slices, profile.flatten(), memory_mib, gpu.memory_mib),
+            gpu_instance,
+            compute_instance,
+        }),
+        model,
+        ..gpu.clone()
     })
 }
 
 /// The counts of an instance's units, by the names that NVIDIA's GPU feature discovery uses.
-fn units(of: &DeviceAttributes) -> Vec<(&'static str, u32)> {
-    vec![
+fn units(of: &DeviceAttributes) -> [(&'static str, u32); 8] {
+    [
         ("multiprocessors", of.multiprocessor_count),
         ("slices.gi", of.gpu_instance_slice_count),
         ("slices.ci", of.compute_instance_slice_count),
@@ -286,7 +282,7 @@ fn usage(
     device: &Device,
     processes: Option<&[GpuProcess]>,
     steps: &Steps,
-) -> Result<Option<Usage>, CallError> {
+) -> Result<Option<Usage>, ReadError> {
     let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
     Ok(processes.map(|processes| Usage {
         memory_used_mib: map::mib(memory.used),
@@ -295,9 +291,11 @@ fn usage(
 }
 
 /// The problems that the GPU reports: a recovery action that it requests, and memory rows that need a remapping.
-fn reported_problems(device: &Device, steps: &Steps) -> Result<Vec<ReportedProblem>, CallError> {
+fn reported_problems(device: &Device, gpu: &PartId, steps: &Steps) -> Result<Vec<Reading>, ReadError> {
     /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
     const RECOVERY_ACTION: FieldId = FieldId(230);
+    let sign =
+        |source: &str, code, detail| Reading { part: gpu.clone(), source: source.to_owned(), code, detail };
     let call = "nvmlDeviceGetFieldValues";
     let fields = invoke_optional(steps, call, || device.field_values_for(&[RECOVERY_ACTION]))?;
     let action = fields
@@ -306,21 +304,18 @@ fn reported_problems(device: &Device, steps: &Steps) -> Result<Vec<ReportedProbl
         .filter_map(Result::ok)
         .find_map(|sample| sample.value.ok())
         .and_then(|value| map::to_u32(&value));
-    let action = action.and_then(|action| Some((action, map::recovery_text(action)?)));
+    let action = action.and_then(|action| Some(sign(RECOVERY, action.into(), map::recovery_text(action)?)));
     let rows = invoke_optional(steps, "nvmlDeviceGetRemappedRows", || raw::remapped_rows(device))?;
     let rows = rows.and_then(|rows| match rows {
-        raw::RemappedRows { failed: true, .. } => Some((
-            ROWS_FAILED,
-            "its memory could not be repaired (row remapping failed): replace it".to_owned(),
-        )),
-        raw::RemappedRows { pending: true, .. } => Some((
-            ROWS_PENDING,
-            "a row of its memory is repaired at the next reset (row remapping pending)".to_owned(),
-        )),
+        raw::RemappedRows { failed: true, .. } => {
+            Some((ROWS_FAILED, "its memory could not be repaired (row remapping failed): replace it"))
+        }
+        raw::RemappedRows { pending: true, .. } => {
+            Some((ROWS_PENDING, "a row of its memory is repaired at the next reset (row remapping pending)"))
+        }
         raw::RemappedRows { .. } => None,
     });
-    let action = action.map(|(code, detail)| ReportedProblem { source: RECOVERY, code: code.into(), detail });
-    let rows = rows.map(|(code, detail)| ReportedProblem { source: ROWS, code, detail });
+    let rows = rows.map(|(code, detail)| sign(ROWS, code, detail.to_owned()));
     Ok(action.into_iter().chain(rows).collect())
 }
 

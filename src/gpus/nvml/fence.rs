@@ -1,23 +1,20 @@
-//! Every NVML call runs behind a fence: on a worker thread, with a deadline.
+//! Every NVML call runs behind a fence: on a thread of its own, with a deadline.
 //!
-//! A call that hangs keeps its worker and its *lane* (one for each GPU, and one for the node). Another call on that
-//! lane fails at once; calls on other lanes run on other workers. So there are never more threads than lanes plus two
-//! spare ones, however long a driver hangs.
+//! A call that hangs keeps its thread and its *lane* (one for each GPU, and one for the node). Another call on that
+//! lane fails at once; calls on other lanes run on other threads. So there are never more threads than lanes, however
+//! long a driver hangs.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Most idle workers that are kept: as a rule one call runs at a time, and one for an event beside it.
-const IDLE_WORKERS_MAX: usize = 2;
-
-/// Stack size of a worker, bytes. NVML needs some tens of KiB, its bindings some hundreds when they are not optimised;
+/// Stack size of a thread, bytes. NVML needs some tens of KiB, its bindings some hundreds when they are not optimised;
 /// untouched pages cost nothing.
-const WORKER_STACK_BYTES: usize = 1024 * 1024;
+const STACK_BYTES: usize = 1024 * 1024;
 
 /// Calls on one lane run one at a time; a hang blocks its lane only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +50,7 @@ impl fmt::Display for Stuck {
     }
 }
 
-/// The name of the call that a worker makes, so that a hang can be reported with it.
+/// The name of the call that a thread makes, so that a hang can be reported with it.
 #[derive(Clone)]
 pub(super) struct Steps(Arc<Mutex<&'static str>>);
 
@@ -68,9 +65,8 @@ impl Steps {
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
-
 /// A job that holds a lane.
+#[derive(Clone)]
 struct RunningJob {
     since: Instant,
     allowed: Duration,
@@ -78,23 +74,14 @@ struct RunningJob {
 }
 
 #[derive(Default)]
-struct State {
-    /// The lanes in use.
-    running: BTreeMap<Lane, RunningJob>,
-    /// Workers that wait for a job.
-    idle: Vec<Sender<Job>>,
-    /// Workers end instead of waiting for a job.
-    closed: bool,
-}
-
-#[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    /// The lanes in use.
+    running: Mutex<BTreeMap<Lane, RunningJob>>,
     /// Notified when a lane is free again.
     freed: Condvar,
 }
 
-/// Runs NVML calls on worker threads with deadlines.
+/// Runs NVML calls on threads with deadlines.
 #[derive(Clone, Default)]
 pub(super) struct Fence {
     shared: Arc<Shared>,
@@ -103,13 +90,11 @@ pub(super) struct Fence {
 /// A started job.
 pub(super) struct Pending<T> {
     answer: Receiver<T>,
-    since: Instant,
-    steps: Steps,
-    allowed: Duration,
+    job: RunningJob,
 }
 
 impl Fence {
-    /// Runs `work` on a worker and waits for its result, at most for `allowed`.
+    /// Runs `work` on a thread and waits for its result, at most for `allowed`.
     pub(super) fn run<T: Send + 'static>(
         &self,
         lane: Lane,
@@ -119,7 +104,7 @@ impl Fence {
         self.start(lane, allowed, work)?.wait()
     }
 
-    /// Starts `work` on a worker. If another job holds the lane, waits for its end; fails if that job exceeds its
+    /// Starts `work` on a thread. If another job holds the lane, waits for its end; fails if that job exceeds its
     /// deadline.
     pub(super) fn start<T: Send + 'static>(
         &self,
@@ -127,88 +112,36 @@ impl Fence {
         allowed: Duration,
         work: impl FnOnce(&Steps) -> T + Send + 'static,
     ) -> Result<Pending<T>, Stuck> {
-        let steps = Steps(Arc::new(Mutex::new("an NVML call")));
-        let since = self.acquire(lane, allowed, &steps)?;
+        let job = self.acquire(lane, allowed)?;
         let (sender, answer) = channel();
-        let (own_steps, guard) = (steps.clone(), LaneGuard { fence: self.clone(), lane });
-        let job: Job = Box::new(move || {
-            let done = work(&own_steps);
+        let (steps, guard) = (job.steps.clone(), LaneGuard { fence: self.clone(), lane });
+        let run = move || {
+            let done = work(&steps);
             // The lane is freed before the result is sent: its receiver may start the next job on this lane.
             drop(guard);
             // The receiver is dropped if the deadline has passed.
             let _ = sender.send(done);
-        });
-        self.dispatch(job)?;
-        Ok(Pending { answer, since, steps, allowed })
+        };
+        let started = thread::Builder::new().name("nvml".to_owned()).stack_size(STACK_BYTES).spawn(run);
+        started.map_err(|error| Stuck::NotMade(format!("no thread can be started: {error}")))?;
+        Ok(Pending { answer, job })
     }
 
     /// Takes the lane. Waits while another job holds it, up to that job's deadline.
-    fn acquire(&self, lane: Lane, allowed: Duration, steps: &Steps) -> Result<Instant, Stuck> {
-        let mut state = self.shared.state.lock();
-        while let Some(other) = state.running.get(&lane) {
+    fn acquire(&self, lane: Lane, allowed: Duration) -> Result<RunningJob, Stuck> {
+        let mut running_jobs = self.shared.running.lock();
+        while let Some(other) = running_jobs.get(&lane) {
             let running = other.since.elapsed();
             let left = other.allowed.saturating_sub(running);
             if left.is_zero() {
-                let call = other.steps.now();
-                return Err(Stuck::Hung { call, running });
+                return Err(Stuck::Hung { call: other.steps.now(), running });
             }
-            self.shared.freed.wait_for(&mut state, left);
+            self.shared.freed.wait_for(&mut running_jobs, left);
         }
-        let since = Instant::now();
-        let steps = steps.clone();
-        let running = RunningJob { since, allowed, steps };
-        state.running.insert(lane, running);
-        Ok(since)
-    }
-
-    /// Passes a job to an idle worker, or to a new one.
-    fn dispatch(&self, mut job: Job) -> Result<(), Stuck> {
-        while let Some(worker) = self.next_idle() {
-            match worker.send(job) {
-                Ok(()) => return Ok(()),
-                // That worker ended by a panic; `send` returns the job.
-                Err(returned) => job = returned.0,
-            }
-        }
-        let fence = self.clone();
-        thread::Builder::new()
-            .name("nvml".to_owned())
-            .stack_size(WORKER_STACK_BYTES)
-            .spawn(move || fence.run_worker(job))
-            .map(drop)
-            .map_err(|error| Stuck::NotMade(format!("no thread can be started: {error}")))
-    }
-
-    fn next_idle(&self) -> Option<Sender<Job>> {
-        self.shared.state.lock().idle.pop()
-    }
-
-    /// The loop of a worker thread.
-    fn run_worker(&self, first: Job) {
-        first();
-        let (sender, jobs) = channel();
-        loop {
-            let mut state = self.shared.state.lock();
-            if state.closed || state.idle.len() >= IDLE_WORKERS_MAX {
-                return;
-            }
-            state.idle.push(sender.clone());
-            drop(state);
-            match jobs.recv() {
-                Ok(job) => job(),
-                Err(_) => return,
-            }
-        }
-    }
-
-    /// Ends the idle workers, and every other one when its job ends.
-    pub(super) fn close(&self) {
-        let mut state = self.shared.state.lock();
-        state.closed = true;
-        for worker in state.idle.drain(..) {
-            // Any job wakes the worker, which then ends since the fence is closed.
-            let _ = worker.send(Box::new(|| {}));
-        }
+        let steps = Steps(Arc::new(Mutex::new("an NVML call")));
+        let job = RunningJob { since: Instant::now(), allowed, steps };
+        running_jobs.insert(lane, job.clone());
+        Ok(job)
     }
 }
 
@@ -220,7 +153,7 @@ struct LaneGuard {
 
 impl Drop for LaneGuard {
     fn drop(&mut self) {
-        self.fence.shared.state.lock().running.remove(&self.lane);
+        self.fence.shared.running.lock().remove(&self.lane);
         self.fence.shared.freed.notify_all();
     }
 }
@@ -228,13 +161,11 @@ impl Drop for LaneGuard {
 impl<T> Pending<T> {
     /// Waits for the result until the job's deadline.
     pub(super) fn wait(self) -> Result<T, Stuck> {
-        let left = self.allowed.saturating_sub(self.since.elapsed());
-        self.answer.recv_timeout(left).map_err(|error| match error {
-            RecvTimeoutError::Timeout => {
-                Stuck::Hung { call: self.steps.now(), running: self.since.elapsed() }
-            }
+        let RunningJob { since, allowed, steps } = self.job;
+        self.answer.recv_timeout(allowed.saturating_sub(since.elapsed())).map_err(|error| match error {
+            RecvTimeoutError::Timeout => Stuck::Hung { call: steps.now(), running: since.elapsed() },
             RecvTimeoutError::Disconnected => {
-                Stuck::NotMade(format!("{} panicked in its wrapper", self.steps.now()))
+                Stuck::NotMade(format!("{} panicked in its wrapper", steps.now()))
             }
         })
     }
@@ -304,19 +235,20 @@ mod tests {
     }
 
     #[test]
-    fn few_idle_workers_are_kept() {
+    fn jobs_on_different_lanes_run_at_the_same_time() {
         let fence = Fence::default();
-        let pending: Vec<_> =
-            (0..16).map(|gpu| fence.start(Lane::Gpu(gpu), LONG, move |_| gpu).unwrap()).collect();
+        let barrier = Arc::new(std::sync::Barrier::new(16));
+        let start = |gpu| {
+            let barrier = Arc::clone(&barrier);
+            let job = move |_: &Steps| {
+                barrier.wait();
+                gpu
+            };
+            fence.start(Lane::Gpu(gpu), LONG, job).unwrap()
+        };
+        let pending: Vec<_> = (0..16).map(start).collect();
         let sum: u32 = pending.into_iter().map(|p| p.wait().unwrap()).sum();
         assert_eq!(sum, 120);
-        let began = Instant::now();
-        while fence.shared.state.lock().idle.is_empty() {
-            assert!(began.elapsed() < LONG);
-            thread::yield_now();
-        }
-        assert!(fence.shared.state.lock().idle.len() <= IDLE_WORKERS_MAX);
-        fence.close();
-        assert!(fence.shared.state.lock().idle.is_empty());
+        assert!(fence.shared.running.lock().is_empty());
     }
 }

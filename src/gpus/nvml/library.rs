@@ -6,6 +6,7 @@ use berth_kernel::ports::GpusError;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// File name of the library.
@@ -32,21 +33,23 @@ const FOLDERS: [&str; 9] = [
 const ROOTS: [&str; 3] = ["/run/nvidia/driver", "/driver-root", "/"];
 
 /// An opened and initialised library.
-pub(super) struct OpenLibrary {
-    pub(super) nvml: Nvml,
+pub(super) struct Library {
+    pub(super) nvml: Arc<Nvml>,
     pub(super) path: PathBuf,
     pub(super) driver_version: Option<String>,
     pub(super) cuda_version: Option<String>,
-    /// Created before anything is read, so that no event is missed between the first scan and its creation.
-    pub(super) events: Result<EventSet, NvmlError>,
 }
+
+/// A set for the events of a library. It is created before anything is read, so that no event is missed between the first
+/// scan and its creation.
+type NewEventSet = Result<EventSet, NvmlError>;
 
 /// Opens the configured library, or else the first one that can be opened.
 pub(super) fn open(
     fence: &Fence,
     named: Option<&Path>,
     driver_root: &Path,
-) -> Result<OpenLibrary, GpusError> {
+) -> Result<(Library, NewEventSet), GpusError> {
     let paths = match named {
         Some(path) => vec![path.to_owned()],
         None => candidates(driver_root),
@@ -79,16 +82,13 @@ pub(super) fn open(
     }
 }
 
-fn open_one(path: &Path) -> Result<OpenLibrary, NvmlError> {
+fn open_one(path: &Path) -> Result<(Library, NewEventSet), NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let cuda = nvml.sys_cuda_driver_version().ok();
-    Ok(OpenLibrary {
-        driver_version: nvml.sys_driver_version().ok(),
-        cuda_version: cuda.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
-        events: EventSet::new(&nvml),
-        path: path.to_owned(),
-        nvml,
-    })
+    let driver_version = nvml.sys_driver_version().ok();
+    let cuda_version = cuda.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10));
+    let events = EventSet::new(&nvml);
+    Ok((Library { nvml: Arc::new(nvml), path: path.to_owned(), driver_version, cuda_version }, events))
 }
 
 /// The paths to try, in order: under the configured root; by the search of the dynamic loader; under the usual roots.

@@ -1,6 +1,6 @@
 //! Links between the GPUs: read once for each GPU and pair, then cached.
 
-use super::facts::{CallError, invoke, invoke_optional};
+use super::facts::{ReadError, invoke, invoke_optional};
 use super::fence::{Fence, Lane, Pending, Steps};
 use super::map::{self, OutgoingLinks};
 use super::raw;
@@ -29,7 +29,7 @@ pub(super) struct LinkCache {
 impl LinkCache {
     /// Reads the missing links between GPUs that answer: those of all GPUs at the same time, so that a scan waits for
     /// GPUs that hang only once. Failed reads are retried with the next scan.
-    pub(super) fn read_missing(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[&Part]) {
+    pub(super) fn read_missing(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[Part]) {
         let buses = gpus.iter().map(|gpu| map::bus_key(&gpu.pci_bus));
         let buses: Arc<BTreeSet<String>> = Arc::new(buses.collect());
         let unread = gpus.iter().filter(|gpu| !self.outgoing.contains_key(&gpu.id));
@@ -51,10 +51,10 @@ impl LinkCache {
     }
 
     /// Reads the missing paths between pairs of GPUs.
-    fn read_paths(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[&Part]) {
+    fn read_paths(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[Part]) {
         let mut reads = Vec::new();
-        for (at, &a) in gpus.iter().enumerate() {
-            let others = gpus[at + 1..].iter().copied();
+        for (at, a) in gpus.iter().enumerate() {
+            let others = gpus[at + 1..].iter();
             let missing: Vec<&Part> = others.filter(|b| self.links.between(&a.id, &b.id).is_none()).collect();
             if missing.is_empty() {
                 continue;
@@ -99,7 +99,7 @@ impl LinkCache {
     }
 }
 
-fn read_path(nvml: &Nvml, a: u32, b: u32, steps: &Steps) -> Result<Option<Path>, CallError> {
+fn read_path(nvml: &Nvml, a: u32, b: u32, steps: &Steps) -> Result<Option<Path>, ReadError> {
     let call = "nvmlDeviceGetHandleByIndex_v2";
     let device = invoke(steps, call, || nvml.device_by_index(a))?;
     let other = invoke(steps, call, || nvml.device_by_index(b))?;
@@ -114,7 +114,7 @@ fn read_outgoing(
     index: u32,
     gpu_buses: &BTreeSet<String>,
     steps: &Steps,
-) -> Result<OutgoingLinks, CallError> {
+) -> Result<OutgoingLinks, ReadError> {
     let device = invoke(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
     let mut outgoing = OutgoingLinks::default();
     for number in 0..NVLINKS_MAX {
@@ -123,7 +123,7 @@ fn read_outgoing(
             Ok(Some(active)) => active,
             // The model has no more links.
             Ok(None) => break,
-            Err(failed) if matches!(failed.error, NvmlError::InvalidArg) => break,
+            Err(ReadError::Call(_, NvmlError::InvalidArg)) => break,
             Err(failed) => return Err(failed),
         };
         if !active {

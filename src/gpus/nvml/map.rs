@@ -1,8 +1,6 @@
 //! Converts NVML's values to the kernel's types. Pure.
 
-use super::facts::{GpuFacts, InstanceFacts};
-use berth_kernel::gpu::{MIG_INDEX, Mig, Part, Path};
-use berth_kernel::names::{BadName, PartId};
+use berth_kernel::gpu::{Part, Path};
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
@@ -13,69 +11,32 @@ pub(super) fn mib(bytes: u64) -> u64 {
     bytes / (1024 * 1024)
 }
 
-/// The part of a whole GPU.
-pub(super) fn gpu_part(facts: &GpuFacts, index: u32, mig_enabled: bool) -> Result<Part, BadName> {
-    let attributes = [
-        ("compute.capability", facts.compute_capability.clone()),
-        ("architecture", facts.architecture.clone()),
-        ("brand", facts.brand.clone()),
-        ("mig.capable", Some(facts.mig_capable.to_string())),
-        ("pci.class", facts.pci_class.clone()),
-    ];
-    Ok(Part {
-        id: PartId::parse(&facts.uuid)?,
-        parent: None,
-        vendor: "nvidia".to_owned(),
-        model: facts.name.clone(),
-        gpu_index: index,
-        minor: facts.minor,
-        memory_mib: mib(facts.memory_bytes),
-        pci_bus: facts.pci_bus.clone(),
-        numa_node: facts.numa_node,
-        mig_enabled,
-        mig: None,
-        attributes: attributes
-            .into_iter()
-            .filter_map(|(key, value)| Some((key.to_owned(), value?)))
-            .collect(),
-    })
+/// The ids of a MIG instance on its GPU: GPU instance and compute instance. `None` for a whole GPU.
+pub(super) fn mig_ids(part: &Part) -> Option<(u32, u32)> {
+    part.mig.as_ref().map(|mig| (mig.gpu_instance, mig.compute_instance))
 }
 
-/// The part of a MIG instance of `gpu`.
-pub(super) fn instance_part(facts: &InstanceFacts, index: u32, gpu: &Part) -> Result<Part, BadName> {
-    let mut attributes = gpu.attributes.clone();
-    attributes.insert(MIG_INDEX.to_owned(), index.to_string());
-    attributes.extend(facts.units.iter().map(|(unit, n)| (format!("mig.{unit}"), n.to_string())));
-    Ok(Part {
-        attributes,
-        id: PartId::parse(&facts.uuid)?,
-        parent: Some(gpu.id.clone()),
-        model: facts.name.clone(),
-        memory_mib: mib(facts.memory_bytes),
-        mig_enabled: false,
-        mig: Some(Mig {
-            profile: profile(facts, gpu.memory_mib),
-            gpu_instance: facts.gpu_instance,
-            compute_instance: facts.compute_instance,
-        }),
-        ..gpu.clone()
-    })
-}
-
-/// The name of the profile, such as `1g.10gb+me`: the end of NVML's name of the instance, which all drivers with MIG
-/// set; else built from slices and memory by NVIDIA's rule. The suffix for extras is added, since not every driver's
-/// name has it.
-fn profile(facts: &InstanceFacts, gpu_mib: u64) -> String {
-    if let Some((_, profile)) = facts.name.rsplit_once(" MIG ") {
+/// The name of a MIG profile, such as `1g.10gb+me`: the end of NVML's name of the instance, which all drivers with MIG
+/// set; else built from memory and `slices`, those of the GPU instance and of the compute instance, by NVIDIA's rule. The
+/// suffix for extras is added, since not every driver's name has it.
+pub(super) fn profile(
+    model: &str,
+    slices: Option<(u32, u32)>,
+    gpu_instance_profile: Option<u32>,
+    memory_mib: u64,
+    gpu_mib: u64,
+) -> String {
+    let extras = extras(gpu_instance_profile);
+    if let Some((_, profile)) = model.rsplit_once(" MIG ") {
         let profile = profile.trim();
-        let extras = if profile.contains(['+', '-']) { "" } else { extras(facts.gpu_instance_profile) };
+        let extras = if profile.contains(['+', '-']) { "" } else { extras };
         return format!("{profile}{extras}");
     }
-    let gb = profile_gb(mib(facts.memory_bytes), gpu_mib);
-    match facts.slices {
+    let gb = profile_gb(memory_mib, gpu_mib);
+    match slices {
         Some((of_gpu, of_compute)) => {
             let compute = if of_gpu == of_compute { String::new() } else { format!("{of_compute}c.") };
-            format!("{compute}{of_gpu}g.{gb}gb{}", extras(facts.gpu_instance_profile))
+            format!("{compute}{of_gpu}g.{gb}gb{extras}")
         }
         None => format!("{gb}gb"),
     }
@@ -257,17 +218,7 @@ mod tests {
     #[test]
     fn profiles_come_from_the_name_or_from_the_slices() {
         let with = |name: &str, slices, gpu_instance_profile| {
-            let facts = InstanceFacts {
-                uuid: "MIG-1".into(),
-                name: name.into(),
-                memory_bytes: 9856 << 20,
-                gpu_instance: 7,
-                compute_instance: 0,
-                slices,
-                units: Vec::new(),
-                gpu_instance_profile,
-            };
-            profile(&facts, 81_559)
+            profile(name, slices, gpu_instance_profile, 9856, 81_559)
         };
         let named = |name, slices| with(name, slices, None);
         assert_eq!(named("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), "1g.10gb");

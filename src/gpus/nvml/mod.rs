@@ -18,6 +18,7 @@ use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::ports::{Gpus, GpusError};
 use events::Events;
 use fence::Fence;
+use library::Library;
 use nvml_wrapper::Nvml;
 use parking_lot::Mutex;
 use scan::Scanner;
@@ -65,10 +66,9 @@ impl Default for NvmlOptions {
 
 /// One opened library. Dropped and opened again when its driver is unloaded or replaced.
 struct Session {
-    nvml: Arc<Nvml>,
-    library: PathBuf,
-    driver_version: Option<String>,
-    cuda_version: Option<String>,
+    library: Library,
+    fence: Fence,
+    options: NvmlOptions,
     /// The GPUs that the driver listed just before the library was opened: NVML enumerates GPUs only then.
     attached: Option<BTreeSet<OsString>>,
     events: Events,
@@ -110,19 +110,10 @@ impl NvmlGpus {
         }
         self.wait_for_retired();
         let attached = attached(&self.options.attached);
-        let library = self.options.library.as_deref();
-        let opened = library::open(&self.fence, library, &self.options.driver_root)?;
-        let nvml = Arc::new(opened.nvml);
-        let events =
-            Events::start(Arc::clone(&nvml), self.fence.clone(), opened.events, self.options.deadline);
-        let session = Arc::new(Session {
-            nvml,
-            library: opened.path,
-            driver_version: opened.driver_version,
-            cuda_version: opened.cuda_version,
-            attached,
-            events,
-        });
+        let (fence, options) = (self.fence.clone(), self.options.clone());
+        let (library, set) = library::open(&fence, options.library.as_deref(), &options.driver_root)?;
+        let events = Events::start(Arc::clone(&library.nvml), fence.clone(), set, options.deadline);
+        let session = Arc::new(Session { library, fence, options, attached, events });
         *slot = Some(Arc::clone(&session));
         Ok(session)
     }
@@ -130,7 +121,7 @@ impl NvmlGpus {
     /// Ends the session: the next scan opens the library again.
     fn retire(&self) {
         if let Some(session) = self.session.lock().take() {
-            *self.retired.lock() = Arc::downgrade(&session.nvml);
+            *self.retired.lock() = Arc::downgrade(&session.library.nvml);
         }
     }
 
@@ -153,7 +144,7 @@ impl NvmlGpus {
             self.retire();
             session = self.session()?;
         }
-        self.scanner.lock().scan(&session, &self.fence, &self.options)
+        self.scanner.lock().scan(&session)
     }
 }
 
@@ -178,7 +169,7 @@ impl Gpus for NvmlGpus {
             thread::sleep(wait);
             return Err(no_events("NVML is not open"));
         };
-        if let Ok(reading) = session.events.readings().recv_deadline(until) {
+        if let Ok(reading) = session.events.readings.recv_deadline(until) {
             return Ok(Some(reading));
         }
         match session.events.error() {
@@ -191,14 +182,8 @@ impl Gpus for NvmlGpus {
         let Some(session) = self.session.lock().clone() else {
             return "NVML (not open at present)".to_owned();
         };
-        let driver = session.driver_version.as_deref().unwrap_or("unknown");
-        format!("NVML at {}, driver {driver}", session.library.display())
-    }
-}
-
-impl Drop for NvmlGpus {
-    fn drop(&mut self) {
-        self.fence.close();
+        let driver = session.library.driver_version.as_deref().unwrap_or("unknown");
+        format!("NVML at {}, driver {driver}", session.library.path.display())
     }
 }
 

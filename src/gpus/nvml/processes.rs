@@ -1,6 +1,6 @@
 //! The processes on a GPU or on one of its MIG instances, as NVML lists them.
 
-use super::facts::{CallError, invoke_optional};
+use super::facts::{ReadError, invoke_optional};
 use super::fence::Steps;
 use super::map;
 use super::raw::{self, ProcessList};
@@ -27,7 +27,7 @@ pub(super) struct GpuProcess {
 
 /// The processes of one device, each once, in the order of their ids; `None` if NVML does not list compute processes. A
 /// model or driver that does not support the lists of MPS or graphics counts as having no such processes.
-pub(super) fn list(device: &Device, steps: &Steps) -> Result<Option<Vec<GpuProcess>>, CallError> {
+pub(super) fn list(device: &Device, steps: &Steps) -> Result<Option<Vec<GpuProcess>>, ReadError> {
     let read = |call, list| invoke_optional(steps, call, || raw::processes(device, list));
     let Some(compute) = read("nvmlDeviceGetComputeRunningProcesses_v3", ProcessList::Compute)? else {
         return Ok(None);
@@ -101,10 +101,8 @@ impl GpuProcess {
 
     /// Converts to the kernel's type. A process on an instance that the GPU no longer has is on the GPU.
     pub(super) fn to_process(&self, gpu: &PartId, instances: &[Part]) -> Process {
-        let named = |part: &&Part| {
-            part.mig.as_ref().map(|mig| (mig.gpu_instance, mig.compute_instance)) == self.instance
-        };
-        let instance = self.instance.and_then(|_| instances.iter().find(named));
+        let instance =
+            self.instance.and_then(|ids| instances.iter().find(|part| map::mig_ids(part) == Some(ids)));
         Process {
             pid: self.pid,
             part: instance.map_or(gpu, |part| &part.id).clone(),

@@ -5,8 +5,6 @@
 //! in the driver may hold for ever, and their content is private.
 
 mod cgroup;
-mod mounts;
-mod stat;
 
 use berth_kernel::ports::Processes;
 use berth_kernel::process::{Owner, ProcessIdentity, ProcessVisibility, UnknownReason};
@@ -23,6 +21,8 @@ const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// Most processes that one call identifies: 128 on each of 16 GPUs. At 5 us for each `stat` file that is 10 ms every
 /// five seconds.
 const PIDS_MAX: usize = 2048;
+/// Bytes of a command name that the kernel keeps: `TASK_COMM_LEN` (16) less the terminating NUL.
+const NAME_BYTES: usize = 15;
 /// Most bytes read of a `stat` file: 52 numbers and a name of at most 64 bytes.
 const STAT_BYTES_MAX: u64 = 4 * 1024;
 /// Most bytes read of a `cgroup` file: a dozen v1 hierarchies with paths of at most 4 KiB; the first ones suffice.
@@ -45,7 +45,7 @@ impl ProcFs {
     /// 15 bytes of a name are compared, since the kernel keeps no more.
     #[must_use]
     pub fn new(root: PathBuf, ignore: &[String]) -> Self {
-        let ignore = ignore.iter().map(|name| stat::truncate(name).to_owned()).collect();
+        let ignore = ignore.iter().map(|name| truncate(name).to_owned()).collect();
         Self { root, ignore, known: Mutex::default() }
     }
 
@@ -56,7 +56,7 @@ impl ProcFs {
         known: Option<&(u64, ProcessIdentity)>,
     ) -> Result<(u64, ProcessIdentity), UnknownReason> {
         let folder = self.root.join(pid.to_string());
-        let before = self.stat(&folder)?;
+        let before = read_stat(&folder)?;
         if let Some((started, who)) = known
             && *started == before.started_ticks
         {
@@ -66,11 +66,11 @@ impl ProcFs {
         let mut owner = cgroup::owner(&text);
         if let Owner::Pod(pod) = &mut owner {
             // The mounts may be unreadable or lack the name: then only the pod is known.
-            let mounts = read_text_or_empty(&folder.join("mountinfo"), MOUNTS_BYTES_MAX);
-            pod.container = mounts::container(&mounts, &pod.uid);
+            let mounts = read_text(&folder.join("mountinfo"), MOUNTS_BYTES_MAX).unwrap_or_default();
+            pod.container = container(&mounts, &pod.uid);
         }
         // The start is read again: if it changed, the files were of two processes with one id.
-        let after = self.stat(&folder)?;
+        let after = read_stat(&folder)?;
         if after.started_ticks != before.started_ticks {
             return Err(UnknownReason::Gone);
         }
@@ -82,11 +82,11 @@ impl ProcFs {
         };
         Ok((before.started_ticks, who))
     }
+}
 
-    fn stat(&self, folder: &Path) -> Result<stat::Stat, UnknownReason> {
-        let text = read_text(&folder.join("stat"), STAT_BYTES_MAX).map_err(|error| unseen(&error))?;
-        stat::parse(&text).ok_or(UnknownReason::Unreadable)
-    }
+fn read_stat(folder: &Path) -> Result<Stat, UnknownReason> {
+    let text = read_text(&folder.join("stat"), STAT_BYTES_MAX).map_err(|error| unseen(&error))?;
+    parse_stat(&text).ok_or(UnknownReason::Unreadable)
 }
 
 impl Processes for ProcFs {
@@ -110,32 +110,27 @@ impl Processes for ProcFs {
     fn identify(&self, pids: &BTreeSet<u32>) -> BTreeMap<u32, ProcessIdentity> {
         let unknown =
             |unseen| ProcessIdentity { owner: Owner::Unknown(unseen), ..ProcessIdentity::default() };
-        match self.sight() {
-            ProcessVisibility::Visible => {}
-            ProcessVisibility::Hidden { .. } => {
-                return pids.iter().map(|pid| (*pid, unknown(UnknownReason::Hidden))).collect();
-            }
-            ProcessVisibility::Unsupported { .. } => {
-                return pids.iter().map(|pid| (*pid, unknown(UnknownReason::Unreadable))).collect();
-            }
+        let hidden = match self.sight() {
+            ProcessVisibility::Visible => None,
+            ProcessVisibility::Hidden { .. } => Some(UnknownReason::Hidden),
+            ProcessVisibility::Unsupported { .. } => Some(UnknownReason::Unreadable),
+        };
+        if let Some(reason) = hidden {
+            return pids.iter().map(|pid| (*pid, unknown(reason))).collect();
         }
         // Valid after a panic, too: each identity in it is complete.
         let mut known = self.known.lock();
         let mut found = BTreeMap::new();
         let mut answer = BTreeMap::new();
         for (index, pid) in pids.iter().enumerate() {
-            let identity = if index < PIDS_MAX {
-                self.read_identity(*pid, known.get(pid))
-            } else {
-                Err(UnknownReason::TooMany)
+            let identity = match index < PIDS_MAX {
+                true => self.read_identity(*pid, known.get(pid)),
+                false => Err(UnknownReason::TooMany),
             };
-            answer.insert(
-                *pid,
-                identity.map_or_else(unknown, |(started, who)| {
-                    found.insert(*pid, (started, who.clone()));
-                    who
-                }),
-            );
+            if let Ok(identity) = &identity {
+                found.insert(*pid, identity.clone());
+            }
+            answer.insert(*pid, identity.map_or_else(unknown, |(_, who)| who));
         }
         *known = found;
         answer
@@ -149,15 +144,60 @@ fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn read_text_or_empty(path: &Path, bytes_max: u64) -> String {
-    read_text(path, bytes_max).unwrap_or_default()
-}
-
 fn unseen(error: &io::Error) -> UnknownReason {
     // ESRCH: the process ended while its file was open.
     let gone = error.kind() == ErrorKind::NotFound
         || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error());
     if gone { UnknownReason::Gone } else { UnknownReason::Unreadable }
+}
+
+/// The fields of `/proc/PID/stat` that are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stat {
+    /// The command name.
+    name: String,
+    /// When it started, clock ticks since boot.
+    started_ticks: u64,
+}
+
+/// Parses `PID (NAME) STATE ...` (`man 5 proc_pid_stat`). A name may contain spaces and parentheses, so it ends at the
+/// last closing one.
+fn parse_stat(text: &str) -> Option<Stat> {
+    /// `starttime` is field 22; the first one after the name is field 3.
+    const START_AFTER_NAME: usize = 22 - 3;
+    let (before, rest) = text.rsplit_once(')')?;
+    let (_, name) = before.split_once('(')?;
+    let started_ticks = rest.split_ascii_whitespace().nth(START_AFTER_NAME)?.parse().ok()?;
+    Some(Stat { name: name.to_owned(), started_ticks })
+}
+
+/// Truncates a name as the kernel does.
+fn truncate(name: &str) -> &str {
+    &name[..name.floor_char_boundary(NAME_BYTES)]
+}
+
+/// The name of the container of its pod that a process is in, by its `mountinfo` file; `None` if no mount has one, or
+/// several have different ones.
+///
+/// The kubelet mounts a file for the termination message into each container, at `/dev/termination-log` unless the pod
+/// sets another path, from `<kubelet>/pods/<UID>/containers/<NAME>/<random>`; that path is the root of the bind mount
+/// (kubelet 1.36, `makeMounts` in `pkg/kubelet/kuberuntime`). No other file of the container has its name.
+fn container(text: &str, pod_uid: &str) -> Option<String> {
+    // Field 4 is the root of the mount within its file system (`man 5 proc_pid_mountinfo`).
+    let roots = text.lines().filter_map(|line| line.split(' ').nth(3));
+    let names: BTreeSet<&str> = roots.filter_map(|root| container_name(root, pod_uid)).collect();
+    match names.len() {
+        1 => names.first().map(|name| (*name).to_owned()),
+        _ => None,
+    }
+}
+
+/// The container's name in the root of a mount of this pod.
+fn container_name<'t>(root: &'t str, pod_uid: &str) -> Option<&'t str> {
+    let mut last = root.rsplit('/');
+    let (_random, name, containers) = (last.next()?, last.next()?, last.next()?);
+    let (uid, pods) = (last.next()?, last.next()?);
+    (pods == "pods" && uid == pod_uid && containers == "containers" && !name.is_empty()).then_some(name)
 }
 
 #[cfg(test)]

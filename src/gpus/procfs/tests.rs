@@ -132,3 +132,51 @@ fn this_process_is_read_from_the_real_proc() {
     assert!(started > 0 && !matches!(who.owner, Owner::Unknown(_)), "{who:?}");
     assert_eq!(procfs.read_identity(u32::MAX, None), Err(UnknownReason::Gone));
 }
+
+#[test]
+fn a_name_may_look_like_the_fields_after_it() {
+    let rest = "S 1 4117 4117 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 182734 12345 99 18446744073709551615";
+    for name in ["python3", "a) S 1 (b", "", "tmux: server", ")"] {
+        let stat = parse_stat(&format!("4117 ({name}) {rest}\n")).unwrap();
+        assert_eq!(stat, Stat { name: name.into(), started_ticks: 182_734 });
+    }
+    let numbers = "1 ".repeat(18);
+    for bad in ["", "4117", "4117 (x", "4117 (x) S 1", &format!("4117 (x) S {numbers}start 1")] {
+        assert_eq!(parse_stat(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn a_long_name_is_truncated_as_in_the_kernel() {
+    assert_eq!(truncate("nvidia-persistenced"), "nvidia-persiste");
+    assert_eq!(truncate("nvidia-smi"), "nvidia-smi");
+    assert_eq!(truncate("fifteen-bytes-é"), "fifteen-bytes-", "never half a character");
+}
+
+fn mount(root: &str, at: &str) -> String {
+    format!("812 790 259:1 {root} {at} rw,relatime - ext4 /dev/nvme0n1p1 rw\n")
+}
+
+#[test]
+fn the_termination_log_has_the_name_of_the_container() {
+    let log = |folder: &str, uid: &str, name: &str| {
+        mount(&format!("{folder}/pods/{uid}/containers/{name}/1f2e3d4c"), "/dev/termination-log")
+    };
+    let hosts = mount(&format!("/var/lib/kubelet/pods/{UID}/etc-hosts"), "/etc/hosts");
+    let volume = mount(&format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~empty-dir/x"), "/x");
+    for (text, name) in [
+        (log("/var/lib/kubelet", UID, "trainer"), Some("trainer")),
+        // The kubelet's folder is the root of a file system.
+        (log("", UID, "trainer"), Some("trainer")),
+        (hosts.clone() + &volume + &log("/data/kubelet", UID, "a"), Some("a")),
+        (log("/var/lib/kubelet", UID, "a") + &log("/var/lib/kubelet", UID, "a"), Some("a")),
+        (log("/var/lib/kubelet", UID, "a") + &log("/var/lib/kubelet", UID, "b"), None),
+        (log("/var/lib/kubelet", "another", "a"), None),
+        (hosts + &volume, None),
+        (mount("/", "/") + &mount("/pods", "/p"), None),
+        (String::new(), None),
+        ("nonsense\n".to_owned(), None),
+    ] {
+        assert_eq!(container(&text, UID).as_deref(), name, "{text}");
+    }
+}

@@ -1,7 +1,6 @@
 //! Builds the inventory of a simulated machine. Deterministic: equal machines have equal inventories.
 
-use super::machine::{Machine, SimGpu, SimKind, SimProcess};
-use super::model::Model;
+use super::machine::{Machine, Model, SimGpu, SimKind, SimProcess};
 use berth_kernel::gpu::{Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage};
 use berth_kernel::names::PartId;
 use berth_kernel::process::{Process, ProcessIdentity, Uses};
@@ -80,8 +79,7 @@ fn add_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &
 
 /// The id of the GPU with this index.
 pub(super) fn gpu_id(machine: &Machine, index: u32) -> Option<PartId> {
-    let model = machine.model_of(index)?;
-    PartId::parse(&format!("GPU-{}", uuid(&format!("{}/{index}", model.key)))).ok()
+    part_id("GPU", &format!("{}/{index}", machine.model_of(index)?.key))
 }
 
 fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Part> {
@@ -97,7 +95,7 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
         ("simulated", "true"),
     ];
     Some(Part {
-        id: PartId::parse(&format!("GPU-{}", uuid(&format!("{}/{index}", model.key)))).ok()?,
+        id: part_id("GPU", &format!("{}/{index}", model.key))?,
         parent: None,
         vendor: "nvidia".to_owned(),
         model: model.name.to_owned(),
@@ -119,7 +117,7 @@ fn instances(model: &Model, gpu: &Part, profiles: &[String]) -> Option<Vec<Part>
         attributes.insert(MIG_INDEX.to_owned(), number.to_string());
         attributes.extend(["gi", "ci"].map(|of| (format!("mig.slices.{of}"), slices.to_string())));
         Some(Part {
-            id: PartId::parse(&format!("MIG-{}", uuid(&format!("{}/{number}", gpu.id)))).ok()?,
+            id: part_id("MIG", &format!("{}/{number}", gpu.id))?,
             parent: Some(gpu.id.clone()),
             model: format!("{} MIG {profile}", model.name),
             memory_mib,
@@ -156,11 +154,12 @@ fn links(gpus: &[(&Model, Part)]) -> Links {
     links
 }
 
-/// A UUID derived from a seed (version 8: the custom format).
-fn uuid(seed: &str) -> String {
+/// The id of a part, with a UUID derived from a seed (version 8: the custom format).
+fn part_id(kind: &str, seed: &str) -> Option<PartId> {
     let digest = Sha256::digest(format!("berth simulated GPU {seed}").as_bytes());
     let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-8{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
+    let uuid = format!("{}-{}-8{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..]);
+    PartId::parse(&format!("{kind}-{uuid}")).ok()
 }
 
 #[cfg(test)]

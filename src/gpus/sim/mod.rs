@@ -5,11 +5,10 @@
 
 mod inventory;
 mod machine;
-mod model;
 
 pub use machine::{Machine, SimEvent, SimGpu, SimGroup, SimKind, SimProcess};
 
-use berth_kernel::gpu::{Inventory, Reading};
+use berth_kernel::gpu::{Inventory, Reading, XID};
 use berth_kernel::ports::{Gpus, GpusError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeSet, VecDeque};
@@ -29,7 +28,6 @@ const READINGS_MAX: usize = 1024;
 
 /// Simulated GPUs.
 pub struct SimGpus {
-    file: Option<PathBuf>,
     state: Mutex<State>,
     /// Notified when a reading arrives.
     arrived: Condvar,
@@ -37,6 +35,8 @@ pub struct SimGpus {
 
 struct State {
     machine: Machine,
+    /// The file that describes the machine, if it is one that changes with a file.
+    file: Option<PathBuf>,
     /// Identifies the version of the file that was read last.
     stamp: Option<Stamp>,
     /// Why the newest version of the file cannot be used, if so.
@@ -55,7 +55,10 @@ impl SimGpus {
     /// Whether the text after `sim:` is a profile and not the name of a file.
     #[must_use]
     pub fn is_profile(spec: &str) -> bool {
-        Machine::is_profile(spec)
+        // `-1xh100` counts as a profile, so that its error is that of an invalid count and not of a missing file.
+        let spec = spec.trim_start_matches(['-', '+']);
+        let digits = spec.bytes().take_while(u8::is_ascii_digit).count();
+        digits > 0 && spec[digits..].starts_with('x') && !spec.contains(['/', '.'])
     }
 
     /// Simulates the machine given after `sim:` in `--gpus`: a profile such as `8xh100`, or a file.
@@ -63,18 +66,15 @@ impl SimGpus {
     /// # Errors
     /// If the profile is invalid, or the file cannot be used.
     pub fn open(spec: &str) -> Result<Self, GpusError> {
-        if Machine::is_profile(spec) {
-            let machine = Machine::from_profile(spec).map_err(|why| simulation_error(spec, &why))?;
-            return Ok(Self::from_machine(machine));
+        let invalid = |why: String| simulation_error(spec, &why);
+        if Self::is_profile(spec) {
+            return Ok(Self::from_machine(Machine::from_profile(spec).map_err(invalid)?));
         }
         let path = PathBuf::from(spec);
-        let (stamp, machine) = match (stamp(&path), read(&path)) {
-            (stamp, Ok(machine)) => (stamp, machine),
-            (_, Err(why)) => return Err(simulation_error(spec, &why)),
-        };
-        let mut gpus = Self::from_machine(machine);
-        gpus.file = Some(path);
-        gpus.state.lock().stamp = stamp;
+        let stamp = stamp(&path);
+        let mut gpus = Self::from_machine(read(&path).map_err(invalid)?);
+        let state = gpus.state.get_mut();
+        (state.file, state.stamp) = (Some(path), stamp);
         Ok(gpus)
     }
 
@@ -85,11 +85,12 @@ impl SimGpus {
             last_event: machine.newest_event(),
             lost: lost_gpus(&machine),
             machine,
+            file: None,
             stamp: None,
             error: None,
             readings: VecDeque::new(),
         };
-        Self { file: None, state: Mutex::new(state), arrived: Condvar::new() }
+        Self { state: Mutex::new(state), arrived: Condvar::new() }
     }
 
     /// Changes the machine.
@@ -109,16 +110,15 @@ impl SimGpus {
     /// The state, after a reload of the file if it has changed.
     fn current(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
-        if let Some(path) = &self.file {
-            state.reload(path);
-        }
+        state.reload();
         state
     }
 }
 
 impl State {
-    /// Reads the file if it has changed.
-    fn reload(&mut self, path: &Path) {
+    /// Reads the file, if there is one and it has changed.
+    fn reload(&mut self) {
+        let Some(path) = &self.file else { return };
         let stamp = stamp(path);
         if stamp.is_some() && stamp == self.stamp {
             return;
@@ -138,23 +138,17 @@ impl State {
         self.machine = machine;
         let mut new: Vec<_> = self.machine.events.iter().filter(|e| e.seq > self.last_event).collect();
         new.sort_by_key(|event| event.seq);
-        let events = new.into_iter().map(|event| {
-            let detail = "simulated".to_owned();
-            (event.gpu, "xid", event.xid, detail)
-        });
+        let events = new.into_iter().map(|event| (event.gpu, XID, event.xid, "simulated"));
         let now_lost = lost_gpus(&self.machine);
-        let losses = now_lost.difference(&self.lost).map(|&gpu| {
-            let detail = "the GPU fell off the bus (simulated)".to_owned();
-            (gpu, "lost", 0, detail)
-        });
-        for (gpu, source, code, detail) in events.chain(losses).collect::<Vec<_>>() {
-            let Some(part) = inventory::gpu_id(&self.machine, gpu) else {
-                continue;
-            };
+        let losses = now_lost.difference(&self.lost);
+        let losses = losses.map(|&gpu| (gpu, "lost", 0, "the GPU fell off the bus (simulated)"));
+        for (gpu, source, code, detail) in events.chain(losses) {
+            let Some(part) = inventory::gpu_id(&self.machine, gpu) else { continue };
             if self.readings.len() == READINGS_MAX {
                 self.readings.pop_front();
             }
-            self.readings.push_back(Reading { part, source: source.to_owned(), code, detail });
+            let (source, detail) = (source.to_owned(), detail.to_owned());
+            self.readings.push_back(Reading { part, source, code, detail });
         }
         self.last_event = self.last_event.max(self.machine.newest_event());
         self.lost = now_lost;
@@ -164,7 +158,7 @@ impl State {
 impl Gpus for SimGpus {
     fn scan(&self) -> Result<Inventory, GpusError> {
         let state = self.current();
-        if let (Some(why), Some(path)) = (&state.error, &self.file) {
+        if let (Some(why), Some(path)) = (&state.error, &state.file) {
             return Err(simulation_error(&path.display().to_string(), why));
         }
         inventory::inventory(&state.machine)
@@ -182,11 +176,9 @@ impl Gpus for SimGpus {
             if left.is_zero() {
                 return Ok(None);
             }
-            let timeout = if self.file.is_some() { left.min(FILE_POLL) } else { left };
+            let timeout = if state.file.is_some() { left.min(FILE_POLL) } else { left };
             self.arrived.wait_for(&mut state, timeout);
-            if let Some(path) = &self.file {
-                state.reload(path);
-            }
+            state.reload();
         }
     }
 
@@ -194,7 +186,7 @@ impl Gpus for SimGpus {
         let state = self.state.lock();
         let groups = state.machine.groups().map(|(model, count)| format!("{count} simulated {model}"));
         let groups = groups.collect::<Vec<_>>().join(" and ");
-        match &self.file {
+        match &state.file {
             Some(path) => format!("{groups}, from {}", path.display()),
             None => groups,
         }

@@ -1,8 +1,15 @@
 use super::*;
+use berth_kernel::allocation::Decision;
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::gpu::Mig;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::AllocationId;
 use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
-use std::collections::VecDeque;
+
+/// Settings without MIG and without overcommitment.
+fn settings() -> Settings {
+    Settings::new("unused".into())
+}
 
 #[test]
 fn candidates_have_their_labels() {
@@ -29,13 +36,13 @@ fn candidates_have_their_labels() {
         finished: VecDeque::new(),
     };
     let ledger = Arc::new(Ledger { pods: Some(Arc::new(view)), ..Ledger::default() });
-    let shown = View::new(&ledger, Now::default(), &Rules::sample()).candidates(&resource, 2);
+    let shown = View::new(&ledger, Now::default(), &settings()).candidates(&resource, 2);
     let [candidate] = shown.as_slice() else { panic!("{} candidates", shown.len()) };
     let names = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
     assert_eq!(names, ("team", "p", "main"));
     assert_eq!(candidate.pod_uid, "u");
     assert_eq!(candidate.labels[0].key, "app");
-    assert!(View::new(&ledger, Now::default(), &Rules::sample()).candidates(&resource, 1).is_empty());
+    assert!(View::new(&ledger, Now::default(), &settings()).candidates(&resource, 1).is_empty());
 }
 
 #[test]
@@ -65,7 +72,7 @@ fn parts_have_the_resource_of_the_baseline() {
     ledger.apply(&Entry { at: Now::default(), changes });
     let ledger = Arc::new(ledger);
     let resources = |mig| -> Vec<Option<String>> {
-        let view = View::new(&ledger, Now::default(), &Rules { mig, ..Rules::sample() });
+        let view = View::new(&ledger, Now::default(), &Settings { mig, ..settings() });
         let baseline =
             |part: &wit::Part| part.attributes.iter().find(|a| a.key == BASELINE_RESOURCE).cloned();
         view.context.node.parts.iter().map(|part| baseline(part).map(|a| a.value)).collect()
@@ -76,4 +83,97 @@ fn parts_have_the_resource_of_the_baseline() {
     assert_eq!(resources(MigStrategy::Mixed), [gpu, none.clone(), own]);
     // GPUs and instances would have the same resource, so none is offered.
     assert_eq!(resources(MigStrategy::Single), [none.clone(), none.clone(), none]);
+}
+
+fn at(ms: u64) -> Now {
+    Now { wall_ms: 1_000_000 + ms, mono_ms: ms }
+}
+
+/// Two GPUs and an allocation whose ages differ in their fractions of a second.
+fn node() -> Arc<Ledger> {
+    let mut node = Ledger::default();
+    for (index, since_ms) in [(0, 300), (1, 1_750)] {
+        let part = Part {
+            id: PartId::parse(&format!("GPU-{index}")).unwrap(),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: index,
+            minor: None,
+            memory_mib: 1_000,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        };
+        node.apply(&Entry { at: at(since_ms), changes: vec![Change::PartFound(part)] });
+    }
+    let allocation = Allocation {
+        id: AllocationId { store: 1, number: 1 },
+        resource: Resource::parse("nvidia.com/gpu").unwrap(),
+        devices: Vec::new(),
+        granted_wall_ms: at(1_920).wall_ms,
+        holder: Holder::default(),
+        overlapped: false,
+        decision: Decision::default(),
+        ended: None,
+    };
+    node.live = Arc::new([(allocation.id, Arc::new(allocation))].into());
+    Arc::new(node)
+}
+
+#[test]
+fn a_current_view_equals_a_new_one() {
+    let node = node();
+    let (mut current, mut different) = (0, 0);
+    for created in (2_000..4_000).step_by(70) {
+        let view = View::new(&node, at(created), &settings());
+        for now in (1_000..6_000).step_by(10) {
+            let same = View::new(&node, at(now), &settings()).context == view.context;
+            let is_current = view.is_current(&node, at(now));
+            assert!(same || !is_current, "created at {created}, current at {now}");
+            // A view with the same ages is current, unless the time went back.
+            assert!(is_current || !same || now < created, "created at {created}, not current at {now}");
+            current += u32::from(is_current);
+            different += u32::from(!same);
+        }
+    }
+    assert!(current > 0 && different > 0, "{current} current, {different} different");
+}
+
+#[test]
+fn a_view_of_another_snapshot_or_time_is_not_reused() {
+    let (cache, node) = (ViewCache::new(settings()), node());
+    let count = || cache.views.lock().len();
+    let allocations = |node: &Arc<Ledger>, now| {
+        cache.with(node, now, "{}", |view| {
+            assert_eq!(view.context.parameters, "{}");
+            view.context.node.allocations.len()
+        })
+    };
+    assert_eq!(allocations(&node, at(2_000)), 1);
+    assert_eq!((allocations(&node, at(2_010)), count()), (1, 1), "the same view");
+    let other = Arc::new(Ledger { live: Arc::default(), ..Ledger::clone(&node) });
+    assert_eq!((allocations(&other, at(2_010)), count()), (0, 2));
+    assert_eq!(
+        (allocations(&node, Now { wall_ms: 0, ..at(2_010) }), count()),
+        (1, 3),
+        "the wall clock jumped"
+    );
+    for _ in 0..2 * VIEWS_MAX {
+        assert_eq!(allocations(&Arc::new(Ledger::clone(&other)), at(2_010)), 0);
+    }
+    assert_eq!(count(), VIEWS_MAX);
+}
+
+#[test]
+fn concurrent_users_have_their_own_parameters() {
+    let (cache, node) = (ViewCache::new(settings()), node());
+    cache.with(&node, at(2_000), "first", |first| {
+        cache.with(&node, at(2_000), "second", |second| {
+            let parameters = (first.context.parameters.as_str(), second.context.parameters.as_str());
+            assert_eq!(parameters, ("first", "second"));
+        });
+    });
 }

@@ -1,45 +1,22 @@
-//! `berth policy new`, `check` and `test`: commands for authors of policies, which need no daemon.
+//! `berth policy check` and `test`: commands for authors of policies, which need no daemon.
 
-use crate::args::PolicyCommand;
-use crate::scenario::{FILE_BYTES_MAX, POLICY_BYTES_MAX, PolicyTester, Report};
-use crate::{command, policy_new};
+use crate::scenario::{FILE_BYTES_MAX, PolicyTester, Report};
 use anyhow::{Context, anyhow, bail};
-use berth_cli::arguments::{read_file, read_parameters};
-use berth_cli::output::{Out, facts, print_error};
-use berth_cli::parameters;
+use berth_cli::input_file::read_file;
+use berth_cli::output::{Out, facts};
+use berth_cli::parameters::{self, read_parameters};
 use berth_cli::upload::shipped_name;
 use berth_cli::usage::BadUsage;
 use berth_kernel::policy::{Hook, PolicyVersion};
+use berth_wasm::limits::MODULE_BYTES_MAX;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 /// The first bytes of a core module; a component has another version number.
 const CORE_MODULE: &[u8] = b"\0asm\x01\0\0\0";
 
-/// Runs one of these commands. The exit code is 1 if the policy is refused, a scenario fails or an error occurs.
-pub(super) fn run(command: &PolicyCommand, out: &mut Out) -> ExitCode {
-    let succeeded = match command {
-        PolicyCommand::Check { file, parameters } => check(file, parameters.as_deref(), out),
-        PolicyCommand::Test { file, scenarios, shipped } => {
-            test(file.as_deref(), scenarios, shipped.as_deref(), out)
-        }
-        PolicyCommand::New(new) => policy_new::run(new, out).map(|()| true),
-        // `command::run` sends these to the daemon.
-        PolicyCommand::Client(_) => Ok(true),
-    };
-    match succeeded {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            print_error(&error);
-            command::exit_code(&error)
-        }
-    }
-}
-
 /// The result of `berth policy check`.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CheckResult {
     ok: bool,
@@ -78,32 +55,34 @@ struct ParametersResult {
     problem: Option<String>,
 }
 
-fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result<bool> {
-    // One byte more than allowed, so that `install` refuses the size with the daemon's error.
-    let module = read_file(file, u64::try_from(POLICY_BYTES_MAX)?.saturating_add(1))?;
+/// `berth policy check`. Returns whether the policy is accepted.
+pub(super) fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result<bool> {
+    let module = read_module(file)?;
     let parameters = parameters.map(|text| read_parameters("--parameters", text)).transpose()?;
     let bench = PolicyTester::new()?;
     let name = file.display().to_string();
     let checked = match bench.install(&module) {
-        Err(error) => {
-            let problem = Some(error.to_string());
-            CheckResult { ok: false, file: name, problem, warning: None, policy: None, parameters: None }
-        }
+        Err(error) => CheckResult { file: name, problem: Some(error.to_string()), ..CheckResult::default() },
         Ok(version) => {
             let accepted = parameters.map(|json| bench.check_parameters(&version, &json));
             CheckResult {
                 ok: accepted.as_ref().is_none_or(Result::is_ok),
                 file: name,
-                problem: None,
                 warning: bench.ships_another(&version).then(|| shipped_name(&version.name, &version.label())),
                 parameters: accepted
                     .map(|result| ParametersResult { taken: result.is_ok(), problem: result.err() }),
                 policy: Some(describe(&version, module.starts_with(CORE_MODULE))),
+                ..CheckResult::default()
             }
         }
     };
     out.answer(&checked, as_text)?;
     Ok(checked.ok)
+}
+
+fn read_module(file: &Path) -> anyhow::Result<Vec<u8>> {
+    // One byte more than allowed, so that `install` refuses the size with the daemon's error.
+    read_file(file, u64::try_from(MODULE_BYTES_MAX)?.saturating_add(1))
 }
 
 fn describe(version: &PolicyVersion, core_module: bool) -> Description {
@@ -163,7 +142,8 @@ struct TestResult {
     scenarios: Vec<Report>,
 }
 
-fn test(
+/// `berth policy test`. Returns whether all scenarios passed.
+pub(super) fn test(
     file: Option<&Path>,
     scenarios: &[PathBuf],
     shipped: Option<&str>,
@@ -179,8 +159,7 @@ fn test(
     let bench = PolicyTester::new()?;
     let version = match (module, shipped) {
         (Some(file), _) => {
-            let module = read_file(file, u64::try_from(POLICY_BYTES_MAX)?.saturating_add(1))?;
-            bench.install(&module).map_err(|error| anyhow!("{}: {error}", file.display()))?
+            bench.install(&read_module(file)?).map_err(|error| anyhow!("{}: {error}", file.display()))?
         }
         (None, name) => bench.shipped(name.unwrap_or_default()).map_err(|error| anyhow!(error))?,
     };

@@ -1,13 +1,19 @@
 //! Runs a command. `serve` loads its settings here and runs [`daemon`](crate::daemon).
 
-use crate::args::{self, Cli, Command};
-use crate::config::{Choice, Config, ServeArgs, SkippedChecks};
-use crate::{author, checks, from_nvidia, shell, state, telemetry, token};
-use berth_cli::Request;
-use berth_cli::output::{Out, decide_colours, print_error};
-use berth_cli::reach::ClientArgs;
+use crate::args::{Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
+use crate::config::nvidia::{Finding, is_nvidia, translate};
+use crate::config::{Choice, Config, ServeArgs, read_text};
+use crate::daemon::SkippedChecks;
+use crate::{author, checks, policy_new, state, telemetry};
+use anyhow::{Context, anyhow, ensure};
+use berth_cli::connection::ClientArgs;
+use berth_cli::output::{Out, print_error};
 use berth_cli::usage::{self, BadUsage};
 use berth_cluster::ApiServer;
+use berth_files::yaml::Document;
+use clap::CommandFactory;
+use serde::Serialize;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// A signal during the start, before the daemon runs.
@@ -18,69 +24,71 @@ struct Interrupted;
 /// Runs a command. The exit code is 0 for success and 1 for a failure; [`usage::parse`](crate::usage::parse) exits with 2.
 #[must_use]
 pub fn run(cli: &Cli) -> ExitCode {
-    decide_colours();
-    let client = &cli.client;
-    let mut out = Out::new(client.output);
-    let request = match &cli.command {
-        Command::Client(command) => Some(Request::Command(command)),
-        Command::Policy { command: args::PolicyCommand::Client(command) } => Some(Request::Policy(command)),
-        _ => None,
-    };
-    if let Some(request) = request {
-        return report(berth_cli::run(request, client, &mut out));
-    }
-    if client.watch.is_some() {
-        return report(Err(berth_cli::not_watched().into()));
-    }
-    let result = match &cli.command {
-        Command::Serve(args) => match load(args, client) {
-            // A signal is no error, as later in the start.
-            Err(error) if error.is::<Interrupted>() => Ok(()),
-            loaded => loaded.and_then(serve),
-        },
-        Command::Client(_) => Ok(()),
-        Command::Policy { command } => return author::run(command, &mut out),
-        Command::Config { command: args::ConfigCommand::Check { file, without_files, without_gpus } } => {
-            let skipped = SkippedChecks { files: *without_files, gpus: *without_gpus };
-            checks::config::run(file, skipped, &mut out)
-        }
-        Command::Config { command: args::ConfigCommand::FromNvidia { file } } => {
-            from_nvidia::run(file, &mut out)
-        }
-        Command::Node { command: args::NodeCommand::Check(args) } => {
-            return checks::node::run(args, client, &mut out);
-        }
-        Command::State { command } => state::run(command, &mut out),
-        Command::Token { command } => token::run(*command, client, &mut out),
-        Command::Openapi => out.text(berth_admin::openapi_json()),
-        Command::Completions { shell } => shell::completions(*shell, &mut out),
-        Command::Man { into } => shell::man(into.as_deref(), &mut out),
-    };
-    report(result)
-}
-
-/// Prints an error and returns the exit code.
-fn report(result: anyhow::Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    colour::decide();
+    match dispatch(cli, &mut Out::new(cli.client.output)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             print_error(&error);
-            exit_code(&error)
+            usage::code(&error)
         }
     }
 }
 
-/// The exit code of a failed command. An invalid log filter is bad usage.
-pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
-    match error.downcast_ref() {
-        Some(telemetry::TelemetryError::Filter { .. }) => ExitCode::from(usage::CODE),
-        _ => usage::code(error),
+/// Runs a command. Returns false if a check or a test found a failure, which is in its output.
+fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
+    let client = &cli.client;
+    let for_daemon =
+        matches!(&cli.command, Command::Client(_) | Command::Policy { command: PolicyCommand::Client(_) });
+    if client.watch.is_some() && !for_daemon {
+        return Err(berth_cli::not_watched().into());
     }
+    match &cli.command {
+        Command::Serve(args) => match load(args, client) {
+            // A signal is no error, as later in the start.
+            Err(error) if error.is::<Interrupted>() => {}
+            loaded => serve(loaded?)?,
+        },
+        Command::Client(command) => berth_cli::run(Request::Command(command), client, out)?,
+        Command::Policy { command } => match command {
+            PolicyCommand::Client(command) => berth_cli::run(Request::Policy(command), client, out)?,
+            PolicyCommand::New(new) => policy_new::run(new, out)?,
+            PolicyCommand::Check { file, parameters } => {
+                return author::check(file, parameters.as_deref(), out);
+            }
+            PolicyCommand::Test { file, scenarios, shipped } => {
+                return author::test(file.as_deref(), scenarios, shipped.as_deref(), out);
+            }
+        },
+        Command::Config { command: ConfigCommand::Check { file, without_files, without_gpus } } => {
+            let skipped = SkippedChecks { files: *without_files, gpus: *without_gpus };
+            checks::config::run(file, skipped, out)?;
+        }
+        Command::Config { command: ConfigCommand::FromNvidia { file } } => from_nvidia(file, out)?,
+        Command::Node { command: NodeCommand::Check(args) } => return checks::node::run(args, client, out),
+        Command::State { command } => state::run(command, out)?,
+        Command::Token { command: TokenCommand::Rotate } => {
+            let path = client.token_file();
+            berth_http::rotate_token(&path)?;
+            out.done(&format!("{} has a new token; the old one is no longer valid", path.display()))?;
+        }
+        Command::Token { command: TokenCommand::Show } => {
+            out.text(&format!("{}\n", berth_cli::token::read(client)?))?;
+        }
+        Command::Openapi => out.text(berth_admin::openapi_json())?,
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "berth", &mut text);
+            out.text(&String::from_utf8(text).context("the completions are not UTF-8")?)?;
+        }
+        Command::Man { into } => man(into.as_deref(), out)?,
+    }
+    Ok(true)
 }
 
 /// `berth serve`.
 fn serve(config: Config) -> anyhow::Result<()> {
-    let traces = crate::telemetry::start(&config)?;
+    let traces = telemetry::start(&config)?;
     config.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     crate::daemon::serve(config, traces)
 }
@@ -117,7 +125,7 @@ pub fn load(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<Config> {
 
 /// The label that selects the configuration file. Logs are not set up yet: temporary failures go to standard error.
 fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
-    anyhow::ensure!(
+    ensure!(
         config.api_server != ApiServer::Off,
         "--config-dir reads the node label {key} from the API server: set --kubeconfig, or run in a pod with a service account"
     );
@@ -133,9 +141,57 @@ fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
     runtime.block_on(async {
         tokio::select! {
             read = berth_cluster::node_label(&settings, key, on_retry) => read.map_err(|error| {
-                anyhow::anyhow!("cannot read the node's label {key}: {}", berth_cluster::error_chain(&error))
+                anyhow!("cannot read the node's label {key}: {}", berth_cluster::error_chain(&error))
             }),
             stopped = crate::daemon::wait_for_stop_signal() => Err(stopped.map_or_else(Into::into, |()| Interrupted.into())),
         }
     })
+}
+
+/// The JSON output of `berth config from-nvidia`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Converted {
+    yaml: String,
+    findings: Vec<Finding>,
+}
+
+/// `berth config from-nvidia`.
+fn from_nvidia(file: &Path, out: &mut Out) -> anyhow::Result<()> {
+    let text = read_text(file)?;
+    let name = file.display();
+    let parsed =
+        Document::parse(&text).and_then(|document| Ok((is_nvidia(&document), translate(&document)?)));
+    let (is_nvidia, translated) = parsed
+        .map_err(|problems| anyhow!("{name}: NVIDIA's device plugin would not start with it: {problems}"))?;
+    ensure!(
+        is_nvidia || translated.findings.is_empty(),
+        "{name} is not a configuration file of NVIDIA's device plugin: it has none of the keys version, flags, sharing, \
+         resources, imex"
+    );
+    let refusal = translated.refusal;
+    let converted = Converted { yaml: translated.yaml, findings: translated.findings };
+    out.answer(&converted, |converted| {
+        format!("# {name}, converted to a Berth configuration\n{}", converted.yaml)
+    })?;
+    ensure!(refusal.is_empty(), "{name} uses settings that Berth does not support: {refusal}");
+    Ok(())
+}
+
+/// Prints the manual page of `berth`, or writes the pages of all commands to a folder.
+fn man(folder: Option<&Path>, out: &mut Out) -> anyhow::Result<()> {
+    let Some(folder) = folder else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(Cli::command()).render(&mut page)?;
+        return out.text(&String::from_utf8(page).context("the manual page is not UTF-8")?);
+    };
+    let context = || format!("cannot write manual pages into {}", folder.display());
+    std::fs::create_dir_all(folder).with_context(context)?;
+    clap_mangen::generate_to(Cli::command(), folder).with_context(context)?;
+    let pages = std::fs::read_dir(folder).with_context(context)?.count();
+    out.done(&format!(
+        "wrote {pages} pages to {}; `man -l {}` shows one",
+        folder.display(),
+        folder.join("berth.1").display()
+    ))
 }

@@ -5,28 +5,21 @@ mod args;
 mod checks;
 mod choice;
 mod edits;
-mod error;
 mod file;
-mod healthchecks;
-mod labels;
+mod gpus;
 pub mod nvidia;
-mod parsers;
-mod processes;
 mod source;
 mod tracing;
 mod trusted;
 
-pub use admin::AdminFile;
-pub use args::{NvidiaArgs, ServeArgs};
-pub use checks::{BadSetting, BadSettings, Findings, SkippedChecks};
-pub use choice::{Choice, ChoiceArgs, ChoiceError, Chosen};
-pub use error::ConfigError;
-pub use file::{FileConfig, StackEntryConfig};
-pub use labels::LabelSettings;
-pub use processes::{IGNORED_PROCESSES, ProcessSettings};
-pub use source::{CONFIG_BYTES_MAX, Source, read_text};
-pub use tracing::{Endpoint, Protocol, TracingFile, TracingSettings};
-pub use trusted::TrustedKeyFile;
+pub use args::{ApiServerMode, ChoiceArgs, LogFormat, ServeArgs};
+pub use checks::{BadSetting, BadSettings, ConfigError};
+pub use choice::{Choice, Chosen};
+pub use file::{FileConfig, LabelSettings, StackEntryConfig};
+pub use gpus::{GpuSource, ProcessSettings};
+pub use nvidia::args::NvidiaArgs;
+pub use source::{Source, read_text};
+pub use tracing::{Endpoint, Protocol, TracingSettings};
 
 use berth_cluster::ApiServer;
 use berth_files::yaml::Problem;
@@ -37,8 +30,8 @@ use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use berth_kernel::time::Timing;
 use berth_kubelet::{Edits, ReconcileTiming};
-use checks::{Checks, bad, bad_because, parse_keyword};
-use healthchecks::HealthChecks;
+use checks::{Checks, address, bad_because, in_range};
+use gpus::{HealthChecks, gpu_source, mig_strategy};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,40 +98,6 @@ pub struct Config {
     pub notices: Vec<String>,
 }
 
-/// The source of the GPUs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GpuSource {
-    /// NVML.
-    Nvml {
-        /// Path of `libnvidia-ml.so.1`; by default the dynamic loader finds it.
-        library: Option<PathBuf>,
-        /// The folder of the driver's installation, if it is not `/`.
-        driver_root: Option<PathBuf>,
-    },
-    /// Simulated GPUs: a profile such as `8xh100`, or a file.
-    Sim(String),
-}
-
-/// Use of the API server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum ApiServerMode {
-    /// Used if there is a kubeconfig or a service account of the pod.
-    #[default]
-    Auto,
-    /// Not used.
-    Off,
-}
-
-/// Format of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// Readable text.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
 impl Config {
     /// Loads the settings of `berth serve`.
     ///
@@ -162,7 +121,7 @@ impl Config {
             },
             None => Self::merge(args, FileConfig::default())?,
         };
-        config.notices.extend(nvidia::unused_environment_notices(|name| std::env::var(name).ok()));
+        config.notices.extend(nvidia::args::unused_environment_notices(|name| std::env::var(name).ok()));
         Ok(config)
     }
 
@@ -187,19 +146,19 @@ impl Config {
         let state_dir =
             checks.absolute_path("stateDir", path_or(&args.state_dir, file.state_dir, "/var/lib/berth"));
         let kubelet_dir = path_or(&args.kubelet_dir(), file.kubelet_dir, "/var/lib/kubelet");
-        let token_file = args.token_file.clone().or(file.token_file);
-        let token_file = token_file.unwrap_or_else(|| state_dir.join("token"));
+        let token_file =
+            args.token_file.clone().or(file.token_file).unwrap_or_else(|| state_dir.join("token"));
         let kubeconfig = args.kubeconfig.clone().or(file.kubeconfig);
         let kubeconfig = kubeconfig.map(|path| checks.absolute_path("kubeconfig", path));
         let overcommit = file.memory_overcommit.unwrap_or(1.0);
-        checks.in_range("memoryOvercommit", overcommit, 1.0, 16.0);
+        checks.ok(in_range("memoryOvercommit", overcommit, 1.0..=16.0));
         let health = file.health.unwrap_or_default();
         let defaults = Timing::default();
         let quiet_ms = health.quiet_seconds.map_or(defaults.quiet_ms, |s| s.saturating_mul(1000));
         let timing = file.timing.unwrap_or_default().resolve(&Timing { quiet_ms, ..defaults });
         // A scan takes a few calls per GPU: shorter intervals would leave no pause between scans.
         let poll_seconds = health.poll_seconds.unwrap_or(5.0);
-        checks.in_range("health.pollSeconds", poll_seconds, 0.05, 3600.0);
+        checks.ok(in_range("health.pollSeconds", poll_seconds, 0.05..=3600.0));
         let admin = file.admin.unwrap_or_default().resolve(args.admin_socket.clone(), &mut checks);
         let listen = args.admin_listen.clone().or(file.admin_listen);
         let listen = listen.as_deref().unwrap_or("127.0.0.1:9470");
@@ -209,9 +168,11 @@ impl Config {
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
         let resource = Resource::parse(&resource).map_err(|e| bad_because("resource", &resource, e.rule));
         let resource = checks.record_error(resource);
-        let edits = file.container_edits.unwrap_or_default().resolve(args, &mut checks);
-        let driver = args::non_empty(args.nvidia.driver_root_ctr_path.as_ref()).unwrap_or(&edits.driver_root);
-        let health_checks = HealthChecks::from_args(args);
+        let edits = file.container_edits.unwrap_or_default().resolve(&args.edits, &args.nvidia, &mut checks);
+        let driver =
+            nvidia::args::non_empty(args.nvidia.driver_root_ctr_path.as_ref()).unwrap_or(&edits.driver_root);
+        let health_checks =
+            HealthChecks::new(args.disable_healthchecks.as_deref(), args.enable_healthchecks.as_deref());
         let mut notices = args.nvidia.notices(&mut checks);
         notices.extend(args.overridden_nvidia_args());
         notices.extend(health_checks.notices());
@@ -220,17 +181,19 @@ impl Config {
         let library = library.map(|path| checks.plain_path("nvmlLibrary", path));
         let gpus = args.gpus.clone().or(file.gpus).unwrap_or_else(|| "nvml".into());
         let gpus = checks.record_error(gpu_source(&gpus, library, driver));
-        let mig =
-            checks.record_error(mig_strategy(args.mig_strategy.clone().or(file.mig_strategy).as_deref()));
-        let history = checks.record_error(file.history.unwrap_or_default().limit());
-        let decisions = checks.record_error(file.decisions.unwrap_or_default().limit());
-        let tracing = checks.record_error(file.tracing.unwrap_or_default().resolve(args));
+        let mig = args.mig_strategy.clone().or(file.mig_strategy);
+        let mig_strategy = mig.and_then(|keyword| checks.ok(mig_strategy(&keyword))).unwrap_or_default();
+        let history = checks.ok(file.history.unwrap_or_default().limit()).unwrap_or_default();
+        let decisions = checks.ok(file.decisions.unwrap_or_default().limit()).flatten();
+        let tracing = checks.ok(file.tracing.unwrap_or_default().resolve(&args.tracing)).flatten();
         let trusted_keys = trusted::keys(file.trusted_keys, &mut checks);
-        let processes = file.processes.unwrap_or_default().resolve(ProcessSettings::default(), &mut checks);
+        let processes = file.processes.unwrap_or_default().resolve(&mut checks);
         let labels = file.labels.unwrap_or_default().resolve(&mut checks);
-        let stack = args
-            .nvidia
-            .apply_allocation_policy(file::check_stack(file.stack.unwrap_or_default(), &mut checks));
+        let stack = file::resolve_stack(
+            file.stack.unwrap_or_default(),
+            args.nvidia.shared_devices_allocation_policy.as_deref(),
+            &mut checks,
+        );
         let (kubelet_dir, token_file) =
             (checks.absolute_path("kubeletDir", kubelet_dir), checks.absolute_path("tokenFile", token_file));
         checks.finish()?;
@@ -238,17 +201,17 @@ impl Config {
             node_name: node_name(args.node_name.clone().or(file.node_name)),
             kubelet_dir,
             token_file,
-            api_server: api_server(args.api_server.or(file.api_server.map(Into::into)), kubeconfig),
+            api_server: api_server(args.api_server.or(file.api_server), kubeconfig),
             gpus: gpus?,
             admin,
             admin_listen: admin_listen?,
             health_listen,
-            log: args.log.or(file.log.map(Into::into)).unwrap_or_default(),
-            tracing: tracing?,
+            log: args.log.or(file.log).unwrap_or_default(),
+            tracing,
             resource: resource?,
-            mig_strategy: mig?,
-            rules: Rules { timing, overcommit_percent: percent(overcommit), history: history?, trusted_keys },
-            decisions: decisions?,
+            mig_strategy,
+            rules: Rules { timing, overcommit_percent: percent(overcommit), history, trusted_keys },
+            decisions,
             ignored_xids: health_checks.ignored(health.ignored_xids),
             health_checks: !health_checks.is_off(),
             processes,
@@ -265,26 +228,6 @@ impl Config {
             notices,
         })
     }
-}
-
-fn address(setting: &str, text: &str) -> Result<SocketAddr, BadSetting> {
-    text.parse().map_err(|_| bad(setting, text, "an IP address and a port, such as 127.0.0.1:9470"))
-}
-
-fn gpu_source(text: &str, library: Option<PathBuf>, driver_root: &Path) -> Result<GpuSource, BadSetting> {
-    let driver_root = (driver_root != Path::new("/")).then(|| driver_root.to_owned());
-    match text.split_once(':') {
-        None if text == "nvml" => Ok(GpuSource::Nvml { library, driver_root }),
-        Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
-        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (count and model), or sim:FILE")),
-    }
-}
-
-/// Parses the keywords of NVIDIA's device plugin.
-fn mig_strategy(keyword: Option<&str>) -> Result<MigStrategy, BadSetting> {
-    let known = [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed];
-    let known = known.map(|strategy| (strategy.as_str(), strategy));
-    keyword.map_or(Ok(MigStrategy::default()), |keyword| parse_keyword("migStrategy", keyword, &known))
 }
 
 /// `Auto` uses a kubeconfig, or else the pod's service account if there is one.
@@ -315,7 +258,5 @@ fn percent(overcommit: f64) -> u32 {
     (overcommit * 100.0).round() as u32
 }
 
-#[cfg(test)]
-mod mps_tests;
 #[cfg(test)]
 mod tests;

@@ -2,40 +2,33 @@
 //! the reverse order.
 
 mod access;
-mod adopt;
-mod clock;
 mod configuration;
-mod drains;
 mod dry_run;
-mod gpus;
 mod labels;
 mod memory;
 mod policies;
 mod progress;
 mod serve;
 mod setup;
-mod stack;
 
-pub use clock::SystemClock;
-pub use dry_run::{check_source, dry_run};
-pub use gpus::{open_gpus, process_source, process_visibility};
-pub use progress::Progress;
+pub(crate) use dry_run::{Findings, SkippedChecks, check_source, dry_run};
 pub use serve::{serve, serve_with, wait_for_stop_signal};
-
-use setup::{baseline, create_state_dir};
+pub(crate) use setup::{open_gpus, process_visibility};
 
 use crate::config::Config;
 use anyhow::Context;
-use berth_admin::{self, FileStack};
+use berth_admin::{FileStack, Step};
+use berth_core::{GpuWatch, InventoryScanner, KernelHandle, RunningCore};
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::transition_log;
-use berth_core::{GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore};
-use berth_kernel::command::NewStack;
 use berth_kernel::gpu::Inventory;
-use berth_kernel::ports::{Gpus, GpusError, Journal};
-use berth_store::journal::FileJournal;
+use berth_kernel::ports::{Gpus, GpusError};
 use berth_store::{Deadline, SledStore};
-use berth_wasm::{self, WasmPolicies};
+use berth_wasm::WasmPolicies;
+use configuration::Configuration;
+use policies::{PolicyLoader, resolve};
+use progress::Progress;
+use setup::{SystemClock, baseline, create_state_dir, new_stack, open_journal, process_source};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -94,7 +87,7 @@ pub struct Daemon {
     previous: Option<Snapshot>,
     kubelet: Option<berth_kubelet::Running>,
     labels: labels::LabelChannels,
-    configuration: Option<configuration::Configuration>,
+    configuration: Option<Configuration>,
     /// Tasks that run until the stop.
     tasks: JoinSet<()>,
 }
@@ -106,7 +99,7 @@ impl Daemon {
     /// If one of them fails.
     pub async fn build(config: Config, options: Options) -> anyhow::Result<Self> {
         create_state_dir(&config)?;
-        let configuration = configuration::Configuration::new(&config);
+        let configuration = Configuration::new(&config);
         let progress = Arc::new(Progress::new(&config));
         let admin = berth_admin::Server::bind(access::settings(&config))?;
         let clock = Arc::new(SystemClock::default());
@@ -131,6 +124,7 @@ impl Daemon {
         let rules = config.rules.clone();
         let middle = berth_core::start(keeper, &policies, clock, rules, baseline, open_journal(&config))
             .context("cannot start the keeper")?;
+        let loader = PolicyLoader::new(middle.core.policies.clone(), config.rules.trusted_keys.clone());
         let node_progress = Arc::clone(&progress);
         let admin = admin.run(middle.core.clone(), Arc::new(move || node_progress.facts()))?;
         tracing::info!(
@@ -152,11 +146,9 @@ impl Daemon {
             tasks: JoinSet::new(),
         };
         daemon.tasks.spawn(progress::run_heartbeat(Arc::clone(daemon.kernel().counters())));
-        let keys = daemon.config.rules.trusted_keys.clone();
-        let (policies, progress) = (daemon.policies().clone(), Arc::clone(&daemon.progress));
-        if let Some(cause) = policies::load(policies.clone(), keys.clone()).await? {
-            let interval = daemon.options.stack_again;
-            daemon.tasks.spawn(policies::retry_until_callable(policies, keys, progress, cause, interval));
+        if let Some(cause) = loader.load_all().await? {
+            let (progress, interval) = (Arc::clone(&daemon.progress), daemon.options.stack_again);
+            daemon.tasks.spawn(loader.retry_until_callable(progress, cause, interval));
         }
         daemon.resolve_file_stack()?;
         Ok(daemon)
@@ -171,12 +163,6 @@ impl Daemon {
     /// The daemon's policies.
     fn policies(&self) -> &PolicyService {
         &self.middle.core.policies
-    }
-
-    /// The progress of the start.
-    #[must_use]
-    pub fn progress(&self) -> &Arc<Progress> {
-        &self.progress
     }
 
     /// The address of the admin API.
@@ -196,7 +182,12 @@ impl Daemon {
             self.start_cluster();
         }
         let (scanner, inventory) = if let Ok(found) = in_time { found? } else { self.find_gpus().await? };
-        self.progress.set_gpus(scanner.gpus().describe(), &inventory);
+        self.progress.update(|facts| {
+            facts.gpu_source = scanner.gpus().describe();
+            facts.driver_version.clone_from(&inventory.driver_version);
+            facts.cuda_version.clone_from(&inventory.cuda_version);
+            facts.gpus = Step::Done;
+        });
         self.record_inventory(inventory).await?;
         self.gpus = Some(
             GpuWatch::start(&scanner, self.kernel(), self.config.poll)
@@ -223,9 +214,21 @@ impl Daemon {
         let running = front.start();
         self.progress.set_registrations(running.registrations());
         self.kubelet = Some(running);
-        self.start_labels();
+        self.labels.start(&self.config, &self.middle.core.kernel, &self.progress, &mut self.tasks);
         self.tasks.spawn(memory::trim_periodically());
         Ok(())
+    }
+
+    /// Returns once the node's label selects another configuration; never if no label is used. Borrows nothing.
+    fn wait_for_reconfiguration(&self) -> impl Future<Output = ()> + use<> {
+        let (configuration, kernel) = (self.configuration.clone(), self.kernel().clone());
+        let (folder, compiler) = (self.config.state_dir.clone(), self.options.compiler.clone());
+        async move {
+            match configuration {
+                Some(configuration) => configuration.changed(kernel, folder, compiler).await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Called after the GPUs are scanned, or after [`GPUS_WAIT_MAX`], since a node that starts has not lost its GPUs.
@@ -236,7 +239,7 @@ impl Daemon {
             let mut settings = berth_cluster::Settings::new(api_server, node);
             settings.labels = self.labels.node_task(&self.config);
             settings.other_writer = self.labels.other_writer(&self.config);
-            settings.followed = self.configuration.as_ref().map(configuration::Configuration::watched_label);
+            settings.followed = self.configuration.as_ref().map(Configuration::watched_label);
             self.tasks.spawn(transition_log::run(self.kernel().clone(), Arc::clone(&previous)));
             let cluster = berth_cluster::start(settings, self.kernel().clone(), previous);
             self.progress.set_cluster_status(cluster.link());
@@ -246,18 +249,14 @@ impl Daemon {
 
     /// Records the first inventory. Retries while the disk is slow during the node's start.
     async fn record_inventory(&self, inventory: Inventory) -> anyhow::Result<()> {
-        let mut is_logged = false;
+        let mut retry = Retry::default();
         loop {
             let (kernel, inventory) = (self.kernel().clone(), inventory.clone());
             let recorded = tokio::task::spawn_blocking(move || kernel.record_scan(inventory));
             match recorded.await.context("recording the GPUs")? {
                 Ok(_) => return Ok(()),
                 Err(error @ (CommandError::Store(_) | CommandError::Busy | CommandError::Late(_))) => {
-                    if !std::mem::replace(&mut is_logged, true) {
-                        let every = RETRY_INTERVAL.as_secs();
-                        tracing::error!("the GPUs cannot be recorded: {error}; trying again every {every} s");
-                    }
-                    tokio::time::sleep(RETRY_INTERVAL).await;
+                    retry.wait(&format!("the GPUs cannot be recorded: {error}; {RETRIED}")).await;
                 }
                 Err(error) => return Err(error).context("the GPUs that were found could not be recorded"),
             }
@@ -269,7 +268,7 @@ impl Daemon {
     /// # Errors
     /// If the scan fails and the configuration has `failOnInitError`.
     async fn find_gpus(&self) -> anyhow::Result<(InventoryScanner, Inventory)> {
-        let mut is_logged = false;
+        let mut retry = Retry::default();
         let processes = Arc::new(process_source(&self.config));
         loop {
             let (source, given) = (self.config.gpus.clone(), self.options.gpus.clone());
@@ -290,17 +289,46 @@ impl Daemon {
                     return Err(error).context("GPUs cannot be read, and failOnInitError is set");
                 }
                 Ok(Err(error)) => {
-                    self.progress.set_gpus_error(error.to_string());
-                    if !std::mem::replace(&mut is_logged, true) {
-                        let every = RETRY_INTERVAL.as_secs();
-                        tracing::error!(
-                            "no GPUs: {error}; trying again every {every} s (run `berth node check` for details)"
-                        );
-                    }
+                    self.progress.update(|facts| facts.gpus = Step::Waiting(error.to_string()));
+                    let message = format!("no GPUs: {error}; {RETRIED} (run `berth node check` for details)");
+                    retry.wait(&message).await;
                 }
-                Err(error) => tracing::error!(%error, "the GPU scan failed"),
+                Err(error) => {
+                    tracing::error!(%error, "the GPU scan failed");
+                    tokio::time::sleep(RETRY_INTERVAL).await;
+                }
             }
-            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    /// Adopts the devices of running pods before the first registration, since a device in use must not be offered as free.
+    async fn adopt(&self, front: &berth_kubelet::Front) {
+        let mut retry = Retry::default();
+        // A store with allocations is more reliable than the checkpoint, which is then read only for devices that another
+        // plugin granted meanwhile, without waiting for it.
+        let ledger = self.kernel().snapshot();
+        let is_required = ledger.live.is_empty() && ledger.ended.is_empty();
+        let finish = || self.progress.update(|facts| facts.adoption = Step::Done);
+        if self.config.skip_adoption {
+            tracing::warn!("running pods are not adopted (--skip-adoption)");
+            return finish();
+        }
+        loop {
+            match front.adopt().await.map_err(anyhow::Error::new) {
+                Ok(holdings) => {
+                    tracing::info!(holdings, "adopted the devices of running pods");
+                    return finish();
+                }
+                Err(error) if !is_required => {
+                    tracing::warn!("the devices of running pods are not adopted: {error:#}");
+                    return finish();
+                }
+                Err(error) => {
+                    let message = format!("{error:#}");
+                    self.progress.update(|facts| facts.adoption = Step::Waiting(message.clone()));
+                    retry.wait(&message).await;
+                }
+            }
         }
     }
 
@@ -308,16 +336,15 @@ impl Daemon {
     /// the error is only shown.
     fn resolve_file_stack(&self) -> anyhow::Result<()> {
         let snapshot = self.kernel().snapshot();
-        match stack::resolve(&self.config, &snapshot)
-            .and_then(|entries| stack::check_trusted(entries, &snapshot, &self.config.rules.trusted_keys))
-        {
-            Ok(entries) => self.progress.set_file_stack(FileStack { entries, trouble: None }),
+        let stack = match resolve(&self.config, &snapshot) {
+            Ok(entries) => FileStack { entries, trouble: None },
             Err(error) if snapshot.stack.from_api => {
                 tracing::error!("the stack of the configuration cannot be used: {error}");
-                self.progress.set_file_stack(FileStack { entries: Vec::new(), trouble: Some(error) });
+                FileStack { entries: Vec::new(), trouble: Some(error) }
             }
             Err(error) => anyhow::bail!("the stack of the configuration cannot be used: {error}"),
-        }
+        };
+        self.progress.update(|facts| facts.file_stack = stack);
         Ok(())
     }
 
@@ -334,23 +361,13 @@ impl Daemon {
             }
             return Ok(());
         }
-        let mut is_logged = false;
+        let mut retry = Retry::default();
         while self.kernel().snapshot().stack.entries != entries {
-            let stack = NewStack {
-                from_api: false,
-                by: "config".into(),
-                why: String::new(),
-                entries: entries.clone(),
-            };
-            match self.policies().activate(stack, None).await {
+            match self.kernel().activate(new_stack(entries.clone()), None).await {
                 Ok(_) => break,
                 // A starting node is busy and its disks are slow, so a timeout does not mean that the stack is bad.
                 Err(error) if error.is_passing() => {
-                    if !std::mem::replace(&mut is_logged, true) {
-                        let every = RETRY_INTERVAL.as_secs();
-                        tracing::error!("{error}; trying again every {every} s");
-                    }
-                    tokio::time::sleep(RETRY_INTERVAL).await;
+                    retry.wait(&format!("{error}; {RETRIED}")).await;
                 }
                 Err(error) => return Err(error).context("the stack of the configuration cannot be used"),
             }
@@ -392,15 +409,20 @@ impl Daemon {
     }
 }
 
-/// Opens the journal of decisions. Without it the daemon still runs, so an error is only logged.
-fn open_journal(config: &Config) -> Option<Arc<dyn Journal>> {
-    let limits = config.decisions?;
-    match FileJournal::open(&config.state_dir.join("decisions"), limits) {
-        Ok(journal) => Some(Arc::new(journal)),
-        Err(error) => {
-            let cause = error.source.as_ref().map_or_else(String::new, |source| format!(": {source}"));
-            tracing::error!("decisions are not recorded: {error}{cause}");
-            None
+/// The end of messages about failures that [`Retry`] waits for; see [`RETRY_INTERVAL`].
+const RETRIED: &str = "trying again every 2 s";
+
+/// The wait between attempts of one step, of which only the first failure is logged.
+#[derive(Default)]
+struct Retry {
+    is_logged: bool,
+}
+
+impl Retry {
+    async fn wait(&mut self, message: &str) {
+        if !std::mem::replace(&mut self.is_logged, true) {
+            tracing::error!("{message}");
         }
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }

@@ -7,13 +7,10 @@ mod checks;
 pub mod command;
 pub mod config;
 pub mod daemon;
-mod from_nvidia;
 mod policy_new;
 pub mod scenario;
-mod shell;
 mod state;
 pub mod telemetry;
-mod token;
 pub mod trace;
 pub mod usage;
 

@@ -2,6 +2,8 @@
 
 use crate::config::{Config, LogFormat};
 use crate::trace;
+use anyhow::Context as _;
+use berth_cli::usage::BadUsage;
 use berth_core::counters::MALFORMED;
 use berth_core::spans;
 use std::io::IsTerminal;
@@ -24,27 +26,8 @@ const AUDIT: &str = "audit";
 /// so the admin API logs only their number ([`MALFORMED`]).
 const HTTP: &str = "actix_http";
 
-/// Logs or traces cannot be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum TelemetryError {
-    /// The filter is malformed.
-    #[error("{variable} = {text:?} is no log filter; expected levels, such as info,berth_wasm=debug")]
-    Filter {
-        /// The environment variable.
-        variable: &'static str,
-        /// Its value.
-        text: String,
-        /// The cause.
-        #[source]
-        source: tracing_subscriber::filter::ParseError,
-    },
-    /// Logs are set up already.
-    #[error("logs are set up already")]
-    Twice(#[source] tracing_subscriber::util::TryInitError),
-    /// The headers for the collector of traces are malformed.
-    #[error(transparent)]
-    Traces(#[from] trace::HeaderError),
-}
+/// The error of a second start.
+const TWICE: &str = "logs are set up already";
 
 /// Sets up logs, and traces if they are configured; the caller runs the returned task on its runtime. The filter is
 /// `BERTH_LOG_FILTER`, else `RUST_LOG`, else `info` except for libraries whose lines repeat those of Berth. Audit lines are
@@ -52,22 +35,17 @@ pub enum TelemetryError {
 ///
 /// # Errors
 /// If the filter or the collector's headers are malformed, or logs are set up already.
-pub fn start(config: &Config) -> Result<Option<trace::Pump>, TelemetryError> {
+pub fn start(config: &Config) -> anyhow::Result<Option<trace::Pump>> {
     let filter = filter()?;
     let Some(tracing) = &config.tracing else {
-        registry()
-            .with(malformed())
-            .with(logs(config.log, filter))
-            .try_init()
-            .map_err(TelemetryError::Twice)?;
+        registry().with(malformed()).with(logs(config.log, filter)).try_init().context(TWICE)?;
         return Ok(None);
     };
     let (layer, pump) = trace::start(tracing, &config.node_name)?;
     // Only Berth's spans: libraries create spans, too, and those of the exporter would cause further ones.
     let own_spans = filter_fn(|span: &Metadata<'_>| span.is_span() && span.target() == spans::TARGET);
     let layer = layer.with_filter(own_spans.with_max_level_hint(LevelFilter::INFO));
-    let initialized = registry().with(layer).with(malformed()).with(logs(config.log, filter)).try_init();
-    initialized.map_err(TelemetryError::Twice)?;
+    registry().with(layer).with(malformed()).with(logs(config.log, filter)).try_init().context(TWICE)?;
     Ok(Some(pump))
 }
 
@@ -96,29 +74,24 @@ impl<S: Subscriber> Layer<S> for Malformed {
     }
 }
 
-fn filter() -> Result<EnvFilter, TelemetryError> {
+fn filter() -> anyhow::Result<EnvFilter> {
     let setting = ["BERTH_LOG_FILTER", "RUST_LOG"].into_iter().find_map(|variable| {
         let text = std::env::var(variable).ok().filter(|t| !t.trim().is_empty())?;
         Some((variable, text))
     });
     let filter = match setting {
-        None => EnvFilter::new(without_http(DEFAULT_FILTER)),
-        Some((variable, text)) => EnvFilter::try_new(without_http(&with_audit(&text)))
-            .map_err(|source| TelemetryError::Filter { variable, text, source })?,
+        None => EnvFilter::new(with_default(DEFAULT_FILTER, HTTP, "off")),
+        Some((variable, text)) => {
+            let filter = with_default(&with_default(&text, AUDIT, "info"), HTTP, "off");
+            EnvFilter::try_new(filter).with_context(|| {
+                let what = "is no log filter; expected levels, such as info,berth_wasm=debug";
+                BadUsage(format!("{variable} = {text:?} {what}"))
+            })?
+        }
     };
     // Log lines do not need the spans of traces. Without this directive they would be created while traces are off.
     let no_spans: Result<Directive, _> = format!("{}=off", spans::TARGET).parse();
     Ok(no_spans.into_iter().fold(filter, EnvFilter::add_directive))
-}
-
-/// Turns audit lines on, unless the filter names their target.
-fn with_audit(filter: &str) -> String {
-    with_default(filter, AUDIT, "info")
-}
-
-/// Turns the HTTP library's lines off, unless the filter names its target.
-fn without_http(filter: &str) -> String {
-    with_default(filter, HTTP, "off")
 }
 
 /// The filter, with this level for the target unless it names the target.
@@ -133,7 +106,7 @@ fn with_default(filter: &str, target: &str, level: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{with_audit, without_http};
+    use super::{AUDIT, HTTP, with_default};
 
     #[test]
     fn http_lines_are_off_unless_the_filter_names_them() {
@@ -143,7 +116,7 @@ mod tests {
             ("debug,actix_http[request]=trace", "debug,actix_http[request]=trace"),
             ("actix_https=info", "actix_https=info,actix_http=off"),
         ] {
-            assert_eq!(without_http(filter), expected);
+            assert_eq!(with_default(filter, HTTP, "off"), expected);
             tracing_subscriber::EnvFilter::try_new(expected).unwrap();
         }
     }
@@ -159,7 +132,7 @@ mod tests {
             ("warn, audit", "warn, audit"),
             ("audit[change]=warn", "audit[change]=warn"),
         ] {
-            assert_eq!(with_audit(filter), expected);
+            assert_eq!(with_default(filter, AUDIT, "info"), expected);
             tracing_subscriber::EnvFilter::try_new(expected).unwrap();
         }
     }

@@ -3,17 +3,14 @@
 //! are reported at once, each with its line and column. Messages name keys and values of the file and no
 //! Rust types.
 
-mod message;
 mod problem;
 mod read;
 mod tree;
 
-pub use message::{nearest, plain, shown};
-pub use problem::{Position, Problem, Problems};
+pub use problem::{Position, Problem, Problems, nearest, plain, shown};
 pub use read::LeftOut;
 pub use tree::Shape;
 
-use message::Fault;
 use serde::de::DeserializeOwned;
 use tree::Node;
 
@@ -48,15 +45,16 @@ impl Document {
     pub fn read<T: DeserializeOwned>(&self, mut left_out: LeftOut) -> Reading<T> {
         let mut problems = self.repeated.clone();
         loop {
-            let Fault { node, kind } = match read::value(&self.root, &left_out) {
+            let fault = match read::value(&self.root, &left_out) {
                 Ok(value) => return Reading { value: Some(value), problems, left_out },
                 Err(fault) => fault,
             };
             // Faults have a node; one without would be of the whole file.
-            let (key, at) = self.root.find(node.unwrap_or_default()).unwrap_or((String::new(), &self.root));
+            let (key, at) =
+                self.root.find(fault.node.unwrap_or_default()).unwrap_or((String::new(), &self.root));
             // A missing key whose value was left out has been reported already.
-            if !read::is_left_out(&kind, at, &left_out) {
-                problems.push(Problem { place: Some(at.place), key, what: kind.to_string() });
+            if !fault.is_of_left_out(at, &left_out) {
+                problems.push(Problem { place: Some(at.place), key, what: fault.what });
             }
             if at.id == self.root.id || problems.is_full() || !left_out.add(at.id) {
                 return Reading { value: None, problems, left_out };

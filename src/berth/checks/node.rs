@@ -4,20 +4,18 @@
 mod host;
 mod kubelet;
 mod line;
-mod offers;
-mod running;
 mod state;
 
-use crate::config::{Config, Findings, GpuSource, ServeArgs, SkippedChecks};
-use crate::{command, daemon};
-use berth_cli::output::{Out, print_error};
-use berth_cli::reach::ClientArgs;
+use crate::command;
+use crate::config::{Config, GpuSource, ServeArgs};
+use crate::daemon::{self, SkippedChecks};
+use berth_cli::connection::ClientArgs;
+use berth_cli::output::Out;
 use berth_cluster::ApiServer;
 use berth_kernel::gpu::Part;
 use berth_kernel::process::ProcessVisibility;
 use line::{Level, Line};
 use std::path::Path;
-use std::process::ExitCode;
 
 /// The result of an inventory scan.
 struct FoundGpus {
@@ -27,31 +25,22 @@ struct FoundGpus {
     parts: Vec<Part>,
 }
 
-pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> ExitCode {
-    let config = match command::load(args, client) {
-        Ok(config) => config,
-        Err(error) => {
-            print_error(&error);
-            return command::exit_code(&error);
-        }
-    };
+/// Returns whether no check failed.
+pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> anyhow::Result<bool> {
+    let config = command::load(args, client)?;
     let mut lines = check_all(&config, Path::new("/"), scan);
-    lines.push(processes(&config, daemon::process_visibility));
+    lines.push(processes(daemon::process_visibility(&config)));
     // Without GPUs the stack is not checked; the line of the GPUs has the reason.
     let has_gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
-    lines.push(stack(&config, SkippedChecks { files: false, gpus: !has_gpus }, daemon::dry_run));
-    lines.push(api_server(&config, connect_api_server));
-    let failed = lines.iter().any(|line| line.level == Level::Fail);
-    if let Err(error) = out.answer(&lines, |lines| as_text(lines)) {
-        print_error(&error);
-        return ExitCode::FAILURE;
-    }
-    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    lines.push(stack(&config, SkippedChecks { files: false, gpus: !has_gpus }));
+    lines.push(api_server(&config));
+    out.answer(&lines, |lines| as_text(lines))?;
+    Ok(lines.iter().all(|line| line.level != Level::Fail))
 }
 
 /// Opens and scans the GPUs.
 fn scan(source: &GpuSource) -> anyhow::Result<FoundGpus> {
-    let gpus = crate::daemon::open_gpus(source.clone())?;
+    let gpus = daemon::open_gpus(source.clone())?;
     let inventory = gpus.scan()?;
     let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
     anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
@@ -74,14 +63,14 @@ fn connect_api_server(config: &Config) -> anyhow::Result<()> {
 fn check_all(config: &Config, root: &Path, scan: fn(&GpuSource) -> anyhow::Result<FoundGpus>) -> Vec<Line> {
     let scanned = scan(&config.gpus);
     let mut lines = vec![host::driver(config), gpus(&scanned)];
-    lines.extend(scanned.ok().map(|found| offers::mig(config, &found.parts)));
+    lines.extend(scanned.ok().map(|found| host::mig(config, &found.parts)));
     lines.extend(kubelet::all(config));
     lines.push(state::folder(config));
-    lines.push(running::ports(config));
-    lines.extend(running::evidence(config));
+    lines.push(state::ports(config));
+    lines.extend(state::evidence(config));
     lines.push(host::cdi(config, root));
     lines.push(host::runtime(config, root));
-    lines.extend(offers::mps(config, root));
+    lines.extend(host::mps(config, root));
     lines
 }
 
@@ -104,9 +93,9 @@ fn gpus(scanned: &anyhow::Result<FoundGpus>) -> Line {
 }
 
 /// A warning at most: without processes the daemon works, but cannot detect use without an allocation.
-fn processes(config: &Config, visibility: fn(&Config) -> ProcessVisibility) -> Line {
+fn processes(visibility: ProcessVisibility) -> Line {
     const CHECK: &str = "processes";
-    match visibility(config) {
+    match visibility {
         ProcessVisibility::Visible => Line::ok(CHECK, "the pods of processes on the GPUs can be found"),
         ProcessVisibility::Hidden { why, fix } => Line::warn(CHECK, why, fix),
         ProcessVisibility::Unsupported { why } => {
@@ -115,13 +104,9 @@ fn processes(config: &Config, visibility: fn(&Config) -> ProcessVisibility) -> L
     }
 }
 
-fn stack(
-    config: &Config,
-    skipped: SkippedChecks,
-    dry_run: fn(&Config, SkippedChecks) -> anyhow::Result<Findings>,
-) -> Line {
+fn stack(config: &Config, skipped: SkippedChecks) -> Line {
     const CHECK: &str = "stack";
-    match dry_run(config, skipped) {
+    match daemon::dry_run(config, skipped) {
         Ok(findings) if !findings.errors.is_empty() => {
             let errors: Vec<_> = findings.errors.iter().map(ToString::to_string).collect();
             Line::fail(
@@ -145,13 +130,13 @@ fn stack(
 }
 
 /// A warning at most, since the API server is optional.
-fn api_server(config: &Config, connect: fn(&Config) -> anyhow::Result<()>) -> Line {
+fn api_server(config: &Config) -> Line {
     const CHECK: &str = "API server";
     if config.api_server == ApiServer::Off {
         let what = "not used (--kubeconfig, or a pod's service account): no eviction, no Node events, and the end of a pod takes two reconcile passes";
         return Line::ok(CHECK, what);
     }
-    match connect(config) {
+    match connect_api_server(config) {
         Ok(()) => Line::ok(CHECK, format!("it answers and has node {}", config.node_name)),
         Err(error) => {
             let fix = "check the address, the credentials and the role; the daemon keeps trying";
@@ -231,17 +216,13 @@ mod tests {
 
     #[test]
     fn hidden_processes_are_a_warning_with_a_fix() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = config(dir.path(), "");
-        let hidden = |_: &Config| ProcessVisibility::Hidden {
-            why: "own PID namespace".into(),
-            fix: "hostPID: true".into(),
-        };
-        let line = processes(&config, hidden);
+        let hidden =
+            ProcessVisibility::Hidden { why: "own PID namespace".into(), fix: "hostPID: true".into() };
+        let line = processes(hidden);
         assert_eq!((line.level, line.fix.as_deref()), (Level::Warn, Some("hostPID: true")));
-        assert_eq!(processes(&config, |_| ProcessVisibility::Visible).level, Level::Ok);
-        let unsupported = |_: &Config| ProcessVisibility::Unsupported { why: "no /proc".into() };
-        assert!(processes(&config, unsupported).fix.is_some());
+        assert_eq!(processes(ProcessVisibility::Visible).level, Level::Ok);
+        let unsupported = ProcessVisibility::Unsupported { why: "no /proc".into() };
+        assert!(processes(unsupported).fix.is_some());
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `admin`: callers of the admin API, their rights, TLS and rate limits.
 
-use super::address;
-use super::checks::{BadSetting, Checks, bad};
+use super::checks::{BadSetting, Checks, address, bad, in_range};
 use berth_http::{
     AdminAccess, KubernetesReviews, NAME_BYTES_MAX, NamedToken, RateLimits, Right, TlsFiles, TokenSource,
 };
@@ -19,50 +18,46 @@ const AUDIENCES_MAX: usize = 8;
 /// Highest rate limit, requests per second.
 const PER_SECOND_MAX: u32 = 1_000_000;
 
-/// `admin` in the file.
+/// `admin` in the file; the keys are documented at the settings that they become, in [`AdminAccess`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)] // documented at the settings that they become, in `AdminAccess`
-pub struct AdminFile {
-    pub socket: Option<PathBuf>,
+pub(super) struct AdminFile {
+    socket: Option<PathBuf>,
     #[serde(default)]
-    pub tokens: Vec<TokenFile>,
-    pub tls: Option<TlsFile>,
-    pub limits: Option<LimitsFile>,
-    pub kubernetes: Option<KubernetesFile>,
+    tokens: Vec<TokenFile>,
+    tls: Option<TlsFile>,
+    limits: Option<LimitsFile>,
+    kubernetes: Option<KubernetesFile>,
 }
 
 /// One of `tokens`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct TokenFile {
-    pub name: String,
-    pub file: Option<PathBuf>,
-    pub sha256: Option<String>,
-    pub right: Right,
+struct TokenFile {
+    name: String,
+    file: Option<PathBuf>,
+    sha256: Option<String>,
+    right: Right,
 }
 
 /// `tls`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct TlsFile {
-    pub cert_file: PathBuf,
-    pub key_file: PathBuf,
-    pub client_ca_file: Option<PathBuf>,
+struct TlsFile {
+    cert_file: PathBuf,
+    key_file: PathBuf,
+    client_ca_file: Option<PathBuf>,
     #[serde(default)]
-    pub require_client_cert: bool,
-    pub clients: Option<Vec<ClientFile>>,
+    require_client_cert: bool,
+    clients: Option<Vec<ClientFile>>,
     #[serde(default)]
-    pub others_may: OthersMay,
+    others_may: OthersMay,
 }
 
 /// `tls.othersMay`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum OthersMay {
+enum OthersMay {
     #[default]
     None,
     Read,
@@ -72,28 +67,25 @@ pub enum OthersMay {
 /// One of `tls.clients`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct ClientFile {
-    pub name: String,
-    pub right: Right,
+struct ClientFile {
+    name: String,
+    right: Right,
 }
 
 /// `limits`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct LimitsFile {
-    pub reads_per_second: Option<u32>,
-    pub changes_per_second: Option<u32>,
+struct LimitsFile {
+    reads_per_second: Option<u32>,
+    changes_per_second: Option<u32>,
 }
 
 /// `kubernetes`; its presence turns it on.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct KubernetesFile {
+struct KubernetesFile {
     #[serde(default)]
-    pub audiences: Vec<String>,
+    audiences: Vec<String>,
 }
 
 impl AdminFile {
@@ -200,10 +192,7 @@ fn rights(list: Vec<ClientFile>, checks: &mut Checks) -> BTreeMap<String, Right>
 fn limits(file: &LimitsFile, checks: &mut Checks) -> RateLimits {
     let mut rate = |key, setting: Option<u32>, default| {
         let value = setting.unwrap_or(default);
-        if !(1..=PER_SECOND_MAX).contains(&value) {
-            let rule = format!("1 to {PER_SECOND_MAX}");
-            checks.add(bad(format!("admin.limits.{key}"), &value.to_string(), rule));
-        }
+        checks.ok(in_range(format!("admin.limits.{key}"), value, 1..=PER_SECOND_MAX));
         value
     };
     let defaults = RateLimits::default();
@@ -241,15 +230,13 @@ fn is_reserved(name: &str) -> bool {
 }
 
 fn hash(text: &str) -> Option<[u8; 32]> {
-    let mut bytes = [0; 32];
-    let digits = text.as_bytes();
-    if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+    if !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
-    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(bytes)
+    let starts = (0..text.len()).step_by(2);
+    let bytes =
+        starts.map(|at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok()).collect::<Option<Vec<_>>>()?;
+    bytes.try_into().ok()
 }
 
 #[cfg(test)]

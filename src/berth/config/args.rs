@@ -1,16 +1,16 @@
 //! The flags of `berth serve`. Each has an environment variable: `BERTH_` and the flag in capitals, or the name that
 //! NVIDIA's plugin or OpenTelemetry uses. Values are checked while clap parses them, so that an invalid one is a usage
-//! error; [`super::Config::merge`] checks the file's values by the same rules.
+//! error; [`Config::merge`](super::Config::merge) checks the file's values by the same rules.
 
-mod nvidia;
-
-pub use nvidia::NvidiaArgs;
-pub(super) use nvidia::non_empty;
-
-use super::{ApiServerMode, ChoiceArgs, LogFormat, parsers};
-use clap::Args;
+use super::checks::{address, by_rule};
+use super::edits::EditArgs;
+use super::gpus::{gpu_source, mig_strategy};
+use super::nvidia::args::{NvidiaArgs, non_empty, unused_notice};
+use super::tracing::TracingArgs;
 use clap::builder::BoolishValueParser;
-use std::path::PathBuf;
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
 
 /// Flags of `berth serve`, filled from the environment, too.
 #[derive(Args, Clone, Debug, Default)]
@@ -35,7 +35,7 @@ pub struct ServeArgs {
     #[arg(skip)]
     pub token_file: Option<PathBuf>,
     /// Source of the GPUs: nvml, sim:8xh100 (count and model), or sim:FILE [default: nvml]
-    #[arg(long, env = "BERTH_GPUS", value_name = "SOURCE", value_parser = parsers::gpus)]
+    #[arg(long, env = "BERTH_GPUS", value_name = "SOURCE", value_parser = by_rule(|text| gpu_source(text, None, Path::new("/"))))]
     pub gpus: Option<String>,
     /// Path of libnvidia-ml.so.1, if the dynamic loader does not find it
     #[arg(long, env = "BERTH_NVML_LIBRARY", value_name = "FILE")]
@@ -47,26 +47,20 @@ pub struct ServeArgs {
     #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Address of the admin API; loopback only, unless admin.tls is configured [default: 127.0.0.1:9470]
-    #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS", value_parser = parsers::admin_listen)]
+    #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS", value_parser = by_rule(|text| address("adminListen", text)))]
     pub admin_listen: Option<String>,
     /// Unix socket of the admin API for root on this node, without a token [default: none]
     #[arg(long, env = "BERTH_ADMIN_SOCKET", value_name = "FILE")]
     pub admin_socket: Option<PathBuf>,
     /// Address that serves only /livez, /readyz and /metrics, without a token [default: none]
-    #[arg(long, env = "BERTH_HEALTH_LISTEN", value_name = "ADDRESS", value_parser = parsers::health_listen)]
+    #[arg(long, env = "BERTH_HEALTH_LISTEN", value_name = "ADDRESS", value_parser = by_rule(|text| address("healthListen", text)))]
     pub health_listen: Option<String>,
     /// Format of the log [default: text]
     #[arg(long, env = "BERTH_LOG", value_enum)]
     pub log: Option<LogFormat>,
-    /// OTLP endpoint for traces, such as `http://otel-collector.observability:4317` [default: none]
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = parsers::tracing_endpoint)]
-    pub tracing_endpoint: Option<String>,
-    /// Protocol of the endpoint: grpc or http/protobuf [default: http/protobuf at port 4318, else grpc]
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_name = "PROTOCOL", value_parser = parsers::tracing_protocol)]
-    pub tracing_protocol: Option<String>,
-    /// Fraction of traces that are exported, 0 to 1; a caller's own decision takes precedence [default: 1]
-    #[arg(long, env = "OTEL_TRACES_SAMPLER_ARG", value_name = "RATIO", value_parser = parsers::tracing_sample_ratio)]
-    pub tracing_sample_ratio: Option<String>,
+    /// Export of traces.
+    #[command(flatten)]
+    pub tracing: TracingArgs,
     /// Register even if the devices of running pods cannot be read from the kubelet's checkpoint
     #[arg(long, env = "BERTH_SKIP_ADOPTION", value_parser = BoolishValueParser::new())]
     pub skip_adoption: bool,
@@ -77,7 +71,7 @@ pub struct ServeArgs {
     #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", allow_hyphen_values = true)]
     pub enable_healthchecks: Option<String>,
     /// MIG strategy unless a policy decides: none, single or mixed, as in NVIDIA's plugin [default: none]
-    #[arg(long, env = "MIG_STRATEGY", value_name = "STRATEGY", value_parser = parsers::mig_strategy)]
+    #[arg(long, env = "MIG_STRATEGY", value_name = "STRATEGY", value_parser = by_rule(mig_strategy))]
     pub mig_strategy: Option<String>,
     /// How allocated devices are passed to containers.
     #[command(flatten)]
@@ -88,6 +82,34 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// The configuration file, from `--config` or NVIDIA's `CONFIG_FILE`.
+    #[must_use]
+    pub fn config_file(&self) -> Option<&Path> {
+        self.config.as_deref().or_else(|| non_empty(self.nvidia.config_file.as_ref()))
+    }
+
+    /// One notice for each flag of NVIDIA's that is ignored because Berth's own flag is set, too.
+    pub(super) fn overridden_nvidia_args(&self) -> Vec<String> {
+        let (file, socket) =
+            (non_empty(self.nvidia.config_file.as_ref()), self.nvidia.kubelet_dir_of_socket());
+        let file = file.filter(|file| self.config.as_deref().is_some_and(|config| config != *file));
+        let socket = socket.filter(|folder| self.kubelet_dir.as_ref().is_some_and(|dir| dir != folder));
+        let socket = socket.and(self.nvidia.kubelet_socket.as_deref());
+        [("CONFIG_FILE", file, "--config"), ("KUBELET_SOCKET", socket, "--kubelet-dir")]
+            .into_iter()
+            .filter_map(|(name, path, flag)| {
+                let reason = format!("{flag} is set, too, and takes precedence: remove one of the two");
+                Some(unused_notice(name, &path?.to_string_lossy(), &reason))
+            })
+            .collect()
+    }
+
+    /// The kubelet's folder, from `--kubelet-dir` or NVIDIA's `KUBELET_SOCKET`.
+    #[must_use]
+    pub fn kubelet_dir(&self) -> Option<PathBuf> {
+        self.kubelet_dir.clone().or_else(|| self.nvidia.kubelet_dir_of_socket())
+    }
+
     /// Whether a flag or the environment sets this setting, so that the file's value is not used.
     pub(super) fn overrides(&self, setting: &str) -> bool {
         match setting {
@@ -101,25 +123,73 @@ impl ServeArgs {
             "gpus" => self.gpus.is_some(),
             "containerEdits.nvidiaDriverRoot" => non_empty(self.edits.nvidia_driver_root.as_ref()).is_some(),
             "containerEdits.nvidiaDevRoot" => non_empty(self.nvidia.dev_root.as_ref()).is_some(),
-            "tracing.endpoint" => self.tracing_endpoint.is_some(),
+            "tracing.endpoint" => self.tracing.tracing_endpoint.is_some(),
             _ => false,
         }
     }
 }
 
-/// Container edits, by the names of NVIDIA's device plugin.
+/// Use of the API server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ApiServerMode {
+    /// Used if there is a kubeconfig or a service account of the pod.
+    #[default]
+    Auto,
+    /// Not used.
+    Off,
+}
+
+/// Format of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Readable text.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// The flags of the selection.
 #[derive(Args, Clone, Debug, Default)]
-pub struct EditArgs {
-    /// How GPUs are passed to containers: envvar, volume-mounts, cdi-annotations, cdi-cri; several with commas [default: envvar]
-    #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST", value_parser = parsers::device_list_strategy)]
-    pub device_list_strategy: Vec<String>,
-    /// Name GPUs by uuid or index [default: uuid]
-    #[arg(long, env = "DEVICE_ID_STRATEGY", value_name = "STRATEGY", value_parser = parsers::device_id_strategy)]
-    pub device_id_strategy: Option<String>,
-    /// Pass the /dev/nvidia* nodes, for nodes where the CPU manager resets container devices
-    #[arg(long, env = "PASS_DEVICE_SPECS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = parsers::boolish)]
-    pub pass_device_specs: Option<bool>,
-    /// Where the NVIDIA driver is installed on the host [default: /]
-    #[arg(long, alias = "driver-root", env = "NVIDIA_DRIVER_ROOT", value_name = "DIR", value_parser = parsers::path)]
-    pub nvidia_driver_root: Option<PathBuf>,
+pub struct ChoiceArgs {
+    /// Folder of configuration files; a node label selects one, and its keys replace those of --config
+    #[arg(long, env = "BERTH_CONFIG_DIR", value_name = "DIR")]
+    pub config_dir: Option<PathBuf>,
+    /// The node label that selects the file [default: nvidia.com/device-plugin.config]
+    #[arg(long, env = "BERTH_CONFIG_LABEL", value_name = "KEY")]
+    pub config_label: Option<String>,
+    /// The file in --config-dir for a node without the label
+    #[arg(long, env = "BERTH_CONFIG_DEFAULT", value_name = "FILE")]
+    pub config_default: Option<String>,
+    /// What to use without label and --config-default, tried in order: named (the file `default`), single (the only file), empty (--config alone) [default: named,single]
+    #[arg(long, env = "BERTH_CONFIG_FALLBACKS", value_name = "LIST", value_parser = fallbacks)]
+    pub config_fallbacks: Option<Fallbacks>,
+}
+
+/// What to use without label and default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fallback {
+    /// The file `default`.
+    Named,
+    /// The only file of the folder.
+    Single,
+    /// No file.
+    Empty,
+}
+
+/// The fallbacks in the order in which they are tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallbacks(pub(super) Vec<Fallback>);
+
+pub(super) fn fallbacks(text: &str) -> Result<Fallbacks, String> {
+    let keywords = text.split(',').map(str::trim).filter(|keyword| !keyword.is_empty());
+    let parsed = keywords.map(|keyword| match keyword {
+        "named" => Ok(Fallback::Named),
+        "single" => Ok(Fallback::Single),
+        "empty" => Ok(Fallback::Empty),
+        _ => Err("expected named, single or empty, separated by commas".to_owned()),
+    });
+    parsed.collect::<Result<_, _>>().map(Fallbacks)
 }

@@ -1,9 +1,16 @@
 //! Checks of settings. Errors are collected, so that one run reports all of them.
 
-use berth_files::yaml::{nearest, shown};
+use berth_files::yaml::{Problems, nearest, shown};
 use std::fmt;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+
+/// Longest path, bytes: Linux's `PATH_MAX` without the NUL.
+pub(super) const PATH_BYTES_MAX: usize = 4095;
+/// The rule for paths.
+pub(super) const PLAIN_PATH: &str = "a path of at most 4095 bytes without control characters";
 
 /// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,24 +31,6 @@ impl BadSetting {
         let what = what.into();
         Self { setting: setting.into(), rule: what.clone(), what }
     }
-}
-
-/// Parts of a configuration check that are skipped, since this machine is not the node.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SkippedChecks {
-    /// Token and TLS files, and uploaded policies.
-    pub files: bool,
-    /// The GPUs.
-    pub gpus: bool,
-}
-
-/// The result of a configuration check.
-#[derive(Clone, Debug, Default)]
-pub struct Findings {
-    /// Errors with which the daemon does not start or offers no GPUs.
-    pub errors: Vec<BadSetting>,
-    /// Facts that only a check on the node can verify, as sentences.
-    pub notes: Vec<String>,
 }
 
 pub(super) fn bad(setting: impl Into<String>, value: &str, rule: impl Into<String>) -> BadSetting {
@@ -79,6 +68,32 @@ pub(super) fn parse_keyword<T: Copy>(
     Err(bad)
 }
 
+pub(super) fn address(setting: &str, text: &str) -> Result<SocketAddr, BadSetting> {
+    text.parse().map_err(|_| bad(setting, text, "an IP address and a port, such as 127.0.0.1:9470"))
+}
+
+pub(super) fn in_range<T: PartialOrd + fmt::Debug + fmt::Display>(
+    setting: impl Into<String>,
+    number: T,
+    range: RangeInclusive<T>,
+) -> Result<T, BadSetting> {
+    if range.contains(&number) {
+        return Ok(number);
+    }
+    Err(bad(setting, &number.to_string(), format!("{:?} to {:?}", range.start(), range.end())))
+}
+
+/// A clap parser that checks the value of a flag or variable by the rule of the file. The value stays text, as in the file.
+pub(super) fn by_rule<T>(
+    check: impl Fn(&str) -> Result<T, BadSetting> + Clone + Send + Sync + 'static,
+) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync + 'static {
+    move |text| match check(text) {
+        Ok(_) => Ok(text.to_owned()),
+        // clap adds the flag and the value.
+        Err(bad) => Err(format!("expected {}", bad.rule)),
+    }
+}
+
 /// All invalid settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BadSettings(pub Vec<BadSetting>);
@@ -103,9 +118,54 @@ impl fmt::Display for BadSettings {
 
 impl std::error::Error for BadSettings {}
 
+/// Why the settings cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is invalid.
+    #[error("the configuration {path} is wrong: {problems}")]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// Its errors.
+        problems: Problems,
+    },
+    /// Flags are invalid.
+    #[error(transparent)]
+    Settings(#[from] BadSettings),
+}
+
+impl ConfigError {
+    /// The error of this setting, if it is the only error.
+    #[must_use]
+    pub fn sole_error(&self, setting: &str) -> Option<String> {
+        let errors: Vec<(&str, &str)> = match self {
+            Self::Settings(BadSettings(bad)) => {
+                bad.iter().map(|bad| (bad.setting.as_str(), bad.what.as_str())).collect()
+            }
+            Self::Wrong { problems, .. } => {
+                problems.iter().map(|problem| (problem.key.as_str(), problem.what.as_str())).collect()
+            }
+            Self::Unreadable { .. } => return None,
+        };
+        match errors.as_slice() {
+            [(key, what)] if *key == setting => Some((*what).to_owned()),
+            _ => None,
+        }
+    }
+}
+
 /// Collects errors of settings.
 #[derive(Default)]
-pub(super) struct Checks(Vec<BadSetting>);
+pub(crate) struct Checks(Vec<BadSetting>);
 
 impl Checks {
     pub(super) fn add(&mut self, bad: BadSetting) {
@@ -120,13 +180,6 @@ impl Checks {
     /// Collects an error and returns the result, whose value is needed after [`Self::finish`].
     pub(super) fn record_error<T>(&mut self, result: Result<T, BadSetting>) -> Result<T, BadSetting> {
         result.inspect_err(|bad| self.add(bad.clone()))
-    }
-
-    /// Checks that a number is `min` to `max`.
-    pub(super) fn in_range(&mut self, setting: &str, number: f64, min: f64, max: f64) {
-        if !(min..=max).contains(&number) {
-            self.add(bad(setting, &number.to_string(), format!("{min:?} to {max:?}")));
-        }
     }
 
     /// Checks a list's length; `items` names its entries in the error.
@@ -158,8 +211,3 @@ impl Checks {
         if self.0.is_empty() { Ok(()) } else { Err(BadSettings(self.0)) }
     }
 }
-
-/// Longest path, bytes: Linux's `PATH_MAX` without the NUL.
-pub(super) const PATH_BYTES_MAX: usize = 4095;
-/// The rule for paths.
-pub(super) const PLAIN_PATH: &str = "a path of at most 4095 bytes without control characters";

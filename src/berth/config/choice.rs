@@ -1,8 +1,9 @@
 //! Selection of a configuration file by a node label, by the rules of the config-manager of NVIDIA's device plugin
 //! (v0.20, `cmd/config-manager`), so that its ConfigMaps and labels work for both.
 
-use super::{Config, ConfigError, ServeArgs};
-use clap::Args;
+use super::Config;
+use super::args::{ChoiceArgs, Fallback, Fallbacks, ServeArgs};
+use anyhow::{Context, bail, ensure};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -12,95 +13,6 @@ const LABEL: &str = "nvidia.com/device-plugin.config";
 const NAMED: &str = "default";
 /// Most files that an error lists.
 const SHOWN_MAX: usize = 20;
-
-/// The flags of the selection.
-#[derive(Args, Clone, Debug, Default)]
-pub struct ChoiceArgs {
-    /// Folder of configuration files; a node label selects one, and its keys replace those of --config
-    #[arg(long, env = "BERTH_CONFIG_DIR", value_name = "DIR")]
-    pub config_dir: Option<PathBuf>,
-    /// The node label that selects the file [default: nvidia.com/device-plugin.config]
-    #[arg(long, env = "BERTH_CONFIG_LABEL", value_name = "KEY")]
-    pub config_label: Option<String>,
-    /// The file in --config-dir for a node without the label
-    #[arg(long, env = "BERTH_CONFIG_DEFAULT", value_name = "FILE")]
-    pub config_default: Option<String>,
-    /// What to use without label and --config-default, tried in order: named (the file `default`), single (the only file), empty (--config alone) [default: named,single]
-    #[arg(long, env = "BERTH_CONFIG_FALLBACKS", value_name = "LIST", value_parser = fallbacks)]
-    pub config_fallbacks: Option<Fallbacks>,
-}
-
-/// What to use without label and default.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fallback {
-    /// The file `default`.
-    Named,
-    /// The only file of the folder.
-    Single,
-    /// No file.
-    Empty,
-}
-
-/// The fallbacks in the order in which they are tried.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fallbacks(Vec<Fallback>);
-
-fn fallbacks(text: &str) -> Result<Fallbacks, String> {
-    let keywords = text.split(',').map(str::trim).filter(|keyword| !keyword.is_empty());
-    let parsed = keywords.map(|keyword| match keyword {
-        "named" => Ok(Fallback::Named),
-        "single" => Ok(Fallback::Single),
-        "empty" => Ok(Fallback::Empty),
-        _ => Err("expected named, single or empty, separated by commas".to_owned()),
-    });
-    parsed.collect::<Result<_, _>>().map(Fallbacks)
-}
-
-/// Why no file of the folder can be selected.
-#[derive(Debug, thiserror::Error)]
-pub enum ChoiceError {
-    /// The folder cannot be read.
-    #[error("cannot read the folder of configurations {folder}")]
-    Unreadable {
-        /// The folder.
-        folder: PathBuf,
-        /// The cause.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The folder holds no file.
-    #[error("the folder of configurations {folder} holds no file")]
-    Empty {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// The folder has no file of this name.
-    #[error("{selector} names the configuration {name:?}, but {folder} has only {available}")]
-    Absent {
-        /// The label or the flag that names the file.
-        selector: String,
-        /// The name.
-        name: String,
-        /// The folder.
-        folder: PathBuf,
-        /// The folder's files.
-        available: String,
-    },
-    /// Neither label, default nor fallbacks select a file.
-    #[error(
-        "the node has no label {label}, and neither --config-default nor --config-fallbacks selects one of {available}: set \
-         the label or --config-default"
-    )]
-    Undecided {
-        /// The label's key.
-        label: String,
-        /// The folder's files.
-        available: String,
-    },
-    /// The selected file is invalid.
-    #[error(transparent)]
-    File(#[from] ConfigError),
-}
 
 /// The rules that select a node's file.
 #[derive(Clone, Debug)]
@@ -130,14 +42,16 @@ impl Choice {
     ///
     /// # Errors
     /// If the named file does not exist, or no file is selected.
-    pub fn select(&self, label: Option<&str>) -> Result<Option<String>, ChoiceError> {
+    pub fn select(&self, label: Option<&str>) -> anyhow::Result<Option<String>> {
         let files = self.files()?;
         let existing = |selector: String, name: &str| {
-            if files.contains(name) {
-                return Ok(Some(name.to_owned()));
-            }
-            let (name, folder) = (name.to_owned(), self.folder.clone());
-            Err(ChoiceError::Absent { selector, name, folder, available: shown(&files) })
+            let folder = self.folder.display();
+            ensure!(
+                files.contains(name),
+                "{selector} names the configuration {name:?}, but {folder} has only {}",
+                shown(&files)
+            );
+            Ok(Some(name.to_owned()))
         };
         if let Some(value) = label.filter(|value| !value.is_empty()) {
             return existing(format!("the node's label {}", self.label), value);
@@ -153,15 +67,21 @@ impl Choice {
                 Fallback::Named | Fallback::Single => {}
             }
         }
-        Err(ChoiceError::Undecided { label: self.label.clone(), available: shown(&files) })
+        bail!(
+            "the node has no label {}, and neither --config-default nor --config-fallbacks selects one of {}: set the label or \
+             --config-default",
+            self.label,
+            shown(&files)
+        )
     }
 
     /// The names of the folder's files, without the kubelet's own entries of a mounted ConfigMap, which begin with `..`.
-    fn files(&self) -> Result<BTreeSet<String>, ChoiceError> {
-        let unreadable = |source| ChoiceError::Unreadable { folder: self.folder.clone(), source };
+    fn files(&self) -> anyhow::Result<BTreeSet<String>> {
+        let folder = self.folder.display();
+        let unreadable = || format!("cannot read the folder of configurations {folder}");
         let mut files = BTreeSet::new();
-        for entry in std::fs::read_dir(&self.folder).map_err(unreadable)? {
-            let entry = entry.map_err(unreadable)?;
+        for entry in std::fs::read_dir(&self.folder).with_context(unreadable)? {
+            let entry = entry.with_context(unreadable)?;
             let is_file = std::fs::metadata(entry.path()).is_ok_and(|metadata| metadata.is_file());
             if let (true, Ok(name)) = (is_file, entry.file_name().into_string())
                 && !name.starts_with("..")
@@ -169,9 +89,7 @@ impl Choice {
                 files.insert(name);
             }
         }
-        if files.is_empty() {
-            return Err(ChoiceError::Empty { folder: self.folder.clone() });
-        }
+        ensure!(!files.is_empty(), "the folder of configurations {folder} holds no file");
         Ok(files)
     }
 }
@@ -206,7 +124,7 @@ impl Chosen {
     ///
     /// # Errors
     /// If no file can be selected, or the selected one is invalid.
-    pub fn changed_for(&self, label: Option<&str>) -> Result<Option<Config>, ChoiceError> {
+    pub fn changed_for(&self, label: Option<&str>) -> anyhow::Result<Option<Config>> {
         let other = Config::load_chosen(&self.args, self.choice.clone(), label.map(str::to_owned))?;
         let changed = other.chosen.as_ref().is_some_and(|chosen| chosen.name != self.name);
         Ok(changed.then_some(other))
@@ -218,7 +136,7 @@ impl Config {
     ///
     /// # Errors
     /// If no file can be selected, or a file or a value is invalid.
-    pub fn load_chosen(args: &ServeArgs, choice: Choice, label: Option<String>) -> Result<Self, ChoiceError> {
+    pub fn load_chosen(args: &ServeArgs, choice: Choice, label: Option<String>) -> anyhow::Result<Self> {
         let name = choice.select(label.as_deref())?;
         let mut config = match &name {
             None => Self::load(args)?,
@@ -232,6 +150,8 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::GpuSource;
+    use crate::config::args::fallbacks;
     use std::path::Path;
 
     fn folder(files: &[&str]) -> tempfile::TempDir {
@@ -298,7 +218,7 @@ mod tests {
             Config::load_chosen(&args, choice, label.map(str::to_owned)).unwrap()
         };
         let config = load(Some("t4"), None);
-        assert_eq!(config.gpus, super::super::GpuSource::Sim("1xt4".into()));
+        assert_eq!(config.gpus, GpuSource::Sim("1xt4".into()));
         assert_eq!(config.resource.as_str(), "example.com/gpu");
         // The selection of the same file by another rule is no change.
         let chosen = config.chosen.unwrap();
@@ -323,7 +243,7 @@ mod tests {
         std::fs::remove_file(folder.path().join("nvidia")).unwrap();
         std::fs::write(args.config.as_ref().unwrap(), "gpus: sim:8xh100\n").unwrap();
         let none = load(None, Some("empty"));
-        assert_eq!(none.gpus, super::super::GpuSource::Sim("8xh100".into()));
+        assert_eq!(none.gpus, GpuSource::Sim("8xh100".into()));
         assert_eq!(
             none.chosen.unwrap().changed_for(Some("t4")).unwrap().unwrap().chosen.unwrap().shown(),
             "t4"

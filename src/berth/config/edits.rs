@@ -1,11 +1,13 @@
 //! `containerEdits`: how granted devices are passed to containers, with the operator's own mounts and devices.
 
-use super::args::{ServeArgs, non_empty};
-use super::checks::{BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, bad_because, parse_keyword};
-use super::nvidia;
+use super::checks::{
+    BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, bad_because, by_rule, parse_keyword,
+};
+use super::nvidia::args::{CDI, NvidiaArgs, boolish, non_empty, path};
 use berth_files::yaml::shown;
 use berth_kernel::names::Resource;
 use berth_kubelet::{DeviceIdStrategy, DeviceListStrategy, Edits, Feature, MpsEdits, ResourceEdits};
+use clap::Args;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,17 +15,34 @@ use std::path::{Path, PathBuf};
 /// Most mounts, and most devices, of one resource.
 const EDITS_PER_RESOURCE_MAX: usize = 64;
 
+/// Container edits, by the names of NVIDIA's device plugin.
+#[derive(Args, Clone, Debug, Default)]
+pub struct EditArgs {
+    /// How GPUs are passed to containers: envvar, volume-mounts, cdi-annotations, cdi-cri; several with commas [default: envvar]
+    #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST", value_parser = by_rule(|list| strategies(list.split(',').map(str::trim))))]
+    pub device_list_strategy: Vec<String>,
+    /// Name GPUs by uuid or index [default: uuid]
+    #[arg(long, env = "DEVICE_ID_STRATEGY", value_name = "STRATEGY", value_parser = by_rule(id_strategy))]
+    pub device_id_strategy: Option<String>,
+    /// Pass the /dev/nvidia* nodes, for nodes where the CPU manager resets container devices
+    #[arg(long, env = "PASS_DEVICE_SPECS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = boolish)]
+    pub pass_device_specs: Option<bool>,
+    /// Where the NVIDIA driver is installed on the host [default: /]
+    #[arg(long, alias = "driver-root", env = "NVIDIA_DRIVER_ROOT", value_name = "DIR", value_parser = path)]
+    pub nvidia_driver_root: Option<PathBuf>,
+}
+
 /// A notice if a flag or variable selects CDI, since NVIDIA's plugin writes the specification and Berth does not.
 pub(super) fn cdi_notice(strategies: &[String]) -> Option<String> {
     let keywords = strategies.iter().flat_map(|list| list.split(','));
     let uses_cdi = keywords.map(str::trim).any(|keyword| keyword.starts_with("cdi-"));
-    uses_cdi.then(|| format!("DEVICE_LIST_STRATEGY={}: {}", strategies.join(","), nvidia::CDI))
+    uses_cdi.then(|| format!("DEVICE_LIST_STRATEGY={}: {}", strategies.join(","), CDI))
 }
 
 /// The file's `containerEdits`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct EditsFile {
+pub(super) struct EditsFile {
     device_list_strategy: Option<Vec<String>>,
     device_id_strategy: Option<String>,
     pass_device_specs: Option<bool>,
@@ -56,16 +75,15 @@ impl EditsFile {
     }
 
     /// The edits of flags, environment and file, in this order of precedence.
-    pub(super) fn resolve(self, args: &ServeArgs, checks: &mut Checks) -> Edits {
+    pub(super) fn resolve(self, args: &EditArgs, nvidia: &NvidiaArgs, checks: &mut Checks) -> Edits {
         let file = self;
-        let (args, nvidia) = (&args.edits, &args.nvidia);
         let keywords = match args.device_list_strategy.as_slice() {
             [] => file.device_list_strategy.unwrap_or_else(|| vec!["envvar".into()]),
             lists => lists.iter().flat_map(|l| l.split(',')).map(|w| w.trim().to_owned()).collect(),
         };
         let strategies = checks.ok(strategies(keywords.iter().map(String::as_str)));
-        let id_strategy = args.device_id_strategy.clone().or(file.device_id_strategy);
-        let id_strategy = id_strategy.and_then(|keyword| checks.ok(self::id_strategy(&keyword)));
+        let id_keyword = args.device_id_strategy.clone().or(file.device_id_strategy);
+        let id_strategy = id_keyword.and_then(|keyword| checks.ok(id_strategy(&keyword)));
         let cdi_kind = file.cdi_kind.unwrap_or_else(|| "nvidia.com/gpu".into());
         if let Err(error) = Resource::parse(&cdi_kind) {
             checks.add(bad_because("containerEdits.cdiKind", &cdi_kind, error.rule));
@@ -77,15 +95,18 @@ impl EditsFile {
             let resource = Resource::parse(&name).map_err(|e| bad_because(at, &name, e.rule));
             resources.extend(checks.ok(resource).map(|resource| (resource, edits)));
         }
-        let path = |flag: &Option<PathBuf>, file: &Option<PathBuf>| {
-            non_empty(flag.as_ref()).or_else(|| non_empty(file.as_ref())).map(Path::to_path_buf)
+        let mut path_or = |setting, flag: &Option<PathBuf>, file: &Option<PathBuf>, default: &Path| {
+            let path = non_empty(flag.as_ref()).or_else(|| non_empty(file.as_ref()));
+            checks.plain_path(setting, path.unwrap_or(default).to_owned())
         };
-        let driver_root = path(&args.nvidia_driver_root, &file.nvidia_driver_root);
-        let driver_root =
-            checks.plain_path("containerEdits.nvidiaDriverRoot", driver_root.unwrap_or_else(|| "/".into()));
-        let dev_root = path(&nvidia.dev_root, &file.nvidia_dev_root);
-        let dev_root = checks
-            .plain_path("containerEdits.nvidiaDevRoot", dev_root.unwrap_or_else(|| driver_root.clone()));
+        let driver_root = path_or(
+            "containerEdits.nvidiaDriverRoot",
+            &args.nvidia_driver_root,
+            &file.nvidia_driver_root,
+            Path::new("/"),
+        );
+        let dev_root =
+            path_or("containerEdits.nvidiaDevRoot", &nvidia.dev_root, &file.nvidia_dev_root, &driver_root);
         let features = [
             (Feature::Gdrcopy, nvidia.gdrcopy_enabled.or(file.gdrcopy_enabled)),
             (Feature::Gds, nvidia.gds_enabled.or(file.gds_enabled)),
@@ -120,16 +141,13 @@ const STRATEGIES: [(&str, DeviceListStrategy); 4] = [
 pub(super) fn strategies<'a>(
     keywords: impl Iterator<Item = &'a str>,
 ) -> Result<BTreeSet<DeviceListStrategy>, BadSetting> {
-    let strategies: BTreeSet<_> = keywords.map(strategy).collect::<Result<_, _>>()?;
+    const SETTING: &str = "containerEdits.deviceListStrategy";
+    let strategies = keywords.map(|keyword| parse_keyword(SETTING, keyword, &STRATEGIES));
+    let strategies: BTreeSet<_> = strategies.collect::<Result<_, _>>()?;
     if strategies.is_empty() {
-        let rule = "at least one of envvar, volume-mounts, cdi-annotations, cdi-cri";
-        return Err(bad("containerEdits.deviceListStrategy", "", rule));
+        return Err(bad(SETTING, "", "at least one of envvar, volume-mounts, cdi-annotations, cdi-cri"));
     }
     Ok(strategies)
-}
-
-fn strategy(keyword: &str) -> Result<DeviceListStrategy, BadSetting> {
-    parse_keyword("containerEdits.deviceListStrategy", keyword, &STRATEGIES)
 }
 
 pub(super) fn id_strategy(keyword: &str) -> Result<DeviceIdStrategy, BadSetting> {
@@ -161,13 +179,48 @@ fn check_resource_edits(at: &str, edits: &ResourceEdits, checks: &mut Checks) {
         check_path(format!("{at}.mps.{key}"), path);
     }
     for (n, device) in edits.devices.iter().enumerate() {
-        let p = &device.permissions;
-        if p.is_empty() || !p.chars().all(|c| "rwm".contains(c)) {
-            checks.add(bad(
-                format!("{at}.devices[{n}].permissions"),
-                p,
-                "a combination of the letters r, w and m",
-            ));
+        let permissions = &device.permissions;
+        if permissions.is_empty() || !permissions.chars().all(|c| "rwm".contains(c)) {
+            let rule = "a combination of the letters r, w and m";
+            checks.add(bad(format!("{at}.devices[{n}].permissions"), permissions, rule));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, FileConfig, ServeArgs};
+
+    const SHARED: &str = "nvidia.com/gpu.shared";
+
+    fn edits(yaml: &str) -> Result<Edits, String> {
+        let file =
+            FileConfig::parse(&format!("containerEdits: {{resources: {{{SHARED}: {{mps: {yaml}}}}}}}"))
+                .map_err(|e| e.to_string())?;
+        Config::merge(&ServeArgs::default(), file).map(|c| c.edits).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_configuration_names_the_daemons_folders() {
+        let edits = edits("{pipeDirectory: /run/mps, containerPipeDirectory: /mps}").unwrap();
+        let shared = Resource::parse(SHARED).unwrap();
+        let mps = edits.resources[&shared].mps.clone().unwrap();
+        assert_eq!((mps.inner_pipe_directory(), mps.shm.as_str()), ("/mps", "/dev/shm"));
+        assert_eq!(edits.mps_sockets()[&shared], Path::new("/run/mps/control"));
+        assert!(Edits::default().mps_sockets().is_empty());
+    }
+
+    #[test]
+    fn a_wrong_configuration_is_refused() {
+        for (yaml, expected) in [
+            ("{}", "pipeDirectory"),
+            ("{pipeDirectory: run/mps}", "absolute"),
+            ("{pipeDirectory: /run/mps, shm: /a/../b}", "absolute"),
+            ("{pipeDirectory: /run/mps, pipes: /x}", "pipes"),
+        ] {
+            let error = edits(yaml).unwrap_err();
+            assert!(error.contains(expected), "{yaml}: {error}");
         }
     }
 }

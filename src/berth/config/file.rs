@@ -1,13 +1,13 @@
 //! The configuration file. Unknown keys are refused.
 
 use super::admin::AdminFile;
-use super::checks::{BadSetting, Checks, bad};
+use super::args::{ApiServerMode, LogFormat};
+use super::checks::{BadSetting, Checks, bad, in_range};
 use super::edits::EditsFile;
-use super::labels::LabelsFile;
-use super::processes::ProcessesFile;
+use super::gpus::{HealthFile, ProcessesFile};
+use super::nvidia::args::PACKED;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
-use super::{ApiServerMode, LogFormat, ReconcileTiming};
 use berth_api::OnFault;
 use berth_files::yaml::{self, Problems};
 use berth_kernel::decision::JournalLimit;
@@ -17,106 +17,57 @@ use berth_kernel::history::{
 use berth_kernel::policy::{PARAMETERS_BYTES_MAX, STACK_ENTRIES_MAX};
 use berth_kernel::stack::Permissions;
 use berth_kernel::time::Timing;
+use berth_kubelet::ReconcileTiming;
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The file as written.
+/// The file as written; each key is documented at the setting that it becomes, in [`Config`](super::Config).
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)] // each is documented at the setting that it becomes, in `Config`
 pub struct FileConfig {
-    pub node_name: Option<String>,
-    pub kubelet_dir: Option<PathBuf>,
-    pub state_dir: Option<PathBuf>,
-    pub gpus: Option<String>,
-    pub nvml_library: Option<PathBuf>,
-    pub api_server: Option<ApiServerFile>,
-    pub kubeconfig: Option<PathBuf>,
-    pub admin_listen: Option<String>,
-    pub admin: Option<AdminFile>,
-    pub health_listen: Option<String>,
-    pub token_file: Option<PathBuf>,
-    pub log: Option<LogFile>,
-    pub tracing: Option<TracingFile>,
-    pub resource: Option<String>,
-    pub mig_strategy: Option<String>,
-    pub memory_overcommit: Option<f64>,
-    pub skip_adoption: Option<bool>,
-    pub fail_on_init_error: Option<bool>,
-    pub health: Option<HealthFile>,
-    pub history: Option<HistoryFile>,
-    pub decisions: Option<DecisionsFile>,
-    pub processes: Option<ProcessesFile>,
-    pub labels: Option<LabelsFile>,
-    pub container_edits: Option<EditsFile>,
-    pub rounds: Option<RoundsFile>,
-    pub timing: Option<TimingFile>,
-    pub trusted_keys: Option<Vec<TrustedKeyFile>>,
-    pub stack: Option<Vec<StackEntryConfig>>,
-}
-
-/// `apiServer`.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum ApiServerFile {
-    Auto,
-    Off,
-}
-
-impl From<ApiServerFile> for ApiServerMode {
-    fn from(file: ApiServerFile) -> Self {
-        match file {
-            ApiServerFile::Auto => Self::Auto,
-            ApiServerFile::Off => Self::Off,
-        }
-    }
-}
-
-/// `log`.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
-pub enum LogFile {
-    Text,
-    Json,
-}
-
-impl From<LogFile> for LogFormat {
-    fn from(file: LogFile) -> Self {
-        match file {
-            LogFile::Text => Self::Text,
-            LogFile::Json => Self::Json,
-        }
-    }
-}
-
-/// `health`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct HealthFile {
-    pub poll_seconds: Option<f64>,
-    pub quiet_seconds: Option<u64>,
-    pub ignored_xids: Option<Vec<u64>>,
+    pub(super) node_name: Option<String>,
+    pub(super) kubelet_dir: Option<PathBuf>,
+    pub(super) state_dir: Option<PathBuf>,
+    pub(super) gpus: Option<String>,
+    pub(super) nvml_library: Option<PathBuf>,
+    pub(super) api_server: Option<ApiServerMode>,
+    pub(super) kubeconfig: Option<PathBuf>,
+    pub(super) admin_listen: Option<String>,
+    pub(super) admin: Option<AdminFile>,
+    pub(super) health_listen: Option<String>,
+    pub(super) token_file: Option<PathBuf>,
+    pub(super) log: Option<LogFormat>,
+    pub(super) tracing: Option<TracingFile>,
+    pub(super) resource: Option<String>,
+    pub(super) mig_strategy: Option<String>,
+    pub(super) memory_overcommit: Option<f64>,
+    pub(super) skip_adoption: Option<bool>,
+    pub(super) fail_on_init_error: Option<bool>,
+    pub(super) health: Option<HealthFile>,
+    pub(super) history: Option<HistoryFile>,
+    pub(super) decisions: Option<DecisionsFile>,
+    pub(super) processes: Option<ProcessesFile>,
+    pub(super) labels: Option<LabelsFile>,
+    pub(super) container_edits: Option<EditsFile>,
+    pub(super) rounds: Option<RoundsFile>,
+    pub(super) timing: Option<TimingFile>,
+    pub(super) trusted_keys: Option<Vec<TrustedKeyFile>>,
+    pub(super) stack: Option<Vec<StackEntryConfig>>,
 }
 
 /// `history`: how many ended allocations are kept.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct HistoryFile {
-    pub allocations: Option<usize>,
+pub(super) struct HistoryFile {
+    allocations: Option<usize>,
 }
 
 impl HistoryFile {
     pub(super) fn limit(self) -> Result<HistoryLimit, BadSetting> {
         let allocations = self.allocations.unwrap_or(HISTORY_ALLOCATIONS_DEFAULT);
-        if !(HISTORY_ALLOCATIONS_MIN..=HISTORY_ALLOCATIONS_MAX).contains(&allocations) {
-            let rule = format!("{HISTORY_ALLOCATIONS_MIN} to {HISTORY_ALLOCATIONS_MAX}");
-            return Err(bad("history.allocations", &allocations.to_string(), rule));
-        }
+        let allowed = HISTORY_ALLOCATIONS_MIN..=HISTORY_ALLOCATIONS_MAX;
+        let allocations = in_range("history.allocations", allocations, allowed)?;
         Ok(HistoryLimit { allocations, ..HistoryLimit::default() })
     }
 }
@@ -131,11 +82,10 @@ const DECISIONS_DAYS_MAX: u64 = 365;
 /// `decisions`: limits of the journal of policy calls; 0 MiB turns it off.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct DecisionsFile {
+pub(super) struct DecisionsFile {
     #[serde(rename = "maxMiB")]
-    pub max_mib: Option<u64>,
-    pub max_age_days: Option<u64>,
+    max_mib: Option<u64>,
+    max_age_days: Option<u64>,
 }
 
 impl DecisionsFile {
@@ -153,25 +103,66 @@ impl DecisionsFile {
             limit.bytes = mib * 1024 * 1024;
         }
         if let Some(days) = self.max_age_days {
-            if !(1..=DECISIONS_DAYS_MAX).contains(&days) {
-                let rule = format!("1 to {DECISIONS_DAYS_MAX}");
-                return Err(bad("decisions.maxAgeDays", &days.to_string(), rule));
-            }
-            limit.age_ms = days * 24 * 3_600_000;
+            limit.age_ms = in_range("decisions.maxAgeDays", days, 1..=DECISIONS_DAYS_MAX)? * 24 * 3_600_000;
         }
         Ok(Some(limit))
+    }
+}
+
+/// How the node is labelled. Off by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelSettings {
+    /// The file from which node-feature-discovery reads labels.
+    pub nfd_file: Option<PathBuf>,
+    /// Whether the node object is patched.
+    pub node: bool,
+}
+
+impl LabelSettings {
+    /// Whether the node is labelled.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.node || self.nfd_file.is_some()
+    }
+}
+
+/// `labels` in the file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct LabelsFile {
+    nfd_file: Option<PathBuf>,
+    node: Option<bool>,
+}
+
+impl LabelsFile {
+    pub(super) fn resolve(self, checks: &mut Checks) -> LabelSettings {
+        const SETTING: &str = "labels.nfdFile";
+        let node = self.node.unwrap_or(false);
+        let nfd_file = self.nfd_file.map(|path| checks.plain_path(SETTING, path));
+        if let Some(path) = &nfd_file {
+            let shown = path.display().to_string();
+            if !path.is_absolute() || path.file_name().is_none() {
+                let rule = "the absolute path of a file, such as /etc/kubernetes/node-feature-discovery/features.d/berth";
+                checks.add(bad(SETTING, &shown, rule));
+            }
+            if node {
+                let rule = "only one of labels.nfdFile and labels.node: both write the same labels, and each \
+                            would mistake the other for another writer";
+                checks.add(bad(SETTING, &shown, rule));
+            }
+        }
+        LabelSettings { nfd_file, node }
     }
 }
 
 /// `rounds`: see [`ReconcileTiming`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct RoundsFile {
-    pub list_every_ms: Option<u64>,
-    pub list_every_cordoned_ms: Option<u64>,
-    pub round_every_ms: Option<u64>,
-    pub checkpoint_wait_ms: Option<u64>,
+pub(super) struct RoundsFile {
+    list_every_ms: Option<u64>,
+    list_every_cordoned_ms: Option<u64>,
+    round_every_ms: Option<u64>,
+    checkpoint_wait_ms: Option<u64>,
 }
 
 impl RoundsFile {
@@ -189,16 +180,15 @@ impl RoundsFile {
 /// `timing`: see [`Timing`]. Shorter times weaken the guarantees that they protect.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct TimingFile {
-    pub retire_ms: Option<u64>,
-    pub named_ms: Option<u64>,
-    pub rounds_apart_ms: Option<u64>,
-    pub kubelet_settle_ms: Option<u64>,
-    pub reply_settle_ms: Option<u64>,
-    pub bypass_ms: Option<u64>,
-    pub drained_ms: Option<u64>,
-    pub evict_again_ms: Option<u64>,
+pub(super) struct TimingFile {
+    retire_ms: Option<u64>,
+    named_ms: Option<u64>,
+    rounds_apart_ms: Option<u64>,
+    kubelet_settle_ms: Option<u64>,
+    reply_settle_ms: Option<u64>,
+    bypass_ms: Option<u64>,
+    drained_ms: Option<u64>,
+    evict_again_ms: Option<u64>,
 }
 
 impl TimingFile {
@@ -218,7 +208,7 @@ impl TimingFile {
 }
 
 /// One entry of `stack`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StackEntryConfig {
     /// The name of a shipped or uploaded policy; `name@digest` selects a version.
@@ -236,29 +226,14 @@ pub struct StackEntryConfig {
     pub on_fault: OnFault,
 }
 
-impl StackEntryConfig {
-    /// An entry with only a policy's name.
-    #[must_use]
-    pub fn named(policy: &str) -> Self {
-        Self {
-            policy: policy.into(),
-            digest: None,
-            parameters: serde_json::Map::new(),
-            permissions: PermissionsConfig::default(),
-            on_fault: OnFault::default(),
-        }
-    }
-}
-
 /// `permissions` of an entry; absent keys have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)]
 pub struct PermissionsConfig {
-    pub deny: Option<bool>,
-    pub share_max: Option<u32>,
-    pub resources: Option<Vec<String>>,
-    pub environment: Option<Vec<String>>,
+    deny: Option<bool>,
+    share_max: Option<u32>,
+    resources: Option<Vec<String>>,
+    environment: Option<Vec<String>>,
 }
 
 impl PermissionsConfig {
@@ -329,10 +304,15 @@ impl FileConfig {
     }
 }
 
-/// Checks the limits of a stack and returns the entries.
-pub(super) fn check_stack(entries: Vec<StackEntryConfig>, checks: &mut Checks) -> Vec<StackEntryConfig> {
-    checks.at_most("stack", entries.len(), STACK_ENTRIES_MAX, "entries");
-    for (at, entry) in entries.iter().enumerate() {
+/// Checks the limits of a stack. Returns it with `binpack` first for NVIDIA's allocation policy `packed`, and without it
+/// for `distributed`.
+pub(super) fn resolve_stack(
+    mut stack: Vec<StackEntryConfig>,
+    allocation_policy: Option<&str>,
+    checks: &mut Checks,
+) -> Vec<StackEntryConfig> {
+    checks.at_most("stack", stack.len(), STACK_ENTRIES_MAX, "entries");
+    for (at, entry) in stack.iter().enumerate() {
         let bytes = serde_json::to_string(&entry.parameters).map_or(usize::MAX, |json| json.len());
         if bytes > PARAMETERS_BYTES_MAX {
             let size = format!("{bytes} bytes of JSON");
@@ -340,5 +320,13 @@ pub(super) fn check_stack(entries: Vec<StackEntryConfig>, checks: &mut Checks) -
             checks.add(bad(format!("stack[{at}].parameters"), &size, rule));
         }
     }
-    entries
+    let is_binpack = |entry: &StackEntryConfig| entry.policy == PACKED;
+    match allocation_policy {
+        Some("packed") if !stack.iter().any(is_binpack) => {
+            stack.insert(0, StackEntryConfig { policy: PACKED.into(), ..StackEntryConfig::default() });
+        }
+        Some("distributed") => stack.retain(|entry| !is_binpack(entry)),
+        _ => {}
+    }
+    stack
 }

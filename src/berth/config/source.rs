@@ -1,12 +1,15 @@
 //! The configuration file: read once, and kept for the line numbers of later errors.
 
-use super::{BadSetting, BadSettings, Config, ConfigError, FileConfig, ServeArgs, nvidia};
+use super::args::ServeArgs;
+use super::checks::{BadSetting, BadSettings, ConfigError};
+use super::file::FileConfig;
+use super::{Config, nvidia};
 use berth_files::yaml::{Document, LeftOut, Problem, Problems, Reading};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Largest configuration file, bytes: the limit of a ConfigMap.
-pub const CONFIG_BYTES_MAX: u64 = 1024 * 1024;
+const CONFIG_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Most attempts to build the settings, each without the values that were invalid before.
 const ATTEMPTS_MAX: usize = 4;
@@ -40,15 +43,17 @@ impl Source {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = read_text(path)?;
         let error = |problems| ConfigError::Wrong { path: path.into(), problems };
-        let document = Document::parse(&text).map_err(error)?;
-        if !nvidia::is_nvidia(&document) {
-            return Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: None });
+        let mut document = Document::parse(&text).map_err(error)?;
+        let mut notices = None;
+        if nvidia::is_nvidia(&document) {
+            let translated = nvidia::translate(&document).map_err(error)?;
+            if !translated.refusal.is_empty() {
+                return Err(error(translated.refusal));
+            }
+            document = Document::parse(&translated.yaml).map_err(error)?;
+            notices = Some(translated.findings.iter().map(ToString::to_string).collect());
         }
-        let translated =
-            nvidia::translate(&document).and_then(nvidia::Translated::into_usable).map_err(error)?;
-        let document = Document::parse(&translated.yaml).map_err(error)?;
-        let notices = translated.findings.iter().map(ToString::to_string).collect();
-        Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: Some(notices) })
+        Ok(Self { path: path.into(), document, left_out: LeftOut::default(), nvidia: notices })
     }
 
     /// The settings, with the flags' precedence, and all errors of the file. Invalid settings are left out, so that
@@ -64,33 +69,29 @@ impl Source {
         base: Option<&Self>,
         args: &ServeArgs,
     ) -> (Option<Config>, Problems) {
-        let notices: Vec<String> = [base, Some(self)]
-            .into_iter()
-            .flatten()
-            .flat_map(|source| source.nvidia.iter().flatten().cloned())
-            .collect();
+        let sources = base.into_iter().chain([self]);
+        let notices: Vec<String> =
+            sources.flat_map(|source| source.nvidia.iter().flatten().cloned()).collect();
         let base = base.and_then(|base| base.document.read::<FileConfig>(LeftOut::default()).value);
         let base = base.unwrap_or_default();
-        let Reading { value, mut problems, mut left_out } =
+        let Reading { value: mut file, mut problems, mut left_out } =
             self.document.read::<FileConfig>(LeftOut::default());
         // The rule for `adminListen` depends on `admin.tls`, which may be unreadable.
         let is_admin_unreadable = problems.iter().any(|problem| problem.key.starts_with("admin"));
-        let mut file = value;
         // Errors of later attempts may only result from left out values, so they are not reported.
         for attempt in 0..ATTEMPTS_MAX {
             let Some(read) = file else { break };
             let base = base.clone();
             let read = if self.nvidia.is_some() { read.overlay_translated(base) } else { read.overlay(base) };
-            let merged = Config::merge(args, read);
-            let source = Self { left_out, ..self.clone() };
-            let BadSettings(bad) = match merged {
+            let source = Self { left_out: left_out.clone(), ..self.clone() };
+            let BadSettings(bad) = match Config::merge(args, read) {
                 Ok(mut config) => {
                     config.notices.extend(notices);
-                    return (Some(Config { source: Some(Arc::new(source)), ..config }), problems);
+                    config.source = Some(Arc::new(source));
+                    return (Some(config), problems);
                 }
                 Err(bad) => bad,
             };
-            left_out = source.left_out.clone();
             for bad in bad {
                 self.document.leave_out(&bad.setting, &mut left_out);
                 if attempt == 0 && !(is_admin_unreadable && bad.setting == "adminListen") {

@@ -1,8 +1,8 @@
 //! `tracing`: export of traces by OTLP. Off unless there is an endpoint. The variables are OpenTelemetry's, so that
 //! tools that inject them into pods work here, too.
 
-use super::ServeArgs;
-use super::checks::{BadSetting, bad, parse_keyword};
+use super::checks::{BadSetting, bad, by_rule, parse_keyword};
+use clap::Args;
 use serde::Deserialize;
 use std::fmt;
 use std::time::Duration;
@@ -61,20 +61,50 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// `tracing` of the file.
+/// The flags for traces, which have OpenTelemetry's variables.
+#[derive(Args, Clone, Debug, Default)]
+pub struct TracingArgs {
+    /// OTLP endpoint for traces, such as `http://otel-collector.observability:4317` [default: none]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = by_rule(unless_empty(endpoint_flag)))]
+    pub tracing_endpoint: Option<String>,
+    /// Protocol of the endpoint: grpc or http/protobuf [default: http/protobuf at port 4318, else grpc]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_name = "PROTOCOL", value_parser = by_rule(unless_empty(protocol)))]
+    pub tracing_protocol: Option<String>,
+    /// Fraction of traces that are exported, 0 to 1; a caller's own decision takes precedence [default: 1]
+    #[arg(long, env = "OTEL_TRACES_SAMPLER_ARG", value_name = "RATIO", value_parser = by_rule(unless_empty(sample_ratio)))]
+    pub tracing_sample_ratio: Option<String>,
+}
+
+/// Checks a text unless it is empty, which OpenTelemetry defines as not set.
+fn unless_empty<T>(
+    check: impl Fn(&str) -> Result<T, BadSetting> + Clone + Send + Sync + 'static,
+) -> impl Fn(&str) -> Result<Option<T>, BadSetting> + Clone + Send + Sync + 'static {
+    move |text| if text.trim().is_empty() { Ok(None) } else { check(text).map(Some) }
+}
+
+/// Checks an endpoint as far as possible before the file is read.
+fn endpoint_flag(text: &str) -> Result<(), BadSetting> {
+    // clap would show the value, which may contain a password; `Config::merge` refuses it.
+    if text.contains('@') {
+        return Ok(());
+    }
+    // A path is valid for `http/protobuf` only, which another flag may set.
+    endpoint(text, Some(Protocol::HttpProtobuf)).or_else(|_| endpoint(text, None)).map(drop)
+}
+
+/// `tracing` of the file: see [`TracingSettings`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[allow(missing_docs)] // documented at `TracingSettings`
-pub struct TracingFile {
-    pub endpoint: Option<String>,
-    pub protocol: Option<String>,
-    pub sample_ratio: Option<f64>,
-    pub timeout_seconds: Option<f64>,
+pub(super) struct TracingFile {
+    endpoint: Option<String>,
+    protocol: Option<String>,
+    sample_ratio: Option<f64>,
+    timeout_seconds: Option<f64>,
 }
 
 impl TracingFile {
     /// The settings, with the precedence of flags and environment; `None` without an endpoint.
-    pub(super) fn resolve(self, args: &ServeArgs) -> Result<Option<TracingSettings>, BadSetting> {
+    pub(super) fn resolve(self, args: &TracingArgs) -> Result<Option<TracingSettings>, BadSetting> {
         // OpenTelemetry defines an empty variable as not set.
         let non_empty = |text: &Option<String>| text.clone().filter(|t| !t.trim().is_empty());
         let ratio = match non_empty(&args.tracing_sample_ratio) {
@@ -96,12 +126,12 @@ impl TracingFile {
 }
 
 /// Parses the keywords of OpenTelemetry.
-pub(super) fn protocol(keyword: &str) -> Result<Protocol, BadSetting> {
+fn protocol(keyword: &str) -> Result<Protocol, BadSetting> {
     let known = [("grpc", Protocol::Grpc), ("http/protobuf", Protocol::HttpProtobuf)];
     parse_keyword("tracing.protocol", keyword.trim(), &known)
 }
 
-pub(super) fn sample_ratio(text: &str) -> Result<f64, BadSetting> {
+fn sample_ratio(text: &str) -> Result<f64, BadSetting> {
     let ratio = text.trim().parse();
     ratio.map_or_else(|_| Err(bad("tracing.sampleRatio", text, "a number, 0 to 1")), checked_ratio)
 }
@@ -114,7 +144,7 @@ fn checked_ratio(ratio: f64) -> Result<f64, BadSetting> {
 }
 
 /// Parses an endpoint. The default protocol is HTTP for port 4318, gRPC for all others.
-pub(super) fn endpoint(text: &str, protocol: Option<Protocol>) -> Result<Endpoint, BadSetting> {
+fn endpoint(text: &str, protocol: Option<Protocol>) -> Result<Endpoint, BadSetting> {
     let text = text.trim();
     // A value that may contain a password is not shown.
     let invalid = |rule: &str| {
@@ -155,24 +185,15 @@ pub(super) fn endpoint(text: &str, protocol: Option<Protocol>) -> Result<Endpoin
 
 /// `host`, `host:port`, `[v6]`, `[v6]:port`.
 fn host_and_port(authority: &str) -> Option<(&str, Option<u16>)> {
-    let (host, port) = match authority.rfind(']') {
-        Some(end) => match &authority[end + 1..] {
-            "" => (authority, None),
-            rest => (&authority[..=end], Some(rest.strip_prefix(':')?)),
-        },
-        None => match authority.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (authority, None),
-        },
+    let (host, port) = match authority.rsplit_once(':') {
+        // Not a colon within an address.
+        Some((host, port)) if !port.contains(']') => (host, Some(port.parse().ok().filter(|p| *p != 0)?)),
+        _ => (authority, None),
     };
     let is_name = |host: &str| host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
     let is_valid = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
         Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
         None => !host.is_empty() && is_name(host),
-    };
-    let port = match port {
-        Some(port) => Some(port.parse::<u16>().ok().filter(|p| *p != 0)?),
-        None => None,
     };
     is_valid.then_some((host, port))
 }
@@ -223,7 +244,7 @@ mod tests {
             sample_ratio: Some(0.25),
             ..TracingFile::default()
         };
-        let mut args = ServeArgs { tracing_endpoint: Some(String::new()), ..ServeArgs::default() };
+        let mut args = TracingArgs { tracing_endpoint: Some(String::new()), ..TracingArgs::default() };
         let settings = file().resolve(&args).unwrap().unwrap();
         assert_eq!((settings.endpoint.url.as_str(), settings.sample_ratio), ("http://file:4317", 0.25));
         args.tracing_endpoint = Some("http://flag:4318".into());
@@ -231,8 +252,10 @@ mod tests {
         let settings = file().resolve(&args).unwrap().unwrap();
         assert_eq!(settings.endpoint.protocol, Protocol::HttpProtobuf);
         assert!(settings.sample_ratio > 0.99);
-        assert_eq!(TracingFile::default().resolve(&ServeArgs::default()).unwrap(), None);
+        assert_eq!(TracingFile::default().resolve(&TracingArgs::default()).unwrap(), None);
         let file = TracingFile { sample_ratio: Some(7.0), ..TracingFile::default() };
-        assert!(file.resolve(&ServeArgs::default()).unwrap_err().to_string().contains("tracing.sampleRatio"));
+        assert!(
+            file.resolve(&TracingArgs::default()).unwrap_err().to_string().contains("tracing.sampleRatio")
+        );
     }
 }

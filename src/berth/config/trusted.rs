@@ -18,11 +18,11 @@ const PEM_END: &str = "-----END PUBLIC KEY-----";
 /// One key in the file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct TrustedKeyFile {
+pub(super) struct TrustedKeyFile {
     /// The key's name, which versions that it signed show as `signedBy`.
-    pub name: String,
+    name: String,
     /// An Ed25519 public key: PEM as `openssl pkey -pubout` writes it, or 32 bytes in base64.
-    pub key: String,
+    key: String,
 }
 
 pub(super) fn keys(file: Option<Vec<TrustedKeyFile>>, checks: &mut Checks) -> Vec<TrustedKey> {
@@ -76,8 +76,8 @@ fn parse(text: &str) -> Result<[u8; 32], String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::BadSettings;
     use super::*;
+    use crate::config::BadSettings;
 
     /// The key of the first test of RFC 8032, as `openssl pkey -pubout` prints it.
     const PEM: &str = "-----BEGIN PUBLIC KEY-----\n\

@@ -1,12 +1,12 @@
 //! Detects that the node's label selects another configuration file.
 
 use super::dry_run::{start_stack, test_stack};
-use super::{Daemon, setup};
+use super::setup;
 use crate::config::{Chosen, Config};
 use anyhow::Context;
 use berth_cluster::WatchedLabel;
-use berth_core::PolicyService;
-use std::path::Path;
+use berth_core::KernelHandle;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -37,6 +37,13 @@ impl Configuration {
     /// The label for `berth_cluster` to watch.
     pub(super) fn watched_label(&self) -> WatchedLabel {
         WatchedLabel { key: self.chosen.choice.label.clone(), value: self.value.clone() }
+    }
+
+    /// Returns once the label selects another configuration with which a start on this node would succeed.
+    pub(super) async fn changed(self, kernel: KernelHandle, folder: PathBuf, compiler: PathBuf) {
+        let chosen = self.chosen.clone();
+        let select = async |label| select_other(&chosen, label, &kernel, &folder, &compiler).await;
+        self.wait_for_change(select).await;
     }
 
     /// Returns once the label selects another usable file. The daemon keeps its configuration while the selected file is not
@@ -83,23 +90,6 @@ impl Configuration {
             }
         }
         std::future::pending::<()>().await;
-    }
-}
-
-impl Daemon {
-    /// Returns once the node's label selects another configuration; never if no label is used. Borrows nothing.
-    pub(super) fn wait_for_reconfiguration(&self) -> impl Future<Output = ()> + use<> {
-        let (configuration, policies) = (self.configuration.clone(), self.policies().clone());
-        let (folder, compiler) = (self.config.state_dir.clone(), self.options.compiler.clone());
-        async move {
-            let Some(configuration) = configuration else { return std::future::pending().await };
-            let chosen = configuration.chosen.clone();
-            configuration
-                .wait_for_change(async |label| {
-                    select_other(&chosen, label, &policies, &folder, &compiler).await
-                })
-                .await;
-        }
     }
 }
 

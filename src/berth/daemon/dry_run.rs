@@ -1,15 +1,15 @@
 //! Checks a configuration's GPUs and stack as a start would, without a node: opens the GPUs and calls the shipped policies,
 //! compiled in a temporary folder.
 
-use super::stack::{Unresolved, check_trusted, resolve, resolve_entry};
-use super::{SystemClock, open_gpus, setup};
-use crate::config::{BadSetting, Config, Findings, GpuSource, SkippedChecks};
+use super::policies::{resolve, resolve_entry};
+use super::setup::{self, SystemClock, baseline, new_stack, open_gpus};
+use crate::config::{BadSetting, Config, GpuSource};
 use anyhow::Context;
+use berth_admin::NoVersion;
 use berth_core::stack::{DryRun, TIME_FACTOR};
 use berth_gpus::sim::SimGpus;
 use berth_http::check_files;
 use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::NewStack;
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::{Fault, FaultKind, Hook};
@@ -17,6 +17,7 @@ use berth_kernel::ports::{Clock, Gpus, PolicyFiles as _, PolicyRuntime};
 use berth_kernel::scan::look;
 use berth_kernel::stack::StackEntry;
 use berth_kernel::time::Now;
+use berth_kernel::trust_check::check_trust;
 use berth_wasm::{self, Scratch, WasmPolicies};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,19 +25,42 @@ use std::sync::Arc;
 /// The simulated GPUs in place of those of another node.
 const SAMPLE: &str = "8xh100";
 
+/// Parts of a configuration check that are skipped, since this machine is not the node.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SkippedChecks {
+    /// Token and TLS files, and uploaded policies.
+    pub files: bool,
+    /// The GPUs.
+    pub gpus: bool,
+}
+
+/// The result of a configuration check.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Findings {
+    /// Errors with which the daemon does not start or offers no GPUs.
+    pub errors: Vec<BadSetting>,
+    /// Facts that only a check on the node can verify, as sentences.
+    pub notes: Vec<String>,
+}
+
 /// Checks that the GPU source can ever work. An unknown simulated profile cannot, while a missing library or file may still
 /// appear.
 ///
 /// # Errors
 /// If the profile is unknown.
-pub fn check_source(source: &GpuSource) -> anyhow::Result<()> {
-    match source {
-        GpuSource::Sim(profile) if SimGpus::is_profile(profile) => {
-            SimGpus::open(profile)?;
-        }
-        GpuSource::Sim(_) | GpuSource::Nvml { .. } => {}
+pub(crate) fn check_source(source: &GpuSource) -> anyhow::Result<()> {
+    if let Some(profile) = profile(source) {
+        SimGpus::open(profile)?;
     }
     Ok(())
+}
+
+/// The profile of simulated GPUs, which do not depend on the machine.
+fn profile(source: &GpuSource) -> Option<&str> {
+    match source {
+        GpuSource::Sim(profile) if SimGpus::is_profile(profile) => Some(profile),
+        GpuSource::Sim(_) | GpuSource::Nvml { .. } => None,
+    }
 }
 
 /// Opens the GPUs and tests the stack as a start does. Returns all errors with which the daemon would not start or would
@@ -44,7 +68,7 @@ pub fn check_source(source: &GpuSource) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If policies cannot be run on this machine.
-pub fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findings> {
+pub(crate) fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findings> {
     let mut findings = Findings::default();
     let (inventory, is_real) = inventory(config, skipped, &mut findings)?;
     if config.stack.is_empty() {
@@ -63,26 +87,27 @@ pub fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result<Findin
             policies.load(version)?;
         }
     }
-    // Policies read parameters before any GPU, so these faults occur on every node.
-    let (mut failures, _) = run_dry_runs(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
-    failures.iter_mut().for_each(|failure| failure.is_certain = true);
-    let changes = look(&node, &inventory, &config.rules, clock.now());
-    apply(&mut node, changes, &clock);
-    let (more, warnings) = run_dry_runs(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
-    failures.extend(more);
-    if is_real {
-        findings.notes.extend(warnings);
-    }
-    for PolicyFailure { at, policy, fault, is_certain } in failures {
-        let what = format!("policy {policy} fails: {fault}");
-        // A fault of a policy without `offer`, or an invalid answer, does not depend on the GPUs.
-        let version = node.policies.values().find(|version| version.label() == policy);
-        let offers = version.is_some_and(|version| version.hooks.contains(&Hook::Offer));
-        if is_certain || is_real || !offers || fault.kind == FaultKind::Answer {
-            let key = if fault.kind == FaultKind::Parameters { ".parameters" } else { "" };
-            findings.errors.push(BadSetting::new(format!("stack[{at}]{key}"), what));
-        } else {
-            findings.notes.push(format!("on a node with {SAMPLE} GPUs this stack would fail: {what}"));
+    // First without GPUs: policies read parameters before any GPU, so these faults occur on every node.
+    for is_certain in [true, false] {
+        if !is_certain {
+            let changes = look(&node, &inventory, &config.rules, clock.now());
+            apply(&mut node, changes, &clock);
+        }
+        let (failures, warnings) =
+            run_trials(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+        if is_real && !is_certain {
+            findings.notes.extend(warnings);
+        }
+        for (at, policy, fault) in failures {
+            let what = format!("policy {policy} fails: {fault}");
+            // A fault of a policy without `offer`, or an invalid answer, does not depend on the GPUs.
+            let version = node.policies.values().find(|version| version.label() == policy);
+            let offers = version.is_some_and(|version| version.hooks.contains(&Hook::Offer));
+            if is_certain || is_real || !offers || fault.kind == FaultKind::Answer {
+                findings.errors.push(bad_entry(at, &fault, what));
+            } else {
+                findings.notes.push(format!("on a node with {SAMPLE} GPUs this stack would fail: {what}"));
+            }
         }
     }
     Ok(findings)
@@ -102,8 +127,7 @@ pub(super) fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<
     if node.stack.from_api {
         return Ok(Vec::new());
     }
-    let entries = resolve(config, node).map_err(anyhow::Error::msg)?;
-    check_trusted(entries, node, &config.rules.trusted_keys).map_err(anyhow::Error::msg)
+    resolve(config, node).map_err(anyhow::Error::msg)
 }
 
 /// Tests a stack on the node's current state, as a start does.
@@ -127,16 +151,21 @@ pub(super) fn test_stack(
             policies.load(version).with_context(|| format!("policy {}", version.label()))?;
         }
     }
-    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
-    let baseline = &super::baseline(config);
-    let (rules, policies, time_factor) = (&config.rules, &policies, TIME_FACTOR);
-    let dry_run = DryRun { stack: &stack, policies, node, now, baseline, rules, time_factor };
-    dry_run.run().map(drop).map_err(|(policy, fault)| {
+    let stack = new_stack(entries);
+    let baseline = &baseline(config);
+    let (rules, policies, leisure) = (&config.rules, &policies, TIME_FACTOR);
+    let trial = DryRun { stack: &stack, policies, node, now, baseline, rules, leisure };
+    trial.run().map(drop).map_err(|(policy, fault)| {
         let at = stack.entries.iter().position(|entry| entry.label() == policy).unwrap_or_default();
-        let key = if fault.kind == FaultKind::Parameters { ".parameters" } else { "" };
         let what = format!("policy {policy} fails on this node: {fault}");
-        anyhow::Error::msg(config.locate(BadSetting::new(format!("stack[{at}]{key}"), what)).to_string())
+        anyhow::Error::msg(config.locate(bad_entry(at, &fault, what)).to_string())
     })
+}
+
+/// The error of the stack entry whose policy has this fault.
+fn bad_entry(at: usize, fault: &Fault, what: String) -> BadSetting {
+    let key = if fault.kind == FaultKind::Parameters { ".parameters" } else { "" };
+    BadSetting::new(format!("stack[{at}]{key}"), what)
 }
 
 /// The inventory for the test, and whether it is the one that the daemon would have.
@@ -146,25 +175,18 @@ fn inventory(
     findings: &mut Findings,
 ) -> anyhow::Result<(Inventory, bool)> {
     let sample = || anyhow::Ok((SimGpus::open(SAMPLE)?.scan()?, false));
-    // A profile does not depend on the machine.
-    let is_profile = matches!(&config.gpus, GpuSource::Sim(profile) if SimGpus::is_profile(profile));
-    if skipped.gpus && !is_profile {
+    if skipped.gpus && profile(&config.gpus).is_none() {
         findings.notes.push("the GPUs were not read".into());
         return sample();
     }
-    match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.scan()) {
-        Ok(gpus) if gpus.parts.is_empty() => {
-            let what = "there is no GPU (on a machine without GPUs, use --without-gpus)";
-            findings.errors.push(BadSetting::new("gpus", what));
-            sample()
-        }
-        Ok(gpus) => Ok((gpus, true)),
-        Err(error) => {
-            let what = format!("{error} (on a machine without GPUs, use --without-gpus)");
-            findings.errors.push(BadSetting::new("gpus", what));
-            sample()
-        }
-    }
+    let error = match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.scan()) {
+        Ok(gpus) if gpus.parts.is_empty() => "there is no GPU".to_owned(),
+        Ok(gpus) => return Ok((gpus, true)),
+        Err(error) => error.to_string(),
+    };
+    let what = format!("{error} (on a machine without GPUs, use --without-gpus)");
+    findings.errors.push(BadSetting::new("gpus", what));
+    sample()
 }
 
 /// The entries whose policies this node has, with their indices in the file.
@@ -176,69 +198,51 @@ fn entries(
 ) -> Vec<(usize, StackEntry)> {
     let mut entries = Vec::new();
     for (at, entry) in config.stack.iter().enumerate() {
-        let key = if entry.digest.is_some() { "digest" } else { "policy" };
-        match resolve_entry(entry, node) {
-            Ok(resolved) => entries.push((at, resolved)),
-            Err(Unresolved::UnknownVersion(reason))
-                if skipped.files || has_uploads(&config.state_dir, node) =>
-            {
+        let reason = match resolve_entry(entry, node) {
+            Ok(resolved) => {
+                entries.push((at, resolved));
+                continue;
+            }
+            Err(NoVersion::NotHere(reason)) if skipped.files || has_uploads(&config.state_dir, node) => {
                 findings.notes.push(format!(
                     "{reason}; the daemon starts with this file after the policy is uploaded to its node (`berth policy push`)"
                 ));
+                continue;
             }
-            Err(Unresolved::UnknownVersion(reason)) => {
-                let what =
-                    format!("{reason} (if the policy was uploaded to another node, use --without-files)");
-                findings.errors.push(BadSetting::new(format!("stack[{at}].{key}"), what));
+            Err(NoVersion::NotHere(reason)) => {
+                format!("{reason} (if the policy was uploaded to another node, use --without-files)")
             }
-            Err(Unresolved::Invalid(reason)) => {
-                findings.errors.push(BadSetting::new(format!("stack[{at}].{key}"), reason));
-            }
-        }
+            Err(NoVersion::Wrong(reason)) => reason,
+        };
+        let key = if entry.digest.is_some() { "digest" } else { "policy" };
+        findings.errors.push(BadSetting::new(format!("stack[{at}].{key}"), reason));
     }
-    let untrusted =
-        |entry: &StackEntry| check_trusted(vec![entry.clone()], node, &config.rules.trusted_keys).err();
     for (at, entry) in &entries {
-        findings
-            .errors
-            .extend(untrusted(entry).map(|reason| BadSetting::new(format!("stack[{at}].policy"), reason)));
+        if let Err(reason) = check_trust(node, std::slice::from_ref(entry), &config.rules.trusted_keys) {
+            findings.errors.push(BadSetting::new(format!("stack[{at}].policy"), reason.to_string()));
+        }
     }
     entries
 }
 
-/// A policy that fails.
-struct PolicyFailure {
-    /// The index of its entry in the file.
-    at: usize,
-    policy: String,
-    fault: Fault,
-    /// Whether it fails on every node.
-    is_certain: bool,
-}
-
-/// Tests the stack repeatedly, each time without the entry that failed, until no entry fails. Returns the failures and the
-/// warnings of the others, and removes failed entries from `entries`.
-fn run_dry_runs(
+/// Tests the stack repeatedly, each time without the entry that failed, until no entry fails. Returns the failures (index
+/// of the entry in the file, policy, fault) and the warnings of the others, and removes failed entries from `entries`.
+fn run_trials(
     config: &Config,
     policies: &dyn PolicyRuntime,
     entries: &mut Vec<(usize, StackEntry)>,
     node: &Arc<Ledger>,
     clock: &SystemClock,
-) -> (Vec<PolicyFailure>, Vec<String>) {
+) -> (Vec<(usize, String, Fault)>, Vec<String>) {
     let (mut failures, mut warnings) = (Vec::new(), Vec::new());
     while !entries.is_empty() {
-        let stack = NewStack {
-            from_api: false,
-            by: "config".into(),
-            why: String::new(),
-            entries: entries.iter().map(|(_, entry)| entry.clone()).collect(),
-        };
-        let dry_run = DryRun {
+        let stack = new_stack(entries.iter().map(|(_, entry)| entry.clone()).collect());
+        let trial = DryRun {
             stack: &stack,
             policies,
             node,
             now: clock.now(),
-            baseline: &super::baseline(config),
+            baseline: &baseline(config),
             rules: &config.rules,
             time_factor: 1,
         };
@@ -251,7 +255,7 @@ fn run_dry_runs(
         };
         let Some(index) = entries.iter().position(|(_, entry)| entry.label() == policy) else { break };
         let (at, _) = entries.remove(index);
-        failures.push(PolicyFailure { at, policy, fault, is_certain: false });
+        failures.push((at, policy, fault));
     }
     (failures, warnings)
 }

@@ -1,7 +1,7 @@
 //! Keeps the node's labels up to date: computes them from each snapshot, writes the file of node-feature-discovery, and
 //! sends them to the task that patches the node object.
 
-use super::{Daemon, Progress};
+use super::progress::Progress;
 use crate::config::Config;
 use berth_admin::Step;
 use berth_cluster::ApiServer;
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Changes of the ledger within this time are handled together, since labels change rarely.
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -50,12 +51,16 @@ impl LabelChannels {
     pub(super) fn other_writer(&self, config: &Config) -> Option<watch::Sender<OtherWriter>> {
         config.labels.nfd_file.is_some().then(|| self.other_writer.clone())
     }
-}
 
-impl Daemon {
-    /// Called after the GPUs are scanned and offered, since labels show how they are shared.
-    pub(super) fn start_labels(&mut self) {
-        let config = &self.config;
+    /// Starts the task that computes and writes labels, if they are configured. Called after the GPUs are scanned and
+    /// offered, since labels show how they are shared.
+    pub(super) fn start(
+        &self,
+        config: &Config,
+        kernel: &KernelHandle,
+        progress: &Arc<Progress>,
+        tasks: &mut JoinSet<()>,
+    ) {
         if !config.labels.is_enabled() {
             return;
         }
@@ -66,27 +71,24 @@ impl Daemon {
             ..Facts::default()
         };
         let no_server = config.api_server == ApiServer::Off;
-        let node = config.labels.node.then(|| {
-            if no_server {
-                let reason = "labels.node needs the API server, and none is configured (--kubeconfig, or a service account)";
-                tracing::warn!("the node object is not labelled: {reason}");
-                self.labels.node_state.send_replace(NodeLabelState::Not(reason.into()));
-            }
-            self.labels.node_state.subscribe()
-        });
+        if config.labels.node && no_server {
+            let reason = "labels.node needs the API server, and none is configured (--kubeconfig, or a service account)";
+            tracing::warn!("the node object is not labelled: {reason}");
+            self.node_state.send_replace(NodeLabelState::Not(reason.into()));
+        }
         let writer = LabelWriter {
-            kernel: self.kernel().clone(),
+            kernel: kernel.clone(),
             facts,
             file: config.labels.nfd_file.clone(),
             // Without an API server another writer is detected only by its files in the folder.
             other_writer: (config.labels.nfd_file.is_some() && !no_server)
-                .then(|| self.labels.other_writer.subscribe()),
-            node_state: node,
-            labels: self.labels.labels.clone(),
-            progress: Arc::clone(&self.progress),
+                .then(|| self.other_writer.subscribe()),
+            node_state: config.labels.node.then(|| self.node_state.subscribe()),
+            labels: self.labels.clone(),
+            progress: Arc::clone(progress),
             last_logged: None,
         };
-        self.tasks.spawn(writer.run());
+        tasks.spawn(writer.run());
     }
 }
 
@@ -101,8 +103,8 @@ struct LabelWriter {
     node_state: Option<watch::Receiver<NodeLabelState>>,
     labels: watch::Sender<Option<Labels>>,
     progress: Arc<Progress>,
-    /// The state of the file that was last logged.
-    last_logged: Option<Step>,
+    /// The result of writing the file that was last logged.
+    last_logged: Option<Result<(), String>>,
 }
 
 impl LabelWriter {
@@ -113,26 +115,19 @@ impl LabelWriter {
             self.facts.driver_version = versions.driver;
             self.facts.cuda_version = versions.cuda;
             let labels = labels(&snapshots.borrow_and_update(), &self.facts);
-            let file_step = self.write_file(&labels).await;
+            let file_reason = self.write_file(&labels).await;
             self.labels.send_if_modified(|sent| {
                 let is_changed = sent.as_ref() != Some(&labels);
                 *sent = Some(labels);
                 is_changed
             });
-            let node_step = self.node_state.as_ref().map(|state| match &*state.borrow() {
-                NodeLabelState::Done => Step::Done,
-                NodeLabelState::Not(reason) => Step::Waiting(reason.clone()),
+            let node_reason = self.node_state.as_ref().and_then(|state| match &*state.borrow() {
+                NodeLabelState::Done => None,
+                NodeLabelState::Not(reason) => Some(reason.clone()),
             });
-            let waiting = |step: &Option<Step>| match step {
-                Some(Step::Waiting(reason)) => Some(reason.clone()),
-                _ => None,
-            };
-            let reasons: Vec<String> = [&file_step, &node_step].into_iter().filter_map(waiting).collect();
-            self.progress.set_labels(if reasons.is_empty() {
-                Step::Done
-            } else {
-                Step::Waiting(reasons.join("; "))
-            });
+            let reasons: Vec<String> = [file_reason, node_reason].into_iter().flatten().collect();
+            let step = if reasons.is_empty() { Step::Done } else { Step::Waiting(reasons.join("; ")) };
+            self.progress.update(|facts| facts.labels = Some(step));
             let state_changed = async {
                 match (&mut self.node_state, &mut self.other_writer) {
                     (Some(state), _) => drop(state.changed().await),
@@ -153,57 +148,51 @@ impl LabelWriter {
         }
     }
 
-    /// Updates the file and logs a change of its state.
-    async fn write_file(&mut self, labels: &Labels) -> Option<Step> {
+    /// Updates the file and logs a change of the result. Returns why it is not written, if it is not.
+    async fn write_file(&mut self, labels: &Labels) -> Option<String> {
         let path = self.file.clone()?;
         let labels = labels.clone();
         let other =
             self.other_writer.as_mut().map_or(OtherWriter::Absent, |other| other.borrow_and_update().clone());
         let shown = path.display().to_string();
         let update = move || update_file(&path, &labels, &other);
-        let step = tokio::task::spawn_blocking(update).await.ok()?;
-        if self.last_logged.as_ref() != Some(&step) {
-            match &step {
-                Step::Done => {
-                    tracing::info!(file = shown, "the label file for node-feature-discovery was written");
-                }
-                Step::Waiting(why) => {
-                    tracing::warn!(why, "the label file for node-feature-discovery is not written");
-                }
+        let result = tokio::task::spawn_blocking(update).await.ok()?;
+        if self.last_logged.as_ref() != Some(&result) {
+            if let Err(why) = &result {
+                tracing::warn!(why, "the label file for node-feature-discovery is not written");
+            } else {
+                tracing::info!(file = shown, "the label file for node-feature-discovery was written");
             }
-            self.last_logged = Some(step.clone());
+            self.last_logged = Some(result.clone());
         }
-        Some(step)
+        result.err()
     }
 }
 
 /// Writes the file, or removes it if there is another writer.
-fn update_file(path: &Path, labels: &Labels, on_node: &OtherWriter) -> Step {
+fn update_file(path: &Path, labels: &Labels, on_node: &OtherWriter) -> Result<(), String> {
     let shown = path.display();
     let other = match (on_node, file::other_writer(path)) {
-        (_, Some(other)) => Some(format!("in {}", other.display())),
-        (OtherWriter::Present, None) => Some("on the node object".into()),
+        (_, Some(other)) => format!("in {}", other.display()),
+        (OtherWriter::Present, None) => "on the node object".into(),
+        // The existing content stays.
         (OtherWriter::Unasked, None) => {
-            // The existing content stays.
-            return Step::Waiting(
+            return Err(
                 "it is not known yet whether another writer labels the node: not connected to the API server"
                     .into(),
             );
         }
-        (OtherWriter::Absent, None) => None,
+        (OtherWriter::Absent, None) => {
+            return file::write(path, labels).map(drop).map_err(|error| {
+                format!(
+                    "{shown} cannot be written: {error} (the folder must exist and, in a pod, be mounted)"
+                )
+            });
+        }
     };
-    if let Some(other) = other {
-        let not_removed =
-            file::remove(path).err().map(|error| format!(" ({shown} cannot be removed: {error})"));
-        return Step::Waiting(format!(
-            "another writer's {OTHER_WRITER} is {other}: remove GPU feature discovery from the node, or remove `labels.nfdFile`{}",
-            not_removed.unwrap_or_default()
-        ));
-    }
-    match file::write(path, labels) {
-        Ok(_) => Step::Done,
-        Err(error) => Step::Waiting(format!(
-            "{shown} cannot be written: {error} (the folder must exist and, in a pod, be mounted)"
-        )),
-    }
+    let not_removed = file::remove(path).err().map(|error| format!(" ({shown} cannot be removed: {error})"));
+    Err(format!(
+        "another writer's {OTHER_WRITER} is {other}: remove GPU feature discovery from the node, or remove `labels.nfdFile`{}",
+        not_removed.unwrap_or_default()
+    ))
 }

@@ -131,43 +131,24 @@ fn clean_mappings(smaps: &str, program: &str) -> Vec<(usize, usize)> {
     let mut ranges = Vec::new();
     let mut candidate = None;
     for line in smaps.lines() {
-        if let Some(mapping) = parse_header(line) {
-            candidate = mapping.read_only_range(program);
-        } else if let Some(size) = line.strip_prefix("Anonymous:") {
-            let anonymous_kib = size.trim().trim_end_matches("kB").trim();
-            ranges.extend(candidate.take().filter(|_| anonymous_kib == "0"));
+        if let Some(size) = line.strip_prefix("Anonymous:") {
+            ranges.extend(candidate.take().filter(|_| size.trim() == "0 kB"));
+        } else if let Some((range, rights, path)) = parse_header(line) {
+            let is_read_only = matches!(rights, "r--p" | "r-xp" | "--xp");
+            candidate = (is_read_only && path == program).then_some(range);
         }
     }
     ranges
 }
 
-/// A mapping of `/proc/self/smaps`.
-struct Mapping<'s> {
-    range: (usize, usize),
-    rights: &'s str,
-    path: &'s str,
-}
-
-impl Mapping<'_> {
-    /// The mapping's range, if it is a private, read-only mapping of the program.
-    fn read_only_range(&self, program: &str) -> Option<(usize, usize)> {
-        let is_read_only = matches!(self.rights, "r--p" | "r-xp" | "--xp");
-        (is_read_only && self.path == program).then_some(self.range)
-    }
-}
-
-/// Parses `begin-end rights offset device inode path`; the path may contain spaces.
-fn parse_header(line: &str) -> Option<Mapping<'_>> {
-    let (range, rest) = line.split_once(' ')?;
-    let (begin, end) = range.split_once('-')?;
+/// Range, rights and path of a mapping, from `begin-end rights offset device inode path`; the path may contain spaces.
+fn parse_header(line: &str) -> Option<((usize, usize), &str, &str)> {
+    let mut fields = line.splitn(6, ' ');
+    let (begin, end) = fields.next()?.split_once('-')?;
     let number = |hex| usize::from_str_radix(hex, 16).ok();
     let range = (number(begin)?, number(end)?);
-    let (rights, rest) = rest.split_once(' ')?;
-    let mut rest = rest;
-    for _ in 0..3 {
-        rest = rest.trim_start().split_once(' ').map_or("", |(_, rest)| rest);
-    }
-    Some(Mapping { range, rights, path: rest.trim_start() })
+    let rights = fields.next()?;
+    Some((range, rights, fields.nth(3).unwrap_or_default().trim_start()))
 }
 
 #[cfg(test)]

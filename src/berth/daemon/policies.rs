@@ -1,15 +1,22 @@
-//! Loads policies at the start: checks their signatures and makes them callable.
+//! Loads policies at the start (checks their signatures and makes them callable), and resolves the stack of the
+//! configuration file (names become versions).
 
-use super::Progress;
+use super::progress::Progress;
+use crate::config::{BadSetting, Config, StackEntryConfig};
 use anyhow::Context;
+use berth_admin::{NoVersion, resolve_version};
 use berth_core::PolicyService;
 use berth_core::policies::signatures;
+use berth_files::yaml::Problems;
+use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::PolicyVersion;
 use berth_kernel::ports::InstallError;
-use berth_kernel::trust::{Origin, TrustedKey, may_activate};
+use berth_kernel::stack::StackEntry;
+use berth_kernel::trust::{Origin, TrustedKey, check_trust, may_activate};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinError;
 
 /// Most attempts of a start to make a policy of the active stack callable.
 const RESTORE_ATTEMPTS_MAX: u32 = 3;
@@ -19,48 +26,13 @@ const RESTORE_INTERVAL: Duration = Duration::from_secs(2);
 /// most a tenth of a processor.
 const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(600);
 
-/// Registers the policies of this release and of the store, and makes those of the active stack callable. The others are
-/// compiled when a request names them, since the kubelet waits for the start. Signatures are checked again, since the trusted
-/// keys may have changed: a version without a trusted signature is kept, but not callable. Returns why the active stack is
-/// not callable, if it is not.
-///
-/// # Errors
-/// If the versions cannot be recorded.
-pub(super) async fn load(
+/// Makes the policies of this release and of the store known and callable.
+#[derive(Clone)]
+pub(super) struct PolicyLoader {
     policies: PolicyService,
-    keys: Vec<TrustedKey>,
-) -> anyhow::Result<Option<NotCallable>> {
-    // The API already runs, and a version that it deletes meanwhile must not be recorded again.
-    let held = policies.hold_files().await;
-    let work = move || {
-        let _held = held;
-        load_all(&PolicyLoader { policies: &policies, keys: &keys, is_first_pass: true })
-    };
-    tokio::task::spawn_blocking(work).await.context("loading the policies")?
-}
-
-fn load_all(loader: &PolicyLoader<'_>) -> anyhow::Result<Option<NotCallable>> {
-    let kernel = loader.policies.kernel();
-    let shipped = loader.policies.files().shipped(kernel.now());
-    let newest = kernel.snapshot();
-    for version in &shipped {
-        match newest.policies.get(&version.digest) {
-            None => drop(kernel.record_policy(version.clone())?),
-            // It was uploaded, or an earlier release without it recorded it.
-            Some(known) if !known.shipped => {
-                kernel.record_policy(PolicyVersion { shipped: true, ..PolicyVersion::clone(known) })?;
-            }
-            Some(_) => {}
-        }
-    }
-    // Policies of other releases become like uploaded ones: a name selects the version of this release.
-    let now_shipped = |digest: &Digest| shipped.iter().any(|v| v.digest == *digest);
-    for old in newest.policies.values().filter(|k| k.shipped && !now_shipped(&k.digest)) {
-        let origin = Origin { once_shipped: true, ..old.origin.clone() };
-        kernel.record_policy(PolicyVersion { shipped: false, origin, ..PolicyVersion::clone(old) })?;
-    }
-    let snapshot = kernel.snapshot();
-    loader.load(snapshot.policies.keys(), snapshot.stack.revision)
+    keys: Arc<[TrustedKey]>,
+    /// The first pass retries temporary failures and logs its findings.
+    is_first_pass: bool,
 }
 
 /// Why the active stack is not callable.
@@ -72,15 +44,119 @@ pub(super) struct NotCallable {
     is_temporary: bool,
 }
 
-/// One pass over the policies of the store.
-struct PolicyLoader<'l> {
-    policies: &'l PolicyService,
-    keys: &'l [TrustedKey],
-    /// The first pass retries temporary failures and logs its findings.
-    is_first_pass: bool,
+/// The result of loading a version of the store.
+enum Restored {
+    /// The version is registered, and callable if it is active.
+    Known(Box<PolicyVersion>),
+    /// The version is active, but cannot be made callable.
+    NotCallable { reason: String, is_temporary: bool },
+    /// The version is of another release and was never compiled, so that its module was never stored.
+    Gone,
 }
 
-impl PolicyLoader<'_> {
+impl PolicyLoader {
+    pub(super) fn new(policies: PolicyService, keys: Vec<TrustedKey>) -> Self {
+        Self { policies, keys: keys.into(), is_first_pass: true }
+    }
+
+    /// Registers the policies of this release and of the store, and makes those of the active stack callable. The others are
+    /// compiled when a request names them, since the kubelet waits for the start. Signatures are checked again, since the
+    /// trusted keys may have changed: a version without a trusted signature is kept, but not callable. Returns why the active
+    /// stack is not callable, if it is not.
+    ///
+    /// # Errors
+    /// If the versions cannot be recorded.
+    pub(super) async fn load_all(&self) -> anyhow::Result<Option<NotCallable>> {
+        let pass = |loader: &Self| {
+            loader.record_shipped()?;
+            let node = loader.policies.kernel().snapshot();
+            loader.load(node.policies.keys(), node.stack.revision)
+        };
+        self.run(pass).await.context("loading the policies")?
+    }
+
+    /// Retries until the active stack is callable, first after `wait`. Ends when another stack is active, since activation
+    /// made that one callable.
+    pub(super) async fn retry_until_callable(
+        mut self,
+        progress: Arc<Progress>,
+        cause: NotCallable,
+        mut wait: Duration,
+    ) {
+        self.is_first_pass = false;
+        let NotCallable { revision, reason, .. } = cause;
+        progress.update(|facts| facts.uncallable = Some(reason));
+        let mut snapshots = self.policies.kernel().watch();
+        loop {
+            let another = snapshots.wait_for(|node| node.stack.revision != revision);
+            if tokio::time::timeout(wait, another).await.is_ok() {
+                tracing::info!("the stack whose policies could not be called is no longer active");
+                break;
+            }
+            let pass = move |loader: &Self| {
+                let node = loader.policies.kernel().snapshot();
+                loader.load(node.stack.entries.iter().map(|entry| &entry.digest), revision)
+            };
+            match self.run(pass).await.context("loading the active stack's policies").flatten() {
+                Ok(None) => {
+                    tracing::info!("the policies of the active stack can be called again");
+                    break;
+                }
+                Ok(Some(NotCallable { reason, is_temporary, .. })) => {
+                    if !is_temporary {
+                        wait = (wait * 2).min(RETRY_INTERVAL_MAX);
+                    }
+                    progress.update(|facts| facts.uncallable = Some(reason));
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        "the state of the active stack's policies could not be recorded: {error:#}"
+                    );
+                }
+            }
+        }
+        progress.update(|facts| facts.uncallable = None);
+    }
+
+    /// Runs a pass on a thread that may block. The API already runs, and a version that it deletes meanwhile must not be
+    /// recorded again.
+    async fn run<T: Send + 'static>(
+        &self,
+        pass: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let held = self.policies.hold_files().await;
+        let loader = self.clone();
+        let work = move || {
+            let _held = held;
+            pass(&loader)
+        };
+        tokio::task::spawn_blocking(work).await
+    }
+
+    /// Records which versions this release ships.
+    fn record_shipped(&self) -> anyhow::Result<()> {
+        let kernel = self.policies.kernel();
+        let shipped = self.policies.files().shipped(kernel.now());
+        let newest = kernel.snapshot();
+        for version in &shipped {
+            match newest.policies.get(&version.digest) {
+                None => drop(kernel.record_policy(version.clone())?),
+                // It was uploaded, or an earlier release without it recorded it.
+                Some(known) if !known.shipped => {
+                    kernel.record_policy(PolicyVersion { shipped: true, ..PolicyVersion::clone(known) })?;
+                }
+                Some(_) => {}
+            }
+        }
+        // Policies of other releases become like uploaded ones: a name selects the version of this release.
+        let now_shipped = |digest: &Digest| shipped.iter().any(|v| v.digest == *digest);
+        for old in newest.policies.values().filter(|k| k.shipped && !now_shipped(&k.digest)) {
+            let origin = Origin { once_shipped: true, ..old.origin.clone() };
+            kernel.record_policy(PolicyVersion { shipped: false, origin, ..PolicyVersion::clone(old) })?;
+        }
+        Ok(())
+    }
+
     /// Loads these versions, independently of each other.
     fn load<'d>(
         &self,
@@ -95,15 +171,9 @@ impl PolicyLoader<'_> {
             match self.restore(version, active) {
                 Restored::Known(known) => self.record(version, &known)?,
                 Restored::NotCallable { reason, is_temporary } => {
-                    not_callable = Some(match not_callable {
-                        None => NotCallable { revision, reason, is_temporary },
-                        // The last reason is kept. One temporary failure is enough for an early retry.
-                        Some(before) => NotCallable {
-                            reason,
-                            is_temporary: is_temporary || before.is_temporary,
-                            ..before
-                        },
-                    });
+                    // The last reason is kept. One temporary failure is enough for an early retry.
+                    let is_temporary = is_temporary || not_callable.is_some_and(|before| before.is_temporary);
+                    not_callable = Some(NotCallable { revision, reason, is_temporary });
                 }
                 Restored::Gone => {
                     tracing::info!(
@@ -164,7 +234,7 @@ impl PolicyLoader<'_> {
 
     fn try_restore(&self, version: &PolicyVersion, active: bool) -> Result<Restored, InstallError> {
         let version = self.with_signer(version)?;
-        if !may_activate(&version, self.keys) {
+        if !may_activate(&version, &self.keys) {
             if self.is_first_pass {
                 log_untrusted(&version, active);
             }
@@ -186,14 +256,11 @@ impl PolicyLoader<'_> {
     /// # Errors
     /// If its module is missing or cannot be read.
     fn with_signer(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
-        let signature = version.origin.signature.filter(|_| !self.keys.is_empty());
-        let signed_by = match signature {
-            None => None,
-            Some(signature) => {
-                let bytes = self.policies.files().read_all(&version.digest)?;
-                signatures::signer(self.keys, &bytes, &signature).map(ToOwned::to_owned)
-            }
-        };
+        let mut signed_by = None;
+        if let Some(signature) = version.origin.signature.filter(|_| !self.keys.is_empty()) {
+            let bytes = self.policies.files().read_all(&version.digest)?;
+            signed_by = signatures::signer(&self.keys, &bytes, &signature).map(ToOwned::to_owned);
+        }
         Ok(PolicyVersion { origin: Origin { signed_by, ..version.origin.clone() }, ..version.clone() })
     }
 }
@@ -207,66 +274,48 @@ fn log_untrusted(version: &PolicyVersion, active: bool) {
     );
 }
 
-/// The result of loading a version of the store.
-enum Restored {
-    /// The version is registered, and callable if it is active.
-    Known(Box<PolicyVersion>),
-    /// The version is active, but cannot be made callable.
-    NotCallable { reason: String, is_temporary: bool },
-    /// The version is of another release and was never compiled, so that its module was never stored.
-    Gone,
-}
-
-/// Retries until the active stack is callable, first after `wait`. Ends when another stack is active, since activation made
-/// that one callable.
-pub(super) async fn retry_until_callable(
-    policies: PolicyService,
-    keys: Vec<TrustedKey>,
-    progress: Arc<Progress>,
-    cause: NotCallable,
-    mut wait: Duration,
-) {
-    let NotCallable { revision, reason, .. } = cause;
-    progress.set_uncallable(Some(reason));
-    let mut snapshots = policies.kernel().watch();
-    let keys: Arc<[TrustedKey]> = keys.into();
-    loop {
-        let another = snapshots.wait_for(|node| node.stack.revision != revision);
-        if tokio::time::timeout(wait, another).await.is_ok() {
-            tracing::info!("the stack whose policies could not be called is no longer active");
-            break;
-        }
-        match retry(&policies, &keys, revision).await {
-            Ok(None) => {
-                tracing::info!("the policies of the active stack can be called again");
-                break;
-            }
-            Ok(Some(NotCallable { reason, is_temporary, .. })) => {
-                if !is_temporary {
-                    wait = (wait * 2).min(RETRY_INTERVAL_MAX);
-                }
-                progress.set_uncallable(Some(reason));
-            }
+/// Resolves the stack of a configuration to versions that the node has and that may be activated.
+///
+/// # Errors
+/// All invalid entries with their lines: an unknown policy, or a digest of another policy. Otherwise the versions that no
+/// trusted key signed.
+pub(super) fn resolve(config: &Config, ledger: &Ledger) -> Result<Vec<StackEntry>, String> {
+    let mut problems = Problems::default();
+    let mut resolved = Vec::with_capacity(config.stack.len());
+    for (at, entry) in config.stack.iter().enumerate() {
+        match resolve_entry(entry, ledger) {
+            Ok(entry) => resolved.push(entry),
             Err(error) => {
-                tracing::warn!("the state of the active stack's policies could not be recorded: {error:#}");
+                let bad = BadSetting::new(format!("stack[{at}].policy"), error.to_string());
+                problems.push(config.locate(bad));
             }
         }
     }
-    progress.set_uncallable(None);
+    if !problems.is_empty() {
+        return Err(problems.to_string());
+    }
+    let trusted = check_trust(ledger, &resolved, &config.rules.trusted_keys);
+    trusted.map_err(|refusal| refusal.to_string()).map(|()| resolved)
 }
 
-async fn retry(
-    policies: &PolicyService,
-    keys: &Arc<[TrustedKey]>,
-    revision: u64,
-) -> anyhow::Result<Option<NotCallable>> {
-    let held = policies.hold_files().await;
-    let (policies, keys) = (policies.clone(), Arc::clone(keys));
-    let work = move || {
-        let _held = held;
-        let node = policies.kernel().snapshot();
-        let loader = PolicyLoader { policies: &policies, keys: &keys, is_first_pass: false };
-        loader.load(node.stack.entries.iter().map(|entry| &entry.digest), revision)
-    };
-    tokio::task::spawn_blocking(work).await.context("loading the active stack's policies")?
+/// As [`resolve`], for one entry.
+///
+/// # Errors
+/// As [`resolve_version`]; the text names the entry.
+pub(super) fn resolve_entry(entry: &StackEntryConfig, ledger: &Ledger) -> Result<StackEntry, NoVersion> {
+    let name = &entry.policy;
+    let with_entry =
+        |error: String| format!("stack entry {}: {error}", name.chars().take(80).collect::<String>());
+    let version = resolve_version(ledger, name, entry.digest.as_deref()).map_err(|error| match error {
+        NoVersion::NotHere(error) => NoVersion::NotHere(with_entry(error)),
+        NoVersion::Wrong(error) => NoVersion::Wrong(with_entry(error)),
+    })?;
+    let parameters = serde_json::Value::Object(entry.parameters.clone()).to_string();
+    Ok(StackEntry {
+        name: version.name.clone(),
+        digest: version.digest.clone(),
+        parameters,
+        permissions: entry.permissions.resolve(),
+        on_fault: entry.on_fault.into(),
+    })
 }

@@ -1,11 +1,10 @@
 //! The progress of the start, for readiness and the API.
 
 use crate::config::Config;
-use berth_admin::{FileStack, NodeFacts, Registration, Step};
-use berth_cluster::ApiServer;
+use berth_admin::{NodeFacts, Registration, Step};
+use berth_cluster::{ApiServer, ApiServerStatus};
 use berth_core::counters::Counters;
-use berth_kernel::gpu::Inventory;
-use berth_kubelet::{self, Registrations};
+use berth_kubelet::Registrations;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,39 +15,31 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of the daemon's parts, updated during the start and read by requests.
 #[derive(Default)]
-pub struct Progress {
+pub(super) struct Progress {
     facts: Mutex<NodeFacts>,
     registrations: Mutex<Option<watch::Receiver<Registrations>>>,
-    cluster: Mutex<Option<watch::Receiver<berth_cluster::ApiServerStatus>>>,
+    cluster: Mutex<Option<watch::Receiver<ApiServerStatus>>>,
 }
 
 impl Progress {
     /// The state before the start.
-    #[must_use]
-    pub fn new(config: &Config) -> Self {
-        let progress = Self::default();
-        {
-            let mut facts = progress.facts.lock();
-            config.node_name.clone_into(&mut facts.name);
-            facts.mps = config.edits.mps_sockets().into_keys().collect();
-            facts.api_server = (config.api_server != ApiServer::Off).then(Step::default);
-        }
-        progress
+    pub(super) fn new(config: &Config) -> Self {
+        let facts = NodeFacts {
+            name: config.node_name.clone(),
+            mps: config.edits.mps_sockets().into_keys().collect(),
+            api_server: (config.api_server != ApiServer::Off).then(Step::default),
+            ..NodeFacts::default()
+        };
+        Self { facts: Mutex::new(facts), ..Self::default() }
     }
 
     /// The facts that the API shows.
-    #[must_use]
-    pub fn facts(&self) -> NodeFacts {
+    pub(super) fn facts(&self) -> NodeFacts {
         let mut facts = self.facts.lock().clone();
         if let Some(registrations) = self.registrations.lock().as_ref() {
-            facts.registrations = registrations
-                .borrow()
-                .iter()
-                .map(|(resource, state)| Registration {
-                    resource: resource.clone(),
-                    state: registration_step(state),
-                })
-                .collect();
+            let states = registrations.borrow();
+            let states = states.iter().map(|(resource, state)| (resource.clone(), registration_step(state)));
+            facts.registrations = states.map(|(resource, state)| Registration { resource, state }).collect();
             let waiting = facts.registrations.iter().find_map(|r| match &r.state {
                 Step::Waiting(reason) => Some(format!("{}: {reason}", r.resource)),
                 Step::Done => None,
@@ -57,9 +48,9 @@ impl Progress {
         }
         if let Some(status) = self.cluster.lock().as_ref() {
             facts.api_server = match &*status.borrow() {
-                berth_cluster::ApiServerStatus::Off => None,
-                berth_cluster::ApiServerStatus::Watching => Some(Step::Done),
-                berth_cluster::ApiServerStatus::Connecting { last_error } => {
+                ApiServerStatus::Off => None,
+                ApiServerStatus::Watching => Some(Step::Done),
+                ApiServerStatus::Connecting { last_error } => {
                     Some(Step::Waiting(last_error.clone().unwrap_or_else(|| "connecting".into())))
                 }
             };
@@ -67,47 +58,18 @@ impl Progress {
         facts
     }
 
-    /// Sets the result of the first scan of the GPUs.
-    pub fn set_gpus(&self, source: String, inventory: &Inventory) {
-        let mut facts = self.facts.lock();
-        facts.gpu_source = source;
-        facts.driver_version.clone_from(&inventory.driver_version);
-        facts.cuda_version.clone_from(&inventory.cuda_version);
-        facts.gpus = Step::Done;
-    }
-
-    /// Sets the error with which a scan of the GPUs failed.
-    pub fn set_gpus_error(&self, error: String) {
-        self.facts.lock().gpus = Step::Waiting(error);
-    }
-
-    /// Sets the state of the adoption of running pods.
-    pub fn set_adoption(&self, step: Step) {
-        self.facts.lock().adoption = step;
-    }
-
-    /// Sets the resolved stack of the file.
-    pub fn set_file_stack(&self, stack: FileStack) {
-        self.facts.lock().file_stack = stack;
-    }
-
-    /// Sets the state of the node's labels.
-    pub fn set_labels(&self, step: Step) {
-        self.facts.lock().labels = Some(step);
-    }
-
-    /// Sets why policies of the active stack are not callable; `None` if they are.
-    pub fn set_uncallable(&self, reason: Option<String>) {
-        self.facts.lock().uncallable = reason;
+    /// Changes the facts of the daemon's own parts.
+    pub(super) fn update(&self, change: impl FnOnce(&mut NodeFacts)) {
+        change(&mut self.facts.lock());
     }
 
     /// Sets the channel with the state of the connection to the API server.
-    pub fn set_cluster_status(&self, status: watch::Receiver<berth_cluster::ApiServerStatus>) {
+    pub(super) fn set_cluster_status(&self, status: watch::Receiver<ApiServerStatus>) {
         *self.cluster.lock() = Some(status);
     }
 
     /// Sets the channel with the state of the registrations.
-    pub fn set_registrations(&self, registrations: watch::Receiver<Registrations>) {
+    pub(super) fn set_registrations(&self, registrations: watch::Receiver<Registrations>) {
         *self.registrations.lock() = Some(registrations);
     }
 }
@@ -122,15 +84,12 @@ pub(super) async fn run_heartbeat(figures: Arc<Counters>) {
 }
 
 fn registration_step(state: &berth_kubelet::Registration) -> Step {
-    match state {
-        berth_kubelet::Registration::Registered => Step::Done,
-        berth_kubelet::Registration::Waiting { obstacle } => {
-            Step::Waiting(obstacle.clone().unwrap_or_else(|| "there is no kubelet yet".into()))
-        }
-        berth_kubelet::Registration::Registering { trouble: None } => Step::Waiting("registering".into()),
-        berth_kubelet::Registration::Registering { trouble: Some(error) } => Step::Waiting(error.clone()),
-        berth_kubelet::Registration::Contested => Step::Waiting(
-            "another device plugin registers the same resource: remove it from this node".into(),
-        ),
-    }
+    use berth_kubelet::Registration::{Contested, Registered, Registering, Waiting};
+    let reason = match state {
+        Registered => return Step::Done,
+        Waiting { obstacle } => obstacle.as_deref().unwrap_or("there is no kubelet yet"),
+        Registering { trouble } => trouble.as_deref().unwrap_or("registering"),
+        Contested => "another device plugin registers the same resource: remove it from this node",
+    };
+    Step::Waiting(reason.into())
 }

@@ -1,14 +1,23 @@
 //! `berth serve`: runs the daemon until a signal.
 
-use super::{Daemon, Options, clock, drains};
+use super::setup::wait_until_clock_is_set;
+use super::{Daemon, Options};
 use crate::config::Config;
 use crate::trace::Pump;
 use anyhow::Context;
+use berth_core::keeper::Snapshot;
+use berth_core::spans;
+use berth_kernel::drain::Drain;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::PartId;
 use futures_util::FutureExt as _;
+use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tracing::Span;
 
 /// Async workers. Fixed: GPU nodes have 96 to 256 processors, and each worker costs memory.
 const WORKERS: usize = 2;
@@ -94,7 +103,7 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
     let mut signals = ShutdownSignals::new().context("cannot listen for signals")?;
     // A separate task, so that a signal ends the start even if it hangs on the disk.
     let build = tokio::spawn(async {
-        clock::wait_until_set().await;
+        wait_until_clock_is_set().await;
         Box::pin(Daemon::build(config, options)).await
     });
     let mut daemon = tokio::select! {
@@ -104,8 +113,8 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
             return Ok(StopReason::Signal);
         }
     };
-    if berth_core::spans::is_on() {
-        tokio::spawn(drains::follow(daemon.kernel().watch()));
+    if spans::is_on() {
+        tokio::spawn(follow_drains(daemon.kernel().watch()));
     }
     let reconfigured = daemon.wait_for_reconfiguration();
     let outcome = tokio::select! {
@@ -158,6 +167,38 @@ impl ShutdownSignals {
                     "SIGHUP changes nothing: restart the daemon to use a changed configuration; running pods are not affected"
                 ),
             }
+        }
+    }
+}
+
+/// Keeps a span for each drain, from the order until the GPU is drained or the drain is stopped, until the keeper has ended.
+/// A drain may last hours, so its span is not part of the trace of the request that ordered it; one that lasts longer than
+/// the daemon has a span for each run of the daemon.
+async fn follow_drains(mut snapshots: watch::Receiver<Snapshot>) {
+    let mut open = BTreeMap::new();
+    loop {
+        update_drain_spans(&mut open, &snapshots.borrow_and_update());
+        if snapshots.changed().await.is_err() {
+            open.values().for_each(|span| spans::ended(span, "daemonStopped"));
+            return;
+        }
+    }
+}
+
+fn update_drain_spans(open: &mut BTreeMap<PartId, Span>, ledger: &Ledger) {
+    let state = |gpu: &PartId| ledger.gpus.get(gpu).map(|gpu| gpu.drain());
+    open.retain(|gpu, span| {
+        let outcome = match state(gpu) {
+            Some(Drain::Draining(..)) => return true,
+            Some(Drain::Drained(_)) => "drained",
+            _ => "calledOff",
+        };
+        spans::ended(span, outcome);
+        false
+    });
+    for (gpu, state) in &ledger.gpus {
+        if matches!(state.drain(), Drain::Draining(..)) && !open.contains_key(gpu) {
+            open.insert(gpu.clone(), spans::drain(gpu, state.marks.evicts()));
         }
     }
 }

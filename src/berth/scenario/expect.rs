@@ -90,6 +90,12 @@ pub(super) struct Outcome {
     pub(super) refused: Option<String>,
 }
 
+impl Outcome {
+    pub(super) fn refused(refusal: String) -> Self {
+        Self { refused: Some(refusal), ..Self::default() }
+    }
+}
+
 /// An unmet expectation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -149,66 +155,50 @@ impl Expect {
     /// The differences, without refusals and faults, which the caller compares.
     pub(super) fn differences(&self, outcome: &Outcome) -> Vec<Difference> {
         let mut differences = Vec::new();
+        let mut compare = |what: String, expected: String, got: String| {
+            if expected != got {
+                differences.push(Difference { what, expected, got });
+            }
+        };
         match &self.gpus {
             None => {}
             Some(Gpus::Offered(expected)) => {
-                let none = BTreeMap::new();
                 for (gpu, lines) in expected {
-                    let offered = outcome.offered.get(gpu).unwrap_or(&none);
-                    if offered != lines {
-                        let what = format!("gpus.{gpu}");
-                        differences.push(Difference::new(&what, counts(lines), counts(offered)));
-                    }
+                    let offered = outcome.offered.get(gpu).cloned().unwrap_or_default();
+                    compare(format!("gpus.{gpu}"), counts(lines), counts(&offered));
                 }
             }
             Some(Gpus::Chosen(expected)) => {
                 let mut sorted = expected.clone();
                 sorted.sort_unstable();
-                if sorted != outcome.gpus {
-                    differences.push(Difference::new(
-                        "gpus",
-                        format!("{sorted:?}"),
-                        format!("{:?}", outcome.gpus),
-                    ));
-                }
+                compare("gpus".into(), format!("{sorted:?}"), format!("{:?}", outcome.gpus));
             }
         }
         for (resource, expected) in self.free.iter().flatten() {
             let free = outcome.free.get(resource).copied().unwrap_or(0);
-            if free != *expected {
-                let what = format!("free.{resource}");
-                differences.push(Difference::new(&what, expected.to_string(), free.to_string()));
-            }
+            compare(format!("free.{resource}"), expected.to_string(), free.to_string());
         }
         for (key, expected) in self.environment.iter().flatten() {
-            let value = outcome.environment.get(key);
-            if value != Some(expected) {
-                let what = format!("environment.{key}");
-                let got = value.map_or("nothing".into(), |value| format!("{value:?}"));
-                differences.push(Difference::new(&what, format!("{expected:?}"), got));
-            }
+            let got = outcome.environment.get(key).map_or("nothing".into(), |value| format!("{value:?}"));
+            compare(format!("environment.{key}"), format!("{expected:?}"), got);
         }
         let limits = self.limits.clone().unwrap_or_default();
-        differences.extend(number_difference("limits.memoryMiB", limits.memory_mib, outcome.memory_mib));
-        differences.extend(number_difference(
-            "limits.computePercent",
-            limits.compute_percent,
-            outcome.compute_percent,
-        ));
-        if let Some(expected) = self.severity.as_ref().filter(|expected| **expected != outcome.severity) {
-            differences.push(Difference::new("severity", expected, &outcome.severity));
+        for (what, expected, got) in [
+            ("limits.memoryMiB", limits.memory_mib.map(or_null), or_null(outcome.memory_mib)),
+            ("limits.computePercent", limits.compute_percent.map(or_null), or_null(outcome.compute_percent)),
+            ("severity", self.severity.clone(), outcome.severity.clone()),
+            (
+                "againAfterSeconds",
+                self.again_after_seconds.map(or_null),
+                or_null(outcome.again_after_seconds),
+            ),
+        ] {
+            if let Some(expected) = expected {
+                compare(what.into(), expected, got);
+            }
         }
-        differences.extend(number_difference(
-            "againAfterSeconds",
-            self.again_after_seconds,
-            outcome.again_after_seconds,
-        ));
-        if let Some(expected) = self.reason.as_ref().filter(|expected| !contains(&outcome.reason, expected)) {
-            differences.push(Difference::new(
-                "reason",
-                format!("...{expected}..."),
-                format!("{:?}", outcome.reason),
-            ));
+        if let Some(part) = self.reason.as_ref().filter(|part| !contains(&outcome.reason, part)) {
+            compare("reason".into(), format!("...{part}..."), format!("{:?}", outcome.reason));
         }
         differences
     }
@@ -219,14 +209,8 @@ pub(super) fn contains(text: &str, part: &str) -> bool {
     text.to_lowercase().contains(&part.to_lowercase())
 }
 
-fn number_difference<T: PartialEq + ToString + Copy>(
-    what: &str,
-    expected: Option<Option<T>>,
-    got: Option<T>,
-) -> Option<Difference> {
-    let shown = |value: &Option<T>| value.as_ref().map_or("null".into(), ToString::to_string);
-    let expected = expected.filter(|expected| *expected != got)?;
-    Some(Difference::new(what, shown(&expected), shown(&got)))
+fn or_null<T: ToString>(value: Option<T>) -> String {
+    value.map_or("null".into(), |value| value.to_string())
 }
 
 fn counts(lines: &BTreeMap<String, u32>) -> String {

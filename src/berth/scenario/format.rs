@@ -178,21 +178,6 @@ pub(super) enum Verb<'s> {
 }
 
 impl Verb<'_> {
-    /// The key of the verb.
-    pub(super) fn as_str(&self) -> &'static str {
-        match self {
-            Self::Offer => "offer",
-            Self::Allocate(_) => "allocate",
-            Self::Place(_) => "place",
-            Self::Release(_) => "release",
-            Self::Health(_) => "health",
-            Self::Cordon(_) => "cordon",
-            Self::Uncordon(_) => "uncordon",
-            Self::Reading(_) => "reading",
-            Self::Seconds(_) => "seconds",
-        }
-    }
-
     /// The keys of `expect` that it supports, besides `fault`.
     fn expected_keys(&self) -> &'static [&'static str] {
         match self {
@@ -208,28 +193,28 @@ impl Verb<'_> {
 }
 
 impl Step {
-    /// The step's only verb.
-    pub(super) fn verb(&self) -> Result<Verb<'_>, String> {
+    /// The step's only verb, with its key.
+    pub(super) fn verb(&self) -> Result<(&'static str, Verb<'_>), String> {
         let verbs = [
-            self.offer.map(|_| Verb::Offer),
-            self.allocate.as_ref().map(Verb::Allocate),
-            self.place.as_ref().map(Verb::Place),
-            self.release.as_deref().map(Verb::Release),
-            self.health.as_ref().map(Verb::Health),
-            self.cordon.map(Verb::Cordon),
-            self.uncordon.map(Verb::Uncordon),
-            self.reading.as_ref().map(Verb::Reading),
-            self.seconds.map(Verb::Seconds),
+            ("offer", self.offer.map(|_| Verb::Offer)),
+            ("allocate", self.allocate.as_ref().map(Verb::Allocate)),
+            ("place", self.place.as_ref().map(Verb::Place)),
+            ("release", self.release.as_deref().map(Verb::Release)),
+            ("health", self.health.as_ref().map(Verb::Health)),
+            ("cordon", self.cordon.map(Verb::Cordon)),
+            ("uncordon", self.uncordon.map(Verb::Uncordon)),
+            ("reading", self.reading.as_ref().map(Verb::Reading)),
+            ("seconds", self.seconds.map(Verb::Seconds)),
         ];
-        let verbs: Vec<Verb<'_>> = verbs.into_iter().flatten().collect();
+        let verbs: Vec<_> = verbs.into_iter().filter_map(|(key, verb)| Some((key, verb?))).collect();
         match verbs.as_slice() {
             [verb] => Ok(*verb),
             [] => Err("it has no verb: write one of offer (`offer: {}`), allocate, place, release, health, cordon, \
                        uncordon, reading, seconds"
                 .into()),
             verbs => {
-                let names: Vec<_> = verbs.iter().map(Verb::as_str).collect();
-                Err(format!("it has several verbs ({}): write one step for each", names.join(", ")))
+                let keys: Vec<_> = verbs.iter().map(|(key, _)| *key).collect();
+                Err(format!("it has several verbs ({}): write one step for each", keys.join(", ")))
             }
         }
     }
@@ -254,6 +239,12 @@ impl Scenario {
         self.lines.get(step).copied()
     }
 
+    /// The error of a step, with its number and line.
+    pub(super) fn step_error(&self, step: usize, error: &str) -> String {
+        let line = self.line(step).map_or(String::new(), |line| format!(" (line {line})"));
+        format!("step {}{line}: {error}", step + 1)
+    }
+
     fn check(&self) -> Result<(), String> {
         if self.about.trim().is_empty() {
             return Err("about: describe the scenario in a sentence".into());
@@ -264,16 +255,13 @@ impl Scenario {
         let count: u64 = self.node.iter().map(|group| u64::from(group.count)).sum();
         let mut names = Vec::new();
         for (index, step) in self.steps.iter().enumerate() {
-            self.check_step(step, count, &mut names).map_err(|error| match self.line(index) {
-                Some(line) => format!("step {} (line {line}): {error}", index + 1),
-                None => format!("step {}: {error}", index + 1),
-            })?;
+            self.check_step(step, count, &mut names).map_err(|error| self.step_error(index, &error))?;
         }
         Ok(())
     }
 
     fn check_step<'s>(&self, step: &'s Step, count: u64, names: &mut Vec<&'s str>) -> Result<(), String> {
-        let verb = step.verb()?;
+        let (key, verb) = step.verb()?;
         let mut gpus: Vec<u32> = step.expect.named_gpus();
         match verb {
             Verb::Allocate(allocate) => {
@@ -306,7 +294,7 @@ impl Scenario {
         if let Some(unknown) = gpus.into_iter().find(|gpu| u64::from(*gpu) >= count) {
             return Err(format!("there is no GPU {unknown}: the node has {count}, counted from 0"));
         }
-        step.expect.check_keys(verb.as_str(), verb.expected_keys())
+        step.expect.check_keys(key, verb.expected_keys())
     }
 }
 

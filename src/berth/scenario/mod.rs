@@ -2,46 +2,47 @@
 //! does what a scenario file expects.
 //!
 //! - `format`, `expect`: the format of a scenario file; expectations, and how results differ from them
-//! - `node`, `pods`, `clock`: a simulated node with the real keeper, a store in memory and a clock that steps advance
+//! - `node`, `pods`: a simulated node with the real keeper, a store in memory and a clock that steps advance
 //! - `run`, `report`: running the steps, and the results
-//! - `calls`: policy calls, formatted as lines
-//! - `sample`: one call of every hook of a policy
 //!
 //! The rules are the daemon's: the same kernel, stack evaluation, compiler and limits. There is no kubelet, no
 //! reconcile pass and no thread; nothing happens between steps.
 
-mod calls;
-mod clock;
 mod expect;
 mod format;
 mod node;
 mod pods;
 mod report;
 mod run;
-mod sample;
 
 pub use expect::Difference;
 pub use format::FILE_BYTES_MAX;
 pub use report::{Failure, Report};
 
-use berth_core::stack::CallRecorder;
-use berth_kernel::names::RESOURCE_BYTES_MAX;
+use berth_core::stack::{CALL_MS_MAX, CallRecorder};
+use berth_kernel::gpu::Reading;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::{DeviceId, RESOURCE_BYTES_MAX, Resource};
 use berth_kernel::offer::SHARES_PER_PART_MAX;
-use berth_kernel::policy::{PARAMETERS_BYTES_MAX, PolicyVersion, STACK_ENTRIES_MAX};
-use berth_kernel::ports::{InstallError, PolicyFiles as _, PolicyRuntime as _};
+use berth_kernel::policy::{
+    AdmitRequest, FaultKind, Hook, PARAMETERS_BYTES_MAX, PlaceRequest, PolicyVersion, Question,
+    STACK_ENTRIES_MAX,
+};
+use berth_kernel::policy_call::Call;
+use berth_kernel::ports::{Clock as _, InstallError, Policies};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
-use berth_wasm::limits::MODULE_BYTES_MAX;
 use berth_wasm::{Scratch, Settings, WasmPolicies};
-use clock::BEGIN;
-use format::{Entry, Scenario};
-use node::Node;
+use format::{Entry, Group, Scenario};
+use node::{BEGIN, Node};
 use std::path::PathBuf;
-
-/// Largest module, bytes.
-pub const POLICY_BYTES_MAX: usize = MODULE_BYTES_MAX;
+use std::sync::Arc;
 
 /// The name of the policy under test in a scenario's stack.
 const THIS: &str = "this";
+/// The model of the sample node's GPUs.
+const SAMPLE_MODEL: &str = "h100";
+/// The number of its GPUs: those of one board.
+const SAMPLE_COUNT: u32 = 8;
 
 /// Tests policies. They are compiled as in the daemon, in a temporary folder.
 pub struct PolicyTester {
@@ -107,7 +108,7 @@ impl PolicyTester {
     /// The hook that failed, with its fault.
     pub fn check_parameters(&self, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
         check_parameters_size(parameters)?;
-        sample::call_all_hooks(&CallRecorder::new(&self.policies), version, parameters)
+        call_all_hooks(&CallRecorder::new(&self.policies), version, parameters)
     }
 
     /// Runs a scenario file's text against a policy.
@@ -198,4 +199,56 @@ fn permissions(entry: berth_api::Permissions) -> Result<Permissions, String> {
         return Err(format!("permissions.resources: {long:?} is no resource name"));
     }
     Ok(entry.into())
+}
+
+/// Calls every hook of a policy once, on a sample node, to check its parameters.
+///
+/// # Errors
+/// The hook that failed, with its fault.
+fn call_all_hooks(
+    policies: &CallRecorder<'_>,
+    version: &PolicyVersion,
+    parameters: &str,
+) -> Result<(), String> {
+    let group = Group { model: SAMPLE_MODEL.into(), count: SAMPLE_COUNT, mig: Vec::new() };
+    let mut node = Node::new(&[group], std::slice::from_ref(version), policies)?;
+    // The baseline's offers provide devices to place and admit.
+    node.settle()?;
+    let full = node.snapshot();
+    // Policies read parameters before any GPU, so invalid ones fail on a node without GPUs, too.
+    let empty = Arc::new(Ledger { policies: full.policies.clone(), ..Ledger::default() });
+    let resource = Resource::parse("nvidia.com/gpu").map_err(|error| error.to_string())?;
+    let available: Vec<DeviceId> = node.free(&resource);
+    let devices = available.iter().take(1).cloned().collect();
+    let reading =
+        Reading { part: node.gpu(0)?, source: "xid".into(), code: 79, detail: "fell off the bus".into() };
+    let place = PlaceRequest { resource: resource.clone(), available, required: Vec::new(), size: 1 };
+    let admit = AdmitRequest { resource, devices };
+    for hook in &version.hooks {
+        let question = match hook {
+            Hook::Describe => continue,
+            Hook::Offer => Question::Offer,
+            Hook::Place => Question::Place(&place),
+            Hook::Admit => Question::Admit(&admit),
+            Hook::Triage => Question::Triage(&reading),
+        };
+        let nodes: &[&Arc<Ledger>] = if *hook == Hook::Offer { &[&empty, &full] } else { &[&full] };
+        for snapshot in nodes {
+            let call = Call {
+                digest: &version.digest,
+                parameters,
+                node: snapshot,
+                now: node.clock.now(),
+                question,
+                wall_ms_max: CALL_MS_MAX,
+            };
+            let gpus = if snapshot.parts.is_empty() { 0 } else { SAMPLE_COUNT };
+            policies.call(call).map_err(|fault| match fault.kind {
+                // Independent of hook and node.
+                FaultKind::Parameters => fault.to_string(),
+                _ => format!("`{hook}`, called on a node with {gpus} GPUs: {fault}"),
+            })?;
+        }
+    }
+    Ok(())
 }

@@ -1,11 +1,10 @@
 //! A simulated node: the real keeper and stack evaluation, with a store in memory, simulated GPUs and a clock that steps
 //! advance.
 
-use super::clock::StepClock;
 use super::format::{Group, Health};
 use berth_api::HealthState;
-use berth_core::keeper::{Applied, CommandError, Keeper, Snapshot};
-use berth_core::stack::{Baseline, CallRecorder, Evaluation, Faults, Offers, RecordedCall};
+use berth_core::stack::{Baseline, CallRecorder, Evaluation, Faults, Offers};
+use berth_core::keeper::{Applied, Keeper, Snapshot};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
 use berth_kernel::command::{Command, NewStack, Rules};
 use berth_kernel::drain::{Author, Owners};
@@ -15,16 +14,34 @@ use berth_kernel::listing::free_devices;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{DeviceId, PartId, Resource};
 use berth_kernel::policy::{PolicyVersion, Severity, TriageAnswer};
-use berth_kernel::ports::{Clock as _, Gpus as _};
+use berth_kernel::ports::{Clock, Gpus as _};
 use berth_kernel::stack::{Stack, StackEntry};
+use berth_kernel::time::Now;
 use berth_store::MemoryDisk;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+/// The start of every scenario: 2027-01-15, later than any default value; monotonic time begins at one hour, so that times
+/// before the start can be expressed.
+pub(super) const BEGIN: Now = Now { wall_ms: 1_800_000_000_000, mono_ms: 3_600_000 };
 /// The store's name in allocation ids.
 const STORE: u32 = 0x5ce0_0001;
 /// Most calls of `offer` in one step, for a policy whose offers never settle.
 const SETTLE_CALLS_MAX: usize = 4;
+
+/// A clock that only steps advance.
+#[derive(Debug, Default)]
+pub(super) struct StepClock {
+    passed_ms: AtomicU64,
+}
+
+impl Clock for StepClock {
+    fn now(&self) -> Now {
+        let passed = self.passed_ms.load(Ordering::Relaxed);
+        Now { wall_ms: BEGIN.wall_ms + passed, mono_ms: BEGIN.mono_ms + passed }
+    }
+}
 
 /// The node of one scenario.
 pub(super) struct Node<'p> {
@@ -81,7 +98,7 @@ impl<'p> Node<'p> {
             next_offer_mono_ms: None,
         };
         for version in versions {
-            node.turn(&Command::StorePolicy(version.clone())).map_err(|error| error.to_string())?;
+            node.turn(&Command::StorePolicy(version.clone()))?;
         }
         node.scan()?;
         Ok(node)
@@ -101,7 +118,7 @@ impl<'p> Node<'p> {
         }
         self.schedule_offers(&offers);
         let command = Command::Activate { stack, expected: None, offers: offers.parts };
-        self.turn(&command).map_err(|error| error.to_string())?;
+        self.turn(&command)?;
         self.faults.reset();
         Ok(Vec::new())
     }
@@ -112,8 +129,8 @@ impl<'p> Node<'p> {
     }
 
     /// Runs one keeper turn.
-    pub(super) fn turn(&mut self, command: &Command) -> Result<Applied, CommandError> {
-        self.keeper.turn(command)
+    pub(super) fn turn(&mut self, command: &Command) -> Result<Applied, String> {
+        self.keeper.turn(command).map_err(|error| error.to_string())
     }
 
     /// Evaluates the active stack.
@@ -158,11 +175,6 @@ impl<'p> Node<'p> {
         std::mem::take(&mut self.new_faults)
     }
 
-    /// Takes the policy calls since the last call.
-    pub(super) fn take_calls(&self) -> VecDeque<RecordedCall> {
-        self.policies.take()
-    }
-
     /// Calls `offer` until the ledger no longer changes.
     ///
     /// # Errors
@@ -193,8 +205,8 @@ impl<'p> Node<'p> {
     /// As [`Node::settle`].
     pub(super) fn advance(&mut self, seconds: u32) -> Result<(), String> {
         for _ in 0..seconds {
-            self.clock.advance(1000);
-            self.turn(&Command::Tick).map_err(|error| error.to_string())?;
+            self.clock.passed_ms.fetch_add(1000, Ordering::Relaxed);
+            self.turn(&Command::Tick)?;
             self.scan()?;
             self.settle()?;
         }
@@ -204,7 +216,7 @@ impl<'p> Node<'p> {
     /// Runs an inventory scan.
     fn scan(&mut self) -> Result<(), String> {
         let inventory = self.gpus.scan().map_err(|error| error.to_string())?;
-        self.turn(&Command::RecordScan(inventory)).map(drop).map_err(|error| error.to_string())
+        self.turn(&Command::RecordScan(inventory)).map(drop)
     }
 
     /// The GPU with this index.
@@ -258,13 +270,13 @@ impl<'p> Node<'p> {
         // Marked healthy first, since a milder reading does not improve a worse state.
         let mark_healthy =
             Command::MarkHealthy { gpu: id.clone(), by: "the scenario".into(), why: String::new() };
-        self.turn(&mark_healthy).map_err(|error| error.to_string())?;
+        self.turn(&mark_healthy)?;
         if let Some(severity) = severity {
             let (source, detail) = ("scenario".into(), String::new());
             let reading = Reading { part: id, source, code: 0, detail };
             let reason = "set by the scenario".into();
             let answer = TriageAnswer { severity, reason, again_after_s: None };
-            self.turn(&Command::ApplyTriage { reading, answer }).map_err(|error| error.to_string())?;
+            self.turn(&Command::ApplyTriage { reading, answer })?;
         }
         Ok(())
     }
@@ -280,7 +292,7 @@ impl<'p> Node<'p> {
         } else {
             Command::Uncordon { gpu, owners: Owners::All }
         };
-        self.turn(&command).map(drop).map_err(|error| error.to_string())
+        self.turn(&command).map(drop)
     }
 }
 

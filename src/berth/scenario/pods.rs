@@ -36,39 +36,11 @@ impl Pods {
         }
         let mut pods = self.running.clone();
         for candidate in candidates {
-            let waiting = self.waiting_pod(&pods, candidate, resource, count);
+            let waiting = waiting_pod(&pods, candidate, resource, count);
             pods.insert(waiting.uid.clone(), Arc::new(waiting));
         }
         self.is_published = true;
         publish(node, pods)
-    }
-
-    fn waiting_pod(
-        &self,
-        pods: &BTreeMap<String, Arc<Pod>>,
-        candidate: &Candidate,
-        resource: &Resource,
-        count: usize,
-    ) -> Pod {
-        let uid = uid(candidate);
-        let known = pods.get(&uid).or_else(|| self.running.get(&uid));
-        let mut containers = known.map(|pod| pod.containers.clone()).unwrap_or_default();
-        let asks = vec![(resource.clone(), u32::try_from(count).unwrap_or(u32::MAX))];
-        containers.retain(|container| container.name != candidate.container);
-        containers.push(PodContainer { name: candidate.container.clone(), requests: asks });
-        Pod {
-            uid,
-            namespace: candidate.namespace.clone(),
-            name: candidate.pod.clone(),
-            labels: candidate.labels.clone().into_iter().collect(),
-            is_static: false,
-            is_of_daemon_set: false,
-            stage: Stage::Waiting,
-            deletion_wall_ms: None,
-            created_wall_ms: 0,
-            containers,
-            bypass: None,
-        }
     }
 
     /// Makes the first candidate the holder of the allocation. The other candidates end; without an allocation, all do.
@@ -102,7 +74,7 @@ impl Pods {
             checkpoint: Some(vec![entry]),
             ..ReconcileView::default()
         };
-        node.turn(&Command::Reconcile(view)).map(drop).map_err(|error| error.to_string())
+        node.turn(&Command::Reconcile(view)).map(drop)
     }
 
     /// Removes a released allocation, and its pod if it holds no other one.
@@ -120,6 +92,32 @@ impl Pods {
     }
 }
 
+fn waiting_pod(
+    known: &BTreeMap<String, Arc<Pod>>,
+    candidate: &Candidate,
+    resource: &Resource,
+    count: usize,
+) -> Pod {
+    let uid = uid(candidate);
+    let mut containers = known.get(&uid).map(|pod| pod.containers.clone()).unwrap_or_default();
+    let requests = vec![(resource.clone(), u32::try_from(count).unwrap_or(u32::MAX))];
+    containers.retain(|container| container.name != candidate.container);
+    containers.push(PodContainer { name: candidate.container.clone(), requests });
+    Pod {
+        uid,
+        namespace: candidate.namespace.clone(),
+        name: candidate.pod.clone(),
+        labels: candidate.labels.clone().into_iter().collect(),
+        is_static: false,
+        is_of_daemon_set: false,
+        stage: Stage::Waiting,
+        deletion_wall_ms: None,
+        created_wall_ms: 0,
+        containers,
+        bypass: None,
+    }
+}
+
 /// A UID with a dash, like those of the API server.
 fn uid(candidate: &Candidate) -> String {
     format!("{}-{}", candidate.namespace, candidate.pod)
@@ -134,7 +132,7 @@ fn publish(node: &mut Node<'_>, pods: BTreeMap<String, Arc<Pod>>) -> Result<(), 
         deleted: Default::default(),
         finished: Default::default(),
     };
-    node.turn(&Command::Pods(view)).map(drop).map_err(|error| error.to_string())
+    node.turn(&Command::Pods(view)).map(drop)
 }
 
 #[cfg(test)]

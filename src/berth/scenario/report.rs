@@ -1,7 +1,12 @@
-//! The result of a scenario, as text and JSON.
+//! The result of a scenario, as text and JSON, and policy calls as lines for authors of policies.
 
 use super::expect::Difference;
+use berth_core::stack::RecordedCall;
+use berth_kernel::describe;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::policy::Hook;
 use serde::Serialize;
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 
 /// The result of one file.
@@ -86,9 +91,34 @@ impl Failure {
     }
 }
 
+/// The policy, the hook and the answer, followed by the lines that the policy logged. GPUs have their index on `node`.
+fn lines_of_call(call: &RecordedCall, node: &Ledger) -> Vec<String> {
+    let answer = match &call.answer {
+        Ok(None) => "pass".into(),
+        Ok(Some(answer)) => describe::answer(answer, node),
+        Err(fault) => format!("fault: {fault}"),
+    };
+    let log = call.log_lines.iter().map(|line| format!("  log: {line}"));
+    std::iter::once(format!("{} {}: {answer}", call.policy, call.hook)).chain(log).collect()
+}
+
+/// The lines of one step's calls. `offer` is called until the ledger no longer changes, so an offer that repeats the
+/// policy's last one is left out.
+pub(super) fn call_lines(calls: &VecDeque<RecordedCall>, node: &Ledger) -> Vec<String> {
+    let is_repeated = |(index, call): &(usize, &RecordedCall)| {
+        let mut earlier = calls.range(..index).rev();
+        let last = earlier.find(|other| other.hook == call.hook && other.policy == call.policy);
+        call.hook == Hook::Offer && last == Some(call)
+    };
+    let shown = calls.iter().enumerate().filter(|call| !is_repeated(call));
+    shown.flat_map(|(_, call)| lines_of_call(call, node)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use berth_kernel::names::Digest;
+    use berth_kernel::policy::{Answer, OfferAnswer};
 
     #[test]
     fn a_failed_step_is_shown_with_line_differences_and_policy_calls() {
@@ -109,5 +139,47 @@ mod tests {
         let text = "FAILED a.yaml: Fills.\n  step 2, line 7: place\n    gpus  expected [0, 0]\n               got [0, 1]\n    \
                     policy calls:\n      fill@abc place: GPU 0, GPU 1 (spread)\n        log: hello\n";
         assert_eq!(report.text(), text);
+    }
+
+    #[test]
+    fn a_repeated_offer_is_shown_once() {
+        let call = |policy: &str, hook, answer| RecordedCall {
+            digest: Digest::parse(&"a".repeat(64)).unwrap(),
+            policy: policy.into(),
+            hook,
+            answer: Ok(answer),
+            log_lines: Vec::new(),
+        };
+        let offer = |again_after_s| {
+            call(
+                "a@1",
+                Hook::Offer,
+                Some(Answer::Offer(OfferAnswer { again_after_s, ..OfferAnswer::default() })),
+            )
+        };
+        let by_other = |call: RecordedCall| RecordedCall { policy: "b@2".into(), ..call };
+        let place = call("a@1", Hook::Place, None);
+        let calls = VecDeque::from([
+            place.clone(),
+            place,
+            offer(None),
+            by_other(offer(None)),
+            offer(None),
+            by_other(offer(None)),
+            offer(Some(3)),
+            offer(None),
+        ]);
+        let first = "a@1 offer: no GPU named";
+        assert_eq!(
+            call_lines(&calls, &Ledger::default()),
+            [
+                "a@1 place: pass",
+                "a@1 place: pass",
+                first,
+                "b@2 offer: no GPU named",
+                "a@1 offer: again after 3 s",
+                first
+            ]
+        );
     }
 }

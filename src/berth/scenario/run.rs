@@ -1,12 +1,11 @@
 //! Runs a scenario step by step and compares the outcome of each step with its expectations.
 
-use super::calls;
 use super::expect::{Difference, Outcome, contains};
 use super::format::{Allocate, Place, Reading as Reported, Scenario, Step, Verb};
 use super::node::Node;
 use super::pods::Pods;
-use super::report::Failure;
-use berth_core::keeper::CommandError;
+use super::report::{Failure, call_lines};
+use berth_kernel::allocation::Allocation;
 use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, Command};
 use berth_kernel::gpu::Reading;
@@ -37,11 +36,7 @@ pub(super) fn run(
     let mut run = Run { node, pods: Pods::default(), named: BTreeMap::new() };
     let mut failures = Vec::new();
     for (index, step) in scenario.steps.iter().enumerate() {
-        let with_step = |error: String| match scenario.line(index) {
-            Some(line) => format!("step {} (line {line}): {error}", index + 1),
-            None => format!("step {}: {error}", index + 1),
-        };
-        let verb = step.verb().map_err(with_step)?;
+        let (key, verb) = step.verb().map_err(|error| scenario.step_error(index, &error))?;
         let outcome = run.step(verb).and_then(|mut outcome| {
             run.node.settle()?;
             if matches!(verb, Verb::Offer) {
@@ -49,70 +44,75 @@ pub(super) fn run(
             }
             Ok(outcome)
         });
-        let (faults, calls) = (run.node.take_faults(), run.node.take_calls());
-        let differences = differences(step, &outcome.map_err(with_step)?, &faults);
-        if !differences.is_empty() {
-            let snapshot = run.node.snapshot();
-            failures.push(Failure {
-                step: index + 1,
-                line: scenario.line(index),
-                verb: verb.as_str().into(),
-                differences,
-                calls: calls::step_lines(&calls, &snapshot),
-            });
-        }
+        let faults = run.node.take_faults();
+        let outcome = outcome.map_err(|error| scenario.step_error(index, &error))?;
+        failures.extend(failure(scenario, index, key, differences(step, &outcome, &faults), run.node));
     }
     Ok(failures)
 }
 
 /// Checks a scenario whose stack is not active. It may expect the fault, in an `offer` step that is its only step.
 fn check_inactive(scenario: &Scenario, node: &Node<'_>, faults: &[String]) -> Result<Vec<Failure>, String> {
-    let first = scenario.steps.first();
-    let calls = node.take_calls();
-    let expected = first.filter(|step| matches!(step.verb(), Ok(Verb::Offer)) && step.expect.fault.is_some());
-    match (expected, scenario.steps.len()) {
+    let is_expected =
+        |step: &&Step| matches!(step.verb(), Ok((_, Verb::Offer))) && step.expect.fault.is_some();
+    match (scenario.steps.first().filter(is_expected), scenario.steps.len()) {
         (Some(_), 2..) => {
             Err(format!("the stack was not activated, so only one step is possible: {}", faults.join("; ")))
         }
         (Some(step), _) => {
             let differences = differences(step, &Outcome::default(), faults);
-            if differences.is_empty() {
-                return Ok(Vec::new());
-            }
-            let calls = calls::step_lines(&calls, &node.snapshot());
-            let line = scenario.line(0);
-            Ok(vec![Failure { step: 1, line, verb: "offer".into(), differences, calls }])
+            Ok(failure(scenario, 0, "offer", differences, node).into_iter().collect())
         }
         (None, _) => Err(format!("the stack was not activated: {}", faults.join("; "))),
     }
+}
+
+/// The failure of a step with these differences, if there are any. Takes the step's policy calls.
+fn failure(
+    scenario: &Scenario,
+    index: usize,
+    verb: &str,
+    differences: Vec<Difference>,
+    node: &Node<'_>,
+) -> Option<Failure> {
+    let calls = node.policies.take();
+    (!differences.is_empty()).then(|| Failure {
+        step: index + 1,
+        line: scenario.line(index),
+        verb: verb.into(),
+        differences,
+        calls: call_lines(&calls, &node.snapshot()),
+    })
 }
 
 /// Compares a step's outcome with its expectations.
 fn differences(step: &Step, outcome: &Outcome, faults: &[String]) -> Vec<Difference> {
     let expect = &step.expect;
     let mut differences = Vec::new();
-    match (&expect.fault, faults) {
-        (None, []) => {}
-        (None, faults) => differences.push(Difference::new("fault", "none", faults.join("; "))),
-        (Some(part), faults) if faults.iter().any(|fault| contains(fault, part)) => {}
-        (Some(part), []) => differences.push(Difference::new("fault", format!("...{part}..."), "none")),
-        (Some(part), faults) => {
-            differences.push(Difference::new("fault", format!("...{part}..."), faults.join("; ")));
-        }
+    let part_or = |part: &Option<String>, none: &str| {
+        part.as_ref().map_or_else(|| none.to_owned(), |part| format!("...{part}..."))
+    };
+    let is_met = match &expect.fault {
+        None => faults.is_empty(),
+        Some(part) => faults.iter().any(|fault| contains(fault, part)),
+    };
+    if !is_met {
+        let got = if faults.is_empty() { "none".into() } else { faults.join("; ") };
+        differences.push(Difference::new("fault", part_or(&expect.fault, "none"), got));
     }
-    match (&expect.refused, &outcome.refused) {
-        (None, None) => differences.extend(expect.differences(outcome)),
+    let is_met = match (&expect.refused, &outcome.refused) {
+        (None, None) => {
+            differences.extend(expect.differences(outcome));
+            true
+        }
         // An entry whose `onFault` is deny refuses with its fault.
-        (None, Some(refusal)) if expect.fault.as_ref().is_some_and(|part| contains(refusal, part)) => {}
-        (None, Some(refusal)) => differences.push(Difference::new("refused", "no", refusal)),
-        (Some(part), Some(refusal)) if contains(refusal, part) => {}
-        (Some(part), Some(refusal)) => {
-            differences.push(Difference::new("refused", format!("...{part}..."), refusal));
-        }
-        (Some(part), None) => {
-            let got = format!("granted or placed on GPUs {:?}", outcome.gpus);
-            differences.push(Difference::new("refused", format!("...{part}..."), got));
-        }
+        (None, Some(refusal)) => expect.fault.as_ref().is_some_and(|part| contains(refusal, part)),
+        (Some(part), refusal) => refusal.as_ref().is_some_and(|refusal| contains(refusal, part)),
+    };
+    if !is_met {
+        let granted = || format!("granted or placed on GPUs {:?}", outcome.gpus);
+        let got = outcome.refused.clone().unwrap_or_else(granted);
+        differences.push(Difference::new("refused", part_or(&expect.refused, "no"), got));
     }
     differences
 }
@@ -120,16 +120,17 @@ fn differences(step: &Step, outcome: &Outcome, faults: &[String]) -> Vec<Differe
 impl Run<'_, '_> {
     fn step(&mut self, verb: Verb<'_>) -> Result<Outcome, String> {
         match verb {
-            Verb::Offer => Ok(Outcome::default()),
-            Verb::Allocate(allocate) => self.allocate(allocate),
-            Verb::Place(place) => self.place(place),
-            Verb::Release(name) => self.release(name),
-            Verb::Health(health) => self.node.set_health(health).map(|()| Outcome::default()),
-            Verb::Cordon(gpu) => self.node.cordon(gpu, true).map(|()| Outcome::default()),
-            Verb::Uncordon(gpu) => self.node.cordon(gpu, false).map(|()| Outcome::default()),
-            Verb::Reading(reading) => self.triage(reading),
-            Verb::Seconds(seconds) => self.node.advance(seconds).map(|()| Outcome::default()),
+            Verb::Allocate(allocate) => return self.allocate(allocate),
+            Verb::Place(place) => return self.place(place),
+            Verb::Reading(reading) => return self.triage(reading),
+            Verb::Offer => {}
+            Verb::Release(name) => self.release(name)?,
+            Verb::Health(health) => self.node.set_health(health)?,
+            Verb::Cordon(gpu) => self.node.cordon(gpu, true)?,
+            Verb::Uncordon(gpu) => self.node.cordon(gpu, false)?,
+            Verb::Seconds(seconds) => self.node.advance(seconds)?,
         }
+        Ok(Outcome::default())
     }
 
     /// Adds the offers by GPU and the number of free devices.
@@ -155,18 +156,15 @@ impl Run<'_, '_> {
         }
         self.pods.publish_candidates(self.node, &allocate.candidates, &resource, count)?;
         let chosen = match &allocate.on {
-            Some(on) => self.one_device_per_gpu(&resource, on),
-            None => self.preferred_devices(&resource, count),
+            Some(on) => self.named_devices(&resource, on).map(|devices| (devices, String::new())),
+            None => self.preferred_devices(&resource, count, None, &[]),
         };
-        let granted = match chosen {
-            Ok((devices, reason)) => self.admit(&resource, devices).map(|granted| (granted, reason)),
-            Err(refused) => Err(refused),
-        };
+        let granted = chosen.and_then(|(devices, reason)| Ok((self.admit(&resource, devices)?, reason)));
         let allocation = granted.as_ref().ok().map(|(allocation, _)| allocation);
         self.pods.record_grant(self.node, &allocate.candidates, allocation)?;
         let (allocation, placement_reason) = match granted {
             Ok(granted) => granted,
-            Err(refused) => return Ok(Outcome { refused: Some(refused), ..Outcome::default() }),
+            Err(refused) => return Ok(Outcome::refused(refused)),
         };
         if let Some(name) = &allocate.name {
             self.named.insert(name.clone(), allocation.id);
@@ -183,49 +181,57 @@ impl Run<'_, '_> {
         })
     }
 
-    /// The best of all free devices, as the kubelet requests them.
+    /// The best of the free devices, as the kubelet requests them: of the GPUs `among`, if they are given, and one of each
+    /// of the `required` ones.
     fn preferred_devices(
         &mut self,
         resource: &Resource,
         size: usize,
+        among: Option<&[u32]>,
+        required: &[u32],
     ) -> Result<(Vec<DeviceId>, String), String> {
-        let available = self.node.free(resource);
-        if available.len() < size {
-            return Err(too_few(resource, available.len(), size));
+        let mut available = self.node.free(resource);
+        available.retain(|id| among.is_none_or(|gpus| gpus.contains(&self.node.index_of(id))));
+        let required = self
+            .one_device_per_gpu(required, &available)
+            .map_err(|gpu| format!("too few devices: the required GPU {gpu} has no free {resource}"))?;
+        if available.len() < size || required.len() > size {
+            let free = available.len();
+            return Err(format!("too few devices: {free} of {resource} available, {size} requested"));
         }
-        let request = PlaceRequest { resource: resource.clone(), available, required: Vec::new(), size };
+        let request = PlaceRequest { resource: resource.clone(), available, required, size };
         let (placement, _) = self.node.evaluate(|evaluation| evaluation.place(&request));
         Ok((placement.devices, placement.reason))
     }
 
     /// One device of each GPU without asking policies, as a kubelet chooses: a free one, or else one that is not held,
     /// which a kubelet with an outdated list takes for free.
-    fn one_device_per_gpu(&self, resource: &Resource, on: &[u32]) -> Result<(Vec<DeviceId>, String), String> {
-        let (free, unheld) = (self.node.free(resource), self.node.unheld(resource));
-        let mut chosen: Vec<DeviceId> = Vec::new();
-        for gpu in on {
-            let is_candidate = |id: &&DeviceId| self.node.index_of(id) == *gpu && !chosen.contains(id);
-            let device = free.iter().find(is_candidate).or_else(|| unheld.iter().find(is_candidate)).cloned();
-            chosen.push(device.ok_or_else(|| format!("too few devices: GPU {gpu} has no free {resource}"))?);
-        }
-        Ok((chosen, String::new()))
+    fn named_devices(&self, resource: &Resource, on: &[u32]) -> Result<Vec<DeviceId>, String> {
+        let mut devices = self.node.free(resource);
+        devices.extend(self.node.unheld(resource));
+        let chosen = self.one_device_per_gpu(on, &devices);
+        chosen.map_err(|gpu| format!("too few devices: GPU {gpu} has no free {resource}"))
     }
 
-    fn admit(
-        &mut self,
-        resource: &Resource,
-        mut devices: Vec<DeviceId>,
-    ) -> Result<berth_kernel::allocation::Allocation, String> {
+    /// The first device of each GPU that is not chosen for another. An error is the GPU without one.
+    fn one_device_per_gpu(&self, gpus: &[u32], devices: &[DeviceId]) -> Result<Vec<DeviceId>, u32> {
+        let mut chosen: Vec<DeviceId> = Vec::new();
+        for gpu in gpus {
+            let mut candidates = devices.iter().filter(|id| self.node.index_of(id) == *gpu);
+            let device = candidates.find(|id| !chosen.contains(id)).ok_or(*gpu)?;
+            chosen.push(device.clone());
+        }
+        Ok(chosen)
+    }
+
+    fn admit(&mut self, resource: &Resource, mut devices: Vec<DeviceId>) -> Result<Allocation, String> {
         devices.sort();
         let request = AdmitRequest { resource: resource.clone(), devices };
         let seen = self.node.snapshot().generation;
         let answer = self.node.evaluate(|evaluation| evaluation.admit(&request));
         let command =
             Command::Allocate { request, answer, generation: seen, is_retry: false, attempt: Attempt::Last };
-        let applied = self.node.turn(&command).map_err(|error| match error {
-            CommandError::Refused(refusal) => refusal.to_string(),
-            other => other.to_string(),
-        })?;
+        let applied = self.node.turn(&command)?;
         let granted = applied.entry.changes.iter().find_map(|change| match change {
             Change::Granted(allocation) => Some(allocation.clone()),
             _ => None,
@@ -235,32 +241,17 @@ impl Run<'_, '_> {
 
     fn place(&mut self, place: &Place) -> Result<Outcome, String> {
         let resource = resource(&place.resource)?;
-        let among = |gpu: u32| place.among.as_ref().is_none_or(|gpus| gpus.contains(&gpu));
-        let mut available = self.node.free(&resource);
-        available.retain(|id| among(self.node.index_of(id)));
-        let mut required: Vec<DeviceId> = Vec::new();
-        for gpu in &place.required {
-            let is_candidate = |id: &&DeviceId| self.node.index_of(id) == *gpu && !required.contains(id);
-            let Some(device) = available.iter().find(is_candidate).cloned() else {
-                let refused = format!("too few devices: the required GPU {gpu} has no free {resource}");
-                return Ok(Outcome { refused: Some(refused), ..Outcome::default() });
-            };
-            required.push(device);
-        }
-        if available.len() < place.count || required.len() > place.count {
-            let refused = too_few(&resource, available.len(), place.count);
-            return Ok(Outcome { refused: Some(refused), ..Outcome::default() });
-        }
-        let request = PlaceRequest { resource, available, required, size: place.count };
-        let (placement, _) = self.node.evaluate(|evaluation| evaluation.place(&request));
-        Ok(Outcome { gpus: self.gpus(&placement.devices), reason: placement.reason, ..Outcome::default() })
+        let chosen = self.preferred_devices(&resource, place.count, place.among.as_deref(), &place.required);
+        Ok(match chosen {
+            Ok((devices, reason)) => Outcome { gpus: self.gpus(&devices), reason, ..Outcome::default() },
+            Err(refused) => Outcome::refused(refused),
+        })
     }
 
-    fn release(&mut self, name: &str) -> Result<Outcome, String> {
+    fn release(&mut self, name: &str) -> Result<(), String> {
         let id = self.named.remove(name).ok_or_else(|| format!("nothing is allocated as {name}"))?;
-        self.node.turn(&Command::End { id, force: true }).map_err(|error| error.to_string())?;
-        self.pods.record_release(self.node, id)?;
-        Ok(Outcome::default())
+        self.node.turn(&Command::End { id, force: true })?;
+        self.pods.record_release(self.node, id)
     }
 
     fn triage(&mut self, reported: &Reported) -> Result<Outcome, String> {
@@ -277,7 +268,7 @@ impl Run<'_, '_> {
             reason: answer.reason.clone(),
             ..Outcome::default()
         };
-        self.node.turn(&Command::ApplyTriage { reading, answer }).map_err(|error| error.to_string())?;
+        self.node.turn(&Command::ApplyTriage { reading, answer })?;
         Ok(outcome)
     }
 
@@ -290,8 +281,4 @@ impl Run<'_, '_> {
 
 fn resource(name: &str) -> Result<Resource, String> {
     Resource::parse(name).map_err(|error| error.to_string())
-}
-
-fn too_few(resource: &Resource, free: usize, requested: usize) -> String {
-    format!("too few devices: {free} of {resource} available, {requested} requested")
 }

@@ -2,17 +2,17 @@
 
 use super::headers::Headers;
 use crate::config::{Protocol, TracingSettings};
+use anyhow::{Context, anyhow, ensure};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
 use opentelemetry_proto::tonic::collector::trace::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse,
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
 use prost::Message;
-use std::error::Error;
 use std::str::FromStr;
 use std::time::Duration;
+use tonic::Status;
 use tonic::metadata::{Ascii, AsciiMetadataValue, MetadataKey, MetadataMap};
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
-use tonic::{Code, Status};
 use ureq::Agent;
 use ureq::tls::{RootCerts, TlsConfig};
 
@@ -21,61 +21,23 @@ const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 /// Longest message in the log, bytes.
 const MESSAGE_BYTES_MAX: usize = 300;
 
-/// Why an export failed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ExportError {
-    #[error("no response within {0:?}")]
-    Timeout(Duration),
-    #[error("the address cannot be used")]
-    Address(#[source] tonic::transport::Error),
-    #[error("gRPC status {code:?}: {message}")]
-    Grpc {
-        code: Code,
-        message: String,
-        #[source]
-        source: Box<Status>,
-    },
-    #[error("HTTP status {0}")]
-    Http(u16),
-    #[error("the request failed")]
-    Transport(#[source] Box<ureq::Error>),
-    #[error("the daemon is stopping")]
-    Stopping,
-}
-
-impl ExportError {
-    /// The error with its causes, in one line of bounded length.
-    pub(super) fn message(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(next) = cause {
-            let part = next.to_string();
-            // The text of a status repeats its message; its cause names the connection and the error.
-            if !next.is::<Box<Status>>() && !text.contains(&part) {
-                text = format!("{text}: {part}");
-            }
-            cause = next.source();
+/// The error of an export with its causes, in one line of bounded length.
+pub(super) fn message(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let part = cause.to_string();
+        // The text of a status repeats its message; its cause names the connection and the error.
+        if !cause.is::<Status>() && !text.contains(&part) {
+            text = format!("{text}: {part}");
         }
-        text.truncate(text.floor_char_boundary(MESSAGE_BYTES_MAX));
-        text
     }
+    truncated(text)
 }
 
-/// The collector's response to an export.
-pub(super) struct ExportResult {
-    /// The number of refused spans.
-    pub(super) refused: u64,
-    /// The collector's message.
-    pub(super) message: String,
-}
-
-impl From<ExportTraceServiceResponse> for ExportResult {
-    fn from(response: ExportTraceServiceResponse) -> Self {
-        let partial = response.partial_success.unwrap_or_default();
-        let mut message = partial.error_message;
-        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
-        Self { refused: u64::try_from(partial.rejected_spans).unwrap_or(0), message }
-    }
+/// A text of at most [`MESSAGE_BYTES_MAX`].
+pub(super) fn truncated(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(MESSAGE_BYTES_MAX));
+    text
 }
 
 /// A client of the collector.
@@ -117,10 +79,11 @@ impl Client {
         &self.url
     }
 
+    /// Sends spans. The result has the number of refused ones, with a message.
     pub(super) async fn export(
         &mut self,
         request: ExportTraceServiceRequest,
-    ) -> Result<ExportResult, ExportError> {
+    ) -> anyhow::Result<ExportTracePartialSuccess> {
         match &self.transport {
             Transport::Grpc(_) => self.grpc(request).await,
             Transport::Http(agent) => {
@@ -128,41 +91,42 @@ impl Client {
                 // The library blocks, at most for its timeout.
                 let result =
                     tokio::task::spawn_blocking(move || http(&agent, &url, &headers, &request)).await;
-                result.unwrap_or(Err(ExportError::Stopping))
+                result.unwrap_or_else(|_| Err(anyhow!("the daemon is stopping")))
             }
         }
     }
 
-    async fn grpc(&mut self, request: ExportTraceServiceRequest) -> Result<ExportResult, ExportError> {
+    async fn grpc(
+        &mut self,
+        request: ExportTraceServiceRequest,
+    ) -> anyhow::Result<ExportTracePartialSuccess> {
         let existing = match &mut self.transport {
             Transport::Grpc(client) => client.take(),
             Transport::Http(_) => None,
         };
         let mut client = match existing {
             Some(client) => client,
-            None => self.connect()?,
+            None => self.connect().context("the address cannot be used")?,
         };
         let mut request = tonic::Request::new(request);
         *request.metadata_mut() = metadata(&self.headers);
         let result = tokio::time::timeout(self.timeout, client.export(request)).await;
-        let response = result.map_err(|_| ExportError::Timeout(self.timeout))?.map_err(|status| {
-            let (code, message) = (status.code(), status.message().to_owned());
-            ExportError::Grpc { code, message, source: Box::new(status) }
+        let result = result.map_err(|_| anyhow!("no response within {:?}", self.timeout))?;
+        let response = result.map_err(|status| {
+            let what = format!("gRPC status {:?}: {}", status.code(), status.message());
+            anyhow::Error::new(status).context(what)
         })?;
         self.transport = Transport::Grpc(Some(client));
-        Ok(response.into_inner().into())
+        Ok(response.into_inner().partial_success.unwrap_or_default())
     }
 
-    fn connect(&self) -> Result<TraceServiceClient<Channel>, ExportError> {
-        let mut endpoint = Endpoint::from_shared(self.url.clone())
-            .map_err(ExportError::Address)?
-            .user_agent(concat!("berth/", env!("CARGO_PKG_VERSION")))
-            .map_err(ExportError::Address)?
+    fn connect(&self) -> Result<TraceServiceClient<Channel>, tonic::transport::Error> {
+        let mut endpoint = Endpoint::from_shared(self.url.clone())?
+            .user_agent(concat!("berth/", env!("CARGO_PKG_VERSION")))?
             .connect_timeout(self.timeout)
             .timeout(self.timeout);
         if self.url.starts_with("https:") {
-            let tls = ClientTlsConfig::new().with_native_roots();
-            endpoint = endpoint.tls_config(tls).map_err(ExportError::Address)?;
+            endpoint = endpoint.tls_config(ClientTlsConfig::new().with_native_roots())?;
         }
         let client = TraceServiceClient::new(endpoint.connect_lazy());
         Ok(client.max_decoding_message_size(RESPONSE_BYTES_MAX))
@@ -187,23 +151,18 @@ fn http(
     url: &str,
     headers: &Headers,
     request: &ExportTraceServiceRequest,
-) -> Result<ExportResult, ExportError> {
-    let transport_error = |error| ExportError::Transport(Box::new(error));
+) -> anyhow::Result<ExportTracePartialSuccess> {
+    const FAILED: &str = "the request failed";
     let mut post = agent.post(url).content_type("application/x-protobuf");
     for (name, value) in &headers.0 {
         post = post.header(name, value);
     }
-    let mut response = post.send(request.encode_to_vec().as_slice()).map_err(transport_error)?;
+    let mut response = post.send(request.encode_to_vec().as_slice()).context(FAILED)?;
     let status = response.status();
-    if !status.is_success() {
-        return Err(ExportError::Http(status.as_u16()));
-    }
-    let body = response
-        .body_mut()
-        .with_config()
-        .limit(RESPONSE_BYTES_MAX as u64)
-        .read_to_vec()
-        .map_err(transport_error)?;
+    ensure!(status.is_success(), "HTTP status {}", status.as_u16());
+    let body =
+        response.body_mut().with_config().limit(RESPONSE_BYTES_MAX as u64).read_to_vec().context(FAILED)?;
     // Some collectors always respond with JSON: the status already shows that the spans were accepted.
-    Ok(ExportTraceServiceResponse::decode(body.as_slice()).unwrap_or_default().into())
+    let response = ExportTraceServiceResponse::decode(body.as_slice()).unwrap_or_default();
+    Ok(response.partial_success.unwrap_or_default())
 }

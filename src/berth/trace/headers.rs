@@ -1,20 +1,13 @@
 //! Headers for the collector, such as a token. They are read from the variables of OpenTelemetry, since a secret belongs
 //! neither in a flag nor in a ConfigMap.
 
+use anyhow::anyhow;
 use std::fmt;
 
 /// The variables with headers; the second one takes precedence.
 const VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"];
 /// Most headers.
 const HEADERS_MAX: usize = 32;
-
-/// A variable with malformed headers. The text does not contain its value.
-#[derive(Debug, thiserror::Error)]
-#[error("{variable} cannot be used: {rule}")]
-pub struct HeaderError {
-    variable: &'static str,
-    rule: &'static str,
-}
 
 /// Names, in lower case, and values.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -28,11 +21,13 @@ impl fmt::Debug for Headers {
 }
 
 impl Headers {
-    pub(super) fn from_environment() -> Result<Self, HeaderError> {
+    /// # Errors
+    /// If a variable is malformed. The text does not contain its value.
+    pub(super) fn from_environment() -> anyhow::Result<Self> {
         let mut headers = Self::default();
         for variable in VARIABLES {
             let text = std::env::var(variable).unwrap_or_default();
-            let more = parse(&text).map_err(|rule| HeaderError { variable, rule })?;
+            let more = parse(&text).map_err(|rule| anyhow!("{variable} cannot be used: {rule}"))?;
             headers.0.retain(|(name, _)| more.iter().all(|(newer, _)| newer != name));
             headers.0.extend(more);
         }

@@ -9,28 +9,31 @@
 //! from the environment. There are no metrics and logs by OTLP.
 
 mod client;
-mod context;
 mod headers;
 mod pump;
 
-pub use headers::HeaderError;
 pub use pump::{Pump, RunningPump, counts};
 
 use crate::config::TracingSettings;
 use berth_core::spans::{self, Exporter};
 use client::Client;
 use headers::Headers;
-use opentelemetry::KeyValue;
-use opentelemetry::trace::TracerProvider;
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{TraceContextExt, TracerProvider};
+use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector};
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
-use tracing::Subscriber;
-use tracing_opentelemetry::OpenTelemetryLayer;
+use std::collections::HashMap;
+use tracing::{Span, Subscriber};
+use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt};
 use tracing_subscriber::registry::LookupSpan;
 
 /// The instrumentation scope of the spans.
 const SCOPE: &str = "berth";
+/// Longest `tracestate` that is propagated, bytes: the W3C's minimum.
+const STATE_BYTES_MAX: usize = 512;
 
 /// Creates the layer that queues spans, and the pump that sends them once it runs.
 ///
@@ -39,7 +42,7 @@ const SCOPE: &str = "berth";
 pub fn start<S: Subscriber + for<'s> LookupSpan<'s>>(
     settings: &TracingSettings,
     node: &str,
-) -> Result<(OpenTelemetryLayer<S, SdkTracer>, Pump), HeaderError> {
+) -> anyhow::Result<(OpenTelemetryLayer<S, SdkTracer>, Pump)> {
     let client = Client::new(settings, Headers::from_environment()?);
     let resource = resource(node);
     let (queue, pump) = pump::new(client, &resource);
@@ -59,7 +62,7 @@ pub fn start<S: Subscriber + for<'s> LookupSpan<'s>>(
         .with_level(false)
         .with_tracked_inactivity(false)
         .with_context_activation(false);
-    spans::turn_on(Exporter { set_parent: context::adopt, counts });
+    spans::turn_on(Exporter { set_parent: adopt, counts });
     Ok((layer, pump))
 }
 
@@ -75,4 +78,19 @@ fn resource(node: &str) -> Resource {
         ])
         .with_detectors(&[Box::new(TelemetryResourceDetector), Box::new(EnvResourceDetector::new())])
         .build()
+}
+
+/// Makes a span that has not started part of its caller's trace, by the W3C headers `traceparent` and `tracestate`. A
+/// malformed header is ignored, so that the request starts a new trace.
+fn adopt(span: &Span, traceparent: Option<&str>, tracestate: Option<&str>) {
+    let Some(parent) = traceparent.filter(|_| !span.is_none()) else { return };
+    let mut headers = HashMap::from([("traceparent".to_owned(), parent.to_owned())]);
+    if let Some(state) = tracestate.filter(|state| state.len() <= STATE_BYTES_MAX) {
+        headers.insert("tracestate".to_owned(), state.to_owned());
+    }
+    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &headers);
+    if context.span().span_context().is_valid() {
+        // An error for a started or untraced span, which then keeps its parent.
+        let _ = span.set_parent(context);
+    }
 }

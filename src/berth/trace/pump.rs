@@ -1,6 +1,6 @@
 //! The queue of spans, and the task that sends them to the collector.
 
-use super::client::{Client, ExportResult};
+use super::client::{Client, message, truncated};
 use berth_core::spans::SpanCounts;
 use opentelemetry::Context;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -136,21 +136,22 @@ impl Pump {
         let count = batch.len() as u64;
         let resource_spans = group_spans_by_resource_and_scope(batch, &self.resource);
         match self.client.export(ExportTraceServiceRequest { resource_spans }).await {
-            Ok(ExportResult { refused, message }) => {
-                let refused = refused.min(count);
+            Ok(partial) => {
+                let refused = u64::try_from(partial.rejected_spans).unwrap_or(0).min(count);
                 EXPORTED.fetch_add(count - refused, Ordering::Relaxed);
                 FAILED.fetch_add(refused, Ordering::Relaxed);
                 if refused == 0 {
                     self.failure_log.log_recovery(self.client.url());
                 } else {
-                    self.failure_log
-                        .log(self.client.url(), &format!("it refused {refused} of {count} spans: {message}"));
+                    let reason = truncated(partial.error_message);
+                    let why = format!("it refused {refused} of {count} spans: {reason}");
+                    self.failure_log.log(self.client.url(), &why);
                 }
                 true
             }
             Err(error) => {
                 FAILED.fetch_add(count, Ordering::Relaxed);
-                self.failure_log.log(self.client.url(), &error.message());
+                self.failure_log.log(self.client.url(), &message(&error));
                 false
             }
         }

@@ -1,12 +1,15 @@
-//! Problems of a document, with their positions.
+//! Problems of a document, with their positions, and the texts of messages in terms of the file.
 
 use std::fmt;
 
 /// Most characters of one problem's message; values are already truncated, but paths and names may be long.
 const MESSAGE_CHARACTERS_MAX: usize = 1000;
-
 /// Most problems that are listed for one file.
 const PROBLEMS_MAX: usize = 50;
+/// Most characters of a value that a message shows.
+const SHOWN_CHARACTERS_MAX: usize = 60;
+/// Most expected names that a message lists: all keys of a configuration.
+const NAMES_MAX: usize = 40;
 
 /// A position in a file; columns count characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,9 +82,11 @@ impl Problems {
     }
 }
 
-impl From<Problem> for Problems {
-    fn from(problem: Problem) -> Self {
-        Self(vec![problem])
+impl FromIterator<Problem> for Problems {
+    fn from_iter<I: IntoIterator<Item = Problem>>(list: I) -> Self {
+        let mut problems = Self::default();
+        list.into_iter().for_each(|problem| problems.push(problem));
+        problems
     }
 }
 
@@ -99,3 +104,69 @@ impl fmt::Display for Problems {
 }
 
 impl std::error::Error for Problems {}
+
+/// A value in quotes, with control characters escaped, and truncated if it is long.
+#[must_use]
+pub fn shown(value: &str) -> String {
+    match value.char_indices().nth(SHOWN_CHARACTERS_MAX) {
+        None => format!("{value:?}"),
+        Some((end, _)) => format!("{:?}... ({} bytes)", &value[..end], value.len()),
+    }
+}
+
+/// The known name that was probably meant.
+#[must_use]
+pub fn nearest<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
+    // No known name is longer, and the time of the comparison is the product of the lengths.
+    if name.len() > SHOWN_CHARACTERS_MAX {
+        return None;
+    }
+    let lower = name.to_lowercase();
+    let distance = |other: &str| strsim::damerau_levenshtein(&lower, &other.to_lowercase());
+    let candidates = known.into_iter().map(|other| (distance(other), other));
+    // A third of the letters may differ.
+    let similar = candidates.filter(|(distance, other)| *distance * 3 <= other.chars().count().max(3));
+    similar.min_by_key(|(distance, _)| *distance).map(|(_, other)| other)
+}
+
+/// The known names that an unknown one could mean, as the end of a message.
+pub(super) fn suggestion(name: &str, known: &[&str]) -> String {
+    match nearest(name, known.iter().copied()) {
+        Some(meant) => format!("; did you mean `{meant}`?"),
+        None if known.is_empty() => "; no keys are allowed here".into(),
+        None => format!("; expected one of {}", list(known)),
+    }
+}
+
+/// Names for a message; a long list is truncated.
+pub(super) fn list(names: &[&str]) -> String {
+    let first: Vec<_> = names.iter().take(NAMES_MAX).map(|name| format!("`{name}`")).collect();
+    let more = if names.len() > NAMES_MAX { ", ..." } else { "" };
+    format!("{}{more}", first.join(", "))
+}
+
+/// What a deserializer expects, in terms of YAML instead of serde's terms of Rust types.
+#[must_use]
+pub fn plain(expected: &str) -> String {
+    let integer =
+        |min: &dyn fmt::Display, max: &dyn fmt::Display| format!("a whole number from {min} to {max}");
+    match expected {
+        "f32" | "f64" => "a number".into(),
+        "u8" => integer(&u8::MIN, &u8::MAX),
+        "u16" => integer(&u16::MIN, &u16::MAX),
+        "u32" => integer(&u32::MIN, &u32::MAX),
+        "u64" | "usize" => integer(&u64::MIN, &u64::MAX),
+        "i8" => integer(&i8::MIN, &i8::MAX),
+        "i16" => integer(&i16::MIN, &i16::MAX),
+        "i32" => integer(&i32::MIN, &i32::MAX),
+        "i64" | "isize" => integer(&i64::MIN, &i64::MAX),
+        "a boolean" => "true or false".into(),
+        "a string" | "a borrowed string" | "string" => "text".into(),
+        "path string" => "a path".into(),
+        "a sequence" => "a list".into(),
+        "a map" => "a mapping".into(),
+        "variant identifier" | "field identifier" => "a keyword".into(),
+        other if other.starts_with("struct ") || other.starts_with("enum ") => "a mapping".into(),
+        other => other.to_owned(),
+    }
+}

@@ -1,14 +1,15 @@
 //! Deserializes types from a tree. An error has the node of the invalid value or key, so that the next
 //! attempt can leave it out.
 
-use super::message::{Fault, Kind, list};
+use super::problem::{list, plain, shown, suggestion};
 use super::tree::{Node, Value};
 use serde::de::{
-    DeserializeOwned, DeserializeSeed, Deserializer, EnumAccess, Error as _, MapAccess, SeqAccess,
-    Unexpected, VariantAccess, Visitor,
+    DeserializeOwned, DeserializeSeed, Deserializer, Error, Expected, IntoDeserializer, MapAccess, SeqAccess,
+    Unexpected, Visitor,
 };
 use serde::forward_to_deserialize_any;
 use std::collections::HashSet;
+use std::fmt;
 
 /// Values and keys of a document that are skipped.
 #[derive(Clone, Debug, Default)]
@@ -40,12 +41,79 @@ pub(super) fn value<T: DeserializeOwned>(root: &Node, left_out: &LeftOut) -> Res
     T::deserialize(Reader { node: root, left_out })
 }
 
-/// Whether a key is missing only because it or its value was left out.
-pub(super) fn is_left_out(kind: &Kind, node: &Node, left_out: &LeftOut) -> bool {
-    let (Kind::Missing(missing), Value::Map(entries)) = (kind, &node.value) else { return false };
-    entries
-        .iter()
-        .any(|(key, value)| (left_out.contains(value) || left_out.contains(key)) && key.text() == *missing)
+/// Why a value could not be deserialized.
+#[derive(Debug)]
+pub(super) struct Fault {
+    /// The value or the key; `None` until [`Fault::at`].
+    pub(super) node: Option<u32>,
+    pub(super) what: String,
+    /// The key that a mapping lacks, if that is the fault.
+    missing: Option<&'static str>,
+}
+
+impl Fault {
+    /// Adds the node, unless an inner value has been added.
+    fn at(mut self, node: &Node) -> Self {
+        self.node.get_or_insert(node.id);
+        self
+    }
+
+    /// Whether a key is missing in `node` only because it or its value was left out.
+    pub(super) fn is_of_left_out(&self, node: &Node, left_out: &LeftOut) -> bool {
+        let (Some(missing), Value::Map(entries)) = (self.missing, &node.value) else { return false };
+        let is_left_out = |key, value| left_out.contains(value) || left_out.contains(key);
+        entries.iter().any(|(key, value)| is_left_out(key, value) && key.text() == missing)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl Error for Fault {
+    fn custom<T: fmt::Display>(what: T) -> Self {
+        Self { node: None, what: what.to_string(), missing: None }
+    }
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::custom(format!("found {}; expected {}", found_text(&found), plain(&expected.to_string())))
+    }
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::invalid_type(found, expected)
+    }
+    fn invalid_length(length: usize, expected: &dyn Expected) -> Self {
+        Self::custom(format!("found {length} values; expected {}", plain(&expected.to_string())))
+    }
+    fn unknown_variant(name: &str, known: &'static [&'static str]) -> Self {
+        Self::custom(format!("{} is not known{}", shown(name), suggestion(name, known)))
+    }
+    fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
+        Self::custom(format!("the key {} is not known{}", shown(key), suggestion(key, known)))
+    }
+    fn missing_field(key: &'static str) -> Self {
+        Self { missing: Some(key), ..Self::custom(format!("the key `{key}` is missing")) }
+    }
+    fn duplicate_field(key: &'static str) -> Self {
+        Self::custom(format!("the key `{key}` is given twice"))
+    }
+}
+
+/// The value that was found, as in the file.
+fn found_text(found: &Unexpected<'_>) -> String {
+    match found {
+        Unexpected::Bool(value) => value.to_string(),
+        Unexpected::Unsigned(value) => value.to_string(),
+        Unexpected::Signed(value) => value.to_string(),
+        Unexpected::Float(value) => value.to_string(),
+        Unexpected::Str(text) => shown(text),
+        Unexpected::Unit | Unexpected::Option => "nothing".into(),
+        Unexpected::Seq => "a list".into(),
+        Unexpected::Map => "a mapping".into(),
+        other => other.to_string(),
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -75,18 +143,17 @@ impl<'n> Reader<'n> {
     }
 
     /// A scalar as in the file, since a name may look like a number.
-    fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        match &self.node.value {
-            Value::Null | Value::List(_) | Value::Map(_) => self.any(visitor),
-            _ => {
-                let text = self.node.text();
-                // Keys of several lines have line ends; other control characters could affect a terminal.
-                match text.chars().find(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) {
-                    Some(c) => Err(Fault::other(format!("the text holds the control character {c:?}"))),
-                    None => visitor.visit_string(text),
-                }
-            }
+    fn scalar_text(self) -> Result<String, Fault> {
+        let text = self.node.text();
+        // Keys of several lines have line ends; other control characters could affect a terminal.
+        match text.chars().find(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t')) {
+            Some(c) => Err(Fault::custom(format!("the text holds the control character {c:?}"))),
+            None => Ok(text),
         }
+    }
+
+    fn is_scalar(self) -> bool {
+        !matches!(self.node.value, Value::Null | Value::List(_) | Value::Map(_))
     }
 
     fn unexpected(self) -> Unexpected<'n> {
@@ -111,14 +178,14 @@ impl<'de, 'n> Deserializer<'de> for Reader<'n> {
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        self.text(visitor).map_err(|fault| fault.at(self.node))
+        let value = match self.is_scalar() {
+            true => self.scalar_text().and_then(|text| visitor.visit_string(text)),
+            false => self.any(visitor),
+        };
+        value.map_err(|fault| fault.at(self.node))
     }
 
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        self.deserialize_str(visitor)
-    }
-
-    fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         self.deserialize_str(visitor)
     }
 
@@ -179,17 +246,15 @@ impl<'de, 'n> Deserializer<'de> for Reader<'n> {
         names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Fault> {
-        let fault = match self.node.value {
-            Value::Null | Value::List(_) | Value::Map(_) => {
+        let value = match self.is_scalar() {
+            // The variants of such enums have no fields.
+            true => self.scalar_text().and_then(|text| visitor.visit_enum(text.into_deserializer())),
+            false => {
                 let expected = format!("one of {}", list(names));
-                Fault::invalid_type(self.unexpected(), &expected.as_str())
+                Err(Fault::invalid_type(self.unexpected(), &expected.as_str()))
             }
-            _ => match visitor.visit_enum(EnumValue(self)) {
-                Ok(value) => return Ok(value),
-                Err(fault) => fault,
-            },
         };
-        Err(fault.at(self.node))
+        value.map_err(|fault| fault.at(self.node))
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -197,7 +262,7 @@ impl<'de, 'n> Deserializer<'de> for Reader<'n> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 bytes byte_buf unit unit_struct tuple tuple_struct
+        bool char i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 bytes byte_buf unit unit_struct tuple tuple_struct
     }
 }
 
@@ -239,34 +304,5 @@ impl<'de> MapAccess<'de> for Map<'_> {
             return Err(Fault::custom("a value was requested before its key"));
         };
         seed.deserialize(self.reader.at(node)).map_err(|fault| fault.at(node))
-    }
-}
-
-/// The value of an enum whose variants have no fields.
-struct EnumValue<'n>(Reader<'n>);
-
-impl<'de> EnumAccess<'de> for EnumValue<'_> {
-    type Error = Fault;
-    type Variant = Self;
-
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), Fault> {
-        Ok((seed.deserialize(self.0)?, self))
-    }
-}
-
-impl<'de> VariantAccess<'de> for EnumValue<'_> {
-    type Error = Fault;
-
-    fn unit_variant(self) -> Result<(), Fault> {
-        Ok(())
-    }
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _: T) -> Result<T::Value, Fault> {
-        Err(Fault::custom("expected a mapping, found a single value"))
-    }
-    fn tuple_variant<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, Fault> {
-        Err(Fault::custom("expected a mapping, found a single value"))
-    }
-    fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], _: V) -> Result<V::Value, Fault> {
-        Err(Fault::custom("expected a mapping, found a single value"))
     }
 }

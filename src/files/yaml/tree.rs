@@ -1,11 +1,10 @@
 //! The tree of a text: values with their positions.
 
-use super::message::shown;
-use super::problem::{Position, Problem, Problems};
-use crate::yaml::read::LeftOut;
+use super::problem::{Position, Problem, Problems, shown};
+use super::read::LeftOut;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
-use serde_saphyr::{Location, Spanned};
+use serde_saphyr::{Location, Span, Spanned};
 use std::collections::HashMap;
 use std::fmt;
 
@@ -23,9 +22,10 @@ pub(super) struct Node {
     pub(super) id: u32,
     pub(super) place: Position,
     pub(super) value: Value,
+    span: Span,
     /// A plain scalar's source text, for a field of text whose value YAML parses as a number:
     /// `nodeName: 0815`.
-    pub(super) source: Option<String>,
+    source: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -56,13 +56,6 @@ pub enum Shape<'n> {
     Scalar,
 }
 
-/// A value as parsed, with repeated keys.
-enum Raw {
-    Scalar(Value),
-    List(Vec<Spanned<Raw>>),
-    Map(Vec<(Spanned<Raw>, Spanned<Raw>)>),
-}
-
 /// Parses a text. Repeated keys are not in the tree but added to `repeated`.
 pub(super) fn parse(text: &str, repeated: &mut Problems) -> Result<Node, Problems> {
     let options = serde_saphyr::options! {
@@ -79,66 +72,60 @@ pub(super) fn parse(text: &str, repeated: &mut Problems) -> Result<Node, Problem
         emit_comments: false,
         with_snippet: false,
     };
-    let raw: Spanned<Raw> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+    let mut root: Node = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let place = error.location().map(to_position);
         // The problem has its own position.
         let message = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
         let message = message.split(" at line ").next().unwrap_or(&message);
-        Problems::from(Problem { place, key: String::new(), what: format!("this is not YAML: {message}") })
+        let what = format!("this is not YAML: {message}");
+        Problems::from_iter([Problem { place, key: String::new(), what }])
     })?;
-    Ok(Builder { text, repeated, next_id: 0 }.node(raw, ""))
+    Completion { text, repeated, next_id: 0 }.complete(&mut root, "");
+    Ok(root)
 }
 
 fn to_position(location: Location) -> Position {
     Position { line: location.line().max(1), column: location.column().max(1) }
 }
 
-/// Builds the tree of parsed values.
-struct Builder<'t> {
+/// Completes a tree as parsed: adds ids and source texts, and removes repeated keys.
+struct Completion<'t> {
     text: &'t str,
     repeated: &'t mut Problems,
     /// The id of the next node.
     next_id: u32,
 }
 
-impl Builder<'_> {
-    fn node(&mut self, raw: Spanned<Raw>, path: &str) -> Node {
-        let id = self.next_id;
+impl Completion<'_> {
+    fn complete(&mut self, node: &mut Node, path: &str) {
+        node.id = self.next_id;
         self.next_id += 1;
-        let span = raw.defined.span();
-        let (value, source) = match raw.value {
-            Raw::Scalar(value @ Value::Text(_)) => (value, None),
-            Raw::Scalar(value) => (value, source_text(self.text, span)),
-            Raw::List(items) => {
-                let items = items.into_iter().enumerate();
-                let items = items.map(|(at, item)| self.node(item, &format!("{path}[{at}]")));
-                (Value::List(items.collect()), None)
-            }
-            Raw::Map(entries) => {
-                let mut lines: HashMap<String, u64> = HashMap::with_capacity(entries.len());
-                let mut kept = Vec::with_capacity(entries.len());
-                for (key, value) in entries {
-                    let key = self.node(key, path);
-                    let value = self.node(value, &child_path(path, &key.text()));
-                    match lines.get(&key.text()) {
-                        Some(line) => self.repeated.push(Problem {
-                            place: Some(key.place),
-                            key: path.to_owned(),
-                            what: format!(
-                                "the key {} is given twice, first in line {line}",
-                                shown(&key.text())
-                            ),
-                        }),
-                        None => {
-                            lines.insert(key.text(), key.place.line);
-                            kept.push((key, value));
-                        }
-                    }
+        match &mut node.value {
+            Value::Text(_) => {}
+            Value::List(items) => {
+                for (at, item) in items.iter_mut().enumerate() {
+                    self.complete(item, &format!("{path}[{at}]"));
                 }
-                (Value::Map(kept), None)
             }
-        };
-        Node { id, place: to_position(raw.referenced), value, source }
+            Value::Map(entries) => {
+                let mut lines: HashMap<String, u64> = HashMap::with_capacity(entries.len());
+                entries.retain_mut(|(key, value)| {
+                    self.complete(key, path);
+                    let text = key.text();
+                    self.complete(value, &child_path(path, &text));
+                    if let Some(line) = lines.get(&text) {
+                        let what = format!("the key {} is given twice, first in line {line}", shown(&text));
+                        self.repeated.push(Problem { place: Some(key.place), key: path.to_owned(), what });
+                        return false;
+                    }
+                    lines.insert(text, key.place.line);
+                    true
+                });
+            }
+            Value::Null | Value::Bool(_) | Value::Unsigned(_) | Value::Signed(_) | Value::Float(_) => {
+                node.source = source_text(self.text, node.span);
+            }
+        }
     }
 }
 
@@ -221,55 +208,59 @@ fn child_path(path: &str, key: &str) -> String {
     }
 }
 
-fn source_text(text: &str, span: serde_saphyr::Span) -> Option<String> {
+fn source_text(text: &str, span: Span) -> Option<String> {
     let from = usize::try_from(span.byte_offset()?).ok()?;
     let bytes = usize::try_from(span.byte_len()?).ok()?;
     text.get(from..from.checked_add(bytes)?).map(|source| source.trim().to_owned())
 }
 
-impl<'de> Deserialize<'de> for Raw {
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Spanned { value, referenced, defined } = Spanned::deserialize(deserializer)?;
+        Ok(Self { id: 0, place: to_position(referenced), value, span: defined.span(), source: None })
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct AnyValue;
         impl<'de> Visitor<'de> for AnyValue {
-            type Value = Raw;
+            type Value = Value;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a value")
             }
-            fn visit_unit<E>(self) -> Result<Raw, E> {
-                Ok(Raw::Scalar(Value::Null))
+            fn visit_unit<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
             }
-            fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
-                Ok(Raw::Scalar(Value::Bool(value)))
+            fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+                Ok(Value::Bool(value))
             }
-            fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-                Ok(Raw::Scalar(Value::Unsigned(value)))
+            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+                Ok(Value::Unsigned(value))
             }
-            fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-                Ok(Raw::Scalar(Value::Signed(value)))
+            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+                Ok(Value::Signed(value))
             }
-            fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-                Ok(Raw::Scalar(Value::Float(value)))
+            fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+                Ok(Value::Float(value))
             }
-            fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
-                Ok(Raw::Scalar(Value::Text(value.to_owned())))
+            fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+                Ok(Value::Text(value.to_owned()))
             }
-            fn visit_string<E>(self, value: String) -> Result<Raw, E> {
-                Ok(Raw::Scalar(Value::Text(value)))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Raw, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
                 let mut items = Vec::new();
                 while let Some(item) = list.next_element()? {
                     items.push(item);
                 }
-                Ok(Raw::List(items))
+                Ok(Value::List(items))
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(entry) = map.next_entry()? {
                     entries.push(entry);
                 }
-                Ok(Raw::Map(entries))
+                Ok(Value::Map(entries))
             }
         }
         deserializer.deserialize_any(AnyValue)

@@ -1,10 +1,14 @@
-//! The node itself: driver, CDI specs, container runtime.
+//! The node itself: driver, CDI specs, container runtime; and what the configuration offers of its GPUs: the MIG strategy,
+//! and the MPS daemons of resources.
 
 use super::line::Line;
 use crate::config::{Config, GpuSource};
-use berth_kubelet::DeviceListStrategy;
+use berth_kernel::gpu::Part;
+use berth_kernel::mig::plan;
+use berth_kubelet::DeviceListStrategy::{CdiAnnotations, CdiCri};
 use serde::Deserialize;
 use std::fs::{read_dir, read_to_string};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 /// The driver's kernel module. Its files are visible in every mount namespace.
@@ -26,15 +30,9 @@ pub(super) fn driver(config: &Config) -> Line {
     Line::ok(CHECK, version)
 }
 
-fn uses_cdi(config: &Config) -> bool {
-    let strategies = &config.edits.strategies;
-    strategies.contains(&DeviceListStrategy::CdiCri)
-        || strategies.contains(&DeviceListStrategy::CdiAnnotations)
-}
-
 pub(super) fn cdi(config: &Config, root: &Path) -> Line {
     const CHECK: &str = "CDI specs";
-    if !uses_cdi(config) {
+    if !config.edits.strategies.iter().any(|s| matches!(s, CdiCri | CdiAnnotations)) {
         return Line::ok(CHECK, "not needed: no CDI strategy is configured");
     }
     let kind = &config.edits.cdi_kind;
@@ -69,10 +67,7 @@ fn find_spec(folder: &Path, kind: &str) -> Option<PathBuf> {
 /// NVIDIA's runtime, which turns `NVIDIA_VISIBLE_DEVICES` into devices.
 pub(super) fn runtime(config: &Config, root: &Path) -> Line {
     const CHECK: &str = "nvidia runtime";
-    let strategies = &config.edits.strategies;
-    let needs_runtime = strategies.contains(&DeviceListStrategy::Envvar)
-        || strategies.contains(&DeviceListStrategy::VolumeMounts);
-    if !needs_runtime {
+    if config.edits.is_cdi_only() {
         return Line::ok(CHECK, "not needed: the container runtime injects GPUs by CDI");
     }
     let folders = ["usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit"];
@@ -96,5 +91,120 @@ pub(super) fn runtime(config: &Config, root: &Path) -> Line {
             format!("{} is installed, but no container runtime's configuration names it", program.display()),
             "nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd",
         ),
+    }
+}
+
+/// The MIG strategy, and the resources that the baseline would list with it. A stack may offer others.
+pub(super) fn mig(config: &Config, parts: &[Part]) -> Line {
+    const CHECK: &str = "MIG";
+    let plan = plan(config.mig_strategy, &config.resource, parts, |_| true);
+    let strategy = config.mig_strategy;
+    if let Some(refusal) = plan.messages.refusal {
+        let (what, fix) =
+            refusal.rsplit_once(": ").unwrap_or((&refusal, "give all GPUs the same MIG layout"));
+        return Line::fail(CHECK, what, fix);
+    }
+    let counts: Vec<String> = plan.counts().iter().map(|(name, count)| format!("{count} {name}")).collect();
+    let listed = if counts.is_empty() { "nothing".into() } else { counts.join(", ") };
+    let stack = if config.stack.is_empty() { "" } else { " where policies pass" };
+    let detail = format!("strategy {strategy}: {listed}{stack}");
+    if plan.messages.notes.is_empty() {
+        return Line::ok(CHECK, detail);
+    }
+    let fix = "docs/sharing.md, \"MIG\", describes each strategy (--mig-strategy, MIG_STRATEGY)";
+    Line::warn(CHECK, format!("{detail}; {}", plan.messages.notes.join("; ")), fix)
+}
+
+/// One line for each resource with MPS, whose devices are granted only while its daemon runs.
+pub(super) fn mps(config: &Config, root: &Path) -> Vec<Line> {
+    const CHECK: &str = "MPS";
+    let under_root = |socket: &Path| -> PathBuf { root.join(socket.strip_prefix("/").unwrap_or(socket)) };
+    let line = |(resource, socket): (_, PathBuf)| {
+        let folder = socket.parent().unwrap_or(&socket).display();
+        let metadata = std::fs::metadata(under_root(&socket));
+        if metadata.is_ok_and(|f| f.file_type().is_socket() || f.file_type().is_fifo()) {
+            return Line::ok(CHECK, format!("{resource}: {} exists", socket.display()));
+        }
+        Line::fail(
+            CHECK,
+            format!("{resource}: no control daemon at {}, so its devices are not granted", socket.display()),
+            format!(
+                "CUDA_MPS_PIPE_DIRECTORY={folder} nvidia-cuda-mps-control -d; if berth runs in a pod, mount {folder} \
+                 into it"
+            ),
+        )
+    };
+    config.edits.mps_sockets().into_iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checks::node::line::Level;
+    use crate::config::{FileConfig, ServeArgs};
+    use berth_kernel::gpu::Mig;
+    use berth_kernel::names::PartId;
+    use std::collections::BTreeMap;
+    use std::os::unix::net::UnixListener;
+
+    fn config(yaml: &str) -> Config {
+        Config::merge(&ServeArgs::default(), FileConfig::parse(yaml).unwrap()).unwrap()
+    }
+
+    /// A GPU outside of MIG mode, and one with an instance.
+    fn parts() -> Vec<Part> {
+        let part = |id: &str, gpu_index, mig_enabled| Part {
+            id: PartId::parse(id).unwrap(),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: "test".into(),
+            gpu_index,
+            minor: None,
+            memory_mib: 1000,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled,
+            mig: None,
+            attributes: BTreeMap::new(),
+        };
+        let split = part("GPU-1", 1, true);
+        let instance = Part {
+            parent: Some(split.id.clone()),
+            mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
+            ..part("MIG-1", 1, false)
+        };
+        vec![part("GPU-0", 0, false), split, instance]
+    }
+
+    #[test]
+    fn the_strategy_is_shown_with_its_resources() {
+        let line = mig(&config("migStrategy: mixed"), &parts());
+        assert_eq!(line.detail, "strategy mixed: 1 nvidia.com/gpu, 1 nvidia.com/mig-1g.10gb");
+        assert_eq!(line.level, Level::Ok);
+        let line = mig(&config(""), &parts());
+        assert!(line.detail.starts_with("strategy none: 2 nvidia.com/gpu; GPU 1"), "{line:?}");
+        assert_eq!(line.level, Level::Warn);
+        let line = mig(&config("migStrategy: single"), &parts());
+        assert_eq!(line.level, Level::Fail);
+        assert!(line.detail.ends_with("1g.10gb on GPU 1, no MIG mode on GPU 0"), "{line:?}");
+        assert!(line.fix.unwrap().contains("set migStrategy to mixed"));
+        let stack = mig(&config("migStrategy: mixed\nstack: [{policy: exclusive}]"), &parts());
+        assert!(stack.detail.ends_with("where policies pass"), "{stack:?}");
+    }
+
+    #[test]
+    fn a_resource_with_mps_needs_its_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let yaml = "containerEdits: {resources: {nvidia.com/gpu.shared: {mps: {pipeDirectory: /run/mps}}}}";
+        let config = config(yaml);
+        let lines = mps(&config, dir.path());
+        assert_eq!((lines.len(), lines[0].level), (1, Level::Fail));
+        assert!(lines[0].fix.as_ref().unwrap().contains("CUDA_MPS_PIPE_DIRECTORY=/run/mps"));
+        std::fs::create_dir_all(dir.path().join("run/mps")).unwrap();
+        std::fs::write(dir.path().join("run/mps/control"), "").unwrap();
+        assert_eq!(mps(&config, dir.path())[0].level, Level::Fail, "a plain file is no daemon");
+        std::fs::remove_file(dir.path().join("run/mps/control")).unwrap();
+        let _daemon = UnixListener::bind(dir.path().join("run/mps/control")).unwrap();
+        assert_eq!(mps(&config, dir.path())[0].level, Level::Ok);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::line::{Level, Line};
 use crate::config::Config;
+use berth_kubelet::checkpoint::{CHECKPOINT_BYTES_MAX, CHECKPOINT_FILE};
 use berth_kubelet::{NoSocket, socket_metadata};
 use rustix::fs::{Access, FileType, Mode, OFlags, access};
 use rustix::io::Errno;
@@ -12,8 +13,6 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// Most bytes of a checkpoint that the daemon reads.
-const CHECKPOINT_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// The fix for a missing kubelet folder.
 const FOLDER_FIX: &str =
     "run on the node, or mount it into the pod with a hostPath; set another path with --kubelet-dir";
@@ -22,9 +21,17 @@ pub(super) fn all(config: &Config) -> [Line; 4] {
     let plugins = config.kubelet_dir.join("device-plugins");
     [
         folder(&plugins),
-        socket(&plugins.join("kubelet.sock")),
-        pod_resources(&config.kubelet_dir.join("pod-resources/kubelet.sock")),
-        checkpoint(&plugins.join("kubelet_internal_checkpoint"), config.skip_adoption),
+        connect(
+            "kubelet socket",
+            &plugins.join("kubelet.sock"),
+            "start the kubelet (systemctl status kubelet); berth waits for it",
+        ),
+        connect(
+            "pod-resources socket",
+            &config.kubelet_dir.join("pod-resources/kubelet.sock"),
+            "start the kubelet, or mount pod-resources/ into the pod; without it holders have no names",
+        ),
+        checkpoint(&plugins.join(CHECKPOINT_FILE), config.skip_adoption),
     ]
 }
 
@@ -44,15 +51,6 @@ fn folder(path: &Path) -> Line {
             Err(error) => Line::fail(CHECK, format!("{shown} is not writable: {error}"), "run as root"),
         },
     }
-}
-
-fn socket(path: &Path) -> Line {
-    connect("kubelet socket", path, "start the kubelet (systemctl status kubelet); berth waits for it")
-}
-
-fn pod_resources(path: &Path) -> Line {
-    let fix = "start the kubelet, or mount pod-resources/ into the pod; without it holders have no names";
-    connect("pod-resources socket", path, fix)
 }
 
 /// Whether a process answers on the socket at `path`; `fix` is for a missing process.

@@ -1,10 +1,15 @@
-//! The state folder: space, permissions, the token, and use by another daemon.
+//! The state folder (space, permissions, the token, use by another daemon), and the ports of the listeners, which a daemon
+//! that already runs with this configuration may use.
 
 use super::line::Line;
-use super::running;
 use crate::config::Config;
+use berth_api::Node;
+use berth_cli::client::Client;
+use berth_cli::connection::ClientArgs;
+use berth_cli::reach::berth_has;
 use rustix::fs::{Access, access, major, minor, statvfs};
 use std::fs::{metadata, read_to_string};
+use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -69,7 +74,7 @@ fn lost_store(path: &Path) -> Option<Line> {
 fn in_use(config: &Config) -> Option<Line> {
     let lock = metadata(config.state_dir.join("store/lock")).ok()?;
     let locks = read_to_string("/proc/locks").ok()?;
-    if !is_locked(&locks, lock.dev(), lock.ino()) || running::is_running(config) {
+    if !is_locked(&locks, lock.dev(), lock.ino()) || is_running(config) {
         return None;
     }
     let detail = format!("{} is in use by another process", config.state_dir.display());
@@ -97,6 +102,62 @@ fn free_space(path: &Path, bytes: u64) -> Option<Line> {
         return Some(Line::fail(CHECK, detail + ", too little for the store", fix));
     }
     (bytes < FREE_BYTES_MIN).then(|| Line::warn(CHECK, detail, fix))
+}
+
+/// Whether a daemon with this configuration runs: it accepts the token of this state folder. With TLS, whether any
+/// Berth daemon answers, since its certificate may name no address of this node.
+fn is_running(config: &Config) -> bool {
+    match url(config) {
+        Some(url) => node(config, url).is_some(),
+        None => berth_has(config.admin_listen),
+    }
+}
+
+fn node(config: &Config, url: String) -> Option<Node> {
+    let args =
+        ClientArgs { server: url, token_file: Some(config.token_file.clone()), ..ClientArgs::default() };
+    Client::new(&args).and_then(|client| client.get::<Node>("/node")).ok()
+}
+
+/// The running daemon's check of whether allocations of ended pods can end; `None` if no daemon answers without TLS.
+pub(super) fn evidence(config: &Config) -> Option<Line> {
+    const CHECK: &str = "evidence";
+    let node = node(config, url(config)?)?;
+    let check = node.checks.into_iter().find(|check| check.name == CHECK)?;
+    Some(match check.detail {
+        None => Line::ok(CHECK, "the kubelet's checkpoint and pod resources can be read"),
+        Some(detail) => {
+            let fix =
+                "let the daemon read the kubelet's folders; `berth allocation list` shows the allocations";
+            Line::warn(CHECK, detail, fix)
+        }
+    })
+}
+
+/// The admin API's URL for a daemon with this configuration; `None` if only TLS is served.
+fn url(config: &Config) -> Option<String> {
+    match (&config.admin.socket, &config.admin.tls) {
+        (Some(path), _) => Some(format!("unix://{}", path.display())),
+        (None, Some(_)) => None,
+        (None, None) => Some(format!("http://{}", config.admin_listen)),
+    }
+}
+
+pub(super) fn ports(config: &Config) -> Line {
+    const CHECK: &str = "admin API";
+    let addresses =
+        [(Some(config.admin_listen), "--admin-listen"), (config.health_listen, "--health-listen")];
+    for (address, flag) in addresses.into_iter().filter_map(|(address, flag)| Some((address?, flag))) {
+        let Err(error) = TcpListener::bind(address) else { continue };
+        if is_running(config) {
+            return Line::ok(CHECK, format!("berth answers at {} already", config.admin_listen));
+        }
+        let detail = format!("cannot listen on {address}: {error}");
+        let fix =
+            format!("stop the program that uses it (see ss -ltnp), or choose another address with {flag}");
+        return Line::fail(CHECK, detail, fix);
+    }
+    Line::ok(CHECK, format!("{} is free", config.admin_listen))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
+use super::args::unused_environment_notices;
 use super::*;
-use crate::config::{Config, NvidiaArgs, ServeArgs, StackEntryConfig};
+use crate::config::{Config, FileConfig, NvidiaArgs, ServeArgs, StackEntryConfig};
 
 fn document(text: &str) -> Document {
     Document::parse(text).unwrap()
@@ -158,7 +159,7 @@ fn a_setting_without_an_equal_is_reported_with_its_replacement() {
         assert_eq!((finding.key.as_str(), finding.refused), (key, false), "{text}");
         assert!(finding.note.contains(expected), "{text}: {}", finding.note);
         assert!(translated.yaml.contains(&format!("# set, not used: {key}: ")), "{}", translated.yaml);
-        assert!(translated.into_usable().is_ok());
+        assert!(translated.refusal.is_empty());
     }
 }
 
@@ -173,7 +174,7 @@ fn a_setting_that_containers_need_is_refused_with_its_replacement() {
     ] {
         let translated = translated(text);
         assert!(translated.yaml.contains("# not supported: "), "{}", translated.yaml);
-        let error = translated.into_usable().unwrap_err().to_string();
+        let error = translated.refusal.to_string();
         assert!(error.contains(expected), "{text}: {error}");
     }
 }
@@ -190,7 +191,7 @@ sharing: {timeSlicing: {resources: [{<<: *base, name: gpu, replicas: 2}]}}
     let merges = ["flags.<<", "flags.plugin.<<", "sharing.timeSlicing.resources[0].<<"];
     let refused = translated.findings.iter().filter(|finding| finding.refused);
     assert_eq!(refused.map(|finding| finding.key.as_str()).collect::<Vec<_>>(), merges);
-    let refused = translated.into_usable().unwrap_err().to_string();
+    let refused = translated.refusal.to_string();
     assert!(
         refused.contains("line 3, column 8: flags.<<: ") && refused.contains("write the keys"),
         "{refused}"

@@ -1,0 +1,211 @@
+//! The source of the GPUs, their MIG strategy, what makes them unhealthy, and the processes on them.
+
+use super::checks::{BadSetting, Checks, bad, parse_keyword};
+use berth_kernel::health::APPLICATION_XIDS;
+use berth_kernel::mig::MigStrategy;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Highest XID that `all` covers; NVIDIA's numbers end well below.
+const XID_MAX: u64 = 1024;
+/// Most names in `processes.ignore`.
+const NAMES_MAX: usize = 64;
+/// Longest of these names, bytes; Linux keeps only 15 bytes of a process's name.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Programs that use GPUs without an allocation on any node: NVIDIA's persistence daemon and tool
+/// (`man nvidia-persistenced`, `man nvidia-smi`), DCGM's engine, command and exporter (the DCGM user
+/// guide), the servers of MPS (`man nvidia-cuda-mps-control`), and the X server. These are command names.
+const IGNORED_PROCESSES: [&str; 8] = [
+    "nvidia-persistenced",
+    "nvidia-smi",
+    "nv-hostengine",
+    "dcgmi",
+    "dcgm-exporter",
+    "nvidia-cuda-mps-server",
+    "nvidia-cuda-mps-control",
+    "Xorg",
+];
+
+/// The source of the GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuSource {
+    /// NVML.
+    Nvml {
+        /// Path of `libnvidia-ml.so.1`; by default the dynamic loader finds it.
+        library: Option<PathBuf>,
+        /// The folder of the driver's installation, if it is not `/`.
+        driver_root: Option<PathBuf>,
+    },
+    /// Simulated GPUs: a profile such as `8xh100`, or a file.
+    Sim(String),
+}
+
+pub(super) fn gpu_source(
+    text: &str,
+    library: Option<PathBuf>,
+    driver_root: &Path,
+) -> Result<GpuSource, BadSetting> {
+    let driver_root = (driver_root != Path::new("/")).then(|| driver_root.to_owned());
+    match text.split_once(':') {
+        None if text == "nvml" => Ok(GpuSource::Nvml { library, driver_root }),
+        Some(("sim", profile)) if !profile.is_empty() => Ok(GpuSource::Sim(profile.into())),
+        _ => Err(bad("gpus", text, "nvml, sim:8xh100 (count and model), or sim:FILE")),
+    }
+}
+
+/// Parses the keywords of NVIDIA's device plugin.
+pub(super) fn mig_strategy(keyword: &str) -> Result<MigStrategy, BadSetting> {
+    let known = [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed];
+    parse_keyword("migStrategy", keyword, &known.map(|strategy| (strategy.as_str(), strategy)))
+}
+
+/// `health` in the file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct HealthFile {
+    pub(super) poll_seconds: Option<f64>,
+    pub(super) quiet_seconds: Option<u64>,
+    pub(super) ignored_xids: Option<Vec<u64>>,
+}
+
+/// One of `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`, in every spelling that NVIDIA's device plugin accepts
+/// (`internal/rm/health.go` of v0.20).
+#[derive(Debug, Default)]
+struct XidList {
+    all: bool,
+    xids: Vec<u64>,
+    /// One notice for each item that is no XID.
+    notices: Vec<String>,
+}
+
+impl XidList {
+    fn parse(variable: &str, text: Option<&str>) -> Self {
+        let mut list = Self::default();
+        for item in text.unwrap_or_default().split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            match item.to_ascii_lowercase().as_str() {
+                "all" | "xids" => list.all = true,
+                number => match number.parse() {
+                    Ok(xid) => list.xids.push(xid),
+                    Err(_) => list.notices.push(format!(
+                        "{variable}: {item:?} is not an XID and is ignored, as NVIDIA's plugin does"
+                    )),
+                },
+            }
+        }
+        list
+    }
+}
+
+/// XIDs that make a GPU unhealthy: both lists, of which enabled XIDs take precedence.
+pub(super) struct HealthChecks {
+    disabled: XidList,
+    enabled: XidList,
+}
+
+impl HealthChecks {
+    pub(super) fn new(disabled: Option<&str>, enabled: Option<&str>) -> Self {
+        Self {
+            disabled: XidList::parse("DP_DISABLE_HEALTHCHECKS", disabled),
+            enabled: XidList::parse("DP_ENABLE_HEALTHCHECKS", enabled),
+        }
+    }
+
+    /// Whether nothing makes a GPU unhealthy.
+    pub(super) fn is_off(&self) -> bool {
+        self.disabled.all && !self.enabled.all && self.enabled.xids.is_empty()
+    }
+
+    /// The ignored XIDs, sorted. `file` replaces those that are ignored by default.
+    pub(super) fn ignored(&self, file: Option<Vec<u64>>) -> Vec<u64> {
+        if self.enabled.all {
+            return Vec::new();
+        }
+        let mut ignored = file.unwrap_or_else(|| APPLICATION_XIDS.to_vec());
+        if self.disabled.all {
+            ignored.extend(0..=XID_MAX);
+        }
+        ignored.extend(&self.disabled.xids);
+        ignored.retain(|xid| !self.enabled.xids.contains(xid));
+        ignored.sort_unstable();
+        ignored.dedup();
+        ignored
+    }
+
+    pub(super) fn notices(&self) -> impl Iterator<Item = String> {
+        self.disabled.notices.iter().chain(&self.enabled.notices).cloned()
+    }
+}
+
+/// How processes on GPUs are treated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessSettings {
+    /// Command names of processes that, without an allocation, are no bypass and do not delay a drain.
+    pub ignore: Vec<String>,
+    /// The path of `/proc`.
+    pub proc_root: PathBuf,
+}
+
+/// `processes` in the file: see [`ProcessSettings`].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct ProcessesFile {
+    ignore: Option<Vec<String>>,
+    proc_root: Option<PathBuf>,
+}
+
+impl ProcessesFile {
+    pub(super) fn resolve(self, checks: &mut Checks) -> ProcessSettings {
+        let ignore = self.ignore.unwrap_or_else(|| IGNORED_PROCESSES.map(String::from).to_vec());
+        checks.at_most("processes.ignore", ignore.len(), NAMES_MAX, "names");
+        for (at, name) in ignore.iter().enumerate() {
+            let is_valid_length = (1..=NAME_BYTES_MAX).contains(&name.len());
+            if !is_valid_length || name.contains('/') || name.chars().any(char::is_control) {
+                let rule = format!(
+                    "a command name of 1 to {NAME_BYTES_MAX} bytes, as `ps -o comm` shows it, without a path"
+                );
+                checks.add(bad(format!("processes.ignore[{at}]"), name, rule));
+            }
+        }
+        let proc_root = self.proc_root.unwrap_or_else(|| "/proc".into());
+        ProcessSettings { ignore, proc_root: checks.plain_path("processes.procRoot", proc_root) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checks(disabled: &str, enabled: &str) -> HealthChecks {
+        HealthChecks::new(Some(disabled), Some(enabled))
+    }
+
+    #[test]
+    fn every_spelling_of_nvidias_plugin_is_accepted() {
+        for (disabled, enabled, ignored, malformed) in [
+            ("", "", &[13, 31, 43, 45, 68, 109][..], 0),
+            (",", ",", &[13, 31, 43, 45, 68, 109], 0),
+            ("79, 48", "48,13", &[31, 43, 45, 68, 79, 109], 0),
+            ("68,not-an-int,67", "", &[13, 31, 43, 45, 67, 68, 109], 1),
+            ("-68", "x", &[13, 31, 43, 45, 68, 109], 2),
+            ("", "all", &[], 0),
+            ("79", "XIDS", &[], 0),
+        ] {
+            let checks = checks(disabled, enabled);
+            assert_eq!(checks.ignored(None), ignored, "{disabled:?} {enabled:?}");
+            assert_eq!(checks.notices().count(), malformed, "{disabled:?} {enabled:?}");
+            assert!(!checks.is_off());
+        }
+    }
+
+    #[test]
+    fn all_turns_the_checks_off_unless_some_are_enabled() {
+        for all in ["all", "ALL", " all ", "xids", "xids,79", "79,All"] {
+            assert!(checks(all, "").is_off(), "{all}");
+            let checks = checks(all, "48");
+            assert!(!checks.is_off());
+            let ignored = checks.ignored(None);
+            assert!(ignored.contains(&79) && !ignored.contains(&48));
+        }
+    }
+}

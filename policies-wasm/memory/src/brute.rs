@@ -53,8 +53,7 @@ fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> Measure {
     of_required.sort_unstable();
     of_others.sort_unstable();
     let distribution = [of_required, of_others].concat();
-    let (beside, distribution) =
-        if leaving + beyond > 0 { (0, Vec::new()) } else { (beside, distribution) };
+    let (beside, distribution) = if leaving + beyond > 0 { (0, Vec::new()) } else { (beside, distribution) };
     Measure { leaving, beyond, gpus: all.len(), beside: Reverse(beside), distribution }
 }
 

@@ -202,7 +202,10 @@ fn wrong_parameters_are_refused_by_name() {
         ),
         (r#"{"namespaces": [{"namespace": "", "devices": 1}]}"#, "namespaces[0].namespace: is empty"),
         (r#"{"namespaces": [{"namespace": "a", "device": 1}]}"#, "unknown field `device`"),
-        (r#"{"namespaces": [{"namespace": "a", "devices": 1, "resources": []}]}"#, "resources: the list is empty"),
+        (
+            r#"{"namespaces": [{"namespace": "a", "devices": 1, "resources": []}]}"#,
+            "resources: the list is empty",
+        ),
         (r#"{"default": {}}"#, "default: limits nothing"),
     ];
     for (json, expected) in cases {

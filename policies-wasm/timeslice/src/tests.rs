@@ -253,7 +253,10 @@ fn wrong_parameters_are_refused_by_name() {
         (r#"{"resources": [{"name": "a.b/c", "replicas": 0}]}"#, "resources[0].replicas: 0 is out"),
         (r#"{"resources": [{"name": "gpu", "replicas": 2}]}"#, "resources[0].name: `gpu`"),
         (r#"{"resources": [{"name": "a.b/c", "replicas": 2, "rename": "d"}]}"#, "resources[0].rename: `d`"),
-        (r#"{"resources": [{"name": "a.b/c", "replicas": 2}], "replicas": 2}"#, "resources: replaces `replicas`"),
+        (
+            r#"{"resources": [{"name": "a.b/c", "replicas": 2}], "replicas": 2}"#,
+            "resources: replaces `replicas`",
+        ),
         (
             r#"{"resources": [{"name": "a.b/c", "replicas": 2, "devices": "some"}]}"#,
             "expected `all`, a number",

@@ -102,9 +102,9 @@ impl Parameters {
 
 fn check_seconds(key: &str, seconds: Option<u32>) -> Result<(), String> {
     match seconds {
-        Some(seconds) if seconds == 0 || seconds > SECONDS_MAX => Err(format!(
-            "{key}: {seconds} is out of range; write 1 to {SECONDS_MAX}"
-        )),
+        Some(seconds) if seconds == 0 || seconds > SECONDS_MAX => {
+            Err(format!("{key}: {seconds} is out of range; write 1 to {SECONDS_MAX}"))
+        }
         _ => Ok(()),
     }
 }

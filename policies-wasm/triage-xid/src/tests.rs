@@ -122,7 +122,11 @@ fn parameters_replace_judgements_of_the_table() {
     assert_eq!(of(48), (Severity::Ignore, None));
     let expected = "XID 300: not in the table (judged by the parameters of triage-xid)";
     assert_eq!(reason(json, "xid", 300), expected);
-    assert_eq!(judged(json, "recovery", 1).unwrap().severity, Severity::Unhealthy, "only XIDs have overrides");
+    assert_eq!(
+        judged(json, "recovery", 1).unwrap().severity,
+        Severity::Unhealthy,
+        "only XIDs have overrides"
+    );
 }
 
 /// The daemon keeps at most 256 bytes of a health reason.

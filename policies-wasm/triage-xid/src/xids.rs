@@ -46,7 +46,9 @@ fn hardware(code: u64) -> Option<(Class, &'static str)> {
     use Class::{Bus, Degraded, ManualWork, Notice, Reset};
     Some(match code {
         14 | 106 | 107 => (Notice, "a test message"),
-        37 | 38 | 44 | 66 | 67 | 141 | 152 | 153 => (Notice, "an error that can be ignored, according to NVIDIA"),
+        37 | 38 | 44 | 66 | 67 | 141 | 152 | 153 => {
+            (Notice, "an error that can be ignored, according to NVIDIA")
+        }
         93 => (Notice, "the wear limit of the InfoROM was reached"),
         121 => (Notice, "corrected errors on the link to the CPU"),
         // Reported for every change of the recovery action, including a change to none. The action itself is

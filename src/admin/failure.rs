@@ -42,10 +42,10 @@ impl IntoFailure for Refusal {
             | Refusal::Vanished { .. } => problem(Kind::State),
             Refusal::NoAnswer { .. } => problem(Kind::State).hint(
                 "it is scanned again every few seconds: reset it, or repair the driver, the slot or the node, and mark it \
-                 once it answers; it also comes back by itself after a quiet time",
+                 healthy once it answers; it also becomes healthy by itself after a quiet time",
             ),
             Refusal::StillThere { .. } => problem(Kind::State)
-                .hint("to stop grants on a GPU that is there, cordon it instead"),
+                .hint("to stop grants on a GPU that is present, cordon it instead"),
             Refusal::TooSoon { wait_ms, .. } => {
                 problem(Kind::State).retry_after(wait_ms.div_ceil(1000))
             }
@@ -61,7 +61,7 @@ impl IntoFailure for Refusal {
             Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
             Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
             Refusal::TooManyMarks { gpu } => problem(Kind::Limit)
-                .hint("remove the mark of an owner who no longer needs it; the GPU names them")
+                .hint("remove the mark of an owner who no longer needs it; the GPU shows its marks")
                 .action(Action::new(Operation::GetGpu, &[("uuid", gpu.as_str())])),
             Refusal::UnknownGpu { .. } => {
                 problem(Kind::UnknownGpu).hint("list the GPUs with their UUIDs").action(Operation::ListGpus)
@@ -99,7 +99,7 @@ impl IntoFailure for CommandError {
         match error {
             CommandError::Refused(refusal) => refusal.into_failure(),
             CommandError::Store(_) => Failure::new(Kind::Store, &error)
-                .hint("look at the disk under the state folder: full, read-only, gone?")
+                .hint("check the disk of the state folder: is it full, read-only or missing?")
                 .retry_after(STORE_RETRY_S),
             CommandError::Busy => Failure::new(Kind::Busy, &error).retry_after(BUSY_RETRY_S),
             CommandError::Late(_) => {
@@ -134,7 +134,7 @@ fn uninstalled(error: &InstallError, words: &dyn std::fmt::Display) -> Failure {
         InstallError::Lost { .. } => problem(Kind::Lost),
         InstallError::Stopping => problem(Kind::Stopping),
         InstallError::Failed { .. } => problem(Kind::Internal)
-            .hint("no stack and no version changed; mend that on the node (the folder policies under the state folder, its disk, its memory) and do the same again"),
+            .hint("no stack and no version was changed; fix this on the node (the folder policies in the state folder, its disk, its memory) and repeat the request"),
     }
 }
 
@@ -144,7 +144,7 @@ impl IntoFailure for UploadError {
         match error {
             UploadError::Signature(error) => Failure::new(Kind::Untrusted, &error).hint(match error {
                 SignatureError::Missing { .. } | SignatureError::Wrong { .. } => UNSIGNED_HINT,
-                SignatureError::CoreModule => "make a component of it first, and sign that",
+                SignatureError::CoreModule => "convert it into a component first, and sign that",
             }),
             UploadError::Install(error) => error.into_failure(),
             UploadError::Command(error) => error.into_failure(),
@@ -157,7 +157,7 @@ impl IntoFailure for DeleteError {
         let error = self;
         match error {
             DeleteError::AtWork => Failure::new(Kind::Busy, &error).retry_after(COMPILE_RETRY_S),
-            DeleteError::Changed => Failure::new(Kind::Changed, "it was changed since it was read")
+            DeleteError::Changed => Failure::new(Kind::Changed, "the policy was changed after it was read")
                 .hint("read it again before you repeat the request"),
             DeleteError::Command(error) => error.into_failure(),
         }
@@ -169,11 +169,11 @@ impl IntoFailure for ActivateError {
         let error = self;
         match error {
             ActivateError::Fails { passing: true, .. } => Failure::new(Kind::StackFails, &error).hint(
-                "the active stack stays as it was; a node too busy to get to a policy says the same: do it again, and \
-                 where it stays so mend the policy, which is too slow",
+                "the active stack is unchanged; an overloaded node can also cause this: repeat the request, and if it \
+                 fails again, fix the policy, which is too slow",
             ),
             ActivateError::Fails { .. } => Failure::new(Kind::StackFails, &error)
-                .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
+                .hint("the active stack is unchanged; fix the policy, its parameters or its permissions"),
             ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &error),
             ActivateError::Command(error) => error.into_failure(),
         }
@@ -190,7 +190,7 @@ impl IntoFailure for DecisionsError {
             DecisionsError::Journal { .. } => Failure::new(Kind::Internal, &error),
             DecisionsError::Unprepared(error) => error.into_failure(),
             DecisionsError::Fails { .. } => {
-                Failure::new(Kind::StackFails, &error).hint("mend the policy or its parameters")
+                Failure::new(Kind::StackFails, &error).hint("fix the policy or its parameters")
             }
             DecisionsError::Command(error) => error.into_failure(),
             DecisionsError::Busy => Failure::new(Kind::Busy, &error).retry_after(REPLAY_RETRY_S),
@@ -209,7 +209,7 @@ impl IntoFailure for TrialError {
             TrialError::Unprepared(error) => error.into_failure(),
             TrialError::Busy => Failure::new(Kind::Busy, error).retry_after(COMPILE_RETRY_S),
             TrialError::Full => {
-                Failure::new(Kind::Limit, error).hint("`\"alone\": true` leaves the others out")
+                Failure::new(Kind::Limit, error).hint("`\"alone\": true` leaves the other entries out")
             }
             TrialError::Stopping => Failure::new(Kind::Stopping, error),
         }

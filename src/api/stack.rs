@@ -36,7 +36,7 @@ pub struct Stack {
     /// Warnings on this node: those of its policies, such as a GPU in their parameters that does not exist, and
     /// resources that are not offered because of MIG.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node fits {model: NVIDIA L4*}"]))]
+    #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node matches {model: NVIDIA L4*}"]))]
     pub warnings: Vec<String>,
 }
 

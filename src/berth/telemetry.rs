@@ -28,7 +28,7 @@ const HTTP: &str = "actix_http";
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter is malformed.
-    #[error("{variable} = {text:?} is no log filter; expected levels, such as info,berth_wasm=debug")]
+    #[error("{variable} = {text:?} is not a log filter; expected levels, such as info,berth_wasm=debug")]
     Filter {
         /// The environment variable.
         variable: &'static str,

@@ -21,8 +21,8 @@ impl CandidateArgs {
         // No name of a policy has a dot or a slash.
         if self.policy.ends_with(".wasm") || self.policy.contains('/') {
             return Err(BadUsage(format!(
-                "{:?} is a file, and the daemon asks only what it knows: `berth policy push {}` uploads it, then name \
-                 the policy; `berth policy test` asks a file without a daemon",
+                "{:?} is a file, but the daemon calls only uploaded policies: `berth policy push {}` uploads it, then \
+                 give the policy's name; `berth policy test` tests a file without a daemon",
                 self.policy, self.policy
             ))
             .into());

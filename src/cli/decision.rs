@@ -132,7 +132,7 @@ fn query(filter: &DecisionFilter, client: &Client) -> anyhow::Result<String> {
 
 fn list(list: &DecisionRecordList) -> String {
     if list.items.is_empty() {
-        return format!("no such decisions among the {} on the record\n", list.journal.kept);
+        return format!("none of the {} recorded decisions matches\n", list.journal.kept);
     }
     let rows: Vec<_> = list
         .items
@@ -158,7 +158,7 @@ fn list(list: &DecisionRecordList) -> String {
         .collect();
     let mut text = table(&["SEQ", "AT", "HOOK", "ASKED", "OUTCOME", "BY", "US", "REASON"], &rows);
     if let Some(next) = &list.next {
-        text += &format!("--before {next} shows what came before\n");
+        text += &format!("--before {next} shows earlier ones\n");
     }
     if list.journal.lost > 0 {
         text += &format!(
@@ -189,7 +189,7 @@ fn show(decision: &DecisionRecord) -> String {
         ("reason", decision.reason.clone()),
         ("allocation", decision.allocation.clone().unwrap_or_default()),
         ("answer", decision.answer.to_string()),
-        ("input", decision.input.clone().unwrap_or_else(|| "not on the record".into())),
+        ("input", decision.input.clone().unwrap_or_else(|| "not recorded".into())),
     ]);
     if !decision.calls.is_empty() {
         text += &table(

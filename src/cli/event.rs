@@ -50,7 +50,7 @@ pub(super) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
     let known = |word: &&String| EventKind::parse(word).is_none();
     if let Some(word) = args.kind.iter().find(known) {
         let all = EventKind::NAMES.join(", ");
-        let rule = format!("--kind: no event is called {word:?}; there are {all}");
+        let rule = format!("--kind: {word:?} is not a kind of event; expected some of {all}");
         return Err(super::usage::BadUsage(rule).into());
     }
     let mut query = format!("?follow={}", !args.no_follow);

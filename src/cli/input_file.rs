@@ -18,7 +18,7 @@ pub fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
         opened.take(limit + 1).read_to_end(&mut bytes).with_context(reading)?;
     }
     if u64::try_from(bytes.len())? > limit {
-        bail!("{} is larger than the {limit} bytes that are taken", file.display());
+        bail!("{} is larger than the limit of {limit} bytes", file.display());
     }
     Ok(bytes)
 }

@@ -64,8 +64,7 @@ pub fn run(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Re
 /// The error of `--watch` with a command that changes something.
 #[must_use]
 pub fn not_watched() -> BadUsage {
-    let message =
-        "--watch goes with commands that change nothing: `list`, `show`, `process bypass`, `policy stack`";
+    let message = "--watch works only with commands that change nothing: `list`, `show`, `process bypass`, `policy stack`";
     BadUsage(message.into())
 }
 

@@ -20,7 +20,7 @@ pub fn shown(schema: &Value) -> String {
     collect(schema, schema, "", 0, &mut rows);
     if rows.is_empty() {
         let closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
-        let none = if closed { "none are taken" } else { "its schema names none; -o json shows it" };
+        let none = if closed { "none" } else { "its schema lists none; -o json shows it" };
         return format!("parameters: {none}\n");
     }
     let more = rows.len() > ROWS_MAX;
@@ -115,14 +115,14 @@ pub fn read_parameters(flag: &str, given: &str) -> anyhow::Result<String> {
     match given.strip_prefix('@') {
         None => object(given).map_err(|error| {
             let form = r#"write it as {"replicas": 4}, or give a file of it as @FILE"#;
-            BadUsage(format!("{flag} is no JSON object ({error}): {form}")).into()
+            BadUsage(format!("{flag} is not a JSON object ({error}): {form}")).into()
         }),
         // Larger than the limit of parameters, which does not count white space.
         Some(file) => {
             let limit = 2 * u64::try_from(PARAMETERS_BYTES_MAX)?;
             let bytes = read_file(Path::new(file), limit)?;
-            let text = String::from_utf8(bytes).with_context(|| format!("{file} is no text"))?;
-            object(&text).map_err(|error| anyhow!("{flag}: {file} holds no JSON object: {error}"))
+            let text = String::from_utf8(bytes).with_context(|| format!("{file} is not text"))?;
+            object(&text).map_err(|error| anyhow!("{flag}: {file} contains no JSON object: {error}"))
         }
     }
 }
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn none_and_a_schema_that_refers_to_itself_end() {
-        assert_eq!(shown(&json!({"additionalProperties": false})), "parameters: none are taken\n");
+        assert_eq!(shown(&json!({"additionalProperties": false})), "parameters: none\n");
         assert!(shown(&json!({})).contains("-o json"));
         let own = json!({"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}, "c": {"type": "array", "items": {"$ref": "#"}}}});
         let rows = shown(&own).lines().count();

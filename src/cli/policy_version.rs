@@ -26,9 +26,9 @@ pub(crate) fn find(client: &Client, given: &str) -> anyhow::Result<Policy> {
     }
     match found.as_slice() {
         [policy] => Ok((*policy).clone()),
-        [] => bail!("this node has no policy {given:?}; `berth policy list` shows those it has"),
+        [] => bail!("this node has no policy {given:?}; `berth policy list` shows its policies"),
         several => {
-            bail!("{given:?} means several versions, so type one of: {}", labels_with_marks(several))
+            bail!("{given:?} matches several versions; give one of: {}", labels_with_marks(several))
         }
     }
 }

@@ -120,7 +120,7 @@ fn bypass(list: &BypassList) -> String {
     };
     let rows: Vec<_> = list.items.iter().map(row).collect();
     let mut text = match rows.is_empty() {
-        true => "no GPU is seen to be used without an allocation\n".to_owned(),
+        true => "no visible process uses a GPU without an allocation\n".to_owned(),
         false => table(&["ON", "PID", "NAME", "MEMORY MIB", "POD/CONTAINER", "SINCE", "WHY"], &rows),
     };
     if list.total > list.items.len() {
@@ -148,8 +148,8 @@ fn limits_of(sight: &ProcessSight) -> String {
     let why = sight.why.as_deref().unwrap_or_default();
     match (&sight.state, &sight.fix) {
         (SightState::Visible, _) => String::new(),
-        (SightState::PidsHidden, Some(fix)) => format!("not all can be seen: {why}; fix: {fix}\n"),
-        (SightState::PidsHidden, None) => format!("not all can be seen: {why}\n"),
-        (SightState::Unsupported | SightState::Other(_), _) => format!("processes cannot be seen: {why}\n"),
+        (SightState::PidsHidden, Some(fix)) => format!("not all processes are visible: {why}; fix: {fix}\n"),
+        (SightState::PidsHidden, None) => format!("not all processes are visible: {why}\n"),
+        (SightState::Unsupported | SightState::Other(_), _) => format!("processes are not visible: {why}\n"),
     }
 }

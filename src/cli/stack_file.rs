@@ -21,8 +21,9 @@ struct Whole {
 /// # Errors
 /// If it has another shape; says which fields are wrong, where, and what is expected.
 pub(super) fn parse(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
-    let wrong = |problems: Problems| anyhow!("{name} is no stack: {problems}");
-    let text = std::str::from_utf8(text).map_err(|e| anyhow!("{name} is no stack: it is not UTF-8: {e}"))?;
+    let wrong = |problems: Problems| anyhow!("{name} is not a stack: {problems}");
+    let text =
+        std::str::from_utf8(text).map_err(|e| anyhow!("{name} is not a stack: it is not UTF-8: {e}"))?;
     let document = Document::parse(text).map_err(wrong)?;
     let entries = match document.shape() {
         Shape::List => document.read(LeftOut::default()).whole(),
@@ -30,16 +31,16 @@ pub(super) fn parse(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry
             document.read::<Whole>(LeftOut::default()).whole().map(|whole| whole.stack)
         }
         Shape::Map(keys) if keys.contains(&"policy") => {
-            bail!("{name} is no stack: it is one entry and not a list; put `- ` before `policy:`")
+            bail!("{name} is not a stack: it is one entry and not a list; put `- ` before `policy:`")
         }
-        other => bail!("{name} is no stack: expected {SHAPE}; found {}", kind(&other)),
+        other => bail!("{name} is not a stack: expected {SHAPE}; found {}", kind(&other)),
     };
     entries.map_err(wrong)
 }
 
 fn kind(shape: &Shape<'_>) -> String {
     match shape {
-        Shape::Nothing => "nothing in it (an empty list is `[]`)".into(),
+        Shape::Nothing => "an empty file (an empty list is `[]`)".into(),
         Shape::Map(keys) => {
             let keys: Vec<_> = keys.iter().copied().take(8).collect();
             format!("a mapping with the keys {}", keys.join(", "))

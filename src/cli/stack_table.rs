@@ -29,11 +29,10 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
         text += &hooks_table(stack);
     }
     if stack.file_stack.shadowed {
-        text +=
-            "the file's stack is set aside while this one is active; `berth policy reset` goes back to it\n";
+        text += "the configuration file's stack is not used while this one is active; `berth policy reset` activates it\n";
     }
     if let Some(trouble) = &stack.file_stack.trouble {
-        text += &format!("the file's stack cannot be used: {trouble}\n");
+        text += &format!("the configuration file's stack cannot be used: {trouble}\n");
     }
     for warning in &stack.warnings {
         text += &format!("warning: {}\n", printable(warning));

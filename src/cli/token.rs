@@ -15,7 +15,7 @@ pub fn read(args: &ClientArgs) -> anyhow::Result<String> {
     let text = berth_files::read_text(&path, TOKEN_BYTES_MAX).with_context(|| {
         format!(
             "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
-             BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
+             BERTH_TOKEN_FILE (the daemon creates the file when it first starts)",
             path.display()
         )
     })?;

@@ -25,7 +25,7 @@ Examples:
     Download {
         /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
-        /// Output file; `-` writes to standard output [default: NAME-DIGEST.wasm, which must not be there yet]
+        /// Output file; `-` writes to standard output [default: NAME-DIGEST.wasm, which must not exist yet]
         #[arg(long, value_name = "FILE")]
         to: Option<PathBuf>,
     },
@@ -33,8 +33,8 @@ Examples:
     History,
     /// Activate a stack of the history again, checked like any activation
     #[command(after_help = "\
-Without a revision it is the one that was active before. Rolling back gives a new revision; rolling back
-twice ends where it began. `berth policy history` shows the revisions.
+Without a revision, the previously active stack is activated. A rollback gets a new revision; rolling back
+twice activates the present stack again. `berth policy history` shows the revisions.
 
 Examples:
   berth policy rollback
@@ -128,10 +128,10 @@ fn unsuspend(entry: &str, client: &Client, out: &mut Out) -> anyhow::Result<()> 
     let place = match (named.as_slice(), entry.parse::<usize>()) {
         ([place], _) => *place,
         ([], Ok(place)) if place < stack.entries.len() => place,
-        ([], _) => bail!("the active stack has no entry {entry:?}; `berth policy stack` shows what it has"),
+        ([], _) => bail!("the active stack has no entry {entry:?}; `berth policy stack` shows its entries"),
         (several, _) => {
             let places: Vec<_> = several.iter().map(ToString::to_string).collect();
-            bail!("{entry:?} is there several times, so type its place: {}", places.join(" "))
+            bail!("the active stack has {entry:?} several times; give its index: {}", places.join(" "))
         }
     };
     let suspended = |stack: &Stack| stack.entries[place].record.as_ref().is_some_and(|r| r.suspended);
@@ -139,7 +139,7 @@ fn unsuspend(entry: &str, client: &Client, out: &mut Out) -> anyhow::Result<()> 
     let path = format!("/stack/entries/{place}/suspension");
     let now: Stack = client.delete_at(&path, stack.revision)?;
     out.answer(&now, |s| {
-        let what = if was { "is asked again" } else { "was not suspended" };
+        let what = if was { "is called again" } else { "was not suspended" };
         format!("{entry} {what}\n{}", stack_table(s))
     })
 }

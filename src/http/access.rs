@@ -77,7 +77,7 @@ impl Access {
             reads: Limiter::new("reads", access.limits.reads_per_second),
             changes: Limiter::new("changes", access.limits.changes_per_second),
             unauthenticated: Limiter::new("requests without a valid token", UNAUTHENTICATED_PER_SECOND),
-            forbidden: Limiter::new("requests that they may not make", UNAUTHENTICATED_PER_SECOND),
+            forbidden: Limiter::new("requests that are not allowed to them", UNAUTHENTICATED_PER_SECOND),
             scrapes: Limiter::new("scrapes", SCRAPES_PER_SECOND),
             own_uid: rustix::process::geteuid().as_raw(),
         })
@@ -143,7 +143,7 @@ impl Access {
         if !self.tls.as_ref().is_some_and(is_good) {
             return Err(Failure::new(
                 Kind::Unauthorized,
-                "the client certificate has expired, or its CA is no longer taken",
+                "the client certificate has expired, or its CA is no longer accepted",
             )
             .hint("renew it, and connect again")
             .challenge("Bearer"));
@@ -156,8 +156,10 @@ impl Access {
             .challenge("Bearer"));
         };
         let right = self.clients.get(name).copied().or(self.others).ok_or_else(|| {
-            Failure::new(Kind::Forbidden, format!("the client certificate of {name:?} opens nothing here"))
-                .hint("the daemon's configuration says which do: admin.tls.clients, and othersMay")
+            Failure::new(Kind::Forbidden, format!("the client certificate of {name:?} gives no access here"))
+                .hint(
+                    "the daemon's configuration has the names with access: admin.tls.clients, and othersMay",
+                )
         })?;
         Ok(Identity { name: name.into(), right: Some(right), by: "certificate", user: None })
     }

@@ -59,12 +59,12 @@ pub(super) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Failure> {
 
 /// The error of a request without a token.
 pub(super) fn no_token() -> Failure {
-    refused("no token came with the request", "Bearer")
+    refused("the request has no token", "Bearer")
 }
 
 /// The error of a request with an unknown token.
 pub(super) fn wrong_token() -> Failure {
-    refused("the token is not one that this daemon takes", "Bearer error=\"invalid_token\"")
+    refused("the token is not one that this daemon accepts", "Bearer error=\"invalid_token\"")
 }
 
 /// The scheme's name is case-insensitive (RFC 9110, 11.1).
@@ -87,9 +87,10 @@ pub(super) fn token(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     match read(path) {
         Err(AdminError::Token { source: Some(error), .. }) if error.kind() == ErrorKind::NotFound => {
-            make(path)
-                .map_err(|e| bad("it could not be made; is its folder writable? (--state-dir)", Some(e)))?;
-            tracing::info!(path = %path.display(), "made the admin API's token");
+            make(path).map_err(|e| {
+                bad("it could not be created; is its folder writable? (--state-dir)", Some(e))
+            })?;
+            tracing::info!(path = %path.display(), "created the admin API's token");
             read(path)
         }
         other => other,

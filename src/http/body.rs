@@ -52,22 +52,19 @@ fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Failure> {
     let packed = request.headers().get_all(CONTENT_ENCODING).find(|c| *c != "identity");
     if let Some(packed) = packed {
         let given: String = String::from_utf8_lossy(packed.as_bytes()).chars().take(80).collect();
-        return Err(Failure::new(Kind::MediaType, format!("the body came packed, as {given:?}"))
-            .hint("send it as it is, without Content-Encoding"));
+        return Err(Failure::new(Kind::MediaType, format!("the body is encoded as {given:?}"))
+            .hint("send it without Content-Encoding"));
     }
     if request.content_type().eq_ignore_ascii_case(wanted) {
         return Ok(());
     }
     let given: String = request.content_type().chars().take(80).collect();
-    Err(Failure::new(Kind::MediaType, format!("the body is taken as {wanted}, and came as {given:?}"))
+    Err(Failure::new(Kind::MediaType, format!("the body must be {wanted}, but was sent as {given:?}"))
         .hint(format!("send `Content-Type: {wanted}`")))
 }
 
 fn too_large(limit: usize) -> Failure {
-    Failure::new(
-        Kind::TooLarge,
-        format!("the body is larger than {limit} bytes, which is what this route takes"),
-    )
+    Failure::new(Kind::TooLarge, format!("the body is larger than {limit} bytes, the maximum of this route"))
 }
 
 async fn read(
@@ -85,7 +82,9 @@ async fn read(
     let declared = declared.and_then(|l| usize::try_from(l).ok()).unwrap_or(0);
     match tokio::time::timeout(wait, collect(payload, declared, limit)).await {
         Ok(bytes) => bytes,
-        Err(_) => Err(Failure::new(Kind::Slow, format!("the body did not come within {} s", wait.as_secs()))),
+        Err(_) => {
+            Err(Failure::new(Kind::Slow, format!("the body was not received within {} s", wait.as_secs())))
+        }
     }
 }
 
@@ -160,7 +159,7 @@ fn other_than_object(bytes: &[u8]) -> Option<&'static str> {
 fn not_an_object<T: Shape>(what: &str) -> String {
     // The key between the first two quotes.
     let key = T::LOOKS.split('"').nth(1).unwrap_or_default();
-    format!("the body is {what}; an object is taken, with keys such as `{key}`")
+    format!("the body is {what}; expected an object with keys such as `{key}`")
 }
 
 #[cfg(test)]
@@ -218,7 +217,7 @@ mod tests {
         check_example::<Rollback>();
         let said = wrong::<NewStack>("[{\"policy\": \"mixed\"}]");
         assert!(
-            said.starts_with("the body is a list; an object is taken, with keys such as `entries`;"),
+            said.starts_with("the body is a list; expected an object with keys such as `entries`;"),
             "{said}"
         );
         assert!(wrong::<NewStack>("\"mixed\"").starts_with("the body is a string; "));

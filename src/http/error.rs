@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub enum AdminError {
     /// Another process listens there.
     #[error(
-        "{address} is taken by another process: stop it (`ss -ltnp` shows which), or choose another address with {flag}"
+        "{address} is in use by another process: stop it (`ss -ltnp` shows which), or choose another address with {flag}"
     )]
     Taken {
         /// The address.

@@ -35,8 +35,11 @@ pub(super) fn same_site(headers: &HeaderMap) -> Result<(), Failure> {
     };
     match own {
         true => Ok(()),
-        false => Err(Failure::new(Kind::Forbidden, "a page of another site asks for this change")
-            .hint("open the daemon's own page for it")),
+        false => Err(Failure::new(
+            Kind::Forbidden,
+            "the request for this change comes from a page of another site",
+        )
+        .hint("open the daemon's own page for it")),
     }
 }
 

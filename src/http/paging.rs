@@ -31,8 +31,8 @@ pub fn number(cursor: Option<&str>) -> Result<Option<u64>, Failure> {
 /// The error of a cursor that no response had as its `next`.
 pub fn malformed(text: &str) -> Failure {
     let shown: String = text.chars().take(80).collect();
-    Failure::new(Kind::Query, format!("cursor: the `next` of an answer, not {shown:?}"))
-        .hint("leave it out for the first page")
+    Failure::new(Kind::Query, format!("cursor: the `next` of a response, not {shown:?}"))
+        .hint("omit it for the first page")
 }
 
 /// One page of a list that is sorted by `key`: the items after the cursor, at most `limit`, and the cursor of the

@@ -38,5 +38,5 @@ pub async fn no_route(request: HttpRequest) -> HttpResponse {
 #[must_use]
 pub fn nothing_at(path: &str) -> Failure {
     let path: String = path.chars().take(200).collect();
-    Failure::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
+    Failure::new(Kind::NoRoute, format!("there is no route {path}")).hint("/swagger-ui/ shows all routes")
 }

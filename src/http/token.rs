@@ -82,8 +82,8 @@ impl Token {
         let words = format!("{:#}", anyhow::Error::new(error));
         if known.said.as_ref() != Some(&words) {
             let becomes = match self.given {
-                true => "the token of this file opens nothing any more",
-                false => "the changed token file is not taken; the token from before stays in force",
+                true => "the token of this file is no longer accepted",
+                false => "the changed token file is not used; the previous token stays valid",
             };
             tracing::error!(error = words, "{becomes}");
             known.said = Some(words);
@@ -170,7 +170,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 pub fn rotate_token(path: &Path) -> Result<(), AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     auth::read(path)?;
-    let about = symlink_metadata(path).map_err(|e| bad("it cannot be looked at", Some(e)))?;
+    let about = symlink_metadata(path).map_err(|e| bad("it cannot be inspected", Some(e)))?;
     if about.is_symlink() {
         return Err(bad("it is a link: name the file that it points to", None));
     }
@@ -178,7 +178,7 @@ pub fn rotate_token(path: &Path) -> Result<(), AdminError> {
         fchown(file, Some(about.uid()), Some(about.gid()))?;
         rename(draft, path)
     });
-    replaced.map_err(|e| bad("the new one cannot be written; the old token stays", Some(e)))
+    replaced.map_err(|e| bad("the new one cannot be written; the old token stays valid", Some(e)))
 }
 
 #[cfg(test)]

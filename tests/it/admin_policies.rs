@@ -103,10 +103,10 @@ fn a_stack_that_fails_on_this_node_changes_nothing() {
     let before = bench.get("/api/v1/stack").expect(200)["revision"].clone();
     let fails = json!([{"policy": "share", "parameters": {"fail": true}}]);
     let says = activate(&bench, &fails, None).problem(422, "stack-fails");
-    assert!(says.contains("unreachable") && says.contains("mend the policy, its"), "{says}");
+    assert!(says.contains("unreachable") && says.contains("fix the policy, its"), "{says}");
     let slow = json!([{"policy": "share", "parameters": {"slow": true}}]);
     let says = activate(&bench, &slow, None).problem(422, "stack-fails");
-    assert!(says.contains("ran longer than 500 ms") && says.contains("do it again"), "{says}");
+    assert!(says.contains("ran longer than 500 ms") && says.contains("repeat the request"), "{says}");
     let beyond = json!([{"policy": "share", "parameters": {"shares": 4}, "permissions": {"shareMax": 2}}]);
     let says = activate(&bench, &beyond, None).problem(422, "stack-fails");
     assert!(says.contains("permissions.shareMax"), "{says}");
@@ -120,7 +120,7 @@ fn entries_are_checked_before_anything_is_asked() {
     bench.upload(&module("share", "2")).expect(201);
     let long = "x".repeat(7000);
     for (entries, says) in [
-        (json!([{"policy": "unknown"}]), "knows no policy"),
+        (json!([{"policy": "unknown"}]), "has no policy"),
         (json!([{"policy": "share"}]), "several versions"),
         (json!([{"policy": "other", "digest": known}]), "is of policy share"),
         (json!([{"policy": "share", "digest": "0".repeat(64)}]), "upload it first"),

@@ -47,7 +47,7 @@ fn a_ca_that_is_emptied_lets_nobody_in_even_beside_a_broken_pair() {
     for emptied in ["", "# none\n", "no PEM"] {
         std::fs::write(folder.join("clients.crt"), emptied).unwrap();
         node.until("the CA is gone", || {
-            trouble(&node).is_some_and(|w| w.contains("no client certificate is taken"))
+            trouble(&node).is_some_and(|w| w.contains("no client certificate is accepted"))
         });
         assert!(!opens(), "{emptied:?}");
         std::fs::write(folder.join("clients.crt"), &clients.pem).unwrap();

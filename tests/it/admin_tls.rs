@@ -292,7 +292,7 @@ fn a_renewed_certificate_is_shown_and_a_broken_one_is_not() {
     // A certificate whose key is not there yet, then garbage: the old pair stays.
     let pair = renewed.server();
     std::fs::write(folder.join("server.crt"), &pair.cert).unwrap();
-    node.until("the trouble", || check(old).is_some_and(|why| why.contains("does not go with")));
+    node.until("the trouble", || check(old).is_some_and(|why| why.contains("does not match")));
     std::fs::write(folder.join("server.key"), "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n").unwrap();
     node.until("the trouble", || check(old).is_some_and(|why| why.contains("no private key")));
     std::fs::remove_file(folder.join("server.key")).unwrap();
@@ -339,7 +339,7 @@ fn files_that_do_not_fit_together_stop_the_start_with_their_names() {
         others_may: None,
     };
     for (files, says) in [
-        (files(&cert, &other_key, None), "does not go with the certificate"),
+        (files(&cert, &other_key, None), "does not match the certificate"),
         (files(&garbage, &key, None), "no certificate in PEM"),
         (files(&cert, &garbage, None), "no private key"),
         (files(&cert, &key, Some(&garbage)), "no certificate in PEM"),

@@ -200,7 +200,7 @@ fn check_says_what_the_daemon_would_say() {
     );
     let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", "[]"]);
     assert!(
-        combined_output(&output).contains("--parameters is no JSON object"),
+        combined_output(&output).contains("--parameters is not a JSON object"),
         "{}",
         combined_output(&output)
     );

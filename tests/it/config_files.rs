@@ -127,11 +127,11 @@ fn a_file_that_a_start_could_not_use_fails_the_check_and_may_be_left_out() {
     Ca::new().server().write(node.folder(), "other");
     std::fs::copy(file("other.key"), file("server.key")).unwrap();
     let checked = node.check(&[]);
-    assert!(checked.code == 1 && checked.err.contains("does not go with the certificate"), "{}", checked.err);
+    assert!(checked.code == 1 && checked.err.contains("does not match the certificate"), "{}", checked.err);
     let mut serve = berth(&["serve", "--kubelet-dir"]);
     serve.arg(file("kubelet")).arg("--config").arg(file("config.yaml"));
     let started = ran(serve);
-    assert!(started.code == 1 && started.err.contains("does not go with the certificate"), "{}", started.err);
+    assert!(started.code == 1 && started.err.contains("does not match the certificate"), "{}", started.err);
 }
 
 /// The answer of a check of this text.
@@ -291,7 +291,7 @@ fn a_stack_that_no_node_would_take_fails_the_check_without_gpus_too() {
 #[test]
 fn parameters_that_fit_none_of_the_gpus_are_a_note() {
     let stack = "stack: [{policy: timeslice, parameters: {only: [{model: '*A100*'}]}}]\n";
-    let words = "only[0]: no GPU of this node fits {model: *A100*}";
+    let words = "only[0]: no GPU of this node matches {model: *A100*}";
     let ran = checked(&format!("gpus: sim:1xl4\n{stack}"), &[]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(ran.out.contains(words), "{}", ran.out);

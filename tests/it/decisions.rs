@@ -186,11 +186,7 @@ async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
     );
     until(&serving, &path, |s| s["counts"]["admit"]["passes"].as_u64() == Some(1));
     assert_eq!(house.kubelet.capacity(SHARED), None, "it has no effect");
-    assert_eq!(
-        fares["differences"][0].get("seq"),
-        None,
-        "the same offer again is not on the record: {fares}"
-    );
+    assert_eq!(fares["differences"][0].get("seq"), None, "the same offer again is not recorded: {fares}");
     // An offer that is new is, and the difference has its number.
     let other = json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 2}}]});
     serving.call("PUT", "/stack", &other);
@@ -199,7 +195,7 @@ async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
     assert_eq!(get(&serving, &format!("/decisions/{seq}"))["hook"], "offer", "{fares}");
     let shown = typed(&house, &serving, &["policy", "shadow", "show", "1"]);
     let row = shown.lines().find(|line| line.starts_with(&format!("{seq} "))).unwrap();
-    assert!(row.contains("GPU 0 (GPU-") && shown.contains("- has no number: "), "{shown}");
+    assert!(row.contains("GPU 0 (GPU-") && shown.contains("-: not recorded, so without a number"), "{shown}");
     for _ in 1..4 {
         serving.call("POST", "/shadows", &candidate);
     }

@@ -64,7 +64,7 @@ async fn instances_are_shared_by_the_name_of_their_profile() {
     assert_eq!(listed, expected);
     let refused = rig.house.start("two", SHARED, 2).await.unwrap_err();
     assert!(
-        refused.contains("1 share of nvidia.com/gpu.shared at most, and this one asks for 2"),
+        refused.contains("at most 1 share of nvidia.com/gpu.shared, and this one requests 2"),
         "{refused}"
     );
     let pod = rig.house.start("one", SHARED, 1).await.unwrap();
@@ -108,8 +108,8 @@ async fn parameters_that_fit_no_gpu_are_a_warning() {
     let warnings: Vec<&str> =
         answer["warnings"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[0].ends_with("only[1]: no GPU of this node fits {model: *A100*}"), "{warnings:?}");
-    assert!(warnings[1].ends_with("only[2]: no GPU of this node fits {uuid: GPU-9}"), "{warnings:?}");
+    assert!(warnings[0].ends_with("only[1]: no GPU of this node matches {model: *A100*}"), "{warnings:?}");
+    assert!(warnings[1].ends_with("only[2]: no GPU of this node matches {uuid: GPU-9}"), "{warnings:?}");
     // The star fits in front, too.
     house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
     let (ok, detail) = check(&serving, "policies");

@@ -198,7 +198,7 @@ fn every_recovery_action_is_told_in_words() {
         (RecoveryAction::GpuReset, 1, "a reset of the GPU"),
         (RecoveryAction::NodeReboot, 2, "a reboot of the node"),
         (RecoveryAction::DrainP2p, 3, "peer-to-peer"),
-        (RecoveryAction::DrainAndReset, 4, "draining and then a reset"),
+        (RecoveryAction::DrainAndReset, 4, "a stop of its work and then a reset"),
     ] {
         bench.change(|state| state.gpus[0].recovery_action = action);
         let signs = bench.look().signs;

@@ -91,10 +91,12 @@ async fn a_folder_of_policies_that_cannot_be_used_is_said_and_what_needs_it_wait
     fs::write(node.policies(), "").unwrap();
 
     let refused = api.push(&own(b'b')).problem(500, "internal");
-    assert!(refused.contains("cannot save the policy: Not a directory") && refused.contains("same again"));
+    assert!(
+        refused.contains("cannot save the policy: Not a directory") && refused.contains("repeat the request")
+    );
     let refused = api.put(&timeslice(&digest), None).problem(500, "internal");
     assert!(refused.contains("timeslice@") && refused.contains("cannot read the policy"), "{refused}");
-    assert!(refused.contains("not activated") && refused.contains("same again"), "{refused}");
+    assert!(refused.contains("not activated") && refused.contains("repeat the request"), "{refused}");
     assert_eq!((api.revision(), api.active()), (before, Vec::new()));
     // What comes with the daemon needs no file.
     api.put(&json!([{ "policy": "exclusive" }]), None).expect(200);

@@ -124,7 +124,7 @@ fn what_cannot_be_tried_is_refused_with_what_to_do() {
     bench.upload(&module("share", "1")).expect(201);
     bench.upload(&module("more", "1")).expect(201);
     let refused = |body: Value| bench.tries(&body).problem(422, "invalid");
-    assert!(refused(json!({"policy": "unknown"})).contains("it knows"));
+    assert!(refused(json!({"policy": "unknown"})).contains("it has"));
     assert!(refused(json!({"policy": "share", "permissions": {"shareMax": 0}})).contains("shareMax"));
     for (request, words) in [
         (json!({"resource": "gpu", "count": 1}), "request.resource"),
@@ -227,7 +227,7 @@ async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
             ["policy", "try", "quota", "--parameters", quota, "--request", SHARED, "--namespace", namespace];
         let (code, said) = typed(&house, &serving, &args);
         assert!(code == Some(ends) && said.contains(words), "{words} is missing in {said}");
-        assert!(said.contains("asked before the active stack"), "{said}");
+        assert!(said.contains("called before the active stack"), "{said}");
     }
     // A fault has the guest's own message.
     let (code, said) =
@@ -240,7 +240,7 @@ async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
     assert!(said.contains("error: this stack would not be activated"), "{said}");
     let args = ["policy", "try", "timeslice", "--request", "nvidia.com/gpu.shard=1"];
     let (code, said) = typed(&house, &serving, &args);
-    let words = "nothing would be offered as nvidia.com/gpu.shard; offered would be nvidia.com/gpu.shared\n";
+    let words = "no nvidia.com/gpu.shard would be offered; offered resources: nvidia.com/gpu.shared\n";
     assert!(code == Some(1) && said.contains(words), "{said}");
     assert!(said.contains("error: the request would be refused"), "{said}");
     let (code, said) = typed(&house, &serving, &["policy", "try", "./mine.wasm"]);

@@ -212,7 +212,7 @@ enum Item<'t> {
 }
 
 fn unwritten(error: &serde_json::Error) -> Failure {
-    Failure::new(Kind::Internal, format!("the answer cannot be written: {error}"))
+    Failure::new(Kind::Internal, format!("the response cannot be written: {error}"))
 }
 
 /// Get an allocation, live or ended
@@ -223,7 +223,7 @@ fn unwritten(error: &serde_json::Error) -> Failure {
     responses(
         (status = 200, description = "The allocation", body = Allocation),
         (status = 400, description = "No id"),
-        (status = 404, description = "No such allocation, or ended and no longer kept"),
+        (status = 404, description = "There is no such allocation, or it has ended and is no longer kept"),
     ))]
 pub(crate) async fn show(
     state: web::Data<State>,
@@ -254,7 +254,7 @@ pub(crate) struct Ending {
     params(("id" = String, Path, description = "Its id", example = "5eed0001-17"), Ending),
     responses(
         (status = 200, description = "The allocation, ended", body = Allocation),
-        (status = 400, description = "No id, or a malformed query"),
+        (status = 400, description = "A malformed id or query"),
         (status = 404, description = "No such allocation"),
         (status = 409, description = "A source shows its pod running, or it has already ended"),
     ))]

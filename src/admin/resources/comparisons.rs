@@ -56,11 +56,11 @@ pub(crate) struct Limit {
 #[utoipa::path(post, path = "/api/v1/replays", tag = "decisions", operation_id = "replayDecisions", params(Limit),
     request_body(content = Candidate),
     responses(
-        (status = 200, description = "What would have differed", body = Replay),
-        (status = 400, description = "No JSON, or a malformed query"),
-        (status = 403, description = "No trusted key signed it"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 409, description = "This daemon keeps no journal"),
+        (status = 200, description = "The differences", body = Replay),
+        (status = 400, description = "The body is not JSON, or the query is malformed"),
+        (status = 403, description = "No trusted key signed the policy"),
+        (status = 408, description = "The body was not received in time"),
+        (status = 409, description = "This daemon has no journal"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "The policy or its parameters cannot be used"),
@@ -99,11 +99,11 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
 #[utoipa::path(post, path = "/api/v1/shadows", tag = "decisions", operation_id = "addShadow",
     request_body(content = Candidate),
     responses(
-        (status = 201, description = "It is asked from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
+        (status = 201, description = "The shadow, which is called from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
         (status = 400, description = "No JSON"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 403, description = "No trusted key signed it"),
-        (status = 409, description = "There are four already"),
+        (status = 408, description = "The body was not received in time"),
+        (status = 403, description = "No trusted key signed the policy"),
+        (status = 409, description = "Four shadows are running already"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "The policy or its parameters cannot be used"),
@@ -120,7 +120,7 @@ pub(crate) async fn add(
     tracing::info!(
         policy = shadow.candidate.policy,
         by = caller.name(),
-        "a shadow was started: its answers are counted and not used"
+        "a shadow was started: its answers are counted but not used"
     );
     let location = format!("/api/v1/shadows/{}", shadow.id);
     Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(call_records::shadow(&shadow)))
@@ -162,7 +162,7 @@ pub(crate) async fn end(
     path: web::Path<u64>,
 ) -> Result<HttpResponse, Failure> {
     let shadow = state.kernel.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
-    tracing::info!(policy = shadow.candidate.policy, by = caller.name(), "a shadow is asked no more");
+    tracing::info!(policy = shadow.candidate.policy, by = caller.name(), "a shadow was stopped");
     Ok(HttpResponse::Ok().json(call_records::shadow(&shadow)))
 }
 

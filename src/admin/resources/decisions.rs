@@ -133,7 +133,7 @@ fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Requester>, Failure> {
     responses(
         (status = 200, description = "Those that match", body = DecisionRecordList),
         (status = 400, description = "A malformed query, or an unknown key in it"),
-        (status = 409, description = "This daemon keeps no journal"),
+        (status = 409, description = "This daemon has no journal"),
     ))]
 pub(crate) async fn list(
     state: web::Data<State>,
@@ -154,8 +154,8 @@ pub(crate) async fn list(
     responses(
         (status = 200, description = "The decision", body = DecisionRecord),
         (status = 400, description = "No number"),
-        (status = 404, description = "No such decision, or no longer on the record"),
-        (status = 409, description = "This daemon keeps no journal"),
+        (status = 404, description = "There is no such decision, or it is no longer recorded"),
+        (status = 409, description = "This daemon has no journal"),
     ))]
 pub(crate) async fn show(
     state: web::Data<State>,
@@ -178,11 +178,11 @@ pub(crate) async fn show(
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}/input", tag = "decisions", operation_id = "getDecisionInput",
     params(("seq" = u64, Path, description = "Its number", example = 4710)),
     responses(
-        (status = 200, description = "What they were shown", body = Object,
+        (status = 200, description = "The input of the policies", body = Object,
             example = json!({"node": {"node": {"parts": [{"id": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5", "memory-mib": 81559}]}, "parameters": ""}, "question": {"hook": "place", "size": 1}})),
         (status = 400, description = "No number"),
-        (status = 404, description = "No such decision, or its input was not recorded"),
-        (status = 409, description = "This daemon keeps no journal"),
+        (status = 404, description = "There is no such decision, or its input was not recorded"),
+        (status = 409, description = "This daemon has no journal"),
     ))]
 pub(crate) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Result<HttpResponse, Failure> {
     let (_, input) = state
@@ -192,10 +192,7 @@ pub(crate) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Resu
         .map_err(IntoFailure::into_failure)?
         .ok_or_else(|| unknown(*path))?;
     let input = input.ok_or_else(|| {
-        Failure::new(
-            Kind::UnknownDecision,
-            format!("what policies were shown for decision {} is not on the record", *path),
-        )
+        Failure::new(Kind::UnknownDecision, format!("the input of decision {} is not recorded", *path))
     })?;
     let raw = |bytes: Vec<u8>| {
         let text = String::from_utf8(bytes).unwrap_or_default();
@@ -206,7 +203,7 @@ pub(crate) async fn input(state: web::Data<State>, path: web::Path<u64>) -> Resu
 }
 
 fn unknown(seq: u64) -> Failure {
-    Failure::new(Kind::UnknownDecision, format!("decision {seq} is not on the record"))
+    Failure::new(Kind::UnknownDecision, format!("decision {seq} is not recorded"))
 }
 
 /// Explain an allocation
@@ -217,7 +214,7 @@ fn unknown(seq: u64) -> Failure {
     responses(
         (status = 200, description = "The explanation", body = Explanation),
         (status = 400, description = "No id"),
-        (status = 404, description = "No such allocation, or ended and no longer kept"),
+        (status = 404, description = "There is no such allocation, or it has ended and is no longer kept"),
     ))]
 pub(crate) async fn explain(
     state: web::Data<State>,

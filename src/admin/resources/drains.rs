@@ -25,20 +25,20 @@ pub(crate) const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
 /// the previous one; a GPU that is drained already stays so.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
-    request_body(content = DrainOrder, description = "How; may be left out"),
+    request_body(content = DrainOrder, description = "The settings; optional"),
     responses(
-        (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
+        (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
+        (status = 400, description = "A malformed UUID, body or If-Match"),
         (status = 404, description = "No such GPU"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 409, description = "Evicting needs an API server, and none is configured"),
-        (status = 412, description = "The drain state was changed meanwhile"),
+        (status = 408, description = "The body was not received in time"),
+        (status = 409, description = "Evictions need an API server, and none is configured"),
+        (status = 412, description = "Another client changed the drain state first"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
-        (status = 422, description = "An unknown key, or a value that cannot be taken"),
+        (status = 422, description = "An unknown key, or a value that is not allowed"),
     ))]
 pub(crate) async fn start(
     caller: Caller,
@@ -59,7 +59,7 @@ pub(crate) async fn start(
         return Err(Failure::new(Kind::Invalid, "atDeadline: there is no deadlineSeconds"));
     }
     if at_deadline == AtDeadline::Delete && !evict {
-        return Err(Failure::new(Kind::Invalid, "atDeadline: delete is taken with evict: true only"));
+        return Err(Failure::new(Kind::Invalid, "atDeadline: delete is allowed only with evict: true"));
     }
     if evict && (state.facts)().api_server.is_none() {
         return Err(Failure::new(
@@ -95,9 +95,9 @@ pub(crate) async fn start(
 /// ETag depends on what operators set and does not change while holders leave, so that it can be sent as If-Match
 /// with the next order.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
-        (status = 200, description = "Its state, with the progress while it is draining", body = Drain, headers(("ETag" = String, description = "The drain state, for If-Match"))),
+        (status = 200, description = "Its drain state, with the progress of a drain", body = Drain, headers(("ETag" = String, description = "The ETag of the drain state, for If-Match"))),
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
     ))]
@@ -115,15 +115,15 @@ pub(crate) async fn show(state: web::Data<State>, path: web::Path<String>) -> Re
 /// owner's drain instead. Idempotent.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
         OwnerQuery,
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
     responses(
-        (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
+        (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
+        (status = 400, description = "A malformed UUID, query or If-Match"),
         (status = 404, description = "No such GPU"),
-        (status = 412, description = "The drain state was changed meanwhile"),
+        (status = 412, description = "Another client changed the drain state first"),
     ))]
 pub(crate) async fn stop(
     caller: Caller,
@@ -137,7 +137,7 @@ pub(crate) async fn stop(
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.kernel.stop_drain(gpu.clone(), owners).await.map_err(IntoFailure::into_failure)?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller.name(), "a drain was called off");
+        tracing::info!(%gpu, by = caller.name(), "a drain was cancelled");
     }
     turned(&state, &gpu)
 }
@@ -148,17 +148,17 @@ pub(crate) async fn stop(
 /// stays healthy until the next bad reading. A healthy GPU is not changed; one that does not respond cannot be
 /// marked.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = MarkHealthy, description = "Why"),
     responses(
         (status = 200, description = "The GPU, healthy", body = Gpu),
         (status = 400, description = "No UUID, or no JSON"),
         (status = 404, description = "No such GPU"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 409, description = "It is not there, or does not answer at present"),
+        (status = 408, description = "The body was not received in time"),
+        (status = 409, description = "The GPU is not present, or does not answer"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
-        (status = 422, description = "An unknown key, or a value that cannot be taken"),
+        (status = 422, description = "An unknown key, or a value that is not allowed"),
     ))]
 pub(crate) async fn mark_healthy(
     caller: Caller,
@@ -172,7 +172,7 @@ pub(crate) async fn mark_healthy(
     if wanted != HealthState::Healthy {
         return Err(Failure::new(
             Kind::Invalid,
-            "state: only \"healthy\" can be said; cordon a GPU to take it out",
+            "state: only \"healthy\" can be set; cordon a GPU to take it out of use",
         ));
     }
     check_reason(&caller, &reason)?;

@@ -149,7 +149,7 @@ pub(crate) async fn follow(
 }
 
 fn too_many_streams() -> Failure {
-    Failure::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
+    Failure::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, the maximum"))
         .retry_after(STREAMS_RETRY_S)
         .hint("close pages and `berth events` commands that are not in use, or request with ?follow=false")
 }
@@ -173,7 +173,7 @@ fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<Since, Fai
     };
     let id = text.filter(|_| second.is_none()).and_then(EventId::parse).ok_or_else(|| {
         Failure::new(kind, format!("{name}: not the id of an event, such as {}", ring.id(ring.newest())))
-            .hint("leave it out to get new events only")
+            .hint("omit it to get only new events")
     })?;
     let known = id.start == ring.id(0).start && id.seq <= ring.newest();
     match ring.following(id.seq, 0) {
@@ -188,7 +188,7 @@ fn filter(ledger: &Ledger, query: &Query) -> Result<EventFilter, Failure> {
     let kinds = query.kind.as_deref().map(|text| {
         let kinds = text.split(',').map(str::trim).map(|name| {
             let shown: String = name.chars().take(80).collect();
-            EventKind::parse(name).ok_or_else(|| bad(format!("kind: there are no events of kind {shown:?}")))
+            EventKind::parse(name).ok_or_else(|| bad(format!("kind: {shown:?} is not a kind of event")))
         });
         kinds.collect::<Result<BTreeSet<_>, _>>()
     });

@@ -30,10 +30,11 @@ pub(crate) async fn explain(kernel: &KernelHandle, node: &Ledger, allocation: &A
     match (&admitted, &placed) {
         (Some(_), Some(placed)) => sentences.extend(why_there(node, allocation, placed)),
         (Some(_), None) => sentences.push(
-            "The kubelet did not ask which devices to prefer just before, and chose these itself.".into(),
+            "The kubelet did not call GetPreferredAllocation just before, and chose these devices itself."
+                .into(),
         ),
         (None, _) => sentences.push(
-            "What was asked and answered is not on the record (any more); the allocation itself says the rest.".into(),
+            "The decision is not recorded, or no longer; the following is from the allocation itself.".into(),
         ),
     }
     sentences.extend(why_allowed(allocation, admitted.as_ref()));
@@ -114,7 +115,7 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
     };
     let because = if placement.reason.is_empty() { String::new() } else { format!(": {}", placement.reason) };
     let mut sentences = vec![format!(
-        "Asked which {} to prefer{required}, {} chose {}{because}.",
+        "When the kubelet asked for {}{required}, {} chose {}{because}.",
         if placement.devices.len() == 1 {
             "device".into()
         } else {
@@ -125,18 +126,19 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
     )];
     for call in placed.calls.iter().filter(|call| call.policy != by.as_str()) {
         match &call.outcome {
-            CallOutcome::Pass => sentences.push(format!("{} left the choice to others.", call.policy)),
+            CallOutcome::Pass => sentences.push(format!("{} passed.", call.policy)),
             CallOutcome::Fault(fault) => {
-                sentences.push(format!("{} was asked first and failed: {fault}.", call.policy));
+                sentences.push(format!("{} was called first and failed: {fault}.", call.policy));
             }
             CallOutcome::Suspended => {
-                sentences.push(format!("{} was not asked: it had failed too often.", call.policy));
+                sentences
+                    .push(format!("{} was not called: it was suspended after too many faults.", call.policy));
             }
             CallOutcome::Answer(_) => {}
         }
     }
     if set(&placement.devices) != set(&allocation.devices) {
-        sentences.push(format!("The kubelet then took {} instead.", gpus(node, &allocation.devices)));
+        sentences.push(format!("The kubelet then allocated {} instead.", gpus(node, &allocation.devices)));
     }
     sentences
 }
@@ -144,21 +146,20 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
 fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<String> {
     let decision = &allocation.decision;
     if decision.is_adoption() {
-        return vec![
-            "It was there before this daemon, which took it over from the kubelet's checkpoint.".into(),
-        ];
+        return vec!["It is older than this daemon, which adopted it from the kubelet's checkpoint.".into()];
     }
     let because = if decision.reason.is_empty() { String::new() } else { format!(": {}", decision.reason) };
     let by: Vec<_> = decision.by.iter().map(name).collect();
     let mut sentences = vec![format!("Allowed by {}{because}.", by.join(", "))];
     for call in admitted.iter().flat_map(|d| &d.calls) {
         match &call.outcome {
-            CallOutcome::Pass => sentences.push(format!("{} had no objection.", call.policy)),
+            CallOutcome::Pass => sentences.push(format!("{} passed.", call.policy)),
             CallOutcome::Fault(fault) => {
-                sentences.push(format!("{} failed and was passed over: {fault}.", call.policy));
+                sentences.push(format!("{} failed and was skipped: {fault}.", call.policy));
             }
             CallOutcome::Suspended => {
-                sentences.push(format!("{} was not asked: it had failed too often.", call.policy));
+                sentences
+                    .push(format!("{} was not called: it was suspended after too many faults.", call.policy));
             }
             CallOutcome::Answer(_) => {}
         }

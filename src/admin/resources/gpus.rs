@@ -73,7 +73,7 @@ pub(crate) async fn list(
 /// Returns its facts, its health with the history, its drain state with the progress, each device with its holder,
 /// and its distance to the other GPUs.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "getGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 200, description = "The GPU", body = Gpu),
         (status = 400, description = "No UUID"),
@@ -92,12 +92,12 @@ pub(crate) async fn show(
 /// Removes it and its ids from the kubelet's list. Refused while the GPU is present, while an allocation names it,
 /// and within a minute after it vanished.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "forgetGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 204, description = "Let go"),
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
-        (status = 409, description = "It is there, held, or vanished just now"),
+        (status = 409, description = "The GPU is present, is held, or vanished a moment ago"),
     ))]
 pub(crate) async fn forget(
     caller: Caller,
@@ -116,19 +116,19 @@ pub(crate) async fn forget(
 /// except that another reason replaces the previous one.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
-    request_body(content = Cordon, description = "Why; may be left out"),
+    request_body(content = Cordon, description = "The reason; optional"),
     responses(
-        (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
+        (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
+        (status = 400, description = "A malformed UUID, body or If-Match"),
         (status = 404, description = "No such GPU"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 412, description = "The drain state was changed meanwhile"),
+        (status = 408, description = "The body was not received in time"),
+        (status = 412, description = "Another client changed the drain state first"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
-        (status = 422, description = "An unknown key, or a reason that cannot be taken"),
+        (status = 422, description = "An unknown key, or a reason that is not allowed"),
     ))]
 pub(crate) async fn cordon(
     caller: Caller,
@@ -158,15 +158,15 @@ pub(crate) async fn cordon(
 /// `drain.marks` of the answer names those. With `owner`, removes that owner's mark instead. Idempotent.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
         OwnerQuery,
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
     responses(
-        (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
+        (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
+        (status = 400, description = "A malformed UUID, query or If-Match"),
         (status = 404, description = "No such GPU"),
-        (status = 412, description = "The drain state was changed meanwhile"),
+        (status = 412, description = "Another client changed the drain state first"),
     ))]
 pub(crate) async fn uncordon(
     caller: Caller,
@@ -243,8 +243,8 @@ fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) 
     let has_it = ledger.parts.values().filter(|p| p.part.gpu_index == index);
     // A vanished GPU keeps its index until it is forgotten; the present one is meant.
     Err(match has_it.max_by_key(|p| p.present).map(|p| p.part.gpu()) {
-        Some(uuid) => problem(format!("{index} is an index; a GPU goes by its UUID here"))
-            .hint(format!("index {index} is {uuid} now; after a boot it may be another GPU")),
+        Some(uuid) => problem(format!("{index} is an index; this route needs the UUID of a GPU"))
+            .hint(format!("index {index} is {uuid} now; after a reboot it may be another GPU")),
         None => problem(format!("no GPU has the UUID or the index {index} on this node"))
             .hint("list the GPUs with their UUIDs")
             .action(Operation::ListGpus),

@@ -25,7 +25,7 @@ use std::time::Duration;
     responses(
         (status = 200, description = "It lives", body = Alive),
         (status = 400, description = "A malformed query, or an unknown key in it"),
-        (status = 503, description = "It does not; says why: restart it"),
+        (status = 503, description = "A part of the daemon makes no progress; the body has the reason: restart it"),
     ))]
 pub(crate) async fn livez(
     state: web::Data<State>,
@@ -52,25 +52,27 @@ pub(crate) fn checks(kernel: &KernelHandle) -> Vec<Check> {
     let ended = kernel.watch().has_changed().is_err();
     let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
     let silent = figures.keeper.heartbeat.silent_for().filter(|silent| *silent > limits.keeper);
-    let silent = silent
-        .map(|silent| format!("the thread that owns the ledger has taken no turn for {}", seconds(silent)));
+    let silent = silent.map(|silent| {
+        format!("the thread that owns the ledger has processed nothing for {}", seconds(silent))
+    });
     let stuck = figures.policies.busy_for().filter(|busy| *busy > limits.policies);
-    let stuck = stuck.map(|busy| format!("the policy thread is at one question for {}", seconds(busy)));
+    let stuck =
+        stuck.map(|busy| format!("the policy thread has been busy with one call for {}", seconds(busy)));
     let hangs = figures.gpus.heartbeat.busy_for().filter(|busy| *busy > limits.scan);
-    let hangs =
-        hangs.map(|busy| format!("a look at the GPUs hangs for {}: NVML does not answer", seconds(busy)));
+    let hangs = hangs
+        .map(|busy| format!("a scan of the GPUs has not ended for {}: NVML does not answer", seconds(busy)));
     let unbegun = figures.gpus.scan_interval().and_then(|every| {
         let silent = figures.gpus.heartbeat.silent_for().filter(|silent| *silent > every + limits.scan)?;
         Some(format!(
-            "no look at the GPUs was begun for {}: the thread that takes them has ended",
+            "no scan of the GPUs has begun for {}: the thread of the scans has ended",
             seconds(silent)
         ))
     });
     let quiet = figures.front.silent_for().filter(|silent| *silent > limits.front);
     let quiet = quiet.map(|silent| {
-        format!("the runtime that answers the kubelet gave no sign of life for {}", seconds(silent))
+        format!("the runtime that serves the kubelet has had no heartbeat for {}", seconds(silent))
     });
-    let fails = figures.gpus.last_error().map(|why| format!("the last look at the GPUs failed: {why}"));
+    let fails = figures.gpus.last_error().map(|why| format!("the last scan of the GPUs failed: {why}"));
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
@@ -89,9 +91,7 @@ fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
         .filter(|(_, standing)| standing.since.elapsed() > limit)
         .map(|(resource, _)| resource.as_str())
         .collect();
-    let words = || {
-        format!("registered, but no stream is open on which the kubelet watches: {}", unwatched.join(", "))
-    };
+    let words = || format!("registered, but without a stream of the kubelet: {}", unwatched.join(", "));
     (!unwatched.is_empty()).then(words)
 }
 

@@ -18,7 +18,7 @@ use berth_http::Failure;
     security((), ("token" = [])),
     responses(
         (status = 200, description = "The numbers", body = String, content_type = "application/openmetrics-text"),
-        (status = 401, description = "From another machine: nothing came that says who asks, or a wrong token"),
+        (status = 401, description = "From another machine: no credentials, or a wrong token"),
         (status = 403, description = "The caller is not allowed to do this"),
     ))]
 pub(crate) async fn metrics(state: web::Data<State>) -> Result<HttpResponse, Failure> {

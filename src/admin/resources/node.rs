@@ -59,7 +59,7 @@ pub(crate) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
     responses(
         (status = 200, description = "It is ready", body = Ready),
         (status = 400, description = "A malformed query, or an unknown key in it"),
-        (status = 503, description = "It is not; says why"),
+        (status = 503, description = "The daemon is not ready; the body has the reasons"),
     ))]
 pub(crate) async fn readyz(
     state: web::Data<State>,
@@ -156,7 +156,7 @@ fn registered(kernel: &KernelHandle) -> Registered {
     let missing: Vec<&str> = resources.iter().map(Resource::as_str).filter(|name| !taken(name)).collect();
     match missing.is_empty() {
         true => Registered::All,
-        false => Registered::Waiting(format!("the kubelet has not taken {} yet", missing.join(", "))),
+        false => Registered::Waiting(format!("the kubelet has not accepted {} yet", missing.join(", "))),
     }
 }
 
@@ -208,10 +208,10 @@ fn breaker_words(resource: &Resource, breaker: &Breaker) -> Option<String> {
     match breaker.phase {
         Phase::Closed => None,
         Phase::Open { .. } => Some(format!(
-            "requests of {resource} were denied over and over: its free devices are withdrawn for {} s",
+            "requests for {resource} were denied repeatedly: its free devices are withdrawn for {} s",
             breaker.pause_ms / 1000
         )),
-        Phase::HalfOpen => Some("one device is listed again: the next request decides".into()),
+        Phase::HalfOpen => Some("one device is listed again; the next request decides".into()),
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) async fn file(request: HttpRequest, path: web::Path<String>) -> Resul
 
 fn answer(request: &HttpRequest, name: &str) -> Result<HttpResponse, Failure> {
     let Some(file) = FILES.iter().find(|file| file.name == name) else {
-        return Err(Failure::new(Kind::NoRoute, "the page has no such file").hint("/ is the page"));
+        return Err(Failure::new(Kind::NoRoute, "the page has no such file").hint("the page is at /"));
     };
     let mut response = file.text.answer(request);
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));

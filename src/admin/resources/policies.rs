@@ -134,9 +134,9 @@ pub(crate) async fn list(
         (status = 200, description = "Known already", body = PolicyDetail),
         (status = 201, description = "Taken", body = PolicyDetail, headers(("Location" = String, description = "Where it is"))),
         (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
-        (status = 403, description = "Keys are trusted and none of them signed it, or a core module is signed"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 409, description = "The node keeps as many versions as it may"),
+        (status = 403, description = "There are trusted keys and none of them signed it, or the signature is of a core module"),
+        (status = 408, description = "The body was not received in time"),
+        (status = 409, description = "The node has the maximum number of versions"),
         (status = 413, description = "Over 32 MiB"),
         (status = 415, description = "The body is not application/wasm"),
         (status = 422, description = "Not a policy, or too costly to compile"),
@@ -211,7 +211,7 @@ pub(crate) async fn show(
         (status = 200, description = "The component as it was uploaded", body = Vec<u8>, content_type = "application/wasm"),
         (status = 400, description = "No digest"),
         (status = 404, description = "No such version"),
-        (status = 410, description = "Its files are gone or changed: upload it again"),
+        (status = 410, description = "Its files are missing or changed: upload it again"),
     ))]
 pub(crate) async fn module(
     state: web::Data<State>,
@@ -255,15 +255,15 @@ pub(crate) async fn module(
 #[utoipa::path(delete, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "deletePolicy",
     params(
         ("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
-        ("If-Match" = Option<String>, Header, description = "Only if it is still what GET answered with this ETag", example = "\"5d41402abc4b2a76\""),
+        ("If-Match" = Option<String>, Header, description = "Only if it still has this ETag, from GET", example = "\"5d41402abc4b2a76\""),
     ),
     responses(
         (status = 204, description = "Deleted"),
-        (status = 400, description = "No digest, or a malformed If-Match"),
+        (status = 400, description = "A malformed digest or If-Match"),
         (status = 404, description = "No such version"),
-        (status = 409, description = "It is in the active stack, is asked as a shadow, or came with the daemon"),
-        (status = 412, description = "It was signed or activated meanwhile"),
-        (status = 503, description = "Policies are being uploaded, compiled or tried, perhaps this one"),
+        (status = 409, description = "It is in the active stack, is called as a shadow, or is shipped with the daemon"),
+        (status = 412, description = "It was signed or activated after it was read"),
+        (status = 503, description = "Policies are being uploaded, compiled or tried, possibly this one"),
     ))]
 pub(crate) async fn delete(
     caller: Caller,

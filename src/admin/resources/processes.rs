@@ -22,7 +22,7 @@ const BYPASSES_MAX: usize = 1024;
 /// Lists each process with its owner, its memory, and the allocation that it uses. A GPU that does not report its
 /// processes has none here; `sight` is how complete the list is.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/processes", tag = "processes", operation_id = "listGpuProcesses",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 200, description = "The processes", body = ProcessList),
         (status = 400, description = "No UUID"),
@@ -85,7 +85,7 @@ fn parse_cursor(text: &str) -> Result<Key, Failure> {
 /// allocation. One page: `next` of a response is the `cursor` of the following request.
 #[utoipa::path(get, path = "/api/v1/bypass", tag = "processes", operation_id = "listBypasses", params(Filter),
     responses(
-        (status = 200, description = "What is seen now, by GPU and process id", body = BypassList),
+        (status = 200, description = "The processes, by GPU and process id", body = BypassList),
         (status = 400, description = "A malformed query, or an unknown key in it"),
     ))]
 pub(crate) async fn bypass(

@@ -24,7 +24,7 @@ use berth_kernel::stack as kernel;
 /// of the configuration file.
 #[utoipa::path(get, path = "/api/v1/stack", tag = "stack", operation_id = "getStack",
     responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
-        headers(("ETag" = String, description = "The revision, for If-Match")))))]
+        headers(("ETag" = String, description = "The ETag of this revision, for If-Match")))))]
 pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
     answer(&state, &state.kernel.snapshot())
 }
@@ -39,10 +39,10 @@ pub(crate) async fn show(state: web::Data<State>) -> HttpResponse {
     request_body(content = NewStack),
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
-        (status = 400, description = "No JSON, or a malformed If-Match"),
-        (status = 403, description = "No trusted key signed a version of it"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 412, description = "Another stack was activated meanwhile"),
+        (status = 400, description = "A malformed body or If-Match"),
+        (status = 403, description = "No trusted key signed one of its policies"),
+        (status = 408, description = "The body was not received in time"),
+        (status = 412, description = "Another client activated a stack first"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An entry cannot be used, or its policy fails on this node"),
@@ -70,12 +70,12 @@ pub(crate) async fn activate(
 #[utoipa::path(delete, path = "/api/v1/stack/override", tag = "stack", operation_id = "resetStack",
     params(Word, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     responses(
-        (status = 200, description = "The file's stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 200, description = "The file's stack, which is active now", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
-        (status = 403, description = "No trusted key signed a version of it"),
-        (status = 409, description = "The file's stack cannot be used; says why"),
-        (status = 412, description = "Another stack was activated meanwhile"),
-        (status = 422, description = "A policy of the file's stack fails on this node, or a value cannot be taken"),
+        (status = 403, description = "No trusted key signed one of its policies"),
+        (status = 409, description = "The file's stack cannot be used; the detail has the reason"),
+        (status = 412, description = "Another client activated a stack first"),
+        (status = 422, description = "A policy of the file's stack fails on this node, or a value is not allowed"),
     ))]
 pub(crate) async fn reset(
     caller: Caller,
@@ -96,7 +96,7 @@ pub(crate) async fn reset(
             Kind::State,
             format!("the configuration file's stack cannot be used: {trouble}"),
         )
-        .hint("mend the file's stack; the active one stays as it is"));
+        .hint("fix the file's stack; the active one is unchanged"));
     }
     let stack = command::NewStack { from_api: false, by, why: reason, entries: file.entries };
     swap(&state, stack, expected).await

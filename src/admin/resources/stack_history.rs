@@ -36,15 +36,15 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
 /// initial stack.
 #[utoipa::path(post, path = "/api/v1/stack/rollback", tag = "stack", operation_id = "rollBackStack",
     params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
-    request_body(content = Rollback, description = "To which; may be left out"),
+    request_body(content = Rollback, description = "The revision; optional"),
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
-        (status = 400, description = "No JSON, or a malformed If-Match"),
-        (status = 403, description = "No trusted key signed a version of it"),
+        (status = 400, description = "A malformed body or If-Match"),
+        (status = 403, description = "No trusted key signed one of its policies"),
         (status = 404, description = "The history has no such revision"),
-        (status = 408, description = "The body was sent too slowly"),
-        (status = 409, description = "It is active, nothing was before it, or versions of it were deleted; names them"),
-        (status = 412, description = "Another stack was activated meanwhile"),
+        (status = 408, description = "The body was not received in time"),
+        (status = 409, description = "The revision is active, there is no earlier one, or versions of it were deleted; the detail names them"),
+        (status = 412, description = "Another client activated a stack first"),
         (status = 413, description = "The body is too large"),
         (status = 415, description = "The body is not application/json"),
         (status = 422, description = "An unknown key, or a policy of it fails on this node"),
@@ -77,9 +77,7 @@ pub(crate) async fn roll_back(
     if !gone.is_empty() {
         let detail = format!("versions of revision {} were deleted: {}", wanted.revision, gone.join(", "));
         return Err(Failure::new(Kind::State, detail)
-            .hint(
-                "the active stack stays as it is; upload the modules again, or roll back to another revision",
-            )
+            .hint("the active stack is unchanged; upload the modules again, or roll back to another revision")
             .action(Operation::UploadPolicy));
     }
     let why = if reason.is_empty() { format!("rolled back to revision {}", wanted.revision) } else { reason };
@@ -95,14 +93,14 @@ pub(crate) async fn roll_back(
 /// suspended is not changed.
 #[utoipa::path(delete, path = "/api/v1/stack/entries/{place}/suspension", tag = "stack", operation_id = "endSuspension",
     params(
-        ("place" = usize, Path, description = "Place of the entry in the active stack, from 0", example = 0),
+        ("place" = usize, Path, description = "Index of the entry in the active stack, from 0", example = 0),
         ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\""),
     ),
     responses(
         (status = 200, description = "The stack", body = Stack, headers(("ETag" = String, description = "Its revision"))),
-        (status = 400, description = "No number, or a malformed If-Match"),
+        (status = 400, description = "A malformed index or If-Match"),
         (status = 404, description = "The active stack has no such entry"),
-        (status = 412, description = "Another stack was activated meanwhile"),
+        (status = 412, description = "Another client activated a stack first"),
     ))]
 pub(crate) async fn end_suspension(
     state: web::Data<State>,
@@ -114,8 +112,8 @@ pub(crate) async fn end_suspension(
     let expected = if_match(&request, &ledger)?.unwrap_or(ledger.stack.revision);
     let entries = ledger.stack.entries.len();
     if place >= entries && expected == ledger.stack.revision {
-        let detail = format!("the active stack has {entries} entries, so none is at place {place}");
-        return Err(Failure::new(Kind::UnknownEntry, detail).hint("places are counted from 0"));
+        let detail = format!("the active stack has {entries} entries, and none with the index {place}");
+        return Err(Failure::new(Kind::UnknownEntry, detail).hint("indices start at 0"));
     }
     state.kernel.unsuspend(place, expected).await.map_err(IntoFailure::into_failure)?;
     Ok(answer(&state, &state.kernel.snapshot()))

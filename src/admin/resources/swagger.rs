@@ -38,7 +38,7 @@ pub(crate) async fn file(request: HttpRequest, path: web::Path<String>) -> Resul
         .map_err(|error| Failure::new(Kind::Internal, error))?;
     let Some(file) = found else {
         return Err(
-            Failure::new(Kind::NoRoute, "Swagger UI has no such file").hint("/swagger-ui/ is its start")
+            Failure::new(Kind::NoRoute, "Swagger UI has no such file").hint("its first page is /swagger-ui/")
         );
     };
     let mut response = HttpResponse::Ok();

@@ -169,7 +169,7 @@ impl EventStream {
             match self.ring.following(self.after, EVENTS_AT_ONCE) {
                 Following::Gone => {
                     return Some(self.end(
-                        "the client reads too slowly, the next events are no longer kept: reconnect and read the state again",
+                        "the client reads too slowly, so that the next events are no longer kept: reconnect and read the state again",
                     ));
                 }
                 Following::Closed(reason) => return Some(self.end(reason)),

@@ -87,7 +87,7 @@ values! {
 impl From<kernel::Hook> for Hook {
     fn from(hook: kernel::Hook) -> Self {
         match hook {
-            // Every policy has it; it is no question about the node, and in no answer.
+            // Every policy has it; it is not a question about the node, and in no answer.
             kernel::Hook::Describe => Self::Other(hook.to_string()),
             kernel::Hook::Offer => Self::Offer,
             kernel::Hook::Place => Self::Place,

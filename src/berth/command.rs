@@ -34,7 +34,7 @@ pub fn run(cli: &Cli) -> ExitCode {
     }
     let result = match &cli.command {
         Command::Serve(args) => match load(args, client) {
-            // A signal is no error, as later in the start.
+            // A signal is not an error, as later in the start.
             Err(error) if error.is::<Interrupted>() => Ok(()),
             loaded => loaded.and_then(serve),
         },

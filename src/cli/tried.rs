@@ -47,7 +47,7 @@ pub(super) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
             let taken: Result<Permissions, _> = serde_json::from_str(&json);
             Some(taken.map_err(|error| -> anyhow::Error {
                 let words = format!("--permissions: {error}");
-                // Bad content of a file is no bad usage.
+                // Bad content of a file is not bad usage.
                 if given.starts_with('@') { anyhow!(words) } else { BadUsage(words).into() }
             })?)
         }

@@ -67,7 +67,7 @@ pub(super) fn run(
             Err(error) if error.is::<Temporary>() => Err(format!("{error:#}")),
             Err(error) => return Err(error),
         };
-        // How exactly it cannot be reached is no news.
+        // The exact way in which it cannot be reached does not matter.
         let still_away = seen.is_err() && last.as_ref().is_some_and(Result::is_err);
         if last.as_ref() != Some(&seen) && !still_away {
             match &seen {

@@ -87,7 +87,7 @@ fn limits_of(ledger: &Ledger, allocation: &Allocation, part: &PartId) -> Limits 
     let (mut memory_mib, mut compute_percent) = (0_u64, 0_u32);
     for id in allocation.devices.iter().filter(|id| id.part == *part) {
         match state.device(&allocation.resource, id.share).map(|d| d.consumes) {
-            // A whole instance is a limit that the hardware enforces; a whole GPU is no limit.
+            // A whole instance is a limit that the hardware enforces; a whole GPU is not a limit.
             Some(Consumes::Whole) if state.part.mig.is_some() => {
                 return decided
                     .min(Limits { memory_mib: Some(state.part.memory_mib), compute_percent: None });

@@ -47,7 +47,7 @@ fn ask(serving: &Serving, token: Option<&str>, method: &str, path: &str, body: &
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_changing_operation_writes_one_line_and_none_tells_a_secret() {
+async fn each_changing_operation_writes_one_audit_line_without_secrets() {
     let reader = "reader-secret-".repeat(4);
     let digest: String = {
         use sha2::Digest;

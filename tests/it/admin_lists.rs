@@ -29,7 +29,7 @@ fn check(bench: &Bench, what: &str) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn what_was_written_of_an_allocation_is_not_shown_once_it_has_changed() {
+fn the_cached_json_of_an_allocation_is_not_used_after_a_change() {
     let bench = Bench::new(3);
     assert_eq!(check(&bench, "none").len(), 0);
     let first = bench.allocate(0);

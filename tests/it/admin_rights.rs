@@ -12,7 +12,7 @@ const CORDON: &str = "/api/v1/gpus/GPU-0/cordon";
 const NODE: &str = "/api/v1/node";
 
 #[test]
-fn a_certificate_that_nobody_named_opens_what_others_may_and_by_default_nothing() {
+fn a_certificate_without_an_entry_has_the_right_of_others_may_and_none_by_default() {
     let clients = Ca::new();
     for (others_may, reads, changes) in
         [(None, 403, 403), (Some(Right::Read), 200, 403), (Some(Right::Change), 200, 200)]
@@ -31,7 +31,7 @@ fn trouble(node: &Node) -> Option<String> {
 }
 
 #[test]
-fn a_ca_that_is_emptied_lets_nobody_in_even_beside_a_broken_pair() {
+fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
     let clients = Ca::new();
     let node = Node::with_clients(&clients, |_| {});
     let folder = node.bench.dir.path();
@@ -71,7 +71,7 @@ fn own_address() -> Option<IpAddr> {
 }
 
 #[test]
-fn from_another_machine_the_numbers_and_the_details_are_for_whoever_may_read() {
+fn from_another_machine_metrics_and_details_need_the_right_to_read() {
     let Some(own) = own_address() else { return };
     let clients = Ca::new();
     let mut node = Node::with_clients(&clients, |_| {});

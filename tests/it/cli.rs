@@ -64,7 +64,7 @@ fn write(path: &Path, text: impl AsRef<[u8]>) -> String {
 }
 
 #[test]
-fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
+fn gpus_are_listed_shown_cordoned_and_uncordoned_by_index_uuid_or_its_beginning() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(1);
     let list = bench.done(&["gpu", "list"]);
@@ -94,7 +94,7 @@ fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
 }
 
 #[test]
-fn a_gpu_is_drained_and_healed_from_the_command_line() {
+fn a_gpu_is_drained_and_marked_healthy_from_the_command_line() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(0);
     let says = bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "10m"]);
@@ -127,7 +127,7 @@ fn a_gpu_is_drained_and_healed_from_the_command_line() {
 }
 
 #[test]
-fn a_drain_that_is_under_way_is_watched_and_keeps_its_settings() {
+fn a_running_drain_is_watched_and_keeps_its_settings() {
     let bench = Bench::new(1);
     let allocation = bench.allocate(0);
     bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "3s", "--at-deadline", "give-up"]);
@@ -144,7 +144,7 @@ fn a_drain_that_is_under_way_is_watched_and_keeps_its_settings() {
 }
 
 #[test]
-fn programs_get_the_apis_answer_as_json_or_yaml() {
+fn json_and_yaml_output_is_the_response_of_the_api() {
     let bench = Bench::new(2);
     bench.allocate(0);
     let json: Value = serde_json::from_str(&bench.done(&["-o", "json", "gpu", "list"])).unwrap();
@@ -173,7 +173,7 @@ fn allocations_are_found_and_ended() {
 }
 
 #[test]
-fn an_allocation_of_a_running_pod_ends_by_force_alone_and_that_says_what_it_does() {
+fn an_allocation_of_a_running_pod_ends_only_by_force_with_a_warning() {
     let bench = Bench::new(1);
     let allocation = bench.allocate(0);
     bench.round(&[(&allocation, "team", "train-0")]);
@@ -208,7 +208,7 @@ fn an_allocation_of_a_running_pod_ends_by_force_alone_and_that_says_what_it_does
 }
 
 #[test]
-fn a_long_list_says_how_to_see_the_rest_of_it() {
+fn a_long_list_shows_how_to_see_the_next_items() {
     let bench = Bench::new(1);
     let grant_and_end =
         || drop(bench.runtime.block_on(bench.kernel.end(bench.allocate(0).id, true)).unwrap());
@@ -234,7 +234,7 @@ fn a_long_list_says_how_to_see_the_rest_of_it() {
 }
 
 #[test]
-fn a_policy_goes_back_and_forth_and_its_bytes_come_back() {
+fn a_policy_is_rolled_back_and_its_bytes_are_restored() {
     let bench = Bench::new(1);
     let bytes = module("share", "1");
     let file = write(&bench.dir.path().join("share.wasm"), &bytes);
@@ -277,7 +277,7 @@ fn a_policy_goes_back_and_forth_and_its_bytes_come_back() {
 }
 
 #[test]
-fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
+fn a_push_takes_a_signature_and_a_suspension_ends_by_name_or_index() {
     use std::sync::atomic::Ordering;
     let (pair, trusted) = crate::admin_versions::key("release", 1);
     let bench = Bench::trusting(1, vec![trusted]);
@@ -308,7 +308,7 @@ fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
 }
 
 #[test]
-fn a_policy_is_pushed_activated_and_taken_back() {
+fn a_policy_is_pushed_activated_and_rolled_back() {
     let bench = Bench::new(1);
     let file = write(&bench.dir.path().join("share.wasm"), module("share", "1"));
     assert!(bench.done(&["policy", "push", &file]).contains("was uploaded and is not active yet"));
@@ -345,7 +345,7 @@ fn a_policy_is_pushed_activated_and_taken_back() {
 }
 
 #[test]
-fn of_several_versions_each_way_to_name_one_is_shown() {
+fn with_several_versions_each_name_of_one_is_shown() {
     let bench = Bench::new(1);
     let push = |file: &str, bytes: &[u8]| {
         let ran = bench.berth(&["policy", "push", &write(&bench.dir.path().join(file), bytes)]);
@@ -399,7 +399,7 @@ fn of_several_versions_each_way_to_name_one_is_shown() {
 }
 
 #[test]
-fn a_push_under_a_shipped_name_is_warned_of() {
+fn a_push_with_a_shipped_name_causes_a_warning() {
     let bench = Bench::new(1);
     bench.ship(b"shipped", "share", 5);
     let file = write(&bench.dir.path().join("share.wasm"), module("share", "mine"));
@@ -413,7 +413,7 @@ fn a_push_under_a_shipped_name_is_warned_of() {
 }
 
 #[test]
-fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
+fn an_unreachable_daemon_is_reported_with_advice() {
     let bench = Bench::new(1);
     let token = bench.dir.path().join("token");
     let ends = |code: i32, server: &str, token: &Path| {
@@ -472,7 +472,7 @@ fn a_token_is_rotated_under_a_running_daemon() {
 }
 
 #[test]
-fn bad_usage_is_2_and_help_is_0_with_examples() {
+fn bad_usage_exits_with_2_and_help_with_0_and_examples() {
     for args in
         [&[][..], &["dance"], &["gpu", "show"], &["gpu", "list", "-o", "xml"], &["serve", "--gpuss", "x"]]
     {
@@ -488,7 +488,7 @@ fn bad_usage_is_2_and_help_is_0_with_examples() {
 }
 
 #[test]
-fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
+fn bad_values_of_flags_and_of_the_environment_exit_with_2_and_advice() {
     for (flag, variable, value, says) in [
         ("--gpus", "BERTH_GPUS", "amd", "sim:8xh100"),
         ("--gpus", "BERTH_GPUS", "sim:8xb900", "known are t4"),
@@ -530,7 +530,7 @@ fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
 }
 
 #[test]
-fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
+fn the_description_and_a_configuration_are_printed_without_a_daemon() {
     let printed = ran(berth(&["openapi"]));
     assert_eq!((printed.code, printed.out.as_str()), (0, berth_admin::openapi_json()));
     let dir = tempfile::tempdir().unwrap();
@@ -590,7 +590,7 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
 }
 
 #[test]
-fn a_node_is_checked_with_one_line_for_each_thing() {
+fn a_node_check_has_one_line_for_each_check() {
     let dir = tempfile::tempdir().unwrap();
     let (kubelet, state) = (dir.path().join("kubelet"), dir.path().join("state"));
     let flags = [
@@ -638,7 +638,7 @@ fn a_node_is_checked_with_one_line_for_each_thing() {
 }
 
 #[test]
-fn what_would_keep_serve_from_starting_fails_a_node() {
+fn errors_that_prevent_a_start_fail_the_node_check() {
     let bench = Bench::new(1);
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("k/device-plugins")).unwrap();
@@ -670,7 +670,7 @@ fn what_would_keep_serve_from_starting_fails_a_node() {
 }
 
 #[test]
-fn what_serve_cannot_use_is_one_line_and_1() {
+fn an_unusable_setting_ends_serve_with_one_line_and_exit_code_1() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
     let serve = |more: &[&str]| {

@@ -37,7 +37,7 @@ pub(crate) async fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_that_hangs_silences_the_source_until_one_answers() {
+async fn a_hanging_watch_disconnects_the_source_until_one_answers() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     let node = Recipe::default().idle().await;
     let (watch, silence) = (Duration::from_secs(1), Duration::from_millis(1500));
@@ -69,7 +69,7 @@ async fn a_watch_that_hangs_silences_the_source_until_one_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
+async fn a_pod_that_may_call_allocate_next_is_submitted_at_once_and_others_are_batched() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     let node = Recipe::default().idle().await;
     // Longer than this test waits for anything.
@@ -92,7 +92,7 @@ async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_condition_is_not_written_before_it_is_known_since_when_it_stands() {
+async fn the_condition_is_not_written_before_its_last_transition_is_known() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     let node = Recipe::default().idle().await;
     let (condition, then) = ("GPUUnavailable", "2020-02-02T02:02:02Z");
@@ -142,7 +142,7 @@ async fn a_kubeconfig_that_runs_a_program_for_its_credentials_is_refused_and_not
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trouble_that_lasts_is_said_once() {
+async fn a_lasting_error_is_logged_once() {
     let server = ApiServer::start();
     let house = House::new("gpus: sim:4xh100\n").await;
     for code in [403, 500] {

@@ -110,7 +110,7 @@ async fn a_grant_is_explained_and_its_decisions_outlive_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_says_what_another_policy_would_have_done() {
+async fn a_replay_shows_the_answers_of_another_policy() {
     let house = House::new(STACK).await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
@@ -170,7 +170,7 @@ async fn a_replay_says_what_another_policy_would_have_done() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
+async fn a_shadow_is_called_in_addition_to_the_stack_and_changes_nothing() {
     let house = House::new("gpus: sim:2xh100\nstack: [{ policy: exclusive }]").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
@@ -207,7 +207,7 @@ async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_journal_the_daemon_says_so_and_serves() {
+async fn without_a_journal_the_daemon_reports_that_and_serves() {
     let house = House::new("gpus: sim:1xt4\ndecisions: { maxMiB: 0 }").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
@@ -219,7 +219,7 @@ async fn without_a_journal_the_daemon_says_so_and_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_journal_that_cannot_be_used_takes_no_gpu_away() {
+async fn an_unusable_journal_removes_no_gpu() {
     let house = House::new("gpus: sim:1xt4").await;
     let state = house.folder.path().join("state");
     std::fs::create_dir_all(&state).unwrap();

@@ -191,7 +191,7 @@ async fn a_drain_with_evict_from_the_order_to_drained() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_command_line_shows_who_is_left_and_what_keeps_them_until_it_is_done() {
+async fn the_command_line_shows_the_remaining_holders_and_their_blockers() {
     let scene = Scene::new().await;
     let _kubelet = scene.kubelet_follows();
     let [kept, _] = &scene.on_it;
@@ -216,7 +216,7 @@ async fn the_command_line_shows_who_is_left_and_what_keeps_them_until_it_is_done
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disruption_budget_holds_and_is_asked_again_until_it_frees() {
+async fn a_disruption_budget_is_respected_and_the_eviction_retried_until_it_allows() {
     let scene = Scene::new().await;
     let _kubelet = scene.kubelet_follows();
     let [kept, leaves] = &scene.on_it;
@@ -271,7 +271,7 @@ async fn at_the_deadline_pods_are_deleted_but_static_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() {
+async fn events_and_a_condition_of_the_node_report_lost_and_returned_gpus() {
     let mut scene = Scene::new().await;
     let condition = |scene: &Scene, wanted: &str| {
         until_some(wanted, || {

@@ -74,7 +74,7 @@ async fn shares_of_one_gpu_name_it_once() {
 }
 
 #[tokio::test]
-async fn an_app_container_is_granted_its_init_containers_devices_anew() {
+async fn an_app_container_is_granted_its_init_containers_devices_again() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let spec =
@@ -90,7 +90,7 @@ async fn an_app_container_is_granted_its_init_containers_devices_anew() {
 }
 
 #[tokio::test]
-async fn init_devices_are_granted_again_on_a_gpu_that_fell_ill_meanwhile() {
+async fn init_devices_are_granted_again_on_a_gpu_that_became_unhealthy() {
     let node =
         Recipe { gpus: 2, timing: berth_kernel::time::Timing::default(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 2).await;
@@ -110,7 +110,7 @@ async fn init_devices_are_granted_again_on_a_gpu_that_fell_ill_meanwhile() {
 }
 
 #[tokio::test]
-async fn one_gpu_is_not_promised_twice_and_the_refusal_says_who_holds_it() {
+async fn one_gpu_is_not_granted_twice_and_the_refusal_names_the_holder() {
     let node = Recipe { gpus: 1, policy: Some("whole shares=2"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 1).await;
     node.allocatable(SHARED, 2).await;
@@ -130,7 +130,7 @@ async fn one_gpu_is_not_promised_twice_and_the_refusal_says_who_holds_it() {
 }
 
 #[tokio::test]
-async fn a_round_before_the_refusal_finds_that_the_holder_left() {
+async fn a_pass_before_the_refusal_finds_that_the_holder_has_ended() {
     let node = Recipe {
         gpus: 1,
         policy: Some("whole shares=2"),
@@ -308,7 +308,7 @@ pub(crate) fn prefer(
 }
 
 #[tokio::test]
-async fn requests_that_mean_nothing_are_refused_and_lose_nothing() {
+async fn invalid_requests_are_refused_without_effect() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
@@ -444,7 +444,7 @@ async fn without_evidence_the_same_gpus_are_granted_again_and_again_and_their_re
 }
 
 #[tokio::test]
-async fn nothing_is_offered_before_the_start_asks_for_it() {
+async fn nothing_is_offered_before_the_start_requests_it() {
     let node = Recipe::default().looked().await;
     let nothing = async |node: &Node| {
         // Longer than changes of the ledger are gathered before offers are asked for.

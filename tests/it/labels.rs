@@ -172,7 +172,7 @@ fn noted(serving: &Serving) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
+async fn a_file_for_nfd_follows_the_node_and_is_removed_for_another_writer() {
     let features = tempfile::tempdir().unwrap();
     let path = features.path().join("berth");
     let house = House::new(&format!(
@@ -249,7 +249,7 @@ async fn the_node_is_patched_with_our_labels_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn labels_of_somebody_else_are_not_overwritten_and_nobody_is_labelled_unasked() {
+async fn labels_of_other_managers_are_not_overwritten_and_labels_are_off_by_default() {
     let server = ApiServer::start();
     server.world.label("nvidia.com/gpu.count", "7", "another-client");
     let house = House::new("gpus: sim:1xt4").await;
@@ -274,7 +274,7 @@ async fn labels_of_somebody_else_are_not_overwritten_and_nobody_is_labelled_unas
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_for_nfd_stands_back_for_a_writer_that_is_seen_on_the_node_alone() {
+async fn a_file_for_nfd_is_removed_for_a_writer_that_shows_only_on_the_node() {
     let features = tempfile::tempdir().unwrap();
     let path = features.path().join("berth");
     std::fs::write(&path, "nvidia.com/gpu.count=1\n").unwrap();

@@ -39,7 +39,7 @@ fn alive_again(bench: &Bench) {
 }
 
 #[test]
-fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
+fn an_idle_ledger_writer_fails_livez() {
     let bench = Bench::new(1);
     // Longer than the second in which the writer moves by itself.
     bench.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
@@ -67,7 +67,7 @@ fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
 }
 
 #[test]
-fn a_policy_thread_that_does_not_come_back_is_no_life() {
+fn a_policy_thread_that_does_not_return_fails_livez() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);
     let entries = serde_json::json!({"entries": [{"policy": "share", "parameters": {"shares": 2}}]});
@@ -126,7 +126,7 @@ impl Processes for NoOwners {
 }
 
 #[test]
-fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
+fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let gpus = Arc::new(HangingGpus::default());
@@ -177,7 +177,7 @@ impl Gpus for DeadlyGpus {
 }
 
 #[test]
-fn a_thread_of_looks_that_died_is_no_life() {
+fn a_dead_scan_thread_fails_livez() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let scanner = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(NoOwners));
@@ -188,7 +188,7 @@ fn a_thread_of_looks_that_died_is_no_life() {
 }
 
 #[test]
-fn a_runtime_that_answers_no_kubelet_is_no_life() {
+fn a_blocked_kubelet_runtime_fails_livez() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
     assert_eq!(liveness_error(&bench), None, "no progress is expected yet");
@@ -203,7 +203,7 @@ fn a_runtime_that_answers_no_kubelet_is_no_life() {
 }
 
 #[test]
-fn a_resource_that_is_registered_and_not_watched_is_no_life() {
+fn a_registered_resource_without_a_watch_fails_livez() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { stream: SHORT, ..LONG });
     let kubelet = &bench.kernel.counters().kubelet;

@@ -65,7 +65,7 @@ fn instance(state: &State, gpu: usize, at: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mixed_registers_every_profile_beside_whole_gpus() {
+async fn mixed_registers_every_profile_in_addition_to_whole_gpus() {
     let state = split_node();
     let rig = Rig::new(&state, "migStrategy: mixed").await;
     let serving = rig.house.serve();
@@ -88,7 +88,7 @@ async fn mixed_registers_every_profile_beside_whole_gpus() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn single_lists_instances_as_gpus_and_refuses_a_mix_in_words() {
+async fn single_lists_instances_as_gpus_and_refuses_mixed_layouts_with_a_message() {
     let mut state = State::h100(2);
     state.split(0, &[1, 1]);
     state.split(1, &[1, 1]);
@@ -128,7 +128,7 @@ async fn single_lists_instances_as_gpus_and_refuses_a_mix_in_words() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_strategy_after_a_restart_lists_what_is_held_until_it_is_free() {
+async fn after_a_change_of_strategy_held_devices_stay_listed_until_they_are_free() {
     let state = split_node();
     let rig = Rig::new(&state, "migStrategy: mixed").await;
     let serving = rig.house.serve();
@@ -162,7 +162,7 @@ async fn another_strategy_after_a_restart_lists_what_is_held_until_it_is_free() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_under_mps_needs_its_daemon_and_tells_containers_the_way() {
+async fn a_resource_with_mps_needs_its_daemon_and_containers_get_its_path() {
     let folder = tempfile::tempdir().unwrap();
     let pipes = folder.path().join("pipe");
     std::fs::create_dir(&pipes).unwrap();

@@ -95,7 +95,7 @@ async fn instances_are_shared_as_gpus_where_they_are_listed_as_such() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn parameters_that_fit_no_gpu_are_a_warning() {
+async fn parameters_that_match_no_gpu_are_a_warning() {
     let house = House::new("gpus: sim:2xl4").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();

@@ -31,7 +31,7 @@ pub(crate) fn shipped(name: &str) -> PolicyVersion {
 }
 
 #[test]
-fn these_policies_come_with_the_daemon() {
+fn these_policies_are_shipped_with_the_daemon() {
     let versions = policies().restore_shipped(NOW).unwrap();
     let names: Vec<_> = versions.iter().map(|version| version.name.as_str()).collect();
     let expected =

@@ -74,7 +74,7 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
 }
 
 #[test]
-fn a_trial_takes_the_place_of_its_namesake_or_comes_first_and_says_how_it_fails() {
+fn a_trial_replaces_its_namesake_or_is_called_first_and_reports_failures() {
     let bench = Bench::new(1);
     for name in ["share", "other"] {
         bench.upload(&module(name, "1")).expect(201);
@@ -119,7 +119,7 @@ fn a_trial_takes_the_place_of_its_namesake_or_comes_first_and_says_how_it_fails(
 }
 
 #[test]
-fn what_cannot_be_tried_is_refused_with_what_to_do() {
+fn invalid_trials_are_refused_with_advice() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);
     bench.upload(&module("more", "1")).expect(201);
@@ -148,7 +148,7 @@ fn what_cannot_be_tried_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn one_is_tried_at_a_time_and_nobody_else_waits_for_it() {
+fn one_trial_runs_at_a_time_and_blocks_no_other_request() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);
     let trial = json!({"policy": "share", "parameters": {"shares": 2}});
@@ -190,7 +190,7 @@ fn typed(house: &House, serving: &Serving, args: &[&str]) -> (Option<i32>, Strin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
+async fn shipped_policies_are_tried_on_a_busy_node() {
     let house =
         House::new("gpus: sim:2xh100\nstack: [{ policy: timeslice, parameters: { replicas: 2 } }]").await;
     let serving = house.serve();

@@ -106,7 +106,7 @@ pub(crate) fn checks(facts: &NodeFacts, state: &State) -> Vec<Check> {
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
         // The other policies and the baseline answer meanwhile.
         Check { name: "policies".into(), ok: true, detail: policies },
-        // Waiting for an absent kubelet is no failure of the daemon.
+        // Waiting for an absent kubelet is not a failure of the daemon.
         Check {
             name: "kubelet".into(),
             ok: kubelet_ok,

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_both_ways() {
+    fn numbers_convert_both_ways() {
         for number in (1..=30).chain([999]) {
             assert_eq!(Code::from_number(number).map(Code::number), Some(number));
         }

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_file_by_hand_is_enough() {
+    fn a_short_handwritten_file_is_enough() {
         let text = r#"{"gpus": [{"uuid": "GPU-1", "name": "A", "memory_total_mib": 1024, "pci_bus_id": "0:1b:00.0"}]}"#;
         let state: State = serde_json::from_str(text).unwrap();
         assert_eq!(state.check(), Ok(()));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_is_told_in_words() {
+    fn a_contradiction_is_reported_as_text() {
         let twice = |change: fn(&mut State)| {
             let mut state = State::h100(2);
             change(&mut state);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_typing_error_in_a_name_is_refused() {
+    fn a_misspelt_name_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.json");
         fs::write(&path, r#"{"gpus": [], "faultz": []}"#).unwrap();

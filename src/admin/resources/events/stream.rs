@@ -215,7 +215,7 @@ impl EventStream {
     }
 
     /// Advances the client's id past events that the filter dropped, so that it misses none when it reconnects. A frame
-    /// without data is no event.
+    /// without data is not an event.
     fn id_alone(&self) -> String {
         format!("id: {}\n\n", self.ring.id(self.after))
     }

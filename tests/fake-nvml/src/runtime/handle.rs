@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_is_stable_and_a_wild_one_is_refused() {
+    fn a_handle_is_stable_and_an_invalid_one_is_refused() {
         let a = Handle::of_device("GPU-handle-test");
         assert!(a == Handle::of_device("GPU-handle-test"));
         assert_eq!(a.device().unwrap(), "GPU-handle-test");

@@ -71,11 +71,11 @@ pub struct Policy {
 
 values! {
     // By spelling, so that maps by hook have this order of keys.
-    /// What a policy is asked.
+    /// A hook, which is a kind of call of a policy.
     Hook {
         /// Whether devices may be granted.
         Admit = "admit",
-        /// As what parts are offered.
+        /// What parts are offered as.
         Offer = "offer",
         /// Which devices are preferred.
         Place = "place",

@@ -41,9 +41,9 @@ pub struct Stack {
 }
 
 values! {
-    /// Where a stack comes from.
+    /// The source of a stack.
     StackSource {
-        /// It was activated through this API, and wins over the file's.
+        /// It was activated through this API, and overrides that of the file.
         Api = "api",
         /// It is the configuration file's.
         File = "file",
@@ -173,7 +173,7 @@ values! {
     // By spelling, as hooks.
     /// How a policy failed.
     FaultKind from policy::FaultKind {
-        /// Its answer is malformed, or names what it may not.
+        /// Its answer is malformed or breaks a rule.
         Answer = "answer",
         /// It used up its fuel.
         Fuel = "fuel",

@@ -89,7 +89,7 @@ impl Client {
         self.send(Method::DELETE, path, &[], None, ANSWER_MAX).map(drop)
     }
 
-    /// POST that may compile a policy and ask it many times: a replay, a trial.
+    /// POST that may compile a policy and call it many times: a replay, a trial.
     pub(crate) fn post_slow<T: DeserializeOwned>(
         &self,
         path: &str,

@@ -15,7 +15,7 @@ const EMPTY_PAGES: usize = 256;
 /// `berth decision`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum DecisionCommand {
-    /// What the stack was asked, and the results, newest first
+    /// The decisions of the stack and their results, newest first
     List(Box<DecisionFilter>),
     /// One decision with the answer of each policy
     Show {

@@ -48,9 +48,9 @@ pub struct DrainArgs {
 /// What happens to a drain at its deadline.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtDeadline {
-    /// The drain goes on, and is shown as late
+    /// The drain continues, and is shown as late
     Wait,
-    /// Pods that are still there are deleted, whatever their disruption budgets say; with --evict
+    /// Remaining pods are deleted, regardless of their disruption budgets; with --evict
     Delete,
     /// The drain stops; the GPU stays cordoned
     GiveUp,

@@ -52,7 +52,7 @@ pub enum Request<'c> {
 /// Runs a command for a running daemon, with `--watch` again and again.
 ///
 /// # Errors
-/// If the daemon cannot be reached or refuses it; says what to do.
+/// If the daemon cannot be reached or refuses it; the message has advice.
 pub fn run(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
     let Some(every) = args.watch else { return ask(request, args, out) };
     if !watch::is_repeatable(request) {

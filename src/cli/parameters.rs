@@ -14,7 +14,7 @@ const DEPTH_MAX: usize = 4;
 /// Rows at most: a schema has 6 KiB, and may refer to one of its parts many times.
 const ROWS_MAX: usize = 200;
 
-/// Below the facts of a policy: a table of its parameters, or a line if it takes none.
+/// The text below the facts of a policy: a table of its parameters, or a line if it has none.
 pub fn shown(schema: &Value) -> String {
     let mut rows = Vec::new();
     collect(schema, schema, "", 0, &mut rows);

@@ -3,10 +3,10 @@
 use super::client::escaped;
 use clap::Args;
 
-/// For whom something is changed, and why.
+/// The person for whom a change is made, and the reason.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ReasonArgs {
-    /// For whom it is done; recorded after the name of the token
+    /// The person for whom it is done; recorded after the name of the token
     #[arg(long, env = "BERTH_BY", value_name = "NAME")]
     pub by: Option<String>,
     /// Why; recorded with the change

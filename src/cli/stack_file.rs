@@ -19,7 +19,7 @@ struct Whole {
 /// Parses the entries of a file; `name` is for errors.
 ///
 /// # Errors
-/// If it has another shape; says which fields are wrong, where, and what is expected.
+/// If it has another form; the message has the wrong fields, their positions, and the expected form.
 pub(super) fn parse(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
     let wrong = |problems: Problems| anyhow!("{name} is not a stack: {problems}");
     let text =

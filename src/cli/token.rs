@@ -9,7 +9,7 @@ const TOKEN_BYTES_MAX: u64 = 4 * 1024;
 /// The token in the file that is named.
 ///
 /// # Errors
-/// If it cannot be read, or holds what no daemon takes for a token; says what a token file looks like.
+/// If it cannot be read, or its content cannot be a token; the message describes a token file.
 pub fn read(args: &ClientArgs) -> anyhow::Result<String> {
     let path = args.token_file();
     let text = berth_files::read_text(&path, TOKEN_BYTES_MAX).with_context(|| {

@@ -63,7 +63,7 @@ impl fmt::Debug for UnixTransport {
     }
 }
 
-/// What a wait that was too long looks like.
+/// The error of a wait that was too long.
 fn late(error: io::Error, timeout: NextTimeout) -> Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Timeout(timeout.reason),

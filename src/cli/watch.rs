@@ -45,7 +45,7 @@ pub(super) fn is_repeatable(request: Request<'_>) -> bool {
 }
 
 /// Repeats a command until it is interrupted. A terminal shows the newest answer alone; elsewhere each answer that
-/// differs from the one before is printed. While the daemon cannot be reached it goes on.
+/// differs from the one before is printed. It continues while the daemon cannot be reached.
 ///
 /// # Errors
 /// The first error of the command that is not [`Temporary`].

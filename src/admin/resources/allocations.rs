@@ -219,7 +219,7 @@ fn unwritten(error: &serde_json::Error) -> Failure {
 ///
 /// Returns its devices, its holder as far as known, the decision behind it, and what its processes use of its limits.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "getAllocation",
-    params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
+    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17")),
     responses(
         (status = 200, description = "The allocation", body = Allocation),
         (status = 400, description = "No id"),
@@ -251,7 +251,7 @@ pub(crate) struct Ending {
 /// Refused while the kubelet, the API server or a process on the GPU shows the pod running, and for 30 s after the
 /// grant. `force` ends it anyway and is recorded in the audit log.
 #[utoipa::path(delete, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "endAllocation",
-    params(("id" = String, Path, description = "Its id", example = "5eed0001-17"), Ending),
+    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17"), Ending),
     responses(
         (status = 200, description = "The allocation, ended", body = Allocation),
         (status = 400, description = "A malformed id or query"),

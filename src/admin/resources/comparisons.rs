@@ -83,10 +83,10 @@ pub(crate) async fn replay(
 
 /// List shadows
 ///
-/// Lists the policies that are called beside the stack, each with how its answers compare to the stack's, and the
-/// newest differences. There are at most four.
+/// Lists the policies that are called in addition to the stack, each with the comparison of its answers with those of
+/// the stack, and the newest differences. There are at most four.
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
-    responses((status = 200, description = "All of them", body = ShadowList)))]
+    responses((status = 200, description = "The shadows", body = ShadowList)))]
 pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Result<HttpResponse, Failure> {
     let items = state.kernel.shadows().iter().map(call_records::shadow).collect();
     etag::fresh(&request, &ShadowList { items })
@@ -99,7 +99,7 @@ pub(crate) async fn list(state: web::Data<State>, request: HttpRequest) -> Resul
 #[utoipa::path(post, path = "/api/v1/shadows", tag = "decisions", operation_id = "addShadow",
     request_body(content = Candidate),
     responses(
-        (status = 201, description = "The shadow, which is called from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
+        (status = 201, description = "The shadow, which is called from now on", body = Shadow, headers(("Location" = String, description = "Its path"))),
         (status = 400, description = "No JSON"),
         (status = 408, description = "The body was not received in time"),
         (status = 403, description = "No trusted key signed the policy"),
@@ -130,9 +130,9 @@ pub(crate) async fn add(
 ///
 /// Returns how its answers compare to the stack's, by hook, and the newest differences.
 #[utoipa::path(get, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "getShadow",
-    params(("id" = u64, Path, description = "Its number", example = 1)),
+    params(("id" = u64, Path, description = "The number of the shadow", example = 1)),
     responses(
-        (status = 200, description = "How it fares", body = Shadow),
+        (status = 200, description = "The shadow with its results", body = Shadow),
         (status = 400, description = "No number"),
         (status = 404, description = "No such shadow"),
     ))]
@@ -150,7 +150,7 @@ pub(crate) async fn show(
 ///
 /// Returns its results. Its number is not used again while the daemon runs.
 #[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
-    params(("id" = u64, Path, description = "Its number", example = 1)),
+    params(("id" = u64, Path, description = "The number of the shadow", example = 1)),
     responses(
         (status = 200, description = "Its results", body = Shadow),
         (status = 400, description = "No number"),

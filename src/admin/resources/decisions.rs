@@ -150,7 +150,7 @@ pub(crate) async fn list(
 ///
 /// Returns the question, the answer and duration of each policy of the stack, and the outcome.
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}", tag = "decisions", operation_id = "getDecision",
-    params(("seq" = u64, Path, description = "Its number", example = 4710)),
+    params(("seq" = u64, Path, description = "The number of the decision", example = 4710)),
     responses(
         (status = 200, description = "The decision", body = DecisionRecord),
         (status = 400, description = "No number"),
@@ -176,7 +176,7 @@ pub(crate) async fn show(
 /// Returns what the policies were given, in the form of the contract (policies-wasm/wit): `node.node` with parts,
 /// devices and allocations, `node.shares` with the share number of each device, and `question`.
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}/input", tag = "decisions", operation_id = "getDecisionInput",
-    params(("seq" = u64, Path, description = "Its number", example = 4710)),
+    params(("seq" = u64, Path, description = "The number of the decision", example = 4710)),
     responses(
         (status = 200, description = "The input of the policies", body = Object,
             example = json!({"node": {"node": {"parts": [{"id": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5", "memory-mib": 81559}]}, "parameters": ""}, "question": {"hook": "place", "size": 1}})),
@@ -210,7 +210,7 @@ fn unknown(seq: u64) -> Failure {
 ///
 /// Returns in sentences why it has its devices, with the recorded decisions behind it.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}/explanation", tag = "decisions", operation_id = "explainAllocation",
-    params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
+    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17")),
     responses(
         (status = 200, description = "The explanation", body = Explanation),
         (status = 400, description = "No id"),

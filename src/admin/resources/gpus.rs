@@ -94,7 +94,7 @@ pub(crate) async fn show(
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "forgetGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
-        (status = 204, description = "Let go"),
+        (status = 204, description = "The GPU was removed"),
         (status = 400, description = "No UUID"),
         (status = 404, description = "No such GPU"),
         (status = 409, description = "The GPU is present, is held, or vanished a moment ago"),

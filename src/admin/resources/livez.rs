@@ -19,11 +19,11 @@ use std::time::Duration;
 /// Check liveness
 ///
 /// The daemon is alive if the ledger's writer makes progress, policy calls return, GPU scans start and end, the
-/// runtime that answers the kubelet runs, and the kubelet has a stream of every registered resource. Failures that
+/// runtime that serves the kubelet runs, and the kubelet has a stream of every registered resource. Failures that
 /// are retried belong to `/readyz`. Over TLS from another machine the details need the right to read.
 #[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()), params(Probe),
     responses(
-        (status = 200, description = "It lives", body = Alive),
+        (status = 200, description = "The daemon is live", body = Alive),
         (status = 400, description = "A malformed query, or an unknown key in it"),
         (status = 503, description = "A part of the daemon makes no progress; the body has the reason: restart it"),
     ))]

@@ -17,7 +17,7 @@ use berth_http::Failure;
 #[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics",
     security((), ("token" = [])),
     responses(
-        (status = 200, description = "The numbers", body = String, content_type = "application/openmetrics-text"),
+        (status = 200, description = "The metrics", body = String, content_type = "application/openmetrics-text"),
         (status = 401, description = "From another machine: no credentials, or a wrong token"),
         (status = 403, description = "The caller is not allowed to do this"),
     ))]

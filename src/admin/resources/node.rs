@@ -57,7 +57,7 @@ pub(crate) async fn show(state: web::Data<State>, request: HttpRequest) -> Resul
 /// from another machine the details need the right to read; without it only the names of the checks are returned.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()), params(Probe),
     responses(
-        (status = 200, description = "It is ready", body = Ready),
+        (status = 200, description = "The daemon is ready", body = Ready),
         (status = 400, description = "A malformed query, or an unknown key in it"),
         (status = 503, description = "The daemon is not ready; the body has the reasons"),
     ))]

@@ -131,8 +131,8 @@ pub(crate) async fn list(
     params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig==")),
     request_body(content = Vec<u8>, content_type = "application/wasm", description = "The component, at most 32 MiB"),
     responses(
-        (status = 200, description = "Known already", body = PolicyDetail),
-        (status = 201, description = "Taken", body = PolicyDetail, headers(("Location" = String, description = "Where it is"))),
+        (status = 200, description = "The version, which was uploaded before", body = PolicyDetail),
+        (status = 201, description = "The new version", body = PolicyDetail, headers(("Location" = String, description = "Its path"))),
         (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
         (status = 403, description = "There are trusted keys and none of them signed it, or the signature is of a core module"),
         (status = 408, description = "The body was not received in time"),

@@ -33,7 +33,9 @@ fn folder(path: &Path) -> Line {
     let shown = path.display();
     match symlink_metadata(path) {
         Err(error) => Line::fail(CHECK, format!("{shown}: {error}"), FOLDER_FIX),
-        Ok(metadata) if !metadata.is_dir() => Line::fail(CHECK, format!("{shown} is not a folder"), FOLDER_FIX),
+        Ok(metadata) if !metadata.is_dir() => {
+            Line::fail(CHECK, format!("{shown} is not a folder"), FOLDER_FIX)
+        }
         Ok(_) => match access(path, Access::WRITE_OK | Access::EXEC_OK) {
             Ok(()) => Line::ok(CHECK, format!("{shown} exists and is writable")),
             Err(Errno::ROFS) => Line::fail(

@@ -199,7 +199,7 @@ fn over_the_unix_socket_another_user_needs_a_token() {
 #[test]
 fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
     let bench = Bench::new(1);
-    // A client that sends a byte of its head now and then is cut off, whether it goes on or not.
+    // A client that sends single bytes of its head is disconnected, whether it continues or not.
     let began = Instant::now();
     let mut slow = TcpStream::connect(bench.address()).unwrap();
     slow.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -113,7 +113,7 @@ fn a_response_with_a_strong_etag_is_not_compressed() {
 fn the_document_is_not_sent_again_to_a_client_that_has_it() {
     let bench = Bench::new(1);
     let ask = |headers: &[(&str, &str)]| bench.ask_bare("GET", "/openapi.json", headers, b"");
-    // The client asks for gzip of its own accord where nothing else is said.
+    // The client requests gzip by default.
     let plain = ask(&[("accept-encoding", "identity")]);
     let tag = plain.headers["etag"].clone();
     assert!(tag.starts_with("W/\"") && !plain.headers.contains_key("content-encoding"), "{tag}");

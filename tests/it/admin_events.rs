@@ -85,7 +85,7 @@ impl Stream {
         }
     }
 
-    /// The next frame of this kind, after a look at those before it.
+    /// The next frame of this kind; frames before it are checked.
     fn until(&mut self, kind: &str) -> Frame {
         loop {
             let frame = self.next().unwrap_or_else(|| panic!("the stream ended before {kind}"));
@@ -240,7 +240,7 @@ fn too_many_streams_get_a_retry_after() {
     let refused = bench.get("/api/v1/events");
     assert!(refused.problem(503, "too-many-streams").contains("32"));
     assert!(refused.headers.contains_key("retry-after"));
-    // The rest of the API goes on beside them, and so does who looks on.
+    // The other routes still work, and so do open streams.
     bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
     for stream in &mut open {
         stream.until("gpuCordoned");
@@ -252,9 +252,9 @@ fn too_many_streams_get_a_retry_after() {
     assert!(open[0].until("end").words().contains("fewer streams"));
     drop(open);
     let deadline = Instant::now() + PATIENCE;
-    // Nothing else happens on the node, and a word of its own a stream says every 15 seconds only.
+    // Nothing else happens on the node, and a stream sends a comment only every 15 seconds.
     while Stream::open(&bench, "", "").head.contains(" 503") {
-        assert!(Instant::now() < deadline, "a place that was left stays taken");
+        assert!(Instant::now() < deadline, "a released stream slot stays in use");
     }
     assert!(Instant::now() < deadline - PATIENCE + Duration::from_secs(10), "it was the stream's own word");
 }

@@ -80,7 +80,7 @@ fn many_silent_or_half_sent_requests_block_no_other_client() {
             assert!(Instant::now() < end, "more are open than there are slots");
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Its place is no stranger's.
+        // Its slot is not a stranger's.
         assert_eq!(status(&mut known, &node(&bench)).unwrap(), "HTTP/1.1 200 OK");
     }
 }
@@ -99,7 +99,7 @@ fn idle_connections_are_closed_for_new_ones() {
     let crowd: Vec<_> = (0..CROWD).map(served).collect();
     quickly("a new client", || bench.get("/api/v1/node").expect(200));
     let gone: Vec<_> = crowd.iter().map(|stream| !open(stream)).collect();
-    assert!(gone[0] && !gone[CROWD - 1], "the oldest goes first");
+    assert!(gone[0] && !gone[CROWD - 1], "the oldest is closed first");
     // The same of authenticated clients.
     let known: Vec<_> = (0..CROWD)
         .map(|_| {
@@ -176,7 +176,7 @@ fn requests_of_a_client_that_reads_no_responses_are_not_read() {
     let access = AdminAccess { limits, ..AdminAccess::default() };
     bench.start_again(Settings { access, ..bench.settings() });
     for request in [
-        // An answer without a body, which the library puts into memory without a look at what is there.
+        // A response without a body, which the library buffers without limit.
         "GET / HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: *\r\n\r\n",
         "HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n",

@@ -139,7 +139,7 @@ fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
     let first = get("reader", list);
     let (size, tag) = (first.body.len(), first.headers["etag"].clone());
     assert!(size > 1 << 20, "{size}");
-    // One client's share is 24 MiB; each asks until one answer is left lying.
+    // One client's share is 24 MiB; each sends requests until one response stays unread.
     let times = (12 << 20) / size + 1;
     let crowd = (24 << 20) / size + 8;
     let crowd: Vec<_> = (0..crowd).map(|_| begin(&bench, &"reader".repeat(40), list, times)).collect();

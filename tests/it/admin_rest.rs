@@ -164,7 +164,7 @@ fn lists_have_pages_and_filters() {
     ] {
         bench.get(&format!("/api/v1/{odd}")).problem(400, "malformed-query");
     }
-    // The words of earlier releases mean the same.
+    // The keywords of earlier releases mean the same.
     bench.get("/api/v1/allocations?after=1.00000001-1").expect(200);
 }
 

@@ -77,7 +77,7 @@ async fn the_api_server_reviews_the_user_and_the_rights_of_a_token() {
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/gpus/GPU-0/cordon"), forbidden);
     let line = cluster.serving.line(|l| l.contains("/cordon\"") && l.contains(" audit: "));
     assert!(line.contains(GRAFANA) && line.contains("known_by=\"kubernetes\""), "{line}");
-    // Asked once a minute, not with each request.
+    // Reviewed once a minute, not with each request.
     let (tokens, accesses) = (cluster.asked("TokenReview"), cluster.asked("SubjectAccessReview"));
     for _ in 0..20 {
         assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);

@@ -40,13 +40,15 @@ fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
         node.ask(&alice, "GET", NODE, false).is_ok_and(|answer| answer.status == 200)
     };
     assert!(opens());
-    // The pair is broken, and stays in force; the CA is looked at all the same.
+    // The key pair is broken, and the previous one stays in effect; the CA is still checked.
     std::fs::write(folder.join("server.key"), "").unwrap();
-    node.until("the broken pair is said", || trouble(&node).is_some_and(|w| w.contains("no private key")));
+    node.until("the broken pair is reported", || {
+        trouble(&node).is_some_and(|w| w.contains("no private key"))
+    });
     assert!(opens());
     for emptied in ["", "# none\n", "no PEM"] {
         std::fs::write(folder.join("clients.crt"), emptied).unwrap();
-        node.until("the CA is gone", || {
+        node.until("the CA is missing", || {
             trouble(&node).is_some_and(|w| w.contains("no client certificate is accepted"))
         });
         assert!(!opens(), "{emptied:?}");
@@ -55,7 +57,7 @@ fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
     }
     // One that cannot be read for a moment, as while a mount is renewed, takes nothing away.
     std::fs::remove_file(folder.join("clients.crt")).unwrap();
-    node.until("it is said", || trouble(&node).is_some_and(|w| w.contains("cannot be read")));
+    node.until("it is reported", || trouble(&node).is_some_and(|w| w.contains("cannot be read")));
     assert!(opens());
 }
 

@@ -131,7 +131,7 @@ impl Node {
         ask_by(agent, &self.url(path), method, if token { &headers } else { &[] }, b"")
     }
 
-    /// Asks until the answer is as it should be.
+    /// Sends requests until the response is as expected.
     pub(crate) fn until(&self, what: &str, holds: impl Fn() -> bool) {
         let end = Instant::now() + SOON;
         while !holds() {
@@ -233,7 +233,7 @@ fn a_client_certificate_gives_access_by_its_name_and_right() {
     let none = node.ca.agent(None);
     node.ask(&none, "GET", "/api/v1/node", false).unwrap().problem(401, "unauthorized");
     node.ask(&none, "GET", "/api/v1/node", true).unwrap().expect(200);
-    // A browser that has one shows it to whatever page asks.
+    // A browser that has one sends it for any page.
     let page = [("origin", "https://evil.example"), ("sec-fetch-site", "cross-site")];
     ask_by(&alice, &node.url(CORDON), "PUT", &page, b"").unwrap().problem(403, "forbidden");
     let own = [("origin", "https://whatever"), ("sec-fetch-site", "same-origin")];
@@ -292,11 +292,11 @@ fn a_renewed_certificate_is_shown_and_a_broken_one_is_not() {
     // A certificate whose key is not there yet, then garbage: the old pair stays.
     let pair = renewed.server();
     std::fs::write(folder.join("server.crt"), &pair.cert).unwrap();
-    node.until("the trouble", || check(old).is_some_and(|why| why.contains("does not match")));
+    node.until("the error", || check(old).is_some_and(|why| why.contains("does not match")));
     std::fs::write(folder.join("server.key"), "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n").unwrap();
-    node.until("the trouble", || check(old).is_some_and(|why| why.contains("no private key")));
+    node.until("the error", || check(old).is_some_and(|why| why.contains("no private key")));
     std::fs::remove_file(folder.join("server.key")).unwrap();
-    node.until("the trouble", || check(old).is_some_and(|why| why.contains("cannot be read")));
+    node.until("the error", || check(old).is_some_and(|why| why.contains("cannot be read")));
     assert!(shows(old) && !shows(&renewed));
     std::fs::write(folder.join("server.key"), &pair.key).unwrap();
     node.until("the renewed one", || shows(&renewed));

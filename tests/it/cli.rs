@@ -224,7 +224,7 @@ fn a_long_list_shows_how_to_see_the_next_items() {
     assert_eq!(rows(&rest), 1);
     assert!(!rest.contains("--after"), "{rest}");
     assert_eq!(rows(&list(&["--limit", "5000"])), 4);
-    // More than one answer holds is asked for in several.
+    // Lists of more than one page are read in several requests.
     (4..1003).for_each(|_| grant_and_end());
     assert_eq!(rows(&list(&["--limit", "1002"])), 1002);
     let all: Value = serde_json::from_str(&list(&["--limit", "5000", "-o", "json"])).unwrap();
@@ -689,7 +689,7 @@ fn an_unusable_setting_ends_serve_with_one_line_and_exit_code_1() {
     assert_eq!((ran.code, ran.err.lines().count()), (1, 1), "{}", ran.err);
 }
 
-/// A command that runs, and what it has said on standard error so far.
+/// A running command, and its standard error so far.
 struct Watching {
     child: Child,
     said: Arc<Mutex<String>>,
@@ -719,7 +719,7 @@ impl Watching {
         });
     }
 
-    /// Its exit code and all that it said.
+    /// Its exit code and all of its output.
     fn ended(mut self, last: &str) -> (i32, String) {
         let code = self.child.wait().unwrap().code().unwrap();
         self.until_says(last, 1);

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
-/// A look that goes on; ended when dropped.
+/// A running watch command; ended when dropped.
 struct Looking {
     child: Child,
     seen: Arc<Mutex<String>>,
@@ -90,7 +90,7 @@ fn only_read_commands_are_repeated_and_not_too_often() {
         assert!(ran.err.contains("--watch"), "{}", ran.err);
     }
     assert!(bench.done(&["gpu", "list"]).contains("active"), "nothing was cordoned");
-    // What fails for good ends a look.
+    // A permanent error ends a watch command.
     assert_eq!(bench.berth(&["gpu", "show", "7", "--watch"]).code, 1);
 }
 

@@ -126,7 +126,7 @@ async fn an_unreachable_api_server_is_reported_and_found_again() {
     server.world.apply(pod("ns", "train", &uid, &[(WHOLE, 1)]));
     until_some("its holder is known", || (serving.live()[0]["holder"]["podUid"] == json!(uid)).then_some(()));
     server.stop();
-    until_some("it is said", || {
+    until_some("it is reported", || {
         let node = serving.call("GET", "/node", &Value::Null);
         node["apiServer"]["waiting"].as_str().map(str::to_owned)
     });
@@ -231,7 +231,7 @@ async fn allocations_of_pods_deleted_while_the_daemon_was_down_end_with_its_firs
     assert_eq!(serving.live()[0]["holder"]["podUid"], json!(uids[0]));
 }
 
-/// The guest's words are in the log and in an event; the log does not repeat them for each pod.
+/// The guest's message is in the log and in an event; the log does not repeat it for each pod.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_that_fails_is_reported() {
     let server = ApiServer::start();

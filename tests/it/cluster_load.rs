@@ -156,7 +156,7 @@ async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_attempt
     let reads = world.came(NODE_READ).len();
     tokio::time::sleep(2 * SECOND).await;
     assert_eq!((world.came(NODE_WATCH).len(), world.came(NODE_READ).len()), (6, reads));
-    // Each try, the connection, and the condition's first look.
+    // Each attempt, the connection, and the first read of the condition.
     assert!((7..=8).contains(&reads), "{reads}");
     watched.running.stop();
 }

@@ -43,7 +43,7 @@ fn command(house: &House, server: &ApiServer, configs: &TempDir) -> Command {
     command
 }
 
-/// Goes on at the address of the program that was started in place of the first one.
+/// Continues at the address of the program that replaced the first one.
 fn started_again(serving: &mut Serving) {
     serving.base = until_some("it starts again", || {
         let log = serving.log();

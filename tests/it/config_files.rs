@@ -295,7 +295,7 @@ fn parameters_that_match_no_gpu_are_a_note() {
     let ran = checked(&format!("gpus: sim:1xl4\n{stack}"), &[]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(ran.out.contains(words), "{}", ran.out);
-    // Of GPUs that are elsewhere nothing is said.
+    // Nothing is reported about GPUs of other nodes.
     let elsewhere = checked(&format!("gpus: nvml\n{stack}"), &["--without-gpus"]);
     assert!(elsewhere.code == 0 && !elsewhere.out.contains(words), "{}", elsewhere.out);
     let fits = checked(&format!("gpus: sim:1xl4\n{}", stack.replace("A100", "L4")), &[]);

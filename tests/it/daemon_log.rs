@@ -4,7 +4,7 @@ use crate::daemon::{House, SOON, Serving};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Waits until a line has these words; gives it.
+/// Waits for a line with this text, and returns it.
 fn line(serving: &Serving, words: &str) -> String {
     let end = Instant::now() + SOON;
     loop {

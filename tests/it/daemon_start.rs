@@ -55,7 +55,7 @@ async fn an_unreadable_checkpoint_is_waited_for_before_the_first_registration() 
     let words = adoption();
     assert!(words.contains("--skip-adoption") && !words.contains('\n'), "{words}");
     assert!(!readiness(&serving).0);
-    // It looks again and again, and goes no further.
+    // It retries, and does not continue.
     until("the log's line", || serving.log().contains("--skip-adoption"));
     let line = line_of(&serving.log(), "--skip-adoption");
     assert!(line.contains("ERROR") && line.contains(checkpoint.to_str().unwrap()), "{line}");
@@ -186,7 +186,7 @@ async fn a_policy_that_an_older_release_shipped_stays_in_the_stack_and_loses_the
     let kept = version(&serving, &digest);
     assert_eq!((&kept["shipped"], &kept["active"]), (&json!(false), &json!(true)), "{kept}");
     house.start("a", WHOLE, 1).await.unwrap();
-    // It is asked: the GPUs are offered by its word.
+    // It is called: its offers are used.
     let uuid = serving.live()[0]["gpus"][0].as_str().unwrap().to_owned();
     let offered_by = |digest: &str| {
         let gpu = serving.call("GET", &format!("/gpus/{uuid}"), &Value::Null);
@@ -281,7 +281,7 @@ fn serve_after(prepare: &str, state: &Path) -> Command {
     command
 }
 
-/// Ends with 1 and one line that begins with `error:` and holds these words.
+/// Ends with 1 and one line that begins with `error:` and contains this text.
 fn refuses(mut command: Command, words: &[&str]) {
     let (code, said) = ended(&mut command);
     assert_eq!(code, Some(1), "{said}");

@@ -140,7 +140,7 @@ async fn a_replay_shows_the_answers_of_another_policy() {
     assert!(words.contains("as 4 nvidia.com/gpu.shared") && words.contains("instead of 2"), "{words}");
     assert_eq!(get(&serving, "/stack")["entries"][0]["parameters"]["replicas"], 2, "nothing else happens");
 
-    // Wrong parameters are refused at once, even if no recorded question would be asked.
+    // Wrong parameters are refused at once, even if there is no recorded call.
     let wrong = [
         json!({"policy": "timeslice", "parameters": {"replicas": 0}}),
         json!({"policy": "quota", "parameters": {"namspaces": {}}}),
@@ -178,7 +178,7 @@ async fn a_shadow_is_called_in_addition_to_the_stack_and_changes_nothing() {
     let shadow = serving.call("POST", "/shadows", &candidate);
     let path = format!("/shadows/{}", shadow["id"]);
     house.start("a", WHOLE, 1).await.unwrap();
-    // The pod's grant has the stack asked for offers, and the shadow beside it.
+    // The pod's grant causes an evaluation of offers, also by the shadow.
     let fares = until(&serving, &path, |s| s["counts"]["offer"]["differs"].as_u64() > Some(0));
     assert!(
         fares["differences"][0]["words"].as_str().unwrap().contains("3 nvidia.com/gpu.shared"),

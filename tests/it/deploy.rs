@@ -151,7 +151,7 @@ fn every_right_to_change_something_ends_at_the_own_node() {
         assert_eq!((&binding["policyName"], &binding["validationActions"]), (&json!(name), &json!(["Deny"])));
         assert_eq!(binding["matchResources"], Value::Null, "{name} is to hold in every namespace");
     }
-    // An Eviction does not say on which node its pod is: the pods of its namespace are asked.
+    // An Eviction does not have its pod's node: the pods of its namespace are evaluated.
     let evict = one(RIGHTS, "ValidatingAdmissionPolicy", "berth-evict-own-node");
     assert_eq!(evict["spec"]["paramKind"], json!({"apiVersion": "v1", "kind": "Pod"}));
     let binding = one(RIGHTS, "ValidatingAdmissionPolicyBinding", "berth-evict-own-node");

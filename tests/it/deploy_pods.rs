@@ -232,7 +232,7 @@ fn the_admin_api_is_on_the_network_over_tls_alone() {
     assert_eq!(hosts(&open), hosts(&plain));
 }
 
-/// No pod of a DaemonSet that asks for nothing labels nodes or writes into node-feature-discovery's folder.
+/// With default values no pod labels nodes or writes into node-feature-discovery's folder.
 #[test]
 fn nodes_are_labelled_only_if_configured() {
     for deployed in Deployed::all() {

@@ -140,7 +140,7 @@ async fn a_failing_disk_fails_allocates_with_a_clear_error_and_nothing_else() {
             node.settled(&mut serving).await;
         }
     }
-    // What the disk has is what was said.
+    // The disk has what was reported.
     serving.kill();
     let mut serving = node.serve().await;
     node.settled(&mut serving).await;

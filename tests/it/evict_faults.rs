@@ -27,7 +27,7 @@ async fn a_restart_in_the_middle_of_a_drain_loses_nothing() {
     let asked = scene.server.world.asked_count();
     scene.serving = serve(&scene.house, &scene.server);
     scene.until_holder(&kept, "disruptionBudget");
-    assert!(scene.server.world.asked_count() > asked, "it is asked again");
+    assert!(scene.server.world.asked_count() > asked, "it is requested again");
     assert_eq!(scene.progress()["why"], "fan");
     scene.free(&kept);
     scene.until_state("drained");
@@ -44,7 +44,7 @@ async fn an_api_server_that_becomes_unreachable_is_waited_for_and_reported() {
     scene.until_holder(&kept, "disruptionBudget");
     scene.server.stop();
     let warning =
-        until_some("it is said", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
+        until_some("it is reported", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
     assert!(warning.contains("the API server cannot be used"), "{warning}");
     scene.free(&kept);
     scene.server.serve();
@@ -158,7 +158,7 @@ async fn a_daemon_without_its_api_server_after_a_restart_reports_that() {
     scene.serving.child.wait().unwrap();
     scene.serving = scene.house.serve();
     let warning =
-        until_some("it is said", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
+        until_some("it is reported", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
     assert!(warning.contains("--kubeconfig"), "{warning}");
     let asked = scene.server.world.asked_count();
     tokio::time::sleep(A_WHILE).await;

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-/// The words that reach the pod's status.
+/// The message that reaches the pod's status.
 pub(crate) async fn refused(node: &Node, pod: PodSpec) -> String {
     match node.kubelet.admit(pod).await {
         Err(AdmissionError::Rejected { reason, message }) => {
@@ -44,7 +44,7 @@ async fn a_container_learns_its_gpus_and_its_allocation() {
     assert_eq!(view.envs["NVIDIA_VISIBLE_DEVICES"], names.join(","));
     let id = live[0].id.to_string();
     assert_eq!(view.envs["BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"], id);
-    // Both sources are asked until they have named the holder.
+    // Both sources are read until they name the holder.
     node.wait("the holder", |l| {
         l.live.values().all(|a| {
             let holder = &a.holder;
@@ -178,7 +178,7 @@ async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     node.kubelet.admit(first).await.unwrap();
     let held = node.live()[0].devices[0].part.clone();
     node.kernel.cordon(held.clone(), "ada".into(), String::new()).await.unwrap();
-    // The kubelet counts its device as free at once; we hear of it at the next look.
+    // The kubelet counts its device as free at once; Berth learns of it in the next pass.
     node.kubelet.delete(&uid);
     for name in ["a", "b", "c"] {
         node.kubelet.admit(pod(name).container("main", &[(GPU, 1)])).await.unwrap();
@@ -447,7 +447,7 @@ async fn without_evidence_the_same_gpus_are_granted_again_and_again_and_their_re
 async fn nothing_is_offered_before_the_start_requests_it() {
     let node = Recipe::default().looked().await;
     let nothing = async |node: &Node| {
-        // Longer than changes of the ledger are gathered before offers are asked for.
+        // Longer than the batching of ledger changes before offers are evaluated.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         let offered = node.kernel.snapshot().resources();
         assert!(offered.is_empty(), "the baseline's offer would stay listed for a minute");

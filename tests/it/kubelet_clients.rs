@@ -51,7 +51,7 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// With `asks_first`, it asks for the options before each stream, as a kubelet does.
+    /// With `asks_first`, it requests the options before each stream, as a kubelet does.
     fn begin(socket: &Path, asks_first: bool) -> Self {
         let (count, lists) = watch::channel(0);
         let socket = socket.to_owned();
@@ -193,7 +193,7 @@ async fn a_connection_from_before_a_registration_does_not_count_as_the_kubelets(
     node.assert_harmless();
 }
 
-/// Asks for the options without a pause, on one connection as long as it lasts, and streams on it.
+/// Requests the options without a pause, on one connection as long as it lasts, and streams on it.
 async fn poll_options(socket: PathBuf) {
     loop {
         let Ok(mut client) = connect(&socket).await else {

@@ -243,6 +243,6 @@ async fn the_api_servers_view_takes_precedence_until_it_is_disconnected() {
     tokio::time::sleep(LONG_ENOUGH / 2).await;
     assert_eq!(source(&node.kernel.snapshot()), Some(PodsSource::ApiServer), "it is not shouted down");
     node.kernel.pods(of_api(false)).await.unwrap();
-    node.wait("the kubelet's word", |l| shown(l) && view(l).is_some_and(|v| v.pods.contains_key(&uid))).await;
+    node.wait("the kubelet's view", |l| shown(l) && view(l).is_some_and(|v| v.pods.contains_key(&uid))).await;
     node.assert_harmless();
 }

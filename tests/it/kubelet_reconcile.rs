@@ -109,7 +109,7 @@ async fn an_unreadable_source_ends_nothing() {
         node.kubelet.delete(&uid);
         tokio::time::sleep(LONG_ENOUGH).await;
         assert_eq!(node.live().len(), 1, "{mode:?}");
-        // And everything else goes on.
+        // And everything else continues.
         let other = pod("other").container("main", &[(GPU, 1)]);
         node.kubelet.admit(other).await.unwrap();
         node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);

@@ -387,7 +387,7 @@ async fn a_stopped_daemon_leaves_no_healthy_device_behind() {
 
 #[tokio::test]
 async fn a_stream_requested_while_the_daemon_stops_ends_at_once() {
-    // The kubelet has time to ask before the socket goes.
+    // The kubelet has time for its call before the socket is removed.
     let waits = Waits { leave_within: SOON, ..Waits::default() };
     let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
     node.kubelet.start().await.unwrap();

@@ -133,7 +133,7 @@ async fn after_a_restart_of_both_missing_pods_end_only_if_the_kubelet_kept_its_s
         let serving = house.serve();
         house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
         if lost {
-            // Pods that are gone and a kubelet that forgot them look the same.
+            // Ended pods and pods that a kubelet forgot look the same.
             tokio::time::sleep(LONG_ENOUGH).await;
             assert_eq!(serving.live().len(), 2, "held");
             // The first pod that it shows says that it knows what it runs.

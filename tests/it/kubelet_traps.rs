@@ -64,7 +64,7 @@ async fn a_vanished_gpu_stays_listed_until_it_is_back() {
     }
     // A missing one would be shown as healthy in the pod's status.
     assert_eq!(node.kubelet.reported_health(&uid, "main")[&format!("GPU-{taken}")], UNHEALTHY);
-    // A new kubelet hears of it just so.
+    // A new kubelet learns of it in the same way.
     node.kubelet.restart().await.unwrap();
     node.allocatable(GPU, 2).await;
     assert_eq!(node.kubelet.capacity(GPU), Some(4));

@@ -21,7 +21,7 @@ const LONG: LivenessLimits =
 /// So short that a test sees it.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// What `/livez` says against life, asked on both listeners.
+/// The error of `/livez`, the same on both listeners.
 fn liveness_error(bench: &Bench) -> Option<String> {
     let health = bench.api.as_ref().unwrap().health_address.unwrap();
     let [one, two] = [bench.address(), health].map(|address| ask(address, "GET", "/livez", &[], b""));
@@ -136,13 +136,13 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     until_some("it looks", || figures.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
-        let says = until_some("the look is missed", || liveness_error(&bench));
+        let says = until_some("the missing scan is detected", || liveness_error(&bench));
         assert!(says.contains("a scan of the GPUs has not ended for"), "{says}");
     }
     alive_again(&bench);
 
     *gpus.fails.lock().unwrap() = true;
-    let said = until_some("the failure is said", || {
+    let said = until_some("the failure is reported", || {
         let answer = ask(bench.address(), "GET", "/livez", &[], b"").expect(200);
         let checks = answer["checks"].as_array().unwrap().clone();
         let looks = checks.into_iter().find(|check| check["name"] == "looks").unwrap();
@@ -151,14 +151,14 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     assert!(said.contains("NVML cannot count the GPUs"), "{said}");
     *gpus.fails.lock().unwrap() = false;
     until_some("the failure is over", || figures.last_error().is_none().then_some(()));
-    // A thread that ended, however: no look is begun any more.
+    // A thread that has ended begins no further scan.
     alive_again(&bench);
     watch.stop();
     let says = until_some("the looks are missed", || liveness_error(&bench));
     assert!(says.contains("no scan of the GPUs has begun for"), "{says}");
 }
 
-/// A look that kills its thread after NVML has answered, at what it found.
+/// A scan whose result ends its thread after NVML has answered.
 struct DeadlyGpus;
 
 impl Gpus for DeadlyGpus {

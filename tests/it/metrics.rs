@@ -206,7 +206,7 @@ async fn an_allocate_is_counted_in_the_metrics() {
     assert!(after.sum("berth_journal_bytes", &[]) > 0.0);
     assert_eq!(after.sum("berth_journal_lost_total", &[]), 0.0);
 
-    // The same where an operator looks at the stack.
+    // The same in the operator's view of the stack.
     let stack = serving.call("GET", "/stack", &serde_json::Value::Null);
     let hook = &stack["entries"][0]["record"]["hooks"]["place"];
     let number = |key: &str| hook[key].as_u64().unwrap();
@@ -391,7 +391,7 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
     assert!((5e6..1e9).contains(&resident), "{resident}");
 }
 
-/// Whatever clients ask for, and however often, the number of series stays what the table says.
+/// Whatever clients request, and however often, the number of series stays within the limits of the table.
 #[test]
 fn no_client_and_no_pod_adds_labels() {
     let bench = Bench::new(2);

@@ -12,7 +12,7 @@ const SMALL: &str = "nvidia.com/mig-1g.10gb";
 const MEDIUM: &str = "nvidia.com/mig-2g.20gb.me";
 const LARGE: &str = "nvidia.com/mig-3g.40gb";
 
-/// A node whose driver is the look-alike.
+/// A node whose driver is the fake.
 pub(crate) struct Rig {
     pub(crate) house: House,
     pub(crate) nvml: Installed,
@@ -111,7 +111,7 @@ async fn single_lists_instances_as_gpus_and_refuses_mixed_layouts_with_a_message
             large.uuid = "MIG-00000000-0000-4000-8000-000000000003".into();
         })
         .unwrap();
-    until("a word on MIG", || !mig_check(&serving).0);
+    until("a message about MIG", || !mig_check(&serving).0);
     let words = mig_check(&serving).1;
     assert!(words.contains(&format!("3g.40gb on GPU {other}")) && words.contains("mixed"), "{words}");
     until("the log's line", || serving.log().contains("3g.40gb on GPU"));

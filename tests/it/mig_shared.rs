@@ -33,7 +33,7 @@ async fn single_never_lists_shares_of_gpus_and_instances_by_one_name() {
     // The answer to the activation of such a stack says so at once.
     let answer = serving.call("PUT", "/stack", &stack(WHOLE));
     assert_eq!(answer["warnings"], json!([why]));
-    // By names of their own a pod can tell them apart.
+    // With separate names a pod can distinguish them.
     let answer = serving.call("PUT", "/stack", &stack(SHARED));
     assert_eq!(answer.get("warnings"), None, "{answer}");
     rig.allocatable(&[(SHARED, 4), (WHOLE, 2)]).await;

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// How long the calls on one GPU may take in these tests.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// A look takes two deadlines at most, and one for counting; the rest is for a slow machine.
+/// A scan takes two deadlines at most, and one for counting; more time is for a slow machine.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
 struct Bench {
@@ -24,7 +24,7 @@ struct Bench {
 impl Bench {
     fn new(state: &State) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let installed = Installed::new(folder.path(), state).expect("the look-alike is built");
+        let installed = Installed::new(folder.path(), state).expect("the fake is built");
         let gpus = NvmlGpus::open(options(installed.library(), folder.path())).expect("it opens");
         Self { gpus, installed, _folder: folder }
     }
@@ -227,7 +227,7 @@ fn a_profiles_attributes_are_read_from_nvml_if_the_name_has_none() {
     };
     let bench = Bench::new(&state);
     assert_eq!(profiles(&bench), ["1g.10gb+me", "1g.10gb-me", "1g.10gb", "2g.20gb+gfx"]);
-    // Without the right to ask it is the name that counts.
+    // Without the right to query, the name counts.
     state.faults.push(Fault::fail("nvmlDeviceGetGpuInstanceById", Code::NoPermission));
     let bench = Bench::new(&state);
     assert_eq!(profiles(&bench), ["1g.10gb", "1g.10gb", "1g.10gb", "2g.20gb"]);
@@ -239,7 +239,7 @@ fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     let mut state = State::h100(4);
     state.counts_at_init = true;
     let late = state.gpus.split_off(2);
-    let installed = Installed::new(folder.path(), &state).expect("the look-alike is built");
+    let installed = Installed::new(folder.path(), &state).expect("the fake is built");
     let attached = folder.path().join("attached");
     let attach = |bus: &str| std::fs::create_dir_all(attached.join(bus)).expect("a folder");
     attach("0000:07:00.0");
@@ -321,7 +321,7 @@ fn processes_of_a_gpu_are_listed_up_to_a_limit_and_it_stays_healthy() {
         let id = &inventory.parts[0].id;
         assert_eq!((inventory.usage[id].processes, inventory.processes[id].len()), (running, reported));
     }
-    // More than are ever asked for: not seen, which is not ill.
+    // More than are ever read: not visible, which is not an error.
     let mut state = State::h100(1);
     (0..2000).for_each(|n| state.gpus[0].run(1000 + n, 1));
     let inventory = Bench::new(&state).look();

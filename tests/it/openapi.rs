@@ -87,7 +87,7 @@ fn every_operation_has_a_description_and_its_errors() {
     }
 }
 
-/// Each body and each parameter shows what it looks like.
+/// Each body and each parameter has an example.
 #[test]
 fn every_request_and_every_response_has_an_example() {
     let document = document();

@@ -28,7 +28,7 @@ enum Hook {
 /// One call at a time, so that its time is its own.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Asks once and answers fault kind and words; then asks a harmless policy, which must work.
+/// Calls the policy and returns the kind and text of its fault; then calls a harmless policy, which must work.
 fn fault_of(name: &str, hook: Hook) -> (FaultKind, String) {
     let version = installed(name);
     let fault = ask(&version, hook).expect_err("a fault");

@@ -190,7 +190,7 @@ async fn a_node_without_its_policies_starts_reports_that_and_loads_them_later() 
     assert!(ready && says.contains("policy memory@") && says.contains("out of order"), "{says}");
     let record = || api.get("/stack")["entries"][0]["record"].clone();
     assert!(record()["faults"]["byKind"]["missing"].as_u64() > Some(0), "{}", record());
-    // It goes on trying.
+    // It keeps retrying.
     let began = node.began();
     node.until_began(began + 2);
 
@@ -255,8 +255,10 @@ async fn a_permanently_lost_policy_blocks_no_other() {
     let (daemon, api) = node.up().await;
     node.set("fail", false);
     until("the policy that can be had", || answered(&api, 1) > 0);
-    until("the word on the other", || api.ready().1.is_some_and(|says| says.contains("upload it again")));
-    // What it asks for helps, though the node knows the version.
+    until("the message about the other", || {
+        api.ready().1.is_some_and(|says| says.contains("upload it again"))
+    });
+    // The advised action helps, although the node has the version.
     api.push(&lost).expect(200);
     until("both", || api.ready() == (true, None));
     until("an answer of the other", || answered(&api, 0) > 0);

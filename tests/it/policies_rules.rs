@@ -83,7 +83,7 @@ impl Scene {
         shown
     }
 
-    /// Asks for shares of GPU 1 both ways, and answers what both say.
+    /// Requests shares of GPU 1 in both ways, and returns both answers.
     fn admit<P: Policy>(&self, version: &PolicyVersion, parameters: &str, shares: &[u32]) -> Option<Answer> {
         let devices: Vec<DeviceId> = shares.iter().map(|n| DeviceId::share(&gpu_id(1), *n)).collect();
         let shown = self.shown(parameters);
@@ -99,7 +99,7 @@ impl Scene {
             request: sdk::Request {
                 front_end: sdk::FrontEnd::DevicePlugin,
                 resource: 0,
-                // Those that ask for this number of devices.
+                // Those that request this number of devices.
                 candidates: if shares.len() == 2 {
                     self.waiting.iter().enumerate().map(candidate).collect()
                 } else {

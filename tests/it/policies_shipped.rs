@@ -233,7 +233,7 @@ impl Shown {
     }
 }
 
-/// Asks a policy both ways, whatever it answers.
+/// Calls a policy in both ways, whatever it answers.
 pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
     let version = shipped(name);
     let shown = shown(&node.0, parameters);

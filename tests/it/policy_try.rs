@@ -20,7 +20,7 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
     bench.upload(&module("share", "1")).expect(201);
     bench.allocate(0);
     let before = bench.get("/api/v1/node").expect(200)["generation"].clone();
-    // Offers are asked again by themselves, a moment after the grant.
+    // Offers are evaluated again automatically, a moment after the grant.
     let counted = || {
         let mut tally = bench.kernel.call_counters();
         tally.decisions.retain(|(hook, _), _| *hook != Hook::Offer);
@@ -219,7 +219,7 @@ async fn shipped_policies_are_tried_on_a_busy_node() {
     }
     assert_eq!(house.kubelet.capacity(SHARED), Some(4), "nothing reached the kubelet");
 
-    // Whom a quota is for is a matter of who asks: the pod of the first namespace has used its own up.
+    // A quota depends on the requester: the pod of the first namespace has used it up.
     let quota =
         r#"{"namespaces": [{"namespace": "ns", "devices": 1}, {"namespace": "other", "devices": 2}]}"#;
     for (namespace, words, ends) in [("ns", "denied by quota@", 1), ("other", "granted by", 0)] {
@@ -233,7 +233,7 @@ async fn shipped_policies_are_tried_on_a_busy_node() {
     let (code, said) =
         typed(&house, &serving, &["policy", "try", "timeslice", "--parameters", r#"{"replicas": 0}"#]);
     assert!(code == Some(1) && said.contains("would be refused") && said.contains("fault: "), "{said}");
-    // One that has no word on offers is asked as an activation would.
+    // A policy without the hook `offer` is checked as in an activation.
     let args = ["policy", "try", "quota", "--parameters", r#"{"namespaces": 3}"#];
     let (code, said) = typed(&house, &serving, &args);
     assert!(code == Some(1) && said.contains("would be refused: policy quota@"), "{said}");

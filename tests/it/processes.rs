@@ -96,7 +96,7 @@ impl Serving {
         self.call("GET", path, &Value::Null)
     }
 
-    /// Asks until the answer is as it should be.
+    /// Sends requests until the response is as expected.
     fn await_that(&self, path: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + SOON;
         loop {

@@ -123,12 +123,12 @@ fn damage_is_reported_and_nothing_is_touched() {
     let garbage: Vec<u8> = (0..length).map(|i| ((i * 7919) >> 3).to_le_bytes()[0]).collect();
     type Damage<'a> = (&'a str, Box<dyn Fn() + 'a>);
     let damages: Vec<Damage> = vec![
-        ("the log is half gone", Box::new(|| cut(length / 2))),
+        ("half of the log is missing", Box::new(|| cut(length / 2))),
         ("the log is empty", Box::new(|| cut(0))),
         ("the log's end is cut", Box::new(|| cut(length / 5 * 4))),
         ("the log is garbage", Box::new(|| fs::write(&log, &garbage).unwrap())),
         ("the log is zeros", Box::new(|| fs::write(&log, vec![0; length]).unwrap())),
-        ("the log is gone", Box::new(|| fs::remove_file(&log).unwrap())),
+        ("the log is missing", Box::new(|| fs::remove_file(&log).unwrap())),
         ("the snapshot is garbage", Box::new(|| fs::write(snapshot(&good), &garbage[..90]).unwrap())),
         ("the snapshot is empty", Box::new(|| fs::write(snapshot(&good), b"").unwrap())),
         ("the counter is gone", Box::new(|| fs::remove_file(data.join("counter")).unwrap())),
@@ -498,7 +498,7 @@ fn drop_to_the_user_nobody() {
     }
 }
 
-/// Ends the child on the way out, whatever a check says.
+/// Ends the child when dropped, also after a failed check.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -519,7 +519,7 @@ fn another_process_has_it() {
         let _store = SledStore::open(&folder).unwrap();
         // The harness has begun a line of its own.
         say("\nholds 1");
-        // Until it is killed; not longer than a test run, should the parent be gone.
+        // Until it is killed, or for the length of a test run if the parent has ended.
         std::thread::sleep(Duration::from_secs(60));
         return;
     }
@@ -554,7 +554,7 @@ fn a_full_disk_loses_nothing() {
     assert!(output.status.success() && said.contains("settled 1"), "{said}{errors}");
 }
 
-/// Prints what was acknowledged; ends by itself only if the parent is gone.
+/// Prints the acknowledged writes; ends by itself only if the parent has ended.
 fn append_until_killed(folder: &Path) {
     // The harness has begun a line of its own.
     say("\nopens 0");
@@ -604,13 +604,13 @@ fn acknowledged_writes_survive_a_kill() {
         }
         child.0.kill().unwrap();
         child.0.wait().unwrap();
-        // What it said until it died counts as well.
+        // Its output before it died counts as well.
         said = output.filter_map(|line| acknowledged(&line)).last().or(said);
         least = said.map_or(least, |n| n + 1);
         let loaded = SledStore::open(&store.path).unwrap().load().unwrap();
         let Some(Record::Meta(known)) = loaded.first() else { panic!("no meta") };
         let next = known.next_number;
-        // One more may have been written and not yet said.
+        // One more may have been written and not yet reported.
         assert!((least..=least + 1).contains(&next), "round {round}: {next} after {least}");
         let kept = (next.saturating_sub(50)..next).map(|n| allocation(n, "x"));
         let expected: Vec<_> = [meta(known.store, next)].into_iter().chain(kept).collect();

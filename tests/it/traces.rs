@@ -216,7 +216,7 @@ async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
     assert!(who.contains_key("service.version") && who.contains_key("host.name"), "{who:?}");
     assert_eq!(got.authorization.lock().unwrap().as_deref(), Some("Bearer x"));
 
-    // A caller's trace goes on here; what is malformed begins one.
+    // A caller's trace continues here; a malformed header begins a new one.
     let (trace, caller) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
     let gpus = serving.call("GET", "/gpus", &Value::Null);
     let gpu = format!("/gpus/{}", gpus["items"][0]["uuid"].as_str().unwrap());

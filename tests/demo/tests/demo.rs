@@ -1,4 +1,4 @@
-//! The demo tells its story to the end.
+//! The demo runs to its end.
 
 use std::process::{Command, Stdio};
 

@@ -42,7 +42,7 @@ codes! {
     Uninitialized = 1, c"Uninitialized";
     /// A null pointer, a foreign handle, a number out of range.
     InvalidArgument = 2, c"Invalid Argument";
-    /// The model, or this look-alike, does not have it.
+    /// The model, or this fake, does not have it.
     NotSupported = 3, c"Not Supported";
     /// The user may not.
     NoPermission = 4, c"Insufficient Permissions";

@@ -1,4 +1,4 @@
-//! The state file: what the look-alike shows, as one value.
+//! The state file: what the fake shows, as one value.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// `NVML_DEVICE_UUID_BUFFER_SIZE` less the terminating NUL.
 const UUID_CHARS_MAX: usize = 79;
 
-/// Everything the look-alike shows.
+/// Everything that the fake shows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -201,7 +201,7 @@ impl State {
         self.events.iter().map(|event| event.seq).max().unwrap_or(0)
     }
 
-    /// What is wrong with the state, in words.
+    /// The error of the state, as text.
     fn check(&self) -> Result<(), String> {
         let mut uuids = HashSet::new();
         let mut addresses = HashSet::new();

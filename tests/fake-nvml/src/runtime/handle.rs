@@ -2,7 +2,7 @@
 //!
 //! A handle is a number in a pointer's place and is never followed, so that a wild one is refused and not a crash. A handle
 //! stays good for the life of the process, as it names a UUID and not a place in a list: whether that GPU is still there is
-//! asked on each call.
+//! read in each call.
 
 use std::sync::{Mutex, PoisonError};
 

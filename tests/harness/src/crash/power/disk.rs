@@ -86,7 +86,7 @@ impl Disk {
         Self { files: BTreeMap::new(), folders: BTreeMap::from([(ROOT, Names::default())]) }
     }
 
-    /// Goes on by one step.
+    /// Advances by one step.
     pub(crate) fn apply(&mut self, op: &Op) {
         match op {
             Op::Made { folder, name, id, is_folder } => {

@@ -29,7 +29,7 @@ policies-test:
 # Compile the shipped policies to policies-wasm/prebuilt (needs a wasm target; installs Debian's where rustup has none)
 policies:
     policies-wasm/build.sh
-    UPDATE_EXPECT=1 cargo test --locked --test it what_the_shipped_policies_say
+    UPDATE_EXPECT=1 cargo test --locked --test it the_descriptions_of_the_shipped_policies
 
 # Every shipped policy on random nodes: as WebAssembly, in two instances, and natively the answers are the same
 same-answers NODES="10000" *ARGS:

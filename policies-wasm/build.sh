@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the shipped policies and writes prebuilt/. Only needed after a change of a policy, the SDK or
-# the WIT: the daemon embeds what is committed there.
+# the WIT: the daemon embeds the committed files.
 #
-# Uses rustup's wasm32-unknown-unknown where that is installed (`rustup target add
+# Uses rustup's target wasm32-unknown-unknown if it is installed (`rustup target add
 # wasm32-unknown-unknown`), else Debian's rustc, which builds the standard library from source:
 #   apt-get install --no-install-recommends rustc-web rust-web-src
 set -euo pipefail
@@ -17,15 +17,16 @@ target=wasm32-unknown-unknown
 folder=${CARGO_TARGET_DIR:-$PWD/target}
 sysroot=$(rustc --print sysroot)
 packages=("${policies[@]/#/--package=berth-policy-}")
-# No path of the machine belongs into an artifact: it would change its digest and tell its maker.
+# Paths of the build machine must not be in an artifact: its digest would depend on them, and they
+# would reveal where it was built.
 remap() { printf -- '--remap-path-prefix=%s=%s' "$1" "$2"; }
 CARGO_ENCODED_RUSTFLAGS=$(remap "$PWD" policies-wasm)$'\x1f'$(remap "${CARGO_HOME:-$HOME/.cargo}" cargo)
 CARGO_ENCODED_RUSTFLAGS+=$'\x1f'$(remap /usr/lib/rustlib/src/rust rust)
-# Less stack than the usual MiB: what a call touches then lies in few pages at the front of its
-# memory, which the daemon keeps and clears instead of giving them back.
+# Less stack than the default of 1 MiB: the memory that a call writes to is then in a few pages at the
+# front, which the daemon keeps and clears instead of unmapping them.
 CARGO_ENCODED_RUSTFLAGS+=$'\x1f'-Clink-arg=-zstack-size=65536
-# Enough from the start for a call about any but the largest nodes: a page that is not touched costs
-# nothing, and growing costs two system calls a call.
+# Enough initial memory for calls on all but the largest nodes: an untouched page costs nothing,
+# whereas growing the memory costs two system calls in every call.
 CARGO_ENCODED_RUSTFLAGS+=$'\x1f'-Clink-arg=--initial-memory=524288
 export CARGO_ENCODED_RUSTFLAGS
 
@@ -43,7 +44,7 @@ else
     echo "build.sh: no Rust that builds for $target; see the first lines of this file" >&2
     exit 1
 fi
-# The tool below is built for this machine and stays here.
+# The tool below runs on the build machine and is not shipped, so it needs none of these flags.
 unset CARGO_ENCODED_RUSTFLAGS
 
 mkdir -p prebuilt

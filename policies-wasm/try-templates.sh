@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes a policy of each language with `berth policy new`, builds it with the commands of its README, and runs
-# `berth policy check` and `berth policy test` on it. A language whose tools are not here is skipped, and said so;
-# a language that is named must work:
+# Creates a policy in each language with `berth policy new`, builds it with the commands of its README, and runs
+# `berth policy check` and `berth policy test` on it. A language whose tools are missing is skipped with a message,
+# unless it is given as an argument; then it fails:
 #   policies-wasm/try-templates.sh [rust] [c] [js] [python]
 # Tools: rust: a Rust that builds for wasm32-unknown-unknown (see build.sh). c: wit-bindgen and zig (or
-# `python3 -m ziglang`). js: npm. python: python3 with venv. What npm and pip bring stays in the folder of the trial.
+# `python3 -m ziglang`). js: npm. python: python3 with venv. npm and pip install into the temporary folder.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 target=wasm32-unknown-unknown
 passed=0 skipped=0 failed=0
 
-# Answers what is missing for a language; nothing if all is there.
+# Prints what is missing for a language; nothing if all tools are installed.
 missing() {
     case $1 in
     rust)
@@ -68,7 +68,7 @@ try() {
     set -e
     "$berth" policy new my-trial --lang "$1" --dir "$work/$1" >/dev/null
     cd "$work/$1"
-    # A folder of its own: what is built here must not pass for something of this repository.
+    # A separate target folder: the artifacts must not be confused with those of this repository.
     unset CARGO_TARGET_DIR
     "build_$1"
     "$berth" policy check "$(module "$1")" | head -n 1
@@ -85,7 +85,7 @@ for lang in "${@:-all}"; do
             continue
         fi
         echo "$each:"
-        # In a shell of its own, and not in a condition, where `set -e` would be off.
+        # In a subshell, and not in a condition, where `set -e` would have no effect.
         set +e
         (try "$each")
         code=$?

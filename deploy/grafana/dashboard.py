@@ -1,6 +1,6 @@
 """Writes the Grafana dashboard: python3 deploy/grafana/dashboard.py. To add a panel, add a line to its row below.
 
-`just deploy-check` asks a running daemon whether it has every metric that is named here.
+`just deploy-check` checks that a running daemon has every metric that is used here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _DENIED = 'hook="admit", outcome=~"denied|refused"'
 _SICK = 'state!="healthy"'
 _TAKEN_OUT = 'state!="active"'
 _FAILED = 'status=~"4xx|5xx"'
-#: Every process that Prometheus scrapes calls these numbers the same.
+#: These metrics have the same names for every process that Prometheus scrapes.
 _OURS = 'job=~".*berth.*"'
 
 
@@ -81,20 +81,20 @@ ROWS = [
                 width=4,
             ),
             Panel(
-                "Not well",
+                "Not healthy",
                 [
                     (f"{_of('berth_live')} == 0", "/livez {{check}} on {{instance}}"),
                     (f"{_of('berth_ready')} == 0", "/readyz {{check}} on {{instance}}"),
                 ],
                 kind="table",
-                about="By check. /livez, /readyz and the pod's log say why.",
+                about="By check. /livez, /readyz and the pod's log show the reason.",
             ),
             Panel(
-                "Labels, TLS and other checks with something to say",
+                "Warnings of labels, TLS and other checks",
                 [(f"{_of('berth_check_warning')} == 1", "{{check}} on {{instance}}")],
                 kind="table",
                 width=12,
-                about="labels: the node's labels do not follow its GPUs. tls: renewed files do not fit, the old ones go on.",
+                about="labels: the node's labels do not match its GPUs. tls: renewed files cannot be used, the old ones stay in effect.",
             ),
             Panel(
                 "Activations of stacks",
@@ -110,7 +110,7 @@ ROWS = [
             Panel("Models", [(f"count by (model) ({_of('berth_gpu_info')})", "{{model}}")], kind="stat"),
             Panel("Health", [(_sum("berth_gpu_health", "state"), "{{state}}")]),
             Panel(
-                "Not well",
+                "Not healthy",
                 [(f"{_of('berth_gpu_health', _SICK)} == 1", "GPU {{gpu}} of {{instance}} is {{state}}")],
                 kind="table",
             ),
@@ -133,23 +133,23 @@ ROWS = [
                 about="Those without an allocation: `berth process bypass`.",
             ),
             Panel(
-                "XIDs and turns of health",
+                "XIDs and changes of health",
                 [
                     (f"sum by (instance, gpu, code) ({_increase('berth_gpu_xids_total')})", "XID {{code}} of GPU {{gpu}} of {{instance}}"),
                     (f"sum by (state) ({_increase('berth_gpu_health_changes_total')})", "to {{state}}"),
                 ],
             ),
             Panel(
-                "Time of a look",
+                "Duration of a scan",
                 [
                     (_quantile(0.5, "berth_gpu_scan_duration_seconds", "instance"), "{{instance}} p50"),
                     (_quantile(0.99, "berth_gpu_scan_duration_seconds", "instance"), "{{instance}} p99"),
                 ],
                 "s",
-                about="At all GPUs of a node, by NVML.",
+                about="All GPUs of a node, by NVML.",
             ),
-            Panel("Looks", [(_rate("berth_gpu_scans_total", "outcome"), "{{outcome}}")], "ops"),
-            Panel("Since the last look", [(f"time() - {_of('berth_gpu_scan_timestamp_seconds')}", "{{instance}}")], "s"),
+            Panel("Scans", [(_rate("berth_gpu_scans_total", "outcome"), "{{outcome}}")], "ops"),
+            Panel("Since the last scan", [(f"time() - {_of('berth_gpu_scan_timestamp_seconds')}", "{{instance}}")], "s"),
         ],
     ),
     (
@@ -157,22 +157,22 @@ ROWS = [
         [
             Panel("States", [(_sum("berth_gpu_drain", "state", _TAKEN_OUT), "{{state}}")]),
             Panel(
-                "Pods that are still there",
+                "Remaining pods",
                 [
                     (_of("berth_gpu_drain_holders"), "GPU {{gpu}} of {{instance}}"),
-                    (f"{_of('berth_gpu_drain_blockers')} > 0", "GPU {{gpu}} of {{instance}}: they do not leave"),
+                    (f"{_of('berth_gpu_drain_blockers')} > 0", "GPU {{gpu}} of {{instance}}: blocked"),
                 ],
-                about="`berth gpu show GPU` says who, and what each waits for.",
+                about="`berth gpu show GPU` shows them, and what each waits for.",
             ),
             Panel(
-                "Left until the deadline",
+                "Time until the deadline",
                 [(f"{_of('berth_gpu_drain_deadline_timestamp_seconds')} - time()", "GPU {{gpu}} of {{instance}}")],
                 "s",
                 about="Below zero: late.",
                 least=None,
             ),
             Panel(
-                "Taken out, since",
+                "Out of use, since",
                 [
                     (
                         f"(time() - {_of('berth_gpu_drain_since_timestamp_seconds')}) * on (instance, uuid)"
@@ -192,7 +192,7 @@ ROWS = [
             Panel("Devices", [(_sum("berth_devices", "resource, state"), "{{resource}} {{state}}")], stacked=True),
             Panel("Live allocations", [(_sum("berth_allocations", "resource, instance"), "{{resource}} on {{instance}}")]),
             Panel(
-                "Begun and ended",
+                "Granted and ended",
                 [
                     (_rate("berth_allocations_granted_total", "how"), "{{how}}"),
                     (_rate("berth_allocations_ended_total", "reason"), "ended: {{reason}}"),
@@ -209,15 +209,15 @@ ROWS = [
                 [(f"{_of('berth_allocations_on_hold')} == 1", "{{instance}}")],
                 kind="table",
                 width=16,
-                about="Nothing ends there, since the kubelet's accounts contradict each other.",
+                about="No allocation ends there, since the kubelet's records contradict each other.",
             ),
         ],
     ),
     (
         "Decisions",
         [
-            Panel("Questions by what came of them", [(_rate("berth_decisions_total", "outcome"), "{{outcome}}")], "ops"),
-            Panel("Questions by hook", [(_rate("berth_decisions_total", "hook"), "{{hook}}")], "ops"),
+            Panel("Decisions by outcome", [(_rate("berth_decisions_total", "outcome"), "{{outcome}}")], "ops"),
+            Panel("Decisions by hook", [(_rate("berth_decisions_total", "hook"), "{{hook}}")], "ops"),
             Panel(
                 "Denied or refused",
                 [
@@ -226,7 +226,7 @@ ROWS = [
                         "{{instance}}",
                     )
                 ],
-                about="Each is a pod that failed. `berth decision list --outcome denied` says which and why.",
+                about="Each is a pod that failed. `berth decision list --outcome denied` shows which and why.",
             ),
         ],
     ),
@@ -248,7 +248,7 @@ ROWS = [
                 ],
             ),
             Panel(
-                "Time of a call",
+                "Duration of a call",
                 [
                     (_quantile(0.5, "berth_policy_call_duration_seconds", "hook"), "{{hook}} p50"),
                     (_quantile(0.99, "berth_policy_call_duration_seconds", "hook"), "{{hook}} p99"),
@@ -261,7 +261,7 @@ ROWS = [
                 [(f"{_of('berth_policy_suspended')} == 1", "{{policy}} on {{instance}}")],
                 kind="table",
                 width=24,
-                about="Not asked any more, after five faults in a row: `berth policy unsuspend NAME`.",
+                about="No longer called after five consecutive faults: `berth policy unsuspend NAME`.",
             ),
         ],
     ),
@@ -274,7 +274,7 @@ ROWS = [
                 about="At most 64 of the kubelet and 256 of others.",
             ),
             Panel(
-                "Time of a turn",
+                "Duration of a command",
                 [
                     (_quantile(0.5, "berth_keeper_turn_duration_seconds", "instance"), "{{instance}} p50"),
                     (_quantile(0.99, "berth_keeper_turn_duration_seconds", "instance"), "{{instance}} p99"),
@@ -282,7 +282,7 @@ ROWS = [
                 "s",
             ),
             Panel(
-                "Time of an append",
+                "Duration of an append",
                 [
                     (_quantile(0.5, "berth_store_append_duration_seconds", "instance"), "{{instance}} p50"),
                     (_quantile(0.99, "berth_store_append_duration_seconds", "instance"), "{{instance}} p99"),
@@ -307,12 +307,12 @@ ROWS = [
             Panel(
                 "Registrations",
                 [(_sum("berth_kubelet_registration", "resource, state"), "{{resource}} {{state}}")],
-                about="contested: another plugin has taken the resource.",
+                about="contested: another plugin registers the resource.",
             ),
             Panel(
                 "Streams of devices",
                 [(_of("berth_list_and_watch_streams"), "{{resource}} on {{instance}}")],
-                about="One each, where all is well.",
+                about="Normally one each.",
             ),
             Panel(
                 "Registrations",
@@ -320,7 +320,7 @@ ROWS = [
             ),
             Panel("Calls", [(_rate("berth_grpc_calls_total", "method, code"), "{{method}} {{code}}")], "ops"),
             Panel(
-                "Time of a call",
+                "Duration of a call",
                 [
                     (_quantile(0.5, "berth_grpc_call_duration_seconds", "method"), "{{method}} p50"),
                     (_quantile(0.99, "berth_grpc_call_duration_seconds", "method"), "{{method}} p99"),
@@ -328,7 +328,7 @@ ROWS = [
                 "s",
             ),
             Panel(
-                "Looks at its accounts",
+                "Reconcile passes",
                 [
                     (_rate("berth_reconcile_passes_total", "outcome"), "{{outcome}}"),
                     (_quantile(0.99, "berth_reconcile_duration_seconds", "instance"), "{{instance}} p99, seconds"),
@@ -341,12 +341,12 @@ ROWS = [
         [
             Panel("Requests", [(_rate("berth_http_requests_total", "method, status"), "{{method}} {{status}}")], "ops"),
             Panel(
-                "Time of an answer, by route",
+                "Duration of a request, by route",
                 [(_quantile(0.99, "berth_http_request_duration_seconds", "route, method"), "{{method}} {{route}} p99")],
                 "s",
             ),
             Panel(
-                "Failed and turned away, by route",
+                "Failed and refused, by route",
                 [
                     (
                         f"sum by (route, method, status) ({_increase('berth_http_requests_total', _FAILED)})",
@@ -373,7 +373,7 @@ ROWS = [
         "Record of decisions",
         [
             Panel("Size", [(_of("berth_journal_bytes"), "{{instance}}")], "bytes"),
-            Panel("Decisions on the record", [(_of("berth_journal_kept"), "{{instance}}")]),
+            Panel("Recorded decisions", [(_of("berth_journal_kept"), "{{instance}}")]),
             Panel(
                 "Dropped and lost",
                 [

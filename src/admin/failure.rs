@@ -53,10 +53,10 @@ impl IntoFailure for Refusal {
             | Refusal::Vanished { .. } => problem(Kind::State),
             Refusal::NoAnswer { .. } => problem(Kind::State).hint(
                 "it is scanned again every few seconds: reset it, or repair the driver, the slot or the node, and mark it \
-                 once it answers; it also comes back by itself after a quiet time",
+                 healthy once it answers; it also becomes healthy by itself after a quiet time",
             ),
             Refusal::StillThere { .. } => problem(Kind::State)
-                .hint("to stop grants on a GPU that is there, cordon it instead"),
+                .hint("to stop grants on a GPU that is present, cordon it instead"),
             Refusal::TooSoon { wait_ms, .. } => {
                 problem(Kind::State).retry_after(wait_ms.div_ceil(1000))
             }
@@ -72,7 +72,7 @@ impl IntoFailure for Refusal {
             Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
             Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
             Refusal::TooManyMarks { gpu } => problem(Kind::Limit)
-                .hint("remove the mark of an owner who no longer needs it; the GPU names them")
+                .hint("remove the mark of an owner who no longer needs it; the GPU shows its marks")
                 .action(Action::new(Operation::GetGpu, &[("uuid", gpu.as_str())])),
             Refusal::UnknownGpu { .. } => {
                 problem(Kind::UnknownGpu).hint("list the GPUs with their UUIDs").action(Operation::ListGpus)
@@ -142,7 +142,7 @@ fn uninstalled(error: &InstallError, message: &dyn std::fmt::Display) -> Failure
         InstallError::Lost { .. } => problem(Kind::Lost),
         InstallError::Stopping => problem(Kind::Stopping),
         InstallError::Failed { .. } => problem(Kind::Internal)
-            .hint("no stack and no version changed; mend that on the node (the folder policies under the state folder, its disk, its memory) and do the same again"),
+            .hint("no stack and no version was changed; fix this on the node (the folder policies in the state folder, its disk, its memory) and repeat the request"),
     }
 }
 
@@ -151,7 +151,7 @@ impl IntoFailure for UploadError {
         match self {
             UploadError::Signature(error) => Failure::new(Kind::Untrusted, &error).hint(match error {
                 SignatureError::Missing { .. } | SignatureError::Wrong { .. } => UNSIGNED_HINT,
-                SignatureError::CoreModule => "make a component of it first, and sign that",
+                SignatureError::CoreModule => "convert it into a component first, and sign that",
             }),
             UploadError::Install(error) => error.into_failure(),
             UploadError::Command(error) => error.into_failure(),

@@ -26,7 +26,7 @@ use utoipa::{Modify, OpenApi};
 #[openapi(
     info(
         title = "Berth",
-        description = "The admin API of one GPU node: what its GPUs are and who holds them, which policies decide, and the operator's word.\n\nErrors are `application/problem+json` (RFC 9457); the `type` of each is a page that says what it means and what to do, and `/problems` lists them. Lists that grow take `limit` and `cursor`, and answer with `next`. Answers with a weak ETag answer 304 to `If-None-Match`; a strong one is for `If-Match`, which is refused where a route has none. Bodies are compressed where `Accept-Encoding` allows gzip. All of `/api/v1` needs a token, `Authorization: Bearer TOKEN`, or a client certificate; GET and HEAD need the right to read, every other method the right to change.",
+        description = "The admin API of one GPU node: its GPUs and their holders, the policies that decide, and the commands of operators.\n\nErrors are `application/problem+json` (RFC 9457); the `type` of each is the path of a page that explains it and what to do, and `/problems` lists them. Lists that grow take `limit` and `cursor`, and have `next` in the response. A weak ETag is for `If-None-Match`, which is answered with 304 while nothing has changed; a strong one is for `If-Match`, which is refused on routes without one. Bodies are compressed if `Accept-Encoding` allows gzip. All of `/api/v1` needs a token, `Authorization: Bearer TOKEN`, or a client certificate; GET and HEAD need the right to read, every other method the right to change.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     servers((url = "/", description = "This node")),
@@ -44,12 +44,12 @@ use utoipa::{Modify, OpenApi};
     tags(
         (name = "node", description = "The node and its daemon"),
         (name = "gpus", description = "GPUs: health, devices, cordon and drain"),
-        (name = "processes", description = "Who is on the GPUs, and by which right"),
-        (name = "events", description = "What changes, as it changes"),
-        (name = "allocations", description = "Who holds which devices"),
-        (name = "decisions", description = "What policies were asked and said, and what others would say"),
+        (name = "processes", description = "Processes on the GPUs, and those without an allocation"),
+        (name = "events", description = "Changes on the node as they happen"),
+        (name = "allocations", description = "Allocations: holders and their devices"),
+        (name = "decisions", description = "Recorded decisions of policies, and trials, replays and shadows of others"),
         (name = "policies", description = "Versions of policies"),
-        (name = "stack", description = "Which policies are asked, in which order"),
+        (name = "stack", description = "The active policies, in the order in which they are called"),
         (name = "health", description = "For probes and scrapes; no token on the node and on the health listener"),
     ),
     security(("token" = [])),
@@ -145,20 +145,20 @@ fn cached(operation: &mut Operation) {
         .name(IF_NONE_MATCH.as_str())
         .parameter_in(ParameterIn::Header)
         .required(Required::False)
-        .description(Some("The ETag of an answer that the client has; 304 says that it is still so"))
+        .description(Some("The ETag of a response that the client has; 304 means that it has not changed"))
         .schema(text())
         .example(Some("W/\"5d41402abc4b2a76\"".into()))
         .build();
     operation.parameters.get_or_insert_default().push(RefOr::T(condition));
     let tag = || {
-        let about = "Names this answer, for If-None-Match";
+        let about = "Identifies this response, for If-None-Match";
         HeaderBuilder::new().schema(text()).description(Some(about)).build()
     };
     let responses = &mut operation.responses.responses;
     if let Some(RefOr::T(found)) = responses.get_mut("200") {
         found.headers.entry("ETag".into()).or_insert_with(|| RefOr::T(tag()));
     }
-    let same = ResponseBuilder::new().description("It is still what the client has").header("ETag", tag());
+    let same = ResponseBuilder::new().description("The response has not changed").header("ETag", tag());
     responses.insert("304".into(), RefOr::T(same.build()));
 }
 
@@ -198,10 +198,13 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
         also("415", "The body is not application/json");
     }
     also("421", "The Host header names another machine");
-    also("503", "Too much is waiting or not read yet, the store fails, or the daemon stops");
+    also(
+        "503",
+        "Too many requests wait, too many responses are unread, the store failed, or the daemon is stopping",
+    );
     also("429", "Too many requests");
     if guarded {
-        also("401", "Nothing came that says who asks, or a wrong token");
+        also("401", "No credentials, or a wrong token");
         also("403", NOT_ALLOWED);
     }
     if asks {
@@ -209,7 +212,7 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
             also("412", text);
         }
         also("412", "If-None-Match: * was sent, but the resource exists");
-        also("504", "No answer in time; it may or may not be done");
+        also("504", "No answer in time; the request may have been carried out");
     }
     for (status, response) in responses {
         let status: Option<StatusCode> = status.parse().ok();

@@ -140,12 +140,12 @@ pub struct AllocationLimits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 25)]
     pub compute_percent: Option<u32>,
-    /// Who keeps the container within them.
+    /// What enforces them.
     pub enforced_by: EnforcedBy,
 }
 
 values! {
-    /// Who keeps a container within its limits.
+    /// What enforces the limits of a container.
     EnforcedBy from part_use::EnforcedBy {
         /// Nothing: the container is given its limits, and may use more.
         None = "none",
@@ -171,14 +171,14 @@ pub struct PartUse {
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 18000)]
     pub memory_used_mib: Option<u64>,
-    /// Whether that is more than it may; absent without a limit, and where it is not known.
+    /// Whether that exceeds the limit; absent without a limit, or if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = false)]
     pub over_limit: Option<bool>,
     /// Host ids of the processes that certainly belong to it.
     #[schema(example = json!([4711]))]
     pub pids: Vec<u32>,
-    /// Processes that it shares with other allocations, or may: which of them uses what is not known.
+    /// Processes that belong to this or to another allocation: which of them is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedUse>,
 }

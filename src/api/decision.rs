@@ -54,10 +54,10 @@ pub struct DecisionRecord {
     /// The number of the decision.
     #[schema(example = 4710)]
     pub seq: u64,
-    /// The time of the question.
+    /// The time of the decision.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub at: String,
-    /// What was asked.
+    /// The hook that was called.
     pub hook: Hook,
     /// The generation of the node's state: the number of changes since the daemon started.
     #[schema(example = 812)]
@@ -76,7 +76,7 @@ pub struct DecisionRecord {
     pub candidates: Vec<String>,
     /// The calls of policies, in order.
     pub calls: Vec<DecisionCall>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
     /// The policies that decided, or `baseline`.
     #[schema(example = json!(["timeslice@0123456789ab"]))]
@@ -91,15 +91,15 @@ pub struct DecisionRecord {
     /// The final answer.
     #[schema(value_type = Object, example = json!({"environment": {}}))]
     pub answer: Value,
-    /// sha256 of the node as policies were shown it; `/decisions/{seq}/input` has it whole. Absent
-    /// where it was not recorded.
+    /// sha256 of the node as passed to the policies, which is in `/decisions/{seq}/input`. Absent
+    /// if it was not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     pub input: Option<String>,
 }
 
 values! {
-    /// What came of a question.
+    /// The outcome of a decision.
     Outcome from kernel::Outcome {
         /// Devices were granted.
         Granted = "granted",
@@ -160,7 +160,7 @@ pub struct DecisionCall {
     /// The policy's parameters.
     #[schema(value_type = Object, example = json!({"replicas": 4}))]
     pub parameters: Value,
-    /// What came of the call.
+    /// The outcome of the call.
     pub said: CallResult,
     /// The policy's answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,15 +179,15 @@ pub struct DecisionCall {
 }
 
 values! {
-    /// What came of a call of a policy.
+    /// The outcome of a call of a policy.
     CallResult from CallOutcome {
         /// It answered.
         Answer = "answer",
-        /// It left the answer to others.
+        /// It left the answer to the next policy.
         Pass = "pass",
         /// Calls that failed.
         Fault = "fault",
-        /// It was not asked, since it had failed too often.
+        /// It was not called, since it was suspended after too many faults.
         Suspended = "suspended",
     }
 }

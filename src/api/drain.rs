@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
-    /// How far it is taken out.
+    /// The drain state.
     pub state: DrainState,
     /// The operator that changed it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,13 +79,13 @@ impl Mark {
 }
 
 values! {
-    /// How far an operator has taken a GPU out.
+    /// The drain state of a GPU.
     DrainState from drain::Drain {
         /// It is granted as offered.
         Active = "active",
         /// Nothing new is granted on it.
         Cordoned = "cordoned",
-        /// Nothing new is granted on it, and what is held is awaited.
+        /// Nothing new is granted on it, and the ends of its allocations are waited for.
         Draining = "draining",
         /// Nothing is held on it any more.
         Drained = "drained",

@@ -68,11 +68,11 @@ pub struct Policy {
 
 values! {
     // By spelling, so that maps by hook have this order of keys.
-    /// What a policy is asked.
+    /// A hook, which is a kind of call of a policy.
     Hook {
         /// Whether devices may be granted.
         Admit = "admit",
-        /// As what parts are offered.
+        /// What parts are offered as.
         Offer = "offer",
         /// Which devices are preferred.
         Place = "place",
@@ -84,7 +84,7 @@ values! {
 impl From<kernel::Hook> for Hook {
     fn from(hook: kernel::Hook) -> Self {
         match hook {
-            // Every policy has it; it is no question about the node, and in no answer.
+            // Every policy has it; it is not a question about the node, and in no answer.
             kernel::Hook::Describe => Self::Other(hook.to_string()),
             kernel::Hook::Offer => Self::Offer,
             kernel::Hook::Place => Self::Place,

@@ -86,7 +86,7 @@ kinds! {
     /// The body is too large.
     TooLarge = "too-large", 413, "Too large";
     /// The body was sent too slowly.
-    Slow = "too-slow", 408, "Body sent too slowly";
+    Slow = "too-slow", 408, "Body not received in time";
     /// No token, or an invalid one.
     Unauthorized = "unauthorized", 401, "A valid token is needed";
     /// The caller is authenticated, but not authorized to do this.

@@ -66,7 +66,7 @@ pub struct Process {
     /// The MIG instance if NVML reports it, otherwise the GPU.
     #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
     pub part: String,
-    /// What it does there.
+    /// How it uses the GPU.
     pub uses: Vec<ProcessUse>,
     /// The process's memory on the part in MiB; absent if NVML does not report it.
     #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
@@ -94,7 +94,7 @@ pub struct Process {
 }
 
 values! {
-    /// What a process does on a GPU.
+    /// How a process uses a GPU.
     ProcessUse {
         /// It computes.
         Compute = "compute",
@@ -213,7 +213,7 @@ values! {
         Leftover = "leftover",
         /// It is in no pod.
         HostProcess = "hostProcess",
-        /// Whose it is cannot be determined.
+        /// Its owner cannot be determined.
         Unknown = "unknown",
     }
 }

@@ -39,14 +39,14 @@ pub struct Stack {
     /// Warnings on this node: those of its policies, such as a GPU in their parameters that does not exist, and
     /// resources that are not offered because of MIG.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node fits {model: NVIDIA L4*}"]))]
+    #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node matches {model: NVIDIA L4*}"]))]
     pub warnings: Vec<String>,
 }
 
 values! {
-    /// Where a stack comes from.
+    /// The source of a stack.
     StackSource {
-        /// It was activated through this API, and wins over the file's.
+        /// It was activated through this API, and overrides that of the file.
         Api = "api",
         /// It is the configuration file's.
         File = "file",
@@ -176,7 +176,7 @@ values! {
     // By spelling, as hooks.
     /// How a policy failed.
     FaultKind from policy::FaultKind {
-        /// Its answer is malformed, or names what it may not.
+        /// Its answer is malformed or breaks a rule.
         Answer = "answer",
         /// It used up its fuel.
         Fuel = "fuel",

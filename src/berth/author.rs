@@ -167,7 +167,7 @@ pub(super) fn test(
     for file in &files {
         let bytes = read_file(file, FILE_BYTES_MAX)?;
         let name = file.display().to_string();
-        let text = String::from_utf8(bytes).with_context(|| format!("{name} is no text"))?;
+        let text = String::from_utf8(bytes).with_context(|| format!("{name} is not text"))?;
         reports.push(bench.run(&version, &name, &text));
     }
     let passed = reports.iter().filter(|report| report.passed).count();

@@ -79,7 +79,7 @@ fn check_name(name: &str) -> Result<(), String> {
     let starts_with_letter = name.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
     if name.len() > NAME_BYTES_MAX || has_bad_dash || !starts_with_letter || !name.bytes().all(is_allowed) {
         return Err(format!(
-            "{name:?} is no name for a policy: lower-case letters, digits and single dashes, a letter first, at \
+            "{name:?} is not a name for a policy: lower-case letters, digits and single dashes, a letter first, at \
              most {NAME_BYTES_MAX} characters, such as fill-first"
         ));
     }

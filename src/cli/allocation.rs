@@ -185,7 +185,7 @@ fn list(list: &AllocationList, filter: &AllocationFilter, wide: bool) -> String 
     }
     let mut text = table(&head, list.items.iter().map(row));
     if let Some(next) = &list.next {
-        text += &format!("{} match in all: --limit shows more, --after {next} what follows\n", list.total);
+        text += &format!("{} in total: --limit shows more, --after {next} the next ones\n", list.total);
     }
     text
 }

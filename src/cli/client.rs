@@ -53,9 +53,9 @@ impl Client {
         }
         if reach.shows_the_token() && !args.allow_plain_http {
             anyhow::bail!(BadUsage(format!(
-                "--server (or BERTH_SERVER) {:?} is another machine, and over http:// everybody on the way can read the \
-                 token: use https:// (admin.tls), or forward the port and use http://127.0.0.1:PORT; \
-                 --allow-plain-http sends it all the same",
+                "--server (or BERTH_SERVER) {:?} is another machine, and over http:// the token can be read on the \
+                 network: use https:// (admin.tls), or forward the port and use http://127.0.0.1:PORT; \
+                 --allow-plain-http sends it anyway",
                 args.server
             )));
         }
@@ -188,7 +188,7 @@ impl Client {
             None if status.is_server_error() => {
                 Err(Temporary(format!("{} answered {status}", self.reach.shown)).into())
             }
-            None => Err(anyhow!("{} answered {status} and is no berth daemon", self.reach.shown)),
+            None => Err(anyhow!("{} answered {status}, so it is not a berth daemon", self.reach.shown)),
         }
     }
 

@@ -48,7 +48,7 @@ Examples:
         #[command(subcommand)]
         command: ProcessCommand,
     },
-    /// List the decisions: what policies were asked, what they answered, and the result
+    /// List the decisions: the calls of policies, their answers, and the results
     #[command(after_help = "\
 The decisions, newest first, with the answer of each policy:
   berth decision list --outcome denied

@@ -14,7 +14,7 @@ const EMPTY_PAGES: usize = 256;
 /// `berth decision`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum DecisionCommand {
-    /// What the stack was asked, and the results, newest first
+    /// The decisions of the stack and their results, newest first
     List(Box<DecisionFilter>),
     /// One decision with the answer of each policy
     Show {
@@ -126,7 +126,7 @@ fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRec
 
 fn list(list: &DecisionRecordList) -> String {
     if list.items.is_empty() {
-        return format!("no such decisions among the {} on the record\n", list.journal.kept);
+        return format!("none of the {} recorded decisions matches\n", list.journal.kept);
     }
     let row = |d: &DecisionRecord| {
         let what = match (&d.request, &d.reading) {
@@ -149,7 +149,7 @@ fn list(list: &DecisionRecordList) -> String {
     let head = ["SEQ", "AT", "HOOK", "ASKED", "OUTCOME", "BY", "US", "REASON"];
     let mut text = table(&head, list.items.iter().map(row));
     if let Some(next) = &list.next {
-        text += &format!("--before {next} shows what came before\n");
+        text += &format!("--before {next} shows earlier ones\n");
     }
     if list.journal.lost > 0 {
         text += &format!(
@@ -180,7 +180,7 @@ fn show(decision: &DecisionRecord) -> String {
         ("reason", decision.reason.clone()),
         ("allocation", decision.allocation.clone().unwrap_or_default()),
         ("answer", decision.answer.to_string()),
-        ("input", decision.input.clone().unwrap_or_else(|| "not on the record".into())),
+        ("input", decision.input.clone().unwrap_or_else(|| "not recorded".into())),
     ]);
     if !decision.calls.is_empty() {
         let head = ["POLICY", "SAID", "US", "FUEL", "PARAMETERS", "ANSWER"];

@@ -48,9 +48,9 @@ pub struct DrainArgs {
 /// What happens to a drain at its deadline.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtDeadline {
-    /// The drain goes on, and is shown as late
+    /// The drain continues, and is shown as late
     Wait,
-    /// Pods that are still there are deleted, whatever their disruption budgets say; with --evict
+    /// Remaining pods are deleted, regardless of their disruption budgets; with --evict
     Delete,
     /// The drain stops; the GPU stays cordoned
     GiveUp,
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     } else {
         let gpu: Gpu = client.put(&path, &order, None)?;
         for lost in removed_settings(&before.summary.drain, &order) {
-            eprintln!("{uuid}: this order takes the place of the one before: {lost}");
+            eprintln!("{uuid}: this drain replaces the previous one: {lost}");
         }
         gpu
     };
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     match gpu.summary.drain.state {
         DrainState::Draining | DrainState::Drained => Ok(()),
         DrainState::Active | DrainState::Cordoned | DrainState::Other(_) => {
-            bail!("the drain of {uuid} was called off, or given up at its deadline")
+            bail!("the drain of {uuid} was cancelled, or given up at its deadline")
         }
     }
 }
@@ -115,9 +115,8 @@ fn removed_settings(before: &berth_api::Drain, order: &DrainOrder) -> Vec<String
         };
         format!("it has no deadline any more (it was {at}{then}); order it again with --deadline to have one")
     });
-    let no_evict = (progress.evict && !order.evict).then(|| {
-        "its pods are no longer asked to leave; order it again with --evict to have them asked".into()
-    });
+    let no_evict = (progress.evict && !order.evict)
+        .then(|| "its pods are no longer evicted; order it again with --evict to evict them".into());
     no_deadline.into_iter().chain(no_evict).collect()
 }
 
@@ -147,7 +146,7 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
             Err(error) => {
                 if patience.first(&error, Instant::now())? {
                     eprintln!(
-                        "the drain goes on, but cannot be watched at present: {error}; asked again for {} s",
+                        "the drain goes on, but cannot be watched at present: {error}; trying again for {} s",
                         UNANSWERED_MAX.as_secs()
                     );
                 }
@@ -162,10 +161,10 @@ fn awaited(progress: &berth_api::DrainProgress) -> String {
     let long = match (&progress.deadline, progress.at_deadline) {
         (None, _) => "without a deadline (--deadline sets one)".into(),
         (Some(at), berth_api::AtDeadline::Wait) => format!("late from {at} on"),
-        (Some(at), berth_api::AtDeadline::Delete) => format!("pods that are left are deleted at {at}"),
+        (Some(at), berth_api::AtDeadline::Delete) => format!("remaining pods are deleted at {at}"),
         (Some(at), berth_api::AtDeadline::GiveUp) => format!("given up at {at}"),
     };
-    format!("waiting until it is drained, {long}; Ctrl-C ends the waiting and not the drain")
+    format!("waiting until it is drained, {long}; Ctrl-C ends this command but not the drain")
 }
 
 /// How long the daemon has not answered.
@@ -252,20 +251,20 @@ fn holder_line(holder: &DrainHolder) -> String {
     let since = holder.since.as_deref().unwrap_or("?");
     let state = match &holder.state {
         DrainHolderState::NotKnown => "holder not known yet".into(),
-        DrainHolderState::NotShown => "cannot be asked: the API server has not shown this pod".into(),
-        DrainHolderState::NotAsked => "not asked to leave".into(),
+        DrainHolderState::NotShown => "cannot be evicted: the API server has not shown this pod".into(),
+        DrainHolderState::NotAsked => "not evicted".into(),
         DrainHolderState::StaticPod => {
             "blocker: a static pod cannot be evicted; take its file out of the kubelet's manifests".into()
         }
-        DrainHolderState::Asked => format!("asked to leave since {since}"),
+        DrainHolderState::Asked => format!("eviction requested, since {since}"),
         DrainHolderState::DisruptionBudget => format!("waits for its disruption budget: {message}"),
-        DrainHolderState::Failed => format!("could not be asked, is asked again: {message}"),
+        DrainHolderState::Failed => format!("could not be evicted, trying again: {message}"),
         DrainHolderState::Terminating => format!("terminating since {since}"),
-        DrainHolderState::Over => "gone; the kubelet has yet to let go of its devices".into(),
+        DrainHolderState::Over => "gone; the kubelet has not released its devices yet".into(),
         DrainHolderState::Other(state) => format!("{state}: {message}"),
     };
     let back =
-        if holder.comes_back { "; DaemonSet pod: comes back to another GPU, or waits for one" } else { "" };
+        if holder.comes_back { "; DaemonSet pod: created again, on another GPU or pending" } else { "" };
     format!("{name}{containers}: {state}{back}")
 }
 
@@ -305,17 +304,17 @@ mod tests {
     fn a_line_names_the_holder_and_what_blocks_it() {
         use DrainHolderState as State;
         for (state, says) in [
-            (State::NotAsked, "team/web-0 (main, side): not asked to leave"),
-            (State::Asked, "team/web-0 (main, side): asked to leave since then"),
+            (State::NotAsked, "team/web-0 (main, side): not evicted"),
+            (State::Asked, "team/web-0 (main, side): eviction requested, since then"),
             (State::DisruptionBudget, "team/web-0 (main, side): waits for its disruption budget: needs 3"),
-            (State::Failed, "team/web-0 (main, side): could not be asked, is asked again: needs 3"),
+            (State::Failed, "team/web-0 (main, side): could not be evicted, trying again: needs 3"),
             (State::Terminating, "team/web-0 (main, side): terminating since then"),
         ] {
             assert_eq!(holder_line(&holder(state)), says);
         }
         assert!(holder_line(&holder(State::StaticPod)).contains("blocker"));
         let back = DrainHolder { comes_back: true, ..holder(State::Terminating) };
-        assert!(holder_line(&back).ends_with("; DaemonSet pod: comes back to another GPU, or waits for one"));
+        assert!(holder_line(&back).ends_with("; DaemonSet pod: created again, on another GPU or pending"));
         let unknown = DrainHolder {
             namespace: None,
             pod: None,
@@ -346,7 +345,7 @@ mod tests {
         for (deadline, at_deadline, says) in [
             (None, At::Wait, "without a deadline (--deadline sets one)"),
             (Some("noon"), At::Wait, "late from noon on"),
-            (Some("noon"), At::Delete, "pods that are left are deleted at noon"),
+            (Some("noon"), At::Delete, "remaining pods are deleted at noon"),
             (Some("noon"), At::GiveUp, "given up at noon"),
         ] {
             let progress =
@@ -383,7 +382,7 @@ mod tests {
         let before = draining(Some(progress));
         let lost = removed_settings(&before, &DrainOrder::default());
         assert!(lost[0].contains("it was noon, at which it was to be given up"), "{lost:?}");
-        assert!(lost[1].contains("no longer asked to leave"), "{lost:?}");
+        assert!(lost[1].contains("no longer evicted"), "{lost:?}");
         let same = DrainOrder { evict: true, deadline_seconds: Some(9), ..DrainOrder::default() };
         assert!(removed_settings(&before, &same).is_empty());
         assert!(removed_settings(&draining(None), &DrainOrder::default()).is_empty());

@@ -31,9 +31,9 @@ pub enum GpuCommand {
     },
     /// Empty a GPU: cordon it and wait for its pods to leave
     #[command(after_help = "\
-Without --evict no pod is asked to leave: end the pods yourself (`kubectl delete pod`), or wait until
-they are done. With --evict they are evicted through the API server, as `kubectl drain` does: disruption
-budgets hold, and static pods stay. A GPU is drained once it has no allocation left and, where
+Without --evict no pod is evicted: end the pods yourself (`kubectl delete pod`), or wait until they end.
+With --evict they are evicted through the API server, as `kubectl drain` does: disruption budgets are
+respected, and static pods stay. A GPU is drained once it has no allocation left and, where
 processes are visible, none was seen on it for ten seconds. `berth gpu uncordon` ends a drain at any point.
 
 Examples:
@@ -135,8 +135,10 @@ pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     match (exact, beginning.as_slice()) {
         (Some(gpu), _) => Ok(gpu.uuid.clone()),
         (None, [gpu]) => Ok(gpu.uuid.clone()),
-        (None, []) => bail!("this node has no GPU {given:?}; `berth gpu list` shows what it has"),
-        (None, several) => bail!("{given:?} is the beginning of {} GPUs: type more of it", several.len()),
+        (None, []) => bail!("this node has no GPU {given:?}; `berth gpu list` shows its GPUs"),
+        (None, several) => {
+            bail!("{given:?} is the beginning of the UUIDs of {} GPUs: give more characters", several.len())
+        }
     }
 }
 

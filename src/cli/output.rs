@@ -85,7 +85,7 @@ impl Out {
         if self.is_table() { self.text(&format!("{text}\n")) } else { Ok(()) }
     }
 
-    /// Prints text as it is. A closed standard output (`| head`) is no error.
+    /// Prints text as it is. A closed standard output (`| head`) is not an error.
     pub fn text(&mut self, text: &str) -> anyhow::Result<()> {
         if let Some(captured) = &mut self.captured {
             captured.push_str(text);

@@ -9,13 +9,13 @@ const DEPTH_MAX: usize = 4;
 /// Rows at most: a schema has 6 KiB, and may refer to one of its parts many times.
 const ROWS_MAX: usize = 200;
 
-/// Below the facts of a policy: a table of its parameters, or a line if it takes none.
+/// The text below the facts of a policy: a table of its parameters, or a line if it has none.
 pub fn shown(schema: &Value) -> String {
     let mut rows = Vec::new();
     collect(schema, schema, "", 0, &mut rows);
     if rows.is_empty() {
         let closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
-        let none = if closed { "none are taken" } else { "its schema names none; -o json shows it" };
+        let none = if closed { "none" } else { "its schema lists none; -o json shows it" };
         return format!("parameters: {none}\n");
     }
     let more = rows.len() > ROWS_MAX;
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn none_and_a_schema_that_refers_to_itself_end() {
-        assert_eq!(shown(&json!({"additionalProperties": false})), "parameters: none are taken\n");
+        assert_eq!(shown(&json!({"additionalProperties": false})), "parameters: none\n");
         assert!(shown(&json!({})).contains("-o json"));
         let own = json!({"properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}, "c": {"type": "array", "items": {"$ref": "#"}}}});
         let rows = shown(&own).lines().count();

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 const STACK_BYTES_MAX: u64 = 1024 * 1024;
 
 const STACK_FILE: &str = "\
-The file is a list of entries, first asked first, or a configuration file with such a list under
-`stack`. Only `policy` must be given:
+The file is a list of entries in the order in which policies are called, or a configuration file with
+such a list under `stack`. Only `policy` is required:
   - policy: timeslice
     digest: 9f86d081884c              # which version of it; or `policy: timeslice@9f86d081884c`
     parameters: {replicas: 4}         # `berth policy show timeslice` lists them
@@ -31,7 +31,7 @@ The file is a list of entries, first asked first, or a configuration file with s
 pub enum PolicyCommand {
     /// List all versions of policies on the node
     List,
-    /// One version with the parameters that it takes; `-o json` has their schema
+    /// One version with its parameters; `-o json` has their schema
     Show {
         /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
@@ -116,8 +116,8 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
             let label = label(&version);
             client
                 .remove(&format!("/policies/{}", escaped(&version.digest)))
-                .with_context(|| format!("{label} is not deleted"))?;
-            out.done(&format!("policy {label} is deleted"))
+                .with_context(|| format!("{label} was not deleted"))?;
+            out.done(&format!("policy {label} was deleted"))
         }
         PolicyCommand::Activate { file, if_revision, word } => {
             let stack =

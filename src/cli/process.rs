@@ -149,8 +149,8 @@ fn limits_of(sight: &ProcessSight) -> String {
     let why = sight.why.as_deref().unwrap_or_default();
     match (&sight.state, &sight.fix) {
         (SightState::Visible, _) => String::new(),
-        (SightState::PidsHidden, Some(fix)) => format!("not all can be seen: {why}; fix: {fix}\n"),
-        (SightState::PidsHidden, None) => format!("not all can be seen: {why}\n"),
-        (SightState::Unsupported | SightState::Other(_), _) => format!("processes cannot be seen: {why}\n"),
+        (SightState::PidsHidden, Some(fix)) => format!("not all processes are visible: {why}; fix: {fix}\n"),
+        (SightState::PidsHidden, None) => format!("not all processes are visible: {why}\n"),
+        (SightState::Unsupported | SightState::Other(_), _) => format!("processes are not visible: {why}\n"),
     }
 }

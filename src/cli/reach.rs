@@ -57,7 +57,7 @@ impl Reach {
         if let Some(path) = shown.strip_prefix("unix://") {
             if !path.starts_with('/') {
                 bail!(BadUsage(format!(
-                    "--server (or BERTH_SERVER) {shown:?} is no socket such as unix:///run/berth/admin.sock"
+                    "--server (or BERTH_SERVER) {shown:?} is not a socket such as unix:///run/berth/admin.sock"
                 )));
             }
             // A request needs a host name; the daemon ignores that of its socket.
@@ -69,13 +69,13 @@ impl Reach {
             .filter(|u: &Uri| matches!(u.scheme_str(), Some("http" | "https")) && u.authority().is_some());
         let Some(uri) = uri else {
             bail!(BadUsage(format!(
-                "--server (or BERTH_SERVER) {shown:?} is no address such as http://127.0.0.1:9470, \
+                "--server (or BERTH_SERVER) {shown:?} is not an address such as http://127.0.0.1:9470, \
                  https://gpu-1:9470 or unix:///run/berth/admin.sock"
             )));
         };
         if uri.path() != "/" || uri.query().is_some() {
             bail!(BadUsage(format!(
-                "--server (or BERTH_SERVER) {shown:?} has a path; only http://HOST:PORT is taken"
+                "--server (or BERTH_SERVER) {shown:?} has a path; only http://HOST:PORT is accepted"
             )));
         }
         let tls = uri.scheme_str() == Some("https");
@@ -86,7 +86,7 @@ impl Reach {
         ];
         if !tls && let Some((flag, _)) = flags.iter().find(|(_, file)| file.is_some()) {
             bail!(BadUsage(format!(
-                "{flag} is for a --server that begins with https://, and it is {shown:?}"
+                "{flag} requires a --server that begins with https://, but it is {shown:?}"
             )));
         }
         let scheme = if tls { "https" } else { "http" };
@@ -235,7 +235,7 @@ fn tls_config(args: &ClientArgs) -> anyhow::Result<TlsConfig> {
             Some(ClientCert::new_with_certs(&certificates(cert)?, key))
         }
         (None, None) => None,
-        _ => bail!(BadUsage("--client-cert and --client-key go together".into())),
+        _ => bail!(BadUsage("--client-cert and --client-key must be given together".into())),
     };
     Ok(TlsConfig::builder().root_certs(roots).client_cert(client).build())
 }

@@ -63,7 +63,7 @@ pub(crate) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Re
     let others: Vec<Policy> = known.into_iter().filter(is_other).collect();
     out.answer(&policy, |p| {
         let p = &p.policy;
-        let how = if new { "is uploaded, and not active yet: `berth policy try` shows what it would do, a stack that names it activates it" } else { "was known already" };
+        let how = if new { "was uploaded and is not active yet: `berth policy try` shows what it would do, and a stack that names it activates it" } else { "was uploaded before" };
         let signed = p.signed_by.as_ref().map(|by| format!(", signed by {by}")).unwrap_or_default();
         format!("{} {}{signed} {how}\n{}", label(p), p.version, entry(p, &others))
     })?;
@@ -92,7 +92,7 @@ fn warning(policy: &Policy, others: &[Policy]) -> Option<String> {
 /// The warning for an uploaded policy that has the name of a shipped one.
 pub fn shipped_name(name: &str, label: &str) -> String {
     format!(
-        "{name} is also the name of a shipped policy, which the name alone means: use {label} or rename yours"
+        "{name} is also the name of a shipped policy, and the name alone selects that one: use {label} or rename yours"
     )
 }
 
@@ -107,7 +107,7 @@ fn signature(file: &Path) -> anyhow::Result<String> {
     match raw.or_else(text) {
         Some(signature) => Ok(BASE64.encode(signature)),
         None => bail!(
-            "{} is no Ed25519 signature: 64 bytes, as `openssl pkeyutl -sign -rawin` writes them, or those in base64",
+            "{} is not an Ed25519 signature: 64 bytes, as `openssl pkeyutl -sign -rawin` writes them, or those bytes in base64",
             file.display()
         ),
     }

@@ -26,7 +26,7 @@ pub fn code(error: &anyhow::Error) -> ExitCode {
 /// Parses a span of time, such as `30s`.
 ///
 /// # Errors
-/// If it is none; says how one is written.
+/// If it is not one; the message has the expected form.
 pub fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| "give a number with its unit, such as 30s, 10m or 2h (ms, s, m, h, d)".into())

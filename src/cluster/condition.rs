@@ -154,7 +154,7 @@ struct NodeConditionWriter<'s> {
     settings: &'s Settings,
     /// The status that the condition should have, and since when, milliseconds since 1970.
     status_since: Option<(bool, u64)>,
-    /// Whether the condition of the node object was read: a restart of the daemon is no transition.
+    /// Whether the condition of the node object was read: a restart of the daemon is not a transition.
     is_read: bool,
     /// The condition as last written, and when an unchanged one is written again.
     written: Option<(Condition, Instant)>,

@@ -176,17 +176,17 @@ fn log_outcome(ledger: &Ledger, ask: &EvictionRequest, outcome: &EvictionOutcome
     let (pod, gpu) = (format!("{}/{}", ask.pod.namespace, ask.pod.name), &ask.gpu);
     match (outcome, ask.method) {
         (EvictionOutcome::Accepted, EvictionMethod::Evict) => {
-            tracing::info!(pod, %gpu, "a pod was evicted from a GPU that is drained");
+            tracing::info!(pod, %gpu, "a pod was evicted from a GPU that is being drained");
         }
         (EvictionOutcome::Accepted, EvictionMethod::Delete) => {
             tracing::info!(pod, %gpu, "a pod was deleted at the deadline of a GPU's drain");
         }
         (EvictionOutcome::Gone, _) => tracing::info!(pod, %gpu, "a pod has left a GPU that is being drained"),
         (EvictionOutcome::Budget(why), _) => {
-            tracing::info!(pod, %gpu, why, "a disruption budget keeps a pod on a GPU that is drained");
+            tracing::info!(pod, %gpu, why, "a disruption budget keeps a pod on a GPU that is being drained");
         }
         (EvictionOutcome::Failed(why), _) => {
-            tracing::warn!(pod, %gpu, why, "a pod could not be asked to leave a GPU that is drained");
+            tracing::warn!(pod, %gpu, why, "a pod could not be evicted from a GPU that is being drained");
         }
     }
 }

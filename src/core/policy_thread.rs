@@ -302,7 +302,7 @@ impl Worker {
         self.policy_stats.record_outcome(Hook::Offer, "offered");
         self.record_offers(&node, evaluated, &parts);
         let applied = self.keeper.execute(Command::Offer(parts)).inspect_err(|error| {
-            tracing::warn!(%error, "the new offers could not be recorded; the previous ones stay in force");
+            tracing::warn!(%error, "the new offers could not be recorded; the previous ones stay in effect");
         })?;
         Ok((applied, again_after_s))
     }

@@ -229,13 +229,13 @@ pub fn compile(bytes: usize) -> Span {
     info_span!("policy compile", berth.module.bytes = bytes, otel.status_code = Empty)
 }
 
-/// A GPU's drain, from the order until the GPU is drained or the drain is called off.
+/// A GPU's drain, from the order until the GPU is drained or the drain is cancelled.
 #[must_use]
 pub fn drain(gpu: &dyn Display, evict: bool) -> Span {
     info_span!("gpu drain", berth.gpu = %gpu, berth.evict = evict, berth.outcome = Empty)
 }
 
-/// An eviction or deletion of a pod on a GPU that is drained.
+/// An eviction or deletion of a pod on a GPU that is being drained.
 #[must_use]
 pub fn evict(delete: bool, namespace: &str, pod: &str, uid: &str, gpu: &dyn Display) -> Span {
     info_span!(

@@ -65,7 +65,7 @@ impl Access {
             reads: Limiter::new("reads", access.limits.reads_per_second),
             changes: Limiter::new("changes", access.limits.changes_per_second),
             unauthenticated: Limiter::new("requests without a valid token", UNAUTHENTICATED_PER_SECOND),
-            forbidden: Limiter::new("requests that they may not make", UNAUTHENTICATED_PER_SECOND),
+            forbidden: Limiter::new("requests that are not allowed to them", UNAUTHENTICATED_PER_SECOND),
             scrapes: Limiter::new("scrapes", SCRAPES_PER_SECOND),
             own_uid: rustix::process::geteuid().as_raw(),
         })
@@ -126,7 +126,7 @@ impl Access {
         let Some(tls) = self.tls.as_ref().filter(is_good) else {
             return Err(Failure::new(
                 Kind::Unauthorized,
-                "the client certificate has expired, or its CA is no longer taken",
+                "the client certificate has expired, or its CA is no longer accepted",
             )
             .hint("renew it, and connect again")
             .challenge("Bearer"));

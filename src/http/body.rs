@@ -65,10 +65,7 @@ fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Failure> {
 }
 
 fn too_large(limit: usize) -> Failure {
-    Failure::new(
-        Kind::TooLarge,
-        format!("the body is larger than {limit} bytes, which is what this route takes"),
-    )
+    Failure::new(Kind::TooLarge, format!("the body is larger than {limit} bytes, the maximum of this route"))
 }
 
 async fn read(
@@ -86,7 +83,9 @@ async fn read(
     let declared = declared.and_then(|l| usize::try_from(l).ok()).unwrap_or(0);
     match tokio::time::timeout(wait, collect(payload, declared, limit)).await {
         Ok(bytes) => bytes,
-        Err(_) => Err(Failure::new(Kind::Slow, format!("the body did not come within {} s", wait.as_secs()))),
+        Err(_) => {
+            Err(Failure::new(Kind::Slow, format!("the body was not received within {} s", wait.as_secs())))
+        }
     }
 }
 
@@ -162,7 +161,7 @@ fn other_than_object(bytes: &[u8]) -> Option<&'static str> {
 fn not_an_object<T: Shape>(what: &str) -> String {
     // The key between the first two quotes.
     let key = T::LOOKS.split('"').nth(1).unwrap_or_default();
-    format!("the body is {what}; an object is taken, with keys such as `{key}`")
+    format!("the body is {what}; expected an object with keys such as `{key}`")
 }
 
 /// Any JSON value whose objects have unique keys. serde_json keeps the last value of a repeated key in a free map, such
@@ -273,7 +272,7 @@ mod tests {
         check_example::<Rollback>();
         let said = wrong::<NewStack>("[{\"policy\": \"mixed\"}]");
         assert!(
-            said.starts_with("the body is a list; an object is taken, with keys such as `entries`;"),
+            said.starts_with("the body is a list; expected an object with keys such as `entries`;"),
             "{said}"
         );
         assert!(wrong::<NewStack>("\"mixed\"").starts_with("the body is a string; "));

@@ -63,7 +63,7 @@ impl<Io> Connection<Io> {
 
     fn check(&self, cx: &Context<'_>) -> io::Result<()> {
         match self.slot().is_closed(cx.waker()) {
-            true => Err(io::Error::new(ErrorKind::ConnectionAborted, "the connection's place was needed")),
+            true => Err(io::Error::new(ErrorKind::ConnectionAborted, "the connection's slot was needed")),
             false => Ok(()),
         }
     }

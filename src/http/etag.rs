@@ -83,7 +83,7 @@ pub fn check(request: &HttpRequest, present: &str) -> Result<(), Failure> {
     if if_match(request)?.names(present) {
         return Ok(());
     }
-    Err(Failure::new(Kind::Changed, format!("it is {present} by now, and If-Match names another"))
+    Err(Failure::new(Kind::Changed, format!("its ETag is now {present}, and If-Match has another"))
         .hint("read it again before you repeat the request"))
 }
 
@@ -149,7 +149,7 @@ fn unsupported_condition(request: &ServiceRequest) -> Option<Failure> {
     if heeded || condition.is_ok_and(|condition| condition.is_any()) {
         return None;
     }
-    let words = format!("If-Match: {} of {pattern} has no ETag to hold it against", request.method());
+    let words = format!("If-Match: {} of {pattern} has no ETag to compare it with", request.method());
     Some(Failure::new(Kind::Header, words).hint("leave it out"))
 }
 
@@ -173,7 +173,7 @@ const ROOM_BYTES: usize = 16 * 1024;
 fn bytes<T: Serialize>(shown: &T) -> Result<Vec<u8>, Failure> {
     let mut body = Vec::with_capacity(ROOM_BYTES);
     serde_json::to_writer(&mut body, shown)
-        .map_err(|error| Failure::new(Kind::Internal, format!("the answer cannot be written: {error}")))?;
+        .map_err(|error| Failure::new(Kind::Internal, format!("the response cannot be written: {error}")))?;
     Ok(body)
 }
 

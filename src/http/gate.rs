@@ -148,10 +148,11 @@ fn finish(response: ServiceResponse<BoxBody>) -> ServiceResponse<BoxBody> {
         };
         let problem = match status {
             // The layer that compresses lists encodings, but not the reason.
-            StatusCode::NOT_ACCEPTABLE => {
-                Failure::new(Kind::NotAcceptable, "Accept-Encoding takes neither gzip nor an answer as it is")
-                    .hint("send `Accept-Encoding: gzip`, or leave it out")
-            }
+            StatusCode::NOT_ACCEPTABLE => Failure::new(
+                Kind::NotAcceptable,
+                "Accept-Encoding allows neither gzip nor an uncompressed response",
+            )
+            .hint("send `Accept-Encoding: gzip`, or omit it"),
             _ => Failure::of_status(status, detail),
         };
         response.into_response(problem.response())

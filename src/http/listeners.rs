@@ -158,7 +158,7 @@ impl Server {
             Ok(Err(error)) => return Err(AdminError::Threads(error)),
             Err(gone) => return Err(AdminError::Threads(io::Error::other(gone))),
         }
-        tracing::debug!(%address, "the admin API answers");
+        tracing::debug!(%address, "the admin API is listening");
         Ok(Running { stop, stopped, address, url: format!("{scheme}://{address}"), health_address })
     }
 
@@ -214,7 +214,7 @@ impl Running {
     pub fn stop(self) {
         let _ = self.stop.try_send(());
         if self.stopped.recv_timeout(STOP_MAX) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("the admin API was still at work when the daemon ended");
+            tracing::warn!("the admin API had not finished its requests when the daemon stopped");
         }
     }
 }

@@ -144,7 +144,7 @@ impl Limiter {
         // A rate is at least one, so a permit is available after a second.
         Err(Failure::new(Kind::TooMany, format!("more than {per_second} {} a second", self.what))
             .retry_after(1)
-            .hint("wait a second, and ask less often; the rate is the daemon's admin.limits"))
+            .hint("wait a second, and send fewer requests; the rate is set by the daemon's admin.limits"))
     }
 }
 

@@ -194,7 +194,7 @@ impl Own {
     }
 
     fn refusal(&self) -> Failure {
-        refusal(self.kib, "of what you asked for on other connections")
+        refusal(self.kib, "of responses to you on other connections")
     }
 }
 
@@ -212,7 +212,7 @@ fn hash_of(request: &HttpRequest) -> RequestHash {
 fn refusal(kib: u32, of: &str) -> Failure {
     Failure::new(Kind::Unread, format!("{kib} KiB {of} are not read yet"))
         .retry_after(RETRY_S)
-        .hint("read answers as they come, and ask for less at a time: `limit`")
+        .hint("read responses as they arrive, and request less at a time: `limit`")
 }
 
 impl Share {
@@ -257,7 +257,7 @@ mod tests {
         let take = |who: &str| pool.take(named(who), 1024, ASKED);
         let half: Vec<_> = (0..24).map(|_| take("a").unwrap()).collect();
         let refused = take("a").err().unwrap();
-        assert!(refused.problem.status == 503 && refused.problem.detail.contains("you asked"), "{refused}");
+        assert!(refused.problem.status == 503 && refused.problem.detail.contains("to you"), "{refused}");
         assert_eq!(refused.response().headers().get("retry-after").unwrap(), "5");
         let others: Vec<_> = (0..24).map(|n| take(&format!("b{n}")).unwrap()).collect();
         let refused = take("c").err().unwrap();

@@ -124,7 +124,7 @@ impl Reviews {
                 self.users.forget(&key);
                 if let Some(user) = other {
                     tracing::warn!(
-                        "the API server names a user in {} bytes that are no name",
+                        "the API server returned an invalid user name of {} bytes",
                         user.name.len()
                     );
                 }
@@ -176,10 +176,10 @@ impl Reviews {
             Err(_) => format!("no answer within {} s", REVIEW_WAIT.as_secs()),
         };
         // The response does not contain the cause: the caller is not authenticated.
-        tracing::warn!("the API server does not say who may use the admin API: {failed}");
-        Err(Failure::new(Kind::NoReview, "the API server does not say who this is and what they may do")
+        tracing::warn!("the API server cannot review callers of the admin API: {failed}");
+        Err(Failure::new(Kind::NoReview, "the API server cannot review the token's user and rights")
             .retry_after(1)
-            .hint("the daemon's log says why; a token of the daemon's own opens meanwhile"))
+            .hint("the daemon's log has the cause; the daemon's own tokens continue to work"))
     }
 }
 

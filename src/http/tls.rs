@@ -91,16 +91,16 @@ impl Tls {
     pub(crate) fn reload_if_changed(&self) {
         let (pair, ca) = (self.take_pair(), self.take_ca());
         if matches!(pair, Ok(true)) || matches!(ca, Ok(true)) {
-            tracing::info!(certificate = %self.files.cert.display(), "the admin API's renewed TLS files are in force");
+            tracing::info!(certificate = %self.files.cert.display(), "the admin API's renewed TLS files are in effect");
         }
         let words = |error: AdminError| format!("{:#}", anyhow::Error::new(error));
-        let stays = |error| format!("the TLS files from before stay in force: {}", words(error));
+        let stays = |error| format!("the previous TLS files stay in effect: {}", words(error));
         let all = [
             pair.err().map(stays),
             match ca {
                 Ok(_) => None,
                 Err(Ca::Unread(error)) => Some(stays(error)),
-                Err(Ca::None(error)) => Some(format!("no client certificate is taken: {}", words(error))),
+                Err(Ca::None(error)) => Some(format!("no client certificate is accepted: {}", words(error))),
             },
         ];
         let now =
@@ -201,7 +201,7 @@ impl ClientCertVerifier for Tls {
         let clients = self.current.read().clients.clone();
         match clients {
             Some(clients) => clients.verify_client_cert(end_entity, intermediates, now),
-            None => Err(Error::General("no client certificates are taken".into())),
+            None => Err(Error::General("no client certificates are accepted".into())),
         }
     }
 
@@ -269,7 +269,7 @@ fn load_pair(
     })?;
     CertifiedKey::from_der(chain, key, provider).map_err(|error| {
         let of = files.cert.display();
-        wrong(&files.key, format!("does not go with the certificate in {of}: {error}"))
+        wrong(&files.key, format!("does not match the certificate in {of}: {error}"))
     })
 }
 

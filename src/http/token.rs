@@ -87,8 +87,8 @@ impl Token {
         let words = format!("{:#}", anyhow::Error::new(error));
         if known.said.as_ref() != Some(&words) {
             let becomes = match self.given {
-                true => "the token of this file opens nothing any more",
-                false => "the changed token file is not taken; the token from before stays in force",
+                true => "the token of this file is no longer accepted",
+                false => "the changed token file is not used; the previous token stays valid",
             };
             tracing::error!(error = words, "{becomes}");
             known.said = Some(words);
@@ -174,7 +174,7 @@ pub fn rotate_token(path: &Path) -> Result<(), AdminError> {
         fchown(file, Some(about.uid()), Some(about.gid()))?;
         rename(draft, path)
     });
-    replaced.map_err(|e| bad("the new one cannot be written; the old token stays", Some(e)))
+    replaced.map_err(|e| bad("the new one cannot be written; the old token stays valid", Some(e)))
 }
 
 /// Random bytes of a token: 256 bits, as many as its hash has.

@@ -36,7 +36,7 @@ impl AdminSocket {
         match symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
                 return Err(bad(
-                    "something else is there: remove it, or choose another with --admin-socket",
+                    "it is not a socket: remove it, or choose another with --admin-socket",
                     None,
                 ));
             }
@@ -61,8 +61,10 @@ impl AdminSocket {
         Self::put(path).map_err(|source| {
             let rule = match source.kind() {
                 ErrorKind::InvalidInput => "its path is longer than the 103 bytes that it may have",
-                ErrorKind::AlreadyExists => "something else is at that path with .new behind it: remove that",
-                _ => "it cannot be made; is its folder writable? (--admin-socket)",
+                ErrorKind::AlreadyExists => {
+                    "there is another file at this path with the suffix .new: remove it"
+                }
+                _ => "it cannot be created; is its folder writable? (--admin-socket)",
             };
             bad(rule, Some(source))
         })

@@ -1,7 +1,7 @@
 //! Transitions: what changed on the node from one ledger to a later one. The log, the event streams of the admin API and
 //! Kubernetes events all report the same transitions, each a part of them. Pure.
 //!
-//! A change that is undone between two ledgers is no transition, except for allocations: those that ended are in the
+//! A change that is undone between two ledgers is not a transition, except for allocations: those that ended are in the
 //! history.
 
 mod text;
@@ -181,7 +181,7 @@ impl Transition {
         }
     }
 
-    /// Whether it is a problem that someone should look at.
+    /// Whether it is a problem that needs attention.
     #[must_use]
     pub fn is_warning(&self) -> bool {
         match self {

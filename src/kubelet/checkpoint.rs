@@ -86,7 +86,7 @@ pub enum CheckpointError {
 /// it is offered under another resource now.
 ///
 /// # Errors
-/// If it does not exist, is no regular file, is too large, or has an unknown format.
+/// If it does not exist, is not a regular file, is too large, or has an unknown format.
 pub fn read(folder: &Path, resources: Option<&BTreeSet<Resource>>) -> Result<Checkpoint, CheckpointError> {
     let path = folder.join(CHECKPOINT_FILE);
     let (bytes, file) = read_file(&path)?;

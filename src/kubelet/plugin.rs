@@ -40,7 +40,7 @@ use tokio::time::{Instant, timeout};
 pub enum Registration {
     /// No kubelet is available yet, or any more.
     Waiting {
-        /// Why kubelet.sock is no socket, and the remedy; `None` if it does not exist.
+        /// Why kubelet.sock is not a socket, and the remedy; `None` if it does not exist.
         obstacle: Option<String>,
     },
     /// The kubelet is available; the resource is not registered yet.

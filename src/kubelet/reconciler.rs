@@ -29,7 +29,7 @@ use tracing::Instrument;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReconcileError {
     /// The core did not apply the view.
-    #[error("what the kubelet's records show could not be applied")]
+    #[error("the kubelet's records could not be applied")]
     Apply(#[source] CommandError),
 }
 

@@ -30,7 +30,7 @@ CHECKS = [
 # headers or schema.
 SERVER_ERROR = ["ST101", "ST102"]
 UNDOCUMENTED = [f"ST{n}" for n in range(103, 112)]
-# Characters of a line of schemathesis's words that are shown.
+# Characters of a line of schemathesis's output that are shown.
 LINE = 2_000
 
 

@@ -20,7 +20,7 @@ def main():
         document = CACHE / "openapi.json"
         document.write_bytes(berth.get("/openapi.json"))
         redocly = CACHE / "npm" / "node_modules" / ".bin" / "redocly"
-        # It would ask the internet whether there is a newer one, and tell its makers of its use.
+        # It would check the internet for a newer version, and report its use.
         quiet = {"REDOCLY_SUPPRESS_UPDATE_NOTICE": "true", "REDOCLY_TELEMETRY": "off"}
         step([redocly, "lint", document, "--config", HERE / "redocly.yaml"], quiet)
         package = CACHE / "client" / "berth_client"

@@ -54,7 +54,7 @@ def landmarks_headings_and_names_are_there(watch: Watch, node: Node) -> None:
     picture = page.get_by_role("img", name="Links between 8 GPUs", exact=False)
     expect(picture).to_be_visible()
     check(page.locator("[aria-live=polite]").count() >= 1, "changes are not said")
-    # Colour is never the only sign: each badge has its word, and a shape that readers skip.
+    # Colour is never the only sign: each badge has a text, and a shape that screen readers skip.
     for badge in page.locator(".badge").all():
         check(len(badge.inner_text().strip()) > 2, "a badge without a word")
     # In a phone's layout rows are blocks, and are rows all the same.

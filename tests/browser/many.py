@@ -101,7 +101,7 @@ def sixty_four_gpus_and_a_thousand_devices(watch: Watch, node: Node) -> None:
     check(count < 10_000, f"{count} elements")
     page.evaluate("window.scrollTo(0, 0)")
     picture(page, "many")
-    # A look at which nothing has changed costs little.
+    # A poll without changes costs little.
     slow = page.evaluate("""async () => {
       const before = performance.now();
       document.getElementById('find').value = 'gpu 63';

@@ -13,7 +13,7 @@ from say import TestError, check, until
 def sign_in(watch: Watch, node: Node, token: str | None = None) -> None:
     page = watch.page
     if not node.with_events():
-        # The page asks for the stream, and goes on without.
+        # The page requests the stream, and continues without it.
         watch.allow(404)
     page.goto(f"{node.base}/")
     page.get_by_label("Token", exact=True).fill(token or node.token)
@@ -209,7 +209,7 @@ def activates_a_policy_and_shows_refusals(watch: Watch, node: Node) -> None:
 def changes_from_outside_are_seen(watch: Watch, node: Node) -> None:
     page = watch.page
     sign_in(watch, node)
-    # Live it is a matter of a second; without a stream of one look.
+    # With a stream it takes a second; without one, until the next poll.
     within = 3000 if node.with_events() else 10_000
     word = "live" if node.with_events() else "every 3 s"
     expect(page.locator("#pulse")).to_contain_text(word)

@@ -47,7 +47,7 @@ class Case:
     by: str = "flag"
     #: Whether there is a libnvidia-ml.so.1.
     driver: bool = True
-    #: What NVIDIA's v0.20 lists, where it is not asked.
+    #: What NVIDIA's v0.20 lists, if it is not run.
     lists: dict | None = None
     answers: dict = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ def serves(*ids: str) -> dict:
     return {**NOTHING, "first": lists, "lists": lists}
 
 
-#: What `instead` has where Berth ends, and where it goes on and lists nothing.
+#: The value of `instead` if Berth exits, and if it continues and lists nothing.
 REFUSED = {"refused": True}
 NOTHING = {"refused": False, "first": {}, "lists": {}, "answers": {}, "preferred": {}}
 

@@ -28,7 +28,7 @@ STUCK_SECONDS = 4
 STILL_SECONDS = 0.6
 #: After an event of a GPU a change is waited for, or that there is none.
 EVENT_SECONDS = 3.0
-#: Where the chart mounts the driver, and NVIDIA's plugin looks for it.
+#: Where the chart mounts the driver, and NVIDIA's plugin searches for it.
 DRIVER_ROOT = Path("/driver-root")
 #: That of tests/fake-nvml.
 DRIVER_VERSION = "570.172.08"

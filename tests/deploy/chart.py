@@ -64,34 +64,34 @@ ODD_NAMES = {
 #: Each of the plain manifests: what is written above it, the chart's values, and the templates that are taken.
 PLAIN = {
     "berth.yaml": (
-        "# Berth as it is without any setting. Set the image to one of yours first.\n#   kubectl apply -f berth.yaml\n",
+        "# Berth with default settings. Set the image to one of yours first.\n#   kubectl apply -f berth.yaml\n",
         {"createNamespace": True},
         (),
     ),
     "rights.yaml": (
-        "# To go with berth.yaml: events, the node's condition, drains that evict and delete, labels of the node, each held to\n"
-        "# the own node; and questions about whose a token is. A right that the daemon's settings do not use does nothing.\n"
+        "# In addition to berth.yaml: events, the node's condition, drains that evict and delete, labels of the node, each limited to\n"
+        "# the own node; and reviews of tokens. A right that the daemon's settings do not use has no effect.\n"
         "#   kubectl apply -f rights.yaml\n",
         {"rbac": ALL_RIGHTS},
         ("rbac", "own-node"),
     ),
     "profiles.yaml": (
-        "# In place of berth.yaml's DaemonSet: exclusive nodes beside shared ones, by the node label berth/profile. Nodes\n"
-        "# without it get no pod.\n"
+        "# Replaces the DaemonSet of berth.yaml: exclusive and shared nodes, by the node label berth/profile. Nodes without it\n"
+        "# get no pod.\n"
         "#   kubectl delete -n berth daemonset/berth configmap/berth\n#   kubectl apply -f profiles.yaml\n",
         {"onlyProfiles": True, "profiles": PROFILES},
         ("daemonset",),
     ),
     "admin-tls.yaml": (
-        "# In place of berth.yaml's objects of these names: the admin API over TLS on every pod's address, for users\n"
-        "# of the cluster with the rights (docs/access.md). Needs the Secret berth-tls, as cert-manager makes it.\n"
+        "# Replaces the objects of berth.yaml with these names: the admin API over TLS on every pod's address, for users of the\n"
+        "# cluster with the rights (docs/access.md). Needs the Secret berth-tls, as cert-manager creates it.\n"
         "#   kubectl -n berth create secret tls berth-tls --cert=tls.crt --key=tls.key\n"
         "#   kubectl apply -f admin-tls.yaml\n",
         ADMIN_TLS,
         ("rbac", "networkpolicy", "service", "daemonset"),
     ),
     "monitoring.yaml": (
-        "# For the Prometheus operator, to go with berth.yaml: where to scrape, and what to be alerted of.\n"
+        "# For the Prometheus operator, in addition to berth.yaml: what to scrape, and alert rules.\n"
         "#   kubectl apply -f monitoring.yaml\n",
         {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
         ("monitoring",),

@@ -178,7 +178,7 @@ def _own_token(name: str) -> dict:
     return {"name": name, "right": "read", "file": "/a"}
 
 
-#: What must be refused, and a word of why, or several.
+#: What must be refused, and a part of the message, or several.
 BAD = {
     **{f"a token that is called {name}": ({"admin": {"tokens": [_token(name)]}}, "/admin/tokens/0/name") for name in OWN_NAMES},
     **{

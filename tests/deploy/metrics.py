@@ -159,7 +159,7 @@ class Daemon:
     def __enter__(self) -> Daemon:
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
         try:
-            # The policy was asked what it offers.
+            # The policy was called for its offers.
             self._wait("berth_policy_calls_total{")
             # Events that are there from the start are over.
             draft = self._machine.with_suffix(".new")

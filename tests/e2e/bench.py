@@ -17,7 +17,7 @@ HOLDER_SECONDS = 20
 
 #: How long an allocation may live on after its pod: two rounds 5 s apart, both 30 s after the grant, and 10 s for the rest.
 RELEASE_SECONDS = 45
-#: The same where Berth asks the API server.
+#: The same if Berth uses the API server.
 RELEASE_SECONDS_WITH_API_SERVER = 10
 
 

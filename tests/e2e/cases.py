@@ -348,12 +348,12 @@ SCENARIOS = [
         "whole",
         Setup(gpus=8, library=True),
         {
-            "a pod with one GPU sees the GPU that the API says it holds": one_gpu,
+            "a pod with one GPU sees the GPU that it holds according to the API": one_gpu,
             "two containers with two GPUs each see disjoint GPUs": two_containers,
             "a configured library is readable inside, and read-only": library_mount,
             "kill -9 of berth: pods run on, allocations survive, a new pod works": berth_killed,
             "restart of the kubelet: pods run on, berth registers at once": kubelet_restarted,
-            "a deleted pod's allocation ends, and its GPU can be had again": pod_deleted,
+            "a deleted pod's allocation ends, and its GPU can be allocated again": pod_deleted,
             "SIGTERM ends berth cleanly, and a restart finds all holders": ends_on_sigterm,
         },
     ),
@@ -396,8 +396,8 @@ SCENARIOS = [
         "away",
         Setup(gpus=4),
         {
-            "what ended while berth and the kubelet were away is noticed, the rest stays": away,
-            "a berth that knows nothing takes over what running pods hold": adoption,
+            "pods that ended while berth and the kubelet were down are detected, the others stay": away,
+            "a berth with an empty store adopts the devices of running pods": adoption,
         },
     ),
     Scenario(

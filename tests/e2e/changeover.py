@@ -130,7 +130,7 @@ def to_berth(bench: Bench) -> None:
             "Let Berth offer what NVIDIA's plugin offers.": lambda: None,
             "Stop NVIDIA's plugin on the node.": change.stop_nvidia,
             "Start Berth, the first time with an empty state folder.": change.start_berth,
-            "Look at what it took over.": lambda: bench.equals_truth(HOLDER_SECONDS),
+            "Check the allocations that it took over.": lambda: bench.equals_truth(HOLDER_SECONDS),
             "Start new pods.": lambda: (change.newcomers("after"), change.too_many("too-many")),
         },
         bench.berth.cli,

@@ -76,7 +76,7 @@ class Deployed:
         names = [p.name for p in (*files, odd)]
         for name, file in zip(names, (*files, odd)):
             said = self.cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-n", BERTH, "-f", file)
-            # That the namespace was made by hand is said, and is no fault of the manifest's.
+            # kubectl reports that the namespace was created by hand, which is not an error of the manifest.
             wrong = [line for line in said.splitlines() if "Warning" in line and "namespaces/berth" not in line]
             if wrong:
                 raise TestError(f"{name}: {wrong}")
@@ -232,7 +232,7 @@ class Deployed:
                     raise TestError(f"an event {name}: {why}") from why
         finally:
             self.cluster.kubectl("delete", "clusterrolebinding,clusterrole", "older-events")
-        # And what the daemon does: it tells of a pod, and counts what comes again.
+        # And what the daemon does: it reports an event of a pod, and counts its repetitions.
         pod = _an_event(_HERE, "pod", {"kind": "Pod", "name": "a", "namespace": "default", "apiVersion": "v1"})
         for method, where, body in (("POST", path, pod), ("PATCH", f"{path}/{pod['metadata']['name']}", series)):
             answer = self.cluster.answer(method, where, body, token, _MERGE if method == "PATCH" else "")
@@ -362,7 +362,7 @@ class Deployed:
         account = next((p for p in own if p.endswith(account)), account)
         pod_resources = str(places.KUBELET / "pod-resources")
         wanted = {"/etc/berth": "ro", "/var/lib/berth": "rw", plugins: "rw", pod_resources: "ro", account: "ro"}
-        # An emptyDir: `config check` asks the stack's policies there.
+        # An emptyDir: `config check` calls the stack's policies there.
         wanted["/tmp"] = "rw"
         if own != wanted:
             raise TestError(f"it has the mounts {own}, wanted {wanted}")
@@ -472,7 +472,7 @@ class Deployed:
             seen = self._status_over_tls(token, method, "/api/v1/stack")
             if seen != wanted:
                 raise TestError(f"{what}: wanted {wanted}, it is {seen}")
-        # The daemon's own token goes on to be good, and nothing is without TLS.
+        # The daemon's own token stays valid, and nothing is served without TLS.
         own = (_STATE / "token").read_text(encoding="ascii").strip()
         self._over_tls(own, "gpu", "cordon", "0", "--reason", "e2e")
         self._over_tls(own, "gpu", "uncordon", "0")

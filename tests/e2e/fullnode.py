@@ -130,7 +130,7 @@ def cordon(bench: Bench) -> None:
 
 
 def dead_gpu_and_word(bench: Bench) -> str:
-    """XID 79 takes all shares of a GPU; an operator's word brings them back."""
+    """XID 79 takes all shares of a GPU; mark-healthy brings them back."""
     victim = bench.running[0]
     (gpu,) = bench.gpus_seen(victim, "main")
     waiting, took = _kill(bench, gpu, "after-word")
@@ -453,7 +453,7 @@ _ENDS = {
     "a pod deleted by force": force_deleted,
     "an evicted pod": evicted,
     "restart of the kubelet under running pods": kubelet_restarted,
-    "berth is down while a pod goes and one comes": berth_away,
+    "berth is down while a pod ends and another starts": berth_away,
     "the kubelet is down while a pod is deleted by force": kubelet_away,
 }
 
@@ -501,8 +501,8 @@ SCENARIOS = [
         "allocatable",
         Setup(gpus=2, shares=4, quiet_seconds=QUIET_SECONDS),
         {
-            "a cordoned GPU's free shares leave allocatable, pods notice nothing": cordon,
-            "XID 79 takes all shares from allocatable, an operator's word brings them back": dead_gpu_and_word,
+            "a cordoned GPU's free shares leave allocatable, pods are not affected": cordon,
+            "XID 79 removes all shares from allocatable, mark-healthy brings them back": dead_gpu_and_word,
             "XID 79 again, and the GPU comes back after its quiet time": dead_gpu_and_quiet,
         },
         cluster=True,
@@ -513,7 +513,7 @@ SCENARIOS = [
         {
             "a pod with nodeAffinity on gpu.product runs, one for another product waits": labelled,
             "the node's labels follow the stack": labels_follow,
-            "they go where GPU feature discovery writes its own, and come back": labels_stand_back,
+            "they are removed while GPU feature discovery writes its own, and written again": labels_stand_back,
         },
         cluster=True,
         needs=_API_SERVER,
@@ -523,7 +523,7 @@ SCENARIOS = [
         Setup(gpus=2, api_server=True, configs=True),
         {
             "NVIDIA's config file by ConfigMap: whole GPUs without the label": configured,
-            "NVIDIA's config file by label: shares, and running pods notice nothing": reconfigured,
+            "NVIDIA's config file by label: shares, and running pods are not affected": reconfigured,
         },
         cluster=True,
         berth_first=False,
@@ -534,7 +534,7 @@ SCENARIOS = [
         Setup(gpus=8),
         {
             **{f"the API's list equals the truth: {name}": case for name, case in _ENDS.items()},
-            "a drained GPU is empty when the command says so": drained,
+            "a drained GPU is empty when the command reports it": drained,
         },
         cluster=True,
     ),

@@ -135,7 +135,7 @@ class Kubelet:
             "staticPodPath": str(MANIFESTS),
             "fileCheckFrequency": "1s",
             "syncFrequency": "2s",
-            # Ten seconds by default, in which the scheduler promises what is gone.
+            # Ten seconds by default, in which the scheduler assigns devices that are gone.
             "nodeStatusUpdateFrequency": "1s",
             "podLogsDir": str(self._logs / "pods"),
             "volumePluginDir": str(RUN / "volume-plugins"),

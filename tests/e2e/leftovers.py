@@ -78,7 +78,7 @@ def container_pids() -> list[int]:
     """Every process in a container of the kubelet, sandboxes included."""
     pids = set()
     for group in _kubepods():
-        # os.walk passes over groups that go while it looks.
+        # os.walk skips groups that vanish while it runs.
         for folder, _, _ in os.walk(group):
             try:
                 listing = Path(folder, "cgroup.procs").read_text(encoding="ascii")

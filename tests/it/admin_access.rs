@@ -35,7 +35,7 @@ fn ask(bench: &Bench, token: &str, method: &str, path: &str) -> Answer {
 }
 
 #[test]
-fn a_token_that_reads_changes_nothing_and_each_is_signed_with_its_name() {
+fn a_read_token_changes_nothing_and_changes_record_the_tokens_name() {
     let mut bench = Bench::new(1);
     let (reads, changes) = ("r".repeat(40), "c".repeat(40));
     let file = bench.dir.path().join("grafana");
@@ -87,7 +87,7 @@ fn a_named_token_without_its_file_stops_the_start() {
 }
 
 #[test]
-fn whoever_asks_too_often_waits_and_nobody_else_does() {
+fn a_client_above_its_rate_waits_and_no_other_does() {
     let mut bench = Bench::new(1);
     let other = "o".repeat(40);
     let tokens = vec![named("other", Right::Change, TokenSource::Sha256(sha256(&other)))];
@@ -179,7 +179,7 @@ fn over_the_unix_socket_another_user_needs_a_token() {
     std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
     let script = "my $s = IO::Socket::UNIX->new(Peer => $ARGV[0]) or do { print qq(cannot connect: $!); exit };\n\
         print $s qq(GET /api/v1/node HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n); print <$s>;";
-    let as_nobody = || {
+    let as_the_user_nobody = || {
         let output = std::process::Command::new("/usr/bin/setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
             .args(["/usr/bin/perl", "-MIO::Socket::UNIX", "-e", script])
@@ -188,18 +188,18 @@ fn over_the_unix_socket_another_user_needs_a_token() {
             .unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
-    let closed = as_nobody();
+    let closed = as_the_user_nobody();
     assert_eq!(closed, "cannot connect: Permission denied");
     // Even if the mode of the file permits all users.
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
-    let open = as_nobody();
+    let open = as_the_user_nobody();
     assert!(open.starts_with("HTTP/1.1 401"), "{open}");
 }
 
 #[test]
 fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
     let bench = Bench::new(1);
-    // A client that sends a byte of its head now and then is cut off, whether it goes on or not.
+    // A client that sends single bytes of its head is disconnected, whether it continues or not.
     let began = Instant::now();
     let mut slow = TcpStream::connect(bench.address()).unwrap();
     slow.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

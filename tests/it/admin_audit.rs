@@ -47,7 +47,7 @@ fn ask(serving: &Serving, token: Option<&str>, method: &str, path: &str, body: &
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_changing_operation_writes_one_line_and_none_tells_a_secret() {
+async fn each_changing_operation_writes_one_audit_line_without_secrets() {
     let reader = "reader-secret-".repeat(4);
     let digest: String = {
         use sha2::Digest;
@@ -109,7 +109,7 @@ async fn each_changing_operation_writes_one_line_and_none_tells_a_secret() {
     let forced = next(&serving, count + 2);
     assert!(forced.contains("force=true") && !line.contains("force="), "{forced}");
     let count = count + 1;
-    // Neither a method without end nor an escape hides what was asked for.
+    // Neither an endless method nor an escape hides the requested path.
     ask(&serving, Some(&token), &"X".repeat(1000), "/api/v1/n%6fde", "");
     let line = next(&serving, count + 2);
     assert!(line.contains(&format!("method=\"{}\"", "X".repeat(16))), "{line}");

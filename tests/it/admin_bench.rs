@@ -259,7 +259,7 @@ impl Bench {
         self.ask("POST", "/api/v1/policies", &[("content-type", "application/wasm")], module)
     }
 
-    /// Asks with the token.
+    /// Sends a request with the token.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let bearer = format!("Bearer {}", self.token);
         let mut all = vec![("authorization", bearer.as_str())];
@@ -267,7 +267,7 @@ impl Bench {
         self.ask_bare(method, path, &all, body)
     }
 
-    /// Asks without the token.
+    /// Sends a request without the token.
     pub(crate) fn ask_bare(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         ask(self.address(), method, path, headers, body)
     }
@@ -329,13 +329,13 @@ impl Answer {
             .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&self.body)))
     }
 
-    /// The body, after a look at the status.
+    /// The body, after a check of the status.
     pub(crate) fn expect(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", String::from_utf8_lossy(&self.body));
         self.value()
     }
 
-    /// The detail and hint of a problem, after a look at everything that a problem must have.
+    /// The detail and hint of a problem, after a check of everything that a problem must have.
     pub(crate) fn problem(&self, status: u16, kind: &str) -> String {
         let value = self.expect(status);
         assert_eq!(self.headers["content-type"], "application/problem+json");

@@ -49,7 +49,7 @@ fn a_version_that_is_signed_while_its_deletion_waits_stays() {
 }
 
 #[test]
-fn a_condition_that_nothing_would_heed_is_refused() {
+fn a_condition_without_effect_is_refused() {
     let bench = Bench::new(1);
     let document = bench.get("/openapi.json").value();
     let (mut heeded, mut refused) = (0, 0);
@@ -78,7 +78,7 @@ fn a_condition_that_nothing_would_heed_is_refused() {
 }
 
 #[test]
-fn the_stack_takes_conditions_as_everything_else_does() {
+fn the_stack_accepts_conditions_like_other_resources() {
     let bench = Bench::new(1);
     let put = |tags: &[&str]| {
         let mut headers = vec![("content-type", "application/json")];
@@ -97,7 +97,7 @@ fn the_stack_takes_conditions_as_everything_else_does() {
 }
 
 #[test]
-fn an_answer_with_a_strong_tag_comes_as_it_is() {
+fn a_response_with_a_strong_etag_is_not_compressed() {
     let bench = Bench::new(1);
     let version = bench.upload(&module("a", "")).expect(201);
     let policy = format!("/api/v1/policies/{}", version["digest"].as_str().unwrap());
@@ -110,10 +110,10 @@ fn an_answer_with_a_strong_tag_comes_as_it_is() {
 }
 
 #[test]
-fn the_document_is_not_sent_twice_to_whoever_has_it() {
+fn the_document_is_not_sent_again_to_a_client_that_has_it() {
     let bench = Bench::new(1);
     let ask = |headers: &[(&str, &str)]| bench.ask_bare("GET", "/openapi.json", headers, b"");
-    // The client asks for gzip of its own accord where nothing else is said.
+    // The client requests gzip by default.
     let plain = ask(&[("accept-encoding", "identity")]);
     let tag = plain.headers["etag"].clone();
     assert!(tag.starts_with("W/\"") && !plain.headers.contains_key("content-encoding"), "{tag}");

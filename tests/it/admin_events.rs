@@ -85,7 +85,7 @@ impl Stream {
         }
     }
 
-    /// The next frame of this kind, after a look at those before it.
+    /// The next frame of this kind; frames before it are checked.
     fn until(&mut self, kind: &str) -> Frame {
         loop {
             let frame = self.next().unwrap_or_else(|| panic!("the stream ended before {kind}"));
@@ -103,7 +103,7 @@ fn kinds(bench: &Bench, query: &str) -> Vec<Frame> {
 }
 
 #[test]
-fn a_stream_says_where_one_stands_and_then_what_changes() {
+fn a_stream_begins_with_the_state_and_continues_with_changes() {
     let bench = Bench::new(2);
     let mut stream = Stream::open(&bench, "", "");
     assert!(stream.head.starts_with("HTTP/1.1 200"), "{}", stream.head);
@@ -138,7 +138,7 @@ fn a_stream_says_where_one_stands_and_then_what_changes() {
 }
 
 #[test]
-fn whoever_comes_back_gets_what_he_missed() {
+fn a_reconnected_client_gets_the_missed_events() {
     let bench = Bench::new(2);
     let mut stream = Stream::open(&bench, "?gpu=GPU-0", "");
     assert_eq!(stream.next().unwrap().event, "here");
@@ -166,7 +166,7 @@ fn whoever_comes_back_gets_what_he_missed() {
 }
 
 #[test]
-fn an_id_of_another_run_or_of_what_is_no_longer_kept_says_to_read_anew() {
+fn an_id_of_another_run_or_of_a_dropped_event_requires_a_new_read() {
     let bench = Bench::new(1);
     let all = kinds(&bench, "?since=0&follow=false");
     assert_eq!(all[0].event, "here");
@@ -204,7 +204,7 @@ fn other_token(bench: &mut Bench) -> (String, PathBuf) {
 }
 
 #[test]
-fn a_stream_whose_token_is_gone_ends_however_many_strangers_knock_at_the_door() {
+fn a_stream_ends_after_its_token_was_removed_despite_many_refused_requests() {
     let mut bench = Bench::new(1);
     let (other, file) = other_token(&mut bench);
     let mut stream = Stream::open_as(&bench, &other, "", "");
@@ -230,7 +230,7 @@ fn a_stream_whose_token_is_gone_ends_however_many_strangers_knock_at_the_door() 
 }
 
 #[test]
-fn more_streams_than_there_may_be_are_told_to_come_later() {
+fn too_many_streams_get_a_retry_after() {
     let mut bench = Bench::new(1);
     let (other, _file) = other_token(&mut bench);
     let mut open: Vec<_> = (0..32).map(|_| Stream::open(&bench, "", "")).collect();
@@ -240,7 +240,7 @@ fn more_streams_than_there_may_be_are_told_to_come_later() {
     let refused = bench.get("/api/v1/events");
     assert!(refused.problem(503, "too-many-streams").contains("32"));
     assert!(refused.headers.contains_key("retry-after"));
-    // The rest of the API goes on beside them, and so does who looks on.
+    // The other routes still work, and so do open streams.
     bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").expect(200);
     for stream in &mut open {
         stream.until("gpuCordoned");
@@ -252,15 +252,15 @@ fn more_streams_than_there_may_be_are_told_to_come_later() {
     assert!(open[0].until("end").words().contains("fewer streams"));
     drop(open);
     let deadline = Instant::now() + PATIENCE;
-    // Nothing else happens on the node, and a word of its own a stream says every 15 seconds only.
+    // Nothing else happens on the node, and a stream sends a comment only every 15 seconds.
     while Stream::open(&bench, "", "").head.contains(" 503") {
-        assert!(Instant::now() < deadline, "a place that was left stays taken");
+        assert!(Instant::now() < deadline, "a released stream slot stays in use");
     }
     assert!(Instant::now() < deadline - PATIENCE + Duration::from_secs(10), "it was the stream's own word");
 }
 
 #[test]
-fn head_answers_with_the_head_and_takes_no_place() {
+fn head_returns_only_the_headers_and_uses_no_stream() {
     let bench = Bench::new(1);
     for _ in 0..40 {
         let head = bench.ask("HEAD", "/api/v1/events", &[], b"");
@@ -272,7 +272,7 @@ fn head_answers_with_the_head_and_takes_no_place() {
 }
 
 #[test]
-fn a_daemon_that_stops_says_so_to_whoever_looks_on() {
+fn a_stopping_daemon_reports_that_to_its_clients() {
     let mut bench = Bench::new(1);
     let mut stream = Stream::open(&bench, "", "");
     assert_eq!(stream.next().unwrap().event, "here");

@@ -63,7 +63,7 @@ fn node(bench: &Bench) -> String {
 }
 
 #[test]
-fn a_crowd_that_says_nothing_or_half_of_it_keeps_nobody_out() {
+fn many_silent_or_half_sent_requests_block_no_other_client() {
     allow_descriptors();
     let bench = Bench::new(1);
     let mut known = TcpStream::connect(bench.address()).unwrap();
@@ -80,13 +80,13 @@ fn a_crowd_that_says_nothing_or_half_of_it_keeps_nobody_out() {
             assert!(Instant::now() < end, "more are open than there are slots");
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Its place is no stranger's.
+        // Its slot is not a stranger's.
         assert_eq!(status(&mut known, &node(&bench)).unwrap(), "HTTP/1.1 200 OK");
     }
 }
 
 #[test]
-fn connections_that_were_served_and_idle_make_room_for_new_ones() {
+fn idle_connections_are_closed_for_new_ones() {
     allow_descriptors();
     let bench = Bench::new(1);
     let request = "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -99,7 +99,7 @@ fn connections_that_were_served_and_idle_make_room_for_new_ones() {
     let crowd: Vec<_> = (0..CROWD).map(served).collect();
     quickly("a new client", || bench.get("/api/v1/node").expect(200));
     let gone: Vec<_> = crowd.iter().map(|stream| !open(stream)).collect();
-    assert!(gone[0] && !gone[CROWD - 1], "the oldest goes first");
+    assert!(gone[0] && !gone[CROWD - 1], "the oldest is closed first");
     // The same of authenticated clients.
     let known: Vec<_> = (0..CROWD)
         .map(|_| {
@@ -114,7 +114,7 @@ fn connections_that_were_served_and_idle_make_room_for_new_ones() {
 }
 
 #[test]
-fn the_kubelets_probe_is_answered_while_others_take_all_connections_of_its_listener() {
+fn the_kubelets_probe_is_answered_while_others_use_all_connections_of_its_listener() {
     allow_descriptors();
     let bench = Bench::new(1);
     let health = bench.api.as_ref().unwrap().health_address.unwrap();
@@ -128,7 +128,7 @@ fn the_kubelets_probe_is_answered_while_others_take_all_connections_of_its_liste
 }
 
 #[test]
-fn root_gets_in_by_the_socket_whatever_is_on_in_it_and_elsewhere() {
+fn root_is_served_over_the_socket_under_any_load() {
     allow_descriptors();
     let mut bench = Bench::new(1);
     let socket = bench.dir.path().join("admin.sock");
@@ -147,7 +147,7 @@ fn root_gets_in_by_the_socket_whatever_is_on_in_it_and_elsewhere() {
 }
 
 #[test]
-fn bodies_that_never_come_hold_nobody_up() {
+fn bodies_that_are_never_sent_block_no_other_request() {
     allow_descriptors();
     let bench = Bench::new(1);
     let head = |token: &str, length: usize| {
@@ -169,14 +169,14 @@ fn bodies_that_never_come_hold_nobody_up() {
 }
 
 #[test]
-fn a_client_that_asks_on_and_on_and_reads_nothing_is_not_listened_to() {
+fn requests_of_a_client_that_reads_no_responses_are_not_read() {
     let mut bench = Bench::new(1);
     // No rate stands before the memory.
     let limits = RateLimits { reads_per_second: 1_000_000, changes_per_second: 100 };
     let access = AdminAccess { limits, ..AdminAccess::default() };
     bench.start_again(Settings { access, ..bench.settings() });
     for request in [
-        // An answer without a body, which the library puts into memory without a look at what is there.
+        // A response without a body, which the library buffers without limit.
         "GET / HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: *\r\n\r\n",
         "HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -218,7 +218,7 @@ fn a_client_that_asks_on_and_on_and_reads_nothing_is_not_listened_to() {
 }
 
 #[test]
-fn ten_thousand_requests_in_one_go_have_ten_thousand_answers() {
+fn ten_thousand_pipelined_requests_have_ten_thousand_responses() {
     const MANY: usize = 10_000;
     let mut bench = Bench::new(1);
     let limits = RateLimits { reads_per_second: 1_000_000, changes_per_second: 100 };

@@ -75,7 +75,7 @@ fn head(reader: &mut impl BufRead) -> (u16, usize) {
 }
 
 #[test]
-fn a_module_comes_whole_with_its_length_and_never_packed() {
+fn a_module_is_downloaded_whole_with_its_length_and_uncompressed() {
     let bench = Bench::new(1);
     for bytes in [20, 64 << 10, (3 << 20) + 7] {
         let module = large(bytes);
@@ -95,7 +95,7 @@ fn a_module_comes_whole_with_its_length_and_never_packed() {
 }
 
 #[test]
-fn a_module_is_read_as_it_is_taken_and_one_that_changes_meanwhile_never_comes_whole() {
+fn a_module_is_read_while_it_is_sent_and_a_changed_one_is_never_complete() {
     let bench = Bench::new(1);
     let module = large(LARGE);
     bench.upload(&module).expect(201);
@@ -121,7 +121,7 @@ fn a_module_is_read_as_it_is_taken_and_one_that_changes_meanwhile_never_comes_wh
 }
 
 #[test]
-fn whoever_reads_no_lists_is_refused_more_of_them_and_holds_nobody_else_up() {
+fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
     allow_descriptors();
     let mut bench = Bench::new(1);
     with_tokens(&mut bench, &["reader", "other"], Right::Read);
@@ -139,7 +139,7 @@ fn whoever_reads_no_lists_is_refused_more_of_them_and_holds_nobody_else_up() {
     let first = get("reader", list);
     let (size, tag) = (first.body.len(), first.headers["etag"].clone());
     assert!(size > 1 << 20, "{size}");
-    // One client's share is 24 MiB; each asks until one answer is left lying.
+    // One client's share is 24 MiB; each sends requests until one response stays unread.
     let times = (12 << 20) / size + 1;
     let crowd = (24 << 20) / size + 8;
     let crowd: Vec<_> = (0..crowd).map(|_| begin(&bench, &"reader".repeat(40), list, times)).collect();
@@ -173,7 +173,7 @@ fn whoever_reads_no_lists_is_refused_more_of_them_and_holds_nobody_else_up() {
 }
 
 #[test]
-fn a_caller_has_one_upload_under_way_and_leaves_the_other_permit_to_others() {
+fn a_caller_has_at_most_one_of_the_two_upload_permits() {
     let mut bench = Bench::new(1);
     with_tokens(&mut bench, &["ann", "ben", "cid"], Right::Change);
     bench.policies.set_hold(true);

@@ -29,7 +29,7 @@ fn check(bench: &Bench, what: &str) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn what_was_written_of_an_allocation_is_not_shown_once_it_has_changed() {
+fn the_cached_json_of_an_allocation_is_not_used_after_a_change() {
     let bench = Bench::new(3);
     assert_eq!(check(&bench, "none").len(), 0);
     let first = bench.allocate(0);
@@ -57,7 +57,7 @@ fn what_was_written_of_an_allocation_is_not_shown_once_it_has_changed() {
     let again = bench.allocate(0);
     let with = &used(&check(&bench, "one more holder"))[0]["shared"]["with"];
     assert_eq!(*with, serde_json::json!([again.id.to_string()]));
-    // What comes of the configuration, of an operator's word, and of GPUs that go.
+    // The effects of the configuration, of an operator's command, and of GPUs that vanish.
     bench.facts.lock().unwrap().mps = [Resource::parse(GPU).unwrap()].into();
     check(&bench, "with MPS");
     bench.delete(&format!("/api/v1/allocations/{}?force=true", first.id)).expect(200);

@@ -90,7 +90,7 @@ fn malformed_heads_end_their_connection_with_at_most_one_error() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_an_error_wherever_they_stand() {
+fn bytes_that_are_not_utf8_are_an_error_everywhere() {
     let bench = Bench::new(1);
     let asked = |path: &[u8], header: &[u8]| {
         let mut bytes = b"GET ".to_vec();
@@ -129,7 +129,7 @@ fn bytes_that_are_no_text_are_an_error_wherever_they_stand() {
 }
 
 #[test]
-fn where_a_body_ends_has_one_answer_or_none() {
+fn ambiguous_body_lengths_are_refused() {
     let bench = Bench::new(1);
     // After each follow bytes that would be another request under the other length.
     let behind = "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -211,7 +211,7 @@ fn values_that_are_too_long_are_an_error_of_a_readable_size() {
 }
 
 #[test]
-fn a_packed_body_is_not_unpacked() {
+fn a_compressed_body_is_refused() {
     let bench = Bench::new(1);
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     packed.write_all(&vec![b' '; 64 << 20]).unwrap();

@@ -34,7 +34,7 @@ fn the_page_is_public_and_has_no_data_in_it() {
 }
 
 #[test]
-fn the_page_may_load_and_ask_this_daemon_alone() {
+fn the_page_may_load_from_and_send_requests_to_this_daemon_only() {
     let bench = Bench::new(1);
     for (path, _) in FILES {
         let answer = bench.ask_bare("GET", path, &[], b"");
@@ -64,7 +64,7 @@ fn the_page_may_load_and_ask_this_daemon_alone() {
 }
 
 #[test]
-fn a_browser_keeps_the_files_and_asks_whether_they_are_the_same() {
+fn a_browser_caches_the_files_and_revalidates_them() {
     let bench = Bench::new(1);
     let page = bench.ask_bare("GET", "/", &[], b"");
     assert_eq!(page.headers["cache-control"], "no-cache");

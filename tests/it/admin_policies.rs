@@ -13,7 +13,7 @@ fn activate(bench: &Bench, entries: &Value, if_match: Option<&str>) -> crate::ad
 }
 
 #[test]
-fn a_policy_is_taken_once_fetched_back_and_deleted() {
+fn a_policy_is_uploaded_once_downloaded_and_deleted() {
     let bench = Bench::new(1);
     let bytes = module("share", "1");
     let taken = bench.upload(&bytes);
@@ -46,7 +46,7 @@ fn a_policy_is_taken_once_fetched_back_and_deleted() {
 }
 
 #[test]
-fn random_bytes_are_no_policy_and_leave_nothing_behind() {
+fn random_bytes_are_not_a_policy_and_leave_no_files() {
     let bench = Bench::new(1);
     let mut noise = 0x9e37_79b9_7f4a_7c15_u64;
     let bytes: Vec<u8> = (0..100_000)
@@ -103,10 +103,10 @@ fn a_stack_that_fails_on_this_node_changes_nothing() {
     let before = bench.get("/api/v1/stack").expect(200)["revision"].clone();
     let fails = json!([{"policy": "share", "parameters": {"fail": true}}]);
     let says = activate(&bench, &fails, None).problem(422, "stack-fails");
-    assert!(says.contains("unreachable") && says.contains("mend the policy, its"), "{says}");
+    assert!(says.contains("unreachable") && says.contains("fix the policy, its"), "{says}");
     let slow = json!([{"policy": "share", "parameters": {"slow": true}}]);
     let says = activate(&bench, &slow, None).problem(422, "stack-fails");
-    assert!(says.contains("ran longer than 500 ms") && says.contains("do it again"), "{says}");
+    assert!(says.contains("ran longer than 500 ms") && says.contains("repeat the request"), "{says}");
     let beyond = json!([{"policy": "share", "parameters": {"shares": 4}, "permissions": {"shareMax": 2}}]);
     let says = activate(&bench, &beyond, None).problem(422, "stack-fails");
     assert!(says.contains("permissions.shareMax"), "{says}");
@@ -114,13 +114,13 @@ fn a_stack_that_fails_on_this_node_changes_nothing() {
 }
 
 #[test]
-fn entries_are_checked_before_anything_is_asked() {
+fn entries_are_checked_before_any_policy_is_called() {
     let bench = Bench::new(1);
     let known = bench.upload(&module("share", "1")).expect(201)["digest"].clone();
     bench.upload(&module("share", "2")).expect(201);
     let long = "x".repeat(7000);
     for (entries, says) in [
-        (json!([{"policy": "unknown"}]), "knows no policy"),
+        (json!([{"policy": "unknown"}]), "has no policy"),
         (json!([{"policy": "share"}]), "several versions"),
         (json!([{"policy": "other", "digest": known}]), "is of policy share"),
         (json!([{"policy": "share", "digest": "0".repeat(64)}]), "upload it first"),
@@ -152,7 +152,7 @@ fn a_name_means_the_newest_version_that_came_with_the_daemon() {
 }
 
 #[test]
-fn an_override_is_shown_and_taken_back() {
+fn an_override_is_shown_and_reset() {
     let bench = Bench::new(1);
     let shipped = bench.ship(b"file", "of-the-file", 1);
     let entry = StackEntry {

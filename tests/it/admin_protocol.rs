@@ -46,7 +46,7 @@ fn raw(bench: &Bench, request: &[u8]) -> String {
 }
 
 #[test]
-fn all_of_api_v1_is_closed_without_the_token_and_it_is_no_part_of_a_url() {
+fn all_of_api_v1_needs_the_token_which_is_never_part_of_a_url() {
     let bench = Bench::new(1);
     let wrong = format!("Bearer {}", "0".repeat(64));
     for (method, path) in GUARDED {
@@ -63,7 +63,7 @@ fn all_of_api_v1_is_closed_without_the_token_and_it_is_no_part_of_a_url() {
 }
 
 #[test]
-fn other_hosts_are_turned_away_on_every_route() {
+fn other_hosts_are_refused_on_every_route() {
     let bench = Bench::new(1);
     for path in [
         "/",
@@ -92,7 +92,7 @@ fn other_hosts_are_turned_away_on_every_route() {
 }
 
 #[test]
-fn what_is_not_there_and_what_cannot_be_done_to_it_are_problems() {
+fn unknown_resources_and_impossible_changes_are_problems() {
     let bench = Bench::new(1);
     for path in [
         "/nothing",
@@ -138,7 +138,7 @@ fn what_is_not_there_and_what_cannot_be_done_to_it_are_problems() {
 }
 
 #[test]
-fn bodies_must_be_what_they_say_and_what_the_route_takes() {
+fn bodies_must_match_their_content_type_and_the_route() {
     let bench = Bench::new(1);
     let cordon = "/api/v1/gpus/GPU-0/cordon";
     for broken in ["{", "{\"reason\": \"x\"", "nonsense", "{\"reason\": \"\u{0}\"}", "\u{feff}{}"] {
@@ -223,7 +223,7 @@ fn flood(mut stream: TcpStream) -> (String, Duration) {
 }
 
 #[test]
-fn broken_requests_cost_their_connection_alone() {
+fn malformed_requests_close_only_their_own_connection() {
     let bench = Bench::new(1);
     let many = format!("GET /livez HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-A: b\r\n".repeat(200));
     let long = format!("GET /livez HTTP/1.1\r\nHost: localhost\r\nX-A: {}\r\n\r\n", "b".repeat(300_000));
@@ -239,7 +239,7 @@ fn broken_requests_cost_their_connection_alone() {
 }
 
 #[test]
-fn a_taken_port_and_a_bad_token_file_are_said_with_what_to_do() {
+fn a_port_in_use_and_a_bad_token_file_are_reported_with_advice() {
     let bench = Bench::new(1);
     let bind = |settings: Settings| Server::bind(settings).err().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -259,7 +259,7 @@ fn a_taken_port_and_a_bad_token_file_are_said_with_what_to_do() {
 }
 
 #[test]
-fn a_stop_lets_requests_finish_and_frees_the_port_within_a_second() {
+fn a_stop_finishes_requests_and_frees_the_port_within_a_second() {
     let mut bench = Bench::new(1);
     // Held, so that no other process takes it when it is free.
     let port = Port::held();

@@ -88,7 +88,7 @@ fn an_unknown_key_is_refused_on_every_route_and_the_known_ones_are_named() {
 }
 
 #[test]
-fn whoever_wants_nothing_that_is_there_gets_nothing() {
+fn unacceptable_encodings_are_refused() {
     let bench = Bench::new(1);
     let any = [("if-none-match", "*")];
     let mut pages: Vec<String> =

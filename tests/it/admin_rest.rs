@@ -14,7 +14,7 @@ fn if_match(bench: &Bench, method: &str, path: &str, tag: &str) -> Answer {
 }
 
 #[test]
-fn nobody_undoes_a_drain_state_that_he_has_not_seen() {
+fn a_drain_state_is_changed_only_with_its_current_etag() {
     let bench = Bench::new(1);
     let tag = |answer: &Answer| answer.headers["etag"].clone();
     let active = tag(&bench.get(DRAIN));
@@ -40,7 +40,7 @@ fn nobody_undoes_a_drain_state_that_he_has_not_seen() {
 }
 
 #[test]
-fn of_many_who_saw_the_same_state_one_turns_it() {
+fn of_many_concurrent_changes_with_the_same_etag_one_succeeds() {
     let bench = Bench::new(1);
     let address = bench.address();
     let bearer = format!("Bearer {}", bench.token);
@@ -62,7 +62,7 @@ fn of_many_who_saw_the_same_state_one_turns_it() {
 }
 
 #[test]
-fn what_is_known_is_not_sent_again() {
+fn unchanged_responses_are_not_sent_again() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(0).id.to_string();
     let version = bench.upload(&module("a", "")).expect(201);
@@ -88,7 +88,7 @@ fn what_is_known_is_not_sent_again() {
 }
 
 #[test]
-fn a_version_is_deleted_only_as_it_was_seen() {
+fn a_version_is_deleted_only_if_unchanged() {
     let bench = Bench::new(1);
     let version = bench.upload(&module("a", "")).expect(201);
     let path = format!("/api/v1/policies/{}", version["digest"].as_str().unwrap());
@@ -119,7 +119,7 @@ fn an_upload_that_is_sent_again_changes_nothing() {
 }
 
 #[test]
-fn lists_come_page_by_page_and_by_what_is_asked_for() {
+fn lists_have_pages_and_filters() {
     let bench = Bench::new(2);
     for n in 0..5 {
         bench.upload(&module(&format!("p{n}"), "")).expect(201);
@@ -164,12 +164,12 @@ fn lists_come_page_by_page_and_by_what_is_asked_for() {
     ] {
         bench.get(&format!("/api/v1/{odd}")).problem(400, "malformed-query");
     }
-    // The words of earlier releases mean the same.
+    // The keywords of earlier releases mean the same.
     bench.get("/api/v1/allocations?after=1.00000001-1").expect(200);
 }
 
 #[test]
-fn answers_are_compressed_where_that_is_allowed() {
+fn responses_are_compressed_if_allowed() {
     let bench = Bench::new(2);
     let ask = |codings: &str, path: &str| bench.ask("GET", path, &[("accept-encoding", codings)], b"");
     let plain = bench.get("/api/v1/gpus").body;

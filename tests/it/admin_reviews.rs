@@ -62,7 +62,7 @@ fn problem(status: u16, kind: &str) -> (u16, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_api_server_says_who_it_is_and_what_they_may() {
+async fn the_api_server_reviews_the_user_and_the_rights_of_a_token() {
     let cluster = Cluster::new("admin: {kubernetes: {audiences: [berth]}}").await;
     let forbidden = problem(403, "forbidden");
     // An unknown token has no user; so has one for another audience.
@@ -77,7 +77,7 @@ async fn the_api_server_says_who_it_is_and_what_they_may() {
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/gpus/GPU-0/cordon"), forbidden);
     let line = cluster.serving.line(|l| l.contains("/cordon\"") && l.contains(" audit: "));
     assert!(line.contains(GRAFANA) && line.contains("known_by=\"kubernetes\""), "{line}");
-    // Asked once a minute, not with each request.
+    // Reviewed once a minute, not with each request.
     let (tokens, accesses) = (cluster.asked("TokenReview"), cluster.asked("SubjectAccessReview"));
     for _ in 0..20 {
         assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
@@ -92,7 +92,7 @@ async fn the_api_server_says_who_it_is_and_what_they_may() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_of_the_cluster_who_may_not_is_told_to_ask_less_often_and_nobody_else_is() {
+async fn a_refused_cluster_user_is_rate_limited_and_no_other_caller() {
     let cluster = Cluster::new("admin: {kubernetes: {}}").await;
     let told_to_wait = || cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus") == problem(429, "too-many-requests");
     assert!((0..5_000).any(|_| told_to_wait()), "every pod's token may ask without end");
@@ -108,7 +108,7 @@ async fn a_user_of_the_cluster_who_may_not_is_told_to_ask_less_often_and_nobody_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_api_server_that_does_not_say_opens_nothing() {
+async fn an_api_server_without_an_answer_gives_no_access() {
     let mut cluster = Cluster::new("admin: {kubernetes: {}}").await;
     for code in [403, 500, 503] {
         cluster.refuse(Some(code));
@@ -130,7 +130,7 @@ async fn an_api_server_that_does_not_say_opens_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unless_it_is_asked_for_the_api_server_is_asked_nothing() {
+async fn without_configuration_no_request_is_sent_to_the_api_server() {
     let cluster = Cluster::new("").await;
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node"), problem(401, "unauthorized"));
     assert_eq!(cluster.asked("TokenReview"), 0);
@@ -138,7 +138,7 @@ async fn unless_it_is_asked_for_the_api_server_is_asked_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn however_many_ask_the_api_server_is_asked_little_at_a_time_and_known_users_go_on() {
+async fn reviews_are_limited_however_many_callers_and_known_users_are_served() {
     let cluster = Cluster::new("admin: {kubernetes: {audiences: [berth]}}").await;
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
     let reviews = |look: &dyn Fn(&mut crate::api_reviews::Reviews) -> usize| {
@@ -182,7 +182,7 @@ async fn however_many_ask_the_api_server_is_asked_little_at_a_time_and_known_use
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn paths_without_end_are_no_reviews_without_end_and_are_asked_about_as_they_are_routed() {
+async fn the_number_of_reviews_is_limited_and_their_paths_are_the_routed_ones() {
     let cluster = Cluster::new("admin: {kubernetes: {audiences: [berth]}}").await;
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "GET", "/node").0, 200);
     let before = cluster.asked("SubjectAccessReview");

@@ -12,7 +12,7 @@ const CORDON: &str = "/api/v1/gpus/GPU-0/cordon";
 const NODE: &str = "/api/v1/node";
 
 #[test]
-fn a_certificate_that_nobody_named_opens_what_others_may_and_by_default_nothing() {
+fn a_certificate_without_an_entry_has_the_right_of_others_may_and_none_by_default() {
     let clients = Ca::new();
     for (others_may, reads, changes) in
         [(None, 403, 403), (Some(Right::Read), 200, 403), (Some(Right::Change), 200, 200)]
@@ -31,7 +31,7 @@ fn trouble(node: &Node) -> Option<String> {
 }
 
 #[test]
-fn a_ca_that_is_emptied_lets_nobody_in_even_beside_a_broken_pair() {
+fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
     let clients = Ca::new();
     let node = Node::with_clients(&clients, |_| {});
     let folder = node.bench.dir.path();
@@ -40,14 +40,16 @@ fn a_ca_that_is_emptied_lets_nobody_in_even_beside_a_broken_pair() {
         node.ask(&alice, "GET", NODE, false).is_ok_and(|answer| answer.status == 200)
     };
     assert!(opens());
-    // The pair is broken, and stays in force; the CA is looked at all the same.
+    // The key pair is broken, and the previous one stays in effect; the CA is still checked.
     std::fs::write(folder.join("server.key"), "").unwrap();
-    node.until("the broken pair is said", || trouble(&node).is_some_and(|w| w.contains("no private key")));
+    node.until("the broken pair is reported", || {
+        trouble(&node).is_some_and(|w| w.contains("no private key"))
+    });
     assert!(opens());
     for emptied in ["", "# none\n", "no PEM"] {
         std::fs::write(folder.join("clients.crt"), emptied).unwrap();
-        node.until("the CA is gone", || {
-            trouble(&node).is_some_and(|w| w.contains("no client certificate is taken"))
+        node.until("the CA is missing", || {
+            trouble(&node).is_some_and(|w| w.contains("no client certificate is accepted"))
         });
         assert!(!opens(), "{emptied:?}");
         std::fs::write(folder.join("clients.crt"), &clients.pem).unwrap();
@@ -55,7 +57,7 @@ fn a_ca_that_is_emptied_lets_nobody_in_even_beside_a_broken_pair() {
     }
     // One that cannot be read for a moment, as while a mount is renewed, takes nothing away.
     std::fs::remove_file(folder.join("clients.crt")).unwrap();
-    node.until("it is said", || trouble(&node).is_some_and(|w| w.contains("cannot be read")));
+    node.until("it is reported", || trouble(&node).is_some_and(|w| w.contains("cannot be read")));
     assert!(opens());
 }
 
@@ -71,7 +73,7 @@ fn own_address() -> Option<IpAddr> {
 }
 
 #[test]
-fn from_another_machine_the_numbers_and_the_details_are_for_whoever_may_read() {
+fn from_another_machine_metrics_and_details_need_the_right_to_read() {
     let Some(own) = own_address() else { return };
     let clients = Ca::new();
     let mut node = Node::with_clients(&clients, |_| {});

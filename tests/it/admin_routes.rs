@@ -8,7 +8,7 @@ use berth_kernel::names::Resource;
 use std::sync::atomic::Ordering;
 
 #[test]
-fn the_node_shows_itself_its_resources_and_what_it_waits_for() {
+fn the_node_shows_its_resources_and_its_checks() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(0);
     let node = bench.get("/api/v1/node").expect(200);
@@ -71,7 +71,7 @@ fn gpus_show_health_devices_holders_and_links() {
 }
 
 #[test]
-fn an_index_in_place_of_a_uuid_is_answered_with_whose_it_is() {
+fn an_index_instead_of_a_uuid_is_answered_with_the_uuid() {
     let bench = Bench::new(2);
     for (method, path) in [
         ("GET", ""),
@@ -101,7 +101,7 @@ fn an_index_in_place_of_a_uuid_is_answered_with_whose_it_is() {
 }
 
 #[test]
-fn a_cordon_withdraws_free_devices_twice_is_once_and_an_uncordon_undoes_it() {
+fn a_cordon_withdraws_free_devices_is_idempotent_and_an_uncordon_reverts_it() {
     let bench = Bench::new(2);
     let cordon = "/api/v1/gpus/GPU-0/cordon";
     let gpu = bench.json("PUT", cordon, r#"{"reason": "fan"}"#).expect(200);
@@ -123,7 +123,7 @@ fn a_cordon_withdraws_free_devices_twice_is_once_and_an_uncordon_undoes_it() {
 }
 
 #[test]
-fn a_drain_says_who_is_left_and_when_it_is_done() {
+fn a_drain_shows_its_remaining_holders_and_its_end() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(0);
     let drain = "/api/v1/gpus/GPU-0/drain";
@@ -155,7 +155,7 @@ fn a_drain_says_who_is_left_and_when_it_is_done() {
 }
 
 #[test]
-fn an_operators_word_heals_and_the_history_says_so() {
+fn an_operator_marks_a_gpu_healthy_and_the_history_records_it() {
     let bench = Bench::new(2);
     let health = "/api/v1/gpus/GPU-1/health";
     bench.look_troubled(2, 1);
@@ -196,7 +196,7 @@ fn only_a_gpu_that_vanished_and_is_free_can_be_forgotten() {
 }
 
 #[test]
-fn allocations_are_found_by_what_they_hold_and_end_by_an_operators_word() {
+fn allocations_are_found_by_their_devices_and_ended_by_operators() {
     let bench = Bench::new(3);
     let (first, second) = (bench.allocate(0), bench.allocate(2));
     let list = |query: &str| bench.get(&format!("/api/v1/allocations{query}")).expect(200);
@@ -257,7 +257,7 @@ fn an_allocation_does_not_end_while_a_source_shows_its_pod_unless_by_force() {
 }
 
 #[test]
-fn a_long_list_comes_page_by_page_and_every_allocation_once() {
+fn a_long_list_has_pages_with_every_allocation_once() {
     let bench = Bench::new(1);
     let mut all = Vec::new();
     for _ in 0..7 {
@@ -324,7 +324,7 @@ fn readiness_names_what_is_missing_and_health_needs_no_token() {
 }
 
 #[test]
-fn a_node_is_not_ready_before_the_kubelet_took_all_that_there_is() {
+fn a_node_is_not_ready_before_the_kubelet_accepted_all_resources() {
     let bench = Bench::new(1);
     let kubelet = &bench.kernel.counters().kubelet;
     // As before the kubelet crate has started: nothing is waited for, and nothing is registered.
@@ -350,7 +350,7 @@ fn a_node_is_not_ready_before_the_kubelet_took_all_that_there_is() {
 }
 
 #[test]
-fn a_store_that_fails_is_said_and_nothing_changes() {
+fn a_failed_store_is_reported_and_nothing_changes() {
     let bench = Bench::new(1);
     bench.store_fails.store(true, Ordering::SeqCst);
     let answer = bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}");

@@ -131,7 +131,7 @@ impl Node {
         ask_by(agent, &self.url(path), method, if token { &headers } else { &[] }, b"")
     }
 
-    /// Asks until the answer is as it should be.
+    /// Sends requests until the response is as expected.
     pub(crate) fn until(&self, what: &str, holds: impl Fn() -> bool) {
         let end = Instant::now() + SOON;
         while !holds() {
@@ -144,7 +144,7 @@ impl Node {
 const CORDON: &str = "/api/v1/gpus/GPU-0/cordon";
 
 #[test]
-fn the_token_opens_over_tls_and_nothing_opens_beside_it() {
+fn over_tls_only_the_token_gives_access() {
     let node = Node::new(|_, _| {});
     let agent = node.ca.agent(None);
     node.ask(&agent, "GET", "/api/v1/node", true).unwrap().expect(200);
@@ -165,7 +165,7 @@ fn the_token_opens_over_tls_and_nothing_opens_beside_it() {
 }
 
 #[test]
-fn plain_http_and_slow_handshakes_get_nowhere_on_the_tls_port() {
+fn plain_http_and_slow_handshakes_fail_on_the_tls_port() {
     let node = Node::new(|_, _| {});
     let mut plain = TcpStream::connect(node.bench.address()).unwrap();
     plain.set_read_timeout(Some(SOON)).unwrap();
@@ -187,7 +187,7 @@ fn plain_http_and_slow_handshakes_get_nowhere_on_the_tls_port() {
 }
 
 #[test]
-fn a_crowd_in_the_middle_of_its_handshakes_keeps_nobody_out() {
+fn many_unfinished_handshakes_block_no_other_client() {
     crate::admin_flood::allow_descriptors();
     let node = Node::new(|_, _| {});
     for begun in [&[][..], &[0x16, 0x03, 0x01], &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01]] {
@@ -208,7 +208,7 @@ fn a_crowd_in_the_middle_of_its_handshakes_keeps_nobody_out() {
 }
 
 #[test]
-fn a_client_certificate_opens_by_its_name_and_right() {
+fn a_client_certificate_gives_access_by_its_name_and_right() {
     let clients = Ca::new();
     let node = Node::with_clients(&clients, |files| {
         files.clients = Some([("alice".to_owned(), Right::Change), ("bob".to_owned(), Right::Read)].into());
@@ -233,7 +233,7 @@ fn a_client_certificate_opens_by_its_name_and_right() {
     let none = node.ca.agent(None);
     node.ask(&none, "GET", "/api/v1/node", false).unwrap().problem(401, "unauthorized");
     node.ask(&none, "GET", "/api/v1/node", true).unwrap().expect(200);
-    // A browser that has one shows it to whatever page asks.
+    // A browser that has one sends it for any page.
     let page = [("origin", "https://evil.example"), ("sec-fetch-site", "cross-site")];
     ask_by(&alice, &node.url(CORDON), "PUT", &page, b"").unwrap().problem(403, "forbidden");
     let own = [("origin", "https://whatever"), ("sec-fetch-site", "same-origin")];
@@ -241,7 +241,7 @@ fn a_client_certificate_opens_by_its_name_and_right() {
 }
 
 #[test]
-fn certificates_of_another_ca_expired_ones_and_those_without_a_name_open_nothing() {
+fn certificates_of_another_ca_expired_ones_and_those_without_a_name_give_no_access() {
     let clients = Ca::new();
     let node = Node::with_clients(&clients, |_| {});
     let refused = |pair: &Pair| node.ask(&node.ca.agent(Some(pair)), "GET", "/api/v1/node", false);
@@ -264,7 +264,7 @@ fn certificates_of_another_ca_expired_ones_and_those_without_a_name_open_nothing
 }
 
 #[test]
-fn where_a_client_certificate_is_required_the_token_alone_does_not_get_as_far_as_a_request() {
+fn with_required_client_certificates_a_token_alone_is_refused_in_the_handshake() {
     let clients = Ca::new();
     let node = Node::with_clients(&clients, |files| files.require_client_cert = true);
     assert!(node.ask(&node.ca.agent(None), "GET", "/api/v1/node", true).is_err());
@@ -292,11 +292,11 @@ fn a_renewed_certificate_is_shown_and_a_broken_one_is_not() {
     // A certificate whose key is not there yet, then garbage: the old pair stays.
     let pair = renewed.server();
     std::fs::write(folder.join("server.crt"), &pair.cert).unwrap();
-    node.until("the trouble", || check(old).is_some_and(|why| why.contains("does not go with")));
+    node.until("the error", || check(old).is_some_and(|why| why.contains("does not match")));
     std::fs::write(folder.join("server.key"), "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n").unwrap();
-    node.until("the trouble", || check(old).is_some_and(|why| why.contains("no private key")));
+    node.until("the error", || check(old).is_some_and(|why| why.contains("no private key")));
     std::fs::remove_file(folder.join("server.key")).unwrap();
-    node.until("the trouble", || check(old).is_some_and(|why| why.contains("cannot be read")));
+    node.until("the error", || check(old).is_some_and(|why| why.contains("cannot be read")));
     assert!(shows(old) && !shows(&renewed));
     std::fs::write(folder.join("server.key"), &pair.key).unwrap();
     node.until("the renewed one", || shows(&renewed));
@@ -305,7 +305,7 @@ fn a_renewed_certificate_is_shown_and_a_broken_one_is_not() {
 }
 
 #[test]
-fn a_ca_that_is_taken_away_closes_open_connections_too() {
+fn a_removed_ca_also_closes_open_connections() {
     let (before, after) = (Ca::new(), Ca::new());
     let node = Node::with_clients(&before, |_| {});
     let alice = node.ca.agent(Some(&before.client("alice")));
@@ -323,7 +323,7 @@ fn a_ca_that_is_taken_away_closes_open_connections_too() {
 }
 
 #[test]
-fn files_that_do_not_fit_together_stop_the_start_with_their_names() {
+fn mismatched_files_prevent_the_start_and_are_named() {
     let bench = Bench::new(1);
     let (one, other) = (Ca::new(), Ca::new());
     let (cert, key) = one.server().write(bench.dir.path(), "one");
@@ -339,7 +339,7 @@ fn files_that_do_not_fit_together_stop_the_start_with_their_names() {
         others_may: None,
     };
     for (files, says) in [
-        (files(&cert, &other_key, None), "does not go with the certificate"),
+        (files(&cert, &other_key, None), "does not match the certificate"),
         (files(&garbage, &key, None), "no certificate in PEM"),
         (files(&cert, &garbage, None), "no private key"),
         (files(&cert, &key, Some(&garbage)), "no certificate in PEM"),
@@ -352,7 +352,7 @@ fn files_that_do_not_fit_together_stop_the_start_with_their_names() {
 }
 
 #[test]
-fn the_command_line_speaks_https_and_over_the_socket() {
+fn the_command_line_uses_https_and_the_socket() {
     let clients = Ca::new();
     let mut node = Node::with_clients(&clients, |_| {});
     let folder = node.bench.dir.path().to_owned();

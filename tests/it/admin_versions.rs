@@ -51,7 +51,7 @@ fn revisions(history: &[Value]) -> Vec<u64> {
 }
 
 #[test]
-fn the_history_says_what_was_active_by_whom_when_and_why() {
+fn the_history_has_past_stacks_with_author_time_and_reason() {
     let bench = Bench::new(1);
     let first = bench.history();
     assert_eq!((first.len(), &first[0]["revision"], &first[0]["active"]), (1, &0.into(), &true.into()));
@@ -76,7 +76,7 @@ fn the_history_says_what_was_active_by_whom_when_and_why() {
 }
 
 #[test]
-fn a_rollback_is_an_activation_of_what_was() {
+fn a_rollback_is_an_activation_of_a_past_stack() {
     let bench = Bench::new(1);
     let says = bench.roll_back(&json!({})).problem(409, "wrong-state");
     assert!(says.contains("nothing was active before revision 0"), "{says}");
@@ -108,7 +108,7 @@ fn a_rollback_is_an_activation_of_what_was() {
 }
 
 #[test]
-fn what_was_deleted_or_fails_here_is_not_rolled_back_to() {
+fn stacks_with_deleted_or_failing_versions_cannot_be_rolled_back_to() {
     let bench = Bench::new(1);
     let share = module("share", "1");
     let digest = bench.upload(&share).expect(201)["digest"].as_str().unwrap().to_owned();
@@ -132,7 +132,7 @@ fn what_was_deleted_or_fails_here_is_not_rolled_back_to() {
 }
 
 #[test]
-fn versions_say_who_brought_them_and_why() {
+fn versions_have_their_uploader_and_reason() {
     let bench = Bench::new(1);
     let named = bench.upload_with(&module("named", "1"), "?by=alice&reason=packs%20batch%20jobs", &[]);
     let named = named.expect(201);
@@ -158,7 +158,7 @@ fn versions_say_who_brought_them_and_why() {
 }
 
 #[test]
-fn with_keys_only_what_one_of_them_signed_comes_in() {
+fn with_trusted_keys_only_signed_policies_are_accepted() {
     let ((own, own_key), (stranger, _)) = (key("release", 1), key("stranger", 2));
     let bench = Bench::trusting(1, vec![own_key]);
     let share = module("share", "1");
@@ -181,7 +181,7 @@ fn with_keys_only_what_one_of_them_signed_comes_in() {
 }
 
 #[test]
-fn what_is_kept_unsigned_is_not_activated_until_a_signature_comes() {
+fn an_unsigned_version_is_not_activated_until_it_is_signed() {
     let (own, own_key) = key("release", 1);
     let bench = Bench::trusting(1, vec![own_key]);
     let share = module("share", "1");
@@ -206,7 +206,7 @@ fn what_is_kept_unsigned_is_not_activated_until_a_signature_comes() {
 }
 
 #[test]
-fn a_suspended_policy_is_asked_again_by_an_operators_word() {
+fn a_suspended_policy_is_called_again_after_unsuspend() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);
     let etag = bench.put_stack(&shares(2), "two")["revision"].clone();

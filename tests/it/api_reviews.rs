@@ -19,7 +19,7 @@ pub(crate) struct Reviews {
     /// TokenReviews under way, and the most at a time.
     pub(crate) under_way: usize,
     pub(crate) most: usize,
-    /// Reviews that were asked for, by kind.
+    /// Requested reviews, by kind.
     pub(crate) asked: BTreeMap<&'static str, usize>,
 }
 

@@ -69,7 +69,7 @@ pub(crate) struct State {
     begun: usize,
     /// Watches from before this version get 410 Gone.
     forgotten_before: u64,
-    /// How often a watch that asks for bookmarks is sent one, if at all.
+    /// How often a watch with bookmarks is sent one, if at all.
     bookmarks: Option<Duration>,
     /// Every request so far: when it came, its method and path, and whether it is a watch.
     asked: Vec<(Instant, String)>,

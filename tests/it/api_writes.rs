@@ -87,7 +87,7 @@ impl World {
         self.state.lock().unwrap().writes.budgets.push((name.into(), app.into(), min));
     }
 
-    /// What was asked of this pod.
+    /// The requests for this pod.
     pub(crate) fn asked(&self, pod: &str) -> Vec<Asked> {
         let state = self.state.lock().unwrap();
         state.writes.asked.iter().filter(|a| a.pod == pod).cloned().collect()
@@ -245,7 +245,7 @@ async fn evict(world: Data<World>, path: Path<(String, String)>, body: Json<Valu
     if let Some(faulty) = faulty(&world, Write::Evict).await {
         return faulty;
     }
-    // Unknown fields are dropped without a word by the real one; here they are a broken test.
+    // The real API server drops unknown fields without an error; here they fail the test.
     let known = ["apiVersion", "kind", "metadata", "deleteOptions"];
     let unknown = body.as_object().unwrap().keys().find(|key| !known.contains(&key.as_str()));
     assert_eq!(unknown, None);
@@ -309,7 +309,7 @@ fn go(world: &World, path: &(String, String), options: &Value, write: Write) -> 
     }
 }
 
-/// As the API server words it, with the header that makes clients of some libraries wait for ever.
+/// The message of a real API server, with the header that makes clients of some libraries wait for ever.
 fn over_budget(state: &State, pod: &Value) -> Option<HttpResponse> {
     let app = pod["metadata"]["labels"]["app"].as_str()?;
     let healthy = |p: &&Value| {

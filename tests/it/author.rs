@@ -42,7 +42,7 @@ fn scenarios() -> Vec<(String, PathBuf)> {
 }
 
 #[test]
-fn the_shipped_policies_do_what_their_scenarios_say() {
+fn the_shipped_policies_pass_their_scenarios() {
     let bench = bench();
     let found = scenarios();
     assert!(found.len() >= 20, "the scenarios were not found");
@@ -68,7 +68,7 @@ fn story(bench: &PolicyTester, module: &[u8], text: &str) -> String {
 }
 
 #[test]
-fn a_failed_expectation_is_shown_with_its_line_and_what_was_said() {
+fn a_failed_expectation_is_shown_with_its_line_and_the_result() {
     let bench = bench();
     let version = bench.shipped("timeslice").unwrap();
     let text = format!(
@@ -128,7 +128,7 @@ fn an_entry_that_denies_on_fault_refuses_with_the_fault() {
 }
 
 #[test]
-fn check_says_what_the_daemon_would_say() {
+fn check_has_the_same_result_as_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let shipped = root().join("policies-wasm/prebuilt/timeslice.wasm");
     let shipped = shipped.to_str().unwrap();
@@ -200,14 +200,14 @@ fn check_says_what_the_daemon_would_say() {
     );
     let output = berth(folder.path(), &["policy", "check", shipped, "--parameters", "[]"]);
     assert!(
-        combined_output(&output).contains("--parameters is no JSON object"),
+        combined_output(&output).contains("--parameters is not a JSON object"),
         "{}",
         combined_output(&output)
     );
 }
 
 #[test]
-fn test_runs_files_and_folders_and_its_exit_code_says_how_it_went() {
+fn policy_test_runs_files_and_folders_and_sets_its_exit_code() {
     let folder = tempfile::tempdir().unwrap();
     let good = root().join("policies-wasm/timeslice/scenarios");
     let good = good.to_str().unwrap();
@@ -237,7 +237,7 @@ fn test_runs_files_and_folders_and_its_exit_code_says_how_it_went() {
 }
 
 #[test]
-fn a_new_policy_has_all_that_it_is_built_of() {
+fn a_new_policy_has_all_its_sources() {
     let folder = tempfile::tempdir().unwrap();
     let output = berth(folder.path(), &["policy", "new", "fill-first"]);
     assert!(output.status.success(), "{}", combined_output(&output));

@@ -64,7 +64,7 @@ fn write(path: &Path, text: impl AsRef<[u8]>) -> String {
 }
 
 #[test]
-fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
+fn gpus_are_listed_shown_cordoned_and_uncordoned_by_index_uuid_or_its_beginning() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(1);
     let list = bench.done(&["gpu", "list"]);
@@ -81,7 +81,7 @@ fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
     );
     assert!(bench.done(&["gpu", "list"]).contains("cordoned by admin (new fan)"));
     assert!(bench.done(&["gpu", "uncordon", "0"]).contains("active"));
-    assert!(bench.refused(&["gpu", "show", "GPU-"]).contains("type more"));
+    assert!(bench.refused(&["gpu", "show", "GPU-"]).contains("more characters"));
     assert!(bench.refused(&["gpu", "show", "7"]).contains("berth gpu list"));
     let says = bench.refused(&["gpu", "forget", "1"]);
     assert!(!says.contains("/api/"), "{says}");
@@ -94,7 +94,7 @@ fn gpus_are_listed_shown_cordoned_and_let_go_by_index_uuid_or_its_beginning() {
 }
 
 #[test]
-fn a_gpu_is_drained_and_healed_from_the_command_line() {
+fn a_gpu_is_drained_and_marked_healthy_from_the_command_line() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(0);
     let says = bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "10m"]);
@@ -111,7 +111,7 @@ fn a_gpu_is_drained_and_healed_from_the_command_line() {
     assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
     let says = bench.refused(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
     assert!(says.contains("does not answer at present") && says.contains("fell off the bus"), "{says}");
-    assert!(says.contains("mark it once it answers"), "{says}");
+    assert!(says.contains("mark it healthy once it answers"), "{says}");
     bench.look(2);
     assert!(
         bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"),
@@ -127,7 +127,7 @@ fn a_gpu_is_drained_and_healed_from_the_command_line() {
 }
 
 #[test]
-fn a_drain_that_is_under_way_is_watched_and_keeps_its_settings() {
+fn a_running_drain_is_watched_and_keeps_its_settings() {
     let bench = Bench::new(1);
     let allocation = bench.allocate(0);
     bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "3s", "--at-deadline", "give-up"]);
@@ -144,7 +144,7 @@ fn a_drain_that_is_under_way_is_watched_and_keeps_its_settings() {
 }
 
 #[test]
-fn programs_get_the_apis_answer_as_json_or_yaml() {
+fn json_and_yaml_output_is_the_response_of_the_api() {
     let bench = Bench::new(2);
     bench.allocate(0);
     let json: Value = serde_json::from_str(&bench.done(&["-o", "json", "gpu", "list"])).unwrap();
@@ -173,7 +173,7 @@ fn allocations_are_found_and_ended() {
 }
 
 #[test]
-fn an_allocation_of_a_running_pod_ends_by_force_alone_and_that_says_what_it_does() {
+fn an_allocation_of_a_running_pod_ends_only_by_force_with_a_warning() {
     let bench = Bench::new(1);
     let allocation = bench.allocate(0);
     bench.round(&[(&allocation, "team", "train-0")]);
@@ -208,7 +208,7 @@ fn an_allocation_of_a_running_pod_ends_by_force_alone_and_that_says_what_it_does
 }
 
 #[test]
-fn a_long_list_says_how_to_see_the_rest_of_it() {
+fn a_long_list_shows_how_to_see_the_next_items() {
     let bench = Bench::new(1);
     let grant_and_end =
         || drop(bench.runtime.block_on(bench.kernel.end(bench.allocate(0).id, true)).unwrap());
@@ -218,23 +218,23 @@ fn a_long_list_says_how_to_see_the_rest_of_it() {
     let first = list(&["--limit", "3"]);
     assert_eq!(rows(&first), 3);
     let last = first.lines().last().unwrap();
-    assert!(last.starts_with("4 match in all"), "{last}");
+    assert!(last.starts_with("4 in total"), "{last}");
     let after = last.split("--after ").nth(1).unwrap().split(' ').next().unwrap();
     let rest = list(&["--after", after]);
     assert_eq!(rows(&rest), 1);
     assert!(!rest.contains("--after"), "{rest}");
     assert_eq!(rows(&list(&["--limit", "5000"])), 4);
-    // More than one answer holds is asked for in several.
+    // Lists of more than one page are read in several requests.
     (4..1003).for_each(|_| grant_and_end());
     assert_eq!(rows(&list(&["--limit", "1002"])), 1002);
     let all: Value = serde_json::from_str(&list(&["--limit", "5000", "-o", "json"])).unwrap();
     assert_eq!((all["items"].as_array().unwrap().len(), all.get("next")), (1003, None));
     let strange = bench.berth(&["allocation", "list", "--after", "x"]);
-    assert!(strange.code == 2 && strange.err.contains("the `next` of an answer"), "{}", strange.err);
+    assert!(strange.code == 2 && strange.err.contains("the `next` of a response"), "{}", strange.err);
 }
 
 #[test]
-fn a_policy_goes_back_and_forth_and_its_bytes_come_back() {
+fn a_policy_is_rolled_back_and_its_bytes_are_restored() {
     let bench = Bench::new(1);
     let bytes = module("share", "1");
     let file = write(&bench.dir.path().join("share.wasm"), &bytes);
@@ -277,7 +277,7 @@ fn a_policy_goes_back_and_forth_and_its_bytes_come_back() {
 }
 
 #[test]
-fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
+fn a_push_takes_a_signature_and_a_suspension_ends_by_name_or_index() {
     use std::sync::atomic::Ordering;
     let (pair, trusted) = crate::admin_versions::key("release", 1);
     let bench = Bench::trusting(1, vec![trusted]);
@@ -289,7 +289,9 @@ fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
     let pushed = bench.done(&["policy", "push", &file, "--signature", &raw]);
     assert!(pushed.contains("signed by release"), "{pushed}");
     assert!(bench.done(&["policy", "list"]).contains("release"));
-    assert!(bench.refused(&["policy", "push", &file, "--signature", &file]).contains("no Ed25519 signature"));
+    assert!(
+        bench.refused(&["policy", "push", &file, "--signature", &file]).contains("not an Ed25519 signature")
+    );
 
     let stack = write(&bench.dir.path().join("stack.yaml"), "- policy: share\n  parameters: {shares: 2}\n");
     bench.done(&["policy", "activate", &stack]);
@@ -300,17 +302,17 @@ fn a_signature_goes_with_a_push_and_a_suspension_ends_by_name_or_place() {
     assert!(bench.done(&["policy", "stack"]).contains("SUSPENDED"));
     bench.policies.broken.store(false, Ordering::SeqCst);
     let said = bench.done(&["policy", "unsuspend", "share"]);
-    assert!(said.contains("share is asked again") && !said.contains("SUSPENDED"), "{said}");
+    assert!(said.contains("share is called again") && !said.contains("SUSPENDED"), "{said}");
     assert!(bench.done(&["policy", "unsuspend", "0"]).contains("was not suspended"));
     assert!(bench.refused(&["policy", "unsuspend", "1"]).contains("berth policy stack"));
 }
 
 #[test]
-fn a_policy_is_pushed_activated_and_taken_back() {
+fn a_policy_is_pushed_activated_and_rolled_back() {
     let bench = Bench::new(1);
     let file = write(&bench.dir.path().join("share.wasm"), module("share", "1"));
-    assert!(bench.done(&["policy", "push", &file]).contains("is uploaded, and not active yet"));
-    assert!(bench.done(&["policy", "push", &file]).contains("was known already"));
+    assert!(bench.done(&["policy", "push", &file]).contains("was uploaded and is not active yet"));
+    assert!(bench.done(&["policy", "push", &file]).contains("was uploaded before"));
     assert!(bench.done(&["policy", "list"]).contains("share"));
     assert!(bench.done(&["policy", "show", "share"]).contains("uploaded"));
     let list = "- policy: share\n  parameters: {shares: 3}\n  onFault: deny\n";
@@ -326,16 +328,16 @@ fn a_policy_is_pushed_activated_and_taken_back() {
     let config = write(&bench.dir.path().join("berth.yaml"), "gpus: nvml\nstack:\n- policy: share\n");
     assert!(bench.done(&["policy", "activate", &config]).contains("revision 2"));
     assert!(bench.refused(&["policy", "delete", "share"]).contains("active stack"));
-    assert!(bench.done(&["policy", "stack"]).contains("the file's stack is set aside while"));
+    assert!(bench.done(&["policy", "stack"]).contains("stack is not used while"));
     assert!(bench.done(&["policy", "reset"]).contains("baseline"));
-    assert!(bench.done(&["policy", "delete", "share"]).contains("is deleted"));
+    assert!(bench.done(&["policy", "delete", "share"]).contains("was deleted"));
 
     let noise = write(&bench.dir.path().join("noise.wasm"), b"noise");
     assert!(bench.refused(&["policy", "push", &noise]).contains("not a policy of the world"));
     let typo = write(&bench.dir.path().join("typo.yaml"), "- policy: share\n  parameterz: {}\n");
     assert!(bench.refused(&["policy", "activate", &typo]).contains("parameterz"));
     let none = write(&bench.dir.path().join("none.yaml"), "hello");
-    assert!(bench.refused(&["policy", "activate", &none]).contains("no stack"));
+    assert!(bench.refused(&["policy", "activate", &none]).contains("not a stack"));
     let maybe = write(&bench.dir.path().join("maybe.yaml"), "- policy: share\n  onFault: maybe\n");
     let says = bench.refused(&["policy", "activate", &maybe]);
     assert!(says.contains("[0].onFault") && says.contains("expected one of `skip`, `deny`"), "{says}");
@@ -343,7 +345,7 @@ fn a_policy_is_pushed_activated_and_taken_back() {
 }
 
 #[test]
-fn of_several_versions_each_way_to_name_one_is_shown() {
+fn with_several_versions_each_name_of_one_is_shown() {
     let bench = Bench::new(1);
     let push = |file: &str, bytes: &[u8]| {
         let ran = bench.berth(&["policy", "push", &write(&bench.dir.path().join(file), bytes)]);
@@ -375,9 +377,9 @@ fn of_several_versions_each_way_to_name_one_is_shown() {
     assert!(active.contains(digest), "{active}");
     let both =
         write(&bench.dir.path().join("both.yaml"), format!("- policy: {second}\n  digest: {digest}\n"));
-    assert!(bench.refused(&["policy", "activate", &both]).contains("in one place"));
+    assert!(bench.refused(&["policy", "activate", &both]).contains("only once"));
     let says = bench.refused(&["policy", "delete", &second]);
-    assert!(says.contains(&format!("{second} is not deleted")), "{says}");
+    assert!(says.contains(&format!("{second} was not deleted")), "{says}");
     assert!(says.contains("berth policy activate") && !says.contains("PUT "), "{says}");
 
     bench.done(&["policy", "shadow", "start", &first]);
@@ -387,7 +389,7 @@ fn of_several_versions_each_way_to_name_one_is_shown() {
     assert!(bench.refused(&["policy", "shadow", "show", "shar"]).contains("berth policy shadow list"));
     bench.done(&["policy", "shadow", "start", &second]);
     let says = bench.refused(&["policy", "shadow", "stop", "share"]);
-    assert!(says.contains("type a number") && says.contains(&second), "{says}");
+    assert!(says.contains("give a number") && says.contains(&second), "{says}");
     assert!(bench.done(&["policy", "shadow", "stop", &second]).contains(&second));
     for _ in 0..3 {
         bench.done(&["policy", "shadow", "start", &second]);
@@ -397,7 +399,7 @@ fn of_several_versions_each_way_to_name_one_is_shown() {
 }
 
 #[test]
-fn a_push_under_a_shipped_name_is_warned_of() {
+fn a_push_with_a_shipped_name_causes_a_warning() {
     let bench = Bench::new(1);
     bench.ship(b"shipped", "share", 5);
     let file = write(&bench.dir.path().join("share.wasm"), module("share", "mine"));
@@ -405,13 +407,13 @@ fn a_push_under_a_shipped_name_is_warned_of() {
     let label = ran.out.split(' ').next().unwrap();
     assert_eq!(ran.code, 0, "{}", ran.err);
     let warning = format!(
-        "warning: share is also the name of a shipped policy, which the name alone means: use {label} or rename yours\n"
+        "warning: share is also the name of a shipped policy, and the name alone selects that one: use {label} or rename yours\n"
     );
     assert_eq!(ran.err, warning);
 }
 
 #[test]
-fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
+fn an_unreachable_daemon_is_reported_with_advice() {
     let bench = Bench::new(1);
     let token = bench.dir.path().join("token");
     let ends = |code: i32, server: &str, token: &Path| {
@@ -445,7 +447,7 @@ fn a_daemon_that_cannot_be_asked_is_said_with_what_to_do() {
         let _ =
             stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno");
     });
-    assert!(ask(&address, &token).contains("is no berth daemon"));
+    assert!(ask(&address, &token).contains("is not a berth daemon"));
     thread.join().unwrap();
 }
 
@@ -470,7 +472,7 @@ fn a_token_is_rotated_under_a_running_daemon() {
 }
 
 #[test]
-fn bad_usage_is_2_and_help_is_0_with_examples() {
+fn bad_usage_exits_with_2_and_help_with_0_and_examples() {
     for args in
         [&[][..], &["dance"], &["gpu", "show"], &["gpu", "list", "-o", "xml"], &["serve", "--gpuss", "x"]]
     {
@@ -486,7 +488,7 @@ fn bad_usage_is_2_and_help_is_0_with_examples() {
 }
 
 #[test]
-fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
+fn bad_values_of_flags_and_of_the_environment_exit_with_2_and_advice() {
     for (flag, variable, value, says) in [
         ("--gpus", "BERTH_GPUS", "amd", "sim:8xh100"),
         ("--gpus", "BERTH_GPUS", "sim:8xb900", "known are t4"),
@@ -528,7 +530,7 @@ fn bad_values_of_flags_and_of_the_environment_are_2_with_what_to_give() {
 }
 
 #[test]
-fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
+fn the_description_and_a_configuration_are_printed_without_a_daemon() {
     let printed = ran(berth(&["openapi"]));
     assert_eq!((printed.code, printed.out.as_str()), (0, berth_admin::openapi_json()));
     let dir = tempfile::tempdir().unwrap();
@@ -549,7 +551,7 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
             "gpus: sim:1xt4\nstack: [{policy: mixed, parameters: {replica: 2}}]\n",
             "parameters: unknown parameter `replica`",
         ),
-        ("gpus: sim:1xt4\nstack: [{policy: mixed, digest: short}]\n", "is no digest"),
+        ("gpus: sim:1xt4\nstack: [{policy: mixed, digest: short}]\n", "is not a digest"),
         (
             "gpus: sim:1xt4\nstack: [{policy: memory}]\n",
             "may not name nvidia.com/gpu.mem-4g (permissions.resources)",
@@ -576,7 +578,7 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
     };
     for state in ["nowhere", "state"].map(|name| dir.path().join(name)) {
         let refused = own(&state, &[]);
-        assert!(refused.code == 1 && refused.err.contains("knows no policy \"ours\""), "{}", refused.err);
+        assert!(refused.code == 1 && refused.err.contains("has no policy \"ours\""), "{}", refused.err);
         assert!(refused.err.contains("line 3, column 18: stack[0].policy: "), "{}", refused.err);
         let elsewhere = own(&state, &["--without-files"]);
         assert_eq!(elsewhere.code, 0, "{}", elsewhere.err);
@@ -588,7 +590,7 @@ fn the_description_and_a_configuration_can_be_had_without_a_daemon() {
 }
 
 #[test]
-fn a_node_is_checked_with_one_line_for_each_thing() {
+fn a_node_check_has_one_line_for_each_check() {
     let dir = tempfile::tempdir().unwrap();
     let (kubelet, state) = (dir.path().join("kubelet"), dir.path().join("state"));
     let flags = [
@@ -636,7 +638,7 @@ fn a_node_is_checked_with_one_line_for_each_thing() {
 }
 
 #[test]
-fn what_would_keep_serve_from_starting_fails_a_node() {
+fn errors_that_prevent_a_start_fail_the_node_check() {
     let bench = Bench::new(1);
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("k/device-plugins")).unwrap();
@@ -668,7 +670,7 @@ fn what_would_keep_serve_from_starting_fails_a_node() {
 }
 
 #[test]
-fn what_serve_cannot_use_is_one_line_and_1() {
+fn an_unusable_setting_ends_serve_with_one_line_and_exit_code_1() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
     let serve = |more: &[&str]| {
@@ -681,13 +683,13 @@ fn what_serve_cannot_use_is_one_line_and_1() {
     let ran = serve(&["--admin-listen", &address]);
     assert_eq!(ran.code, 1);
     let last = ran.err.lines().last().unwrap();
-    assert!(last.contains("is taken by another process") && last.contains("--admin-listen"), "{}", ran.err);
+    assert!(last.contains("is in use by another process") && last.contains("--admin-listen"), "{}", ran.err);
     let bad = write(&dir.path().join("bad.yaml"), "gpuss: nvml\n");
     let ran = serve(&["--config", &bad]);
     assert_eq!((ran.code, ran.err.lines().count()), (1, 1), "{}", ran.err);
 }
 
-/// A command that runs, and what it has said on standard error so far.
+/// A running command, and its standard error so far.
 struct Watching {
     child: Child,
     said: Arc<Mutex<String>>,
@@ -717,7 +719,7 @@ impl Watching {
         });
     }
 
-    /// Its exit code and all that it said.
+    /// Its exit code and all of its output.
     fn ended(mut self, last: &str) -> (i32, String) {
         let code = self.child.wait().unwrap().code().unwrap();
         self.until_says(last, 1);
@@ -741,7 +743,7 @@ fn a_drain_is_watched_on_over_a_restart_of_the_daemon_but_not_past_a_refusal() {
     bench.start_at(&port);
     watching.until_says(left, 2);
     bench.done(&["gpu", "drain", "0", "--stop"]);
-    let (code, said) = watching.ended("called off");
+    let (code, said) = watching.ended("cancelled");
     assert_eq!((code, said.matches("at present").count()), (1, 1), "{said}");
 
     let watching = bench.watch(&["gpu", "drain", "0", "--wait"]);

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
-/// A look that goes on; ended when dropped.
+/// A running watch command; ended when dropped.
 struct Looking {
     child: Child,
     seen: Arc<Mutex<String>>,
@@ -46,7 +46,7 @@ impl Drop for Looking {
 }
 
 #[test]
-fn a_look_is_taken_again_and_told_where_it_differs() {
+fn a_watched_command_is_repeated_and_prints_changes() {
     let mut bench = Bench::new(1);
     let port = Port::held();
     bench.start_at(&port);
@@ -67,7 +67,7 @@ fn a_look_is_taken_again_and_told_where_it_differs() {
 }
 
 #[test]
-fn documents_of_looks_can_be_told_apart() {
+fn documents_of_repeated_output_are_separated() {
     let bench = Bench::new(1);
     let looking = Looking::at(&bench, &["gpu", "list", "-o", "yaml", "-w=100ms"]);
     looking.until("items:", 1);
@@ -81,7 +81,7 @@ fn documents_of_looks_can_be_told_apart() {
 }
 
 #[test]
-fn only_looks_are_taken_again_and_not_too_often() {
+fn only_read_commands_are_repeated_and_not_too_often() {
     let bench = Bench::new(1);
     for args in [&["gpu", "cordon", "0", "--watch"][..], &["gpu", "list", "--watch=1ms"], &["openapi", "-w"]]
     {
@@ -90,12 +90,12 @@ fn only_looks_are_taken_again_and_not_too_often() {
         assert!(ran.err.contains("--watch"), "{}", ran.err);
     }
     assert!(bench.done(&["gpu", "list"]).contains("active"), "nothing was cordoned");
-    // What fails for good ends a look.
+    // A permanent error ends a watch command.
     assert_eq!(bench.berth(&["gpu", "show", "7", "--watch"]).code, 1);
 }
 
 #[test]
-fn who_has_room_sees_more_columns() {
+fn a_wide_terminal_shows_more_columns() {
     let bench = Bench::new(1);
     bench.allocate(0);
     for (list, more) in [("gpu", &["PROCESSES", "HEALTH SINCE"][..]), ("allocation", &["POD UID", "REASON"])]
@@ -108,7 +108,7 @@ fn who_has_room_sees_more_columns() {
 }
 
 #[test]
-fn shells_and_pagers_learn_every_command() {
+fn completions_and_manual_pages_have_every_command() {
     let commands = ["gpu", "allocation", "process", "decision", "policy", "config", "node", "state", "token"];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ran = ran(berth(&["completions", shell]));

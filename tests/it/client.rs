@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Asks by any method, takes any answer as it comes, and waits for it for so long.
+/// Sends a request with any method, accepts any response, and waits for it up to a limit.
 pub(crate) fn agent(wait: Duration) -> ureq::Agent {
     ureq::Agent::config_builder()
         .http_status_as_error(false)

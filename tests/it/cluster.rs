@@ -38,7 +38,7 @@ pub(crate) fn watching(serving: &Serving) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_finished_ends_with_one_round_and_one_deleted_by_force_does_not() {
+async fn a_finished_pods_allocation_ends_after_one_pass_and_a_force_deleted_pods_does_not() {
     let server = ApiServer::start();
     let house = House::of(ONE_ROUND).await;
     let serving = serve(&house, &server);
@@ -65,7 +65,7 @@ async fn a_pod_that_finished_ends_with_one_round_and_one_deleted_by_force_does_n
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_deleted_by_force_ends_by_two_rounds_without_settling() {
+async fn an_allocation_of_a_force_deleted_pod_ends_after_two_passes_without_settling() {
     let server = ApiServer::start();
     let house = House::of(SLOW_KUBELET).await;
     let serving = serve(&house, &server);
@@ -102,7 +102,7 @@ async fn a_kubeconfig_that_cannot_be_read_is_not_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_clusters_api_server_is_not_believed() {
+async fn another_clusters_api_server_is_not_used() {
     let server = ApiServer::start();
     let house = House::new(SETTINGS).await;
     let file = server.kubeconfig(house.folder.path());
@@ -116,7 +116,7 @@ async fn another_clusters_api_server_is_not_believed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_server_that_goes_away_is_said_and_found_again() {
+async fn an_unreachable_api_server_is_reported_and_found_again() {
     let mut server = ApiServer::start();
     let house = House::new(SETTINGS).await;
     let serving = serve(&house, &server);
@@ -126,7 +126,7 @@ async fn an_api_server_that_goes_away_is_said_and_found_again() {
     server.world.apply(pod("ns", "train", &uid, &[(WHOLE, 1)]));
     until_some("its holder is known", || (serving.live()[0]["holder"]["podUid"] == json!(uid)).then_some(()));
     server.stop();
-    until_some("it is said", || {
+    until_some("it is reported", || {
         let node = serving.call("GET", "/node", &Value::Null);
         node["apiServer"]["waiting"].as_str().map(str::to_owned)
     });
@@ -142,7 +142,7 @@ async fn an_api_server_that_goes_away_is_said_and_found_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_role_that_lacks_rights_is_told_which() {
+async fn a_missing_right_of_a_role_is_named() {
     let server = ApiServer::start();
     server.world.refuse(Some(403));
     let house = House::new(SETTINGS).await;
@@ -177,7 +177,7 @@ async fn an_init_containers_pod_is_named_by_the_api_server() {
 }
 
 #[test]
-fn node_check_says_how_it_stands_with_the_api_server() {
+fn node_check_shows_the_state_of_the_api_server() {
     let server = ApiServer::start();
     let folder = tempfile::tempdir().unwrap();
     let file = server.kubeconfig(folder.path());
@@ -210,7 +210,7 @@ fn node_check_says_how_it_stands_with_the_api_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_deleted_while_the_daemon_was_down_end_with_its_first_round() {
+async fn allocations_of_pods_deleted_while_the_daemon_was_down_end_with_its_first_pass() {
     let server = ApiServer::start();
     let house = House::of(SLOW_KUBELET).await;
     let serving = serve(&house, &server);
@@ -231,9 +231,9 @@ async fn pods_deleted_while_the_daemon_was_down_end_with_its_first_round() {
     assert_eq!(serving.live()[0]["holder"]["podUid"], json!(uids[0]));
 }
 
-/// The guest's words are in the log and in an event; the log does not repeat them for each pod.
+/// The guest's message is in the log and in an event; the log does not repeat it for each pod.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_policy_that_fails_is_told_of() {
+async fn a_policy_that_fails_is_reported() {
     let server = ApiServer::start();
     let house = House::new(SETTINGS).await;
     let serving = serve(&house, &server);

@@ -36,7 +36,7 @@ pub(crate) async fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_that_hangs_silences_the_source_until_one_answers() {
+async fn a_hanging_watch_disconnects_the_source_until_one_answers() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     let node = Recipe::default().idle().await;
     let (watch, silence) = (Duration::from_secs(1), Duration::from_millis(1500));
@@ -61,14 +61,14 @@ async fn a_watch_that_hangs_silences_the_source_until_one_answers() {
     soon("watches are given up and tried again", || (server.world.unread() >= hung + 2).then_some(())).await;
     server.world.read_fault(Read::Pods, None);
     let caught_up = |view: &Arc<PodsView>| view.current && view.pods.keys().eq(["a-2"]);
-    let view = soon("it is heard again", || view(&node).filter(caught_up)).await;
+    let view = soon("it is connected again", || view(&node).filter(caught_up)).await;
     assert_eq!(view.deleted, ["a-1"], "by the event, not by a list that lacks it");
     soon("it says so", || (*link.borrow() == ApiServerStatus::Watching).then_some(())).await;
     running.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
+async fn a_pod_that_may_call_allocate_next_is_submitted_at_once_and_others_are_batched() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     let node = Recipe::default().idle().await;
     // Longer than this test waits for anything.
@@ -77,7 +77,7 @@ async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
     let running = berth_cluster::start(settings, node.kernel.clone(), node.kernel.snapshot());
     let has = |uid: &str| view(&node).is_some_and(|view| view.pods.contains_key(uid));
     soon("the first list", || has("a-1").then_some(())).await;
-    // Neither of them can be asked for at this node's plugin.
+    // Neither of them can be requested from this node's plugin.
     server.world.apply(pod("ns", "plain", "b-1", &[]));
     server.world.apply(pod("ns", "network", "b-2", &[("example.com/nic", 1)]));
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -91,7 +91,7 @@ async fn a_pod_that_may_ask_next_is_shown_at_once_and_others_are_gathered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_condition_is_not_written_before_it_is_known_since_when_it_stands() {
+async fn the_condition_is_not_written_before_its_last_transition_is_known() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     let node = Recipe::default().idle().await;
     let (condition, then) = ("GPUUnavailable", "2020-02-02T02:02:02Z");
@@ -103,7 +103,7 @@ async fn the_condition_is_not_written_before_it_is_known_since_when_it_stands() 
     server.world.read_fault(Read::Node, Some(Unread::Refuse(500)));
     let running =
         berth_cluster::start(settings(&server, folder.path()), node.kernel.clone(), node.kernel.snapshot());
-    soon("the node is asked for again", || (server.world.unread() >= 3).then_some(())).await;
+    soon("the node is requested again", || (server.world.unread() >= 3).then_some(())).await;
     assert_eq!(server.world.state.lock().unwrap().writes.patches, 0, "a moment is not guessed");
     server.world.read_fault(Read::Node, None);
     let written = soon("the condition", || {
@@ -141,7 +141,7 @@ async fn a_kubeconfig_that_runs_a_program_for_its_credentials_is_refused_and_not
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trouble_that_lasts_is_said_once() {
+async fn a_lasting_error_is_logged_once() {
     let server = ApiServer::start();
     let house = House::new("gpus: sim:4xh100\n").await;
     for code in [403, 500] {

@@ -56,7 +56,7 @@ impl Watched {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_daemon_costs_one_request_for_each_watch_and_nothing_else() {
+async fn an_idle_daemon_sends_one_request_per_watch_and_no_other() {
     let watched = Watched::start(|settings| Settings { watch: SECOND, ..settings }).await;
     let world = &watched.server.world;
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
@@ -114,7 +114,7 @@ async fn a_label_that_is_followed_costs_one_request_for_each_watch_of_the_node()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_of_the_node_that_is_lost_goes_on_where_it_was_and_reads_the_label_only_where_it_must() {
+async fn a_lost_watch_of_the_node_resumes_and_reads_the_label_only_if_needed() {
     let (label, seen) = followed();
     let watched = Watched::start(|settings| Settings { followed: Some(label), ..settings }).await;
     let world = &watched.server.world;
@@ -141,7 +141,7 @@ async fn a_watch_of_the_node_that_is_lost_goes_on_where_it_was_and_reads_the_lab
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_try_and_soon_seldom() {
+async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_attempt_and_then_rarely() {
     let (server, folder) = (ApiServer::start(), tempfile::tempdir().unwrap());
     server.world.apply(pod("ns", "first", "a-1", &[]));
     server.world.read_fault(Read::NodeWatch, Some(Unread::Refuse(403)));
@@ -156,13 +156,13 @@ async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_try_and
     let reads = world.came(NODE_READ).len();
     tokio::time::sleep(2 * SECOND).await;
     assert_eq!((world.came(NODE_WATCH).len(), world.came(NODE_READ).len()), (6, reads));
-    // Each try, the connection, and the condition's first look.
+    // Each attempt, the connection, and the first read of the condition.
     assert!((7..=8).contains(&reads), "{reads}");
     watched.running.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_that_is_lost_goes_on_where_it_was_without_a_list() {
+async fn a_lost_watch_resumes_without_a_list() {
     let watched = Watched::start(|settings| settings).await;
     let world = &watched.server.world;
     let mut uid = "a-1".to_owned();
@@ -184,7 +184,7 @@ async fn a_watch_that_is_lost_goes_on_where_it_was_without_a_list() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watch_that_is_lost_while_nothing_changes_is_current_again() {
+async fn a_lost_watch_is_current_again_without_changes() {
     let watched = Watched::start(|settings| settings).await;
     let opened = watched.server.world.came(WATCH).len();
     watched.server.world.cut(Cut::Broken);
@@ -196,7 +196,7 @@ async fn a_watch_that_is_lost_while_nothing_changes_is_current_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_server_that_forgot_what_was_seen_is_asked_for_one_list() {
+async fn an_expired_resource_version_causes_one_list() {
     let watched = Watched::start(|settings| settings).await;
     let world = &watched.server.world;
     // As a restart does: what happened before is forgotten, and every watch is lost.
@@ -249,7 +249,7 @@ async fn bookmarks_keep_a_quiet_watch_alive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_bookmarks_a_silent_watch_is_dead() {
+async fn without_bookmarks_a_silent_watch_is_lost() {
     let watched = Watched::start(|settings| Settings { silence: SECOND, ..settings }).await;
     let world = &watched.server.world;
     soon("the next watch", || (world.came(WATCH).len() >= 2).then_some(())).await;
@@ -260,7 +260,7 @@ async fn without_bookmarks_a_silent_watch_is_dead() {
 }
 
 #[test]
-fn each_process_draws_the_length_of_its_watches() {
+fn each_process_chooses_a_random_length_of_its_watches() {
     let drawn = || Settings::new(berth_cluster::ApiServer::Off, "n".into());
     let all: Vec<_> = (0..32).map(|_| drawn().watch.as_secs()).collect();
     assert!(all.iter().all(|seconds| (300..=600).contains(seconds)), "{all:?}");

@@ -43,7 +43,7 @@ fn command(house: &House, server: &ApiServer, configs: &TempDir) -> Command {
     command
 }
 
-/// Goes on at the address of the program that was started in place of the first one.
+/// Continues at the address of the program that replaced the first one.
 fn started_again(serving: &mut Serving) {
     serving.base = until_some("it starts again", || {
         let log = serving.log();
@@ -53,7 +53,7 @@ fn started_again(serving: &mut Serving) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_label_of_the_node_chooses_the_file_and_another_label_takes_over_under_running_pods() {
+async fn a_node_label_selects_the_file_and_can_change_while_pods_run() {
     let (server, configs) = (ApiServer::start(), configs());
     let house = House::new("gpus: sim:2xt4").await;
     let mut serving = house.serve_as(&mut command(&house, &server, &configs));
@@ -95,7 +95,7 @@ async fn a_label_of_the_node_chooses_the_file_and_another_label_takes_over_under
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beside_a_folder_of_files_the_environment_counts_and_is_named_as_without_one() {
+async fn with_a_folder_of_files_the_environment_applies_and_is_reported_as_without_one() {
     let (server, configs) = (ApiServer::start(), configs());
     let house = House::new("gpus: sim:1xt4").await;
     // The file below by NVIDIA's name: what it holds counts, too.
@@ -132,7 +132,7 @@ async fn a_signal_between_two_configurations_ends_the_daemon() {
     }
 }
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_right_to_watch_the_label_is_read_with_each_try() {
+async fn without_the_right_to_watch_the_label_is_read_with_each_attempt() {
     let (server, configs) = (ApiServer::start(), configs());
     server.world.read_fault(Read::NodeWatch, Some(Unread::Refuse(403)));
     let house = House::new("gpus: sim:1xt4").await;
@@ -146,7 +146,7 @@ async fn without_the_right_to_watch_the_label_is_read_with_each_try() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_waits_for_the_label_where_that_helps_and_else_says_what_to_do() {
+async fn a_start_waits_for_the_label_or_fails_with_advice() {
     let (server, configs) = (ApiServer::start(), configs());
     let house = House::new("gpus: sim:1xt4").await;
     let cases: [(&str, &[&str], &str); 6] = [

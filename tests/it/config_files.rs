@@ -61,7 +61,7 @@ admin:
 }
 
 #[test]
-fn who_is_let_in_and_how_is_shown() {
+fn the_configured_access_is_shown() {
     let node = Node::new();
     let checked = node.check(&[]);
     assert_eq!((checked.code, checked.err.as_str()), (0, ""), "{}", checked.out);
@@ -91,7 +91,7 @@ fn who_is_let_in_and_how_is_shown() {
 }
 
 #[test]
-fn a_file_that_a_start_could_not_use_fails_the_check_and_may_be_left_out() {
+fn unusable_files_fail_the_check_and_can_be_skipped() {
     let node = Node::new();
     let file = |name: &str| node.folder().join(name);
     std::fs::create_dir(file("state")).unwrap();
@@ -127,11 +127,11 @@ fn a_file_that_a_start_could_not_use_fails_the_check_and_may_be_left_out() {
     Ca::new().server().write(node.folder(), "other");
     std::fs::copy(file("other.key"), file("server.key")).unwrap();
     let checked = node.check(&[]);
-    assert!(checked.code == 1 && checked.err.contains("does not go with the certificate"), "{}", checked.err);
+    assert!(checked.code == 1 && checked.err.contains("does not match the certificate"), "{}", checked.err);
     let mut serve = berth(&["serve", "--kubelet-dir"]);
     serve.arg(file("kubelet")).arg("--config").arg(file("config.yaml"));
     let started = ran(serve);
-    assert!(started.code == 1 && started.err.contains("does not go with the certificate"), "{}", started.err);
+    assert!(started.code == 1 && started.err.contains("does not match the certificate"), "{}", started.err);
 }
 
 /// The answer of a check of this text.
@@ -216,7 +216,7 @@ stack:
 }
 
 #[test]
-fn a_stack_that_cannot_be_asked_hides_nothing_that_is_wrong_with_the_file() {
+fn a_stack_that_cannot_be_called_hides_no_errors_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
     let stack = "gpus: sim:1xt4\nstack: [{ policy: timeslice }]\n";
@@ -243,10 +243,10 @@ fn a_stack_that_cannot_be_asked_hides_nothing_that_is_wrong_with_the_file() {
 }
 
 #[test]
-fn gpus_that_cannot_be_read_fail_the_check_and_may_be_left_out() {
+fn unreadable_gpus_fail_the_check_and_can_be_skipped() {
     for (gpus, says) in [
         ("sim:/nonexistent", "sim:/nonexistent cannot be simulated"),
-        ("sim:-1xh100", "is no profile"),
+        ("sim:-1xh100", "is not a profile"),
         ("sim:8xb900", "known are t4"),
         ("nvml", "libnvidia-ml"),
     ] {
@@ -268,7 +268,7 @@ fn gpus_that_cannot_be_read_fail_the_check_and_may_be_left_out() {
 }
 
 #[test]
-fn a_stack_that_no_node_would_take_fails_the_check_without_gpus_too() {
+fn a_stack_that_fails_on_every_node_fails_the_check_without_gpus() {
     let without = |stack: &str| checked(&format!("gpus: nvml\nstack:\n- {stack}\n"), &["--without-gpus"]);
     for (stack, says) in [
         ("policy: timeslize", "did you mean `timeslice`?"),
@@ -289,13 +289,13 @@ fn a_stack_that_no_node_would_take_fails_the_check_without_gpus_too() {
 }
 
 #[test]
-fn parameters_that_fit_none_of_the_gpus_are_a_note() {
+fn parameters_that_match_no_gpu_are_a_note() {
     let stack = "stack: [{policy: timeslice, parameters: {only: [{model: '*A100*'}]}}]\n";
-    let words = "only[0]: no GPU of this node fits {model: *A100*}";
+    let words = "only[0]: no GPU of this node matches {model: *A100*}";
     let ran = checked(&format!("gpus: sim:1xl4\n{stack}"), &[]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(ran.out.contains(words), "{}", ran.out);
-    // Of GPUs that are elsewhere nothing is said.
+    // Nothing is reported about GPUs of other nodes.
     let elsewhere = checked(&format!("gpus: nvml\n{stack}"), &["--without-gpus"]);
     assert!(elsewhere.code == 0 && !elsewhere.out.contains(words), "{}", elsewhere.out);
     let fits = checked(&format!("gpus: sim:1xl4\n{}", stack.replace("A100", "L4")), &[]);
@@ -355,7 +355,7 @@ fn documented() -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_configurations_that_the_documents_print_are_taken() {
+fn the_configurations_in_the_documents_are_accepted() {
     let documented = documented();
     assert!(documented.len() >= 10, "{} found", documented.len());
     for (file, text) in documented {

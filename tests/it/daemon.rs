@@ -249,7 +249,7 @@ pub(crate) fn ended(command: &mut Command) -> (Option<i32>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_gets_its_gpu_by_a_policys_word_and_the_record_survives_a_kill() {
+async fn a_pod_gets_the_gpu_that_a_policy_chose_and_the_record_survives_a_kill() {
     let house = House::new("gpus: sim:2xt4\nstack: [{ policy: mixed, parameters: { replicas: 4 } }]").await;
     let mut serving = house.serve();
     house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
@@ -279,7 +279,7 @@ async fn a_pod_gets_its_gpu_by_a_policys_word_and_the_record_survives_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_stack_changes_while_pods_run_and_nobody_notices() {
+async fn the_stack_changes_without_effect_on_running_pods() {
     let house = House::new("gpus: sim:2xt4\nstack: [{ policy: exclusive }]").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
@@ -301,7 +301,7 @@ async fn the_stack_changes_while_pods_run_and_nobody_notices() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_latched_gpu_is_listed_in_one_mode_and_turns_when_it_is_idle() {
+async fn a_latched_gpu_is_listed_in_one_mode_and_changes_when_it_is_idle() {
     let parameters = "{ advertise: latched, replicas: 4, settleSeconds: 1 }";
     let house =
         House::new(&format!("gpus: sim:3xt4\nstack: [{{ policy: mixed, parameters: {parameters} }}]")).await;
@@ -326,7 +326,7 @@ async fn a_latched_gpu_is_listed_in_one_mode_and_turns_when_it_is_idle() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sigterm_ends_it_within_a_second_and_takes_its_sockets_away() {
+async fn sigterm_ends_it_within_a_second_and_removes_its_sockets() {
     let house = House::new("gpus: sim:2xt4").await;
     let mut serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
@@ -347,7 +347,7 @@ async fn sigterm_ends_it_within_a_second_and_takes_its_sockets_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_waits_for_gpus_and_for_the_kubelet_and_ends_well_meanwhile() {
+async fn it_waits_for_gpus_and_for_the_kubelet_and_can_be_stopped_meanwhile() {
     let house = House::new("gpus: nvml\nnvmlLibrary: /nowhere/libnvidia-ml.so.1").await;
     let mut serving = house.serve();
     let end = Instant::now() + SOON;
@@ -369,7 +369,7 @@ async fn it_waits_for_gpus_and_for_the_kubelet_and_ends_well_meanwhile() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_at_the_start_is_said_with_the_way_out() {
+async fn errors_at_the_start_are_reported_with_advice() {
     let house = House::new("gpus: sim:2xt4").await;
     let _first = house.serve();
     let (code, said) = ended(&mut house.command());

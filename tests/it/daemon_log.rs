@@ -4,7 +4,7 @@ use crate::daemon::{House, SOON, Serving};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Waits until a line has these words; gives it.
+/// Waits for a line with this text, and returns it.
 fn line(serving: &Serving, words: &str) -> String {
     let end = Instant::now() + SOON;
     loop {
@@ -22,7 +22,7 @@ fn count(serving: &Serving, words: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_becomes_of_gpus_is_logged_without_an_api_server() {
+async fn transitions_of_gpus_are_logged_without_an_api_server() {
     let house = House::new("").await;
     let machine = house.folder.path().join("machine.yaml");
     let write = |text: &str| {
@@ -61,7 +61,7 @@ async fn what_becomes_of_gpus_is_logged_without_an_api_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hangup_is_said_and_ends_nothing() {
+async fn sighup_is_logged_and_ends_nothing() {
     let house = House::new("gpus: sim:1xt4").await;
     let serving = house.serve();
     line(&serving, "found GPUs");

@@ -55,7 +55,7 @@ async fn a_policy_is_compiled_when_it_is_first_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_this_release_ships_is_shipped_whatever_an_older_one_wrote() {
+async fn policies_of_this_release_are_shipped_whatever_an_older_one_recorded() {
     let house = House::new("gpus: sim:2xt4").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
@@ -87,7 +87,7 @@ async fn what_this_release_ships_is_shipped_whatever_an_older_one_wrote() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_older_release_shipped_and_nobody_had_compiled_is_let_go_of() {
+async fn uncompiled_policies_of_an_older_release_are_removed() {
     let house = House::new("gpus: sim:2xt4").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
@@ -132,7 +132,7 @@ fn a_policy_that_cannot_be_made_callable_is_neither_activated_nor_tried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_version_that_is_asked_as_a_shadow_is_not_deleted() {
+async fn a_version_that_a_shadow_uses_is_not_deleted() {
     let house = House::new("gpus: sim:2xt4").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();

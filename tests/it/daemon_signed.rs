@@ -39,7 +39,7 @@ fn signed_by(serving: &Serving, digest: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_come_or_change_judge_what_was_kept() {
+async fn changed_keys_apply_to_stored_policies() {
     let ((own, own_key), (_, other_key)) = (key("own", 1), key("other", 2));
     let mut house = House::new("gpus: sim:2xt4").await;
     let plain = house.settings.clone();

@@ -55,7 +55,7 @@ async fn an_unreadable_checkpoint_is_waited_for_before_the_first_registration() 
     let words = adoption();
     assert!(words.contains("--skip-adoption") && !words.contains('\n'), "{words}");
     assert!(!readiness(&serving).0);
-    // It looks again and again, and goes no further.
+    // It retries, and does not continue.
     until("the log's line", || serving.log().contains("--skip-adoption"));
     let line = line_of(&serving.log(), "--skip-adoption");
     assert!(line.contains("ERROR") && line.contains(checkpoint.to_str().unwrap()), "{line}");
@@ -97,7 +97,7 @@ fn gpu_of(id: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn skip_adoption_registers_beside_an_unreadable_checkpoint() {
+async fn skip_adoption_registers_despite_an_unreadable_checkpoint() {
     let house = House::new("gpus: sim:2xt4").await;
     std::fs::write(house.kubelet.checkpoint_path(), "{\"Data\":").unwrap();
     let serving = house.serve_with(&["--skip-adoption"]);
@@ -108,7 +108,7 @@ async fn skip_adoption_registers_beside_an_unreadable_checkpoint() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_plugin_granted_meanwhile_is_adopted_beside_an_old_store() {
+async fn grants_of_another_plugin_are_adopted_into_an_existing_store() {
     let house = House::new("gpus: sim:3xt4").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 3, SOON).await.unwrap();
@@ -186,7 +186,7 @@ async fn a_policy_that_an_older_release_shipped_stays_in_the_stack_and_loses_the
     let kept = version(&serving, &digest);
     assert_eq!((&kept["shipped"], &kept["active"]), (&json!(false), &json!(true)), "{kept}");
     house.start("a", WHOLE, 1).await.unwrap();
-    // It is asked: the GPUs are offered by its word.
+    // It is called: its offers are used.
     let uuid = serving.live()[0]["gpus"][0].as_str().unwrap().to_owned();
     let offered_by = |digest: &str| {
         let gpu = serving.call("GET", &format!("/gpus/{uuid}"), &Value::Null);
@@ -226,7 +226,7 @@ async fn hammer(kubelet: Kubelet, stop: Arc<AtomicBool>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_that_others_use_up_ends_nothing_and_keeps_nobody_out() {
+async fn a_list_that_others_exhaust_ends_nothing_and_blocks_no_pod() {
     let house = House::new("gpus: sim:4xt4").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
@@ -281,7 +281,7 @@ fn serve_after(prepare: &str, state: &Path) -> Command {
     command
 }
 
-/// Ends with 1 and one line that begins with `error:` and holds these words.
+/// Ends with 1 and one line that begins with `error:` and contains this text.
 fn refuses(mut command: Command, words: &[&str]) {
     let (code, said) = ended(&mut command);
     assert_eq!(code, Some(1), "{said}");
@@ -308,7 +308,7 @@ fn as_anybody<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 #[test]
-fn a_state_folder_that_may_not_be_written_is_said_in_one_line() {
+fn a_read_only_state_folder_is_reported_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     std::fs::create_dir(&state).unwrap();
@@ -319,7 +319,7 @@ fn a_state_folder_that_may_not_be_written_is_said_in_one_line() {
 }
 
 #[test]
-fn a_state_folder_on_a_full_disk_is_said_in_one_line() {
+fn a_state_folder_on_a_full_disk_is_reported_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     // A file of more than 32 KiB cannot be written: the token can, the store cannot.
@@ -344,7 +344,7 @@ fn a_state_folder_on_a_full_disk_is_said_in_one_line() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_store_and_a_newer_one_are_left_alone_and_said_in_one_line() {
+async fn a_damaged_store_and_a_newer_one_are_unchanged_and_reported_in_one_line() {
     let house = House::new("gpus: sim:2xt4").await;
     house.serve().stop();
     let state = house.folder.path().join("state");
@@ -373,7 +373,7 @@ async fn a_damaged_store_and_a_newer_one_are_left_alone_and_said_in_one_line() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_gone_stops_the_start_and_cordons_do_not_vanish() {
+async fn a_lost_store_prevents_the_start_and_cordons_are_kept() {
     let house = House::new("gpus: sim:2xt4").await;
     let state = house.folder.path().join("state");
     // What an operator puts there before the first start is no sign of a store.

@@ -110,7 +110,7 @@ async fn a_grant_is_explained_and_its_decisions_outlive_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_says_what_another_policy_would_have_done() {
+async fn a_replay_shows_the_answers_of_another_policy() {
     let house = House::new(STACK).await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
@@ -140,7 +140,7 @@ async fn a_replay_says_what_another_policy_would_have_done() {
     assert!(words.contains("as 4 nvidia.com/gpu.shared") && words.contains("instead of 2"), "{words}");
     assert_eq!(get(&serving, "/stack")["entries"][0]["parameters"]["replicas"], 2, "nothing else happens");
 
-    // Wrong parameters are refused at once, even if no recorded question would be asked.
+    // Wrong parameters are refused at once, even if there is no recorded call.
     let wrong = [
         json!({"policy": "timeslice", "parameters": {"replicas": 0}}),
         json!({"policy": "quota", "parameters": {"namspaces": {}}}),
@@ -170,7 +170,7 @@ async fn a_replay_says_what_another_policy_would_have_done() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
+async fn a_shadow_is_called_in_addition_to_the_stack_and_changes_nothing() {
     let house = House::new("gpus: sim:2xh100\nstack: [{ policy: exclusive }]").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
@@ -178,7 +178,7 @@ async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
     let shadow = serving.call("POST", "/shadows", &candidate);
     let path = format!("/shadows/{}", shadow["id"]);
     house.start("a", WHOLE, 1).await.unwrap();
-    // The pod's grant has the stack asked for offers, and the shadow beside it.
+    // The pod's grant causes an evaluation of offers, also by the shadow.
     let fares = until(&serving, &path, |s| s["counts"]["offer"]["differs"].as_u64() > Some(0));
     assert!(
         fares["differences"][0]["words"].as_str().unwrap().contains("3 nvidia.com/gpu.shared"),
@@ -186,11 +186,7 @@ async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
     );
     until(&serving, &path, |s| s["counts"]["admit"]["passes"].as_u64() == Some(1));
     assert_eq!(house.kubelet.capacity(SHARED), None, "it has no effect");
-    assert_eq!(
-        fares["differences"][0].get("seq"),
-        None,
-        "the same offer again is not on the record: {fares}"
-    );
+    assert_eq!(fares["differences"][0].get("seq"), None, "the same offer again is not recorded: {fares}");
     // An offer that is new is, and the difference has its number.
     let other = json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 2}}]});
     serving.call("PUT", "/stack", &other);
@@ -199,7 +195,7 @@ async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
     assert_eq!(get(&serving, &format!("/decisions/{seq}"))["hook"], "offer", "{fares}");
     let shown = typed(&house, &serving, &["policy", "shadow", "show", "1"]);
     let row = shown.lines().find(|line| line.starts_with(&format!("{seq} "))).unwrap();
-    assert!(row.contains("GPU 0 (GPU-") && shown.contains("- has no number: "), "{shown}");
+    assert!(row.contains("GPU 0 (GPU-") && shown.contains("-: not recorded, so without a number"), "{shown}");
     for _ in 1..4 {
         serving.call("POST", "/shadows", &candidate);
     }
@@ -211,7 +207,7 @@ async fn a_shadow_is_asked_beside_the_stack_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_journal_the_daemon_says_so_and_serves() {
+async fn without_a_journal_the_daemon_reports_that_and_serves() {
     let house = House::new("gpus: sim:1xt4\ndecisions: { maxMiB: 0 }").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
@@ -223,7 +219,7 @@ async fn without_a_journal_the_daemon_says_so_and_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_journal_that_cannot_be_used_takes_no_gpu_away() {
+async fn an_unusable_journal_removes_no_gpu() {
     let house = House::new("gpus: sim:1xt4").await;
     let state = house.folder.path().join("state");
     std::fs::create_dir_all(&state).unwrap();

@@ -97,7 +97,7 @@ fn every_role_is_known_to_readers_to_the_daemon_and_to_the_end_to_end_test() {
 }
 
 #[test]
-fn the_manifests_give_the_first_role_and_the_others_only_where_asked_for() {
+fn the_manifests_bind_the_first_role_and_the_others_only_if_configured() {
     let known = roles("deploy/cluster-role.yaml");
     assert_eq!(roles("deploy/manifests/berth.yaml"), known[..1]);
     let mut all = roles("deploy/manifests/rights.yaml");
@@ -151,7 +151,7 @@ fn every_right_to_change_something_ends_at_the_own_node() {
         assert_eq!((&binding["policyName"], &binding["validationActions"]), (&json!(name), &json!(["Deny"])));
         assert_eq!(binding["matchResources"], Value::Null, "{name} is to hold in every namespace");
     }
-    // An Eviction does not say on which node its pod is: the pods of its namespace are asked.
+    // An Eviction does not have its pod's node: the pods of its namespace are evaluated.
     let evict = one(RIGHTS, "ValidatingAdmissionPolicy", "berth-evict-own-node");
     assert_eq!(evict["spec"]["paramKind"], json!({"apiVersion": "v1", "kind": "Pod"}));
     let binding = one(RIGHTS, "ValidatingAdmissionPolicyBinding", "berth-evict-own-node");
@@ -204,7 +204,7 @@ fn the_right_to_label_is_one_to_labels_of_gpus() {
 }
 
 #[test]
-fn whoever_goes_past_the_plugin_is_warned_and_the_daemon_itself_is_not() {
+fn pods_that_bypass_the_plugin_cause_warnings_and_the_daemons_pod_does_not() {
     const MANIFEST: &str = "deploy/manifests/berth.yaml";
     let policy = one(MANIFEST, "ValidatingAdmissionPolicy", "berth-bypass");
     let text = policy.to_string();

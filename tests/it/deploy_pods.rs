@@ -119,7 +119,7 @@ fn pods_have_room_for_the_compiler_and_are_never_two_on_a_node() {
 }
 
 #[test]
-fn what_pods_are_told_the_daemon_understands() {
+fn variables_of_containers_are_accepted_by_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let (_, help) = said(berth().args(["serve", "--help"]));
     for deployed in Deployed::all() {
@@ -154,7 +154,7 @@ fn what_pods_are_told_the_daemon_understands() {
 }
 
 #[test]
-fn probes_and_scrapers_reach_what_the_daemon_listens_on_and_nobody_else_does() {
+fn only_probes_and_scrapers_reach_the_health_port() {
     for deployed in Deployed::all() {
         let config = deployed.config();
         assert!(config.admin_listen.ip().is_loopback());
@@ -232,9 +232,9 @@ fn the_admin_api_is_on_the_network_over_tls_alone() {
     assert_eq!(hosts(&open), hosts(&plain));
 }
 
-/// No pod of a DaemonSet that asks for nothing labels nodes or writes into node-feature-discovery's folder.
+/// With default values no pod labels nodes or writes into node-feature-discovery's folder.
 #[test]
-fn nodes_are_labelled_only_where_that_is_asked_for() {
+fn nodes_are_labelled_only_if_configured() {
     for deployed in Deployed::all() {
         assert!(!deployed.config().labels.is_enabled());
         assert!(!deployed.pod().to_string().contains("features.d"));
@@ -270,7 +270,7 @@ async fn a_profile_makes_a_node_exclusive_or_shared() {
 }
 
 #[test]
-fn the_chart_lets_in_the_keys_that_the_daemon_knows() {
+fn the_chart_accepts_the_keys_of_the_daemon() {
     let refused = FileConfig::parse("noSuchKey: 1").unwrap_err().to_string();
     let known: BTreeSet<&str> =
         refused.split_once("expected one of").unwrap().1.split('`').skip(1).step_by(2).collect();
@@ -303,7 +303,7 @@ fn versions_and_files_go_together() {
 
 /// The dashboard and the alert rules name no metric that a daemon has not got.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dashboards_and_alerts_are_of_metrics_that_there_are() {
+async fn dashboards_and_alerts_use_existing_metrics() {
     let house = House::new("gpus: sim:1xt4").await;
     let serving = house.serve();
     let url = serving.base.replace("/api/v1", "/metrics");

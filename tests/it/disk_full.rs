@@ -93,7 +93,7 @@ impl Node {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_fails_at_any_moment_fails_allocates_clearly_and_nothing_else() {
+async fn a_failing_disk_fails_allocates_with_a_clear_error_and_nothing_else() {
     let mut node = Node::new().await;
     let mut serving = node.serve().await;
     let mut running = vec![node.pod().await.unwrap()];
@@ -140,7 +140,7 @@ async fn a_disk_that_fails_at_any_moment_fails_allocates_clearly_and_nothing_els
             node.settled(&mut serving).await;
         }
     }
-    // What the disk has is what was said.
+    // The disk has what was reported.
     serving.kill();
     let mut serving = node.serve().await;
     node.settled(&mut serving).await;
@@ -148,7 +148,7 @@ async fn a_disk_that_fails_at_any_moment_fails_allocates_clearly_and_nothing_els
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_on_a_full_disk_says_so_and_leaves_the_store_as_it_was() {
+async fn a_start_on_a_full_disk_reports_that_and_does_not_change_the_store() {
     let mut node = Node::new().await;
     let mut serving = node.serve().await;
     node.pod().await.unwrap();
@@ -219,7 +219,7 @@ kill -9 $pid
 "#;
 
 #[test]
-fn a_full_disk_keeps_no_daemon_from_starting() {
+fn a_full_disk_prevents_no_start() {
     let folder = tempfile::tempdir().unwrap();
     let (disk, logs) = (folder.path().join("disk"), folder.path().join("logs"));
     std::fs::create_dir(&disk).unwrap();

@@ -17,7 +17,7 @@ fn address(serving: &Serving) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_http_is_counted_and_not_logged_line_by_line() {
+async fn malformed_http_is_counted_and_not_logged_line_by_line() {
     let house = House::new("gpus: sim:2xt4").await;
     // A filter that an operator has set does not let strangers write the log either.
     let serving = house.serve_as(house.command().env("RUST_LOG", "info"));

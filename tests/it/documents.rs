@@ -85,7 +85,7 @@ fn fragments(text: &str) -> Vec<String> {
     headings.map(fragment).collect()
 }
 
-/// The words of a command as a shell reads them, up to a comment, a pipe or a redirection.
+/// The words of a command as a shell splits them, up to a comment, a pipe or a redirection.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None::<char>);
     for c in line.chars() {

@@ -191,7 +191,7 @@ async fn a_drain_with_evict_from_the_order_to_drained() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_command_line_shows_who_is_left_and_what_keeps_them_until_it_is_done() {
+async fn the_command_line_shows_the_remaining_holders_and_their_blockers() {
     let scene = Scene::new().await;
     let _kubelet = scene.kubelet_follows();
     let [kept, _] = &scene.on_it;
@@ -199,7 +199,7 @@ async fn the_command_line_shows_who_is_left_and_what_keeps_them_until_it_is_done
     let args = ["gpu", "drain", scene.gpu.as_str(), "--evict", "--deadline", "10m", "--wait"];
     let child = scene.berth(&args).spawn().unwrap();
     scene.until_holder(kept, "disruptionBudget");
-    // Long enough for the command line to look, which it does once a second.
+    // Long enough for the command line, which polls once a second.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     scene.free(kept);
     let ended = tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap();
@@ -216,7 +216,7 @@ async fn the_command_line_shows_who_is_left_and_what_keeps_them_until_it_is_done
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disruption_budget_holds_and_is_asked_again_until_it_frees() {
+async fn a_disruption_budget_is_respected_and_the_eviction_retried_until_it_allows() {
     let scene = Scene::new().await;
     let _kubelet = scene.kubelet_follows();
     let [kept, leaves] = &scene.on_it;
@@ -225,7 +225,7 @@ async fn a_disruption_budget_holds_and_is_asked_again_until_it_frees() {
     let holder = scene.until_holder(kept, "disruptionBudget");
     assert!(holder["message"].as_str().unwrap().contains("needs 1 healthy pods"), "{holder}");
     until_some("the other one leaves", || scene.holder(leaves).is_none().then_some(()));
-    until_some("it is asked again", || (scene.server.world.asked(&kept.name).len() >= 3).then_some(()));
+    until_some("it is requested again", || (scene.server.world.asked(&kept.name).len() >= 3).then_some(()));
     assert_eq!(scene.progress()["state"], "draining");
     until_some("its event", || (!scene.server.world.notes("GPUDrainBlocked").is_empty()).then_some(()));
     assert_eq!(scene.server.world.notes("GPUDrainBlocked").len(), 1, "once, however often it is asked");
@@ -271,7 +271,7 @@ async fn at_the_deadline_pods_are_deleted_but_static_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() {
+async fn events_and_a_condition_of_the_node_report_lost_and_returned_gpus() {
     let mut scene = Scene::new().await;
     let condition = |scene: &Scene, wanted: &str| {
         until_some(wanted, || {
@@ -289,7 +289,7 @@ async fn events_and_a_condition_tell_the_node_of_its_gpus_and_of_their_return() 
     {
         let state = scene.server.world.state.lock().unwrap();
         let event = state.writes.events.values().find(|e| e["reason"] == "GPUCordoned").unwrap();
-        // What `kubectl describe node` looks for.
+        // The fields that `kubectl describe node` uses.
         let about = json!({"kind": "Node", "name": "node-1", "uid": "node-1"});
         assert_eq!((&event["regarding"], &event["type"]), (&about, &json!("Normal")));
     }

@@ -27,7 +27,7 @@ async fn a_restart_in_the_middle_of_a_drain_loses_nothing() {
     let asked = scene.server.world.asked_count();
     scene.serving = serve(&scene.house, &scene.server);
     scene.until_holder(&kept, "disruptionBudget");
-    assert!(scene.server.world.asked_count() > asked, "it is asked again");
+    assert!(scene.server.world.asked_count() > asked, "it is requested again");
     assert_eq!(scene.progress()["why"], "fan");
     scene.free(&kept);
     scene.until_state("drained");
@@ -35,7 +35,7 @@ async fn a_restart_in_the_middle_of_a_drain_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_server_that_goes_away_in_the_middle_is_waited_for_and_said() {
+async fn an_api_server_that_becomes_unreachable_is_waited_for_and_reported() {
     let mut scene = Scene::new().await;
     let _kubelet = scene.kubelet_follows();
     let [kept, _] = scene.on_it.clone();
@@ -44,7 +44,7 @@ async fn an_api_server_that_goes_away_in_the_middle_is_waited_for_and_said() {
     scene.until_holder(&kept, "disruptionBudget");
     scene.server.stop();
     let warning =
-        until_some("it is said", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
+        until_some("it is reported", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
     assert!(warning.contains("the API server cannot be used"), "{warning}");
     scene.free(&kept);
     scene.server.serve();
@@ -98,7 +98,7 @@ async fn a_request_that_hangs_is_given_up_with_the_drain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_pod_of_the_same_name_is_not_sent_away() {
+async fn another_pod_of_the_same_name_is_not_evicted() {
     let scene = Scene::new().await;
     let [first, _] = &scene.on_it;
     scene.keep(first);
@@ -115,7 +115,7 @@ async fn another_pod_of_the_same_name_is_not_sent_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lacking_rights_are_named_once_and_everything_else_goes_on() {
+async fn missing_rights_are_named_once_and_everything_else_continues() {
     let scene = Scene::new().await;
     for write in [Write::Evict, Write::Delete, Write::Event, Write::Status] {
         scene.server.world.fault(write, Some(Fault::Forbidden));
@@ -148,7 +148,7 @@ async fn lacking_rights_are_named_once_and_everything_else_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_lost_its_api_server_in_a_restart_says_so() {
+async fn a_daemon_without_its_api_server_after_a_restart_reports_that() {
     let mut scene = Scene::new().await;
     let [kept, _] = scene.on_it.clone();
     scene.keep(&kept);
@@ -158,7 +158,7 @@ async fn a_daemon_that_lost_its_api_server_in_a_restart_says_so() {
     scene.serving.child.wait().unwrap();
     scene.serving = scene.house.serve();
     let warning =
-        until_some("it is said", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
+        until_some("it is reported", || scene.progress()["progress"]["warning"].as_str().map(str::to_owned));
     assert!(warning.contains("--kubeconfig"), "{warning}");
     let asked = scene.server.world.asked_count();
     tokio::time::sleep(A_WHILE).await;
@@ -171,7 +171,7 @@ async fn a_daemon_that_lost_its_api_server_in_a_restart_says_so() {
 }
 
 #[test]
-fn evict_is_refused_without_an_api_server_and_warned_of_while_it_is_away() {
+fn evict_is_refused_without_an_api_server_and_has_a_warning_while_it_is_unreachable() {
     let bench = Bench::new(1);
     bench.allocate(0);
     let drain = "/api/v1/gpus/GPU-0/drain";

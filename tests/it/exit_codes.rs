@@ -18,7 +18,7 @@ fn typed(bench: &Bench, folder: &Path, words: &[&str]) -> (i32, String, String) 
 }
 
 #[test]
-fn the_same_mistake_ends_alike_in_every_command() {
+fn the_same_usage_error_has_the_same_exit_code_in_every_command() {
     let bench = Bench::new(1);
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
@@ -160,7 +160,7 @@ fn the_same_mistake_ends_alike_in_every_command() {
 }
 
 #[test]
-fn of_two_policies_the_words_say_which_to_leave_out() {
+fn with_two_policies_the_error_names_the_one_to_remove() {
     let bench = Bench::new(1);
     let folder = tempfile::tempdir().unwrap();
     for (command, says) in [
@@ -178,7 +178,7 @@ fn of_two_policies_the_words_say_which_to_leave_out() {
 }
 
 #[test]
-fn what_the_environment_gives_is_not_shown_as_needed() {
+fn arguments_from_the_environment_are_not_shown_as_required() {
     let bench = Bench::new(1);
     let folder = tempfile::tempdir().unwrap();
     let (_, _, err) = typed(&bench, folder.path(), &["policy", "push"]);
@@ -186,7 +186,7 @@ fn what_the_environment_gives_is_not_shown_as_needed() {
 }
 
 #[test]
-fn checks_and_new_folders_are_told_to_programs() {
+fn checks_and_new_folders_have_json_output() {
     let bench = Bench::new(1);
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("good.yaml"), "gpus: sim:1xt4\nstack: [{policy: mixed}]\n").unwrap();

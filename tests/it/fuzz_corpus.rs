@@ -17,17 +17,17 @@ fn replay(target: &str, play: impl Fn(&[u8])) {
 }
 
 #[test]
-fn no_answer_grants_what_could_not_be_given() {
+fn no_answer_grants_unavailable_devices() {
     replay("answer", answer::run);
 }
 
 #[test]
-fn no_memory_that_a_guest_leaves_is_read_as_more_than_it_may_be() {
+fn no_guest_memory_is_read_beyond_its_limits() {
     let parrot = installed("parrot");
     replay("lift", |data| lift::run(policies(), &parrot, data));
 }
 
 #[test]
-fn no_upload_does_more_than_be_refused() {
+fn no_hostile_upload_has_another_effect_than_a_refusal() {
     replay("upload", |data| upload::run(policies(), data));
 }

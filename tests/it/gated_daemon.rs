@@ -118,7 +118,7 @@ impl Gated {
             }
         };
         tokio::select! {
-            // It may have begun and ended since the last look.
+            // It may have begun and ended since the last poll.
             ended = work => assert!(self.began() >= count, "it ended without a compilation: {ended:?}"),
             waited = tokio::time::timeout(SOON, began) => waited.expect("waited in vain for a compilation"),
         }
@@ -193,7 +193,7 @@ impl Api {
         self.ask("PUT", "/stack", &headers, body.as_bytes())
     }
 
-    /// The same while the test goes on.
+    /// The same while the test continues.
     pub(crate) fn putting(&self, entries: Value, revision: Option<u64>) -> JoinHandle<Answer> {
         let api = self.clone();
         tokio::task::spawn_blocking(move || api.put(&entries, revision))

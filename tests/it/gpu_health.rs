@@ -19,7 +19,7 @@ fn health(serving: &Serving, uuid: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_xid_of_one_instance_takes_its_gpu_out_on_every_stream_and_it_comes_back() {
+async fn an_xid_of_one_instance_makes_its_gpu_unhealthy_on_every_stream_until_it_recovers() {
     let mut state = State::h100(2);
     state.split(1, &[1, 1, 3]);
     let sick = state.gpus[1].uuid.clone();
@@ -47,7 +47,7 @@ async fn an_xid_of_one_instance_takes_its_gpu_out_on_every_stream_and_it_comes_b
         sick(SMALL, 2) && sick(LARGE, 1) && sick(WHOLE, 0)
     };
     kubelet.wait_for("both streams of the GPU", SOON, out).await.unwrap();
-    // After its quiet time and a passed look it is as before, and says what was.
+    // After its quiet time and a passed scan it is as before, with the history.
     rig.allocatable(&[(SMALL, 2), (LARGE, 1), (WHOLE, 1)]).await;
     until("the API", || health(&serving, &sick)["state"] == "healthy");
     let history = health(&serving, &sick)["history"].clone();
@@ -59,7 +59,7 @@ async fn an_xid_of_one_instance_takes_its_gpu_out_on_every_stream_and_it_comes_b
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_share_goes_out_with_its_gpu_and_an_applications_xid_is_none_of_it() {
+async fn an_xid_makes_every_share_of_its_gpu_unhealthy_and_an_applications_xid_none() {
     let state = State::h100(2);
     let stack = "stack: [{ policy: timeslice, parameters: { replicas: 3 } }]";
     let rig = Rig::new(&state, stack).await;
@@ -79,7 +79,7 @@ async fn every_share_goes_out_with_its_gpu_and_an_applications_xid_is_none_of_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_gpu_says_of_itself_lasts_as_long_as_it_says_so_and_over_a_restart() {
+async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
     let state = State::h100(2);
     let uuid = state.gpus[0].uuid.clone();
     let rig = Rig::new(&state, "").await;
@@ -101,7 +101,7 @@ async fn what_a_gpu_says_of_itself_lasts_as_long_as_it_says_so_and_over_a_restar
     let after = health(&serving, &uuid);
     assert_eq!(after["history"], before["history"], "kept over the restart");
     assert_eq!(after["since"], before["since"]);
-    // Far longer than its quiet time it says the same at every look, and that is one story.
+    // For much longer than its quiet time every scan reports the same, which is one entry of the history.
     let end = Instant::now() + std::time::Duration::from_secs(3);
     while Instant::now() < end {
         assert_ne!(health(&serving, &uuid)["state"], "healthy");
@@ -123,7 +123,7 @@ async fn what_a_gpu_says_of_itself_lasts_as_long_as_it_says_so_and_over_a_restar
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gpus_that_are_lost_hang_or_appear_are_seen_without_a_restart() {
+async fn lost_hanging_and_new_gpus_are_found_without_a_restart() {
     let mut state = State::h100(3);
     let late = state.gpus.pop().unwrap();
     let rig = Rig::new(&state, "").await;
@@ -131,7 +131,7 @@ async fn gpus_that_are_lost_hang_or_appear_are_seen_without_a_restart() {
     rig.allocatable(&[(WHOLE, 2)]).await;
     rig.nvml.change(|state| state.gpus.push(late.clone())).unwrap();
     rig.allocatable(&[(WHOLE, 3)]).await;
-    // Lost, and no event tells of it.
+    // Lost, without an event.
     rig.nvml
         .change(|state| {
             state.faults.push(Fault::fail("nvmlEventSetWait_v2", fake_nvml::Code::Timeout));
@@ -157,7 +157,7 @@ async fn gpus_that_are_lost_hang_or_appear_are_seen_without_a_restart() {
 }
 
 #[tokio::test]
-async fn a_policys_triage_overrules_what_a_gpu_says_of_itself() {
+async fn a_policys_triage_overrules_the_readings_of_a_gpu() {
     let sign =
         || Reading { part: gpu(1), source: RECOVERY.into(), code: 3, detail: "asks for something".into() };
     for (script, state, allocatable) in [
@@ -168,7 +168,7 @@ async fn a_policys_triage_overrules_what_a_gpu_says_of_itself() {
         let node = Recipe { policy: Some(script), ..Recipe::default() }.node().await;
         node.allocatable(GPU, 4).await;
         node.look_with(vec![sign(), sign()]).await;
-        // What is asked later is answered later.
+        // Later calls are answered later.
         node.kernel.reoffer().await.unwrap();
         assert_eq!(node.kernel.snapshot().gpus[&gpu(1)].health.state, state, "{script}");
         node.allocatable(GPU, allocatable).await;

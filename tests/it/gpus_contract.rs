@@ -101,7 +101,7 @@ impl OverNvml {
     fn new(count: u32) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let state = State::h100(count as usize);
-        let installed = Installed::new(folder.path(), &state).expect("the look-alike is built");
+        let installed = Installed::new(folder.path(), &state).expect("the fake is built");
         let options = NvmlOptions {
             library: Some(installed.library().to_owned()),
             // No sysfs: this machine's own PCI slots are not those of the GPUs shown.

@@ -59,7 +59,7 @@ fn it_runs_the_command_in_the_pod_of_that_node_and_hands_everything_through() {
 }
 
 #[test]
-fn only_a_pod_of_the_daemons_own_daemonset_is_taken_and_never_by_guess() {
+fn only_a_pod_of_the_daemons_own_daemonset_is_chosen_and_never_guessed() {
     let ran = kubectl_berth(&["-A", "gpu-1", "gpu", "list"], "");
     let asked = ran.asked.join(" ");
     assert!(asked.contains("get pods --all-namespaces ") && asked.contains("berth berth-x7k2p"), "{asked}");
@@ -90,7 +90,7 @@ fn the_cluster_is_the_one_that_was_named() {
 }
 
 #[test]
-fn it_says_what_to_do_where_there_is_no_pod_and_how_it_is_used() {
+fn it_prints_advice_without_a_pod_and_its_usage() {
     let Ran { output, asked } = kubectl_berth(&["-n", "gpus", "-l", "app=b", "cpu-1", "gpu", "list"], "");
     let says = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{says}");

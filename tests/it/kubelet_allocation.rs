@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-/// The words that reach the pod's status.
+/// The message that reaches the pod's status.
 pub(crate) async fn refused(node: &Node, pod: PodSpec) -> String {
     match node.kubelet.admit(pod).await {
         Err(AdmissionError::Rejected { reason, message }) => {
@@ -44,7 +44,7 @@ async fn a_container_learns_its_gpus_and_its_allocation() {
     assert_eq!(view.envs["NVIDIA_VISIBLE_DEVICES"], names.join(","));
     let id = live[0].id.to_string();
     assert_eq!(view.envs["BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"], id);
-    // Both sources are asked until they have named the holder.
+    // Both sources are read until they name the holder.
     node.wait("the holder", |l| {
         l.live.values().all(|a| {
             let holder = &a.holder;
@@ -74,7 +74,7 @@ async fn shares_of_one_gpu_name_it_once() {
 }
 
 #[tokio::test]
-async fn an_app_container_is_granted_its_init_containers_devices_anew() {
+async fn an_app_container_is_granted_its_init_containers_devices_again() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let spec =
@@ -90,7 +90,7 @@ async fn an_app_container_is_granted_its_init_containers_devices_anew() {
 }
 
 #[tokio::test]
-async fn init_devices_are_granted_again_on_a_gpu_that_fell_ill_meanwhile() {
+async fn init_devices_are_granted_again_on_a_gpu_that_became_unhealthy() {
     let node =
         Recipe { gpus: 2, timing: berth_kernel::time::Timing::default(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 2).await;
@@ -110,7 +110,7 @@ async fn init_devices_are_granted_again_on_a_gpu_that_fell_ill_meanwhile() {
 }
 
 #[tokio::test]
-async fn one_gpu_is_not_promised_twice_and_the_refusal_says_who_holds_it() {
+async fn one_gpu_is_not_granted_twice_and_the_refusal_names_the_holder() {
     let node = Recipe { gpus: 1, policy: Some("whole shares=2"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 1).await;
     node.allocatable(SHARED, 2).await;
@@ -130,7 +130,7 @@ async fn one_gpu_is_not_promised_twice_and_the_refusal_says_who_holds_it() {
 }
 
 #[tokio::test]
-async fn a_round_before_the_refusal_finds_that_the_holder_left() {
+async fn a_pass_before_the_refusal_finds_that_the_holder_has_ended() {
     let node = Recipe {
         gpus: 1,
         policy: Some("whole shares=2"),
@@ -178,7 +178,7 @@ async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     node.kubelet.admit(first).await.unwrap();
     let held = node.live()[0].devices[0].part.clone();
     node.kernel.cordon(held.clone(), "ada".into(), String::new()).await.unwrap();
-    // The kubelet counts its device as free at once; we hear of it at the next look.
+    // The kubelet counts its device as free at once; Berth learns of it in the next pass.
     node.kubelet.delete(&uid);
     for name in ["a", "b", "c"] {
         node.kubelet.admit(pod(name).container("main", &[(GPU, 1)])).await.unwrap();
@@ -308,7 +308,7 @@ pub(crate) fn prefer(
 }
 
 #[tokio::test]
-async fn requests_that_mean_nothing_are_refused_and_lose_nothing() {
+async fn invalid_requests_are_refused_without_effect() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
@@ -444,10 +444,10 @@ async fn without_evidence_the_same_gpus_are_granted_again_and_again_and_their_re
 }
 
 #[tokio::test]
-async fn nothing_is_offered_before_the_start_asks_for_it() {
+async fn nothing_is_offered_before_the_start_requests_it() {
     let node = Recipe::default().looked().await;
     let nothing = async |node: &Node| {
-        // Longer than changes of the ledger are gathered before offers are asked for.
+        // Longer than the batching of ledger changes before offers are evaluated.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         let offered = node.kernel.snapshot().resources();
         assert!(offered.is_empty(), "the baseline's offer would stay listed for a minute");

@@ -103,7 +103,7 @@ impl Recipe {
         node
     }
 
-    /// The same whose GPUs were found and nothing else: no stack is active, no offers were asked for.
+    /// The same with GPUs only: no stack is active, and no offers were evaluated.
     pub(crate) async fn looked(self) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let mut options = Options::new(folder.path());
@@ -184,12 +184,12 @@ impl Node {
         }
     }
 
-    /// A look at the GPUs in which these are in trouble.
+    /// A scan in which these GPUs have errors.
     pub(crate) async fn look(&self, troubled: &[u32]) {
         self.look_without(&[], troubled).await;
     }
 
-    /// A look at the GPUs from which some are missing, and in which others are in trouble.
+    /// A scan in which some GPUs are missing, and others have errors.
     pub(crate) async fn look_without(&self, missing: &[u32], troubled: &[u32]) {
         let there = |part: &&Part| missing.iter().all(|n| part.id != gpu(*n));
         let inventory = Inventory {

@@ -51,7 +51,7 @@ struct Streaming {
 }
 
 impl Streaming {
-    /// With `asks_first`, it asks for the options before each stream, as a kubelet does.
+    /// With `asks_first`, it requests the options before each stream, as a kubelet does.
     fn begin(socket: &Path, asks_first: bool) -> Self {
         let (count, lists) = watch::channel(0);
         let socket = socket.to_owned();
@@ -137,7 +137,7 @@ async fn a_program_that_behaves_like_a_kubelet_delays_a_registration_by_seconds_
 }
 
 #[tokio::test]
-async fn a_stream_of_another_program_is_not_taken_for_the_kubelets() {
+async fn a_stream_of_another_program_does_not_count_as_the_kubelets() {
     let mut node = Recipe {
         waits: Waits { watch_within: Duration::from_millis(200), ..Waits::default() },
         ..Recipe::default()
@@ -160,7 +160,7 @@ async fn a_stream_of_another_program_is_not_taken_for_the_kubelets() {
 }
 
 #[tokio::test]
-async fn the_loss_of_the_kubelets_stream_shows_beside_the_streams_of_other_programs() {
+async fn the_loss_of_the_kubelets_stream_is_detected_despite_other_streams() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     // Those that ask for the options come back while a new kubelet is registered with, and some are taken for it.
@@ -181,7 +181,7 @@ async fn the_loss_of_the_kubelets_stream_shows_beside_the_streams_of_other_progr
 }
 
 #[tokio::test]
-async fn a_connection_of_before_a_registration_is_not_taken_for_the_kubelets() {
+async fn a_connection_from_before_a_registration_does_not_count_as_the_kubelets() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let polling = tokio::spawn(poll_options(socket(&node)));
@@ -193,7 +193,7 @@ async fn a_connection_of_before_a_registration_is_not_taken_for_the_kubelets() {
     node.assert_harmless();
 }
 
-/// Asks for the options without a pause, on one connection as long as it lasts, and streams on it.
+/// Requests the options without a pause, on one connection as long as it lasts, and streams on it.
 async fn poll_options(socket: PathBuf) {
     loop {
         let Ok(mut client) = connect(&socket).await else {
@@ -262,7 +262,7 @@ impl Crowd {
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_that_says_nothing_does_not_keep_the_kubelet_out() {
+async fn many_silent_connections_do_not_block_the_kubelet() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     // The first is the one that was seen to do so; the others are more than there are slots.
@@ -289,7 +289,7 @@ async fn a_crowd_that_says_nothing_does_not_keep_the_kubelet_out() {
 }
 
 #[tokio::test]
-async fn streams_of_others_in_all_places_do_not_keep_the_kubelet_out() {
+async fn streams_of_others_in_all_slots_do_not_block_the_kubelet() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut all = Vec::new();
@@ -307,7 +307,7 @@ async fn streams_of_others_in_all_places_do_not_keep_the_kubelet_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_asks_nothing_is_closed_and_one_that_streams_is_not() {
+async fn a_connection_without_a_call_is_closed_and_one_with_a_stream_is_not() {
     let waits = Waits { idle_max: Duration::from_millis(300), ..Waits::default() };
     let node = Recipe { waits, ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
@@ -355,7 +355,7 @@ async fn a_process_of_another_user_is_not_served() {
     let refused = tokio::task::spawn_blocking(move || {
         // Of this thread alone; it ends below.
         std::thread::spawn(move || {
-            as_nobody();
+            as_the_user_nobody();
             let mut stream = Blocking::connect(path).unwrap();
             stream.set_read_timeout(Some(SOON)).unwrap();
             let _ = stream.write_all(PREFACE);
@@ -372,7 +372,7 @@ async fn a_process_of_another_user_is_not_served() {
 }
 
 /// Makes the calling thread act as user 65534.
-fn as_nobody() {
+fn as_the_user_nobody() {
     use rustix::process::Uid;
     let (keep, unprivileged) = (None, Some(Uid::from_raw(65_534)));
     rustix::thread::set_thread_res_uid(keep, unprivileged, keep).unwrap();

@@ -89,7 +89,7 @@ pub(crate) fn told_version() -> PolicyVersion {
     }
 }
 
-/// One policy, in this process, that does what its parameters say: words with spaces between.
+/// One policy, in this process, that follows its parameters: keywords separated by spaces.
 /// `whole`, `twice` (whole under two names), `shares=N` (each takes an Nth of the memory),
 /// `deny=REASON`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`, `slow` (offers in the time of a trial alone).
 pub(crate) struct ToldPolicies;

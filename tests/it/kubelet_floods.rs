@@ -7,7 +7,7 @@ use kubelet_standin::proto::v1beta1::PreferredAllocationRequest;
 use tonic::Code;
 
 #[tokio::test]
-async fn ten_thousand_ids_and_ids_of_megabytes_get_an_error_and_harm_nobody() {
+async fn ten_thousand_ids_and_ids_of_megabytes_get_an_error_and_do_no_harm() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;

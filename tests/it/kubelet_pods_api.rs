@@ -62,7 +62,7 @@ async fn run(node: &Node, spec: PodSpec) -> String {
 }
 
 #[tokio::test]
-async fn a_pod_whose_containers_have_stopped_ends_with_the_next_round() {
+async fn the_allocation_of_a_pod_with_stopped_containers_ends_with_the_next_pass() {
     let node = slow_node().await;
     for finish in [true, false] {
         let uid = run(&node, pod("p").container("main", &[(GPU, 2)])).await;
@@ -111,7 +111,7 @@ async fn an_init_containers_pod_is_named_by_it() {
 }
 
 #[tokio::test]
-async fn a_kubelet_without_its_api_server_shows_static_pods_alone_and_that_ends_nobody() {
+async fn a_kubelet_without_its_api_server_shows_only_static_pods_and_ends_no_allocation() {
     let node = slow_node().await;
     let of_file = run(&node, pod("static").of_a_file().container("main", &[(GPU, 1)])).await;
     let of_api = run(&node, pod("plain").container("main", &[(GPU, 1)])).await;
@@ -145,7 +145,7 @@ async fn a_kubelet_without_its_api_server_shows_static_pods_alone_and_that_ends_
 }
 
 #[tokio::test]
-async fn a_watch_that_is_dropped_or_that_loses_events_is_made_good() {
+async fn a_dropped_watch_and_lost_events_are_recovered() {
     let again = Duration::from_millis(300);
     let node = Recipe { waits: Waits { pods_resync: again, ..waits() }, ..slow() }.node().await;
     node.allocatable(GPU, 4).await;
@@ -164,7 +164,7 @@ async fn a_watch_that_is_dropped_or_that_loses_events_is_made_good() {
 }
 
 #[tokio::test]
-async fn of_more_pods_than_are_taken_nobody_is_vouched_for_and_nobody_is_over() {
+async fn above_the_limit_of_pods_none_is_shown_running_or_ended() {
     let again = Duration::from_millis(300);
     let node = Recipe { waits: Waits { pods_resync: again, ..waits() }, ..slow() }.node().await;
     node.allocatable(GPU, 4).await;
@@ -188,7 +188,7 @@ async fn of_more_pods_than_are_taken_nobody_is_vouched_for_and_nobody_is_over() 
 }
 
 #[tokio::test]
-async fn where_it_is_not_served_nobody_speaks_of_it() {
+async fn without_a_pods_api_it_is_not_mentioned() {
     // Off, as kubelets are by default; and a kubelet that serves something else on that socket.
     for other in [false, true] {
         let mut node = Recipe { waits: waits(), ..Recipe::default() }.idle().await;
@@ -211,7 +211,7 @@ async fn where_it_is_not_served_nobody_speaks_of_it() {
 }
 
 #[tokio::test]
-async fn one_that_is_switched_on_later_is_found() {
+async fn a_pods_api_that_is_enabled_later_is_found() {
     let mut node = slow().idle().await;
     node.start();
     tokio::time::sleep(LONG_ENOUGH / 5).await;
@@ -223,7 +223,7 @@ async fn one_that_is_switched_on_later_is_found() {
 }
 
 #[tokio::test]
-async fn the_api_servers_word_goes_before_it_until_that_falls_silent() {
+async fn the_api_servers_view_takes_precedence_until_it_is_disconnected() {
     let node = slow_node().await;
     let of_api = |current| PodsView {
         source: PodsSource::ApiServer,
@@ -243,6 +243,6 @@ async fn the_api_servers_word_goes_before_it_until_that_falls_silent() {
     tokio::time::sleep(LONG_ENOUGH / 2).await;
     assert_eq!(source(&node.kernel.snapshot()), Some(PodsSource::ApiServer), "it is not shouted down");
     node.kernel.pods(of_api(false)).await.unwrap();
-    node.wait("the kubelet's word", |l| shown(l) && view(l).is_some_and(|v| v.pods.contains_key(&uid))).await;
+    node.wait("the kubelet's view", |l| shown(l) && view(l).is_some_and(|v| v.pods.contains_key(&uid))).await;
     node.assert_harmless();
 }

@@ -25,7 +25,7 @@ async fn held_by_one(node: &Node, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_kubelet_asks_where_to_place_and_follows_the_policy() {
+async fn the_kubelet_requests_a_placement_and_follows_the_policy() {
     let node = Recipe { gpus: 8, policy: Some("whole place=last"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 8).await;
     // The kubelet picks at random without a preference.
@@ -38,7 +38,7 @@ async fn the_kubelet_asks_where_to_place_and_follows_the_policy() {
 }
 
 #[tokio::test]
-async fn a_policy_that_fails_in_place_fails_no_pod() {
+async fn a_policy_that_fails_in_the_hook_place_fails_no_pod() {
     for (script, kind) in [("whole place=fault", FaultKind::Trap), ("whole place=foreign", FaultKind::Answer)]
     {
         let node = Recipe { gpus: 8, policy: Some(script), ..Recipe::default() }.node().await;
@@ -57,7 +57,7 @@ async fn a_policy_that_fails_in_place_fails_no_pod() {
 }
 
 #[tokio::test]
-async fn two_resources_that_each_take_the_whole_part_are_no_offer() {
+async fn two_resources_that_each_take_the_whole_part_are_refused() {
     let node = Recipe { gpus: 2, policy: Some("whole"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 2).await;
     let before = node.kernel.snapshot().stack.clone();
@@ -122,7 +122,7 @@ async fn denied_three_times(node: &Node) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_denials_withdraw_a_resource_and_one_device_tries_it_again() {
+async fn three_denials_withdraw_a_resource_and_then_one_device_is_listed_again() {
     let mut recipe = Recipe { policy: Some("whole"), ..Recipe::default() };
     // The clock of the test is the only one that ends a pause.
     recipe.timing.breaker_pause_ms = 3_600_000;

@@ -35,7 +35,7 @@ async fn ended(node: &Node, reason: EndReason) {
 }
 
 #[tokio::test]
-async fn a_pod_that_ended_lets_go_of_its_devices() {
+async fn a_pod_that_ended_releases_its_devices() {
     for finish in [true, false] {
         let (node, uid) = node_with_pod().await;
         match finish {
@@ -96,7 +96,7 @@ async fn a_pod_in_its_init_phase_is_not_shown_by_list_and_keeps_its_devices() {
 }
 
 #[tokio::test]
-async fn a_source_that_cannot_be_asked_ends_nothing() {
+async fn an_unreadable_source_ends_nothing() {
     for mode in [
         CheckpointMode::Frozen,
         CheckpointMode::Garbage,
@@ -109,7 +109,7 @@ async fn a_source_that_cannot_be_asked_ends_nothing() {
         node.kubelet.delete(&uid);
         tokio::time::sleep(LONG_ENOUGH).await;
         assert_eq!(node.live().len(), 1, "{mode:?}");
-        // And everything else goes on.
+        // And everything else continues.
         let other = pod("other").container("main", &[(GPU, 1)]);
         node.kubelet.admit(other).await.unwrap();
         node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
@@ -208,7 +208,7 @@ async fn a_kubelet_that_lost_its_checkpoint_does_not_cost_every_pod_its_gpu() {
 }
 
 #[tokio::test]
-async fn a_round_makes_the_kubelet_write_its_checkpoint_anew() {
+async fn a_pass_makes_the_kubelet_write_its_checkpoint_again() {
     let (node, uid) = node_with_pod().await;
     let written = |node: &Node| {
         let file = std::fs::metadata(node.kubelet.checkpoint_path()).unwrap();
@@ -225,7 +225,7 @@ async fn a_round_makes_the_kubelet_write_its_checkpoint_anew() {
 }
 
 #[tokio::test]
-async fn what_pods_hold_already_is_adopted_before_the_first_registration() {
+async fn devices_of_running_pods_are_adopted_before_the_first_registration() {
     let mut node = Recipe::default().idle().await;
     node.kubelet.start().await.unwrap();
     let ids = ["GPU-0", "GPU-1", "GPU-2", "GPU-3"];

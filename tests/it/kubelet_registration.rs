@@ -35,7 +35,7 @@ async fn every_listed_resource_is_registered_on_a_socket_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_comes_first_waits_for_the_kubelet() {
+async fn a_daemon_that_starts_first_waits_for_the_kubelet() {
     let mut node = Recipe::default().idle().await;
     node.start();
     state(&node, GPU, Registration::Waiting { obstacle: None }).await;
@@ -45,7 +45,7 @@ async fn a_daemon_that_comes_first_waits_for_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_refused_dial_is_tried_again_within_milliseconds() {
+async fn a_refused_connection_is_retried_within_milliseconds() {
     let mut node = Recipe {
         kubelet: |o| o.bind_gap = Duration::from_millis(150),
         // Any wait but the one for a refused dial would be longer than the test.
@@ -114,7 +114,7 @@ fn slow_to_disconnect() -> Recipe {
 }
 
 #[tokio::test]
-async fn a_lost_stream_on_a_living_kubelet_is_mended_without_poison() {
+async fn a_lost_stream_of_a_running_kubelet_is_restored_safely() {
     let node = slow_to_disconnect().node().await;
     node.allocatable(GPU, 4).await;
     node.kubelet.drop_stream(GPU);
@@ -125,7 +125,7 @@ async fn a_lost_stream_on_a_living_kubelet_is_mended_without_poison() {
 }
 
 #[tokio::test]
-async fn a_living_kubelet_behind_a_new_socket_is_registered_with_without_poison() {
+async fn a_running_kubelet_with_a_new_socket_is_registered_with_safely() {
     let node = slow_to_disconnect().node().await;
     node.allocatable(GPU, 4).await;
     // With our own socket left in place, and then with it deleted.
@@ -156,7 +156,7 @@ async fn refused_registrations_are_tried_again_soon() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_never_watches_is_asked_again() {
+async fn a_kubelet_that_never_watches_is_registered_with_again() {
     let mut node = Recipe {
         waits: Waits { watch_within: Duration::from_millis(200), ..Waits::default() },
         ..Recipe::default()
@@ -199,7 +199,7 @@ async fn a_kubelet_that_registers_and_ends_does_not_hold_up_the_next_one() {
 
 /// To a living kubelet that makes its socket again before it asks, a second Register at once would be poison.
 #[tokio::test]
-async fn a_kubelet_that_asks_behind_a_new_socket_is_registered_with_only_after_that() {
+async fn a_kubelet_that_calls_after_a_new_socket_is_registered_with_only_then() {
     let mut node = Recipe {
         kubelet: |o| o.disconnect_gap = Duration::from_millis(150),
         waits: Waits { watch_within: Duration::from_secs(60), ..Waits::default() },
@@ -266,7 +266,7 @@ async fn obstacle(node: &Node, says: &str) {
 }
 
 #[tokio::test]
-async fn what_is_in_the_place_of_the_kubelets_socket_is_named_and_waited_out() {
+async fn another_file_at_the_kubelets_socket_path_is_named_until_it_is_replaced() {
     let mut node = Recipe::default().idle().await;
     let path = node.settings.kubelet_socket();
     std::fs::create_dir_all(&path).unwrap();
@@ -286,7 +286,7 @@ async fn what_is_in_the_place_of_the_kubelets_socket_is_named_and_waited_out() {
 }
 
 #[test]
-fn node_check_names_what_is_in_the_place_of_the_kubelets_socket() {
+fn node_check_names_the_file_at_the_kubelets_socket_path() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("device-plugins/kubelet.sock");
     std::fs::create_dir_all(&path).unwrap();
@@ -330,7 +330,7 @@ async fn three_quick_losses_mean_a_rival_and_a_kubelet_restart_ends_the_pause() 
 }
 
 #[tokio::test]
-async fn a_foreign_plugin_that_comes_and_goes_is_outlived() {
+async fn another_plugin_that_registers_temporarily_is_survived() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let folder = node.plugins_folder();
@@ -386,8 +386,8 @@ async fn a_stopped_daemon_leaves_no_healthy_device_behind() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_asked_for_when_the_daemon_leaves_already_ends_at_once() {
-    // The kubelet has time to ask before the socket goes.
+async fn a_stream_requested_while_the_daemon_stops_ends_at_once() {
+    // The kubelet has time for its call before the socket is removed.
     let waits = Waits { leave_within: SOON, ..Waits::default() };
     let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
     node.kubelet.start().await.unwrap();
@@ -414,7 +414,7 @@ async fn a_slow_registration_is_waited_for() {
 }
 
 #[tokio::test]
-async fn sick_and_cordoned_gpus_show_in_the_list_and_nothing_else_is_sent() {
+async fn unhealthy_and_cordoned_gpus_are_listed_as_such() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     // The first round, which resends the list, is over; the next one is a minute away.
@@ -439,7 +439,7 @@ async fn sick_and_cordoned_gpus_show_in_the_list_and_nothing_else_is_sent() {
 }
 
 #[tokio::test]
-async fn a_held_gpu_stays_listed_whatever_becomes_of_it() {
+async fn a_held_gpu_stays_listed_whatever_its_state() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let pod = PodSpec::new("default", "p").container("main", &[(GPU, 4)]);
@@ -457,7 +457,7 @@ async fn a_held_gpu_stays_listed_whatever_becomes_of_it() {
 }
 
 #[tokio::test]
-async fn numa_nodes_are_told_where_there_are_any() {
+async fn numa_nodes_are_reported_if_there_are_any() {
     for numa in [true, false] {
         let node = Recipe { numa, ..Recipe::default() }.node().await;
         node.allocatable(GPU, 4).await;

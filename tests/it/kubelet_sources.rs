@@ -57,7 +57,7 @@ async fn of_known_pods(node: &Node, count: usize) {
 // Pods that go while berth is down.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_that_went_while_berth_was_down_let_go_and_those_that_stayed_keep_theirs() {
+async fn after_a_start_ended_pods_are_released_and_running_ones_keep_their_devices() {
     let house = House::new("gpus: sim:4xt4").await;
     let mut serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
@@ -95,7 +95,7 @@ async fn pods_that_went_while_berth_was_down_let_go_and_those_that_stayed_keep_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_admitted_just_before_berth_went_down_is_named_when_it_is_back() {
+async fn a_pod_admitted_just_before_a_stop_is_named_after_the_start() {
     let house =
         House::new("gpus: sim:2xt4\nstack: [{ policy: timeslice, parameters: { replicas: 4 } }]").await;
     let mut serving = house.serve();
@@ -115,7 +115,7 @@ async fn a_pod_admitted_just_before_berth_went_down_is_named_when_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_pods_gone_over_a_restart_of_both_end_if_the_kubelet_kept_its_state_and_are_held_if_not() {
+async fn after_a_restart_of_both_missing_pods_end_only_if_the_kubelet_kept_its_state() {
     for lost in [false, true] {
         let house = House::new("gpus: sim:4xt4").await;
         let mut serving = house.serve();
@@ -133,7 +133,7 @@ async fn all_pods_gone_over_a_restart_of_both_end_if_the_kubelet_kept_its_state_
         let serving = house.serve();
         house.kubelet.wait_allocatable(WHOLE, 4, SOON).await.unwrap();
         if lost {
-            // Pods that are gone and a kubelet that forgot them look the same.
+            // Ended pods and pods that a kubelet forgot look the same.
             tokio::time::sleep(LONG_ENOUGH).await;
             assert_eq!(serving.live().len(), 2, "held");
             // The first pod that it shows says that it knows what it runs.
@@ -150,7 +150,7 @@ async fn all_pods_gone_over_a_restart_of_both_end_if_the_kubelet_kept_its_state_
 // A kubelet that is away.
 
 #[tokio::test]
-async fn a_kubelet_that_is_down_for_an_hour_costs_nobody_anything() {
+async fn a_kubelet_that_is_down_for_an_hour_changes_no_allocation() {
     let node = node_of_four().await;
     let mut uids = Vec::new();
     for name in ["stays", "goes"] {
@@ -188,7 +188,7 @@ async fn a_kubelet_that_is_down_for_an_hour_costs_nobody_anything() {
 }
 
 #[tokio::test]
-async fn an_absent_kubelets_last_words_do_not_end_what_it_held() {
+async fn the_last_state_of_an_absent_kubelet_ends_no_allocation() {
     // The socket file and the checkpoint of a kubelet that was killed stay behind, and look alive.
     let node = node_of_four().await;
     let uid = run(&node, pod("p").container("main", &[(GPU, 2)])).await;
@@ -204,7 +204,7 @@ async fn an_absent_kubelets_last_words_do_not_end_what_it_held() {
 // Checkpoints that cannot be used, or that are of another time.
 
 #[tokio::test]
-async fn a_checkpoint_of_another_shape_ends_nothing_and_keeps_nobody_out() {
+async fn a_checkpoint_of_another_format_ends_nothing_and_blocks_no_pod() {
     let node = node_of_four().await;
     let uid = run(&node, pod("p").container("main", &[(GPU, 1)])).await;
     of_known_pods(&node, 1).await;
@@ -223,7 +223,7 @@ async fn a_checkpoint_of_another_shape_ends_nothing_and_keeps_nobody_out() {
 }
 
 #[tokio::test]
-async fn a_wrong_checksum_is_the_kubelets_own_affair_until_it_starts_anew_without_its_state() {
+async fn a_wrong_checksum_matters_only_after_the_kubelet_starts_without_its_state() {
     let node = node_of_four().await;
     let mut uids = Vec::new();
     for name in ["a", "b"] {
@@ -251,7 +251,7 @@ async fn a_wrong_checksum_is_the_kubelets_own_affair_until_it_starts_anew_withou
 }
 
 #[test]
-fn a_checkpoint_without_the_right_to_read_it_is_named_with_the_systems_words() {
+fn an_unreadable_checkpoint_is_reported_with_the_systems_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(checkpoint::CHECKPOINT_FILE);
     std::fs::write(&path, r#"{"Data":{"PodDeviceEntries":null},"Checksum":0}"#).unwrap();
@@ -278,7 +278,7 @@ fn unprivileged<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 #[tokio::test]
-async fn evidence_that_stays_away_is_told_with_its_age_its_cause_and_how_many_wait_for_it() {
+async fn missing_evidence_is_reported_with_its_age_cause_and_number_of_allocations() {
     for (mode, cause) in [
         (CheckpointMode::Reshaped, "not in the format"),
         (CheckpointMode::Frozen, "did not write its checkpoint again"),
@@ -305,7 +305,7 @@ async fn evidence_that_stays_away_is_told_with_its_age_its_cause_and_how_many_wa
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operator_is_told_of_a_checkpoint_that_cannot_be_read() {
+async fn an_unreadable_checkpoint_is_reported() {
     let house = House::new("gpus: sim:2xt4").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
@@ -384,7 +384,7 @@ async fn an_init_containers_gpu_is_held_until_its_pod_ends_though_no_app_contain
 }
 
 #[tokio::test]
-async fn an_app_container_that_takes_less_than_its_init_container_leaves_the_rest_held() {
+async fn an_app_container_with_fewer_devices_than_its_init_container_leaves_the_others_held() {
     let node = node_of_four().await;
     let spec = pod("p").init("prepare", &[(GPU, 3)]).container("main", &[(GPU, 1)]);
     let uid = run(&node, spec).await;

@@ -64,7 +64,7 @@ async fn a_vanished_gpu_stays_listed_until_it_is_back() {
     }
     // A missing one would be shown as healthy in the pod's status.
     assert_eq!(node.kubelet.reported_health(&uid, "main")[&format!("GPU-{taken}")], UNHEALTHY);
-    // A new kubelet hears of it just so.
+    // A new kubelet learns of it in the same way.
     node.kubelet.restart().await.unwrap();
     node.allocatable(GPU, 2).await;
     assert_eq!(node.kubelet.capacity(GPU), Some(4));
@@ -76,7 +76,7 @@ async fn a_vanished_gpu_stays_listed_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn the_ids_of_a_vanished_gpu_leave_the_list_by_an_operators_word_alone() {
+async fn the_ids_of_a_vanished_gpu_leave_the_list_only_by_forget() {
     let node = Recipe { policy: Some("whole shares=2"), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     node.allocatable(SHARED, 8).await;
@@ -122,7 +122,7 @@ async fn a_pending_pod_is_admitted_again_after_a_kubelet_restart() {
 }
 
 #[tokio::test]
-async fn a_pod_that_a_forgetful_kubelet_admits_again_is_granted_the_same_devices_anew() {
+async fn a_pod_that_a_kubelet_without_state_admits_again_is_granted_the_same_devices_again() {
     // Longer than the kubelet takes to write its checkpoint, also beside other tests.
     let timing = Timing { reply_settle_ms: 3_000, ..Recipe::default().timing };
     let node = Recipe { gpus: 1, timing, ..Recipe::default() }.node().await;
@@ -152,7 +152,7 @@ async fn a_pod_that_a_forgetful_kubelet_admits_again_is_granted_the_same_devices
 }
 
 #[tokio::test]
-async fn i7_a_new_pod_is_granted_what_was_released_unnoticed() {
+async fn i7_a_new_pod_is_granted_devices_whose_release_was_missed() {
     let node = Recipe { gpus: 1, rounds: rounds_by_hand(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 1).await;
     let old = run(&node, "old", 1).await;
@@ -178,7 +178,7 @@ async fn i7_a_new_pod_is_granted_what_was_released_unnoticed() {
 }
 
 #[tokio::test]
-async fn a_force_deleted_pods_allocation_ends_by_two_rounds_that_are_apart() {
+async fn a_force_deleted_pods_allocation_ends_after_two_separate_passes() {
     let timing = Timing { rounds_apart_ms: HOUR_MS, ..Recipe::default().timing };
     let node = Recipe { timing, rounds: rounds_by_hand(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
@@ -203,7 +203,7 @@ async fn a_force_deleted_pods_allocation_ends_by_two_rounds_that_are_apart() {
 }
 
 #[tokio::test]
-async fn a_list_that_fails_ends_nothing_and_is_asked_again() {
+async fn a_failed_list_ends_nothing_and_is_repeated() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let uid = run(&node, "p", 1).await;

@@ -171,7 +171,7 @@ fn noted(serving: &Serving) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
+async fn a_file_for_nfd_follows_the_node_and_is_removed_for_another_writer() {
     let features = tempfile::tempdir().unwrap();
     let path = features.path().join("berth");
     let house = House::new(&format!(
@@ -187,7 +187,7 @@ async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
     });
     assert_eq!(shared["nvidia.com/gpu.product"], "NVIDIA-L4-SHARED");
     assert_eq!(shared["nvidia.com/gpu.sharing-strategy"], "time-slicing");
-    crate::wait::until_some("it is said", || check(&serving).filter(|check| check["detail"].is_null()));
+    crate::wait::until_some("it is reported", || check(&serving).filter(|check| check["detail"].is_null()));
     assert_eq!(noted(&serving).as_deref(), Some("0"));
 
     // Under a name of their own, shares do not change what the product is called.
@@ -202,7 +202,7 @@ async fn a_file_for_nfd_follows_the_node_and_stands_back_for_another_writer() {
     });
 
     std::fs::write(features.path().join("gfd"), "nvidia.com/gfd.timestamp=1700000000\n").unwrap();
-    // Any change of the node makes it look.
+    // Any change of the node triggers the check.
     house.start("a", SHARED, 1).await.unwrap();
     crate::wait::until_some("ours stands back", || (!path.exists()).then_some(()));
     crate::wait::until_some("it says why", || {
@@ -232,10 +232,10 @@ async fn the_node_is_patched_with_our_labels_and_no_others() {
     let product = || server.world.labels().get("nvidia.com/gpu.product").cloned();
     crate::wait::until_some("the node is labelled", || (product()? == "NVIDIA-H100-80GB-HBM3").then_some(()));
     assert_eq!(server.world.labels()["zone"], "a");
-    crate::wait::until_some("it is said", || check(&serving).filter(|check| check["detail"].is_null()));
+    crate::wait::until_some("it is reported", || check(&serving).filter(|check| check["detail"].is_null()));
     assert_eq!(check(&serving).unwrap()["ok"], true);
 
-    // Another writer comes: what is ours goes with the next look.
+    // Another writer appears: Berth's labels are removed at the next check.
     server.world.label("nvidia.com/gfd.timestamp", "1700000000", "nfd-master");
     let stack = serde_json::json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 3}}]});
     serving.call("PUT", "/stack", &stack);
@@ -248,7 +248,7 @@ async fn the_node_is_patched_with_our_labels_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn labels_of_somebody_else_are_not_overwritten_and_nobody_is_labelled_unasked() {
+async fn labels_of_other_managers_are_not_overwritten_and_labels_are_off_by_default() {
     let server = ApiServer::start();
     server.world.label("nvidia.com/gpu.count", "7", "another-client");
     let house = House::new("gpus: sim:1xt4").await;
@@ -261,7 +261,7 @@ async fn labels_of_somebody_else_are_not_overwritten_and_nobody_is_labelled_unas
 
     let house = House::new("gpus: sim:1xt4\nlabels: { node: true }").await;
     let serving = cluster::serve(&house, &server);
-    crate::wait::until_some("the conflict is said", || {
+    crate::wait::until_some("the conflict is reported", || {
         let says =
             |check: &Value| check["detail"].as_str().is_some_and(|w| w.contains("nvidia.com/gpu.count"));
         check(&serving).filter(says)
@@ -273,7 +273,7 @@ async fn labels_of_somebody_else_are_not_overwritten_and_nobody_is_labelled_unas
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_for_nfd_stands_back_for_a_writer_that_is_seen_on_the_node_alone() {
+async fn a_file_for_nfd_is_removed_for_a_writer_that_shows_only_on_the_node() {
     let features = tempfile::tempdir().unwrap();
     let path = features.path().join("berth");
     std::fs::write(&path, "nvidia.com/gpu.count=1\n").unwrap();

@@ -21,7 +21,7 @@ const LONG: LivenessLimits =
 /// So short that a test sees it.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// What `/livez` says against life, asked on both listeners.
+/// The error of `/livez`, the same on both listeners.
 fn liveness_error(bench: &Bench) -> Option<String> {
     let health = bench.api.as_ref().unwrap().health_address.unwrap();
     let [one, two] = [bench.address(), health].map(|address| ask(address, "GET", "/livez", &[], b""));
@@ -39,7 +39,7 @@ fn alive_again(bench: &Bench) {
 }
 
 #[test]
-fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
+fn an_idle_ledger_writer_fails_livez() {
     let bench = Bench::new(1);
     // Longer than the second in which the writer moves by itself.
     bench.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
@@ -56,7 +56,7 @@ fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
         }
     });
     let says = until_some("the writer is missed", || liveness_error(&bench));
-    assert!(says.contains("owns the ledger has taken no turn for"), "{says}");
+    assert!(says.contains("owns the ledger has processed nothing for"), "{says}");
     // What reads snapshots answers all the same.
     let scrape = ask(bench.address(), "GET", "/metrics", &[], b"");
     let text = String::from_utf8(scrape.body).unwrap();
@@ -67,7 +67,7 @@ fn a_writer_of_the_ledger_that_takes_no_turn_is_no_life() {
 }
 
 #[test]
-fn a_policy_thread_that_does_not_come_back_is_no_life() {
+fn a_policy_thread_that_does_not_return_fails_livez() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);
     let entries = serde_json::json!({"entries": [{"policy": "share", "parameters": {"shares": 2}}]});
@@ -81,7 +81,7 @@ fn a_policy_thread_that_does_not_come_back_is_no_life() {
         runtime.block_on(kernel.reoffer()).is_ok()
     });
     let says = until_some("it is missed", || liveness_error(&bench));
-    assert!(says.contains("the policy thread is at one question"), "{says}");
+    assert!(says.contains("the policy thread has been busy with one call"), "{says}");
     drop(held);
     assert!(reoffer.join().unwrap());
     alive_again(&bench);
@@ -126,7 +126,7 @@ impl Processes for NoOwners {
 }
 
 #[test]
-fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
+fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let gpus = Arc::new(HangingGpus::default());
@@ -136,13 +136,13 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     until_some("it looks", || figures.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
-        let says = until_some("the look is missed", || liveness_error(&bench));
-        assert!(says.contains("a look at the GPUs hangs for"), "{says}");
+        let says = until_some("the missing scan is detected", || liveness_error(&bench));
+        assert!(says.contains("a scan of the GPUs has not ended for"), "{says}");
     }
     alive_again(&bench);
 
     *gpus.fails.lock().unwrap() = true;
-    let said = until_some("the failure is said", || {
+    let said = until_some("the failure is reported", || {
         let answer = ask(bench.address(), "GET", "/livez", &[], b"").expect(200);
         let checks = answer["checks"].as_array().unwrap().clone();
         let looks = checks.into_iter().find(|check| check["name"] == "looks").unwrap();
@@ -151,14 +151,14 @@ fn a_look_that_hangs_is_no_life_and_one_that_fails_is() {
     assert!(said.contains("NVML cannot count the GPUs"), "{said}");
     *gpus.fails.lock().unwrap() = false;
     until_some("the failure is over", || figures.last_error().is_none().then_some(()));
-    // A thread that ended, however: no look is begun any more.
+    // A thread that has ended begins no further scan.
     alive_again(&bench);
     watch.stop();
     let says = until_some("the looks are missed", || liveness_error(&bench));
-    assert!(says.contains("no look at the GPUs was begun for"), "{says}");
+    assert!(says.contains("no scan of the GPUs has begun for"), "{says}");
 }
 
-/// A look that kills its thread after NVML has answered, at what it found.
+/// A scan whose result ends its thread after NVML has answered.
 struct DeadlyGpus;
 
 impl Gpus for DeadlyGpus {
@@ -177,7 +177,7 @@ impl Gpus for DeadlyGpus {
 }
 
 #[test]
-fn a_thread_of_looks_that_died_is_no_life() {
+fn a_dead_scan_thread_fails_livez() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { scan: SHORT, ..LONG });
     let scanner = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(NoOwners));
@@ -188,7 +188,7 @@ fn a_thread_of_looks_that_died_is_no_life() {
 }
 
 #[test]
-fn a_runtime_that_answers_no_kubelet_is_no_life() {
+fn a_blocked_kubelet_runtime_fails_livez() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { front: SHORT, ..LONG });
     assert_eq!(liveness_error(&bench), None, "no progress is expected yet");
@@ -203,7 +203,7 @@ fn a_runtime_that_answers_no_kubelet_is_no_life() {
 }
 
 #[test]
-fn a_resource_that_is_registered_and_not_watched_is_no_life() {
+fn a_registered_resource_without_a_watch_fails_livez() {
     let bench = Bench::new(1);
     bench.kernel.counters().set_limits(LivenessLimits { stream: SHORT, ..LONG });
     let kubelet = &bench.kernel.counters().kubelet;
@@ -213,10 +213,7 @@ fn a_resource_that_is_registered_and_not_watched_is_no_life() {
     assert_eq!(liveness_error(&bench), None);
     kubelet.stream_ended(GPU);
     let says = until_some("the stream is missed", || liveness_error(&bench));
-    assert!(
-        says.contains(&format!("registered, but no stream is open on which the kubelet watches: {GPU}")),
-        "{says}"
-    );
+    assert!(says.contains(&format!("registered, but without a stream of the kubelet: {GPU}")), "{says}");
     // A daemon that waits for a kubelet is alive.
     kubelet.set_registration(GPU, Some(RegistrationState::Waiting));
     alive_again(&bench);

@@ -172,7 +172,7 @@ fn of_daemon(serving: &Serving) -> Scrape {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_allocate_shows_in_the_numbers_of_a_daemon() {
+async fn an_allocate_is_counted_in_the_metrics() {
     let house = House::new(
         "gpus: sim:2xh100\nstack: [{ policy: timeslice, parameters: { replicas: 2 } }, { policy: quota }]",
     )
@@ -206,7 +206,7 @@ async fn an_allocate_shows_in_the_numbers_of_a_daemon() {
     assert!(after.sum("berth_journal_bytes", &[]) > 0.0);
     assert_eq!(after.sum("berth_journal_lost_total", &[]), 0.0);
 
-    // The same where an operator looks at the stack.
+    // The same in the operator's view of the stack.
     let stack = serving.call("GET", "/stack", &serde_json::Value::Null);
     let hook = &stack["entries"][0]["record"]["hooks"]["place"];
     let number = |key: &str| hook[key].as_u64().unwrap();
@@ -225,7 +225,7 @@ async fn an_allocate_shows_in_the_numbers_of_a_daemon() {
 
 /// What the events of the node are made of.
 #[test]
-fn whoever_tells_of_policies_hears_of_faults_suspension_and_its_end() {
+fn faults_and_suspensions_of_policies_are_transitions() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);
     let entries = json!([{"policy": "share", "parameters": {"shares": 2}}]);
@@ -295,7 +295,7 @@ fn the_page_of_metrics_is_the_table_and_names_follow_the_rules() {
 
 /// Everything that a node does: grants, refusals, an XID, a cordon, a drain, requests that mean nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
+async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
     let machine = tempfile::NamedTempFile::new().unwrap();
     let mut simulated = json!({"model": "h100", "count": 3});
     std::fs::write(machine.path(), simulated.to_string()).unwrap();
@@ -391,7 +391,7 @@ async fn every_family_of_the_table_is_told_and_counters_do_not_fall() {
     assert!((5e6..1e9).contains(&resident), "{resident}");
 }
 
-/// Whatever clients ask for, and however often, the number of series stays what the table says.
+/// Whatever clients request, and however often, the number of series stays within the limits of the table.
 #[test]
 fn no_client_and_no_pod_adds_labels() {
     let bench = Bench::new(2);

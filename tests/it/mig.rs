@@ -12,7 +12,7 @@ const SMALL: &str = "nvidia.com/mig-1g.10gb";
 const MEDIUM: &str = "nvidia.com/mig-2g.20gb.me";
 const LARGE: &str = "nvidia.com/mig-3g.40gb";
 
-/// A node whose driver is the look-alike.
+/// A node whose driver is the fake.
 pub(crate) struct Rig {
     pub(crate) house: House,
     pub(crate) nvml: Installed,
@@ -65,7 +65,7 @@ fn instance(state: &State, gpu: usize, at: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mixed_registers_every_profile_beside_whole_gpus() {
+async fn mixed_registers_every_profile_in_addition_to_whole_gpus() {
     let state = split_node();
     let rig = Rig::new(&state, "migStrategy: mixed").await;
     let serving = rig.house.serve();
@@ -88,7 +88,7 @@ async fn mixed_registers_every_profile_beside_whole_gpus() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn single_lists_instances_as_gpus_and_refuses_a_mix_in_words() {
+async fn single_lists_instances_as_gpus_and_refuses_mixed_layouts_with_a_message() {
     let mut state = State::h100(2);
     state.split(0, &[1, 1]);
     state.split(1, &[1, 1]);
@@ -111,7 +111,7 @@ async fn single_lists_instances_as_gpus_and_refuses_a_mix_in_words() {
             large.uuid = "MIG-00000000-0000-4000-8000-000000000003".into();
         })
         .unwrap();
-    until("a word on MIG", || !mig_check(&serving).0);
+    until("a message about MIG", || !mig_check(&serving).0);
     let words = mig_check(&serving).1;
     assert!(words.contains(&format!("3g.40gb on GPU {other}")) && words.contains("mixed"), "{words}");
     until("the log's line", || serving.log().contains("3g.40gb on GPU"));
@@ -128,7 +128,7 @@ async fn single_lists_instances_as_gpus_and_refuses_a_mix_in_words() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_strategy_after_a_restart_lists_what_is_held_until_it_is_free() {
+async fn after_a_change_of_strategy_held_devices_stay_listed_until_they_are_free() {
     let state = split_node();
     let rig = Rig::new(&state, "migStrategy: mixed").await;
     let serving = rig.house.serve();
@@ -162,7 +162,7 @@ async fn another_strategy_after_a_restart_lists_what_is_held_until_it_is_free() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resource_under_mps_needs_its_daemon_and_tells_containers_the_way() {
+async fn a_resource_with_mps_needs_its_daemon_and_containers_get_its_path() {
     let folder = tempfile::tempdir().unwrap();
     let pipes = folder.path().join("pipe");
     std::fs::create_dir(&pipes).unwrap();

@@ -33,7 +33,7 @@ async fn single_never_lists_shares_of_gpus_and_instances_by_one_name() {
     // The answer to the activation of such a stack says so at once.
     let answer = serving.call("PUT", "/stack", &stack(WHOLE));
     assert_eq!(answer["warnings"], json!([why]));
-    // By names of their own a pod can tell them apart.
+    // With separate names a pod can distinguish them.
     let answer = serving.call("PUT", "/stack", &stack(SHARED));
     assert_eq!(answer.get("warnings"), None, "{answer}");
     rig.allocatable(&[(SHARED, 4), (WHOLE, 2)]).await;
@@ -64,7 +64,7 @@ async fn instances_are_shared_by_the_name_of_their_profile() {
     assert_eq!(listed, expected);
     let refused = rig.house.start("two", SHARED, 2).await.unwrap_err();
     assert!(
-        refused.contains("1 share of nvidia.com/gpu.shared at most, and this one asks for 2"),
+        refused.contains("at most 1 share of nvidia.com/gpu.shared, and this one requests 2"),
         "{refused}"
     );
     let pod = rig.house.start("one", SHARED, 1).await.unwrap();
@@ -95,7 +95,7 @@ async fn instances_are_shared_as_gpus_where_they_are_listed_as_such() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn parameters_that_fit_no_gpu_are_a_warning() {
+async fn parameters_that_match_no_gpu_are_a_warning() {
     let house = House::new("gpus: sim:2xl4").await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
@@ -108,8 +108,8 @@ async fn parameters_that_fit_no_gpu_are_a_warning() {
     let warnings: Vec<&str> =
         answer["warnings"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[0].ends_with("only[1]: no GPU of this node fits {model: *A100*}"), "{warnings:?}");
-    assert!(warnings[1].ends_with("only[2]: no GPU of this node fits {uuid: GPU-9}"), "{warnings:?}");
+    assert!(warnings[0].ends_with("only[1]: no GPU of this node matches {model: *A100*}"), "{warnings:?}");
+    assert!(warnings[1].ends_with("only[2]: no GPU of this node matches {uuid: GPU-9}"), "{warnings:?}");
     // The star fits in front, too.
     house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
     let (ok, detail) = check(&serving, "policies");

@@ -93,7 +93,7 @@ async fn gpus_that_cannot_be_read_end_a_start_that_must_not_wait() {
 }
 
 #[test]
-fn what_berth_has_not_ends_a_start_with_what_to_do() {
+fn settings_without_an_equivalent_prevent_the_start_with_advice() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mps.yaml");
     write(&file, "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n").unwrap();
@@ -109,7 +109,7 @@ fn what_berth_has_not_ends_a_start_with_what_to_do() {
 }
 
 #[test]
-fn a_file_of_nvidias_with_errors_is_answered_as_nvidias() {
+fn errors_in_a_file_of_nvidias_have_its_own_keys() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("nvidia.yaml");
     for (text, says) in [
@@ -130,7 +130,7 @@ fn a_file_of_nvidias_with_errors_is_answered_as_nvidias() {
 }
 
 #[test]
-fn a_file_of_nvidias_is_printed_as_berths_own() {
+fn a_file_of_nvidias_is_printed_in_berths_format() {
     let folder = tempfile::tempdir().unwrap();
     let from = |text: &str| {
         let file = folder.path().join("nvidia.yaml");
@@ -163,7 +163,7 @@ fn a_file_of_nvidias_is_printed_as_berths_own() {
 }
 
 #[test]
-fn names_of_nvidias_are_taken_and_not_shown() {
+fn nvidias_names_are_accepted_and_hidden() {
     let help = ran(berth(&["serve", "--help"]));
     for hidden in ["CONFIG_FILE", "--mps-root", "--driver-root ", "--fail-on-init-error"] {
         assert!(!help.out.contains(hidden), "{hidden}: {}", help.out);

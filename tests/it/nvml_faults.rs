@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// How long the calls on one GPU may take in these tests.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// A look takes two deadlines at most, and one for counting; the rest is for a slow machine.
+/// A scan takes two deadlines at most, and one for counting; more time is for a slow machine.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
 struct Bench {
@@ -24,7 +24,7 @@ struct Bench {
 impl Bench {
     fn new(state: &State) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let installed = Installed::new(folder.path(), state).expect("the look-alike is built");
+        let installed = Installed::new(folder.path(), state).expect("the fake is built");
         let gpus = NvmlGpus::open(options(installed.library(), folder.path())).expect("it opens");
         Self { gpus, installed, _folder: folder }
     }
@@ -109,7 +109,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
 }
 
 #[test]
-fn a_driver_that_hangs_altogether_leaves_all_gpus_known_and_in_trouble() {
+fn a_hanging_driver_leaves_all_gpus_listed_with_an_error() {
     let bench = Bench::new(&State::h100(8));
     let before = bench.look();
     bench.change(|state| state.faults.push(Fault::hang("*")));
@@ -123,7 +123,7 @@ fn a_driver_that_hangs_altogether_leaves_all_gpus_known_and_in_trouble() {
 }
 
 #[test]
-fn all_gpus_hanging_at_once_take_two_deadlines_and_not_one_each() {
+fn hanging_gpus_cost_two_deadlines_in_total() {
     let bench = Bench::new(&State::h100(16));
     bench.look();
     bench.change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode")));
@@ -135,7 +135,7 @@ fn all_gpus_hanging_at_once_take_two_deadlines_and_not_one_each() {
 }
 
 #[test]
-fn an_error_on_one_gpu_is_told_in_words() {
+fn an_error_on_one_gpu_is_reported_as_text() {
     let bench = Bench::new(&State::h100(2));
     let id = bench.look().parts[0].id.clone();
     for (code, says) in [
@@ -154,7 +154,7 @@ fn an_error_on_one_gpu_is_told_in_words() {
 }
 
 #[test]
-fn rows_that_wait_and_memory_past_repair_are_signs() {
+fn pending_and_failed_row_remappings_are_signs() {
     let bench = Bench::new(&State::a100(1));
     let rows = |pending, failed| {
         bench.change(|state| {
@@ -174,7 +174,7 @@ fn rows_that_wait_and_memory_past_repair_are_signs() {
 }
 
 #[test]
-fn ecc_errors_are_counted_where_no_event_tells_of_them() {
+fn ecc_errors_are_counted_if_no_event_reports_them() {
     let bench = Bench::new(&State::a100(2));
     let ecc = |gpu: usize, errors| {
         bench.change(|state| {
@@ -192,13 +192,13 @@ fn ecc_errors_are_counted_where_no_event_tells_of_them() {
 }
 
 #[test]
-fn every_recovery_action_is_told_in_words() {
+fn every_recovery_action_has_a_text() {
     let bench = Bench::new(&State::h100(1));
     for (action, code, says) in [
         (RecoveryAction::GpuReset, 1, "a reset of the GPU"),
         (RecoveryAction::NodeReboot, 2, "a reboot of the node"),
         (RecoveryAction::DrainP2p, 3, "peer-to-peer"),
-        (RecoveryAction::DrainAndReset, 4, "draining and then a reset"),
+        (RecoveryAction::DrainAndReset, 4, "a stop of its work and then a reset"),
     ] {
         bench.change(|state| state.gpus[0].recovery_action = action);
         let signs = bench.look().signs;
@@ -214,7 +214,7 @@ fn every_recovery_action_is_told_in_words() {
 }
 
 #[test]
-fn a_profiles_extras_are_asked_of_nvml_where_the_name_has_none() {
+fn a_profiles_attributes_are_read_from_nvml_if_the_name_has_none() {
     let mut state = State::h100(1);
     state.split(0, &[1, 1, 1, 2]);
     let instances = &mut state.gpus[0].mig.as_mut().expect("it is split").instances;
@@ -227,19 +227,19 @@ fn a_profiles_extras_are_asked_of_nvml_where_the_name_has_none() {
     };
     let bench = Bench::new(&state);
     assert_eq!(profiles(&bench), ["1g.10gb+me", "1g.10gb-me", "1g.10gb", "2g.20gb+gfx"]);
-    // Without the right to ask it is the name that counts.
+    // Without the right to query, the name counts.
     state.faults.push(Fault::fail("nvmlDeviceGetGpuInstanceById", Code::NoPermission));
     let bench = Bench::new(&state);
     assert_eq!(profiles(&bench), ["1g.10gb", "1g.10gb", "1g.10gb", "2g.20gb"]);
 }
 
 #[test]
-fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_anew() {
+fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut state = State::h100(4);
     state.counts_at_init = true;
     let late = state.gpus.split_off(2);
-    let installed = Installed::new(folder.path(), &state).expect("the look-alike is built");
+    let installed = Installed::new(folder.path(), &state).expect("the fake is built");
     let attached = folder.path().join("attached");
     let attach = |bus: &str| std::fs::create_dir_all(attached.join(bus)).expect("a folder");
     attach("0000:07:00.0");
@@ -295,7 +295,7 @@ fn a_driver_that_is_replaced_costs_every_gpu_its_health_until_it_fits_again() {
 }
 
 #[test]
-fn what_a_model_does_not_say_is_left_out() {
+fn values_that_a_model_does_not_report_are_omitted() {
     let mut state = State::t4(2);
     for call in ["nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetMemoryAffinity"] {
         state.faults.push(Fault::fail(call, Code::NotSupported));
@@ -311,7 +311,7 @@ fn what_a_model_does_not_say_is_left_out() {
 }
 
 #[test]
-fn a_gpu_full_of_processes_is_told_up_to_a_limit_and_stays_healthy() {
+fn processes_of_a_gpu_are_listed_up_to_a_limit_and_it_stays_healthy() {
     for (running, reported) in [(64, 64), (65, 65), (300, PROCESSES_PER_GPU_MAX)] {
         let mut state = State::h100(1);
         (0..running).for_each(|n| state.gpus[0].run(1000 + n, 1));
@@ -321,7 +321,7 @@ fn a_gpu_full_of_processes_is_told_up_to_a_limit_and_stays_healthy() {
         let id = &inventory.parts[0].id;
         assert_eq!((inventory.usage[id].processes, inventory.processes[id].len()), (running, reported));
     }
-    // More than are ever asked for: not seen, which is not ill.
+    // More than are ever read: not visible, which is not an error.
     let mut state = State::h100(1);
     (0..2000).for_each(|n| state.gpus[0].run(1000 + n, 1));
     let inventory = Bench::new(&state).look();
@@ -329,7 +329,7 @@ fn a_gpu_full_of_processes_is_told_up_to_a_limit_and_stays_healthy() {
 }
 
 #[test]
-fn memory_that_nvml_does_not_tell_is_not_zero() {
+fn memory_that_nvml_does_not_report_is_not_zero() {
     let mut state = State::h100(1);
     state.gpus[0].processes.push(Process { memory_hidden: true, ..Process::new(7, 5) });
     let inventory = Bench::new(&state).look();
@@ -338,7 +338,7 @@ fn memory_that_nvml_does_not_tell_is_not_zero() {
 }
 
 #[test]
-fn processes_of_a_gpu_that_answers_no_more_are_not_told() {
+fn processes_of_a_gpu_that_does_not_answer_are_not_reported() {
     let mut state = State::h100(2);
     state.gpus[0].run(7, 5);
     let bench = Bench::new(&state);
@@ -349,7 +349,7 @@ fn processes_of_a_gpu_that_answers_no_more_are_not_told() {
 }
 
 #[test]
-fn sysfs_knows_the_numa_node_best() {
+fn the_numa_node_of_sysfs_takes_precedence() {
     let folder = tempfile::tempdir().expect("a folder");
     let installed = Installed::new(folder.path(), &State::h100(2)).expect("it is built");
     for (bus, node) in [("0000:07:00.0", "3\n"), ("0000:13:00.0", "-1\n")] {
@@ -409,7 +409,7 @@ fn double_bit_errors_are_read_and_single_bit_errors_are_not() {
 }
 
 #[test]
-fn the_loss_of_one_gpu_does_not_silence_the_others() {
+fn the_loss_of_one_gpu_does_not_stop_events_of_the_others() {
     let bench = Bench::new(&State::h100(3));
     let parts = bench.look().parts;
     bench.change(|state| state.gpus[0].lost = true);
@@ -431,7 +431,7 @@ fn the_loss_of_one_gpu_does_not_silence_the_others() {
 }
 
 #[test]
-fn without_events_health_is_polled_and_that_is_said() {
+fn without_events_health_is_polled_and_that_is_reported() {
     let mut state = State::h100(1);
     state.faults.push(Fault::fail("nvmlEventSetCreate", Code::NoPermission));
     let bench = Bench::new(&state);
@@ -456,7 +456,7 @@ fn without_events_health_is_polled_and_that_is_said() {
 }
 
 #[test]
-fn a_driver_that_went_away_is_opened_anew() {
+fn an_unloaded_driver_is_opened_again() {
     let bench = Bench::new(&State::h100(2));
     let before = bench.look();
     bench.change(|state| {
@@ -473,7 +473,7 @@ fn a_driver_that_went_away_is_opened_anew() {
 }
 
 #[test]
-fn a_library_that_does_not_work_says_what_to_do() {
+fn a_broken_library_is_reported_with_advice() {
     let folder = tempfile::tempdir().expect("a folder");
     let refusal = |library: &Path| {
         let opened = NvmlGpus::open(options(library, folder.path()));

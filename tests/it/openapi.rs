@@ -18,7 +18,7 @@ fn operations(document: &Value) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn the_committed_description_is_the_one_the_code_makes() {
+fn the_committed_description_is_the_generated_one() {
     let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/../..", "/openapi/berth.json");
     let committed = std::fs::read_to_string(committed).unwrap_or_default();
     assert!(
@@ -39,7 +39,7 @@ fn the_operations_that_problems_name_are_in_the_description() {
 }
 
 #[test]
-fn every_operation_says_what_it_is_for_and_how_it_fails() {
+fn every_operation_has_a_description_and_its_errors() {
     let document = document();
     assert_eq!(document["openapi"], "3.1.0");
     assert_eq!(document["components"]["securitySchemes"]["token"]["scheme"], "bearer");
@@ -87,9 +87,9 @@ fn every_operation_says_what_it_is_for_and_how_it_fails() {
     }
 }
 
-/// Each body and each parameter shows what it looks like.
+/// Each body and each parameter has an example.
 #[test]
-fn every_request_and_every_answer_has_an_example() {
+fn every_request_and_every_response_has_an_example() {
     let document = document();
     for (name, operation) in operations(&document) {
         for parameter in operation["parameters"].as_array().into_iter().flatten() {

@@ -28,7 +28,7 @@ enum Hook {
 /// One call at a time, so that its time is its own.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Asks once and answers fault kind and words; then asks a harmless policy, which must work.
+/// Calls the policy and returns the kind and text of its fault; then calls a harmless policy, which must work.
 fn fault_of(name: &str, hook: Hook) -> (FaultKind, String) {
     let version = installed(name);
     let fault = ask(&version, hook).expect_err("a fault");
@@ -101,7 +101,7 @@ fn a_loop_that_has_less_time_than_fuel_is_stopped_by_the_clock() {
 }
 
 #[test]
-fn what_is_grabbed_is_refused() {
+fn memory_beyond_the_limit_is_refused() {
     let memory = "asked for more than 128 MiB of memory";
     assert_fault("memory-grab", Hook::Place, FaultKind::Memory, memory);
     let tables = "elements of one table";
@@ -114,7 +114,7 @@ fn what_is_grabbed_is_refused() {
 }
 
 #[test]
-fn a_trap_is_told_in_the_guests_own_words_escaped() {
+fn a_trap_has_the_guests_message_escaped() {
     assert_fault("trap", Hook::Place, FaultKind::Trap, "`unreachable`");
     let (kind, detail) = fault_of("trap-with-words", Hook::Place);
     assert_eq!(kind, FaultKind::Trap);
@@ -141,7 +141,7 @@ fn answers_that_are_too_large_or_malformed_are_faults() {
 }
 
 #[test]
-fn indices_that_stand_for_nothing_are_faults() {
+fn indices_that_are_out_of_range_are_faults() {
     let answer = FaultKind::Answer;
     let there = "named device 999, but there are 8";
     assert_fault("device-out-of-range", Hook::Place, answer, there);
@@ -175,7 +175,7 @@ fn a_device_of_another_resource_is_a_fault_and_one_not_available_is_the_kernels_
 }
 
 #[test]
-fn what_cannot_be_asked_is_no_fault_of_the_policy() {
+fn a_call_that_cannot_be_made_is_not_a_fault_of_the_policy() {
     let version = installed("pass");
     let node = node();
     let mut place = node.place("nvidia.com/gpu.shared", 1);
@@ -191,7 +191,7 @@ fn what_cannot_be_asked_is_no_fault_of_the_policy() {
 }
 
 #[test]
-fn many_calls_at_once_all_get_their_answer() {
+fn many_concurrent_calls_are_all_answered() {
     // A room of its own: the others' calls must not wait for its places.
     let (policies, _state) = room(|_| {});
     let harmless = policies.install(&guest("pass"), NOW).unwrap();

@@ -44,7 +44,7 @@ fn a_core_module_becomes_a_component_and_is_known_by_it() {
 }
 
 #[test]
-fn what_is_no_policy_is_refused_with_the_reason() {
+fn invalid_policies_are_refused_with_the_reason() {
     assert_refused(b"", "the file is empty");
     assert_refused(
         &policies().read_all(&installed("pass").digest).unwrap()[..3000],
@@ -101,7 +101,7 @@ fn bytes_that_were_cut_or_flipped_harm_nobody() {
 }
 
 #[test]
-fn a_module_that_is_too_large_is_not_even_looked_at() {
+fn a_module_that_is_too_large_is_not_parsed() {
     let error = policies().install(&vec![0; MODULE_BYTES_MAX + 1], NOW).unwrap_err();
     let limit = MODULE_BYTES_MAX;
     let bytes = limit + 1;
@@ -137,7 +137,7 @@ fn a_compile_bomb_is_stopped_by_memory_and_by_wall_time() {
 }
 
 #[test]
-fn a_second_upload_waits_and_then_is_told_to_come_back() {
+fn a_second_upload_waits_and_then_gets_a_retry_after() {
     let (policies, _state) = room(|settings| {
         settings.compile = CompileLimits { cpu_s: 2, wait: Duration::ZERO, ..CompileLimits::default() }
     });
@@ -233,7 +233,7 @@ fn the_compiler_runs_with_nothing_but_its_pipes() {
 }
 
 #[test]
-fn a_compiler_that_is_none_is_the_daemons_trouble() {
+fn a_missing_compiler_is_an_internal_error() {
     let (policies, _state) = room(|settings| settings.compiler = "/nonexistent/berth".into());
     let error = policies.install(&guest("pass"), NOW).unwrap_err();
     assert!(matches!(error, InstallError::Failed { .. }), "{error:?}");
@@ -245,7 +245,7 @@ fn a_compiler_that_is_none_is_the_daemons_trouble() {
 }
 
 #[test]
-fn a_version_that_the_store_knows_is_loaded_and_not_compiled_again() {
+fn a_version_in_the_store_is_loaded_and_not_compiled_again() {
     let state = tempfile::tempdir().unwrap();
     let first = WasmPolicies::new(settings(state.path())).unwrap();
     let version = first.install(&guest("pass"), NOW).unwrap();
@@ -265,7 +265,7 @@ fn a_version_that_the_store_knows_is_loaded_and_not_compiled_again() {
 }
 
 #[test]
-fn code_that_rests_is_read_again_by_the_next_call() {
+fn unloaded_code_is_read_again_by_the_next_call() {
     let (policies, state) = room(|_| {});
     let shipped = policies.shipped(NOW).into_iter().find(|v| v.name == "spread").unwrap();
     let node = shared_node(1, 1);
@@ -298,7 +298,7 @@ fn code_that_rests_is_read_again_by_the_next_call() {
 }
 
 #[test]
-fn an_artifact_that_changed_is_never_loaded_but_made_anew() {
+fn a_changed_artifact_is_never_loaded_but_compiled_again() {
     let state = tempfile::tempdir().unwrap();
     let first = WasmPolicies::new(settings(state.path())).unwrap();
     let version = first.install(&guest("pass"), NOW).unwrap();
@@ -327,7 +327,7 @@ fn an_artifact_that_changed_is_never_loaded_but_made_anew() {
 }
 
 #[test]
-fn a_removed_version_is_gone() {
+fn a_removed_version_is_deleted() {
     let (policies, state) = room(|_| {});
     let version = policies.install(&guest("pass"), NOW).unwrap();
     policies.remove(&version.digest);

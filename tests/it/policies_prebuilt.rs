@@ -70,7 +70,7 @@ fn the_committed_policies_are_those_of_the_committed_sources() {
 
 /// With `UPDATE_EXPECT=1` the file is written instead.
 #[test]
-fn what_the_shipped_policies_say_of_themselves_is_written_beside_them() {
+fn the_descriptions_of_the_shipped_policies_are_committed() {
     let manifest: Value = serde_json::from_slice(&read("prebuilt/manifest.json")).unwrap();
     let mut versions = BTreeMap::new();
     for name in manifest["policies"].as_object().unwrap().keys() {

@@ -81,7 +81,7 @@ async fn a_kubelet_that_restarts_while_a_policy_is_compiled_is_served_by_the_old
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_of_policies_that_cannot_be_used_is_said_and_what_needs_it_waits_for_it() {
+async fn an_unusable_folder_of_policies_is_reported_and_operations_wait_for_it() {
     let node = Gated::new("").await;
     let (daemon, api) = node.up().await;
     let digest = push(&api, &own(b'a'));
@@ -91,10 +91,12 @@ async fn a_folder_of_policies_that_cannot_be_used_is_said_and_what_needs_it_wait
     fs::write(node.policies(), "").unwrap();
 
     let refused = api.push(&own(b'b')).problem(500, "internal");
-    assert!(refused.contains("cannot save the policy: Not a directory") && refused.contains("same again"));
+    assert!(
+        refused.contains("cannot save the policy: Not a directory") && refused.contains("repeat the request")
+    );
     let refused = api.put(&timeslice(&digest), None).problem(500, "internal");
     assert!(refused.contains("timeslice@") && refused.contains("cannot read the policy"), "{refused}");
-    assert!(refused.contains("not activated") && refused.contains("same again"), "{refused}");
+    assert!(refused.contains("not activated") && refused.contains("repeat the request"), "{refused}");
     assert_eq!((api.revision(), api.active()), (before, Vec::new()));
     // What comes with the daemon needs no file.
     api.put(&json!([{ "policy": "exclusive" }]), None).expect(200);
@@ -175,7 +177,7 @@ async fn memory_uncompiled(first: impl FnOnce(&Api) -> Vec<Value>) -> Gated {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_starts_without_its_policies_serves_says_so_and_takes_them_when_it_can() {
+async fn a_node_without_its_policies_starts_reports_that_and_loads_them_later() {
     let node = memory_uncompiled(|_| Vec::new()).await;
     let (daemon, api) = node.up().await;
     // What the policy offered stays on offer.
@@ -188,7 +190,7 @@ async fn a_node_that_starts_without_its_policies_serves_says_so_and_takes_them_w
     assert!(ready && says.contains("policy memory@") && says.contains("out of order"), "{says}");
     let record = || api.get("/stack")["entries"][0]["record"].clone();
     assert!(record()["faults"]["byKind"]["missing"].as_u64() > Some(0), "{}", record());
-    // It goes on trying.
+    // It keeps retrying.
     let began = node.began();
     node.until_began(began + 2);
 
@@ -221,7 +223,7 @@ async fn a_node_stops_trying_when_another_stack_is_activated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_trusted_key_signed_is_not_called_for_the_sake_of_the_rest_of_the_stack() {
+async fn an_untrusted_policy_is_not_called_and_the_other_entries_are() {
     let mut node =
         memory_uncompiled(|api| timeslice(&push(api, &own(b'u'))).as_array().unwrap().clone()).await;
     let (_, trusted) = key("own", 1);
@@ -244,7 +246,7 @@ fn answered(api: &Api, place: usize) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_policy_that_is_lost_for_good_keeps_no_other_out() {
+async fn a_permanently_lost_policy_blocks_no_other() {
     let lost = own(b'l');
     let node = memory_uncompiled(|api| timeslice(&push(api, &lost)).as_array().unwrap().clone()).await;
     for file in node.files(digest_of(&lost).as_str()) {
@@ -253,8 +255,10 @@ async fn a_policy_that_is_lost_for_good_keeps_no_other_out() {
     let (daemon, api) = node.up().await;
     node.set("fail", false);
     until("the policy that can be had", || answered(&api, 1) > 0);
-    until("the word on the other", || api.ready().1.is_some_and(|says| says.contains("upload it again")));
-    // What it asks for helps, though the node knows the version.
+    until("the message about the other", || {
+        api.ready().1.is_some_and(|says| says.contains("upload it again"))
+    });
+    // The advised action helps, although the node has the version.
     api.push(&lost).expect(200);
     until("both", || api.ready() == (true, None));
     until("an answer of the other", || answered(&api, 0) > 0);
@@ -365,7 +369,7 @@ async fn a_version_that_a_start_compiles_is_not_deleted_meanwhile() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_deletes_what_a_process_that_was_killed_left_half_done() {
+async fn a_start_deletes_incomplete_files_of_a_killed_process() {
     let node = Gated::new("").await;
     let (daemon, api) = node.up().await;
     let digest = push(&api, &own(b'a'));
@@ -391,7 +395,7 @@ async fn a_start_deletes_what_a_process_that_was_killed_left_half_done() {
 }
 
 #[test]
-fn who_goes_before_the_answer_leaves_no_half_of_a_policy() {
+fn a_disconnected_upload_leaves_no_partial_policy() {
     let bench = Bench::new(1);
     let digest = digest_of(&module("share", "1"));
     let known = || bench.kernel.snapshot().policies.contains_key(&digest);

@@ -83,7 +83,7 @@ impl Scene {
         shown
     }
 
-    /// Asks for shares of GPU 1 both ways, and answers what both say.
+    /// Requests shares of GPU 1 in both ways, and returns both answers.
     fn admit<P: Policy>(&self, version: &PolicyVersion, parameters: &str, shares: &[u32]) -> Option<Answer> {
         let devices: Vec<DeviceId> = shares.iter().map(|n| DeviceId::share(&gpu_id(1), *n)).collect();
         let shown = self.shown(parameters);
@@ -99,7 +99,7 @@ impl Scene {
             request: sdk::Request {
                 front_end: sdk::FrontEnd::DevicePlugin,
                 resource: 0,
-                // Those that ask for this number of devices.
+                // Those that request this number of devices.
                 candidates: if shares.len() == 2 {
                     self.waiting.iter().enumerate().map(candidate).collect()
                 } else {
@@ -135,7 +135,7 @@ fn pod(n: usize, namespace: &str) -> Arc<Pod> {
 }
 
 #[test]
-fn quota_denies_through_the_daemons_eyes_what_it_denies_natively() {
+fn quota_denies_the_same_requests_in_the_daemon_and_natively() {
     let quota = shipped("quota");
     let two = r#"{"namespaces": [{"namespace": "a", "devices": 2}]}"#;
     let held = [(0, 0, Some("a")), (0, 1, Some("b")), (0, 2, None)];
@@ -157,7 +157,7 @@ fn quota_denies_through_the_daemons_eyes_what_it_denies_natively() {
 }
 
 #[test]
-fn memory_tells_its_limits_through_the_daemons_eyes() {
+fn memory_has_its_limits_in_the_daemon() {
     let parameters = r#"{"compute": "proportional", "sizes": [{"resource": "nvidia.com/gpu.shared", "memoryMiB": 20480}]}"#;
     let answer = Scene::new(&["a"], &[]).admit::<Memory>(&shipped("memory"), parameters, &[0, 2]);
     let Some(Answer::Allow(terms)) = answer else { panic!("{answer:?}") };
@@ -165,7 +165,7 @@ fn memory_tells_its_limits_through_the_daemons_eyes() {
 }
 
 #[test]
-fn every_xid_is_judged_alike_both_ways() {
+fn every_xid_is_judged_alike_natively_and_as_webassembly() {
     let (node, version) = (Node::new().gpus(1), shipped("triage-xid"));
     let shown = shown(&node.0, "{}");
     let mut severities = BTreeMap::<String, u32>::new();

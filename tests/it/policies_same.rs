@@ -11,7 +11,7 @@ use harness::same_answers::both;
 const NODES: u64 = 1_000;
 
 #[test]
-fn the_same_question_has_the_same_answer_in_every_instance_and_natively() {
+fn the_same_call_has_the_same_answer_in_every_instance_and_natively() {
     let versions = policies().restore_shipped(NOW).unwrap();
     let both = both::Both::new(policies(), &versions).unwrap();
     let tally = both.ask_about(0..NODES);

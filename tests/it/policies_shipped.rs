@@ -31,7 +31,7 @@ pub(crate) fn shipped(name: &str) -> PolicyVersion {
 }
 
 #[test]
-fn these_policies_come_with_the_daemon() {
+fn these_policies_are_shipped_with_the_daemon() {
     let versions = policies().restore_shipped(NOW).unwrap();
     let names: Vec<_> = versions.iter().map(|version| version.name.as_str()).collect();
     let expected =
@@ -233,7 +233,7 @@ impl Shown {
     }
 }
 
-/// Asks a policy both ways, whatever it answers.
+/// Calls a policy in both ways, whatever it answers.
 pub(crate) fn both_ways<P: Policy>(name: &str, node: &Node, parameters: &str, size: usize) {
     let version = shipped(name);
     let shown = shown(&node.0, parameters);

@@ -20,7 +20,7 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
     bench.upload(&module("share", "1")).expect(201);
     bench.allocate(0);
     let before = bench.get("/api/v1/node").expect(200)["generation"].clone();
-    // Offers are asked again by themselves, a moment after the grant.
+    // Offers are evaluated again automatically, a moment after the grant.
     let counted = || {
         let mut tally = bench.kernel.call_counters();
         tally.decisions.retain(|(hook, _), _| *hook != Hook::Offer);
@@ -74,7 +74,7 @@ fn a_trial_shows_offers_and_a_grant_and_changes_nothing() {
 }
 
 #[test]
-fn a_trial_takes_the_place_of_its_namesake_or_comes_first_and_says_how_it_fails() {
+fn a_trial_replaces_its_namesake_or_is_called_first_and_reports_failures() {
     let bench = Bench::new(1);
     for name in ["share", "other"] {
         bench.upload(&module(name, "1")).expect(201);
@@ -119,12 +119,12 @@ fn a_trial_takes_the_place_of_its_namesake_or_comes_first_and_says_how_it_fails(
 }
 
 #[test]
-fn what_cannot_be_tried_is_refused_with_what_to_do() {
+fn invalid_trials_are_refused_with_advice() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);
     bench.upload(&module("more", "1")).expect(201);
     let refused = |body: Value| bench.tries(&body).problem(422, "invalid");
-    assert!(refused(json!({"policy": "unknown"})).contains("it knows"));
+    assert!(refused(json!({"policy": "unknown"})).contains("it has"));
     assert!(refused(json!({"policy": "share", "permissions": {"shareMax": 0}})).contains("shareMax"));
     for (request, words) in [
         (json!({"resource": "gpu", "count": 1}), "request.resource"),
@@ -148,7 +148,7 @@ fn what_cannot_be_tried_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn one_is_tried_at_a_time_and_nobody_else_waits_for_it() {
+fn one_trial_runs_at_a_time_and_blocks_no_other_request() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);
     let trial = json!({"policy": "share", "parameters": {"shares": 2}});
@@ -190,7 +190,7 @@ fn typed(house: &House, serving: &Serving, args: &[&str]) -> (Option<i32>, Strin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
+async fn shipped_policies_are_tried_on_a_busy_node() {
     let house =
         House::new("gpus: sim:2xh100\nstack: [{ policy: timeslice, parameters: { replicas: 2 } }]").await;
     let serving = house.serve();
@@ -219,7 +219,7 @@ async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
     }
     assert_eq!(house.kubelet.capacity(SHARED), Some(4), "nothing reached the kubelet");
 
-    // Whom a quota is for is a matter of who asks: the pod of the first namespace has used its own up.
+    // A quota depends on the requester: the pod of the first namespace has used it up.
     let quota =
         r#"{"namespaces": [{"namespace": "ns", "devices": 1}, {"namespace": "other", "devices": 2}]}"#;
     for (namespace, words, ends) in [("ns", "denied by quota@", 1), ("other", "granted by", 0)] {
@@ -227,20 +227,20 @@ async fn an_engineer_tries_shipped_policies_on_a_busy_node() {
             ["policy", "try", "quota", "--parameters", quota, "--request", SHARED, "--namespace", namespace];
         let (code, said) = typed(&house, &serving, &args);
         assert!(code == Some(ends) && said.contains(words), "{words} is missing in {said}");
-        assert!(said.contains("asked before the active stack"), "{said}");
+        assert!(said.contains("called before the active stack"), "{said}");
     }
     // A fault has the guest's own message.
     let (code, said) =
         typed(&house, &serving, &["policy", "try", "timeslice", "--parameters", r#"{"replicas": 0}"#]);
     assert!(code == Some(1) && said.contains("would be refused") && said.contains("fault: "), "{said}");
-    // One that has no word on offers is asked as an activation would.
+    // A policy without the hook `offer` is checked as in an activation.
     let args = ["policy", "try", "quota", "--parameters", r#"{"namespaces": 3}"#];
     let (code, said) = typed(&house, &serving, &args);
     assert!(code == Some(1) && said.contains("would be refused: policy quota@"), "{said}");
     assert!(said.contains("error: this stack would not be activated"), "{said}");
     let args = ["policy", "try", "timeslice", "--request", "nvidia.com/gpu.shard=1"];
     let (code, said) = typed(&house, &serving, &args);
-    let words = "nothing would be offered as nvidia.com/gpu.shard; offered would be nvidia.com/gpu.shared\n";
+    let words = "no nvidia.com/gpu.shard would be offered; offered resources: nvidia.com/gpu.shared\n";
     assert!(code == Some(1) && said.contains(words), "{said}");
     assert!(said.contains("error: the request would be refused"), "{said}");
     let (code, said) = typed(&house, &serving, &["policy", "try", "./mine.wasm"]);

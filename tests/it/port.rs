@@ -30,7 +30,7 @@ impl Port {
 }
 
 #[test]
-fn a_held_port_is_dialled_in_vain_until_one_listens_who_names_it() {
+fn an_endpoint_is_dialled_until_its_plugin_listens() {
     let port = Port::held();
     let kind = |said: std::io::Result<()>| said.map_err(|error| error.kind());
     let dialled = || kind(TcpStream::connect(port.address()).map(drop));

@@ -96,7 +96,7 @@ impl Serving {
         self.call("GET", path, &Value::Null)
     }
 
-    /// Asks until the answer is as it should be.
+    /// Sends requests until the response is as expected.
     fn await_that(&self, path: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + SOON;
         loop {
@@ -141,7 +141,7 @@ fn by_pid(list: &Value, pid: u32) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_listed() {
+async fn processes_are_shown_with_their_pods_and_those_without_an_allocation_are_listed() {
     let machine = Machine::new(HOST);
     let house = House::new(&machine.settings()).await;
     let serving = house.serve();
@@ -222,7 +222,7 @@ async fn processes_are_told_by_their_pods_and_those_without_an_allocation_are_li
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_containers_on_one_gpu_are_told_apart_and_what_a_pod_leaves_behind_is_named() {
+async fn two_containers_on_one_gpu_are_distinguished_and_leftover_processes_are_named() {
     let machine = Machine::new(HOST);
     let house = House::new(&machine.settings()).await;
     let serving = house.serve();
@@ -273,7 +273,7 @@ async fn two_containers_on_one_gpu_are_told_apart_and_what_a_pod_leaves_behind_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_hosts_pids_it_says_what_it_cannot_see() {
+async fn without_the_hosts_pids_it_reports_what_it_cannot_see() {
     let machine = Machine::new("pid:[4026532999]");
     let house = House::new(&machine.settings()).await;
     let serving = house.serve();

@@ -53,7 +53,7 @@ fn the_file_is_followed() {
 }
 
 #[test]
-fn an_event_in_the_file_wakes_who_waits_and_old_ones_do_not() {
+fn a_new_event_in_the_file_ends_a_wait_and_an_old_one_does_not() {
     let old = "model: t4\ncount: 2\nevents:\n  - {seq: 7, gpu: 0, xid: 13}\n";
     let (_folder, path) = file(old);
     let gpus = open(&path);
@@ -72,7 +72,7 @@ fn an_event_in_the_file_wakes_who_waits_and_old_ones_do_not() {
 }
 
 #[test]
-fn a_file_that_turns_bad_is_told_and_a_good_one_is_taken_again() {
+fn a_broken_file_is_reported_and_a_valid_one_is_used_again() {
     let (_folder, path) = file("model: l4\ncount: 1\n");
     let gpus = open(&path);
     for bad in ["model: l4\n", "model: l4\ncount: 99\n", "{"] {
@@ -88,7 +88,7 @@ fn a_file_that_turns_bad_is_told_and_a_good_one_is_taken_again() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_refused_with_the_way_out() {
+fn invalid_simulations_are_refused_with_advice() {
     for spec in ["8xk80", "99xh100", "/nowhere/machine.yaml", "nonsense"] {
         let refusal = SimGpus::open(spec).err().expect("it is refused").what;
         assert!(refusal.contains(spec) && refusal.contains("sim:8xh100"), "{refusal}");

@@ -60,7 +60,7 @@ fn import(dir: &Path, text: &str) -> Output {
 }
 
 #[test]
-fn what_is_exported_and_imported_is_the_same_store() {
+fn an_imported_export_is_the_same_store() {
     let (dir, held) = filled();
     let text = done(berth(&["export"], dir.path()));
     assert_eq!(text.lines().count(), 1 + held.len());
@@ -122,7 +122,7 @@ fn a_file_with_one_wrong_line_imports_nothing() {
 }
 
 #[test]
-fn a_store_that_is_damaged_in_use_or_absent_is_said_to_be() {
+fn a_store_that_is_damaged_in_use_or_absent_is_reported() {
     let (dir, _) = filled();
     let store = SledStore::open(&dir.path().join("store")).unwrap();
     for command in ["verify", "export"] {
@@ -144,7 +144,7 @@ fn a_store_that_is_damaged_in_use_or_absent_is_said_to_be() {
 }
 
 #[test]
-fn a_store_that_is_gone_comes_back_by_import_or_begins_empty_by_init() {
+fn a_lost_store_is_restored_by_import_or_replaced_by_init() {
     let (dir, held) = filled();
     let text = done(berth(&["export"], dir.path()));
     assert!(refused(berth(&["init"], dir.path())).contains("holds a store already"));

@@ -187,7 +187,7 @@ fn records_come_back_in_the_order_of_their_keys(disk: &dyn Disk) {
             Write::Delete(allocation(999, "").key()),
             Write::Put(allocation(1, "c")),
             Write::Put(allocation(256, "first")),
-            // The last word counts.
+            // The last write counts.
             Write::Put(allocation(256, "d \u{0}\u{1F980}\"\\\n")),
             Write::Put(drain("GPU-c", "z")),
             Write::Delete(drain("GPU-c", "").key()),
@@ -217,7 +217,7 @@ fn an_append_is_taken_whole_or_not_at_all(disk: &dyn Disk) {
         .unwrap_err();
     assert!(matches!(error, StoreError::TooLarge { .. }), "{error}");
     assert_eq!(store.load().unwrap(), before);
-    // Known before anything was written, so the store goes on.
+    // Detected before anything was written, so the store still works.
     store.append(&[Write::Put(allocation(1, "small"))]).unwrap();
     assert_eq!(store.load().unwrap().len(), before.len() + 1);
 }

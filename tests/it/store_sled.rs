@@ -123,12 +123,12 @@ fn damage_is_reported_and_nothing_is_touched() {
     let garbage: Vec<u8> = (0..length).map(|i| ((i * 7919) >> 3).to_le_bytes()[0]).collect();
     type Damage<'a> = (&'a str, Box<dyn Fn() + 'a>);
     let damages: Vec<Damage> = vec![
-        ("the log is half gone", Box::new(|| cut(length / 2))),
+        ("half of the log is missing", Box::new(|| cut(length / 2))),
         ("the log is empty", Box::new(|| cut(0))),
         ("the log's end is cut", Box::new(|| cut(length / 5 * 4))),
         ("the log is garbage", Box::new(|| fs::write(&log, &garbage).unwrap())),
         ("the log is zeros", Box::new(|| fs::write(&log, vec![0; length]).unwrap())),
-        ("the log is gone", Box::new(|| fs::remove_file(&log).unwrap())),
+        ("the log is missing", Box::new(|| fs::remove_file(&log).unwrap())),
         ("the snapshot is garbage", Box::new(|| fs::write(snapshot(&good), &garbage[..90]).unwrap())),
         ("the snapshot is empty", Box::new(|| fs::write(snapshot(&good), b"").unwrap())),
         ("the counter is gone", Box::new(|| fs::remove_file(data.join("counter")).unwrap())),
@@ -185,13 +185,13 @@ fn sweep(appends: u64, text: &str, probes: usize) {
 }
 
 #[test]
-fn one_wrong_byte_is_never_taken_for_the_truth() {
+fn one_wrong_byte_is_always_detected() {
     sweep(120, "x", 80);
 }
 
 /// Three segments of log since the last snapshot: sled skips the rest of a broken one in silence.
 #[test]
-fn one_wrong_byte_between_segments_is_never_taken_for_the_truth() {
+fn one_wrong_byte_between_segments_is_always_detected() {
     sweep(700, &"long ".repeat(3_000), 40);
 }
 
@@ -258,7 +258,7 @@ fn a_store_behind_its_counter_has_lost_appends() {
 }
 
 #[test]
-fn a_store_of_a_later_release_is_left_alone() {
+fn a_store_of_a_later_release_is_not_changed() {
     let store = fresh();
     filled(&store.path, 3, "x");
     let good = files(&store.path);
@@ -277,7 +277,7 @@ fn a_store_of_a_later_release_is_left_alone() {
 }
 
 #[test]
-fn what_a_killed_process_left_unfinished_is_swept_away() {
+fn incomplete_files_of_a_killed_process_are_deleted() {
     let store = fresh();
     fs::create_dir_all(store.path.join("data.new/blobs")).unwrap();
     fs::write(store.path.join("data.new/db"), b"half").unwrap();
@@ -294,7 +294,7 @@ fn what_a_killed_process_left_unfinished_is_swept_away() {
 }
 
 #[test]
-fn a_store_that_is_gone_is_not_replaced_by_an_empty_one() {
+fn a_lost_store_is_not_replaced_by_an_empty_one() {
     let store = fresh();
     // A first start that ended before there was a store is one that may be tried again.
     fs::create_dir(&store.path).unwrap();
@@ -331,7 +331,7 @@ fn a_store_that_is_gone_is_not_replaced_by_an_empty_one() {
 }
 
 #[test]
-fn a_store_that_was_damaged_in_use_is_left_as_it_is_at_the_next_start() {
+fn a_store_that_was_damaged_in_use_is_not_changed_by_the_next_start() {
     let store = fresh();
     filled(&store.path, 60, "x");
     let mut open = SledStore::open(&store.path).unwrap();
@@ -387,7 +387,7 @@ fn stand_in(what: &str, path: &Path) {
 }
 
 #[test]
-fn what_is_no_file_is_named_at_once() {
+fn other_files_than_regular_ones_are_reported_at_once() {
     let store = fresh();
     filled(&store.path, 60, "x");
     let good = files(&store.path);
@@ -426,7 +426,7 @@ fn a_counter_that_is_deleted_in_use_is_noticed() {
 }
 
 #[test]
-fn the_folder_is_its_owners_alone_and_records_stay_in_the_log() {
+fn the_folder_is_accessible_only_to_its_owner_and_records_stay_in_the_log() {
     let store = fresh();
     filled(&store.path, 60, &"x".repeat(15_000));
     for folder in [&store.path, &store.path.join("data")] {
@@ -437,7 +437,7 @@ fn the_folder_is_its_owners_alone_and_records_stay_in_the_log() {
 }
 
 #[test]
-fn files_that_are_moved_away_in_use_are_noticed_and_not_replaced() {
+fn files_that_are_moved_away_in_use_are_detected_and_not_replaced() {
     let store = fresh();
     let mut open = SledStore::open(&store.path).unwrap();
     let write = [Write::Put(allocation(1, "x"))];
@@ -456,7 +456,7 @@ fn files_that_are_moved_away_in_use_are_noticed_and_not_replaced() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_says_what_to_do() {
+fn a_folder_that_cannot_be_created_is_reported_with_advice() {
     let store = fresh();
     fs::write(&store.path, b"a file").unwrap();
     let error = SledStore::open(&store.path).unwrap_err();
@@ -468,7 +468,7 @@ fn a_folder_that_cannot_be_made_says_what_to_do() {
 }
 
 #[test]
-fn a_folder_of_somebody_else_says_what_to_do() {
+fn a_folder_of_another_user_is_reported_with_advice() {
     let store = fresh();
     filled(&store.path, 3, "x");
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -479,7 +479,7 @@ fn a_folder_of_somebody_else_says_what_to_do() {
     let path = store.path.clone();
     // A thread of its own, since it gives up its rights.
     let error = std::thread::spawn(move || {
-        become_nobody();
+        drop_to_the_user_nobody();
         SledStore::open(&path).unwrap_err()
     });
     let error = error.join().unwrap();
@@ -490,7 +490,7 @@ fn a_folder_of_somebody_else_says_what_to_do() {
 
 /// Root may open everything; for files, this thread is then an unprivileged user.
 #[allow(unsafe_code)]
-fn become_nobody() {
+fn drop_to_the_user_nobody() {
     if rustix::process::geteuid().is_root() {
         // SAFETY: a system call that takes a number, returns a number and changes this thread's
         // file rights alone; no memory is involved.
@@ -498,7 +498,7 @@ fn become_nobody() {
     }
 }
 
-/// Ends the child on the way out, whatever a check says.
+/// Ends the child when dropped, also after a failed check.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -519,7 +519,7 @@ fn another_process_has_it() {
         let _store = SledStore::open(&folder).unwrap();
         // The harness has begun a line of its own.
         say("\nholds 1");
-        // Until it is killed; not longer than a test run, should the parent be gone.
+        // Until it is killed, or for the length of a test run if the parent has ended.
         std::thread::sleep(Duration::from_secs(60));
         return;
     }
@@ -554,7 +554,7 @@ fn a_full_disk_loses_nothing() {
     assert!(output.status.success() && said.contains("settled 1"), "{said}{errors}");
 }
 
-/// Prints what was acknowledged; ends by itself only if the parent is gone.
+/// Prints the acknowledged writes; ends by itself only if the parent has ended.
 fn append_until_killed(folder: &Path) {
     // The harness has begun a line of its own.
     say("\nopens 0");
@@ -579,7 +579,7 @@ fn acknowledged(line: &str) -> Option<u64> {
 }
 
 #[test]
-fn what_was_acknowledged_survives_a_kill() {
+fn acknowledged_writes_survive_a_kill() {
     if let Some(folder) = child_folder() {
         append_until_killed(&folder);
         return;
@@ -587,7 +587,7 @@ fn what_was_acknowledged_survives_a_kill() {
     let store = fresh();
     let mut least = 0;
     for round in 0..16_u64 {
-        let command = &mut in_child("store_sled::what_was_acknowledged_survives_a_kill", &store.path);
+        let command = &mut in_child("store_sled::acknowledged_writes_survive_a_kill", &store.path);
         let mut child = Killed(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut output = BufReader::new(child.0.stdout.take().unwrap()).lines().map_while(Result::ok);
         assert!(output.any(|line| line == "opens 0"));
@@ -604,13 +604,13 @@ fn what_was_acknowledged_survives_a_kill() {
         }
         child.0.kill().unwrap();
         child.0.wait().unwrap();
-        // What it said until it died counts as well.
+        // Its output before it died counts as well.
         said = output.filter_map(|line| acknowledged(&line)).last().or(said);
         least = said.map_or(least, |n| n + 1);
         let loaded = SledStore::open(&store.path).unwrap().load().unwrap();
         let Some(Record::Meta(known)) = loaded.first() else { panic!("no meta") };
         let next = known.next_number;
-        // One more may have been written and not yet said.
+        // One more may have been written and not yet reported.
         assert!((least..=least + 1).contains(&next), "round {round}: {next} after {least}");
         let kept = (next.saturating_sub(50)..next).map(|n| allocation(n, "x"));
         let expected: Vec<_> = [meta(known.store, next)].into_iter().chain(kept).collect();

@@ -178,7 +178,7 @@ fn spans_by_outcome(serving: &Serving, outcome: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_allocate_and_requests_are_traces_with_their_parts_in_place() {
+async fn an_allocate_and_requests_are_traces_with_their_child_spans() {
     let (got, address) = collector().await;
     let settings = format!(
         "nodeName: node-7\ngpus: sim:2xt4\nstack: [{{ policy: quota }}, {{ policy: exclusive }}]\ntracing: {{ endpoint: 'http://{address}' }}"
@@ -216,7 +216,7 @@ async fn an_allocate_and_requests_are_traces_with_their_parts_in_place() {
     assert!(who.contains_key("service.version") && who.contains_key("host.name"), "{who:?}");
     assert_eq!(got.authorization.lock().unwrap().as_deref(), Some("Bearer x"));
 
-    // A caller's trace goes on here; what is malformed begins one.
+    // A caller's trace continues here; a malformed header begins a new one.
     let (trace, caller) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
     let gpus = serving.call("GET", "/gpus", &Value::Null);
     let gpu = format!("/gpus/{}", gpus["items"][0]["uuid"].as_str().unwrap());
@@ -255,7 +255,7 @@ async fn an_allocate_and_requests_are_traces_with_their_parts_in_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ratio_leaves_out_what_no_caller_wants_and_http_is_spoken_too() {
+async fn a_sample_ratio_drops_traces_and_http_works_as_well() {
     let (got, address) = collector_by_http(None);
     let house = House::new("gpus: sim:1xt4\ntracing: { sampleRatio: 0, protocol: http/protobuf }").await;
     let mut command = house.command();
@@ -280,7 +280,7 @@ fn hanging() -> (TcpListener, SocketAddr) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_is_away_or_hangs_holds_up_nobody() {
+async fn an_unreachable_or_hanging_collector_delays_no_request() {
     let (listener, gone) = hanging();
     drop(listener);
     let (_listening, mute) = hanging();
@@ -354,7 +354,7 @@ async fn a_collector_behind_tls_is_believed_if_its_ca_is_known() {
 }
 
 #[test]
-fn a_bad_endpoint_is_told_with_what_to_write() {
+fn a_bad_endpoint_is_reported_with_the_expected_form() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
     for (tracing, says) in [

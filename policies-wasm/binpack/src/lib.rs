@@ -1,7 +1,7 @@
-//! `binpack`: shares on the fullest GPU that still fits, so that whole GPUs stay empty.
+//! `binpack`: places shares on the fullest GPU with enough shares, so that whole GPUs stay empty.
 //!
-//! MIG instances are packed as shares of their GPU, and shares of MIG instances by instance. Whole GPUs are passed on: which of them sit
-//! well together is for `topology` or the daemon's baseline.
+//! MIG instances are packed as shares of their GPU, and shares of MIG instances by instance. Requests for
+//! whole GPUs are left to `topology` or the daemon's baseline, which choose well connected ones.
 
 mod pack;
 
@@ -9,7 +9,7 @@ use berth_policy_sdk::placement::{Kind, Resources, loads, loads_of_parts};
 use berth_policy_sdk::{Description, Hooks, Node, PlaceRequest, Placement, Policy};
 use serde::Deserialize;
 
-/// What an operator may set.
+/// The parameters of `binpack`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parameters {
@@ -17,7 +17,7 @@ pub struct Parameters {
     pub resources: Resources,
 }
 
-/// The policy with its parameters.
+/// The policy `binpack`.
 #[derive(Clone, Debug)]
 pub struct Binpack {
     resources: Resources,
@@ -45,7 +45,7 @@ impl Policy for Binpack {
         if !self.resources.include(node, request.request.resource, |kind| kind != Kind::Whole) {
             return None;
         }
-        // Shares fill up one instance after the other; whole instances, one GPU after the other.
+        // Shares fill one instance after the other; whole instances fill one GPU after the other.
         let loads = match Kind::of(node, request.request.resource)? {
             Kind::Share => loads_of_parts(node, request)?,
             Kind::Instance | Kind::Whole => loads(node, request)?,

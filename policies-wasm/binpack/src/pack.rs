@@ -1,22 +1,22 @@
-//! The choice. What it makes best, one after the other:
+//! Chooses the devices. It optimises, in this order:
 //!
-//! 1. as few devices as can be on GPUs that are cordoned, drained or unhealthy,
-//! 2. as few idle GPUs begun as can be,
-//! 3. all on one GPU, if one can hold them,
+//! 1. the fewest devices on GPUs that are cordoned, drained or unhealthy,
+//! 2. the fewest idle GPUs used,
+//! 3. all devices on one GPU, if one has enough,
 //! 4. the fuller GPUs, by how full each was before, summed over the devices.
 //!
-//! The lowest indices win a tie.
+//! If sets are equal, the one with the lowest indices is chosen.
 
 use std::cmp::Reverse;
 
 use berth_policy_sdk::placement::Load;
 use berth_policy_sdk::{PlaceRequest, Placement};
 
-/// `None` if the request cannot be met from what is available.
+/// `None` if the available devices do not suffice.
 pub(crate) fn pack(mut loads: Vec<Load>, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
     let mut devices = request.required.clone();
-    // Those to avoid serve only what the others cannot.
+    // GPUs to avoid are used only if the others do not suffice.
     for avoid in [false, true] {
         let mut open: Vec<&mut Load> =
             loads.iter_mut().filter(|load| load.avoid == avoid && load.left() > 0).collect();
@@ -30,17 +30,17 @@ pub(crate) fn pack(mut loads: Vec<Load>, request: &PlaceRequest) -> Option<Place
     (devices.len() == size).then(|| Placement { devices, reason: reason.to_owned() })
 }
 
-/// Adds to `devices` up to `size`.
+/// Adds devices until there are `size`.
 fn fill(open: &mut [&mut Load], devices: &mut Vec<u32>, size: usize) {
     let missing = size - devices.len();
-    let of_begun: usize = open.iter().filter(|load| load.begun).map(|load| load.left()).sum();
-    // An idle GPU may hold all only where one has to be begun anyway.
-    let fits = |load: &Load| load.left() >= missing && (load.begun || of_begun < missing);
-    // Once something lies elsewhere they cannot all be on one.
-    let alone = devices.is_empty();
+    let left_on_begun: usize = open.iter().filter(|load| load.begun).map(|load| load.left()).sum();
+    // An idle GPU may get all devices only if an idle one has to be used anyway.
+    let fits = |load: &Load| load.left() >= missing && (load.begun || left_on_begun < missing);
+    // If a device has been chosen already, not all devices come from the same GPU.
+    let none_chosen = devices.is_empty();
     open.sort_by_key(|load| {
-        let fits = alone && fits(load);
-        // Idle ones are all equally full: the one with most room first, so that few are begun.
+        let fits = none_chosen && fits(load);
+        // Idle GPUs are all equally full: the one with the most devices first, so that few are used.
         let room = if load.begun { 0 } else { load.left() };
         (Reverse(fits), Reverse(load.begun), Reverse(load.fullness()), Reverse(room), load.gpu_index)
     });

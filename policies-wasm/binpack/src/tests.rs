@@ -25,27 +25,27 @@ fn the_fullest_gpu_that_fits_comes_first() {
     let node = three().hold(&[4, 8, 9]).build();
     assert_eq!(placed(&node, 1), [10]);
     assert_eq!(placed(&node, 2), [10, 11]);
-    // Two are left on the fullest: three fit on the next.
+    // The fullest GPU has only two free shares, the next one three.
     assert_eq!(placed(&node, 3), [5, 6, 7]);
-    // None fits four but the idle one, which stays empty as long as it can.
+    // Only the idle GPU has four free shares, and it stays empty as long as the others suffice.
     assert_eq!(placed(&node, 4), [10, 11, 5, 6]);
     assert_eq!(placed(&node, 6), [10, 11, 5, 6, 7, 0]);
 }
 
 #[test]
-fn an_idle_node_is_begun_at_its_first_gpu() {
+fn an_idle_node_is_filled_from_its_first_gpu() {
     assert_eq!(placed(&three().build(), 5), [0, 1, 2, 3, 4]);
 }
 
 #[test]
-fn where_an_idle_gpu_must_be_begun_it_may_as_well_hold_all() {
+fn an_idle_gpu_gets_all_shares_if_one_has_to_be_used_anyway() {
     let node = three().hold(&[0, 1, 2]).build();
     assert_eq!(placed(&node, 1), [3]);
     assert_eq!(placed(&node, 2), [4, 5]);
 }
 
 #[test]
-fn gpus_on_their_way_out_come_last() {
+fn draining_and_unhealthy_gpus_come_last() {
     let node = three()
         .part(0, |part| part.drain = DrainState::Draining)
         .part(1, |part| part.health = Health::Unhealthy)
@@ -56,7 +56,7 @@ fn gpus_on_their_way_out_come_last() {
 }
 
 #[test]
-fn required_devices_count_as_begun() {
+fn the_gpu_of_a_required_device_comes_first() {
     let node = three().build();
     let mut request = node.place_request(SHARED, 3);
     request.required = vec![9];
@@ -78,9 +78,9 @@ fn shares_of_instances_fill_up_one_instance_after_the_other() {
     assert_eq!(placed(&node, 2), [3, 5]);
 }
 
-/// Right after shares took the name of whole GPUs these are still listed.
+/// Right after a change from whole GPUs to shares of the same name, the whole GPUs are still listed.
 #[test]
-fn shares_are_packed_while_whole_gpus_of_their_name_are_on_their_way_out() {
+fn shares_are_packed_while_whole_gpus_of_their_name_are_retiring() {
     let gpu = "nvidia.com/gpu";
     let mut node = (0..2).fold(NodeBuilder::new().gpus(2, "Test GPU", 16_384), |node, n| {
         node.devices(n, gpu, 1, Consumes::Whole).devices(n, gpu, 4, share(4, 16_384))
@@ -116,16 +116,16 @@ fn mig_instances_are_packed_by_their_gpu() {
 #[test]
 fn whole_gpus_and_resources_that_are_not_named_are_passed_on() {
     let node = three().devices(0, "nvidia.com/gpu", 1, Consumes::Whole).build();
-    let ask = |json: &str, name: &str| {
+    let place = |json: &str, name: &str| {
         binpack(json).unwrap().place(&node.node, &node.place_request(name, 1)).map(|p| p.devices)
     };
-    assert_eq!(ask("{}", "nvidia.com/gpu"), None);
-    assert_eq!(ask(r#"{"resources": ["nvidia.com/gpu"]}"#, "nvidia.com/gpu"), Some(vec![12]));
-    assert_eq!(ask(r#"{"resources": ["nvidia.com/gpu"]}"#, SHARED), None);
+    assert_eq!(place("{}", "nvidia.com/gpu"), None);
+    assert_eq!(place(r#"{"resources": ["nvidia.com/gpu"]}"#, "nvidia.com/gpu"), Some(vec![12]));
+    assert_eq!(place(r#"{"resources": ["nvidia.com/gpu"]}"#, SHARED), None);
 }
 
 #[test]
-fn what_cannot_be_met_is_passed_on() {
+fn requests_that_cannot_be_met_are_passed_on() {
     let node = three().build();
     let policy = binpack("{}").unwrap();
     assert_eq!(policy.place(&node.node, &node.place_request(SHARED, 13)), None);
@@ -136,7 +136,7 @@ fn what_cannot_be_met_is_passed_on() {
 
 #[test]
 fn wrong_parameters_are_refused_and_the_schema_names_the_right_ones() {
-    assert!(binpack(r#"{"resources": []}"#).unwrap_err().contains("names none"));
+    assert!(binpack(r#"{"resources": []}"#).unwrap_err().contains("the list is empty"));
     assert!(binpack(r#"{"resource": "a.b/c"}"#).unwrap_err().contains("unknown field `resource`"));
     let example = r#"{"resources": ["a.b/c"]}"#;
     binpack(example).unwrap();

@@ -1,10 +1,11 @@
-//! Makes prebuilt/ of compiled policies.
+//! Writes prebuilt/ from compiled policies.
 //!
 //!     componentize WORKSPACE TARGET-FOLDER TOOLCHAIN POLICY...
 //!
 //! For each policy, the core module `TARGET-FOLDER/berth_policy_<name>.wasm` becomes the component
-//! `WORKSPACE/prebuilt/<name>.wasm`, and `prebuilt/manifest.json` says of which sources. The daemon's
-//! tests compute the digests again (tests/it/policies_prebuilt.rs): the same files in the same order.
+//! `WORKSPACE/prebuilt/<name>.wasm`, and `prebuilt/manifest.json` has the digest of its sources. A test of
+//! the daemon computes the digests again, over the same files in the same order
+//! (tests/it/policies_prebuilt.rs).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ fn main() -> Result<()> {
         let component = ComponentEncoder::default()
             .module(&core)
             .and_then(|encoder| encoder.validate(true).encode())
-            .with_context(|| format!("make a component of {policy}"))?;
+            .with_context(|| format!("convert {policy} into a component"))?;
         let path = workspace.join("prebuilt").join(format!("{policy}.wasm"));
         fs::write(&path, &component).with_context(|| format!("write {}", path.display()))?;
         let entry = json!({
@@ -43,8 +44,9 @@ fn main() -> Result<()> {
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// One digest over all that a policy is built of: for each file, sorted by path, the path, a NUL,
-/// the length as eight bytes, least first, and the content. Its page and its scenarios are not built.
+/// The digest of all files that a policy is built from. For each file, sorted by path: the path, a NUL,
+/// the length as eight bytes in little-endian order, and the content. The policy's README and scenarios
+/// are not part of the build.
 fn sources_digest(workspace: &Path, policy: &str) -> Result<String> {
     let mut files: Vec<PathBuf> = ["Cargo.lock", "Cargo.toml"].map(PathBuf::from).into();
     for folder in ["wit", "sdk", policy] {

@@ -1,8 +1,8 @@
-//! `exclusive`: whole GPUs and MIG instances, one holder each.
+//! `exclusive`: offers whole GPUs and MIG instances, each with one holder at most.
 //!
 //! Every whole GPU is one device of `resource`; every MIG instance is one of
-//! `nvidia.com/mig-<profile>`, the name that NVIDIA's own plugin gives it. Which GPUs a container
-//! gets is left to the daemon's baseline, which places by links and NUMA nodes.
+//! `nvidia.com/mig-<profile>`, as with NVIDIA's device plugin. The choice of a container's GPUs is left
+//! to the daemon's baseline, which places by links and NUMA nodes.
 
 use berth_policy_sdk::{Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, Policy};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 /// Attribute of a MIG instance, such as `1g.10gb`.
 const MIG_PROFILE: &str = "mig.profile";
 
-/// What an operator may set.
+/// The parameters of `exclusive`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parameters {
@@ -25,7 +25,7 @@ impl Default for Parameters {
     }
 }
 
-/// The policy with its parameters.
+/// The policy `exclusive`.
 #[derive(Clone, Debug)]
 pub struct Exclusive {
     resource: String,
@@ -71,7 +71,7 @@ impl Exclusive {
             return (!part.mig_enabled).then(|| self.resource.clone());
         }
         let profile = part.attributes.iter().find(|a| a.key == MIG_PROFILE)?;
-        // A resource name allows no `+` (`1g.10gb+me`); NVIDIA's plugin writes a dot.
+        // A resource name must not contain `+` (`1g.10gb+me`); NVIDIA's plugin replaces it by a dot.
         Some(format!("nvidia.com/mig-{}", profile.value.replace('+', ".")))
     }
 }

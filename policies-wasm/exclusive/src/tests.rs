@@ -43,7 +43,7 @@ fn mig_instances_go_by_their_profile_and_their_gpu_is_not_offered() {
         (1, "nvidia.com/gpu".to_owned(), 1),
         (2, "nvidia.com/mig-1g.10gb".to_owned(), 1),
         (3, "nvidia.com/mig-1g.10gb".to_owned(), 1),
-        // Health is the kernel's business: an unhealthy part keeps its offer.
+        // The daemon handles health: an unhealthy part keeps its offer.
         (4, "nvidia.com/mig-1g.10gb.me".to_owned(), 1),
     ];
     assert_eq!(offered(&exclusive("{}").unwrap(), &node), expected);

@@ -1,4 +1,4 @@
-//! Every possible answer, measured by the definition in `fit`, on small random nodes.
+//! Compares the answers with all possible ones, by the rules in `fit`, on small random nodes.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,21 +9,21 @@ use berth_policy_sdk::{Node, PlaceRequest};
 
 use crate::fit::best;
 
-/// Less is better, the first field first.
+/// A smaller measure is better; fields are compared in their order.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Measure {
-    /// Devices on GPUs that are leaving, and devices beyond the memory that is left.
+    /// Devices on GPUs that should be avoided, and devices beyond the memory that is left.
     leaving: usize,
     beyond: usize,
     /// GPUs of the whole answer.
     gpus: usize,
-    /// Devices beside required ones. This and what follows only where neither of the first is forced.
+    /// Devices on GPUs with required ones. This field and the next count only if the first two are 0.
     beside: Reverse<usize>,
-    lie: Vec<Lie>,
+    distribution: Vec<OnGpu>,
 }
 
-/// How many devices on a GPU, and its memory left: the larger number first, then the least left.
-type Lie = (Reverse<usize>, u64);
+/// The number of devices on a GPU, and its memory left: more devices first, then less memory.
+type OnGpu = (Reverse<usize>, u64);
 
 fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> Measure {
     let part = |device: &u32| node.devices[*device as usize].part;
@@ -35,7 +35,7 @@ fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> Measure {
     let required: BTreeSet<u32> = request.required.iter().map(part).collect();
     let all: BTreeSet<u32> = chosen.iter().map(part).collect();
     let (mut leaving, mut beyond, mut beside) = (0, 0, 0);
-    let (mut of_required, mut of_others) = (Vec::<Lie>::new(), Vec::new());
+    let (mut of_required, mut of_others) = (Vec::<OnGpu>::new(), Vec::new());
     let mut counts = BTreeMap::<u32, (usize, u64)>::new();
     for device in chosen.iter().filter(|device| !request.required.contains(device)) {
         let takes = takes_mib(node, &node.devices[*device as usize]);
@@ -47,14 +47,14 @@ fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> Measure {
         beyond += count.saturating_sub(fits);
         let with_required = required.contains(&part);
         beside += if with_required { count } else { 0 };
-        let of = if with_required { &mut of_required } else { &mut of_others };
-        of.push((Reverse(count), left(part)));
+        let group = if with_required { &mut of_required } else { &mut of_others };
+        group.push((Reverse(count), left(part)));
     }
     of_required.sort_unstable();
     of_others.sort_unstable();
-    let lie = [of_required, of_others].concat();
-    let (beside, lie) = if leaving + beyond > 0 { (0, Vec::new()) } else { (beside, lie) };
-    Measure { leaving, beyond, gpus: all.len(), beside: Reverse(beside), lie }
+    let distribution = [of_required, of_others].concat();
+    let (beside, distribution) = if leaving + beyond > 0 { (0, Vec::new()) } else { (beside, distribution) };
+    Measure { leaving, beyond, gpus: all.len(), beside: Reverse(beside), distribution }
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_answer_is_as_good_as_the_best_of_all() {
 }
 
 #[test]
-fn the_same_question_has_one_answer_within_what_is_available() {
+fn the_same_request_has_one_answer_among_the_available_devices() {
     for (node, request) in random_questions(2, 8).take(10_000) {
         assert_sound(&request, &steady(best, &node.node, &request).unwrap());
     }

@@ -1,13 +1,13 @@
-//! Best fit: the GPU with the least memory left that still fits, so that large slices stay possible.
-//! What it makes best, one after the other:
+//! Best fit: chooses the GPU with the least memory left on which the slices fit, so that other GPUs keep
+//! room for large slices. It optimises, in this order:
 //!
-//! 1. as few devices as can be on GPUs that are cordoned, draining or unhealthy,
-//! 2. as few as can be beyond the memory that is left, as the daemon's overcommit may allow,
-//! 3. as few GPUs as can be, those of required devices among them, and these first,
-//! 4. all on the GPU with the least memory left of those that fit them all; else as many as fit on the
-//!    one that fits most, and so on with the rest.
+//! 1. the fewest devices on GPUs that are cordoned, draining or unhealthy,
+//! 2. the fewest devices beyond the memory that is left, which the daemon's overcommit may allow,
+//! 3. the fewest GPUs, including those of required devices, which come first,
+//! 4. all devices on the GPU with the least memory left of those that have room for all; otherwise as many
+//!    as possible on the GPU with the most room, and the remaining devices by the same rule.
 //!
-//! The lowest indices win a tie.
+//! If sets are equal, the one with the lowest indices is chosen.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,21 +17,21 @@ use berth_policy_sdk::{DeviceState, Node, PlaceRequest, Placement, room};
 /// One GPU that has devices to choose from.
 #[derive(Debug)]
 struct Gpu {
-    /// On its way out: such GPUs come last.
+    /// It is cordoned, draining or unhealthy: such GPUs come last.
     leaving: bool,
-    /// Something for this request is on it: several devices stay together where they can.
-    begun: bool,
+    /// It already has a device for this request; the devices of a request stay together if possible.
+    in_use: bool,
     index: u32,
     left_mib: u64,
-    /// What one device takes.
+    /// Memory that one device consumes.
     takes_mib: u64,
     /// Devices to choose from, the lowest last.
     available: Vec<u32>,
 }
 
 impl Gpu {
-    /// How many more devices it has room for; `beyond` the memory that is left all that are listed,
-    /// since the daemon may have more room than a policy is shown.
+    /// How many more devices fit on it. With `beyond`, the memory that is left does not count: all
+    /// available devices fit, since the daemon's overcommit may allow them.
     fn room(&self, beyond: bool) -> usize {
         let by_memory = self.left_mib.checked_div(self.takes_mib).filter(|_| !beyond);
         self.available.len().min(by_memory.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX)))
@@ -41,7 +41,7 @@ impl Gpu {
         for _ in 0..count {
             into.extend(self.available.pop());
             self.left_mib = self.left_mib.saturating_sub(self.takes_mib);
-            self.begun = true;
+            self.in_use = true;
         }
     }
 }
@@ -51,36 +51,37 @@ pub(crate) fn best(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
     let mut gpus = gpus(node, request)?;
     let mut devices = request.required.clone();
-    let mut crowded = false;
+    let mut overcommitted = false;
     for (leaving, beyond) in [(false, false), (false, true), (true, false), (true, true)] {
         let before = devices.len();
-        for begun in [true, false] {
-            let open = gpus.iter_mut().filter(|gpu| gpu.leaving == leaving && gpu.begun == begun);
+        for in_use in [true, false] {
+            let open = gpus.iter_mut().filter(|gpu| gpu.leaving == leaving && gpu.in_use == in_use);
             fill(&mut open.collect::<Vec<_>>(), beyond, &mut devices, size);
         }
-        crowded |= beyond && devices.len() > before;
+        overcommitted |= beyond && devices.len() > before;
     }
-    let reason = if crowded {
-        "more than the memory that is left, as the daemon's overcommit may allow"
+    let reason = if overcommitted {
+        "more memory than is left, which the daemon's overcommit may allow"
     } else {
-        "the GPU with the least memory left that still fits"
+        "the GPU with the least memory left on which they fit"
     };
     (devices.len() == size).then(|| Placement { devices, reason: reason.to_owned() })
 }
 
-/// Adds to `devices` up to `size`.
+/// Adds devices until there are `size`.
 fn fill(open: &mut [&mut Gpu], beyond: bool, devices: &mut Vec<u32>, size: usize) {
     while devices.len() < size {
         let missing = size - devices.len();
         let useful = |gpu: &Gpu| gpu.room(beyond).min(missing);
-        // Of those that fit all that is missing the one with the least left; else the one that fits most.
+        // The GPU with the least memory left on which all missing devices fit, or else the one on which the
+        // most fit.
         let next = open.iter_mut().min_by_key(|gpu| (Reverse(useful(gpu)), gpu.left_mib, gpu.index));
         let Some(gpu) = next.filter(|gpu| useful(gpu) > 0) else { break };
         gpu.take(useful(gpu), devices);
     }
 }
 
-/// The GPUs of the devices to choose from, the required ones taken already.
+/// The GPUs of the devices to choose from, with the required devices already taken.
 fn gpus(node: &Node, request: &PlaceRequest) -> Option<Vec<Gpu>> {
     let left = room::left_mib(node);
     let mut gpus = BTreeMap::<u32, Gpu>::new();
@@ -93,16 +94,16 @@ fn gpus(node: &Node, request: &PlaceRequest) -> Option<Vec<Gpu>> {
         let left_mib = *left.get(usize::try_from(device.part).ok()?)?;
         let gpu = gpus.entry(device.part).or_insert_with(|| Gpu {
             leaving: room::is_leaving(part),
-            begun: false,
+            in_use: false,
             index: part.gpu_index,
             left_mib,
             takes_mib: room::takes_mib(node, device),
             available: Vec::new(),
         });
         if request.required.contains(&index) {
-            gpu.begun = true;
-            // What an init container held is required for the next one of its pod: the record counts
-            // it already.
+            gpu.in_use = true;
+            // A device that an init container of the pod holds is required for the next container; it is
+            // already counted as held.
             if device.state != DeviceState::Held {
                 gpu.left_mib = gpu.left_mib.saturating_sub(gpu.takes_mib);
             }

@@ -1,9 +1,9 @@
-//! `memory`: slices of GPUs by MiB, under resource names of their own, several sizes on one GPU.
+//! `memory`: offers slices of GPUs by MiB, each size as a resource of its own, several sizes on one GPU.
 //!
 //! Each GPU offers as many slices of each size as would fit if it were cut into that size alone. The
-//! sizes share the GPU's memory: what no longer fits beside the slices that are held, the daemon's
-//! counters withdraw (invariants I2 and I3), and it comes back with their end. So nothing has to be
-//! set aside for one size beforehand.
+//! sizes share the GPU's memory: the daemon withdraws slices that no longer fit beside the held ones
+//! (invariants I2 and I3) and offers them again when those are released. So no memory has to be reserved
+//! for a size beforehand.
 
 mod fit;
 mod parameters;
@@ -17,14 +17,14 @@ use std::collections::BTreeMap;
 
 pub use parameters::{Compute, Parameters, Size};
 
-/// Slices of one GPU at most, over all sizes: 16 GPUs x 128 are 2048 devices, the largest node that
-/// a call is sure to get through. The sizes with the most slices are cut back until all fit: of one
-/// size alone 128 are left (640 MiB each on 80 GiB), of two with many slices 64 each.
+/// Slices of one GPU at most, over all sizes: 16 GPUs x 128 are 2048 devices, the largest node for which
+/// a call is sure to stay within its limits. The sizes with the most slices are reduced until all fit: a
+/// single size keeps 128 slices (640 MiB each on 80 GiB), two sizes with many slices 64 each.
 const DEVICES_PER_GPU_MAX: u64 = 128;
-/// Sizes at most: so many resources the daemon takes of one GPU.
+/// Sizes at most: the daemon accepts this many resources per GPU.
 const SIZES_MAX: usize = 16;
 
-/// The policy with its parameters.
+/// The policy `memory`.
 #[derive(Clone, Debug)]
 pub struct Memory {
     parameters: Parameters,
@@ -46,18 +46,18 @@ impl Policy for Memory {
     fn new(parameters: Parameters) -> Result<Self, String> {
         let sizes = &parameters.sizes;
         if sizes.len() > SIZES_MAX {
-            return Err(format!("sizes: {} of them; at most {SIZES_MAX} are taken", sizes.len()));
+            return Err(format!("sizes: {} entries; at most {SIZES_MAX} are allowed", sizes.len()));
         }
         for (n, size) in sizes.iter().enumerate() {
             check_resource(&format!("sizes[{n}].resource"), &size.resource)?;
             if size.memory_mib == 0 {
-                return Err(format!("sizes[{n}].memoryMiB: 0 is no size; write 1 or more"));
+                return Err(format!("sizes[{n}].memoryMiB: 0 is not a size; write 1 or more"));
             }
             if size.max_per_gpu == Some(0) {
-                return Err(format!("sizes[{n}].maxPerGpu: 0 offers none; leave the size out instead"));
+                return Err(format!("sizes[{n}].maxPerGpu: 0 would offer no slices; omit the size instead"));
             }
             if sizes[..n].iter().any(|other| other.resource == size.resource) {
-                return Err(format!("sizes[{n}].resource: `{}` is there twice", size.resource));
+                return Err(format!("sizes[{n}].resource: `{}` is used twice", size.resource));
             }
         }
         check_selectors("only", parameters.only.as_deref())?;
@@ -94,7 +94,7 @@ impl Memory {
         self.parameters.sizes.iter().find(|size| size.resource == *name)
     }
 
-    /// As many of each size as would fit alone, and no more in all than a GPU may have.
+    /// As many slices of each size as would fit alone, within the limit over all sizes.
     fn lines(&self, part: &Part) -> Vec<OfferLine> {
         let counts = self.parameters.sizes.iter().map(|size| {
             let fit = part.memory_mib / size.memory_mib;
@@ -102,7 +102,7 @@ impl Memory {
         });
         let counts: Vec<u64> = counts.collect();
         let all_with = |most: u64| counts.iter().map(|count| (*count).min(most)).sum::<u64>();
-        // 16 sizes with 8 slices each are allowed, so there is always an answer above 0.
+        // 16 sizes with 8 slices each are within the limit, so a number above 0 is always found.
         let most = (1..=DEVICES_PER_GPU_MAX).rev().find(|most| all_with(*most) <= DEVICES_PER_GPU_MAX);
         let sizes = self.parameters.sizes.iter().zip(&counts).filter(|(_, count)| **count > 0);
         let line = |(size, count): (&Size, &u64)| OfferLine {
@@ -116,8 +116,8 @@ impl Memory {
     fn slice(&self, size: &Size, part: &Part) -> Consumes {
         let compute_percent = match self.parameters.compute {
             Compute::None => 0,
-            // At most 100, since the size fits. Rounded down, so that a full GPU has compute for all; a
-            // slice below a hundredth sets none aside, as 0 says.
+            // At most 100, since the size fits. Rounded down, so that a full GPU has compute for all slices;
+            // for a slice below one percent no compute is reserved.
             Compute::Proportional => {
                 u32::try_from(size.memory_mib * 100 / part.memory_mib.max(1)).unwrap_or(100)
             }
@@ -126,8 +126,8 @@ impl Memory {
     }
 }
 
-/// What the container is told: of each GPU the sum of its slices there, and of several GPUs the least,
-/// since it is told one number for all of them. `None` if a device is none of a slice.
+/// The limits of a container: the sum of its slices on one GPU, and with several GPUs the smallest sum,
+/// since there is one limit for all of them. `None` if a device is not a slice.
 fn limits(node: &Node, devices: &[u32], compute: Compute) -> Option<Limits> {
     let mut by_part = BTreeMap::<u32, (u64, u32)>::new();
     for index in devices {

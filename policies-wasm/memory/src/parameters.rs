@@ -1,4 +1,4 @@
-//! What an operator may set.
+//! The parameters of `memory`.
 
 use berth_policy_sdk::Selector;
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 pub struct Parameters {
     /// The sizes that GPUs are cut into.
     pub sizes: Vec<Size>,
-    /// What a slice has of the GPU's compute.
+    /// The part of the GPU's compute that a slice gets.
     pub compute: Compute,
     /// The GPUs to cut; all if it is missing.
     pub only: Option<Vec<Selector>>,
@@ -21,21 +21,21 @@ pub struct Parameters {
 pub struct Size {
     /// The resource of these slices.
     pub resource: String,
-    /// Memory of one, MiB.
+    /// Memory of one slice, MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
-    /// How many of them one GPU offers at most; as many as fit if it is missing.
+    /// The maximum number of these slices per GPU; as many as fit if it is missing.
     pub max_per_gpu: Option<u32>,
 }
 
-/// What a slice has of the GPU's compute.
+/// The part of the GPU's compute that a slice gets.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum Compute {
-    /// Nothing is set aside, and no limit is told: whoever is there computes.
+    /// No compute is reserved, and the container gets no limit: all holders of the GPU compete.
     #[default]
     None,
-    /// As much in percent as it has of the memory.
+    /// The same percentage as of the memory.
     Proportional,
 }
 

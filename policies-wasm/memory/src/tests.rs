@@ -48,7 +48,7 @@ fn each_size_is_offered_as_often_as_it_fits_alone() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_offered_and_a_gpu_too_small_for_all_is_passed_on() {
+fn sizes_that_do_not_fit_are_not_offered_and_a_gpu_too_small_for_all_is_passed_on() {
     assert_eq!(counts("{}", 8_000), [1]);
     let node = NodeBuilder::new().gpus(1, "Tesla K10", 3_584).gpus(1, "Tesla T4", 15_360).build().node;
     let answer = memory("{}").unwrap().offer(&node).unwrap();
@@ -56,14 +56,14 @@ fn what_does_not_fit_is_not_offered_and_a_gpu_too_small_for_all_is_passed_on() {
 }
 
 #[test]
-fn a_size_may_be_held_back() {
+fn a_size_may_have_a_maximum_per_gpu() {
     let json = r#"{"sizes": [{"resource": "a.b/1g", "memoryMiB": 1024, "maxPerGpu": 3},
                              {"resource": "a.b/4g", "memoryMiB": 4096}]}"#;
     assert_eq!(counts(json, 16_384), [3, 4]);
 }
 
 #[test]
-fn no_gpu_is_cut_into_more_than_the_limit_in_all() {
+fn no_gpu_is_cut_into_more_slices_than_the_limit() {
     let sizes = |mibs: &[u64]| {
         let size = |mib: &u64| format!(r#"{{"resource": "a.b/m{mib}", "memoryMiB": {mib}}}"#);
         format!(r#"{{"sizes": [{}]}}"#, mibs.iter().map(size).collect::<Vec<_>>().join(","))
@@ -71,7 +71,7 @@ fn no_gpu_is_cut_into_more_than_the_limit_in_all() {
     assert_eq!(counts(&sizes(&[640]), 81_920), [128], "the arithmetic of the limit");
     assert_eq!(counts(&sizes(&[320]), 81_920), [128]);
     assert_eq!(counts(&sizes(&[320, 321]), 81_920), [64, 64]);
-    // The small ones give way, and the large ones keep what fits.
+    // The small sizes are reduced, and the large ones keep all that fit.
     let eight = [1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 40_960, 81_920];
     assert_eq!(counts(&sizes(&eight), 81_920), [48, 40, 20, 10, 5, 2, 2, 1]);
     let sixteen: Vec<u64> = (1..=16).collect();
@@ -79,7 +79,7 @@ fn no_gpu_is_cut_into_more_than_the_limit_in_all() {
 }
 
 #[test]
-fn compute_goes_with_memory_where_that_is_asked_for() {
+fn compute_is_proportional_to_memory_if_configured() {
     let node = NodeBuilder::new().gpus(1, "Tesla T4", 15_360).build().node;
     let shares = offered(r#"{"compute": "proportional"}"#, &node);
     assert_eq!(shares.iter().map(|line| line.3).collect::<Vec<_>>(), [26, 53]);
@@ -108,29 +108,29 @@ fn other_gpus_and_mig_are_passed_on() {
 }
 
 #[test]
-fn a_slice_goes_where_the_least_is_left() {
-    // A small one on GPU 1: the next small one goes beside it, and a large one as well.
+fn a_slice_is_placed_on_the_gpu_with_the_least_memory_left() {
+    // GPU 1 has a small slice: the next small one is placed there, and a large one as well.
     let built = cut(3).hold(&[6]).build();
     assert_eq!(placed(&built, SMALL, 1), [7]);
     assert_eq!(placed(&built, LARGE, 1), [10]);
-    // 12 GiB of GPU 1 are taken: a large one no longer fits there, a small one does.
+    // 12 GiB of GPU 1 are held: a large slice no longer fits there, a small one does.
     let built = cut(3).hold(&[10]).hold(&[6]).build();
     assert_eq!(placed(&built, SMALL, 1), [7]);
     assert_eq!(placed(&built, LARGE, 1), [4]);
 }
 
 #[test]
-fn several_slices_stay_together_where_they_fit_together() {
+fn several_slices_are_on_one_gpu_if_they_fit() {
     let built = cut(3).hold(&[10]).hold(&[6]).build();
     assert_eq!(placed(&built, SMALL, 2), [0, 1], "GPU 1 has room for one");
     assert_eq!(placed(&built, SMALL, 4), [0, 1, 2, 3]);
-    // Six fit on no GPU: four on an empty one, the rest where the least is left.
+    // Five and six do not fit on one GPU: four are on an empty one, the others where the least is left.
     assert_eq!(placed(&built, SMALL, 5), [0, 1, 2, 3, 7]);
     assert_eq!(placed(&built, SMALL, 6), [0, 1, 2, 3, 12, 13]);
 }
 
 #[test]
-fn required_slices_are_in_the_answer_and_take_their_room() {
+fn required_slices_are_in_the_answer_and_consume_memory() {
     let built = cut(2).build();
     let mut request = built.place_request(LARGE, 2);
     request.required = vec![11];
@@ -138,7 +138,7 @@ fn required_slices_are_in_the_answer_and_take_their_room() {
     assert_eq!(policy.place(&built.node, &request).unwrap().devices, [11, 10]);
     request.size = 3;
     assert_eq!(policy.place(&built.node, &request).unwrap().devices, [11, 10, 4]);
-    // Beside the required one although another GPU has less left.
+    // On the GPU of the required slice, although another GPU has less memory left.
     let built = cut(2).hold(&[0]).build();
     let mut request = built.place_request(SMALL, 2);
     request.required = vec![6];
@@ -146,7 +146,7 @@ fn required_slices_are_in_the_answer_and_take_their_room() {
 }
 
 #[test]
-fn a_draining_gpu_comes_last_and_what_cannot_be_met_is_passed_on() {
+fn a_draining_gpu_comes_last_and_requests_that_cannot_be_met_are_passed_on() {
     let built = cut(2).hold(&[0]).part(0, |part| part.drain = DrainState::Draining).build();
     assert_eq!(placed(&built, SMALL, 1), [6]);
     assert_eq!(placed(&built, SMALL, 5), [6, 7, 8, 9, 1]);
@@ -155,14 +155,14 @@ fn a_draining_gpu_comes_last_and_what_cannot_be_met_is_passed_on() {
 }
 
 #[test]
-fn with_overcommit_all_that_is_listed_is_taken_in_the_end() {
-    // Four small ones are held, so that nothing is left by our count, and yet large ones are listed.
+fn with_overcommit_all_available_slices_can_be_chosen() {
+    // Four small slices are held, so that no memory is left, but large ones are still available.
     let built = cut(1).hold(&[0, 1, 2, 3]).build();
     assert_eq!(placed(&built, LARGE, 2), [4, 5]);
 }
 
 #[test]
-fn the_container_is_told_its_limits() {
+fn limits_are_sums_per_gpu() {
     let built = cut(2).build();
     let limits = |json: &str, devices: &[u32]| {
         let request = built.admit_request(devices, &[]);
@@ -177,7 +177,7 @@ fn the_container_is_told_its_limits() {
 }
 
 #[test]
-fn compute_is_told_where_it_is_set_aside() {
+fn compute_is_limited_if_it_is_reserved() {
     let share = Consumes::Slice(Slice { memory_mib: 4_096, compute_percent: 25 });
     let built = NodeBuilder::new().gpus(1, "Tesla T4", 16_384).devices(0, SMALL, 4, share).build();
     let policy = memory(r#"{"compute": "proportional"}"#).unwrap();
@@ -205,18 +205,18 @@ fn wrong_parameters_are_refused_by_name() {
         (r#"{"sizes": [{"resource": "a.b/c"}]}"#, "missing field `memoryMiB`"),
         (r#"{"sizes": [{"resource": "a.b/c", "memoryMib": 1}]}"#, "unknown field `memoryMib`"),
         (r#"{"sizes": [{"resource": "c", "memoryMiB": 1}]}"#, "sizes[0].resource: `c`"),
-        (r#"{"sizes": [{"resource": "a.b/c", "memoryMiB": 0}]}"#, "sizes[0].memoryMiB: 0 is no size"),
+        (r#"{"sizes": [{"resource": "a.b/c", "memoryMiB": 0}]}"#, "sizes[0].memoryMiB: 0 is not a size"),
         (
             r#"{"sizes": [{"resource": "a.b/c", "memoryMiB": 1, "maxPerGpu": 0}]}"#,
-            "sizes[0].maxPerGpu: 0 offers none",
+            "sizes[0].maxPerGpu: 0 would offer no slices",
         ),
         (
             r#"{"sizes": [{"resource": "a.b/c", "memoryMiB": 1}, {"resource": "a.b/c", "memoryMiB": 2}]}"#,
-            "sizes[1].resource: `a.b/c` is there twice",
+            "sizes[1].resource: `a.b/c` is used twice",
         ),
-        (many.as_str(), "sizes: 17 of them; at most 16"),
+        (many.as_str(), "sizes: 17 entries; at most 16"),
         (r#"{"compute": "half"}"#, "expected `none` or `proportional`"),
-        (r#"{"only": [{}]}"#, "only[0]: names no GPU"),
+        (r#"{"only": [{}]}"#, "only[0]: selects no GPU"),
     ];
     for (json, expected) in cases {
         let error = memory(json).unwrap_err();

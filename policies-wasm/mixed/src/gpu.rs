@@ -1,4 +1,4 @@
-//! What `mixed` needs to know of a GPU.
+//! The state of a GPU that `mixed` needs.
 
 use berth_policy_sdk::{Consumes, DeviceState, DrainState, Health, Node, Part};
 
@@ -11,13 +11,14 @@ pub(crate) struct Gpu<'a> {
     /// Index into the node's parts.
     pub(crate) index: u32,
     pub(crate) part: &'a Part,
-    /// Of what is held, or else of the present offer; none before the first, or if it is in both.
+    /// The mode of its held devices, or else of its present offer; `None` before the first offer, or if it
+    /// is offered in both modes.
     pub(crate) mode: Option<Mode>,
-    /// Something on it is held.
+    /// At least one of its devices is held.
     pub(crate) held: bool,
-    /// Something on it can still be had, as far as what is held allows.
+    /// At least one more device of its mode can be granted beside the held ones.
     pub(crate) room: bool,
-    /// It may be granted: neither cordoned nor broken.
+    /// Its devices may be granted: it is neither cordoned nor unhealthy.
     pub(crate) usable: bool,
 }
 

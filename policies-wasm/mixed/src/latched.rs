@@ -1,9 +1,8 @@
-//! `advertise: latched`: which GPU is in which mode.
+//! `advertise: latched`: the mode of each GPU.
 //!
-//! A GPU changes over only if it is usable, nobody holds anything on it, nobody has for
-//! `settleSeconds`, its new mode is short of its reserve, and its old mode has more than its own.
-//! So each change makes the sum of both shortages smaller, and none is ever taken back without new
-//! demand.
+//! A GPU changes its mode only if it is usable, has had no holder for `settleSeconds`, its new mode has
+//! fewer GPUs than its reserve, and its old mode has more than its own reserve. So each change reduces the
+//! sum of both shortages, and no change is reverted without new demand.
 
 use crate::Reserve;
 use crate::gpu::Gpu;
@@ -24,12 +23,12 @@ impl Mode {
     }
 }
 
-/// What to list each GPU as, and when to look again.
+/// The mode to list each GPU in, and when to plan again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// In the order of the GPUs.
     pub(crate) modes: Vec<Mode>,
-    /// Set while a GPU that is wanted in the other mode still settles.
+    /// Set while a GPU that is needed in the other mode has had no holder for less than `settleSeconds`.
     pub(crate) again_after_seconds: Option<u32>,
 }
 
@@ -41,9 +40,9 @@ pub(crate) fn plan(gpus: &[Gpu<'_>], reserve: Reserve, settle_seconds: u32) -> P
     plan
 }
 
-/// Modes of GPUs that have none get one at once: nobody was promised them. The last ones become
-/// shares, as many as the reserve lacks; all others are whole, which also wins where there are too
-/// few GPUs for both.
+/// GPUs without a mode get one without delay: the scheduler cannot have assigned them yet. The last ones
+/// are shared, as many as the reserve lacks; all others are whole, and so are all if there are too few GPUs
+/// for both.
 fn first_modes(gpus: &[Gpu<'_>], reserve: Reserve) -> Vec<Mode> {
     let has_room = |mode: Mode| {
         let with_room = gpus.iter().filter(|gpu| gpu.usable && gpu.room && gpu.mode == Some(mode));
@@ -70,14 +69,14 @@ fn first_modes(gpus: &[Gpu<'_>], reserve: Reserve) -> Vec<Mode> {
 }
 
 impl Plan {
-    /// Changes GPUs over to `wanted` while that mode is short and the other can spare one.
+    /// Changes GPUs to the mode `wanted` while that mode is short and the other has more than its reserve.
     fn change_over(&mut self, gpus: &[Gpu<'_>], reserve: Reserve, settle: u32, wanted: Mode) {
         let mut lacks = reserve.of(wanted).saturating_sub(self.room(gpus, wanted));
         let other = wanted.other();
         let mut spare = self.room(gpus, other).saturating_sub(reserve.of(other));
         let mut candidates: Vec<_> =
             (0..gpus.len()).filter(|&n| gpus[n].usable && !gpus[n].held && self.modes[n] == other).collect();
-        // Whole GPUs gather at the front, shared ones at the back, as at first.
+        // Whole GPUs are kept at the front and shared ones at the back, as in `first_modes`.
         if wanted == Mode::Shared {
             candidates.reverse();
         }
@@ -97,7 +96,7 @@ impl Plan {
         }
     }
 
-    /// Usable GPUs of a mode on which something can be had.
+    /// The number of usable GPUs of a mode of which a device can be granted.
     fn room(&self, gpus: &[Gpu<'_>], mode: Mode) -> usize {
         let of_mode = gpus.iter().zip(&self.modes).filter(|(_, set)| **set == mode);
         of_mode.filter(|(gpu, _)| gpu.usable && gpu.room).count()

@@ -1,13 +1,13 @@
-//! `mixed`: a whole and a shared name for the same GPUs.
+//! `mixed`: offers the same GPUs both whole and as shares.
 //!
 //! `advertise: both` lists each GPU whole under one resource and as N shares under another; the
-//! daemon withdraws what does not fit beside what is held, and shows it again when it is free.
+//! daemon withdraws devices that do not fit beside the held ones, and lists them again later.
 //!
-//! `advertise: latched` lists each GPU in one mode only, and changes an idle one over where the
-//! other mode runs short. It is for nodes where the scheduler must not be promised a GPU twice: it
-//! hears of a withdrawal up to a status period late, and a pod that comes in that time fails.
+//! `advertise: latched` lists each GPU in one mode only, and changes the mode of an idle GPU when the
+//! other mode runs short. It is for nodes where the scheduler must not assign a GPU twice: it learns of a
+//! withdrawal up to one status period late, and a pod that is assigned in the meantime fails.
 //!
-//! Shares are handed out from the least-held GPU first. Whole GPUs are left to the daemon's
+//! Shares are placed on the least-held GPU first. The choice of whole GPUs is left to the daemon's
 //! baseline, which places by links and NUMA nodes. GPUs in MIG mode and their instances are passed
 //! on.
 
@@ -23,10 +23,10 @@ use serde::Deserialize;
 use gpu::Gpu;
 use latched::Mode;
 
-/// Shares of one GPU at most. 16 GPUs x 128 shares are 2048 devices, some 200 kB of device list
-/// for the kubelet at each change.
+/// Shares of one GPU at most. 16 GPUs x 128 shares are 2048 devices: a device list of about 200 kB, which
+/// is sent to the kubelet at each change.
 const REPLICAS_MAX: u32 = 128;
-/// A day: longer, and nobody would see it happen.
+/// One day: a longer time would practically never elapse.
 const SETTLE_SECONDS_MAX: u32 = 24 * 60 * 60;
 
 /// How GPUs are listed.
@@ -39,7 +39,7 @@ pub enum Advertise {
     Latched,
 }
 
-/// What an operator may set.
+/// The parameters of `mixed`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parameters {
@@ -57,7 +57,7 @@ pub struct Parameters {
     /// `both`: GPUs that are only shared, 0 by default. `latched`: GPUs with a free share to keep,
     /// 1 by default.
     pub reserve_shared: Option<u32>,
-    /// `latched`: how long a GPU has nobody before it changes over.
+    /// `latched`: how long a GPU has no holder before its mode may change.
     pub settle_seconds: u32,
 }
 
@@ -82,7 +82,7 @@ struct Reserve {
     shared: usize,
 }
 
-/// The policy with its parameters.
+/// The policy `mixed`.
 #[derive(Clone, Debug)]
 pub struct Mixed {
     parameters: Parameters,
@@ -96,7 +96,7 @@ impl Policy for Mixed {
         Description {
             name: "mixed".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            summary: "A whole and a shared name for the same GPUs.".into(),
+            summary: "Offers the same GPUs both whole and as shares.".into(),
             hooks: Hooks::OFFER | Hooks::PLACE,
             parameters_schema: include_str!("../schema.json").into(),
         }
@@ -107,7 +107,7 @@ impl Policy for Mixed {
         check_resource("sharedResource", &parameters.shared_resource)?;
         if parameters.resource == parameters.shared_resource {
             return Err(format!(
-                "sharedResource: `{}` is the resource of whole GPUs, too; give shares another name",
+                "sharedResource: `{}` is also the resource of whole GPUs; shares need another one",
                 parameters.shared_resource
             ));
         }
@@ -115,7 +115,7 @@ impl Policy for Mixed {
         check_range("settleSeconds", parameters.settle_seconds, 0, SETTLE_SECONDS_MAX)?;
         let default = match parameters.advertise {
             Advertise::Both => 0,
-            // Without a reserve nothing would ever run short, and no GPU change over.
+            // Without a reserve no mode would ever run short, and no GPU would change its mode.
             Advertise::Latched => 1,
         };
         let count = |set: Option<u32>| usize::try_from(set.unwrap_or(default)).unwrap_or(usize::MAX);
@@ -142,8 +142,8 @@ impl Policy for Mixed {
     }
 
     fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
-        let asked = usize::try_from(request.request.resource).ok()?;
-        if node.resources.get(asked)? != &self.parameters.shared_resource {
+        let resource = usize::try_from(request.request.resource).ok()?;
+        if node.resources.get(resource)? != &self.parameters.shared_resource {
             return None;
         }
         placement::spread(node, request)
@@ -157,8 +157,9 @@ enum Listed {
     Both,
 }
 
-/// The first GPUs are reserved whole, the last ones as shares. By place and not by state, so that a
-/// GPU does not change over because another one fails. Whole wins where there are too few.
+/// The first GPUs are reserved whole, the last ones as shares. This depends on their position and not on
+/// their state, so that the mode of a GPU does not change when another one fails. If there are too few
+/// GPUs, whole takes precedence.
 fn both(count: usize, reserve: Reserve) -> Vec<Listed> {
     let whole = reserve.whole.min(count);
     let shared = reserve.shared.min(count - whole);

@@ -10,7 +10,7 @@ fn mixed(json: &str) -> Result<Mixed, String> {
     parse(json).and_then(Mixed::new)
 }
 
-/// One letter a GPU: (W)hole, (S)hared, (B)oth.
+/// One letter per GPU: (W)hole, (S)hared, (B)oth.
 fn letters(answer: &OfferAnswer) -> String {
     let letter = |offer: &PartOffer| {
         let names: Vec<_> = offer.lines.iter().map(|line| line.resource.as_str()).collect();
@@ -29,7 +29,7 @@ fn listed(json: &str, node: &Node) -> (String, Option<u32>) {
     (letters(&answer), answer.again_after_seconds)
 }
 
-/// A node with one GPU a letter, as `letters` would show it; lower case: one device of it is held.
+/// A node with one GPU per letter, as in `letters`; lower case: one of its devices is held.
 fn node_of(letters: &str) -> NodeBuilder {
     let count = u32::try_from(letters.len()).unwrap();
     let mut node = NodeBuilder::new().gpus(count, "Tesla T4", 16_000);
@@ -63,7 +63,7 @@ fn both_lists_each_gpu_whole_and_as_shares() {
 }
 
 #[test]
-fn both_keeps_reserves_by_place_and_whole_wins() {
+fn both_reserves_by_position_and_whole_takes_precedence() {
     let node = node_of("----").build().node;
     let both = |whole: u32, shared: u32| {
         let json = format!(r#"{{"reserveWhole": {whole}, "reserveShared": {shared}}}"#);
@@ -77,7 +77,7 @@ fn both_keeps_reserves_by_place_and_whole_wins() {
 }
 
 #[test]
-fn latched_starts_with_the_reserves_and_the_rest_whole() {
+fn latched_starts_with_the_reserves_and_all_other_gpus_whole() {
     let node = node_of("----").build().node;
     assert_eq!(listed(r#"{"advertise": "latched"}"#, &node), ("WWWS".into(), None));
     let json = r#"{"advertise": "latched", "reserveShared": 9}"#;
@@ -87,7 +87,7 @@ fn latched_starts_with_the_reserves_and_the_rest_whole() {
 }
 
 #[test]
-fn latched_keeps_what_it_listed_while_nothing_runs_short() {
+fn latched_keeps_modes_while_none_runs_short() {
     let json = r#"{"advertise": "latched"}"#;
     for steady in ["SWWW", "WSsS", "wWSs", "WS", "ws"] {
         let node = node_of(steady).build().node;
@@ -96,20 +96,20 @@ fn latched_keeps_what_it_listed_while_nothing_runs_short() {
 }
 
 #[test]
-fn latched_changes_a_settled_gpu_over_where_the_other_mode_runs_short() {
+fn latched_changes_the_mode_of_a_settled_gpu_if_the_other_mode_runs_short() {
     let json = r#"{"advertise": "latched"}"#;
-    // All whole GPUs are held; the first idle shared one changes, one with a free share stays.
+    // All whole GPUs are held: the first idle shared one changes, and one with a free share remains.
     assert_eq!(listed(json, &node_of("wSSs").build().node), ("WWSS".into(), None));
-    // All shares are held; the last idle whole GPU changes.
+    // All shares are held: the last idle whole GPU changes.
     let full = node_of("WWs").hold(&[3, 4, 5]).build().node;
     assert_eq!(listed(json, &full), ("WSS".into(), None));
-    // A share of the last one is free: nothing is short.
+    // A share of the last GPU is free: no mode is short.
     let room = node_of("WWs").hold(&[3, 4]).build().node;
     assert_eq!(listed(json, &room), ("WWS".into(), None));
 }
 
 #[test]
-fn latched_never_takes_one_reserve_for_the_other() {
+fn latched_never_reduces_one_reserve_to_fill_the_other() {
     let json = r#"{"advertise": "latched"}"#;
     assert_eq!(listed(json, &node_of("wS").build().node), ("WS".into(), None));
     let full = node_of("Ws").hold(&[2, 3, 4]).build().node;
@@ -119,7 +119,7 @@ fn latched_never_takes_one_reserve_for_the_other() {
 }
 
 #[test]
-fn latched_waits_until_a_gpu_has_settled_and_says_how_long() {
+fn latched_waits_until_a_gpu_has_settled_and_returns_the_time_left() {
     let json = r#"{"advertise": "latched", "settleSeconds": 30}"#;
     let idle = |first: u32, second: u32| {
         let node = node_of("wSSS");
@@ -129,14 +129,14 @@ fn latched_waits_until_a_gpu_has_settled_and_says_how_long() {
     };
     assert_eq!(listed(json, &idle(12, 3)), ("WSSS".into(), Some(18)));
     assert_eq!(listed(json, &idle(3, 29)), ("WSSS".into(), Some(1)));
-    // One that has settled goes before one of a lower index that has not.
+    // A GPU that has settled is preferred to one with a lower index that has not.
     assert_eq!(listed(json, &idle(12, 30)), ("WSWS".into(), None));
     let json = r#"{"advertise": "latched", "settleSeconds": 30, "reserveWhole": 2}"#;
     assert_eq!(listed(json, &idle(12, 30)), ("WSWS".into(), Some(18)));
 }
 
 #[test]
-fn latched_leaves_gpus_alone_that_may_not_be_granted() {
+fn latched_does_not_change_gpus_that_cannot_be_granted() {
     let json = r#"{"advertise": "latched"}"#;
     let cordoned = node_of("wSS").part(1, |part| part.drain = DrainState::Cordoned);
     assert_eq!(listed(json, &cordoned.build().node), ("WSS".into(), None));
@@ -145,7 +145,7 @@ fn latched_leaves_gpus_alone_that_may_not_be_granted() {
 }
 
 #[test]
-fn latched_goes_by_what_is_held_after_a_change_of_policy() {
+fn latched_follows_held_devices_after_a_change_of_policy() {
     let json = r#"{"advertise": "latched", "reserveWhole": 4, "reserveShared": 4}"#;
     // From `both`: device 1 is a share of GPU 0, device 5 is GPU 1 whole.
     let node = node_of("BBBB").hold(&[1]).hold(&[5]).build().node;
@@ -153,8 +153,8 @@ fn latched_goes_by_what_is_held_after_a_change_of_policy() {
 }
 
 #[test]
-fn each_change_over_is_final_until_demand_changes() {
-    // Whatever the state, listing the answer and asking again gives the same answer.
+fn each_change_of_mode_is_final_until_demand_changes() {
+    // From any state, a second call on the listed answer gives the same answer.
     let json = r#"{"advertise": "latched", "reserveWhole": 2, "reserveShared": 2}"#;
     for number in 0..7_u32.pow(5) {
         let states = ['W', 'w', 'S', 's', 'B', 'b', '-'];
@@ -201,7 +201,7 @@ fn wrong_parameters_are_refused_by_name() {
         (r#"{"reserve": 1}"#, "unknown field `reserve`"),
         (r#"{"resource": "x"}"#, "resource: `x`"),
         (r#"{"sharedResource": "x"}"#, "sharedResource: `x`"),
-        (r#"{"sharedResource": "nvidia.com/gpu"}"#, "give shares another name"),
+        (r#"{"sharedResource": "nvidia.com/gpu"}"#, "shares need another one"),
     ];
     for (json, expected) in cases {
         let error = mixed(json).unwrap_err();

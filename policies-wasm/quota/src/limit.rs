@@ -1,27 +1,26 @@
-//! What a namespace may hold, and the words for it.
+//! The limits of a namespace, and the messages about them.
 
 use berth_policy_sdk::matches;
 use serde::Deserialize;
 
 use crate::usage::Count;
 
-/// What one namespace may hold, or each of those that fit.
+/// The limit of one namespace, or of each of those that match.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Limit {
-    /// The namespace; a `*` stands for any text, and each that fits has the limit for
-    /// itself.
+    /// The namespace; a `*` matches any text, and each matching namespace has its own limit.
     pub namespace: String,
-    /// Devices at most.
+    /// The maximum number of devices.
     pub devices: Option<u32>,
-    /// Memory at most, MiB. A share counts what it consumes, a whole GPU all that it has.
+    /// The maximum memory, MiB. A share counts with what it consumes, a whole GPU with all of its memory.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: Option<u64>,
-    /// The resources that count, exact or ending in `*`; all if it is missing.
+    /// The resources that count; a `*` matches any text. All if it is missing.
     pub resources: Option<Vec<String>>,
 }
 
-/// What each namespace without an entry of its own may hold.
+/// The limit of each namespace without an entry of its own.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Others {
@@ -48,13 +47,13 @@ impl Others {
 impl Limit {
     pub(crate) fn check(&self, key: &str) -> Result<(), String> {
         if self.namespace.is_empty() {
-            return Err(format!("{key}.namespace: is empty; name a namespace, or write `*` for every one"));
+            return Err(format!("{key}.namespace: is empty; name a namespace, or write `*` for all"));
         }
         if self.devices.is_none() && self.memory_mib.is_none() {
             return Err(format!("{key}: limits nothing; give `devices` or `memoryMiB`"));
         }
         if self.resources.as_ref().is_some_and(Vec::is_empty) {
-            return Err(format!("{key}.resources: names none; leave it out to count all"));
+            return Err(format!("{key}.resources: the list is empty; omit it to count all resources"));
         }
         Ok(())
     }
@@ -68,9 +67,9 @@ impl Limit {
         self.resources.as_deref().is_none_or(|all| all.iter().any(|pattern| matches(pattern, resource)))
     }
 
-    /// The denial for the pod's owner, if what is asked for beside what is held is too much. What is
-    /// held already and asked for again, as by the container after an init container, is never denied:
-    /// the limit may have been lowered since.
+    /// The message of the denial, if the requested and the held devices together exceed the limit. A
+    /// request for devices that the namespace already holds, such as that of the container after an init
+    /// container, is never denied, even if the limit was lowered in the meantime.
     pub(crate) fn denial(&self, namespace: &str, before: Count, after: Count) -> Option<String> {
         let of = self.of_resources();
         let (more, more_mib) = (after.devices - before.devices, after.memory_mib - before.memory_mib);
@@ -78,21 +77,21 @@ impl Limit {
         if let Some(most) = most {
             return Some(format!(
                 "namespace {namespace} holds {} of the {most} devices{of} that it may have on this node, and \
-                 {more} more are asked for: {}",
+                 {more} more are requested: {}",
                 before.devices,
-                way_out(most.saturating_sub(before.devices), ""),
+                advice(most.saturating_sub(before.devices), ""),
             ));
         }
         let most = self.memory_mib.filter(|most| more_mib > 0 && after.memory_mib > *most)?;
         Some(format!(
             "namespace {namespace} holds {} of the {most} MiB{of} that it may have on this node, and {more_mib} \
-             MiB more are asked for: {}",
+             MiB more are requested: {}",
             before.memory_mib,
-            way_out(most.saturating_sub(before.memory_mib), " MiB"),
+            advice(most.saturating_sub(before.memory_mib), " MiB"),
         ))
     }
 
-    /// What the namespace then holds.
+    /// What the namespace holds after the grant.
     pub(crate) fn state(&self, namespace: &str, after: Count) -> String {
         let devices = self.devices.map(|most| format!("{} of {most} devices", after.devices));
         let memory = self.memory_mib.map(|most| format!("{} of {most} MiB", after.memory_mib));
@@ -100,7 +99,7 @@ impl Limit {
         format!("namespace {namespace} holds {}", both.join(" and "))
     }
 
-    /// Two names at most: a denial must fit into a pod's status.
+    /// The resources of the limit, two names at most: a denial must fit into a pod's status.
     fn of_resources(&self) -> String {
         match self.resources.as_deref() {
             None => String::new(),
@@ -110,11 +109,11 @@ impl Limit {
     }
 }
 
-fn way_out(left: u64, unit: &str) -> String {
+fn advice(left: u64, unit: &str) -> String {
     match left {
         0 => "wait until pods of the namespace end, or use another node".into(),
         left => {
-            format!("ask for {left}{unit} at most, wait until pods of the namespace end, or use another node")
+            format!("request {left}{unit} at most, wait until pods of the namespace end, or use another node")
         }
     }
 }

@@ -22,26 +22,26 @@ fn node() -> NodeBuilder {
         .devices(3, WHOLE, 1, Consumes::Whole)
 }
 
-/// `Ok` with the reason of an allowance, `Err` with that of a denial, `None` for a pass.
+/// `Ok` with the reason of a grant, `Err` with that of a denial, `None` for a pass.
 fn judged(
     json: &str,
     built: &Built,
     devices: &[u32],
-    who: &[(&str, &str)],
+    candidates: &[(&str, &str)],
 ) -> Option<Result<String, String>> {
-    let verdict = quota(json).unwrap().admit(&built.node, &built.admit_request(devices, who))?;
+    let verdict = quota(json).unwrap().admit(&built.node, &built.admit_request(devices, candidates))?;
     Some(match verdict {
         Verdict::Allow(terms) => Ok(terms.reason),
         Verdict::Deny(reason) => Err(reason),
     })
 }
 
-fn allowed(json: &str, built: &Built, devices: &[u32], who: &[(&str, &str)]) -> String {
-    judged(json, built, devices, who).expect("an answer").expect("allowed")
+fn allowed(json: &str, built: &Built, devices: &[u32], candidates: &[(&str, &str)]) -> String {
+    judged(json, built, devices, candidates).expect("an answer").expect("allowed")
 }
 
-fn denied(json: &str, built: &Built, devices: &[u32], who: &[(&str, &str)]) -> String {
-    judged(json, built, devices, who).expect("an answer").expect_err("denied")
+fn denied(json: &str, built: &Built, devices: &[u32], candidates: &[(&str, &str)]) -> String {
+    judged(json, built, devices, candidates).expect("an answer").expect_err("denied")
 }
 
 #[test]
@@ -49,49 +49,50 @@ fn devices_are_counted_up_to_the_limit() {
     let built = node().hold_as(&[0], Some(("team-a", "p"))).hold_as(&[1], Some(("team-b", "q"))).build();
     assert_eq!(allowed(TWO, &built, &[2], &A), "namespace team-a holds 2 of 2 devices");
     let denial = denied(TWO, &built, &[2, 3], &A);
-    let expected = "namespace team-a holds 1 of the 2 devices that it may have on this node, and 2 more are asked \
-                    for: ask for 1 at most, wait until pods of the namespace end, or use another node";
+    let expected = "namespace team-a holds 1 of the 2 devices that it may have on this node, and 2 more are \
+                    requested: request 1 at most, wait until pods of the namespace end, or use another node";
     assert_eq!(denial, expected);
 }
 
 #[test]
-fn where_nothing_is_left_the_denial_says_to_wait() {
+fn without_devices_left_the_denial_advises_to_wait() {
     let built = node().hold_as(&[0, 1], Some(("team-a", "p"))).build();
     let denial = denied(TWO, &built, &[8], &A);
     assert!(
-        denial.contains("holds 2 of the 2 devices") && denial.contains("1 more are asked for: wait"),
+        denial.contains("holds 2 of the 2 devices") && denial.contains("1 more are requested: wait"),
         "{denial}"
     );
 }
 
 #[test]
-fn memory_counts_what_a_share_consumes_and_all_of_a_whole_gpu() {
+fn a_share_counts_with_its_memory_and_a_whole_gpu_with_all_memory() {
     let json = r#"{"namespaces": [{"namespace": "team-a", "memoryMiB": 20000}]}"#;
     let built = node().hold_as(&[8], Some(("team-a", "p"))).build();
     assert_eq!(allowed(json, &built, &[0], &A), "namespace team-a holds 20000 of 20000 MiB");
     let denial = denied(json, &built, &[0, 1], &A);
     assert!(denial.contains("holds 16000 of the 20000 MiB"), "{denial}");
-    assert!(denial.contains("8000 MiB more are asked for: ask for 4000 MiB at most"), "{denial}");
+    assert!(denial.contains("8000 MiB more are requested: request 4000 MiB at most"), "{denial}");
     let denial = denied(json, &built, &[9], &A);
     assert!(denial.contains("16000 MiB more"), "{denial}");
 }
 
 #[test]
-fn who_asks_must_be_known_for_a_denial() {
+fn a_denial_requires_candidates_of_one_namespace() {
     let built = node().hold_as(&[0, 1], Some(("team-a", "p"))).build();
     let reason = allowed(TWO, &built, &[2], &[]);
-    assert_eq!(reason, "quota not checked: no source shows which pod asks");
+    assert_eq!(reason, "quota not checked: no source shows the requesting pod");
     let reason = allowed(TWO, &built, &[2], &[("team-a", "x"), ("team-b", "y")]);
-    assert_eq!(reason, "quota not checked: pods of team-a and team-b may be asking");
+    assert_eq!(reason, "quota not checked: the request may be from a pod of team-a or team-b");
     denied(TWO, &built, &[2], &[("team-a", "x"), ("team-a", "y")]);
 }
 
 #[test]
-fn a_list_of_candidates_that_may_be_cut_off_denies_nobody() {
+fn a_list_of_candidates_that_may_be_incomplete_causes_no_denial() {
     let built = node().hold_as(&[0, 1], Some(("team-a", "p"))).build();
-    let who = [("team-a", "x"); CANDIDATES_SHOWN_MAX];
-    assert_eq!(allowed(TWO, &built, &[2], &who), "quota not checked: 64 or more pods may be asking");
-    denied(TWO, &built, &[2], &who[1..]);
+    let candidates = [("team-a", "x"); CANDIDATES_SHOWN_MAX];
+    let reason = allowed(TWO, &built, &[2], &candidates);
+    assert_eq!(reason, "quota not checked: the request may be from any of 64 or more pods");
+    denied(TWO, &built, &[2], &candidates[1..]);
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn the_container_after_an_init_container_is_not_counted_twice() {
     let held = node().hold_as(&[0, 1], Some(("team-a", "p")));
     let built = held.clone().build();
     assert_eq!(allowed(TWO, &built, &[0, 1], &A), "namespace team-a holds 2 of 2 devices");
-    // And once both are on the record they are two devices still, known or not.
+    // With both allocations in the ledger they are still two devices, with or without a known second holder.
     for holder in [Some(("team-a", "p")), None] {
         let built = held.clone().hold_as(&[0, 1], holder).build();
         assert_eq!(allowed(TWO, &built, &[0, 1], &A), "namespace team-a holds 2 of 2 devices");
@@ -124,7 +125,7 @@ fn the_container_after_an_init_container_is_not_counted_twice() {
 }
 
 #[test]
-fn what_is_held_already_is_never_denied_though_the_limit_was_lowered() {
+fn held_devices_are_never_denied_even_after_the_limit_was_lowered() {
     let one = r#"{"namespaces": [{"namespace": "team-a", "devices": 1, "memoryMiB": 100}]}"#;
     let built = node().hold_as(&[0, 1], Some(("team-a", "p"))).build();
     let reason = allowed(one, &built, &[0, 1], &A);
@@ -140,7 +141,7 @@ fn a_device_counts_for_its_newest_known_holder() {
 }
 
 #[test]
-fn unknown_holders_count_only_where_that_is_asked_for() {
+fn unknown_holders_count_only_if_configured() {
     let built = node().hold_as(&[0, 1], None).hold_as(&[2], Some(("", "nameless"))).build();
     assert_eq!(allowed(TWO, &built, &[3], &A), "namespace team-a holds 1 of 2 devices");
     let strict = r#"{"countUnknown": true, "namespaces": [{"namespace": "team-a", "devices": 2}]}"#;
@@ -148,7 +149,7 @@ fn unknown_holders_count_only_where_that_is_asked_for() {
 }
 
 #[test]
-fn only_the_resources_of_an_entry_count_and_all_entries_must_hold() {
+fn only_the_resources_of_an_entry_count_and_all_entries_apply() {
     let json = r#"{"namespaces": [
         {"namespace": "team-a", "devices": 1, "resources": ["nvidia.com/gpu"]},
         {"namespace": "team-*", "devices": 3, "resources": ["nvidia.com/gpu.*"]},
@@ -162,7 +163,7 @@ fn only_the_resources_of_an_entry_count_and_all_entries_must_hold() {
 }
 
 #[test]
-fn others_have_the_default_and_without_one_any() {
+fn other_namespaces_have_the_default_and_without_one_no_limit() {
     let json = r#"{"namespaces": [{"namespace": "team-a", "devices": 8}], "default": {"devices": 1}}"#;
     let built = node().hold_as(&[0], Some(("guest", "p"))).build();
     assert!(denied(json, &built, &[1], &[("guest", "q")]).contains("namespace guest holds 1 of the 1"));
@@ -172,10 +173,10 @@ fn others_have_the_default_and_without_one_any() {
 }
 
 #[test]
-fn what_no_limit_concerns_is_passed_on() {
+fn resources_without_a_limit_are_passed_on() {
     let json = r#"{"namespaces": [{"namespace": "*", "devices": 1, "resources": ["nvidia.com/gpu"]}]}"#;
     let built = node().build();
-    assert_eq!(judged(json, &built, &[0, 1], &[]), None, "not even a word of who asks");
+    assert_eq!(judged(json, &built, &[0, 1], &[]), None, "without a note that the quota was not checked");
     assert_eq!(judged("{}", &built, &[8], &[]), None);
 }
 
@@ -201,7 +202,10 @@ fn wrong_parameters_are_refused_by_name() {
         ),
         (r#"{"namespaces": [{"namespace": "", "devices": 1}]}"#, "namespaces[0].namespace: is empty"),
         (r#"{"namespaces": [{"namespace": "a", "device": 1}]}"#, "unknown field `device`"),
-        (r#"{"namespaces": [{"namespace": "a", "devices": 1, "resources": []}]}"#, "resources: names none"),
+        (
+            r#"{"namespaces": [{"namespace": "a", "devices": 1, "resources": []}]}"#,
+            "resources: the list is empty",
+        ),
         (r#"{"default": {}}"#, "default: limits nothing"),
     ];
     for (json, expected) in cases {
@@ -210,7 +214,7 @@ fn wrong_parameters_are_refused_by_name() {
     }
     let many = vec![r#"{"namespace": "a", "devices": 1}"#; ENTRIES_MAX + 1].join(",");
     let error = quota(&format!(r#"{{"namespaces": [{many}]}}"#)).unwrap_err();
-    assert_eq!(error, "namespaces: 257 entries; at most 256 are taken");
+    assert_eq!(error, "namespaces: 257 entries; at most 256 are allowed");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a namespace holds now.
+//! The devices that a namespace holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ pub(crate) struct Usage<'a> {
     devices: BTreeSet<u32>,
 }
 
-/// Devices and their memory.
+/// A number of devices and the sum of their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) devices: u64,
@@ -20,12 +20,12 @@ pub(crate) struct Count {
 }
 
 impl<'a> Usage<'a> {
-    /// Every device counts once, for its newest holder that is known: the container after an init
-    /// container is granted the same devices, as a further allocation.
+    /// Every device counts once, for its newest known holder: the container after an init container is
+    /// granted the same devices in a further allocation.
     pub(crate) fn of(node: &'a Node, namespace: &str, count_unknown: bool) -> Self {
         let mut owners = BTreeMap::<u32, Option<&str>>::new();
         let mut all: Vec<&Allocation> = node.allocations.iter().collect();
-        // Stable, so that of two in one second the later listed one is the newer.
+        // A stable sort, so that of two allocations in the same second the one listed later is newer.
         all.sort_by_key(|allocation| (!allocation.overlapped, u32::MAX - allocation.age_seconds));
         for allocation in all {
             let known = allocation.holder.as_ref().map(|holder| holder.namespace.as_str());
@@ -35,15 +35,16 @@ impl<'a> Usage<'a> {
                 *owner = known.or(*owner);
             }
         }
-        let its = |owner: Option<&str>| owner.map_or(count_unknown, |owner| owner == namespace);
-        let devices = owners.into_iter().filter(|(_, owner)| its(*owner)).map(|(device, _)| device);
+        let counts = |owner: Option<&str>| owner.map_or(count_unknown, |owner| owner == namespace);
+        let devices = owners.into_iter().filter(|(_, owner)| counts(*owner)).map(|(device, _)| device);
         Self { node, devices: devices.collect() }
     }
 
-    /// What of it a limit counts, with `more` devices beside it: those that it holds already count once.
+    /// The devices that a limit counts, including `more` devices; devices that are already held count
+    /// once.
     pub(crate) fn count(&self, limit: &Limit, more: &[u32]) -> Count {
-        let beside = more.iter().filter(|index| !self.devices.contains(index));
-        let all = self.devices.iter().chain(beside);
+        let new = more.iter().filter(|index| !self.devices.contains(index));
+        let all = self.devices.iter().chain(new);
         let devices = all.filter_map(|index| room::device(self.node, *index));
         let counted = devices.filter(|device| {
             let name = usize::try_from(device.resource).ok().and_then(|at| self.node.resources.get(at));

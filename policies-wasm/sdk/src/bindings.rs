@@ -7,8 +7,8 @@ wit_bindgen::generate!({
     pub_export_macro: true,
     export_macro_name: "__export_world",
     default_bindings_module: "berth_policy_sdk::bindings",
-    // As JSON a question can be written down, and asked of a policy again.
+    // So that the input of a call can be recorded as JSON and the call repeated.
     additional_derives: [PartialEq, serde::Serialize],
-    // It holds flags, which can derive nothing further.
+    // It contains flags, for which nothing can be derived.
     additional_derives_ignore: ["description"],
 });

@@ -1,22 +1,22 @@
-//! What the exported functions do, the same for every policy. Also the way for native callers to
-//! run a policy as the daemon would: a [`Context`] in, an answer out.
+//! The exported functions, the same for every policy. Native callers also use them to call a policy as
+//! the daemon does: with a [`Context`], for an answer.
 
 use crate::{
     AdmitRequest, Context, Description, OfferAnswer, PlaceRequest, Placement, Policy, Reading, TriageAnswer,
     Verdict, parse,
 };
 
-/// A panic's text would be lost: a module has no standard error. The daemon shows the last lines
-/// that a faulty call logged.
-fn say_panics() {
+/// Logs the message of a panic, which would be lost otherwise: a module has no standard error. The
+/// daemon shows the last lines that a faulty call logged.
+fn log_panics() {
     #[cfg(target_arch = "wasm32")]
     std::panic::set_hook(Box::new(|info| crate::log(&info.to_string())));
 }
 
-/// The policy of this call, or the end of it: parameters that are wrong are a fault whose last
-/// logged line says what is wrong with them.
+/// The policy with the parameters of this call. Wrong parameters end the call with a fault; its last
+/// logged line is the error.
 fn policy<P: Policy>(context: &Context) -> P {
-    say_panics();
+    log_panics();
     let error = match parse(&context.parameters).map(P::new) {
         Ok(Ok(policy)) => return policy,
         Ok(Err(error)) | Err(error) => error,
@@ -31,7 +31,7 @@ fn policy<P: Policy>(context: &Context) -> P {
 }
 
 pub fn describe<P: Policy>() -> Description {
-    say_panics();
+    log_panics();
     P::describe()
 }
 

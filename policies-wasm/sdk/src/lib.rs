@@ -4,7 +4,7 @@
 //! ```
 //! use berth_policy_sdk::{Hooks, NoParameters, Node, PlaceRequest, Placement, Policy};
 //!
-//! /// Takes the devices in the order in which they are listed.
+//! /// Chooses devices in the order in which they are listed.
 //! struct FirstFit;
 //!
 //! impl Policy for FirstFit {
@@ -36,9 +36,9 @@
 //! berth_policy_sdk::export!(FirstFit);
 //! ```
 //!
-//! A policy is a pure function of what it is shown: every call runs in a fresh instance, so nothing
-//! is remembered between calls. The same crate compiles natively, where [`testing`] builds nodes
-//! for unit tests; [`export!`] does nothing there.
+//! A policy is a pure function of its arguments: every call runs in a fresh instance, so no state is
+//! kept between calls. The same crate compiles natively, where [`testing`] builds nodes for unit
+//! tests; [`export!`] does nothing there.
 
 #[cfg(all(target_arch = "wasm32", feature = "memory"))]
 mod memory;
@@ -58,39 +58,39 @@ pub use bindings::berth::policy::types::*;
 pub use parameters::{NO_PARAMETERS_SCHEMA, NoParameters, check_resource, matches, parse};
 pub use selector::{Selector, check_selectors, is_chosen, warn_if_any_unused, warn_if_unused};
 
-/// A policy: parameters in, one value out, and a hook for each question that it wants to answer.
+/// A policy: a value that is created from parameters, with a method for each hook that it implements.
 ///
-/// `None` from a hook means `pass`: the next policy of the stack is asked. Hooks that
+/// `None` from a hook means `pass`: the next policy of the stack is called. Hooks that
 /// [`Policy::describe`] does not name are never called.
 pub trait Policy: Sized {
-    /// What an operator may set for a stack entry. Derive `serde::Deserialize` with
-    /// `#[serde(rename_all = "camelCase", deny_unknown_fields)]`; a default for every field, since
-    /// no parameters at all arrive as `{}`.
+    /// The parameters of a stack entry. Derive `serde::Deserialize` with
+    /// `#[serde(rename_all = "camelCase", deny_unknown_fields)]`, and give every field a default: an
+    /// entry without parameters passes `{}`.
     type Parameters: serde::de::DeserializeOwned;
 
     /// Name, version, hooks and the schema of the parameters.
     fn describe() -> Description;
 
-    /// Checks what the types of the parameters cannot say. The error is shown to the operator who
-    /// sets them: say which parameter is wrong and what would be right.
+    /// Checks what the types of the parameters cannot express. The error is shown to the operator who
+    /// sets them; it should name the wrong parameter and the values that are allowed.
     ///
     /// # Errors
     /// A sentence for the operator.
     fn new(parameters: Self::Parameters) -> Result<Self, String>;
 
-    /// What each part is advertised as. A part that the answer does not name is passed on.
+    /// What each part is advertised as. A part without an offer is left to the next policy.
     fn offer(&self, node: &Node) -> Option<OfferAnswer> {
         let _ = node;
         None
     }
 
-    /// Which of the available devices to take, the required ones among them.
+    /// Which of the available devices to choose, including the required ones.
     fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
         let _ = (node, request);
         None
     }
 
-    /// Whether these devices may be granted, and on which terms.
+    /// Whether these devices may be granted, and with which limits and environment.
     fn admit(&self, node: &Node, request: &AdmitRequest) -> Option<Verdict> {
         let _ = (node, request);
         None
@@ -103,8 +103,8 @@ pub trait Policy: Sized {
     }
 }
 
-/// Writes a line into the daemon's log, at most 32 lines of 1 KiB a call. Natively it goes to
-/// standard error, or to [`testing::logged`].
+/// Writes a line to the daemon's log, at most 32 lines of 1 KiB per call. Natively it is written to
+/// standard error, or captured by [`testing::logged`].
 pub fn log(line: &str) {
     #[cfg(target_arch = "wasm32")]
     bindings::log(line);
@@ -112,17 +112,17 @@ pub fn log(line: &str) {
     testing::log(line);
 }
 
-/// Warns the operator: of what `offer` warns, the daemon's log says once, and its state and the answer
-/// to an activation as long as the warning comes again.
+/// Warns the operator. The daemon logs a warning of `offer` once; its state and the response to an
+/// activation show it until a later call of `offer` does not repeat it.
 pub fn warn(line: &str) {
     log(&format!("{WARNING}{line}"));
 }
 
-/// What a line of the log begins with that is a warning.
+/// The start of a log line that is a warning.
 const WARNING: &str = "warning: ";
 
-/// Makes a [`Policy`] the module's export. Once per crate; nothing happens natively.
-// rustfmt cannot indent the last line of it.
+/// Exports a [`Policy`] from the module. Once per crate; does nothing natively.
+// rustfmt cannot indent its last line.
 #[rustfmt::skip]
 #[macro_export]
 macro_rules! export {

@@ -1,11 +1,12 @@
-//! The memory of one call: handed out from front to back, and all of it gone with the instance.
+//! The allocator of one call: it hands out memory from front to back, and all of it is freed with the
+//! instance.
 //!
-//! Every call runs in a fresh instance, so what is freed in between hardly matters, and handing the
-//! many texts of a node over costs a few instructions each. Only the newest piece can be given back
-//! or grow where it lies, which is what a growing list does most. A policy that frees and takes
-//! again and again in a long loop does better with an allocator of its own: it builds the SDK with
-//! `default-features = false`.
-// The allocator's contract is made of addresses.
+//! Every call runs in a fresh instance, so freeing memory during the call gains little, and an
+//! allocation costs a few instructions, which matters for the many strings of a node. Only the newest
+//! allocation can be freed or can grow in place, as a growing list does. A policy that allocates and
+//! frees repeatedly in a long loop should build the SDK with `default-features = false`, which selects
+//! Rust's usual allocator.
+// An allocator works on addresses.
 #![allow(unsafe_code)]
 
 use core::alloc::{GlobalAlloc, Layout};
@@ -14,38 +15,38 @@ use core::ptr;
 
 /// The unit in which a module's memory grows, bytes.
 const PAGE_BYTES: usize = 64 << 10;
-/// Least growth, pages: 256 KiB, since the daemon asks the system anew at each.
+/// Minimum growth, pages: 256 KiB, since each growth costs the daemon system calls.
 const GROW_PAGES: usize = 4;
 
 unsafe extern "C" {
-    /// Set by the linker: where the module's own data ends.
+    /// Set by the linker: the end of the module's static data.
     static __heap_base: u8;
 }
 
-/// See the module.
-struct Pile {
+/// The allocator that the module describes.
+struct AppendOnlyAllocator {
     /// First free address; 0 before the first use.
     next: Cell<usize>,
-    /// End of what the module has; 0 before the first use.
+    /// End of the memory that can be used without growing; 0 before the first use.
     end: Cell<usize>,
 }
 
 // SAFETY: a policy has one thread; the daemon refuses modules with shared memory.
-unsafe impl Sync for Pile {}
+unsafe impl Sync for AppendOnlyAllocator {}
 
 #[global_allocator]
-static PILE: Pile = Pile { next: Cell::new(0), end: Cell::new(0) };
+static ALLOCATOR: AppendOnlyAllocator = AppendOnlyAllocator { next: Cell::new(0), end: Cell::new(0) };
 
-impl Pile {
-    /// Makes `end` at least `wanted`. The memory may have been grown by others meanwhile: then what
-    /// they took is left out.
+impl AppendOnlyAllocator {
+    /// Grows the memory and allocates. If other code has grown the memory in the meantime, its pages
+    /// are skipped.
     #[cold]
     #[inline(never)]
     fn grow(&self, size: usize, align: usize) -> *mut u8 {
         if self.next.get() == 0 {
             self.next.set(&raw const __heap_base as usize);
             self.end.set(core::arch::wasm32::memory_size::<0>() * PAGE_BYTES);
-            return self.take(size, align);
+            return self.allocate(size, align);
         }
         let Some(missing) = size.checked_add(align) else {
             return ptr::null_mut();
@@ -61,12 +62,12 @@ impl Pile {
         }
         // 128 MiB at most, so it cannot overflow.
         self.end.set(start + pages * PAGE_BYTES);
-        self.take(size, align)
+        self.allocate(size, align)
     }
 
     #[inline]
-    fn take(&self, size: usize, align: usize) -> *mut u8 {
-        // Below 128 MiB, so that adding an alignment cannot overflow; a size can.
+    fn allocate(&self, size: usize, align: usize) -> *mut u8 {
+        // `next` is below 128 MiB, so adding an alignment cannot overflow; adding a size can.
         let start = self.next.get().wrapping_add(align - 1) & !(align - 1);
         match start.checked_add(size) {
             Some(end) if end <= self.end.get() => {
@@ -79,39 +80,39 @@ impl Pile {
     }
 }
 
-// SAFETY: pieces start at the alignment asked for and never overlap, since `next` lies behind every
-// piece that is not given back, and only the newest ever moves it back.
-unsafe impl GlobalAlloc for Pile {
+// SAFETY: allocations have the requested alignment and never overlap, since `next` is behind every
+// allocation that is not freed, and only freeing the newest one moves it back.
+unsafe impl GlobalAlloc for AppendOnlyAllocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        self.take(layout.size(), layout.align())
+        self.allocate(layout.size(), layout.align())
     }
 
     #[inline]
-    unsafe fn dealloc(&self, piece: *mut u8, layout: Layout) {
-        if piece as usize + layout.size() == self.next.get() {
-            self.next.set(piece as usize);
+    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
+        if old as usize + layout.size() == self.next.get() {
+            self.next.set(old as usize);
         }
     }
 
     #[inline]
-    unsafe fn realloc(&self, piece: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if piece as usize + layout.size() == self.next.get() {
-            if let Some(end) = (piece as usize).checked_add(size)
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if old as usize + layout.size() == self.next.get() {
+            if let Some(end) = (old as usize).checked_add(size)
                 && end <= self.end.get()
             {
                 self.next.set(end);
-                return piece;
+                return old;
             }
         } else if size <= layout.size() {
-            return piece;
+            return old;
         }
-        let moved = self.take(size, layout.align());
-        if !moved.is_null() {
-            // SAFETY: both are pieces of at least so many bytes, and the new one is not the old one:
-            // that still lies below `next`.
-            unsafe { ptr::copy_nonoverlapping(piece, moved, layout.size().min(size)) };
+        let new = self.allocate(size, layout.align());
+        if !new.is_null() {
+            // SAFETY: both allocations have at least this many bytes, and they do not overlap: the old
+            // one is still below `next`.
+            unsafe { ptr::copy_nonoverlapping(old, new, layout.size().min(size)) };
         }
-        moved
+        new
     }
 }

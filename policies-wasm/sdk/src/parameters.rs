@@ -1,61 +1,61 @@
-//! Parameters: JSON of an operator's hand, into types, with errors that help that operator.
+//! Parses the parameters that an operator wrote as JSON, with errors that help the operator.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// For a policy that has no parameters: refuses any.
+/// The parameters of a policy that has none: any key is refused.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct NoParameters {}
 
-/// The schema to describe beside [`NoParameters`].
+/// The schema of [`NoParameters`], for the description of the policy.
 pub const NO_PARAMETERS_SCHEMA: &str = r#"{"$schema":"https://json-schema.org/draft/2020-12/schema","type":"object","additionalProperties":false}"#;
 
-/// Reads parameters. An empty text is `{}`, since some front ends send nothing where nothing is
-/// set.
+/// Parses parameters. An empty string is treated like `{}`, since some front ends send it if no
+/// parameters are set.
 ///
 /// # Errors
 /// What is wrong and where, in a sentence that names the key.
 pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     let json = if json.trim().is_empty() { "{}" } else { json };
     if !json.trim_start().starts_with('{') {
-        // serde would take a list as the fields in their order.
+        // serde would accept a list as the fields in their order.
         return Err("must be a JSON object".to_owned());
     }
     serde_json::from_str(json).map_err(|error| error.to_string())
 }
 
-/// Checks the name of an extended resource, `domain/name`, as Kubernetes would; `key` is the
-/// parameter that held it.
+/// Checks the name of an extended resource, `domain/name`, as Kubernetes does; `key` is the parameter
+/// that contains it.
 ///
 /// # Errors
 /// A sentence that names the parameter.
 pub fn check_resource(key: &str, name: &str) -> Result<(), String> {
     let wrong =
-        || format!("{key}: `{name}` is no resource name; write `domain/name`, such as `nvidia.com/gpu`");
-    let (domain, rest) = name.split_once('/').ok_or_else(wrong)?;
+        || format!("{key}: `{name}` is not a resource name; write `domain/name`, such as `nvidia.com/gpu`");
+    let (domain, local) = name.split_once('/').ok_or_else(wrong)?;
     let lower = domain == domain.to_ascii_lowercase();
-    if lower && is_label(domain, 253, "-.") && is_label(rest, 63, "-_.") { Ok(()) } else { Err(wrong()) }
+    if lower && is_label(domain, 253, "-.") && is_label(local, 63, "-_.") { Ok(()) } else { Err(wrong()) }
 }
 
-/// Whether a text is what a parameter names: exactly, or with any characters, or none, in the place
-/// of each `*` of the pattern.
+/// Whether a text matches a pattern, in which each `*` matches any number of characters, or none.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
-    let (mut at, mut seen) = (0, 0);
-    // Behind the last `*`, and how far the text was when it began to match the rest.
+    let (mut at, mut matched) = (0, 0);
+    // The position after the last `*` in the pattern, and the position in the text up to which that `*`
+    // matches.
     let mut last: Option<(usize, usize)> = None;
-    while seen < text.len() {
+    while matched < text.len() {
         if pattern.get(at) == Some(&b'*') {
             at += 1;
-            last = Some((at, seen));
-        } else if pattern.get(at) == Some(&text[seen]) {
-            (at, seen) = (at + 1, seen + 1);
-        } else if let Some((behind, from)) = last {
-            // The `*` takes one byte more.
-            (at, seen) = (behind, from + 1);
-            last = Some((behind, seen));
+            last = Some((at, matched));
+        } else if pattern.get(at) == Some(&text[matched]) {
+            (at, matched) = (at + 1, matched + 1);
+        } else if let Some((after_star, from)) = last {
+            // Try again with one more byte matched by the `*`.
+            (at, matched) = (after_star, from + 1);
+            last = Some((after_star, matched));
         } else {
             return false;
         }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_an_empty_object() {
+    fn an_empty_string_is_an_empty_object() {
         assert_eq!(parse(""), Ok(Example { settle_seconds: 0 }));
         assert_eq!(parse("{}"), Ok(Example { settle_seconds: 0 }));
         assert_eq!(parse::<NoParameters>(" "), Ok(NoParameters {}));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_text_anywhere() {
+    fn a_star_matches_any_text_anywhere() {
         let fits = [
             ("NVIDIA H100*", "NVIDIA H100 80GB HBM3"),
             ("*A100*", "NVIDIA A100-SXM4-40GB"),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_and_broken_json_say_where() {
+    fn errors_of_wrong_types_and_broken_json_have_the_position() {
         let error = parse::<Example>(r#"{"settleSeconds": "3"}"#).unwrap_err();
         assert!(error.contains("column"), "{error}");
         let error = parse::<Example>("{").unwrap_err();

@@ -1,5 +1,5 @@
-//! Ways of choosing devices, and what policies that place have in common. A policy that has no wish
-//! passes: the daemon's baseline finds the best whole GPUs by links and NUMA nodes exactly.
+//! Functions for policies that choose devices. A policy without a preference passes: the daemon's
+//! baseline finds the exact best set of whole GPUs by links and NUMA nodes.
 
 mod load;
 mod resources;
@@ -9,11 +9,11 @@ pub use resources::{Kind, Resources};
 
 use crate::{Node, PlaceRequest, Placement};
 
-/// Shares from the least-held GPU or MIG instance first, one after the other, so that several shares
-/// of one container land on several: of two that are equally held, the one that this container has
-/// less of. GPUs that are cordoned, draining or unhealthy come last.
+/// Chooses shares one by one, each from the GPU or MIG instance with the smallest fraction held; of two
+/// with equal fractions, from the one with fewer shares for this container. So several shares of one
+/// container are on several GPUs. GPUs that are cordoned, draining or unhealthy come last.
 ///
-/// `None` if the request cannot be met from what is available.
+/// `None` if the available devices do not suffice.
 #[must_use]
 pub fn spread(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn of_equally_held_gpus_the_one_that_gave_less_to_this_container_comes_first() {
-        // Another container holds one share of the second GPU: two that are asked for get one of each.
+        // Another container holds one share of the second GPU: a request for two gets one of each GPU.
         let node = two_gpus().hold(&[4]).build();
         let request = node.place_request(SHARED, 2);
         assert_eq!(spread(&node.node, &request).unwrap().devices, [0, 5]);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn fuller_is_meant_as_a_share_of_the_gpu() {
+    fn fullness_is_a_fraction_of_the_gpu() {
         let node = NodeBuilder::new()
             .gpus(2, "Test GPU", 4096)
             .devices(0, SHARED, 2, share(2, 4096))
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_that_set_nothing_aside_count_by_number() {
+    fn slices_without_memory_count_by_number() {
         let nothing = Consumes::Slice(crate::Slice { memory_mib: 0, compute_percent: 0 });
         let node = NodeBuilder::new()
             .gpus(2, "Test GPU", 4096)
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_required_device_that_is_held_already_counts_once() {
-        // An init container of one pod held 0; 4 and 5 are another's.
+        // Device 0 was held by an init container of the same pod; 4 and 5 are held by another pod.
         let node = two_gpus().hold(&[0]).hold(&[4, 5]).build();
         let mut request = node.place_request(SHARED, 3);
         request.available.insert(0, 0);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_met_is_passed_on() {
+    fn requests_that_cannot_be_met_are_passed_on() {
         let node = two_gpus().build();
         let mut request = node.place_request(SHARED, 9);
         assert_eq!(spread(&node.node, &request), None);

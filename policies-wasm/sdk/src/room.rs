@@ -1,8 +1,8 @@
-//! What devices take of the memory of their parts, and how much is left.
+//! How much memory of their parts devices consume, and how much is left.
 
 use crate::{Consumes, Device, DeviceState, DrainState, Health, Node, Part};
 
-/// Memory that a device takes of its part while it is held, MiB: a whole part is all of its memory.
+/// Memory of its part that a device consumes while it is held, MiB. A whole device consumes all of it.
 #[must_use]
 pub fn takes_mib(node: &Node, device: &Device) -> u64 {
     match device.consumes {
@@ -11,8 +11,8 @@ pub fn takes_mib(node: &Node, device: &Device) -> u64 {
     }
 }
 
-/// Memory of each part that no held device takes, MiB, in the order of `node.parts`. Without the
-/// daemon's memory overcommit, which a policy is not shown.
+/// Memory of each part that no held device consumes, MiB, in the order of `node.parts`. The daemon's
+/// memory overcommit is not considered: policies do not know it.
 #[must_use]
 pub fn left_mib(node: &Node) -> Vec<u64> {
     let mut left: Vec<u64> = node.parts.iter().map(|part| part.memory_mib).collect();
@@ -24,20 +24,20 @@ pub fn left_mib(node: &Node) -> Vec<u64> {
     left
 }
 
-/// Whether a part is on its way out: its GPU is cordoned, draining, drained, unhealthy or gone. A
-/// device that was freed there a moment ago can still be among those available; it comes last.
+/// Whether a part should be avoided: its GPU is cordoned, draining, drained, unhealthy or gone. A
+/// device that was freed there a moment ago can still be listed as available; it should be chosen last.
 #[must_use]
 pub fn is_leaving(part: &Part) -> bool {
     part.drain != DrainState::Active || matches!(part.health, Health::Unhealthy | Health::Vanished)
 }
 
-/// The part of a device; `None` if its index is wrong, which the daemon never shows.
+/// The part of a device; `None` if its index is out of range, which does not happen in the daemon's input.
 #[must_use]
 pub fn part_of<'a>(node: &'a Node, device: &Device) -> Option<&'a Part> {
     node.parts.get(usize::try_from(device.part).ok()?)
 }
 
-/// The device of an index; `None` if it is wrong, which the daemon never asks.
+/// The device of an index; `None` if it is out of range, which does not happen in the daemon's input.
 #[must_use]
 pub fn device(node: &Node, index: u32) -> Option<&Device> {
     node.devices.get(usize::try_from(index).ok()?)
@@ -50,7 +50,7 @@ mod tests {
     use crate::testing::NodeBuilder;
 
     #[test]
-    fn what_is_held_is_not_left() {
+    fn memory_of_held_devices_is_not_left() {
         let share = |memory_mib| Consumes::Slice(Slice { memory_mib, compute_percent: 0 });
         let node = NodeBuilder::new()
             .gpus(3, "Test GPU", 16_000)

@@ -1,4 +1,4 @@
-//! Nodes for a policy's native unit tests.
+//! Builds nodes for a policy's native unit tests.
 
 mod brute;
 mod lines;
@@ -20,7 +20,7 @@ pub struct NodeBuilder {
     node: Node,
 }
 
-/// A built node, with the requests that fit it.
+/// A built node, with functions that build requests for it.
 #[derive(Clone, Debug)]
 pub struct Built {
     /// The node itself.
@@ -47,7 +47,7 @@ impl NodeBuilder {
         Self { node }
     }
 
-    /// Adds `count` healthy idle GPUs, `GPU-0` and on, the second half on NUMA node 1.
+    /// Adds `count` healthy idle GPUs, `GPU-0` and so on, the second half of them on NUMA node 1.
     #[must_use]
     pub fn gpus(mut self, count: u32, model: &str, memory_mib: u64) -> Self {
         let first = u32::try_from(self.node.parts.len()).expect("few parts");
@@ -116,16 +116,17 @@ impl NodeBuilder {
         self
     }
 
-    /// Grants devices, all of one resource, to one container; other devices of a part that is held
-    /// whole are withdrawn, as is a whole device beside a held share.
+    /// Grants devices, all of one resource, to one container. Other devices of a part that is held as a
+    /// whole are withdrawn, and so is the whole device of a part with a held share.
     #[must_use]
     pub fn hold(self, devices: &[u32]) -> Self {
         let number = self.node.allocations.len();
         self.hold_as(devices, Some(("default", &format!("pod-{number}"))))
     }
 
-    /// The same for a pod of a namespace; `None`: it is not yet known who holds them. Devices that are
-    /// held may be granted again, as the kubelet does for the container after an init container.
+    /// Like [`Self::hold`], for a pod given by namespace and name; `None`: the holder is not known yet.
+    /// Devices that are already held may be granted again, as the kubelet does for the container after an
+    /// init container.
     #[must_use]
     pub fn hold_as(mut self, devices: &[u32], holder: Option<(&str, &str)>) -> Self {
         let device = |index: u32| usize::try_from(index).expect("a device index");
@@ -180,14 +181,14 @@ impl NodeBuilder {
     }
 }
 
-/// What one of `count` equal shares of a part of so much memory consumes.
+/// What one of `count` equal shares of a part with `memory_mib` consumes.
 #[must_use]
 pub fn share(count: u32, memory_mib: u64) -> Consumes {
     Consumes::Slice(Slice { memory_mib: memory_mib / u64::from(count), compute_percent: 100 / count })
 }
 
-/// Checks that a schema names exactly the keys of `example`, in which every parameter is set, and
-/// refuses others: a schema that tells less than the policy takes, or more, misleads.
+/// Checks that a schema has exactly the keys of `example`, in which every parameter is set, and refuses
+/// others: a schema with fewer or more keys than the policy accepts is misleading.
 ///
 /// # Panics
 /// If it does not.
@@ -196,12 +197,12 @@ pub fn assert_schema_matches(schema: &str, example: &str) {
     let schema: Object = serde_json::from_str(schema).expect("the schema is a JSON object");
     let example: Object = serde_json::from_str(example).expect("the example is a JSON object");
     assert_eq!(schema["additionalProperties"], false, "unknown keys are refused");
-    let told: Vec<_> = schema["properties"].as_object().expect("an object").keys().collect();
-    assert_eq!(told, example.keys().collect::<Vec<_>>());
+    let described: Vec<_> = schema["properties"].as_object().expect("an object").keys().collect();
+    assert_eq!(described, example.keys().collect::<Vec<_>>());
 }
 
-/// Checks what holds for every placement: so many devices as asked, each once, all of them
-/// available, the required ones among them.
+/// Checks the rules of every placement: the requested number of devices, each once, all of them
+/// available, including the required ones.
 ///
 /// # Panics
 /// If it does not.
@@ -216,7 +217,7 @@ pub fn assert_sound(request: &PlaceRequest, placement: &Placement) {
 }
 
 impl Built {
-    /// A request of nobody in particular for a resource.
+    /// A request for a resource, without candidates.
     #[must_use]
     pub fn request(&self, resource: &str) -> Request {
         let index = self.node.resources.iter().position(|name| name == resource);
@@ -229,7 +230,7 @@ impl Built {
         }
     }
 
-    /// A question for `size` of all the free devices of a resource.
+    /// A request to choose `size` of all free devices of a resource.
     #[must_use]
     pub fn place_request(&self, resource: &str, size: u32) -> PlaceRequest {
         let request = self.request(resource);
@@ -243,8 +244,8 @@ impl Built {
         }
     }
 
-    /// An Allocate for these devices, all of one resource, that any of these pods, by namespace and
-    /// name, may be asking for.
+    /// A request to admit these devices, all of one resource. The candidates are given by namespace and
+    /// name.
     #[must_use]
     pub fn admit_request(&self, devices: &[u32], candidates: &[(&str, &str)]) -> AdmitRequest {
         let first = usize::try_from(devices[0]).expect("a device index");

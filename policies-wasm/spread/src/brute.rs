@@ -1,4 +1,4 @@
-//! Every possible answer, measured by the definition in `choose`, on small random nodes.
+//! Compares the answers with all possible ones, by the rules in `choose`, on small random nodes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use berth_policy_sdk::{AdmitRequest, Node, PlaceRequest, Policy, Verdict};
 use crate::choose::choose;
 use crate::{Distinct, Parameters, Spread};
 
-/// Less is better. The sum does not mind in which order devices are taken.
+/// A smaller measure is better. The sum does not depend on the order in which devices are taken.
 fn measure(node: &Node, request: &PlaceRequest, chosen: &[u32]) -> (usize, Reverse<usize>, u64) {
     let gpu = |device: u32| gpu_of(node, node.devices[device as usize].part).unwrap();
     let added = || chosen.iter().copied().filter(|device| !request.required.contains(device));
@@ -39,9 +39,9 @@ fn admitted(policy: &Spread, node: &Built, request: &PlaceRequest, devices: &[u3
     verdict.is_none()
 }
 
-/// 10,000 questions: one answer each, within what is available, and `admit` agrees with it.
+/// 10,000 requests: each has one answer among the available devices, and `admit` agrees with it.
 #[test]
-fn the_same_question_has_one_answer_and_it_is_admitted_where_the_rule_can_be_kept() {
+fn the_same_request_has_one_answer_and_it_is_admitted_if_its_gpus_are_distinct() {
     let policy = Spread::new(Parameters { distinct: Distinct::Required, ..Parameters::default() }).unwrap();
     let mut denied = 0;
     for (node, request) in random_questions(2, 8).take(10_000) {

@@ -1,16 +1,16 @@
-//! The choice. What it makes best, one after the other:
+//! Chooses the devices. It optimises, in this order:
 //!
-//! 1. as few devices as can be on GPUs that are cordoned, drained or unhealthy,
-//! 2. as many GPUs as can be, the required devices' among them,
-//! 3. the emptier GPUs: by how full each was when a device of it was taken, summed over the devices.
+//! 1. the fewest devices on GPUs that are cordoned, drained or unhealthy,
+//! 2. the most GPUs, including those of required devices,
+//! 3. the emptier GPUs, by how full each was when a device of it was taken, summed over the devices.
 //!
-//! The lowest indices win a tie. Taking the best device one after the other finds the best of all
-//! by these, since a GPU only gets fuller with what is taken.
+//! If sets are equal, the one with the lowest indices is chosen. Taking the best device step by step
+//! finds the best set by these rules, since a GPU only gets fuller with each device that is taken.
 
 use berth_policy_sdk::placement::loads;
 use berth_policy_sdk::{Node, PlaceRequest, Placement};
 
-/// `None` if the request cannot be met from what is available.
+/// `None` if the available devices do not suffice.
 pub(crate) fn choose(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
     let mut loads = loads(node, request)?;
@@ -22,9 +22,9 @@ pub(crate) fn choose(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     }
     let gpus = loads.iter().filter(|load| load.taken > 0).count();
     let reason = if gpus == size {
-        "the least-held GPUs, a device of each".to_owned()
+        "the least-held GPUs, one device of each".to_owned()
     } else {
-        format!("no more than {gpus} GPUs to be had for {size} devices: the least-held first")
+        format!("only {gpus} GPUs available for {size} devices: the least-held first")
     };
     Some(Placement { devices, reason })
 }

@@ -1,8 +1,8 @@
-//! `spread`: shares on the least-held GPUs, and several shares of one container on as many GPUs.
+//! `spread`: places shares on the least-held GPUs, and several shares of one container on several GPUs.
 //!
 //! With `distinct: required` a container never gets two devices of one GPU: `admit` denies them,
-//! since the kubelet does not always ask `place`. MIG instances count as shares of their GPU. Whole
-//! GPUs are passed on, since they are distinct by nature.
+//! since the kubelet does not always ask for a placement. MIG instances count as shares of their GPU.
+//! Requests for whole GPUs are passed on, since those are always distinct.
 
 mod choose;
 mod distinct;
@@ -11,28 +11,28 @@ use berth_policy_sdk::placement::{Kind, Resources};
 use berth_policy_sdk::{AdmitRequest, Description, Hooks, Node, PlaceRequest, Placement, Policy, Verdict};
 use serde::Deserialize;
 
-/// Whether the devices of a container are on as many GPUs.
+/// Whether each device of a container is on a GPU of its own.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum Distinct {
-    /// Where it can be had.
+    /// If possible.
     #[default]
     Preferred,
-    /// Or the container is refused.
+    /// Otherwise the container is denied.
     Required,
 }
 
-/// What an operator may set.
+/// The parameters of `spread`.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Whether the devices of a container are on as many GPUs.
+    /// Whether each device of a container is on a GPU of its own.
     pub distinct: Distinct,
-    /// The resources to place and to rule; all shares and MIG instances if it is missing.
+    /// The resources to place and check; all shares and MIG instances if it is missing.
     pub resources: Resources,
 }
 
-/// The policy with its parameters.
+/// The policy `spread`.
 #[derive(Clone, Debug)]
 pub struct Spread {
     parameters: Parameters,
@@ -45,7 +45,7 @@ impl Policy for Spread {
         Description {
             name: "spread".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            summary: "Shares on the least-held GPUs, and several of a container on distinct ones.".into(),
+            summary: "Shares on the least-held GPUs, several shares of a container on distinct ones.".into(),
             hooks: Hooks::PLACE | Hooks::ADMIT,
             parameters_schema: include_str!("../schema.json").into(),
         }
@@ -64,13 +64,13 @@ impl Policy for Spread {
     }
 
     fn admit(&self, node: &Node, request: &AdmitRequest) -> Option<Verdict> {
-        let ruled = self.parameters.distinct == Distinct::Required;
-        if !ruled || !self.includes(node, request.request.resource) {
+        let required = self.parameters.distinct == Distinct::Required;
+        if !required || !self.includes(node, request.request.resource) {
             return None;
         }
-        // It looks at nothing but the devices asked for: what was granted to an init container is
-        // granted to its app container, too.
-        distinct::broken(node, request).map(Verdict::Deny)
+        // The rule depends only on the requested devices: those granted to an init container are granted
+        // to its app container as well.
+        distinct::violation(node, request).map(Verdict::Deny)
     }
 }
 

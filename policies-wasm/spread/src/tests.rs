@@ -14,7 +14,7 @@ fn placed(node: &Built, size: u32) -> Vec<u32> {
     spread("{}").unwrap().place(&node.node, &node.place_request(SHARED, size)).unwrap().devices
 }
 
-/// Why the devices are denied; none if they are not.
+/// The message of the denial; `None` if the devices are not denied.
 fn denied(json: &str, node: &Built, resource: &str, devices: &[u32]) -> Option<String> {
     let request = AdmitRequest { request: node.request(resource), devices: devices.to_vec() };
     match spread(json).unwrap().admit(&node.node, &request) {
@@ -41,36 +41,36 @@ fn the_least_held_gpu_comes_first() {
 fn several_shares_are_on_several_gpus_however_full_those_are() {
     let node = three().hold(&[4, 5, 6]).build();
     assert_eq!(placed(&node, 3), [0, 8, 7]);
-    // More than there are GPUs: evenly.
+    // More shares than GPUs: evenly distributed.
     assert_eq!(placed(&node, 5), [0, 8, 7, 1, 9]);
 }
 
 #[test]
-fn a_draining_gpu_comes_last_even_if_it_would_be_another_one() {
+fn a_draining_gpu_comes_last_even_if_it_would_be_a_further_gpu() {
     let node = three().part(0, |part| part.drain = DrainState::Draining).build();
     assert_eq!(placed(&node, 3), [4, 8, 5]);
 }
 
 #[test]
-fn two_shares_of_one_gpu_are_denied_where_distinct_is_required_only() {
+fn two_shares_of_one_gpu_are_denied_only_if_distinct_is_required() {
     let node = three().build();
     let why = denied(REQUIRED, &node, SHARED, &[0, 4, 5]).unwrap();
     assert!(why.contains("2 of them are on GPU 1") && why.contains("try again"), "{why}");
     assert_eq!(denied(REQUIRED, &node, SHARED, &[0, 4, 8]), None);
     assert_eq!(denied("{}", &node, SHARED, &[0, 4, 5]), None);
     let why = denied(REQUIRED, &node, SHARED, &[0, 4, 8, 9]).unwrap();
-    assert!(why.contains("3 GPUs of it: ask for at most 3"), "{why}");
+    assert!(why.contains("3 GPUs with this resource: request at most 3"), "{why}");
 }
 
 /// An app container repeats the devices of its init container, which are held by then.
 #[test]
-fn a_repeat_of_the_same_devices_is_answered_the_same() {
+fn a_repeated_request_for_the_same_devices_has_the_same_answer() {
     let free = three().build();
     let held = three().hold(&[0, 4]).build();
     assert_eq!(denied(REQUIRED, &free, SHARED, &[0, 4]), None);
     assert_eq!(denied(REQUIRED, &held, SHARED, &[0, 4]), None);
-    let gone = three().hold(&[0, 4]).part(0, |part| part.drain = DrainState::Draining).build();
-    assert_eq!(denied(REQUIRED, &gone, SHARED, &[0, 4]), None);
+    let draining = three().hold(&[0, 4]).part(0, |part| part.drain = DrainState::Draining).build();
+    assert_eq!(denied(REQUIRED, &draining, SHARED, &[0, 4]), None);
     assert_eq!(denied(REQUIRED, &held, SHARED, &[0, 1]), denied(REQUIRED, &free, SHARED, &[0, 1]));
 }
 
@@ -97,7 +97,7 @@ fn whole_gpus_are_passed_on() {
 }
 
 #[test]
-fn what_cannot_be_met_is_passed_on() {
+fn requests_that_cannot_be_met_are_passed_on() {
     let node = three().build();
     assert_eq!(spread("{}").unwrap().place(&node.node, &node.place_request(SHARED, 13)), None);
 }

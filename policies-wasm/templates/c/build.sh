@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes build/my_policy.wasm. Needs wit-bindgen, which writes the types of the contract, and zig, which is a C
-# compiler for WebAssembly (set ZIG="python3 -m ziglang" where it came by pip).
+# Builds build/my_policy.wasm. Needs wit-bindgen, which generates the types of the contract, and zig, which is a C
+# compiler for WebAssembly (set ZIG="python3 -m ziglang" if it was installed by pip).
 set -eu
 cd "$(dirname "$0")"
 mkdir -p build

@@ -1,8 +1,8 @@
-// `my-policy`: one GPU is filled before the next is begun, whoever offers the shares.
+// `my-policy`: fills one GPU before the next one is used, whichever policy offers the shares.
 //
-// A place to begin. Every function is one hook of wit/policy.wit; false is "pass": the next policy of the
-// stack is asked. Each call runs in a fresh instance, so nothing is remembered and nothing need be freed.
-// build.sh makes bindings/policy.h with the types.
+// A starting point for a policy. Every function is one hook of wit/policy.wit; false means "pass": the next
+// policy of the stack is called. Each call runs in a fresh instance, so no state is kept and nothing has to be
+// freed. build.sh generates bindings/policy.h with the types.
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static const char SCHEMA[] =
 void exports_policy_describe(policy_description_t *ret) {
     policy_string_dup(&ret->name, "my-policy");
     policy_string_dup(&ret->version, "0.1.0");
-    policy_string_dup(&ret->summary, "One GPU is filled before the next is begun.");
+    policy_string_dup(&ret->summary, "Fills one GPU before the next one is used.");
     ret->hooks = BERTH_POLICY_TYPES_HOOKS_PLACE;
     policy_string_dup(&ret->parameters_schema, SCHEMA);
 }
@@ -27,7 +27,7 @@ static bool contains(const uint32_t *list, size_t len, uint32_t wanted) {
     return false;
 }
 
-// Which devices to prefer: those on the GPU with the fewest left. Devices are indices into node.devices.
+// Which devices to choose: those on the GPU with the fewest available ones. Devices are indices into node.devices.
 bool exports_policy_place(policy_context_t *ctx, policy_place_request_t *request, policy_placement_t *ret) {
     const berth_policy_types_device_t *devices = ctx->node.devices.ptr;
     const uint32_t *available = request->available.ptr;
@@ -55,7 +55,7 @@ bool exports_policy_place(policy_context_t *ctx, policy_place_request_t *request
     }
     ret->devices.ptr = chosen;
     ret->devices.len = n;
-    policy_string_dup(&ret->reason, "fills one GPU before the next");
+    policy_string_dup(&ret->reason, "fills one GPU before the next one");
     return true;
 }
 

@@ -1,8 +1,8 @@
-// `my-policy`: every GPU in `shares` equal shares; one GPU is filled before the next is begun.
+// `my-policy`: offers every GPU as `shares` equal shares, and fills one GPU before the next one is used.
 //
-// A place to begin. Every export is one hook of wit/policy.wit; null is "pass": the next policy of the
-// stack is asked. Each call runs in a fresh instance, so nothing is remembered. Names of the contract are
-// in camelCase here, lists are arrays, a u64 is a BigInt, a variant is {tag, val}.
+// A starting point for a policy. Every export is one hook of wit/policy.wit; null means "pass": the next
+// policy of the stack is called. Each call runs in a fresh instance, so no state is kept. Names of the
+// contract are in camelCase, lists are arrays, a u64 is a BigInt, a variant is {tag, val}.
 
 const RESOURCE = "nvidia.com/gpu.shared";
 
@@ -20,17 +20,17 @@ export function describe() {
   return {
     name: "my-policy",
     version: "0.1.0",
-    summary: "Every GPU in shares, one GPU filled before the next.",
+    summary: "Offers every GPU as shares, and fills one GPU before the next one.",
     hooks: { offer: true, place: true, admit: true },
     parametersSchema: JSON.stringify(SCHEMA),
   };
 }
 
-// An error ends the call, and its text would be lost: the daemon shows the last line that was logged.
-function hook(answer) {
-  return (...question) => {
+// Logs the message of an error, which would be lost otherwise: the daemon shows the last line that was logged.
+function hook(implementation) {
+  return (...args) => {
     try {
-      return answer(...question);
+      return implementation(...args);
     } catch (error) {
       log(error.message);
       throw error;
@@ -40,8 +40,8 @@ function hook(answer) {
 
 function parameters(ctx) {
   const { shares = 2, ...others } = JSON.parse(ctx.parameters || "{}");
-  const strange = Object.keys(others)[0];
-  if (strange !== undefined) throw new Error(`parameters: unknown field ${strange}; known is shares`);
+  const unknown = Object.keys(others)[0];
+  if (unknown !== undefined) throw new Error(`parameters: unknown field ${unknown}; expected shares`);
   if (!Number.isInteger(shares) || shares < 1 || shares > 64) {
     throw new Error(`parameters: shares: ${shares} is out of range; write 1 to 64`);
   }
@@ -64,7 +64,7 @@ export const offer = hook((ctx) => {
   return { parts, againAfterSeconds: null };
 });
 
-// Which devices to prefer: those on the GPU with the fewest left. Devices are indices into node.devices.
+// Which devices to choose: those on the GPU with the fewest available ones. Devices are indices into node.devices.
 export const place = hook((ctx, request) => {
   const part = (device) => ctx.node.devices[device].part;
   const available = Array.from(request.available);
@@ -73,14 +73,14 @@ export const place = hook((ctx, request) => {
   const others = available.filter((device) => !required.includes(device));
   others.sort((a, b) => left(a) - left(b) || part(a) - part(b) || a - b);
   const devices = required.concat(others).slice(0, request.size);
-  return { devices, reason: "fills one GPU before the next" };
+  return { devices, reason: "fills one GPU before the next one" };
 });
 
-// Yes, and how much memory the container may use. The smallest of its shares counts.
+// Allows every request, and sets the memory limit of the container to that of its smallest share.
 export const admit = hook((ctx, request) => {
   if (ctx.node.resources[request.request.resource] !== RESOURCE) return null;
-  const taken = Array.from(request.devices, (device) => ctx.node.devices[device].consumes);
-  const memory = taken.filter((c) => c.tag === "slice").map((c) => c.val.memoryMib);
+  const consumed = Array.from(request.devices, (device) => ctx.node.devices[device].consumes);
+  const memory = consumed.filter((c) => c.tag === "slice").map((c) => c.val.memoryMib);
   const least = memory.length === 0 ? null : Math.min(...memory);
   const limits = { memoryMib: least, computePercent: null };
   return { tag: "allow", val: { environment: [], limits, reason: "a share" } };

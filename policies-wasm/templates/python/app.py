@@ -1,8 +1,8 @@
-"""`my-policy`: every GPU in `shares` equal shares; one GPU is filled before the next is begun.
+"""`my-policy`: offers every GPU as `shares` equal shares, and fills one GPU before the next one is used.
 
-A place to begin. Every method is one hook of wit/policy.wit; None is "pass": the next policy of the stack
-is asked. Each call runs in a fresh instance, so nothing is remembered. The types come from the contract:
-`componentize-py -d wit -w policy bindings bindings` writes them down for an editor.
+A starting point for a policy. Every method is one hook of wit/policy.wit; None means "pass": the next policy
+of the stack is called. Each call runs in a fresh instance, so no state is kept. The types are generated from
+the contract: `componentize-py -d wit -w policy bindings bindings` writes them to files for an editor.
 """
 
 import functools
@@ -31,25 +31,25 @@ SCHEMA = {
 }
 
 
-def hook(answer):
-    """An exception ends the call, and its text would be lost: the daemon shows the last logged line."""
+def hook(implementation):
+    """Logs the message of an exception, which would be lost otherwise: the daemon shows the last logged line."""
 
-    @functools.wraps(answer)
-    def asked(*question):
+    @functools.wraps(implementation)
+    def wrapped(*args):
         try:
-            return answer(*question)
+            return implementation(*args)
         except Exception as error:
             wit_world.log(str(error))
             raise
 
-    return asked
+    return wrapped
 
 
 def shares_of(ctx):
     given = json.loads(ctx.parameters or "{}")
     shares = given.pop("shares", 2)
     if given:
-        raise ValueError(f"parameters: unknown field {next(iter(given))}; known is shares")
+        raise ValueError(f"parameters: unknown field {next(iter(given))}; expected shares")
     if type(shares) is not int or not 1 <= shares <= SHARES_MAX:
         raise ValueError(f"parameters: shares: {shares} is out of range; write 1 to {SHARES_MAX}")
     return shares
@@ -60,7 +60,7 @@ class WitWorld(wit_world.WitWorld):
         return types.Description(
             name="my-policy",
             version="0.1.0",
-            summary="Every GPU in shares, one GPU filled before the next.",
+            summary="Offers every GPU as shares, and fills one GPU before the next one.",
             hooks=types.Hooks.OFFER | types.Hooks.PLACE | types.Hooks.ADMIT,
             parameters_schema=json.dumps(SCHEMA),
         )
@@ -80,21 +80,21 @@ class WitWorld(wit_world.WitWorld):
 
     @hook
     def place(self, ctx, request):
-        """Which devices to prefer: those on the GPU with the fewest left, as indices into node.devices."""
+        """Which devices to choose: those on the GPU with the fewest available ones, as indices into node.devices."""
         part = [device.part for device in ctx.node.devices]
         left = [part[device] for device in request.available]
         others = [device for device in request.available if device not in request.required]
         others.sort(key=lambda device: (left.count(part[device]), part[device], device))
         devices = (request.required + others)[: request.size]
-        return types.Placement(devices, "fills one GPU before the next")
+        return types.Placement(devices, "fills one GPU before the next one")
 
     @hook
     def admit(self, ctx, request):
-        """Yes, and how much memory the container may use. The smallest of its shares counts."""
+        """Allows every request, and sets the memory limit of the container to that of its smallest share."""
         if ctx.node.resources[request.request.resource] != RESOURCE:
             return None
-        taken = [ctx.node.devices[device].consumes for device in request.devices]
-        memory = [c.value.memory_mib for c in taken if isinstance(c, types.Consumes_Slice)]
+        consumed = [ctx.node.devices[device].consumes for device in request.devices]
+        memory = [c.value.memory_mib for c in consumed if isinstance(c, types.Consumes_Slice)]
         limits = types.Limits(min(memory, default=None), None)
         return types.Verdict_Allow(types.GrantTerms([], limits, "a share"))
 

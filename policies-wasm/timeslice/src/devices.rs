@@ -1,4 +1,4 @@
-//! The parameter `devices` of a shared resource: all of its devices, so many, or a list.
+//! The parameter `devices` of a shared resource: all of its devices, the first N, or a list.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub enum Devices {
     /// All of them.
     #[default]
     All,
-    /// The first so many by index, at least one.
+    /// The first devices by index, at least one.
     Count(usize),
     /// These.
     List(Vec<DeviceRef>),
@@ -26,7 +26,7 @@ pub enum Devices {
 pub enum DeviceRef {
     /// A GPU by its index.
     Gpu(u32),
-    /// A MIG instance by the index of its GPU and its own on it: `0:1`.
+    /// A MIG instance by the index of its GPU and its own index on that GPU: `0:1`.
     Instance(u32, u32),
     /// A GPU or a MIG instance.
     Uuid(String),
@@ -78,7 +78,7 @@ impl<'de> Deserialize<'de> for DeviceRef {
     }
 }
 
-// Not `untagged` enums: serde would say of any mistake that no variant matched.
+// Not `untagged` enums: serde would report any error only as "did not match any variant".
 struct DevicesVisitor;
 struct RefVisitor;
 

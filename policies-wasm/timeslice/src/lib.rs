@@ -1,11 +1,11 @@
-//! `timeslice`: every GPU shared by a fixed number of holders.
+//! `timeslice`: shares every GPU among a fixed number of holders.
 //!
-//! Each GPU that it shares is offered as N devices of `resource`; a share is told to use a Nth of
-//! the GPU's memory and compute. Shares are handed out from the least-held GPU first. GPUs in MIG
-//! mode and their instances are passed on, as are GPUs that `only` does not name.
+//! Each shared GPU is offered as N devices of `resource`, each with 1/N of the GPU's memory and compute.
+//! Shares are placed on the least-held GPU first. GPUs in MIG mode and their instances are passed on, as
+//! are GPUs that `only` does not select.
 //!
-//! With `resources` it shares instead what the daemon would offer by these names, MIG instances among
-//! it, as NVIDIA's device plugin does.
+//! With `resources` it shares the devices that the daemon would offer under these names instead,
+//! including MIG instances, as NVIDIA's device plugin does.
 
 mod devices;
 mod overrides;
@@ -23,11 +23,11 @@ pub use devices::{DeviceRef, Devices};
 pub use overrides::Override;
 pub use replicated::Replicated;
 
-/// Shares of one GPU at most. 16 GPUs x 128 shares are 2048 devices, some 200 kB of device list
-/// for the kubelet at each change.
+/// Shares of one GPU at most. 16 GPUs x 128 shares are 2048 devices: a device list of about 200 kB, which
+/// is sent to the kubelet at each change.
 const REPLICAS_MAX: u32 = 128;
 
-/// What an operator may set.
+/// The parameters of `timeslice`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parameters {
@@ -37,11 +37,12 @@ pub struct Parameters {
     pub resource: String,
     /// The GPUs to share; all if it is missing.
     pub only: Option<Vec<Selector>>,
-    /// Other numbers of shares for some GPUs; the first that fits counts.
+    /// Other numbers of shares for some GPUs; the first that matches counts.
     pub overrides: Vec<Override>,
-    /// What is shared by the name that it would have otherwise, in place of the four above.
+    /// The devices to share, by the resource that they would have without this policy. Replaces the four
+    /// parameters above.
     pub resources: Option<Vec<Replicated>>,
-    /// Whether a container that asks for more than one share is refused.
+    /// Whether a container that requests more than one share is denied.
     pub fail_requests_greater_than_one: bool,
 }
 
@@ -58,7 +59,7 @@ impl Default for Parameters {
     }
 }
 
-/// The policy with its parameters.
+/// The policy `timeslice`.
 #[derive(Clone, Debug)]
 pub struct Timeslice {
     parameters: Parameters,
@@ -71,7 +72,7 @@ impl Policy for Timeslice {
         Description {
             name: "timeslice".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            summary: "Every GPU shared by a fixed number of holders.".into(),
+            summary: "Shares every GPU among a fixed number of holders.".into(),
             hooks: Hooks::OFFER | Hooks::PLACE | Hooks::ADMIT,
             parameters_schema: include_str!("../schema.json").into(),
         }
@@ -107,7 +108,7 @@ impl Policy for Timeslice {
 
     fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
         // Whole GPUs of the same name are left to the baseline, which places by links.
-        let shares = self.names(node, request.request.resource) && any_share(node, &request.available);
+        let shares = self.is_shared(node, request.request.resource) && any_share(node, &request.available);
         if shares { placement::spread(node, request) } else { None }
     }
 
@@ -116,13 +117,13 @@ impl Policy for Timeslice {
         let resource = request.request.resource;
         let refused = self.parameters.fail_requests_greater_than_one
             && count > 1
-            && self.names(node, resource)
+            && self.is_shared(node, resource)
             && any_share(node, &request.devices);
         refused.then(|| {
             let name = usize::try_from(resource).ok().and_then(|index| node.resources.get(index));
             let name = name.map_or("a shared resource", String::as_str);
             Verdict::Deny(format!(
-                "a container may ask for 1 share of {name} at most, and this one asks for {count} \
+                "a container may request at most 1 share of {name}, and this one requests {count} \
                  (failRequestsGreaterThanOne)"
             ))
         })
@@ -130,7 +131,7 @@ impl Policy for Timeslice {
 }
 
 impl Timeslice {
-    /// By part what it is shared as; `None` for what is not shared.
+    /// The offer of each part; `None` for parts that are not shared.
     fn lines(&self, node: &Node) -> Vec<Option<OfferLine>> {
         let parameters = &self.parameters;
         let only = parameters.only.as_deref();
@@ -139,15 +140,15 @@ impl Timeslice {
             warn_if_unused(&format!("overrides[{n}]"), &entry.selector(), node);
         }
         let shared = |part: &Part| {
-            let named = parameters.overrides.iter().find(|entry| entry.selector().fits(part));
-            let count = named.map_or(parameters.replicas, |entry| entry.replicas);
+            let first_match = parameters.overrides.iter().find(|entry| entry.selector().fits(part));
+            let count = first_match.map_or(parameters.replicas, |entry| entry.replicas);
             is_chosen(only, part).then(|| line(&parameters.resource, count, part))
         };
         node.parts.iter().map(shared).collect()
     }
 
-    /// Whether shares are called so.
-    fn names(&self, node: &Node, resource: u32) -> bool {
+    /// Whether this is a resource of shares.
+    fn is_shared(&self, node: &Node, resource: u32) -> bool {
         let name = usize::try_from(resource).ok().and_then(|index| node.resources.get(index));
         name.is_some_and(|name| match &self.parameters.resources {
             Some(resources) => resources.iter().any(|entry| entry.resource() == name),
@@ -180,18 +181,17 @@ fn check_replicas(key: &str, replicas: u32) -> Result<(), String> {
 fn check_replicated(resources: &[Replicated], parameters: &Parameters) -> Result<(), String> {
     if resources.is_empty() {
         return Err(
-            "resources: names none, so nothing would be shared; leave it out to share all GPUs".to_owned()
+            "resources: the list is empty, so nothing would be shared; omit it to share all GPUs".to_owned()
         );
     }
     let defaults = Parameters::default();
-    let alone = parameters.replicas == defaults.replicas
+    let is_only_key = parameters.replicas == defaults.replicas
         && parameters.resource == defaults.resource
         && parameters.only.is_none()
         && parameters.overrides.is_empty();
-    if !alone {
+    if !is_only_key {
         return Err(
-            "resources: takes the place of `replicas`, `resource`, `only` and `overrides`; write either it \
-                    or those"
+            "resources: replaces `replicas`, `resource`, `only` and `overrides`; remove either it or those"
                 .to_owned(),
         );
     }

@@ -3,8 +3,8 @@
 use berth_policy_sdk::Selector;
 use serde::Deserialize;
 
-/// A number of shares for the GPUs that fit.
-// Not `flatten`: serde cannot refuse unknown keys beside it.
+/// A number of shares for the GPUs that match.
+// Without `flatten`, since serde cannot refuse unknown keys in combination with it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Override {

@@ -1,5 +1,5 @@
-//! The parameter `resources`: what is shared by the resource that it would be offered as without this
-//! policy, as in the configuration of NVIDIA's device plugin.
+//! The parameter `resources`: devices to share, selected by the resource that they would be offered as
+//! without this policy, as in the configuration of NVIDIA's device plugin.
 
 use berth_policy_sdk::{Node, Part, check_resource, warn};
 use serde::Deserialize;
@@ -14,7 +14,7 @@ const BASELINE_RESOURCE: &str = "baseline.resource";
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Replicated {
-    /// What the daemon itself would offer: `nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`.
+    /// The resource that the daemon itself would use, such as `nvidia.com/gpu` or `nvidia.com/mig-1g.10gb`.
     pub name: String,
     /// The resource of the shares; `name` if it is missing.
     pub rename: Option<String>,
@@ -32,20 +32,20 @@ impl Replicated {
         self.rename.iter().try_for_each(|rename| check_resource(&format!("{key}.rename"), rename))
     }
 
-    /// What the shares are called.
+    /// The resource of the shares.
     pub(crate) fn resource(&self) -> &str {
         self.rename.as_ref().unwrap_or(&self.name)
     }
 
-    /// Whether the daemon would offer a part by this name: with `migStrategy: none` GPUs in MIG mode,
-    /// too.
+    /// Whether the daemon itself would offer a part under this name; with `migStrategy: none` this includes
+    /// GPUs in MIG mode.
     fn is_name_of(&self, part: &Part) -> bool {
-        let own = part.attributes.iter().find(|attribute| attribute.key == BASELINE_RESOURCE);
-        own.is_some_and(|own| own.value == self.name)
+        let baseline = part.attributes.iter().find(|attribute| attribute.key == BASELINE_RESOURCE);
+        baseline.is_some_and(|baseline| baseline.value == self.name)
     }
 }
 
-/// By part of the node the first entry that shares it.
+/// For each part of the node the first entry that shares it.
 pub(crate) fn by_part<'r>(resources: &'r [Replicated], node: &Node) -> Vec<Option<&'r Replicated>> {
     let mut found = vec![None; node.parts.len()];
     for (n, entry) in resources.iter().enumerate() {
@@ -58,8 +58,8 @@ pub(crate) fn by_part<'r>(resources: &'r [Replicated], node: &Node) -> Vec<Optio
     found
 }
 
-/// Of the parts of its name those that an entry shares. Warns of devices that are not there, if any of
-/// that name is.
+/// The parts that an entry shares, out of those with its name. Warns of devices that do not exist, unless
+/// the node has no part with that name.
 fn chosen(key: &str, entry: &Replicated, named: &[usize], node: &Node) -> Vec<usize> {
     let (name, there) = (&entry.name, named.len());
     match &entry.devices {
@@ -68,7 +68,7 @@ fn chosen(key: &str, entry: &Replicated, named: &[usize], node: &Node) -> Vec<us
         Devices::Count(count) => {
             if *count > there {
                 warn(&format!(
-                    "{key}: {count} devices of {name} are to be shared, and this node has {there}"
+                    "{key}: {count} devices of {name} are to be shared, but this node has {there}"
                 ));
             }
             named.iter().copied().take(*count).collect()
@@ -76,7 +76,7 @@ fn chosen(key: &str, entry: &Replicated, named: &[usize], node: &Node) -> Vec<us
         Devices::List(list) => {
             let fits = |index: &usize, device: &crate::DeviceRef| device.fits(&node.parts[*index]);
             for device in list.iter().filter(|device| !named.iter().any(|index| fits(index, device))) {
-                warn(&format!("{key}: {device} is no device of {name} on this node"));
+                warn(&format!("{key}: {device} is not a device of {name} on this node"));
             }
             named.iter().copied().filter(|index| list.iter().any(|device| fits(index, device))).collect()
         }

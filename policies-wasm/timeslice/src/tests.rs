@@ -9,7 +9,7 @@ fn timeslice(json: &str) -> Result<Timeslice, String> {
     parse(json).and_then(Timeslice::new)
 }
 
-/// Part, devices, MiB and percent of each.
+/// For each offered part: its index, the number of devices, and the MiB and percent of each.
 fn offered(json: &str, node: &Node) -> Vec<(u32, u32, u64, u32)> {
     let answer = timeslice(json).unwrap().offer(node).expect("an offer");
     let line = |offer: &PartOffer| {
@@ -40,7 +40,7 @@ fn all_shares_together_fit_the_gpu() {
 }
 
 #[test]
-fn an_override_goes_by_model_index_or_uuid_and_the_first_counts() {
+fn an_override_selects_by_model_index_or_uuid_and_the_first_counts() {
     let node =
         NodeBuilder::new().gpus(2, "NVIDIA H100 80GB HBM3", 80_000).gpus(2, "Tesla T4", 16_000).build().node;
     let json = r#"{"replicas": 2, "overrides": [
@@ -53,7 +53,7 @@ fn an_override_goes_by_model_index_or_uuid_and_the_first_counts() {
 }
 
 #[test]
-fn other_gpus_than_only_are_passed_on() {
+fn gpus_that_only_does_not_select_are_passed_on() {
     let node = NodeBuilder::new().gpus(3, "Tesla T4", 16_000).build().node;
     let json = r#"{"only": [{"index": 1}, {"uuid": "GPU-2"}]}"#;
     assert_eq!(offered(json, &node), [(1, 4, 4_000, 25), (2, 4, 4_000, 25)]);
@@ -86,8 +86,8 @@ fn shares_are_placed_on_the_least_held_gpu_and_other_resources_passed_on() {
 const GPU: &str = "nvidia.com/gpu";
 const SMALL: &str = "nvidia.com/mig-1g.10gb";
 
-/// Two GPUs and one with two instances, each part with the resource that it would have, as the daemon
-/// shows it with `migStrategy: mixed`.
+/// Two GPUs and one with two instances. Each part has the attribute with its resource that the daemon sets
+/// with `migStrategy: mixed`.
 fn named() -> NodeBuilder {
     let mut node = NodeBuilder::new().gpus(3, "NVIDIA H100", 80_000).mig(2, "1g.10gb", 2, 10_000);
     for (part, resource) in [(0, GPU), (1, GPU), (3, SMALL), (4, SMALL)] {
@@ -103,7 +103,7 @@ fn named() -> NodeBuilder {
     node
 }
 
-/// The parts that are shared, under which name and how often; and the warnings.
+/// The shared parts, each with its resource and number of shares, and the warnings.
 fn shared(resources: &str, node: &Node) -> (Vec<(u32, String, u32)>, Vec<String>) {
     let policy = timeslice(&format!(r#"{{"resources": {resources}}}"#)).unwrap();
     let (answer, warnings) = logged(|| policy.offer(node).unwrap());
@@ -115,7 +115,7 @@ fn shared(resources: &str, node: &Node) -> (Vec<(u32, String, u32)>, Vec<String>
 }
 
 #[test]
-fn resources_share_what_has_their_name_mig_instances_too() {
+fn resources_share_devices_of_their_name_including_mig_instances() {
     let node = named().build().node;
     let both = r#"[{"name": "nvidia.com/gpu", "rename": "nvidia.com/gpu.shared", "replicas": 10},
         {"name": "nvidia.com/mig-1g.10gb", "replicas": 2}, {"name": "nvidia.com/mig-2g.20gb", "replicas": 3}]"#;
@@ -127,14 +127,14 @@ fn resources_share_what_has_their_name_mig_instances_too() {
     let answer = policy.offer(&node).unwrap();
     let half = Consumes::Slice(Slice { memory_mib: 5_000, compute_percent: 50 });
     assert_eq!(answer.parts[2].lines[0].consumes, half);
-    // Where the daemon would offer nothing, such as a mix under `migStrategy: single`, nothing is shared.
+    // Parts that the daemon would not offer, such as mixed profiles with `migStrategy: single`, are not shared.
     let mut bare = node;
     bare.parts.iter_mut().for_each(|part| part.attributes.clear());
     assert_eq!(shared(both, &bare), (vec![], vec![]));
 }
 
 #[test]
-fn devices_of_a_resource_are_all_so_many_or_a_list() {
+fn devices_of_a_resource_are_all_a_number_or_a_list() {
     let node = named().build().node;
     let cases: [(&str, &str, &[u32]); 8] = [
         (GPU, r#""all""#, &[0, 1]),
@@ -155,7 +155,7 @@ fn devices_of_a_resource_are_all_so_many_or_a_list() {
 }
 
 #[test]
-fn devices_that_are_not_there_are_warned_of() {
+fn devices_that_do_not_exist_cause_warnings() {
     let node = named().build().node;
     let warned = |name: &str, devices: &str| {
         shared(&format!(r#"[{{"name": "{name}", "replicas": 2, "devices": {devices}}}]"#), &node).1
@@ -163,14 +163,14 @@ fn devices_that_are_not_there_are_warned_of() {
     assert_eq!(
         warned(GPU, r#"[0, 7, "2:0"]"#),
         [
-            "warning: resources[0].devices: 7 is no device of nvidia.com/gpu on this node",
-            "warning: resources[0].devices: 2:0 is no device of nvidia.com/gpu on this node",
+            "warning: resources[0].devices: 7 is not a device of nvidia.com/gpu on this node",
+            "warning: resources[0].devices: 2:0 is not a device of nvidia.com/gpu on this node",
         ]
     );
     let few =
-        "warning: resources[0].devices: 3 devices of nvidia.com/gpu are to be shared, and this node has 2";
+        "warning: resources[0].devices: 3 devices of nvidia.com/gpu are to be shared, but this node has 2";
     assert_eq!(warned(GPU, "3"), [few]);
-    // No such resource on this node: as with NVIDIA's plugin that is no mistake.
+    // The resource does not exist on this node: as with NVIDIA's plugin that is no error.
     assert_eq!(warned("nvidia.com/mig-7g.80gb", r#"["0:0"]"#), Vec::<String>::new());
 }
 
@@ -183,20 +183,20 @@ fn the_first_entry_that_shares_a_device_counts() {
 }
 
 #[test]
-fn a_model_that_no_gpu_has_is_warned_of_and_a_star_may_stand_anywhere() {
+fn a_model_that_no_gpu_has_causes_a_warning_and_a_star_may_be_anywhere() {
     let node = NodeBuilder::new().gpus(1, "NVIDIA A100-SXM4-40GB", 40_960).build().node;
     let json = r#"{"only": [{"model": "*A100*"}, {"model": "*H100*"}],
         "overrides": [{"uuid": "GPU-9", "replicas": 2}]}"#;
     let (answer, warnings) = logged(|| timeslice(json).unwrap().offer(&node).unwrap());
     assert_eq!(answer.parts.len(), 1);
     let expected = [
-        "warning: only[1]: no GPU of this node fits {model: *H100*}",
-        "warning: overrides[0]: no GPU of this node fits {uuid: GPU-9}",
+        "warning: only[1]: no GPU of this node matches {model: *H100*}",
+        "warning: overrides[0]: no GPU of this node matches {uuid: GPU-9}",
     ];
     assert_eq!(warnings, expected);
 }
 
-/// A GPU of two shares, one that is whole, both of one name.
+/// A GPU with two shares and a whole GPU, under the same resource.
 fn partly_shared() -> berth_policy_sdk::testing::Built {
     let share = Consumes::Slice(Slice { memory_mib: 8_000, compute_percent: 50 });
     let node = NodeBuilder::new().gpus(2, "Tesla T4", 16_000);
@@ -204,28 +204,28 @@ fn partly_shared() -> berth_policy_sdk::testing::Built {
 }
 
 #[test]
-fn more_than_one_share_is_refused_where_that_is_wanted() {
+fn more_than_one_share_is_denied_if_configured() {
     let node = partly_shared();
     let entry = r#""resources": [{"name": "nvidia.com/gpu", "replicas": 2}]"#;
     let admit = |json: String, devices: &[u32]| {
         timeslice(&json).unwrap().admit(&node.node, &node.admit_request(devices, &[]))
     };
     let refusing = || format!(r#"{{"failRequestsGreaterThanOne": true, {entry}}}"#);
-    let reason = "a container may ask for 1 share of nvidia.com/gpu at most, and this one asks for 2 \
+    let reason = "a container may request at most 1 share of nvidia.com/gpu, and this one requests 2 \
                   (failRequestsGreaterThanOne)";
     assert_eq!(admit(refusing(), &[0, 1]), Some(Verdict::Deny(reason.into())));
     assert_eq!(admit(refusing(), &[1, 2]), Some(Verdict::Deny(reason.into())));
     assert_eq!(admit(refusing(), &[0]), None);
     assert_eq!(admit(refusing(), &[2]), None);
     assert_eq!(admit(format!("{{{entry}}}"), &[0, 1]), None);
-    // Shares of another policy are not its own.
+    // Shares of another policy are not checked.
     assert_eq!(admit(r#"{"failRequestsGreaterThanOne": true}"#.into(), &[0, 1]), None);
     let own = r#"{"failRequestsGreaterThanOne": true, "resource": "nvidia.com/gpu"}"#;
     assert_eq!(admit(own.into(), &[0, 1]), Some(Verdict::Deny(reason.into())));
 }
 
 #[test]
-fn whole_gpus_of_the_name_of_shares_are_placed_by_others() {
+fn whole_gpus_with_the_resource_of_shares_are_not_placed() {
     let node = partly_shared();
     let policy = timeslice(r#"{"resource": "nvidia.com/gpu"}"#).unwrap();
     let mut request = node.place_request(GPU, 1);
@@ -242,18 +242,21 @@ fn wrong_parameters_are_refused_by_name() {
         (r#"{"replicas": -1}"#, "expected u32"),
         (r#"{"replica": 2}"#, "unknown field `replica`"),
         (r#"{"resource": "shared"}"#, "resource: `shared`"),
-        (r#"{"only": [{"index": 0}, {}]}"#, "only[1]: names no GPU"),
+        (r#"{"only": [{"index": 0}, {}]}"#, "only[1]: selects no GPU"),
         (r#"{"only": [{"indx": 0}]}"#, "unknown field `indx`"),
         (r#"{"overrides": [{"index": 0}]}"#, "missing field `replicas`"),
-        (r#"{"overrides": [{"replicas": 2}]}"#, "overrides[0]: names no GPU"),
+        (r#"{"overrides": [{"replicas": 2}]}"#, "overrides[0]: selects no GPU"),
         (r#"{"overrides": [{"index": 1, "replicas": 200}]}"#, "overrides[0].replicas: 200"),
         (r#"{"failRequestsGreaterThanOne": "yes"}"#, "expected a boolean"),
-        (r#"{"resources": []}"#, "resources: names none"),
+        (r#"{"resources": []}"#, "resources: the list is empty"),
         (r#"{"resources": [{"name": "a.b/c"}]}"#, "missing field `replicas`"),
         (r#"{"resources": [{"name": "a.b/c", "replicas": 0}]}"#, "resources[0].replicas: 0 is out"),
         (r#"{"resources": [{"name": "gpu", "replicas": 2}]}"#, "resources[0].name: `gpu`"),
         (r#"{"resources": [{"name": "a.b/c", "replicas": 2, "rename": "d"}]}"#, "resources[0].rename: `d`"),
-        (r#"{"resources": [{"name": "a.b/c", "replicas": 2}], "replicas": 2}"#, "resources: takes the place"),
+        (
+            r#"{"resources": [{"name": "a.b/c", "replicas": 2}], "replicas": 2}"#,
+            "resources: replaces `replicas`",
+        ),
         (
             r#"{"resources": [{"name": "a.b/c", "replicas": 2, "devices": "some"}]}"#,
             "expected `all`, a number",

@@ -1,4 +1,4 @@
-//! The score by its definition, every set and every set left looked at.
+//! Compares the answers with the score by its definition, over all sets and all remaining sets.
 
 use std::collections::BTreeSet;
 
@@ -9,18 +9,18 @@ use berth_policy_sdk::{DeviceState, Policy};
 
 use crate::grow::grow;
 use crate::pairs::Pairs;
-use crate::search::{Aim, bits, sort_best_first};
+use crate::search::{Search, bits, sort_best_first};
 use crate::{Parameters, Topology};
 
-/// A table of pair scores, as nodes have them or worse.
+/// A table of pair scores, either like those of real nodes or less regular.
 pub(crate) fn random_pairs(random: &mut Random, n: usize) -> Pairs {
     let style = random.below(6);
     let group = 1 + random.below(8) as usize;
     let noise: Vec<u32> = (0..n * n).map(|_| random.below(6_461)).collect();
     Pairs::new(n, |a, b| match style {
-        // All alike, as behind NVSwitch.
+        // All equal, as behind NVSwitch.
         0 => 1_820,
-        // Boards, and boards on NUMA nodes.
+        // Boards, then boards on NUMA nodes.
         1 => {
             if a / group == b / group {
                 450
@@ -29,10 +29,10 @@ pub(crate) fn random_pairs(random: &mut Random, n: usize) -> Pairs {
             }
         }
         2 => 10 + 10 * u32::from(a / 8 == b / 8) + 400 * u32::from(a / group == b / group),
-        // A few values; any values.
+        // A few different values, then any values.
         3 => noise[a * n + b] % 6 * 10,
         4 => noise[a * n + b],
-        // A few parts that all good sets have in common.
+        // Some parts that all good sets have in common.
         _ => {
             if b < group {
                 6_000 + noise[a * n + b] % 7
@@ -43,15 +43,15 @@ pub(crate) fn random_pairs(random: &mut Random, n: usize) -> Pairs {
     })
 }
 
-/// Every set of `size` parts, as a plain list.
+/// All sets of `size` parts.
 fn sets(n: usize, size: usize) -> Vec<u32> {
     (0..1 << n).filter(|mask: &u32| mask.count_ones() as usize == size).collect()
 }
 
-/// Score, then less cost, then the lower bits: greater is better.
+/// Score, then the pairs that remain, then the lower bits. Greater is better.
 type Measure = (i64, i64, std::cmp::Reverse<u32>);
 
-/// The naive way: for each set, every set left.
+/// The definition: for each set, all remaining sets.
 fn exact(pairs: &Pairs, must: u32, size: usize, weight: i64) -> Measure {
     let n = pairs.len();
     let sum = |mask: u32| i64::from(pairs.sum(&bits(mask).collect::<Vec<_>>()));
@@ -61,24 +61,25 @@ fn exact(pairs: &Pairs, must: u32, size: usize, weight: i64) -> Measure {
     let measure = |&(mask, sum_of_set): &(u32, i64)| {
         let left = all.iter().find(|(other, _)| other & mask == 0);
         let loss = left.map_or(0, |(_, left)| top - left);
-        // What those who are left have with each other.
-        let rest = sum(!mask & ((1 << n) - 1));
-        (100 * sum_of_set - weight * loss, rest, std::cmp::Reverse(mask))
+        // The pairs of the remaining parts with each other.
+        let remaining = sum(!mask & ((1 << n) - 1));
+        (100 * sum_of_set - weight * loss, remaining, std::cmp::Reverse(mask))
     };
     all.iter().filter(|(mask, _)| mask & must == must).map(measure).max().unwrap()
 }
 
 fn found(pairs: &Pairs, must: u32, size: usize, weight: u32) -> u32 {
     let costs: Vec<u32> = (0..pairs.len()).map(|part| pairs.sum_of(part)).collect();
-    let aim = Aim { pairs, must, size, leave_weight: weight, costs: &costs, own_pairs_cost_nothing: true };
+    let search =
+        Search { pairs, must, size, leave_weight: weight, costs: &costs, own_pairs_cost_nothing: true };
     if 2 * size < pairs.len() && weight > 0 {
-        // Both ways, whichever is taken: the walk may give up, and says nothing else then.
-        let mut sets = aim.sets();
+        // Both algorithms must agree, unless the search gives up.
+        let mut sets = search.sets();
         sort_best_first(&mut sets);
-        let by_table = aim.by_table(&sets).unwrap();
-        assert_eq!(aim.by_walking(&sets).unwrap_or(by_table), by_table, "{size} of {pairs:?}");
+        let by_table = search.by_table(&sets).unwrap();
+        assert_eq!(search.by_search(&sets).unwrap_or(by_table), by_table, "{size} of {pairs:?}");
     }
-    aim.best()
+    search.best()
 }
 
 fn check(random: &mut Random, n: usize, size: usize) {
@@ -94,7 +95,7 @@ fn check(random: &mut Random, n: usize, size: usize) {
 }
 
 #[test]
-fn any_size_of_up_to_eight_parts_is_the_exact_best() {
+fn sets_of_up_to_eight_parts_are_the_exact_best() {
     let mut random = Random(1);
     for n in 2..=8 {
         for size in 1..n {
@@ -106,10 +107,10 @@ fn any_size_of_up_to_eight_parts_is_the_exact_best() {
 }
 
 #[test]
-fn any_size_of_sixteen_parts_is_the_exact_best() {
+fn sets_of_sixteen_parts_are_the_exact_best() {
     let mut random = Random(2);
     for size in 1..16 {
-        // Thousands of sets beside thousands of sets take their time.
+        // Comparing thousands of sets with thousands of others takes long.
         for _ in 0..(if (5..9).contains(&size) { 1 } else { 6 }) {
             check(&mut random, 16, size);
         }
@@ -117,21 +118,21 @@ fn any_size_of_sixteen_parts_is_the_exact_best() {
 }
 
 #[test]
-fn more_than_sixteen_parts_are_grown_about_as_well_on_boards() {
+fn sets_of_more_than_sixteen_parts_are_good_on_boards() {
     let pairs = Pairs::new(24, |a, b| if a / 4 == b / 4 { 100 } else { 1 });
     assert_eq!(grow(&pairs, &[9], 4), [8, 9, 10, 11]);
     assert_eq!(grow(&pairs, &[], 4), [0, 1, 2, 3]);
     let odd = Pairs::new(24, |a, b| if a > 20 && b > 20 { 100 } else { u32::from(a < 3 && b < 3) * 101 });
-    // The best pair is not in the best set of four: starts elsewhere are tried, too.
+    // The best pair is not part of the best set of three, so other first parts must be tried as well.
     assert_eq!(odd.sum(&grow(&odd, &[], 3)), 303);
 }
 
-/// Several shares where each may come from a GPU of its own, none that has a required one: the pair
-/// sum with the GPUs of required ones counts, then how full the GPUs were.
+/// Requests for several shares, each of which can come from another GPU than the required ones. The sum of
+/// the pairs counts, including the GPUs of required shares, then how full the GPUs were.
 #[test]
 fn several_shares_are_on_the_exact_best_gpus() {
     let policy = Topology::new(Parameters::default()).unwrap();
-    let (mut looked, mut held) = (0, 0);
+    let (mut checked, mut held) = (0, 0);
     for (node, request) in random_questions(4, 8) {
         let gpu = |device: &u32| gpu_of(&node.node, node.node.devices[*device as usize].part).unwrap();
         let must: BTreeSet<usize> = request.required.iter().map(gpu).collect();
@@ -143,7 +144,7 @@ fn several_shares_are_on_the_exact_best_gpus() {
         if !share || request.size < 2 || size > open.len() {
             continue;
         }
-        looked += 1;
+        checked += 1;
         let is_held = |device: &u32| node.node.devices[*device as usize].state == DeviceState::Held;
         held += u32::from(size > must.len() && request.required.iter().any(is_held));
         let parts: Vec<u32> = open.iter().map(|gpu| u32::try_from(*gpu).unwrap()).collect();
@@ -160,20 +161,20 @@ fn several_shares_are_on_the_exact_best_gpus() {
         let best = all.filter(with_must).map(|set| measure(&set)).max().unwrap();
         let placed = policy.place(&node.node, &request).unwrap();
         assert_sound(&request, &placed);
-        let place = |device: &u32| open.iter().position(|open| *open == gpu(device)).unwrap();
-        let chosen: BTreeSet<usize> = placed.devices.iter().map(place).collect();
+        let position = |device: &u32| open.iter().position(|open| *open == gpu(device)).unwrap();
+        let chosen: BTreeSet<usize> = placed.devices.iter().map(position).collect();
         let chosen: Vec<usize> = chosen.into_iter().collect();
         assert_eq!((chosen.len(), measure(&chosen)), (size, best), "{placed:?} of {request:?} on {node:#?}");
-        if looked == 2_000 {
+        if checked == 2_000 {
             break;
         }
     }
-    assert!(held >= 100, "only {held} questions require a share that is held");
+    assert!(held >= 100, "only {held} requests require a share that is held");
 }
 
-/// 10,000 questions about nodes with everything on them.
+/// 10,000 requests on nodes with all kinds of devices.
 #[test]
-fn the_same_question_has_one_answer_within_what_is_available() {
+fn the_same_request_has_one_answer_among_the_available_devices() {
     let policy = Topology::new(Parameters::default()).unwrap();
     for (node, request) in random_questions(3, 9).take(10_000) {
         let placed = steady(|node, request| policy.place(node, request), &node.node, &request);
@@ -187,9 +188,9 @@ fn the_same_question_has_one_answer_within_what_is_available() {
         let working = |device: &&u32| !is_leaving(&node.node.parts[gpu(device)]);
         if Kind::of(&node.node, request.request.resource) != Some(Kind::Share) {
             let left_over = request.available.iter().filter(|device| !placed.devices.contains(device));
-            let failing_taken =
+            let failing_chosen =
                 placed.devices.iter().any(|device| !request.required.contains(device) && !working(&device));
-            assert!(!failing_taken || left_over.filter(working).count() == 0, "{placed:?} of {request:?}");
+            assert!(!failing_chosen || left_over.filter(working).count() == 0, "{placed:?} of {request:?}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! A good set of more parts than can be looked at exactly.
+//! Finds a good set if there are too many parts for an exact search.
 
 use crate::pairs::Pairs;
 
-/// Starts that are tried: 64 x a set of 16 of 112 instances are some 100,000 additions.
+/// First parts that are tried: 64 sets of 16 out of 112 instances cost about 100,000 additions.
 const STARTS_MAX: usize = 64;
 
-/// Grows a set from the required parts, or from each part in turn, by the part that adds most, and
-/// keeps the one with the highest sum. Of equal ones the one with the lowest parts.
+/// Starts with the required parts, or with each part in turn, and repeatedly adds the part with the highest
+/// gain. Returns the set with the highest sum, and of equal sets the one with the lowest parts.
 pub(crate) fn grow(pairs: &Pairs, must: &[usize], size: usize) -> Vec<usize> {
     if !must.is_empty() {
         return grown(pairs, must, size);

@@ -1,8 +1,8 @@
-//! `topology`: the GPUs that sit best together by NVLink, PCIe and NUMA node, chosen so that the
-//! best ones are left for those who come later.
+//! `topology`: chooses GPUs that are connected well by NVLink, PCIe and NUMA node, and keeps good sets for
+//! later requests.
 //!
-//! MIG instances sit where their GPU sits. Several shares are put on several GPUs that sit well
-//! together; a single share is passed on, since it has nothing to sit beside.
+//! MIG instances have the connections of their GPU. Several shares are placed on several well connected
+//! GPUs; a single share is passed on, since connections do not matter to it.
 
 mod grow;
 mod pairs;
@@ -14,14 +14,14 @@ use berth_policy_sdk::placement::{Kind, Resources};
 use berth_policy_sdk::{Description, Hooks, Node, PlaceRequest, Placement, Policy};
 use serde::Deserialize;
 
-/// Heaviest weight of what is left, percent: from here on the set itself hardly counts.
+/// Maximum weight of the remaining devices, percent: with it, the chosen set itself hardly counts.
 const LEAVE_WEIGHT_MAX: u32 = 1_000;
 
-/// What an operator may set.
+/// The parameters of `topology`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parameters {
-    /// How much a point of score counts that is lost to those who come later, percent.
+    /// The weight of a point of score that later requests lose, percent.
     pub leave_weight: u32,
     /// The resources to place; all if it is missing.
     pub resources: Resources,
@@ -33,7 +33,7 @@ impl Default for Parameters {
     }
 }
 
-/// The policy with its parameters.
+/// The policy `topology`.
 #[derive(Clone, Debug)]
 pub struct Topology {
     parameters: Parameters,
@@ -46,7 +46,7 @@ impl Policy for Topology {
         Description {
             name: "topology".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            summary: "The GPUs that sit best together, and leave the best for later.".into(),
+            summary: "The best connected GPUs, chosen so that good sets remain for later requests.".into(),
             hooks: Hooks::PLACE,
             parameters_schema: include_str!("../schema.json").into(),
         }

@@ -1,4 +1,4 @@
-//! How well two parts work together.
+//! Scores of how well two parts are connected.
 
 use berth_policy_sdk::placement::gpu_of;
 use berth_policy_sdk::{Node, Path};
@@ -7,8 +7,8 @@ use berth_policy_sdk::{Node, Path};
 const SAME_GPU: u32 = 60;
 /// Each active NVLink between two GPUs.
 const NVLINK: u32 = 100;
-/// NVLinks between two GPUs that count. Real ones have up to 18; a pair then scores at most 6,460,
-/// and the 120 pairs of 16 GPUs less than 2^20, which the search counts on.
+/// NVLinks between two GPUs that count at most. Real GPUs have up to 18. A pair scores at most 6,460, and
+/// the 120 pairs of 16 GPUs score less than 2^20, which the search relies on.
 const NVLINKS_MAX: u32 = 64;
 
 /// The scale of NVIDIA's device plugin.
@@ -23,7 +23,7 @@ fn path_score(path: Path) -> u32 {
     }
 }
 
-/// Scores of all pairs among `n` parts. A part and itself score 0.
+/// The scores of all pairs of `n` parts. The score of a part with itself is 0.
 #[derive(Clone, Debug)]
 pub(crate) struct Pairs {
     n: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
-    /// From a function of two indices below `n`, the greater one first.
+    /// Fills the table from a function of two indices below `n`, the greater one first.
     pub(crate) fn new(n: usize, score: impl Fn(usize, usize) -> u32) -> Self {
         let mut scores = vec![0; n * n];
         for a in 0..n {
@@ -43,10 +43,10 @@ impl Pairs {
         Self { n, scores }
     }
 
-    /// Of parts of a node. `None` for an index out of range.
+    /// The scores of parts of a node. `None` for an index out of range.
     pub(crate) fn of(node: &Node, parts: &[u32]) -> Option<Self> {
         let gpus: Vec<usize> = parts.iter().map(|part| gpu_of(node, *part)).collect::<Option<_>>()?;
-        // The scores of GPUs by their place in `known`, since instances share those of theirs.
+        // The table has the scores of GPUs by their position in `known`; instances have those of their GPU.
         let mut known = gpus.clone();
         known.sort_unstable();
         known.dedup();
@@ -86,19 +86,19 @@ impl Pairs {
         self.scores[a * self.n + b]
     }
 
-    /// What a part scores with all others together.
+    /// The sum of a part's scores with all others.
     pub(crate) fn sum_of(&self, part: usize) -> u32 {
         self.scores[part * self.n..][..self.n].iter().sum()
     }
 
-    /// The sum of the pairs of a set.
+    /// The sum of the scores of all pairs of a set.
     pub(crate) fn sum(&self, set: &[usize]) -> u32 {
         let with_later = |(k, a): (usize, &usize)| set[k + 1..].iter().map(|b| self.get(*a, *b)).sum::<u32>();
         set.iter().enumerate().map(with_later).sum()
     }
 }
 
-/// What is known of two GPUs whose link is not: their NUMA nodes, if anything.
+/// The score of two GPUs whose link is unknown, by their NUMA nodes if those are known.
 fn by_numa(a: Option<u32>, b: Option<u32>) -> u32 {
     match (a, b) {
         (Some(a), Some(b)) if a == b => path_score(Path::SameNuma),

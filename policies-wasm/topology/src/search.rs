@@ -1,38 +1,39 @@
-//! The best set of up to 16 parts, exactly.
+//! Finds the exact best set of up to 16 parts.
 //!
-//! What is wanted is a pair of sets: the chosen one and the best one of the same size among the
-//! parts left over. All sets of the size are listed, best sum first, and the list is walked for the
-//! chosen set; for each, the first set further on that has no part in common with it is the best one
-//! left. Both walks end as soon as nothing better can follow, which on real boards is soon: what is not
-//! near the head of the list cannot be the better of the two. Where it is not soon, a table takes over
-//! that costs the same whatever the wiring is.
+//! The score of a set depends on a second set: the best one of the same size among the remaining parts. All
+//! sets of that size are listed, best sum first. The search goes through the list; for each set, the first
+//! later one that has no part in common with it is its best remaining set. The outer and the inner loop
+//! end as soon as no later set can be better, which is soon on real boards, since one of the two sets must
+//! be near the start of the list. If it is not soon, a table is used instead, which takes the same time for
+//! all connections.
 
 use crate::pairs::Pairs;
 
 /// Parts up to which the best set is found exactly: at most 12,870 sets (8 of 16).
 pub(crate) const EXACT_PARTS_MAX: usize = 16;
-/// Bits of a set, and bits of a sum, which is below 2^20 (see `pairs`).
+/// Bits of a set of parts, and bits of a sum of scores, which is below 2^20 (see `pairs`).
 const SET_BITS: u32 = 16;
 const SUM_BITS: u32 = 20;
-/// Looks at sets left over, beyond which the table is made instead. Boards, bridges and NVSwitch stay
-/// below it at any size of 16 (tests/it/policies_topology.rs); so many take a tenth of the table's time.
-const LOOKS_MAX: usize = 100_000;
+/// Candidates for the remaining set after which the table is used instead. Real boards, bridges and NVSwitch
+/// stay below it for sets of any size out of 16 parts (tests/it/policies_topology.rs); this many candidates
+/// take a tenth of the table's time.
+const CANDIDATES_MAX: usize = 100_000;
 
-/// What decides between sets.
-pub(crate) struct Aim<'a> {
+/// A search, with everything that decides between sets.
+pub(crate) struct Search<'a> {
     pub(crate) pairs: &'a Pairs,
-    /// Parts that the set must hold, by bit.
+    /// Parts that the set must contain, one bit each.
     pub(crate) must: u32,
     pub(crate) size: usize,
-    /// What a point lost in the best set left counts, percent.
+    /// The weight of a point that the best remaining set loses, percent.
     pub(crate) leave_weight: u32,
-    /// Of sets of equal score the one with the least sum of these counts, a number a part.
+    /// The cost of each part: of sets with equal scores, the one with the smallest sum of costs is chosen.
     pub(crate) costs: &'a [u32],
-    /// Whether the sum of the set's own pairs is taken off its costs.
+    /// Whether the sum of the set's own pairs is subtracted from its cost.
     pub(crate) own_pairs_cost_nothing: bool,
 }
 
-/// A set, by bit, with its sum above it: sets sort by sum and then by parts.
+/// A set of parts, one bit each, with its sum in the bits above: sets sort by sum and then by parts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Set(u64);
 
@@ -41,7 +42,7 @@ impl Set {
         u32::try_from(self.0 & ((1 << SET_BITS) - 1)).unwrap_or(0)
     }
 
-    fn place(self) -> usize {
+    fn index(self) -> usize {
         usize::try_from(self.mask()).unwrap_or(0)
     }
 
@@ -58,36 +59,36 @@ pub(crate) struct Best {
     mask: u32,
 }
 
-impl Aim<'_> {
-    /// The best set, by bit; 1 <= size < parts <= 16. The lowest parts win a tie. The score is the
-    /// set's sum less the weighted loss; the loss counts from the same best set for all, so that
-    /// instead of it what is left is added.
+impl Search<'_> {
+    /// The best set, one bit per part; 1 <= size < parts <= 16. Of equal sets the one with the lowest parts
+    /// is returned. The score is the sum of the set minus the weighted loss. All losses are relative to the
+    /// same best set, so the sum of the remaining set is added instead.
     pub(crate) fn best(&self) -> u32 {
         let parts = self.pairs.len();
         let mut sets = self.sets();
         let found = if 2 * self.size > parts || self.leave_weight == 0 {
-            // No set of the size is left, or nobody minds.
+            // No set of this size remains, or it has no weight.
             self.best_of(&sets, |_| 0)
         } else if 2 * self.size == parts {
-            // What is left is the one set of all other parts. Sets are in the order of their bits,
-            // so it is as far from the end as this one is from the start.
+            // The only remaining set consists of all other parts. Sets are sorted by their bits, so it is as
+            // far from the end as this set is from the start.
             self.best_of(&sets, |index| sets[sets.len() - 1 - index].sum())
         } else {
             sort_best_first(&mut sets);
-            self.by_walking(&sets).or_else(|| self.by_table(&sets))
+            self.by_search(&sets).or_else(|| self.by_table(&sets))
         };
         found.map_or(self.must, |best| best.mask)
     }
 
-    /// All sets of the size, in the order of their bits.
+    /// All sets of the size, sorted by their bits.
     pub(crate) fn sets(&self) -> Vec<Set> {
         let mut sets = Vec::with_capacity(choose(self.pairs.len(), self.size));
         self.extend(&mut sets, self.pairs.len(), self.size, Set(0), &[0; EXACT_PARTS_MAX]);
         sets
     }
 
-    /// Adds `set` with `more` parts below `end`, highest part first, so that they come in the order
-    /// of their bits. `gains` is what each part would add to the sum of `set`.
+    /// Adds all sets that extend `set` by `more` parts below `end`. The highest part is chosen first, so that
+    /// they are sorted by their bits. `gains` has what each part would add to the sum of `set`.
     fn extend(&self, sets: &mut Vec<Set>, end: usize, more: usize, set: Set, gains: &[u32; EXACT_PARTS_MAX]) {
         let with = |part: usize| Set(set.0 + (u64::from(gains[part]) << SET_BITS) + (1 << part));
         if more == 1 {
@@ -122,22 +123,22 @@ impl Aim<'_> {
         best
     }
 
-    /// Every set with the best one left of it looked up.
+    /// The best of all sets, with the best remaining set of each from a table.
     pub(crate) fn by_table(&self, sets: &[Set]) -> Option<Best> {
         let best_within = best_within(sets, self.pairs.len());
         let all = best_within.len() - 1;
-        self.best_of(sets, |index| i64::from(best_within[all & !sets[index].place()]))
+        self.best_of(sets, |index| i64::from(best_within[all & !sets[index].index()]))
     }
 
-    /// `sets` best first. `None` if it takes too long.
-    pub(crate) fn by_walking(&self, sets: &[Set]) -> Option<Best> {
+    /// The best set, found by search; `sets` must be sorted best first. `None` if the search takes too long.
+    pub(crate) fn by_search(&self, sets: &[Set]) -> Option<Best> {
         let costs = Costs::new(self.costs);
         let first_without = FirstWithout::new(sets, self.pairs.len());
         let top = sets.first()?.sum();
         let mut best: Option<Best> = None;
-        let mut looks = 0;
+        let mut candidates = 0;
         for &set in sets {
-            if looks > LOOKS_MAX {
+            if candidates > CANDIDATES_MAX {
                 return None;
             }
             if best.is_some_and(|best| self.score(set, top) < best.score) {
@@ -148,15 +149,15 @@ impl Aim<'_> {
                 continue;
             }
             let cost = self.cost(&costs, set);
-            // What must be reached to be better: more, unless the tie would be won.
+            // The score that makes this set better: a higher one, or the same if it has the lower cost.
             let wins_ties = best.is_none_or(|best| (cost, mask) < (best.cost, best.mask));
             let reach = best.map_or(0, |best| best.score + i64::from(!wins_ties));
             if self.score(set, top) < reach {
                 continue;
             }
             let start = first_without.all_of(mask);
-            let rest = sets[start..].iter().take_while(|left| self.score(set, left.sum()) >= reach);
-            let left = rest.inspect(|_| looks += 1).find(|left| left.mask() & mask == 0);
+            let later = sets[start..].iter().take_while(|left| self.score(set, left.sum()) >= reach);
+            let left = later.inspect(|_| candidates += 1).find(|left| left.mask() & mask == 0);
             if let Some(left) = left {
                 best = Some(Best { score: self.score(set, left.sum()), cost, mask });
             }
@@ -173,13 +174,13 @@ impl Aim<'_> {
     }
 }
 
-/// How many sets of `size` of `n` there are.
+/// The number of sets with `size` out of `n` parts.
 fn choose(n: usize, size: usize) -> usize {
     (0..size).fold(1, |sets, k| sets * (n - k) / (k + 1))
 }
 
-/// Sorts by sum, greatest first, sets of equal sum as they are: ten bits of the sum a turn, which
-/// for thousands of sets is several times faster than by comparison.
+/// Sorts by sum, greatest first; sets with equal sums keep their order. A radix sort by ten bits of the sum
+/// at a time, which is several times faster for thousands of sets than sorting by comparison.
 pub(crate) fn sort_best_first(sets: &mut Vec<Set>) {
     const DIGIT_BITS: u32 = SUM_BITS / 2;
     const DIGITS: usize = 1 << DIGIT_BITS;
@@ -201,15 +202,15 @@ pub(crate) fn sort_best_first(sets: &mut Vec<Set>) {
     }
 }
 
-/// By set of parts, its bits the index, the best sum of a set of `sets` within it; 0 where there is
-/// none. First only the sets themselves have one; then, two parts at a time, what is best without a
-/// part is known to be there with it, too.
+/// A table with, for each set of parts (its bits are the index), the best sum of any of `sets` that is
+/// contained in it, or 0 if there is none. At first only the sets themselves have an entry. Then, two parts
+/// at a time, each set with a part gets at least the value of the same set without that part.
 fn best_within(sets: &[Set], parts: usize) -> Vec<u32> {
     // An even number of parts; one more is in no set.
     let parts = parts.next_multiple_of(2);
     let mut best = vec![0; 1 << parts];
     for set in sets {
-        best[set.place()] = u32::try_from(set.0 >> SET_BITS).unwrap_or(u32::MAX);
+        best[set.index()] = u32::try_from(set.0 >> SET_BITS).unwrap_or(u32::MAX);
     }
     for part in (0..parts).step_by(2) {
         for all in best.chunks_exact_mut(4 << part) {
@@ -226,16 +227,16 @@ fn best_within(sets: &[Set], parts: usize) -> Vec<u32> {
     best
 }
 
-/// Where in a list the first set is that has neither of two parts: nothing before it can be disjoint
-/// from a set with both. Without it, one part that all good sets have in common would make every
-/// walk long.
+/// For each pair of parts, the position in a list of the first set that has neither of them: no set before
+/// it is disjoint from a set with both. Without this index, a part that all good sets have in common would
+/// make every inner loop long.
 struct FirstWithout([[u32; EXACT_PARTS_MAX]; EXACT_PARTS_MAX]);
 
 impl FirstWithout {
     fn new(sets: &[Set], parts: usize) -> Self {
         let all = (1_u32 << parts) - 1;
         let mut first = [[0; EXACT_PARTS_MAX]; EXACT_PARTS_MAX];
-        // For each part, the others that no set without both was seen of yet, and itself.
+        // For each part, the parts (including itself) for which no set without both has been found yet.
         let mut missing = [all; EXACT_PARTS_MAX];
         let mut open = all;
         for (index, set) in (0..).zip(sets) {
@@ -262,7 +263,7 @@ impl FirstWithout {
     }
 }
 
-/// Sums of the parts' costs, half of the parts at once.
+/// Precomputed sums of the parts' costs, for each half of the parts.
 struct Costs {
     low: [u32; 256],
     high: [u32; 256],
@@ -287,9 +288,9 @@ impl Costs {
     }
 }
 
-/// The places of the bits that are set.
+/// The positions of the bits that are set.
 pub(crate) fn bits(mask: u32) -> impl Iterator<Item = usize> {
-    let next = |mask: &u32| Some(mask & (mask - 1)).filter(|rest| *rest != 0);
+    let next = |mask: &u32| Some(mask & (mask - 1)).filter(|mask| *mask != 0);
     std::iter::successors(Some(mask).filter(|mask| *mask != 0), next)
         .map(|mask| mask.trailing_zeros() as usize)
 }

@@ -1,18 +1,18 @@
-//! Several shares: one of each of several GPUs that sit well together. Where there are fewer GPUs
-//! than shares, each gives one, and then again.
+//! Places several shares: one from each of several well connected GPUs. If there are fewer GPUs than
+//! shares, each GPU gives one, and then the next round begins.
 
 use berth_policy_sdk::placement::{Load, loads};
 use berth_policy_sdk::{Node, PlaceRequest, Placement};
 
 use crate::grow::grow;
 use crate::pairs::Pairs;
-use crate::search::{Aim, EXACT_PARTS_MAX, bits};
+use crate::search::{EXACT_PARTS_MAX, Search, bits};
 
-/// Fullness beyond which GPUs count as equally full, so that those of 16 add up within a `u32`. With
-/// memory overcommitted a GPU can be fuller than full.
+/// Fullness above which GPUs count as equally full, so that the sum for 16 GPUs fits into a `u32`. With
+/// memory overcommit the fullness can be more than 100 %.
 const COST_MAX: u64 = 10_000_000;
 
-/// `None` for a single share, and if the request cannot be met from what is available.
+/// `None` for a single share, and if the available devices do not suffice.
 pub(crate) fn place(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
     if size < 2 {
@@ -20,7 +20,7 @@ pub(crate) fn place(node: &Node, request: &PlaceRequest) -> Option<Placement> {
     }
     let mut loads = loads(node, request)?;
     let mut devices = request.required.clone();
-    // The GPUs of required devices are in the first set and have given theirs.
+    // The GPUs of required devices are in the first set and have already given their share.
     let mut given: Vec<bool> = loads.iter().map(|load| load.taken > 0).collect();
     while devices.len() < size {
         let open: Vec<usize> = (0..loads.len()).filter(|n| given[*n] || loads[*n].left() > 0).collect();
@@ -34,12 +34,13 @@ pub(crate) fn place(node: &Node, request: &PlaceRequest) -> Option<Placement> {
         }
         given.fill(false);
     }
-    Some(Placement { devices, reason: "shares of the GPUs nearest to each other".to_owned() })
+    Some(Placement { devices, reason: "shares of the best connected GPUs".to_owned() })
 }
 
-/// `want` of the open GPUs that have not given, so that they and those that have sit best together.
-/// Taking a share leaves the GPU to others, so what is left is not weighed: of equally near sets the
-/// emptiest one counts. GPUs on their way out serve only where the others do not suffice.
+/// Chooses `want` of the open GPUs that have not given a share, so that they and those that have are
+/// connected best. A GPU with a taken share stays usable for others, so the remaining GPUs have no weight; of
+/// equally good sets, the emptiest one is chosen. Cordoned, draining and unhealthy GPUs are used only if the
+/// others do not suffice.
 fn nearest(node: &Node, loads: &[Load], open: &[usize], given: &[bool], want: usize) -> Option<Vec<usize>> {
     if want == 0 {
         return Some(Vec::new());
@@ -72,6 +73,6 @@ fn best(pairs: &Pairs, must: &[usize], size: usize, costs: &[u32]) -> Vec<usize>
         return grow(pairs, must, size);
     }
     let must = must.iter().fold(0, |mask, part| mask | 1 << part);
-    let aim = Aim { pairs, must, size, leave_weight: 0, costs, own_pairs_cost_nothing: false };
-    bits(aim.best()).collect()
+    let search = Search { pairs, must, size, leave_weight: 0, costs, own_pairs_cost_nothing: false };
+    bits(search.best()).collect()
 }

@@ -26,30 +26,30 @@ fn wholes(count: u32, link: impl Fn(u32, u32) -> (Path, u32)) -> NodeBuilder {
     })
 }
 
-/// Pairs of GPUs on a bridge each: 0-1, 2-3 and on.
+/// Pairs of GPUs, each connected by a bridge: 0-1, 2-3 and so on.
 fn bridged(count: u32) -> NodeBuilder {
     wholes(count, |a, b| if a / 2 == b / 2 { (Path::SameNuma, 4) } else { (Path::SameNuma, 0) })
 }
 
 #[test]
-fn two_gpus_of_one_bridge_go_together() {
+fn two_gpus_of_one_bridge_are_chosen_together() {
     assert_eq!(placed("{}", &bridged(4).hold(&[0]).build(), WHOLE, 2), Some(vec![2, 3]));
 }
 
 #[test]
-fn a_single_gpu_is_one_whose_partner_is_taken() {
+fn a_single_gpu_is_one_whose_partner_is_held() {
     assert_eq!(placed("{}", &bridged(4).hold(&[2]).build(), WHOLE, 1), Some(vec![3]));
     assert_eq!(placed("{}", &bridged(4).build(), WHOLE, 1), Some(vec![0]));
 }
 
 #[test]
-fn three_gpus_leave_a_pair() {
+fn three_gpus_leave_a_complete_pair() {
     assert_eq!(placed("{}", &bridged(6).hold(&[4]).build(), WHOLE, 3), Some(vec![0, 1, 5]));
 }
 
 #[test]
-fn the_weight_of_what_is_left_decides_between_near_and_spared() {
-    // 1-2 is a little nearer than 0-1 and 2-3, but parts both.
+fn the_weight_decides_between_the_best_set_and_the_best_remaining_set() {
+    // 1-2 is connected slightly better than 0-1 and 2-3, but choosing it breaks up both pairs.
     let node = wholes(4, |a, b| match (a, b) {
         (0, 1) | (2, 3) => (Path::SameNuma, 1),
         (1, 2) => (Path::SingleSwitch, 1),
@@ -61,8 +61,8 @@ fn the_weight_of_what_is_left_decides_between_near_and_spared() {
 }
 
 #[test]
-fn where_no_link_is_known_numa_nodes_count() {
-    // Without links; GPUs 2 and 3 are on NUMA node 1.
+fn without_known_links_numa_nodes_count() {
+    // The links are removed below; GPUs 2 and 3 are on NUMA node 1.
     let node = wholes(4, |_, _| (Path::CrossNuma, 0));
     let mut node = node.hold(&[0]).build();
     node.node.links.clear();
@@ -81,7 +81,7 @@ fn required_gpus_are_in_the_set() {
 }
 
 #[test]
-fn gpus_on_their_way_out_come_last() {
+fn cordoned_gpus_come_last() {
     let node = bridged(4).part(1, |part| part.drain = DrainState::Cordoned).build();
     assert_eq!(placed("{}", &node, WHOLE, 2), Some(vec![2, 3]));
     assert_eq!(placed("{}", &node, WHOLE, 3), Some(vec![0, 2, 3]));
@@ -89,7 +89,7 @@ fn gpus_on_their_way_out_come_last() {
 }
 
 #[test]
-fn mig_instances_sit_where_their_gpu_sits() {
+fn mig_instances_have_the_connections_of_their_gpu() {
     let node = NodeBuilder::new()
         .gpus(2, "Test GPU", 40_960)
         .link(0, 1, Path::CrossNuma, 0)
@@ -102,7 +102,7 @@ fn mig_instances_sit_where_their_gpu_sits() {
     assert_eq!(placed("{}", &node, MIG, 2), Some(vec![1, 2]));
 }
 
-/// Four shares of each GPU of two bridges: devices 0 to 3 on GPU 0, and on.
+/// Four shares of each of four GPUs, which two bridges connect in pairs: devices 0 to 3 on GPU 0 and so on.
 fn shared() -> NodeBuilder {
     let node = NodeBuilder::new().gpus(4, "Test GPU", 16_384);
     let node = (0..4).fold(node, |node, gpu| node.devices(gpu, SHARED, 4, share(4, 16_384)));
@@ -110,17 +110,17 @@ fn shared() -> NodeBuilder {
 }
 
 #[test]
-fn several_shares_are_on_gpus_that_sit_together_and_a_single_one_is_passed_on() {
+fn several_shares_are_on_well_connected_gpus_and_a_single_one_is_passed_on() {
     assert_eq!(placed("{}", &shared().build(), SHARED, 1), None);
     assert_eq!(placed("{}", &shared().build(), SHARED, 2), Some(vec![0, 4]));
     // The emptier of two equal pairs.
     assert_eq!(placed("{}", &shared().hold(&[0]).build(), SHARED, 2), Some(vec![8, 12]));
-    // More than there are GPUs: again from the best.
+    // More shares than GPUs: the next round begins with the best pair.
     assert_eq!(placed("{}", &shared().build(), SHARED, 6), Some(vec![0, 4, 8, 12, 1, 5]));
 }
 
 #[test]
-fn a_required_share_brings_its_gpu() {
+fn the_gpu_of_a_required_share_is_in_the_set() {
     let node = shared().build();
     let mut request = node.place_request(SHARED, 2);
     request.required = vec![13];
@@ -136,7 +136,7 @@ fn shares_of_a_draining_gpu_come_last() {
 }
 
 #[test]
-fn what_is_not_named_or_cannot_be_met_is_passed_on() {
+fn other_resources_and_requests_that_cannot_be_met_are_passed_on() {
     let node = bridged(4).build();
     assert_eq!(placed(r#"{"resources": ["nvidia.com/gpu.shared"]}"#, &node, WHOLE, 2), None);
     assert_eq!(placed("{}", &node, WHOLE, 5), None);

@@ -1,4 +1,4 @@
-//! Whole GPUs and MIG instances.
+//! Places whole GPUs and MIG instances.
 
 use berth_policy_sdk::placement::gpu_of;
 use berth_policy_sdk::room::is_leaving;
@@ -6,9 +6,9 @@ use berth_policy_sdk::{Node, PlaceRequest, Placement};
 
 use crate::grow::grow;
 use crate::pairs::Pairs;
-use crate::search::{Aim, EXACT_PARTS_MAX, bits};
+use crate::search::{EXACT_PARTS_MAX, Search, bits};
 
-/// `None` if the request cannot be met from what is available.
+/// `None` if the available devices do not suffice.
 pub(crate) fn place(node: &Node, request: &PlaceRequest, leave_weight: u32) -> Option<Placement> {
     let size = usize::try_from(request.size).ok()?;
     let mut devices: Vec<u32> = request.available.iter().chain(&request.required).copied().collect();
@@ -18,7 +18,7 @@ pub(crate) fn place(node: &Node, request: &PlaceRequest, leave_weight: u32) -> O
         return None;
     }
     let required = |device: &u32| request.required.contains(device);
-    // What is on its way out serves only where the rest does not suffice, which is then taken whole.
+    // Devices of cordoned, draining and unhealthy GPUs are used only if all others do not suffice.
     let (working, failing): (Vec<u32>, Vec<u32>) =
         devices.iter().partition(|device| required(device) || !is_failing(node, **device));
     let enough = working.len() >= size;
@@ -31,9 +31,9 @@ pub(crate) fn place(node: &Node, request: &PlaceRequest, leave_weight: u32) -> O
     let must: Vec<usize> = (0..open.len()).filter(|n| is_must(&open[*n])).collect();
     let chosen = best(node, &open, &must, size, leave_weight)?;
     let reason = match (enough, chosen.exact) {
-        (false, _) => "too few healthy GPUs: those that are cordoned or unhealthy as well",
-        (true, true) => "the GPUs nearest to each other that leave the best ones for later",
-        (true, false) => "GPUs near to each other, grown one by one: too many to look at all sets",
+        (false, _) => "too few usable GPUs: cordoned or unhealthy ones were chosen as well",
+        (true, true) => "the best connected GPUs, chosen so that good sets remain for later requests",
+        (true, false) => "well connected GPUs, chosen one by one: there are too many to compare all sets",
     };
     let devices = chosen.set.into_iter().map(|n| open[n]).collect();
     Some(Placement { devices, reason: reason.to_owned() })
@@ -54,11 +54,12 @@ fn best(node: &Node, open: &[u32], must: &[usize], size: usize, leave_weight: u3
     if open.len() > EXACT_PARTS_MAX {
         return Some(Chosen { set: grow(&pairs, must, size), exact: false });
     }
-    // What a set takes from those who come later beyond their best set: each pair with a part left.
+    // What a set costs later requests apart from the best remaining set: its pairs with remaining parts.
     let costs: Vec<u32> = (0..open.len()).map(|part| pairs.sum_of(part)).collect();
     let must = must.iter().fold(0, |mask, part| mask | 1 << part);
-    let aim = Aim { pairs: &pairs, must, size, leave_weight, costs: &costs, own_pairs_cost_nothing: true };
-    Some(Chosen { set: bits(aim.best()).collect(), exact: true })
+    let search =
+        Search { pairs: &pairs, must, size, leave_weight, costs: &costs, own_pairs_cost_nothing: true };
+    Some(Chosen { set: bits(search.best()).collect(), exact: true })
 }
 
 fn is_failing(node: &Node, device: u32) -> bool {

@@ -1,9 +1,9 @@
-//! `triage-xid`: what an XID or another health reading means, and when the GPU recovers.
+//! `triage-xid`: judges XIDs and other health readings, and when a GPU is healthy again.
 //!
-//! A fault that is told anew as long as it lasts (a recovery action, rows that wait, a GPU that
-//! answers no look) heals by itself a while after it is over. One that only an event told does not
-//! show whether it is over: where NVIDIA asks for a reset, the GPU stays unhealthy until an operator
-//! says that it is well. What it does not know it passes on.
+//! A fault that every scan reports as long as it lasts (a recovery action, rows that wait for a reset, a GPU
+//! that does not answer) needs no confirmation: the GPU is healthy some time after the last report. An
+//! event does not show whether its cause is over: if NVIDIA requires a reset, the GPU stays unhealthy until
+//! an operator marks it healthy. Unknown readings are passed on.
 
 mod parameters;
 mod xids;
@@ -13,13 +13,13 @@ use berth_policy_sdk::{Description, Hooks, Node, Policy, Reading, Severity, Tria
 pub use parameters::{Judgement, Override, Parameters};
 use xids::Class;
 
-/// Quiet time after what is told anew at every look: many looks, which come every few seconds.
-const TOLD_ANEW_SECONDS: u32 = 60;
-/// Quiet time of a GPU that answers no look while it is off the bus, and of an ECC error, after which
-/// the driver tells in XIDs and its recovery action what is to be done.
+/// Time after the last report of a fault that every scan reports: many scans, which are a few seconds apart.
+const REPEATED_FAULT_SECONDS: u32 = 60;
+/// Time after the last error of a GPU off the bus, which fails every scan until then, and after an ECC
+/// error, for which the driver reports the required action as an XID or a recovery action.
 const SETTLE_SECONDS: u32 = 300;
 
-/// The policy with its parameters.
+/// The policy `triage-xid`.
 #[derive(Clone, Debug)]
 pub struct TriageXid {
     parameters: Parameters,
@@ -32,7 +32,7 @@ impl Policy for TriageXid {
         Description {
             name: "triage-xid".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            summary: "What XIDs and other health readings mean, and when a GPU recovers.".into(),
+            summary: "Judges XIDs and other health readings, and when a GPU is healthy again.".into(),
             hooks: Hooks::TRIAGE,
             parameters_schema: include_str!("../schema.json").into(),
         }
@@ -47,7 +47,7 @@ impl Policy for TriageXid {
         match reading.source.as_str() {
             "xid" => self.xid(reading.code),
             "ecc" => Some(unhealthy(
-                "uncorrectable ECC error; should the GPU need a reset, the driver says so",
+                "uncorrectable ECC error; if the GPU needs a reset, the driver reports that as well",
                 Some(SETTLE_SECONDS),
             )),
             "lost" => Some(unhealthy("the GPU fell off the bus: reboot the node", Some(SETTLE_SECONDS))),
@@ -62,49 +62,50 @@ impl TriageXid {
     fn xid(&self, code: u64) -> Option<TriageAnswer> {
         let known = xids::known(code);
         let meaning = known.map_or("not in the table", |(_, meaning)| meaning);
-        if let Some(set) = self.parameters.set(code) {
+        if let Some(judgement) = self.parameters.judgement(code) {
             let reason = format!("XID {code}: {meaning} (judged by the parameters of triage-xid)");
-            return Some(TriageAnswer { reason, ..set });
+            return Some(TriageAnswer { reason, ..judgement });
         }
         let (class, _) = known?;
         let (severity, again, advice) = match class {
             Class::Application => (Severity::Ignore, None, ", by an application"),
             Class::Notice => (Severity::Ignore, None, ""),
-            Class::Watch => (Severity::Degraded, Some(self.parameters.degraded_seconds), ""),
+            Class::Degraded => (Severity::Degraded, Some(self.parameters.degraded_seconds), ""),
             Class::Reset => (Severity::Unhealthy, self.parameters.reset_seconds, ": reset the GPU"),
             Class::Bus => (Severity::Unhealthy, Some(SETTLE_SECONDS), ": reboot the node"),
-            Class::Hands => (Severity::Unhealthy, None, ""),
+            Class::ManualWork => (Severity::Unhealthy, None, ""),
         };
-        let word = matches!((severity, again), (Severity::Unhealthy, None));
-        let then = if word { ", then `berth gpu mark-healthy`" } else { "" };
+        let needs_operator = matches!((severity, again), (Severity::Unhealthy, None));
+        let then = if needs_operator { ", then `berth gpu mark-healthy`" } else { "" };
         let reason = format!("XID {code}: {meaning}{advice}{then}");
         Some(TriageAnswer { severity, reason, again_after_seconds: again })
     }
 }
 
-/// NVML's `nvmlDeviceGpuRecoveryAction_t`. Whatever it asks for, no new work is to be started.
+/// NVML's `nvmlDeviceGpuRecoveryAction_t`. With any of these actions no new work may start on the GPU.
 fn recovery(code: u64) -> Option<TriageAnswer> {
-    let wants = match code {
-        0 => return Some(ignore("the GPU asks for no action")),
+    let action = match code {
+        0 => return Some(ignore("the GPU requires no action")),
         1 => "a reset",
         2 => "a reboot of the node",
-        3 => "an end of all peer-to-peer work",
-        4 => "an end of its work and then a reset",
+        3 => "a stop of all peer-to-peer work",
+        4 => "a stop of its work and then a reset",
         5 => "a recovery of the IMEX domain",
         6 => "a reset of its PCIe bus",
         7 => "a reboot of the system",
         _ => return None,
     };
-    Some(unhealthy(&format!("the GPU asks for {wants} (recovery action {code})"), Some(TOLD_ANEW_SECONDS)))
+    let reason = format!("the GPU requires {action} (recovery action {code})");
+    Some(unhealthy(&reason, Some(REPEATED_FAULT_SECONDS)))
 }
 
 /// Remapped rows: 1, some wait for a reset; 2, one could not be remapped.
 fn rows(code: u64) -> Option<TriageAnswer> {
-    let again_after_seconds = Some(TOLD_ANEW_SECONDS);
+    let again_after_seconds = Some(REPEATED_FAULT_SECONDS);
     match code {
         1 => Some(TriageAnswer {
             severity: Severity::Degraded,
-            reason: "a memory row is remapped at the next reset; work goes on without it".into(),
+            reason: "a memory row will be remapped at the next reset; the GPU works until then".into(),
             again_after_seconds,
         }),
         2 => {

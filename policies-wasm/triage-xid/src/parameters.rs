@@ -1,27 +1,27 @@
-//! What an operator may set.
+//! The parameters of `triage-xid`.
 
 use std::collections::BTreeSet;
 
 use berth_policy_sdk::{Severity, TriageAnswer};
 use serde::Deserialize;
 
-/// Overrides and ignored XIDs at most, each: NVIDIA has published fewer than 200 XIDs.
+/// Entries of `xids` and of `ignore` at most: NVIDIA has published fewer than 200 XIDs.
 const ENTRIES_MAX: usize = 256;
-/// Quiet time at most: a week. Who wants more wants an operator's word.
+/// Longest time: a week. For a longer one, the GPU should wait for `berth gpu mark-healthy`.
 const SECONDS_MAX: u32 = 7 * 24 * 3600;
 
 /// The parameters of `triage-xid`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Judgements that count instead of those of the table.
+    /// Judgements that replace those of the table.
     pub xids: Vec<Override>,
-    /// XIDs that say nothing of the GPU.
+    /// XIDs to ignore.
     pub ignore: Vec<u64>,
-    /// Quiet time after which a degraded GPU is healthy again, seconds.
+    /// Time without an error after which a degraded GPU is healthy again, seconds.
     pub degraded_seconds: u32,
-    /// Quiet time after an XID that asks for a reset, seconds; if it is missing, only an operator's
-    /// word heals.
+    /// Time without an error after an XID that requires a reset, seconds; if it is missing, only
+    /// `berth gpu mark-healthy` makes the GPU healthy.
     pub reset_seconds: Option<u32>,
 }
 
@@ -33,7 +33,8 @@ pub struct Override {
     pub code: u64,
     /// How bad it is.
     pub severity: Judgement,
-    /// Quiet time after it, seconds; if it is missing, only an operator's word heals.
+    /// Time without an error after which the GPU is healthy again, seconds; if it is missing, only
+    /// `berth gpu mark-healthy` makes it healthy.
     pub again_after_seconds: Option<u32>,
 }
 
@@ -41,11 +42,11 @@ pub struct Override {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub enum Judgement {
-    /// It says nothing of the GPU.
+    /// It has no effect.
     Ignore,
-    /// The GPU is granted on, and shown as degraded.
+    /// Devices of the GPU are still granted, and it is shown as degraded.
     Degraded,
-    /// Nothing new is granted on the GPU.
+    /// No new devices of the GPU are granted.
     Unhealthy,
 }
 
@@ -59,7 +60,7 @@ impl Parameters {
     pub(crate) fn check(&self) -> Result<(), String> {
         for (key, count) in [("xids", self.xids.len()), ("ignore", self.ignore.len())] {
             if count > ENTRIES_MAX {
-                return Err(format!("{key}: {count} entries; at most {ENTRIES_MAX} are taken"));
+                return Err(format!("{key}: {count} entries; at most {ENTRIES_MAX} are allowed"));
             }
         }
         check_seconds("degradedSeconds", Some(self.degraded_seconds))?;
@@ -67,20 +68,20 @@ impl Parameters {
         let mut seen: BTreeSet<u64> = self.ignore.iter().copied().collect();
         for (n, xid) in self.xids.iter().enumerate() {
             if !seen.insert(xid.code) {
-                return Err(format!("xids[{n}].code: {} is judged twice", xid.code));
+                return Err(format!("xids[{n}].code: {} has more than one judgement", xid.code));
             }
             check_seconds(&format!("xids[{n}].againAfterSeconds"), xid.again_after_seconds)?;
             if xid.severity == Judgement::Ignore && xid.again_after_seconds.is_some() {
                 return Err(format!(
-                    "xids[{n}].againAfterSeconds: what is ignored needs no time; leave it out"
+                    "xids[{n}].againAfterSeconds: an XID with severity `ignore` needs no time; remove it"
                 ));
             }
         }
         Ok(())
     }
 
-    /// What is set for an XID, without a reason.
-    pub(crate) fn set(&self, code: u64) -> Option<TriageAnswer> {
+    /// The judgement of an XID in the parameters, without a reason.
+    pub(crate) fn judgement(&self, code: u64) -> Option<TriageAnswer> {
         let answer = |severity, again_after_seconds| TriageAnswer {
             severity,
             reason: String::new(),
@@ -101,9 +102,9 @@ impl Parameters {
 
 fn check_seconds(key: &str, seconds: Option<u32>) -> Result<(), String> {
     match seconds {
-        Some(seconds) if seconds == 0 || seconds > SECONDS_MAX => Err(format!(
-            "{key}: {seconds} is out of range; write 1 to {SECONDS_MAX}, or leave it out for an operator's word"
-        )),
+        Some(seconds) if seconds == 0 || seconds > SECONDS_MAX => {
+            Err(format!("{key}: {seconds} is out of range; write 1 to {SECONDS_MAX}"))
+        }
         _ => Ok(()),
     }
 }

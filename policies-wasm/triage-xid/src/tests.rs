@@ -8,7 +8,7 @@ fn triage_xid(json: &str) -> Result<TriageXid, String> {
 
 fn judged(json: &str, source: &str, code: u64) -> Option<TriageAnswer> {
     let node = NodeBuilder::new().gpus(1, "NVIDIA H100 80GB HBM3", 81_559).build().node;
-    let reading = Reading { part: 0, source: source.into(), code, detail: "in the daemon's words".into() };
+    let reading = Reading { part: 0, source: source.into(), code, detail: "the daemon's description".into() };
     triage_xid(json).unwrap().triage(&node, &reading)
 }
 
@@ -21,7 +21,7 @@ fn reason(json: &str, source: &str, code: u64) -> String {
 }
 
 #[test]
-fn what_an_application_did_says_nothing_of_the_gpu() {
+fn errors_of_applications_are_ignored() {
     for code in [8, 11, 13, 31, 39, 43, 45, 60, 68, 69, 77, 86, 104, 135, 137, 139] {
         assert_eq!(xid(code), Some((Severity::Ignore, None)), "{code}");
     }
@@ -29,14 +29,14 @@ fn what_an_application_did_says_nothing_of_the_gpu() {
 }
 
 #[test]
-fn all_that_nvidias_device_plugin_skips_is_granted_on() {
+fn xids_that_nvidias_device_plugin_ignores_do_not_make_a_gpu_unhealthy() {
     for code in [13, 31, 43, 45, 68, 109] {
         assert_ne!(xid(code).unwrap().0, Severity::Unhealthy, "{code}");
     }
 }
 
 #[test]
-fn what_goes_on_is_degraded_for_an_hour() {
+fn errors_after_which_the_gpu_works_on_degrade_it_for_an_hour() {
     for code in [32, 63, 92, 94, 109, 144, 150, 157] {
         assert_eq!(xid(code), Some((Severity::Degraded, Some(3600))), "{code}");
     }
@@ -45,25 +45,25 @@ fn what_goes_on_is_degraded_for_an_hour() {
 }
 
 #[test]
-fn what_needs_a_reset_waits_for_an_operators_word() {
+fn errors_that_need_a_reset_wait_for_mark_healthy() {
     for code in [46, 48, 62, 64, 74, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158, 171, 172] {
         assert_eq!(xid(code), Some((Severity::Unhealthy, None)), "{code}");
     }
-    let words = "XID 48: double bit ECC error: reset the GPU, then `berth gpu mark-healthy`";
-    assert_eq!(reason("{}", "xid", 48), words);
+    let expected = "XID 48: double bit ECC error: reset the GPU, then `berth gpu mark-healthy`";
+    assert_eq!(reason("{}", "xid", 48), expected);
 }
 
 #[test]
-fn an_operator_may_trust_a_quiet_time_after_a_reset() {
+fn reset_seconds_makes_a_gpu_healthy_by_time_alone() {
     let answer = judged(r#"{"resetSeconds": 900}"#, "xid", 119).unwrap();
     assert_eq!((answer.severity, answer.again_after_seconds), (Severity::Unhealthy, Some(900)));
     assert!(!answer.reason.contains("mark-healthy"), "{}", answer.reason);
-    // What needs hands does not heal so.
+    // Errors that need manual work still wait for `mark-healthy`.
     assert_eq!(judged(r#"{"resetSeconds": 900}"#, "xid", 54).unwrap().again_after_seconds, None);
 }
 
 #[test]
-fn a_gpu_off_the_bus_is_back_once_it_answers_for_a_while() {
+fn a_gpu_off_the_bus_is_healthy_after_it_has_answered_for_300_seconds() {
     assert_eq!(xid(79), Some((Severity::Unhealthy, Some(300))));
     assert_eq!(reason("{}", "xid", 79), "XID 79: the GPU fell off the bus: reboot the node");
     let lost = judged("{}", "lost", 0).unwrap();
@@ -71,7 +71,7 @@ fn a_gpu_off_the_bus_is_back_once_it_answers_for_a_while() {
 }
 
 #[test]
-fn what_is_not_in_the_catalogue_is_passed_on() {
+fn readings_that_are_not_in_the_table_are_passed_on() {
     for code in [0, 1, 78, 166, 167, 169, 173, 500, u64::MAX] {
         assert_eq!(xid(code), None, "{code}");
     }
@@ -91,20 +91,20 @@ fn a_recovery_action_is_judged_by_its_number() {
 }
 
 #[test]
-fn rows_that_wait_degrade_and_one_past_repair_does_not_work() {
+fn rows_that_wait_for_a_reset_degrade_and_a_failed_remapping_is_unhealthy() {
     assert_eq!(judged("{}", "rows", 1).unwrap().severity, Severity::Degraded);
     assert_eq!(judged("{}", "rows", 2).unwrap().severity, Severity::Unhealthy);
     assert_eq!(judged("{}", "rows", 3), None);
 }
 
 #[test]
-fn an_ecc_error_gives_the_driver_time_to_say_what_is_to_be_done() {
+fn an_ecc_error_is_unhealthy_for_300_seconds() {
     let answer = judged("{}", "ecc", 2).unwrap();
     assert_eq!((answer.severity, answer.again_after_seconds), (Severity::Unhealthy, Some(300)));
 }
 
 #[test]
-fn parameters_win_over_the_table() {
+fn parameters_replace_judgements_of_the_table() {
     let json = r#"{"ignore": [74, 400], "xids": [
         {"code": 79, "severity": "unhealthy"},
         {"code": 94, "severity": "unhealthy", "againAfterSeconds": 120},
@@ -120,14 +120,18 @@ fn parameters_win_over_the_table() {
     assert_eq!(of(94), (Severity::Unhealthy, Some(120)));
     assert_eq!(of(300), (Severity::Degraded, Some(10)));
     assert_eq!(of(48), (Severity::Ignore, None));
-    let words = "XID 300: not in the table (judged by the parameters of triage-xid)";
-    assert_eq!(reason(json, "xid", 300), words);
-    assert_eq!(judged(json, "recovery", 1).unwrap().severity, Severity::Unhealthy, "XIDs alone");
+    let expected = "XID 300: not in the table (judged by the parameters of triage-xid)";
+    assert_eq!(reason(json, "xid", 300), expected);
+    assert_eq!(
+        judged(json, "recovery", 1).unwrap().severity,
+        Severity::Unhealthy,
+        "only XIDs have overrides"
+    );
 }
 
-/// A health reason is kept up to 256 bytes.
+/// The daemon keeps at most 256 bytes of a health reason.
 #[test]
-fn every_reason_is_whole_and_printable() {
+fn every_reason_is_short_enough_and_printable() {
     for code in 0..1000 {
         if let Some(answer) = judged("{}", "xid", code) {
             let text = &answer.reason;
@@ -148,11 +152,11 @@ fn wrong_parameters_are_refused_by_name() {
         (r#"{"xids": [{"code": -1, "severity": "ignore"}]}"#, "expected u64"),
         (
             r#"{"ignore": [79], "xids": [{"code": 79, "severity": "ignore"}]}"#,
-            "xids[0].code: 79 is judged twice",
+            "xids[0].code: 79 has more than one judgement",
         ),
         (
             r#"{"xids": [{"code": 1, "severity": "ignore", "againAfterSeconds": 5}]}"#,
-            "xids[0].againAfterSeconds: what is ignored needs no time",
+            "xids[0].againAfterSeconds: an XID with severity `ignore` needs no time",
         ),
         (r#"{"degradedSeconds": 0}"#, "degradedSeconds: 0 is out of range; write 1 to 604800"),
         (r#"{"resetSeconds": 604801}"#, "resetSeconds: 604801 is out of range"),

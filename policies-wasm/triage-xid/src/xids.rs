@@ -1,25 +1,25 @@
-//! What each XID means. After NVIDIA's catalogue of XIDs for Ampere and newer GPUs
-//! (docs.nvidia.com/deploy/xid-errors), its column of immediate actions above all; the words are ours.
-//! Where this differs from the catalogue, a comment says why.
+//! The table of XIDs, after NVIDIA's catalogue of XIDs for Ampere and newer GPUs
+//! (docs.nvidia.com/deploy/xid-errors), mainly its column of immediate actions. The descriptions are not
+//! NVIDIA's. A comment explains each difference from the catalogue.
 
-/// What follows from an XID.
+/// What has to be done after an XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// An application did it, and it alone is to be restarted. The GPU is well.
+    /// Caused by an application, which has to be restarted. The GPU itself is healthy.
     Application,
-    /// Corrected, or a note that belongs to something else that is told by itself.
+    /// Corrected, or only a note about another error that is reported separately.
     Notice,
-    /// The GPU goes on, and is worth watching.
-    Watch,
+    /// The GPU continues to work, but is shown as degraded.
+    Degraded,
     /// The GPU must be reset.
     Reset,
-    /// The GPU cannot be reached until the node is rebooted; no look at it passes until then.
+    /// The GPU cannot be reached until the node is rebooted; every scan of it fails until then.
     Bus,
-    /// Someone has to see to the machine, or to its hypervisor.
-    Hands,
+    /// Manual work on the machine or its hypervisor is needed.
+    ManualWork,
 }
 
-/// Class and meaning of an XID; `None` for one that the catalogue gives no action for.
+/// Class and description of an XID; `None` if the catalogue has no action for it.
 pub(crate) fn known(code: u64) -> Option<(Class, &'static str)> {
     application(code).map(|meaning| (Class::Application, meaning)).or_else(|| hardware(code))
 }
@@ -43,32 +43,34 @@ fn application(code: u64) -> Option<&'static str> {
 }
 
 fn hardware(code: u64) -> Option<(Class, &'static str)> {
-    use Class::{Bus, Hands, Notice, Reset, Watch};
+    use Class::{Bus, Degraded, ManualWork, Notice, Reset};
     Some(match code {
         14 | 106 | 107 => (Notice, "a test message"),
-        37 | 38 | 44 | 66 | 67 | 141 | 152 | 153 => (Notice, "an error that NVIDIA says to ignore"),
+        37 | 38 | 44 | 66 | 67 | 141 | 152 | 153 => {
+            (Notice, "an error that can be ignored, according to NVIDIA")
+        }
         93 => (Notice, "the wear limit of the InfoROM was reached"),
         121 => (Notice, "corrected errors on the link to the CPU"),
-        // Its number is that of the action's change, also back to none. The action itself is read at
-        // every look.
+        // Reported for every change of the recovery action, including a change to none. The action itself is
+        // read in every scan.
         154 => (Notice, "the recovery action of the GPU changed"),
         162 => (Notice, "power smoothing is back"),
-        // The catalogue has the application restarted, and says that it is about the PCIe link.
-        32 | 80 => (Watch, "data arrived corrupted over PCIe"),
-        63 => (Watch, "a memory row was remapped, or a page retired; it takes effect at the next reset"),
-        92 => (Watch, "many single bit ECC errors"),
-        94 => (Watch, "a memory error that was contained to one application; reset when convenient"),
-        // The catalogue asks for a reset, NVIDIA's device plugin skips it as an application's error.
-        // Should a reset be needed, the recovery action says so.
-        109 => (Watch, "context switch timeout"),
-        // What is to be done depends on details that an event does not carry. Drivers that send these
-        // tell the recovery action as well.
-        144..=150 => (Watch, "NVLink error"),
-        157 => (Watch, "a repair was not possible for lack of spare resources"),
-        159 => (Watch, "error on the link to the CPU"),
-        160 => (Watch, "a memory channel was retired"),
-        161 => (Watch, "a memory channel could not be retired"),
-        163..=165 => (Watch, "power smoothing is off, or soon worn out"),
+        // According to the catalogue, the application has to be restarted and the PCIe link is the cause.
+        32 | 80 => (Degraded, "data arrived corrupted over PCIe"),
+        63 => (Degraded, "a memory row was remapped, or a page retired; it takes effect at the next reset"),
+        92 => (Degraded, "many single bit ECC errors"),
+        94 => (Degraded, "a memory error that was contained to one application; reset when convenient"),
+        // The catalogue demands a reset, but NVIDIA's device plugin ignores it as an application's error. If
+        // a reset is needed, the recovery action shows it.
+        109 => (Degraded, "context switch timeout"),
+        // The required action depends on details that an event does not contain. Drivers that send these XIDs
+        // also report the recovery action.
+        144..=150 => (Degraded, "NVLink error"),
+        157 => (Degraded, "a repair was not possible: no spare resources"),
+        159 => (Degraded, "error on the link to the CPU"),
+        160 => (Degraded, "a memory channel was retired"),
+        161 => (Degraded, "a memory channel could not be retired"),
+        163..=165 => (Degraded, "power smoothing is off, or soon worn out"),
         46 => (Reset, "the GPU stopped processing"),
         48 => (Reset, "double bit ECC error"),
         62 => (Reset, "internal micro-controller halt"),
@@ -84,12 +86,12 @@ fn hardware(code: u64) -> Option<(Class, &'static str)> {
         155 => (Reset, "NVLink went down"),
         156 => (Reset, "a part of the GPU was retired; it takes effect at the next reset"),
         158 => (Reset, "fatal timeout"),
-        // Told beside XID 48, with the place.
+        // Reported together with XID 48, with the location of the error.
         171 | 172 => (Reset, "uncorrectable memory error"),
         79 => (Bus, "the GPU fell off the bus"),
-        54 => (Hands, "auxiliary power is not connected"),
-        142 => (Hands, "video encoder failure"),
-        151 => (Hands, "key rotation failed: restart the virtual machine"),
+        54 => (ManualWork, "auxiliary power is not connected"),
+        142 => (ManualWork, "video encoder failure"),
+        151 => (ManualWork, "key rotation failed: restart the virtual machine"),
         _ => return None,
     })
 }

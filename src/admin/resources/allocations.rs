@@ -202,7 +202,7 @@ enum Item<'t> {
 }
 
 fn unwritten(error: &serde_json::Error) -> Failure {
-    Failure::new(Kind::Internal, format!("the answer cannot be written: {error}"))
+    Failure::new(Kind::Internal, format!("the response cannot be written: {error}"))
 }
 
 /// Get an allocation, live or ended
@@ -233,10 +233,10 @@ pub(crate) struct Ending {
 /// Refused while the kubelet, the API server or a process on the GPU shows the pod running, and for 30 s after the
 /// grant. `force` ends it anyway and is recorded in the audit log.
 #[utoipa::path(delete, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "endAllocation",
-    params(("id" = String, Path, description = "Its id", example = "5eed0001-17"), Ending),
+    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17"), Ending),
     responses(
         (status = 200, description = "The allocation, ended", body = Allocation),
-        (status = 400, description = "No id, or a malformed query"),
+        (status = 400, description = "A malformed id or query"),
         (status = 404, description = "No such allocation"),
         (status = 409, description = "A source shows its pod running, or it has already ended"),
     ))]

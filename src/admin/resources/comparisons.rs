@@ -78,8 +78,8 @@ pub(crate) async fn replay(
 
 /// List shadows
 ///
-/// Lists the policies that are called beside the stack, each with how its answers compare to the stack's, and the
-/// newest differences. There are at most four.
+/// Lists the policies that are called in addition to the stack, each with the comparison of its answers with those of
+/// the stack, and the newest differences. There are at most four.
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
     responses((status = 200, description = "All of them", body = ShadowList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest) -> HandlerResult {
@@ -94,7 +94,7 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest) -> HandlerRes
 #[utoipa::path(post, path = "/api/v1/shadows", tag = "decisions", operation_id = "addShadow",
     request_body(content = Candidate),
     responses(
-        (status = 201, description = "It is asked from now on", body = Shadow, headers(("Location" = String, description = "Where it is"))),
+        (status = 201, description = "The shadow, which is called from now on", body = Shadow, headers(("Location" = String, description = "Its path"))),
         (status = 400, description = "No JSON"),
         (status = 403, description = "No trusted key signed it"),
         (status = 409, description = "There are four already"),
@@ -112,7 +112,7 @@ pub(crate) async fn add(
     tracing::info!(
         policy = shadow.candidate.policy,
         by = caller.name(),
-        "a shadow was started: its answers are counted and not used"
+        "a shadow was started: its answers are counted but not used"
     );
     let location = format!("/api/v1/shadows/{}", shadow.id);
     Ok(HttpResponse::Created().insert_header((LOCATION, location)).json(shadow_body(&shadow)))

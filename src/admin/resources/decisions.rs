@@ -149,7 +149,7 @@ pub(crate) async fn list(
 ///
 /// Returns the question, the answer and duration of each policy of the stack, and the outcome.
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}", tag = "decisions", operation_id = "getDecision",
-    params(("seq" = u64, Path, description = "Its number", example = 4710)),
+    params(("seq" = u64, Path, description = "The number of the decision", example = 4710)),
     responses(
         (status = 200, description = "The decision", body = DecisionRecord),
         (status = 400, description = "No number"),
@@ -166,9 +166,9 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u6
 /// Returns what the policies were given, in the form of the contract (policies-wasm/wit): `node.node` with parts,
 /// devices and allocations, `node.shares` with the share number of each device, and `question`.
 #[utoipa::path(get, path = "/api/v1/decisions/{seq}/input", tag = "decisions", operation_id = "getDecisionInput",
-    params(("seq" = u64, Path, description = "Its number", example = 4710)),
+    params(("seq" = u64, Path, description = "The number of the decision", example = 4710)),
     responses(
-        (status = 200, description = "What they were shown", body = Object,
+        (status = 200, description = "The input of the policies", body = Object,
             example = json!({"node": {"node": {"parts": [{"id": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5", "memory-mib": 81559}]}, "parameters": ""}, "question": {"hook": "place", "size": 1}})),
         (status = 400, description = "No number"),
         (status = 404, description = "No such decision, or its input was not recorded"),
@@ -177,10 +177,7 @@ pub(crate) async fn input(state: Data<State>, path: Path<u64>) -> HandlerResult 
     let found = state.lab.decision(*path).await.or_failure()?;
     let (_, input) = found.ok_or_else(|| unknown(*path))?;
     let input = input.ok_or_else(|| {
-        Failure::new(
-            Kind::UnknownDecision,
-            format!("what policies were shown for decision {} is not on the record", *path),
-        )
+        Failure::new(Kind::UnknownDecision, format!("the input of decision {} is not recorded", *path))
     })?;
     let raw = |bytes: Vec<u8>| {
         let text = String::from_utf8(bytes).unwrap_or_default();
@@ -191,7 +188,7 @@ pub(crate) async fn input(state: Data<State>, path: Path<u64>) -> HandlerResult 
 }
 
 fn unknown(seq: u64) -> Failure {
-    Failure::new(Kind::UnknownDecision, format!("decision {seq} is not on the record"))
+    Failure::new(Kind::UnknownDecision, format!("decision {seq} is not recorded"))
 }
 
 /// Explain an allocation

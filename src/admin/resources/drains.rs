@@ -113,10 +113,10 @@ impl OwnerQuery {
 /// the previous one; a GPU that is drained already stays so.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "drainGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
-    request_body(content = DrainOrder, description = "How; may be left out"),
+    request_body(content = DrainOrder, description = "The settings; optional"),
     responses(
         (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
         (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
@@ -142,7 +142,7 @@ pub(crate) async fn start(
         return Err(Failure::new(Kind::Invalid, "atDeadline: there is no deadlineSeconds"));
     }
     if at_deadline == AtDeadline::Delete && !evict {
-        return Err(Failure::new(Kind::Invalid, "atDeadline: delete is taken with evict: true only"));
+        return Err(Failure::new(Kind::Invalid, "atDeadline: delete is allowed only with evict: true"));
     }
     if evict && (state.facts)().api_server.is_none() {
         return Err(Failure::new(
@@ -189,9 +189,9 @@ pub(crate) async fn show(state: Data<State>, path: Path<String>) -> HandlerResul
 /// owner's drain instead. Idempotent.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "stopDrainOfGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
         OwnerQuery,
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
     responses(
         (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
@@ -209,7 +209,7 @@ pub(crate) async fn stop(
     let _order = order(&state, &request, &gpu).await?;
     let applied = state.kernel.stop_drain(gpu.clone(), owners).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
-        tracing::info!(%gpu, by = caller.name(), "a drain was called off");
+        tracing::info!(%gpu, by = caller.name(), "a drain was cancelled");
     }
     turned(&state, &gpu)
 }
@@ -220,7 +220,7 @@ pub(crate) async fn stop(
 /// stays healthy until the next bad reading. A healthy GPU is not changed; one that does not respond cannot be
 /// marked.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = MarkHealthy, description = "Why"),
     responses(
         (status = 200, description = "The GPU, healthy", body = Gpu),
@@ -240,7 +240,7 @@ pub(crate) async fn mark_healthy(
     if wanted != HealthState::Healthy {
         return Err(Failure::new(
             Kind::Invalid,
-            "state: only \"healthy\" can be said; cordon a GPU to take it out",
+            "state: only \"healthy\" can be set; cordon a GPU to take it out of use",
         ));
     }
     caller.check_reason(&reason)?;

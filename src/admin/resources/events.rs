@@ -148,7 +148,7 @@ pub(crate) async fn follow(
 }
 
 fn too_many_streams() -> Failure {
-    Failure::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, which is the most"))
+    Failure::new(Kind::Streams, format!("{STREAMS_MAX} event streams are open, the maximum"))
         .retry_after(STREAMS_RETRY_S)
         .hint("close pages and `berth events` commands that are not in use, or request with ?follow=false")
 }
@@ -168,7 +168,7 @@ fn since(ring: &Ring, request: &HttpRequest, query: &Query) -> Result<(Option<u6
     };
     let id = text.filter(|_| second.is_none()).and_then(EventId::parse).ok_or_else(|| {
         Failure::new(kind, format!("{name}: not the id of an event, such as {}", ring.id(ring.newest())))
-            .hint("leave it out to get new events only")
+            .hint("omit it to get only new events")
     })?;
     let known = id.start == ring.id(0).start && id.seq <= ring.newest();
     let is_gone = !known || matches!(ring.following(id.seq, 0), Following::Gone);

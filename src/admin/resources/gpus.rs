@@ -79,7 +79,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<St
 /// Removes it and its ids from the kubelet's list. Refused while the GPU is present, while an allocation names it,
 /// and within a minute after it vanished.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "forgetGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
         (status = 204, description = "Let go"),
         (status = 409, description = "It is there, held, or vanished just now"),
@@ -116,8 +116,8 @@ fn no_index(ledger: &Ledger, gpu: &PartId, problem: impl Fn(String) -> Failure) 
     let has_it = ledger.parts.values().filter(|p| p.part.gpu_index == index);
     // A vanished GPU keeps its index until it is forgotten; the present one is meant.
     Err(match has_it.max_by_key(|p| p.present).map(|p| p.part.gpu()) {
-        Some(uuid) => problem(format!("{index} is an index; a GPU goes by its UUID here"))
-            .hint(format!("index {index} is {uuid} now; after a boot it may be another GPU")),
+        Some(uuid) => problem(format!("{index} is an index; this route needs the UUID of a GPU"))
+            .hint(format!("index {index} is {uuid} now; after a reboot it may be another GPU")),
         None => problem(format!("no GPU has the UUID or the index {index} on this node"))
             .hint("list the GPUs with their UUIDs")
             .action(Operation::ListGpus),

@@ -84,10 +84,10 @@ fn breaker_words(resource: &Resource, breaker: &Breaker) -> Option<String> {
     match breaker.phase {
         Phase::Closed => None,
         Phase::Open { .. } => Some(format!(
-            "requests of {resource} were denied over and over: its free devices are withdrawn for {} s",
+            "requests for {resource} were denied repeatedly: its free devices are withdrawn for {} s",
             breaker.pause_ms / 1000
         )),
-        Phase::HalfOpen => Some("one device is listed again: the next request decides".into()),
+        Phase::HalfOpen => Some("one device is listed again; the next request decides".into()),
     }
 }
 

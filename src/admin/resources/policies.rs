@@ -118,8 +118,8 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
     params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig==")),
     request_body(content = Vec<u8>, content_type = "application/wasm", description = "The component, at most 32 MiB"),
     responses(
-        (status = 200, description = "Known already", body = PolicyDetail),
-        (status = 201, description = "Taken", body = PolicyDetail, headers(("Location" = String, description = "Where it is"))),
+        (status = 200, description = "The version, which was uploaded before", body = PolicyDetail),
+        (status = 201, description = "The new version", body = PolicyDetail, headers(("Location" = String, description = "Its path"))),
         (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
         (status = 403, description = "Keys are trusted and none of them signed it, or a core module is signed"),
         (status = 409, description = "The node keeps as many versions as it may"),
@@ -216,7 +216,7 @@ pub(crate) async fn module(state: Data<State>, request: HttpRequest, path: Path<
 #[utoipa::path(delete, path = "/api/v1/policies/{digest}", tag = "policies", operation_id = "deletePolicy",
     params(
         ("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
-        ("If-Match" = Option<String>, Header, description = "Only if it is still what GET answered with this ETag", example = "\"5d41402abc4b2a76\""),
+        ("If-Match" = Option<String>, Header, description = "Only if it still has this ETag, from GET", example = "\"5d41402abc4b2a76\""),
     ),
     responses(
         (status = 204, description = "Deleted"),

@@ -64,7 +64,7 @@ pub(crate) async fn activate(
 #[utoipa::path(delete, path = "/api/v1/stack/override", tag = "stack", operation_id = "resetStack",
     params(Word, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     responses(
-        (status = 200, description = "The file's stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
+        (status = 200, description = "The file's stack, which is active now", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
         (status = 403, description = "No trusted key signed a version of it"),
         (status = 409, description = "The file's stack cannot be used; says why"),
@@ -89,7 +89,7 @@ pub(crate) async fn reset(
             Kind::State,
             format!("the configuration file's stack cannot be used: {trouble}"),
         )
-        .hint("mend the file's stack; the active one stays as it is"));
+        .hint("fix the file's stack; the active one is unchanged"));
     }
     let stack = command::NewStack { from_api: false, by, why: reason, entries: file.entries };
     swap(&state, stack, expected).await

@@ -24,7 +24,7 @@ pub(crate) const PATTERNS_BYTES_MAX: usize = 3 * 1024;
 /// [`Kind::Invalid`] with the entry and the rule.
 pub(crate) fn resolve(ledger: &Ledger, entries: Vec<NewStackEntry>) -> Result<Vec<StackEntry>, Failure> {
     if entries.len() > STACK_ENTRIES_MAX {
-        let rule = format!("entries: {} of them; at most {STACK_ENTRIES_MAX} are taken", entries.len());
+        let rule = format!("entries: {}; at most {STACK_ENTRIES_MAX} are allowed", entries.len());
         return Err(Failure::new(Kind::Invalid, rule));
     }
     let numbered = entries.into_iter().enumerate();
@@ -96,9 +96,9 @@ pub fn resolve_version(
         }
         let mut hits = ledger.policies.values().filter(|v| v.digest.as_str().starts_with(hex));
         return match (hits.next(), hits.next()) {
-            (None, _) => Err(NoVersion::NotHere(format!(
-                "this node knows no policy with digest {hex}: upload it first"
-            ))),
+            (None, _) => {
+                Err(NoVersion::NotHere(format!("this node has no policy with digest {hex}: upload it first")))
+            }
             (Some(_), Some(_)) => {
                 Err(NoVersion::Wrong(format!("several policies have a digest that begins with {hex}")))
             }
@@ -126,7 +126,7 @@ pub fn resolve_version(
             let meant = meant.map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
             let (name, known) = (excerpt(name), known.join(", "));
             Err(NoVersion::NotHere(format!(
-                "this node knows no policy {name:?}: upload it first; it knows {known}{meant}"
+                "this node has no policy {name:?}: upload it first; it has {known}{meant}"
             )))
         }
         (Some(only), None) => Ok(Arc::clone(only)),
@@ -142,7 +142,7 @@ pub fn resolve_version(
             };
             let digests: Vec<_> = all.iter().enumerate().map(marked).collect();
             Err(NoVersion::Wrong(format!(
-                "policy {name} has several versions, so say which: {}; write {name}@DIGEST, or `digest:` in a stack file",
+                "policy {name} has several versions: {}; write {name}@DIGEST, or `digest:` in a stack file",
                 digests.join(", ")
             )))
         }
@@ -173,7 +173,7 @@ pub(crate) fn check_permissions(permissions: &Permissions) -> Result<(), String>
         if let Some(bad) = list.iter().find(|p| !pattern_fits(p)) {
             let shown = excerpt(bad);
             return Err(format!(
-                "permissions.{name}: {shown:?} is no name, exact or ending in `*`, of at most {longest} bytes"
+                "permissions.{name}: {shown:?} is not a name, exact or ending in `*`, of at most {longest} bytes"
             ));
         }
     }
@@ -247,8 +247,8 @@ mod tests {
         let at = resolve_version(&node, "own@aaaaaaaaaaaa", None).unwrap();
         assert_eq!((at.name.as_str(), at.digest.short()), ("own", "aaaaaaaaaaaa"));
         for (name, digest, says) in [
-            ("own@aaaaaaaaaaaa", Some("bbbbbbbbbbbb"), "in one place"),
-            ("own@a", None, "is no digest"),
+            ("own@aaaaaaaaaaaa", Some("bbbbbbbbbbbb"), "only once"),
+            ("own@a", None, "is not a digest"),
             ("other@aaaaaaaaaaaa", None, "is of policy own, not other"),
         ] {
             let said = resolve_version(&node, name, digest).unwrap_err().to_string();

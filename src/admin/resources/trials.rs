@@ -33,7 +33,7 @@ const NAME_BYTES_MAX: usize = 253;
 #[utoipa::path(post, path = "/api/v1/trials", tag = "decisions", operation_id = "tryPolicy",
     request_body(content = NewTrial),
     responses(
-        (status = 200, description = "What would come of it; faults of policies among it", body = Trial),
+        (status = 200, description = "The result of the trial, including faults of policies", body = Trial),
         (status = 400, description = "No JSON"),
         (status = 403, description = "No trusted key signed it"),
         (status = 409, description = "The active stack has 16 entries, and it takes the place of none"),
@@ -70,7 +70,9 @@ fn device_request(request: TrialRequest) -> Result<DeviceRequest, String> {
         let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
         let good = |name: &String| (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(inner);
         if name.as_ref().is_some_and(|name| !good(name)) {
-            return Err(format!("request.{key}: no name of Kubernetes: small letters, digits, `-` and `.`"));
+            return Err(format!(
+                "request.{key}: not a Kubernetes name: lower-case letters, digits, `-` and `.`"
+            ));
         }
     }
     let named = namespace.is_some() || pod.is_some();
@@ -169,7 +171,7 @@ fn outcome(then: &Ledger, given: &RequestOutcome, request: &DeviceRequest) -> Tr
 fn call(then: &Ledger, report: &CallReport) -> TrialCall {
     let message = match &report.note.outcome {
         CallOutcome::Pass => "pass".to_owned(),
-        CallOutcome::Suspended => "not asked: it is suspended".to_owned(),
+        CallOutcome::Suspended => "not called: it is suspended".to_owned(),
         CallOutcome::Answer(answer) => describe::answer(answer, then),
         CallOutcome::Fault(fault) => format!("fault: {fault}"),
     };

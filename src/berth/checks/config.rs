@@ -120,7 +120,7 @@ fn examine(source: &Source, skipped: SkippedChecks) -> anyhow::Result<(Config, V
         let source = config.source.as_deref().unwrap_or(source);
         errors.into_iter().for_each(|bad| problems.push(source.locate(bad, args)));
         if let Some(error) = dry_run_error {
-            // It is no error of the file, and must not hide those.
+            // It is not an error of the file, and must not hide those.
             if problems.is_empty() {
                 return Err(error);
             }

@@ -220,7 +220,7 @@ mod tests {
         let config = load(Some("t4"), None);
         assert_eq!(config.gpus, GpuSource::Sim("1xt4".into()));
         assert_eq!(config.resource.as_str(), "example.com/gpu");
-        // The selection of the same file by another rule is no change.
+        // The selection of the same file by another rule is not a change.
         let chosen = config.chosen.unwrap();
         assert!(chosen.changed_for(None).unwrap().is_none());
         assert!(chosen.changed_for(Some("gone")).is_err());

@@ -196,7 +196,7 @@ fn permissions(entry: berth_api::Permissions) -> Result<Permissions, String> {
     }
     let mut resources = entry.resources.iter();
     if let Some(long) = resources.find(|name| name.is_empty() || name.len() > RESOURCE_BYTES_MAX) {
-        return Err(format!("permissions.resources: {long:?} is no resource name"));
+        return Err(format!("permissions.resources: {long:?} is not a resource name"));
     }
     Ok(entry.into())
 }

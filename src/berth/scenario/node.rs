@@ -265,7 +265,7 @@ impl<'p> Node<'p> {
             HealthState::Healthy => None,
             HealthState::Degraded => Some(Severity::Degraded),
             HealthState::Unhealthy => Some(Severity::Unhealthy),
-            HealthState::Other(state) => return Err(format!("{state:?} is no state of a GPU")),
+            HealthState::Other(state) => return Err(format!("{state:?} is not a state of a GPU")),
         };
         // Marked healthy first, since a milder reading does not improve a worse state.
         let mark_healthy =

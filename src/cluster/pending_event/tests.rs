@@ -311,7 +311,7 @@ fn a_gpu_that_is_used_without_an_allocation_is_one_event_and_its_end_another() {
     node.scan_later(Some(&[10, 1001]));
     let other = node.scan_later(Some(&[10, 1001]));
     assert!(one(&other).2.contains("by process p1001: "), "{other:?}");
-    // While the GPU lists no processes, the bypass is not over; when it lists them again, it is no new one.
+    // While the GPU lists no processes, the bypass is not over; when it lists them again, it is not a new one.
     assert_eq!(node.scan_later(None), []);
     node.scan_later(Some(&[10, 1001]));
     assert_eq!(node.scan_later(Some(&[10, 1001])), []);

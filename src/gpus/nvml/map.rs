@@ -121,16 +121,16 @@ pub(super) fn to_u32(value: &SampleValue) -> Option<u32> {
 
 /// The text of a recovery action (`nvmlDeviceGpuRecoveryAction_t`); `None` for no action.
 pub(super) fn recovery_text(action: u32) -> Option<String> {
-    let wants = match action {
+    let required = match action {
         0 => return None,
         1 => "a reset of the GPU",
         2 => "a reboot of the node",
-        3 => "draining what uses peer-to-peer",
-        4 => "draining and then a reset of the GPU",
-        5 => "recovering the IMEX domain",
+        3 => "a stop of all peer-to-peer work",
+        4 => "a stop of its work and then a reset of the GPU",
+        5 => "a recovery of the IMEX domain",
         _ => "an action that this release does not know",
     };
-    Some(format!("the GPU asks for {wants} (recovery action {action})"))
+    Some(format!("the GPU requires {required} (recovery action {action})"))
 }
 
 /// The text of an NVML error on one GPU, with what to do where that is known.

@@ -42,7 +42,7 @@ pub(super) fn list(device: &Device, steps: &Steps) -> Result<Option<Vec<GpuProce
     Ok(Some(merge_duplicates(compute.chain(mps).chain(graphics))))
 }
 
-/// The number of processes that compute. Those with graphics only are left out, since a display server is no job.
+/// The number of processes that compute. Those with graphics only are left out, since a display server is not a job.
 pub(super) fn count_computing(processes: &[GpuProcess]) -> u32 {
     let computing = processes.iter().filter(|one| one.uses.compute || one.uses.mps);
     let pids: std::collections::BTreeSet<u32> = computing.map(|one| one.pid).collect();

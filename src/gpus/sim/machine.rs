@@ -146,7 +146,7 @@ impl Machine {
             Some(SimGroup { model: model.to_owned(), count: count.parse().ok()? })
         };
         let Some(groups) = text.split('+').map(group).collect::<Option<Vec<_>>>() else {
-            return Err(format!("{text:?} is no profile such as 8xh100 or 2xa100+2xl4"));
+            return Err(format!("{text:?} is not a profile such as 8xh100 or 2xa100+2xl4"));
         };
         Self::from_groups(groups)
     }

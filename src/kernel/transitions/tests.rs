@@ -176,7 +176,7 @@ fn each_change_of_a_drain_has_its_author_and_reason() {
     assert!(node.text().contains("no longer drained"));
     node.turn(&Command::Uncordon { gpu: gpu(), owners: Owners::All });
     assert_eq!(node.text(), "GPU 3 may be granted again");
-    // A change that is undone before the next step is no transition.
+    // A change that is undone before the next step is not a transition.
     node.turn(&Command::Cordon { gpu: gpu(), author: author("") });
     node.turn(&Command::Uncordon { gpu: gpu(), owners: Owners::All });
     assert_eq!(node.step(), []);

@@ -23,7 +23,7 @@ rounds: { listEveryMs: 250, listEveryCordonedMs: 250, roundEveryMs: 1000 }
 timing: { roundsApartMs: 300, kubeletSettleMs: 500, replySettleMs: 500, retireMs: 5000, namedMs: 1000 }
 ";
 
-/// Tells the story; then, unless `once`, keeps a made-up cluster busy until it is interrupted.
+/// Runs the tour; then, unless `once`, keeps a simulated cluster busy until it is interrupted.
 pub(crate) async fn tell(node: &Node, once: bool) -> anyhow::Result<Workload> {
     let mut work = Workload::default();
     whole_gpus(node, &mut work).await?;

@@ -1,9 +1,9 @@
-//! The demo tells its story to the end.
+//! The demo runs to its end.
 
 use std::process::{Command, Stdio};
 
 #[test]
-fn the_demo_runs_to_its_end_and_refuses_nobody_it_should_not() {
+fn the_demo_runs_to_its_end_without_unexpected_refusals() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
     command.arg("--once").stdin(Stdio::null()).env_remove("RUST_LOG");
     let output = command.output().unwrap();

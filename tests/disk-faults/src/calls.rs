@@ -76,7 +76,7 @@ fn of_fd(fd: c_int) -> Option<PathBuf> {
 /// # Safety
 /// `name` is a C string.
 unsafe fn of_name(folder: c_int, name: *const c_char) -> Option<PathBuf> {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let name = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes())).to_owned();
     if name.is_absolute() || folder == libc::AT_FDCWD { Some(name) } else { Some(of_fd(folder)?.join(name)) }
 }
@@ -104,7 +104,7 @@ unsafe extern "C" fn open64(name: *const c_char, flags: c_int, mode: mode_t) -> 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn openat64(folder: c_int, name: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let path = || unsafe { of_name(folder, name) };
     // A full disk still opens what is there.
     let makes = flags & libc::O_CREAT != 0 && path().is_some_and(|p| !p.exists());
@@ -117,7 +117,7 @@ unsafe extern "C" fn openat64(folder: c_int, name: *const c_char, flags: c_int, 
     };
     match error {
         Some(error) => fail(error),
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => int(unsafe { libc::syscall(libc::SYS_openat, folder, name, flags, c_uint::from(mode)) }),
     }
 }
@@ -128,7 +128,7 @@ unsafe extern "C" fn openat64(folder: c_int, name: *const c_char, flags: c_int, 
 unsafe extern "C" fn pwrite64(fd: c_int, bytes: *const c_void, len: size_t, at: off_t) -> ssize_t {
     match fault(|| of_fd(fd)) {
         Some(error) => fail(error) as ssize_t,
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => size(unsafe { libc::syscall(libc::SYS_pwrite64, fd, bytes, len, at) }),
     }
 }
@@ -140,7 +140,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssiz
     let error = if fd <= libc::STDERR_FILENO { None } else { fault(|| of_fd(fd)) };
     match error {
         Some(error) => fail(error) as ssize_t,
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => size(unsafe { libc::syscall(libc::SYS_write, fd, bytes, len) }),
     }
 }
@@ -151,7 +151,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssiz
 unsafe extern "C" fn ftruncate64(fd: c_int, len: off_t) -> c_int {
     match read_only(|| of_fd(fd)) {
         Some(error) => fail(error),
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => int(unsafe { libc::syscall(libc::SYS_ftruncate, fd, len) }),
     }
 }
@@ -162,7 +162,7 @@ unsafe extern "C" fn ftruncate64(fd: c_int, len: off_t) -> c_int {
 unsafe extern "C" fn fdatasync(fd: c_int) -> c_int {
     match fault(|| of_fd(fd)) {
         Some(error) => fail(error),
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => int(unsafe { libc::syscall(libc::SYS_fdatasync, fd) }),
     }
 }
@@ -173,7 +173,7 @@ unsafe extern "C" fn fdatasync(fd: c_int) -> c_int {
 unsafe extern "C" fn fsync(fd: c_int) -> c_int {
     match fault(|| of_fd(fd)) {
         Some(error) => fail(error),
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => int(unsafe { libc::syscall(libc::SYS_fsync, fd) }),
     }
 }
@@ -184,7 +184,7 @@ unsafe extern "C" fn fsync(fd: c_int) -> c_int {
 unsafe extern "C" fn sync_file_range(fd: c_int, at: off_t, len: off_t, flags: c_uint) -> c_int {
     match fault(|| of_fd(fd)) {
         Some(error) => fail(error),
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => int(unsafe { libc::syscall(libc::SYS_sync_file_range, fd, at, len, flags) }),
     }
 }
@@ -193,11 +193,11 @@ unsafe extern "C" fn sync_file_range(fd: c_int, at: off_t, len: off_t, flags: c_
 /// As `rename(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     match read_only(|| unsafe { of_name(libc::AT_FDCWD, from) }) {
         Some(error) => fail(error),
         None => {
-            // SAFETY: the caller's word, handed on.
+            // SAFETY: the caller guarantees what the callee requires.
             int(unsafe { libc::syscall(libc::SYS_renameat2, libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0) })
         }
     }
@@ -207,13 +207,13 @@ unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
 /// As `mkdir(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mkdir(name: *const c_char, mode: mode_t) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let path = || unsafe { of_name(libc::AT_FDCWD, name) };
-    // That a folder is there already is said on any disk.
+    // An existing folder is reported on any disk.
     let makes = path().is_some_and(|p| !p.exists());
     match makes.then(|| fault(path)).flatten() {
         Some(error) => fail(error),
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => int(unsafe { libc::syscall(libc::SYS_mkdirat, libc::AT_FDCWD, name, c_uint::from(mode)) }),
     }
 }
@@ -222,10 +222,10 @@ unsafe extern "C" fn mkdir(name: *const c_char, mode: mode_t) -> c_int {
 /// As `unlinkat(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unlinkat(folder: c_int, name: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     match read_only(|| unsafe { of_name(folder, name) }) {
         Some(error) => fail(error),
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         None => int(unsafe { libc::syscall(libc::SYS_unlinkat, folder, name, flags) }),
     }
 }

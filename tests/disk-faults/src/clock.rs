@@ -36,7 +36,7 @@ fn is_wrong() -> bool {
 /// As `clock_gettime(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> libc::c_int {
-    // SAFETY: the caller's word, handed on.
+    // SAFETY: the caller guarantees what the callee requires.
     let done = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) };
     if done != 0 {
         return -1;

@@ -42,7 +42,7 @@ codes! {
     Uninitialized = 1, c"Uninitialized";
     /// A null pointer, a foreign handle, a number out of range.
     InvalidArgument = 2, c"Invalid Argument";
-    /// The model, or this look-alike, does not have it.
+    /// The model, or this fake, does not have it.
     NotSupported = 3, c"Not Supported";
     /// The user may not.
     NoPermission = 4, c"Insufficient Permissions";
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_both_ways() {
+    fn numbers_convert_both_ways() {
         for number in (1..=30).chain([999]) {
             assert_eq!(Code::from_number(number).map(Code::number), Some(number));
         }

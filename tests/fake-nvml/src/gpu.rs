@@ -65,7 +65,7 @@ pub struct Gpu {
     /// Remapped rows; absent on models before Ampere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remapped_rows: Option<RemappedRows>,
-    /// What the driver asks the operator to do (field value 230).
+    /// The recovery action that the driver requires (field value 230).
     #[serde(default)]
     pub recovery_action: RecoveryAction,
     /// Core temperature in degrees Celsius.

@@ -1,11 +1,11 @@
-//! A `libnvidia-ml.so.1` look-alike, driven by a file that may change while it runs.
+//! A fake `libnvidia-ml.so.1`, driven by a file that may change while it runs.
 //!
 //! The `cdylib` has NVML's C ABI: any program that opens NVML by name can use it, for example through nvml-wrapper or go-nvml.
 //! It shows the GPUs, links, processes, counters and events of a *state file*, and looks at that file on every call, so that a
 //! change is seen by the next call. The file is named by the environment variable `FAKE_NVML_CONFIG`; if that is not set it
 //! is `fake-nvml.json` in the folder of the library. Without a good file `nvmlInit` answers `DRIVER_NOT_LOADED` and says why on
-//! stderr. If the file turns bad later, the last good state stays and one line on stderr says so; if it is taken away, it
-//! stays without a word.
+//! stderr. If the file turns bad later, the last good state stays and one line on stderr says so; if it is removed,
+//! the last good state stays, and nothing is printed.
 //!
 //! The `rlib` is for tests in Rust: [`State`] is the file as a value, with machines to start from ([`State::h100`] and
 //! others), and [`Installed`] puts a copy of the library and a state into a folder.

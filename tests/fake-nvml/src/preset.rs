@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn wiring_is_that_of_the_model() {
+    fn links_are_those_of_the_model() {
         let h100 = State::h100(8);
         assert_eq!(h100.gpus[0].nvlinks.len(), 18);
         assert_eq!(h100.level(&h100.gpus[0], &h100.gpus[3]), Level::Node);

@@ -1,4 +1,4 @@
-//! The state file: what the look-alike shows, as one value.
+//! The state file: what the fake shows, as one value.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// `NVML_DEVICE_UUID_BUFFER_SIZE` less the terminating NUL.
 const UUID_CHARS_MAX: usize = 79;
 
-/// Everything the look-alike shows.
+/// Everything that the fake shows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -201,7 +201,7 @@ impl State {
         self.events.iter().map(|event| event.seq).max().unwrap_or(0)
     }
 
-    /// What is wrong with the state, in words.
+    /// The error of the state, as text.
     fn check(&self) -> Result<(), String> {
         let mut uuids = HashSet::new();
         let mut addresses = HashSet::new();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_file_by_hand_is_enough() {
+    fn a_short_handwritten_file_is_enough() {
         let text = r#"{"gpus": [{"uuid": "GPU-1", "name": "A", "memory_total_mib": 1024, "pci_bus_id": "0:1b:00.0"}]}"#;
         let state: State = serde_json::from_str(text).unwrap();
         assert_eq!(state.check(), Ok(()));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_is_told_in_words() {
+    fn a_contradiction_is_reported_as_text() {
         let twice = |change: fn(&mut State)| {
             let mut state = State::h100(2);
             change(&mut state);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_typing_error_in_a_name_is_refused() {
+    fn a_misspelt_name_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.json");
         fs::write(&path, r#"{"gpus": [], "faultz": []}"#).unwrap();

@@ -1,36 +1,37 @@
-//! How full each GPU, or each part of the node, is that can serve a request.
+//! How full each GPU is that has devices for a request, or each part of the node.
 
 use std::cmp::Reverse;
 
 use crate::room::{device, is_leaving, takes_mib};
 use crate::{DeviceState, Node, Part, PlaceRequest};
 
-/// Fullness of a GPU that has nothing left.
+/// Fullness of a GPU of which everything is held.
 const FULL: u64 = 1_000_000;
 
-/// One GPU, its MIG instances counted with it, or one part by itself; and what a request may take of it.
+/// One GPU including its MIG instances, or one part on its own, with the devices that a request can get
+/// from it.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// The GPU's index on the node.
     pub gpu_index: u32,
-    /// It is on its way out, cordoned, drained or unhealthy: what is listed there was freed a moment
-    /// ago and not yet withdrawn, and a pod that is sent there fails.
+    /// It is cordoned, draining, drained or unhealthy. A device that was freed a moment ago may still be
+    /// listed as available there, but a pod that gets it fails.
     pub avoid: bool,
-    /// Something on it is held, or was taken for this request.
+    /// At least one of its devices is held, or was taken for this request.
     pub begun: bool,
-    /// Devices taken for this request, the required ones among them.
+    /// Devices taken for this request, including the required ones.
     pub taken: usize,
     memory_mib: u64,
     held_mib: u64,
     devices: u64,
     held: u64,
-    /// Device indices to take from and what each consumes, MiB; the lowest index last.
+    /// Available devices: index, and what each consumes, MiB; the lowest index last.
     free: Vec<(u32, u64)>,
 }
 
 impl Load {
-    /// How much of the GPU is held or taken, in millionths: the larger share of its memory and of
-    /// its devices. So slices of several sizes count by size, and slices that set nothing aside by
+    /// The fraction of the GPU that is held or taken, in millionths: the larger of the fractions of its
+    /// memory and of its devices. So slices of several sizes count by size, and slices without memory by
     /// number.
     #[must_use]
     pub fn fullness(&self) -> u64 {
@@ -59,24 +60,25 @@ impl Load {
     }
 }
 
-/// Every GPU that has a device of the request's resource, by index, with the required devices taken.
+/// Every GPU that has a device of the request's resource, sorted by index, with the required devices
+/// taken.
 ///
-/// `None` if the request names what the node does not have, or more required devices than it asks
-/// for.
+/// `None` if the request has indices that the node does not have, or more required devices than its
+/// size.
 #[must_use]
 pub fn loads(node: &Node, request: &PlaceRequest) -> Option<Vec<Load>> {
     loads_by(node, request, |part| gpu_of(node, part))
 }
 
-/// The same for each part by itself: shares of two MIG instances are not shares of one thing.
+/// Like [`loads`], for each part on its own: two MIG instances of one GPU are counted separately.
 #[must_use]
 pub fn loads_of_parts(node: &Node, request: &PlaceRequest) -> Option<Vec<Load>> {
     loads_by(node, request, |part| usize::try_from(part).ok().filter(|part| *part < node.parts.len()))
 }
 
-/// By what `unit` says that a part counts as.
+/// Like [`loads`]; parts for which `unit` returns the same index are counted together.
 fn loads_by(node: &Node, request: &PlaceRequest, unit: impl Fn(u32) -> Option<usize>) -> Option<Vec<Load>> {
-    let look = |index: u32| {
+    let unit_and_mib = |index: u32| {
         let device = device(node, index)?;
         Some((unit(device.part)?, takes_mib(node, device)))
     };
@@ -84,35 +86,35 @@ fn loads_by(node: &Node, request: &PlaceRequest, unit: impl Fn(u32) -> Option<us
         return None;
     }
     let mut loads: Vec<Load> = node.parts.iter().map(unused).collect();
-    let mut asked = vec![false; loads.len()];
+    let mut has_resource = vec![false; loads.len()];
     for device in &node.devices {
-        let of = unit(device.part)?;
-        let ours = device.resource == request.request.resource;
+        let unit = unit(device.part)?;
+        let of_resource = device.resource == request.request.resource;
         let held = device.state == DeviceState::Held;
-        asked[of] |= ours;
-        let load = &mut loads[of];
-        load.devices += u64::from(ours || held);
+        has_resource[unit] |= of_resource;
+        let load = &mut loads[unit];
+        load.devices += u64::from(of_resource || held);
         load.held += u64::from(held);
         load.begun |= held;
         load.held_mib += if held { takes_mib(node, device) } else { 0 };
     }
     for &index in &request.available {
-        let (of, mib) = look(index)?;
-        loads[of].free.push((index, mib));
+        let (unit, mib) = unit_and_mib(index)?;
+        loads[unit].free.push((index, mib));
     }
     for &index in &request.required {
-        let (of, mib) = look(index)?;
-        let load = &mut loads[of];
+        let (unit, mib) = unit_and_mib(index)?;
+        let load = &mut loads[unit];
         load.free.retain(|&(other, _)| other != index);
         load.taken += 1;
-        // What an init container held is required for the next one of its pod: the record counts it
-        // already.
+        // A device that an init container of the pod holds is required for the next container; it is
+        // already counted as held.
         if device(node, index)?.state != DeviceState::Held {
             load.count(mib);
         }
     }
     let mut found: Vec<Load> =
-        loads.into_iter().zip(asked).filter(|(_, asked)| *asked).map(|(load, _)| load).collect();
+        loads.into_iter().zip(has_resource).filter(|(_, has)| *has).map(|(load, _)| load).collect();
     for load in &mut found {
         load.free.sort_unstable_by_key(|&(device, _)| Reverse(device));
         load.free.dedup();
@@ -134,7 +136,7 @@ fn unused(part: &Part) -> Load {
     }
 }
 
-/// The part that is the GPU of this one: its parent, or itself. `None` for an index out of range.
+/// The GPU of a part: its parent, or the part itself. `None` for an index out of range.
 #[must_use]
 pub fn gpu_of(node: &Node, part: u32) -> Option<usize> {
     let gpu = node.parts.get(usize::try_from(part).ok()?)?.parent.unwrap_or(part);

@@ -1,11 +1,11 @@
-//! Which resources a policy places: the parameter `resources` of every placement policy.
+//! The parameter `resources` of every placement policy: the resources that it places.
 
 use serde::Deserialize;
 
 use crate::room::part_of;
 use crate::{Consumes, Node, Part, check_resource};
 
-/// Names of resources, or none for the policy's own default.
+/// Names of resources; without the parameter the policy's own default applies.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(transparent)]
 pub struct Resources(Option<Vec<String>>);
@@ -29,7 +29,7 @@ impl Resources {
     pub fn check(&self) -> Result<(), String> {
         match &self.0 {
             Some(names) if names.is_empty() => {
-                Err("resources: names none, so the policy would do nothing; leave it out for all".to_owned())
+                Err("resources: the list is empty; omit it to place all resources".to_owned())
             }
             Some(names) => (0..)
                 .zip(names)
@@ -38,16 +38,16 @@ impl Resources {
         }
     }
 
-    /// Whether a resource is to be placed: it is named, or there are no names and its devices are of
-    /// a kind that `otherwise` takes. A resource without devices never is.
+    /// Whether a resource is to be placed: it is in the list, or there is no list and `otherwise` accepts
+    /// the kind of its devices. A resource without devices is never placed.
     pub fn include(&self, node: &Node, resource: u32, otherwise: impl Fn(Kind) -> bool) -> bool {
         let Some(kind) = Kind::of(node, resource) else {
             return false;
         };
         match &self.0 {
             Some(names) => {
-                let asked = usize::try_from(resource).ok().and_then(|index| node.resources.get(index));
-                asked.is_some_and(|asked| names.contains(asked))
+                let name = usize::try_from(resource).ok().and_then(|index| node.resources.get(index));
+                name.is_some_and(|name| names.contains(name))
             }
             None => otherwise(kind),
         }
@@ -55,9 +55,9 @@ impl Resources {
 }
 
 impl Kind {
-    /// By what parts are offered as now: devices of an older offer, which stay listed for a while, do
-    /// not count where the resource is offered at all. Of several kinds under one name shares come
-    /// before instances, and those before whole GPUs. `None` where the resource has no device.
+    /// The kind of a resource in the present offers. Devices of an earlier offer stay listed for a while
+    /// and count only if the resource is no longer offered. If a resource has several kinds, shares take
+    /// precedence over instances, and instances over whole GPUs. `None` if it has no device.
     #[must_use]
     pub fn of(node: &Node, resource: u32) -> Option<Self> {
         let name = node.resources.get(usize::try_from(resource).ok()?)?;
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn names_count_alone_and_without_them_the_kind() {
+    fn a_list_of_names_decides_and_without_one_the_kind() {
         let node = NodeBuilder::new()
             .gpus(2, "Test GPU", 4096)
             .mig(1, "1g.1gb", 1, 1024)
@@ -98,18 +98,18 @@ mod tests {
             .devices(2, "a.b/mig", 1, Consumes::Whole)
             .build()
             .node;
-        let taken = |json: &str| {
+        let included = |json: &str| {
             let resources = read(json);
             (0..4).map(|n| resources.include(&node, n, |kind| kind == Kind::Share)).collect::<Vec<_>>()
         };
-        assert_eq!(taken("null"), [false, true, false, false]);
-        assert_eq!(taken(r#"["a.b/mig", "a.b/whole"]"#), [true, false, true, false]);
+        assert_eq!(included("null"), [false, true, false, false]);
+        assert_eq!(included(r#"["a.b/mig", "a.b/whole"]"#), [true, false, true, false]);
         assert_eq!(Kind::of(&node, 2), Some(Kind::Instance));
         assert_eq!(Kind::of(&node, 9), None);
     }
 
     #[test]
-    fn devices_of_an_older_offer_do_not_make_the_kind() {
+    fn devices_of_an_earlier_offer_do_not_decide_the_kind() {
         let mut node = NodeBuilder::new()
             .gpus(2, "Test GPU", 4096)
             .devices(0, "a.b/gpu", 1, Consumes::Whole)
@@ -119,15 +119,15 @@ mod tests {
         node.parts[0].offered.remove(0);
         node.devices[0].state = DeviceState::Retiring;
         assert_eq!(Kind::of(&node, 0), Some(Kind::Share));
-        // Nothing of it is offered any more, and one of its devices is held.
+        // The resource is no longer offered, and one of its devices is retiring.
         node.parts[0].offered.clear();
         assert_eq!(Kind::of(&node, 0), Some(Kind::Whole));
     }
 
     #[test]
-    fn wrong_names_are_refused_by_their_place() {
+    fn errors_of_wrong_names_have_their_position() {
         assert_eq!(read(r#"["a.b/c"]"#).check(), Ok(()));
         assert!(read(r#"["a.b/c", "d"]"#).check().unwrap_err().starts_with("resources[1]: `d`"));
-        assert!(read("[]").check().unwrap_err().starts_with("resources: names none"));
+        assert!(read("[]").check().unwrap_err().starts_with("resources: the list is empty"));
     }
 }

@@ -1,22 +1,22 @@
-//! What a policy logs natively.
+//! Log lines of natively called policies.
 
 use std::cell::RefCell;
 
 thread_local! {
-    /// Lines of this thread since somebody wants them.
-    static WANTED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+    /// Lines that the present call of [`logged`] on this thread has captured; `None` outside of one.
+    static CAPTURED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
-/// Calls `policy` and answers what it does and the lines that it logs, which otherwise go to
-/// standard error.
+/// Calls `policy` and returns its result with the lines that it logs. Outside of this function they are
+/// written to standard error.
 pub fn logged<T>(policy: impl FnOnce() -> T) -> (T, Vec<String>) {
-    let before = WANTED.replace(Some(Vec::new()));
+    let before = CAPTURED.replace(Some(Vec::new()));
     let answer = policy();
-    (answer, WANTED.replace(before).unwrap_or_default())
+    (answer, CAPTURED.replace(before).unwrap_or_default())
 }
 
 pub(crate) fn log(line: &str) {
-    WANTED.with_borrow_mut(|wanted| match wanted {
+    CAPTURED.with_borrow_mut(|captured| match captured {
         Some(lines) => lines.push(line.to_owned()),
         None => eprintln!("{line}"),
     });
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_go_to_whoever_asked_last() {
+    fn the_innermost_call_captures_the_lines() {
         let ((inner, last), lines) = logged(|| {
             log("outer");
             (logged(|| log("inner")).1, log("again"))

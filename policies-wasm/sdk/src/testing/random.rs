@@ -1,16 +1,16 @@
-//! Nodes drawn by a seed, for tests against brute force: the same seed, the same node.
+//! Random nodes and requests for comparisons with brute force. The same seed gives the same nodes.
 
 use super::{Built, NodeBuilder, share};
 use crate::room::{left_mib, takes_mib};
 use crate::{Consumes, DeviceState, DrainState, Health, Path, PlaceRequest, Slice};
 
-/// A small generator (`SplitMix64`): tests need no more, and a policy's crate no library for it.
+/// A small random number generator (`SplitMix64`), so that the crate of a policy needs no library for it.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
     /// The next 64 bits.
-    // Not an iterator: it has no end.
+    // Not an iterator: the sequence does not end.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -34,8 +34,8 @@ impl Random {
 /// A node of one to `gpus_max` GPUs: some in MIG mode, the others offered whole
 /// (`nvidia.com/gpu`), as shares (`nvidia.com/gpu.shared`), as both, or as slices of two sizes
 /// (`nvidia.com/gpu.mem-10g`, `nvidia.com/gpu.mem-20g`), with links, with some devices held and some
-/// GPUs cordoned or unhealthy. On about half of the nodes memory is overcommitted: devices are free
-/// beyond what is left.
+/// GPUs cordoned or unhealthy. On about half of the nodes memory is overcommitted: more devices are
+/// free than fit into the memory that is left.
 #[must_use]
 pub fn random_node(random: &mut Random, gpus_max: u32) -> Built {
     const MEMORY_MIB: u64 = 40_960;
@@ -68,10 +68,10 @@ pub fn random_node(random: &mut Random, gpus_max: u32) -> Built {
         }
     }
     let node = link_all(random, node, gpus);
-    unsettle(random, node, gpus)
+    add_holders_and_faults(random, node, gpus)
 }
 
-/// Links between most pairs: groups as boards have them, or any.
+/// Adds links between most pairs of GPUs: in groups, as on real boards, or at random.
 fn link_all(random: &mut Random, mut node: NodeBuilder, gpus: u32) -> NodeBuilder {
     const PATHS: [Path; 6] = [
         Path::SameBoard,
@@ -82,11 +82,11 @@ fn link_all(random: &mut Random, mut node: NodeBuilder, gpus: u32) -> NodeBuilde
         Path::CrossNuma,
     ];
     let group = 1 + random.below(4);
-    let wild = random.once_in(2);
+    let any_link = random.once_in(2);
     for b in 0..gpus {
         for a in 0..b {
             let near = a / group == b / group;
-            let (path, nvlinks) = match (wild, near) {
+            let (path, nvlinks) = match (any_link, near) {
                 (true, _) if random.once_in(8) => continue,
                 (true, _) => (PATHS[usize::try_from(random.below(6)).expect("small")], random.below(5)),
                 (false, true) => (Path::SingleSwitch, 4),
@@ -98,8 +98,8 @@ fn link_all(random: &mut Random, mut node: NodeBuilder, gpus: u32) -> NodeBuilde
     node
 }
 
-/// Holders, drains and faults.
-fn unsettle(random: &mut Random, mut node: NodeBuilder, gpus: u32) -> Built {
+/// Adds holders, drains and faults.
+fn add_holders_and_faults(random: &mut Random, mut node: NodeBuilder, gpus: u32) -> Built {
     for device in 0..u32::try_from(node.node.devices.len()).expect("few devices") {
         let index = usize::try_from(device).expect("small");
         if node.node.devices[index].state == DeviceState::Free && random.once_in(3) {
@@ -125,7 +125,7 @@ fn unsettle(random: &mut Random, mut node: NodeBuilder, gpus: u32) -> Built {
     built
 }
 
-/// Endless random questions about random nodes of up to `gpus_max` GPUs.
+/// An endless sequence of random requests on random nodes of up to `gpus_max` GPUs.
 pub fn random_questions(seed: u64, gpus_max: u32) -> impl Iterator<Item = (Built, PlaceRequest)> {
     let mut random = Random(seed);
     std::iter::repeat_with(move || {
@@ -137,8 +137,8 @@ pub fn random_questions(seed: u64, gpus_max: u32) -> impl Iterator<Item = (Built
 }
 
 impl Built {
-    /// Withdraws each free device that would not fit beside what is held, as the daemon does where
-    /// memory is not overcommitted.
+    /// Withdraws each free device that does not fit beside the held ones, as the daemon does without
+    /// memory overcommit.
     fn withdraw_what_does_not_fit(&mut self) {
         let left = left_mib(&self.node);
         let fits = |device| takes_mib(&self.node, device) <= left[device.part as usize];
@@ -150,10 +150,9 @@ impl Built {
         }
     }
 
-    /// A question about a random resource of the node: most of its free devices available, some of
-    /// them required, and never more asked for than there are. At times devices that are held are
-    /// required, too, as an init container's are for the next container of its pod. `None` where
-    /// nothing is to be had.
+    /// A request for a random resource of the node. Most of its free devices are available, some of them
+    /// are required, and the request can always be met. Sometimes held devices are required as well, like
+    /// those of an init container for the next container of its pod. `None` if no device is available.
     #[must_use]
     pub fn random_request(&self, random: &mut Random) -> Option<PlaceRequest> {
         let resource = usize::try_from(random.below(count(&self.node.resources))).expect("small");
@@ -186,13 +185,13 @@ impl Built {
     }
 }
 
-fn count<T>(things: &[T]) -> u32 {
-    u32::try_from(things.len()).expect("few")
+fn count<T>(items: &[T]) -> u32 {
+    u32::try_from(items.len()).expect("few")
 }
 
-/// Keeps a random choice of up to `most`.
-fn keep(random: &mut Random, devices: &mut Vec<u32>, most: u32) {
-    let wanted = random.below(most + 1);
+/// Keeps up to `max` of the devices, chosen at random.
+fn keep(random: &mut Random, devices: &mut Vec<u32>, max: u32) {
+    let wanted = random.below(max + 1);
     while count(devices) > wanted {
         let out = usize::try_from(random.below(count(devices))).expect("small");
         devices.swap_remove(out);

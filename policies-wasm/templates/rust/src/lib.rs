@@ -1,6 +1,6 @@
-//! `my-policy`: every GPU in `shares` equal shares; one GPU is filled before the next is begun.
+//! `my-policy`: offers every GPU as `shares` equal shares, and fills one GPU before the next one is used.
 //!
-//! A place to begin: change what it offers, places and admits, then README.md.
+//! A starting point for a policy: change `offer`, `place` and `admit`, and then README.md.
 
 use berth_policy_sdk::{
     AdmitRequest, Consumes, Description, GrantTerms, Hooks, Limits, Node, OfferAnswer, OfferLine, PartOffer,
@@ -8,10 +8,10 @@ use berth_policy_sdk::{
 };
 use serde::Deserialize;
 
-/// The resource that pods ask for.
+/// The resource that pods request.
 const RESOURCE: &str = "nvidia.com/gpu.shared";
 
-/// What an operator may set; `schema.json` says the same.
+/// The parameters; `schema.json` must describe the same ones.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parameters {
@@ -25,7 +25,7 @@ impl Default for Parameters {
     }
 }
 
-/// The policy with its parameters.
+/// The policy.
 #[derive(Clone, Debug)]
 pub struct MyPolicy {
     shares: u32,
@@ -38,13 +38,13 @@ impl Policy for MyPolicy {
         Description {
             name: "my-policy".into(),
             version: env!("CARGO_PKG_VERSION").into(),
-            summary: "Every GPU in shares, one GPU filled before the next.".into(),
+            summary: "Offers every GPU as shares, and fills one GPU before the next one.".into(),
             hooks: Hooks::OFFER | Hooks::PLACE | Hooks::ADMIT,
             parameters_schema: include_str!("../schema.json").into(),
         }
     }
 
-    /// The error is shown to whoever activates a stack with these parameters.
+    /// The error is shown to the operator who activates a stack with these parameters.
     fn new(parameters: Parameters) -> Result<Self, String> {
         match parameters.shares {
             shares @ 1..=64 => Ok(Self { shares }),
@@ -68,7 +68,7 @@ impl Policy for MyPolicy {
         Some(OfferAnswer { parts: parts.collect(), again_after_seconds: None })
     }
 
-    /// Which devices to prefer: those on the GPU with the fewest left. Devices are indices into
+    /// Which devices to choose: those on the GPU with the fewest available ones. Devices are indices into
     /// `node.devices`.
     fn place(&self, node: &Node, request: &PlaceRequest) -> Option<Placement> {
         let part = |device: &u32| node.devices[*device as usize].part;
@@ -79,10 +79,10 @@ impl Policy for MyPolicy {
         others.sort_by_key(|device| (left(device), part(device), *device));
         devices.extend(others);
         devices.truncate(request.size as usize);
-        Some(Placement { devices, reason: "fills one GPU before the next".into() })
+        Some(Placement { devices, reason: "fills one GPU before the next one".into() })
     }
 
-    /// Yes, and how much memory the container may use. The smallest of its shares counts.
+    /// Allows every request, and sets the memory limit of the container to that of its smallest share.
     fn admit(&self, node: &Node, request: &AdmitRequest) -> Option<Verdict> {
         if node.resources[request.request.resource as usize] != RESOURCE {
             return None;
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn every_gpu_is_offered_in_two_shares() {
+    fn every_gpu_is_offered_as_two_shares() {
         let built = NodeBuilder::new().gpus(2, "L4", 24_000).build();
         let answer = policy().offer(&built.node).unwrap();
         assert_eq!(answer.parts.len(), 2);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gpu_that_is_begun_is_filled_first() {
+    fn the_gpu_with_a_held_share_is_filled_first() {
         let share = Consumes::Slice(Slice { memory_mib: 12_000, compute_percent: 50 });
         let node = NodeBuilder::new().gpus(2, "L4", 24_000);
         let node = node.devices(0, RESOURCE, 2, share).devices(1, RESOURCE, 2, share);

@@ -166,7 +166,7 @@ impl EventStream {
             match self.ring.following(self.after, EVENTS_AT_ONCE) {
                 Following::Gone => {
                     return Some(self.end(
-                        "the client reads too slowly, the next events are no longer kept: reconnect and read the state again",
+                        "the client reads too slowly, so that the next events are no longer kept: reconnect and read the state again",
                     ));
                 }
                 Following::Closed(reason) => return Some(self.end(reason)),
@@ -213,7 +213,7 @@ impl EventStream {
     }
 
     /// Advances the client's id past events that the filter dropped, so that it misses none when it reconnects. A frame
-    /// without data is no event.
+    /// without data is not an event.
     fn id_alone(&self) -> String {
         format!("id: {}\n\n", self.ring.id(self.after))
     }

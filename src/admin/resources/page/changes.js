@@ -46,7 +46,7 @@ export function cordon(api, gpu) {
   const condition = seen(api, gpu);
   return ask({
     title: `Cordon GPU ${gpu.index}?`,
-    words: ['Its free devices are withdrawn at once and nothing new is granted on it. What runs on it stays.', holders(gpu)],
+    words: ['Its free devices are withdrawn at once and nothing new is granted on it. Its running pods stay.', holders(gpu)],
     fields: [field('Reason', reason, SHOWN_TO_ALL)],
     label: 'Cordon',
     act: async () => api.put(path(gpu, 'cordon'), { reason: reason.value.trim() }, await condition()),
@@ -61,7 +61,7 @@ export function uncordon(api, gpu) {
     words: [
       `It is ${state}. This removes ${marks.length === 1 ? 'this mark' : 'these marks'}:`,
       ...marks.map(describe),
-      state === 'cordoned' ? 'It may be granted again at once.' : 'The drain is undone, and the GPU may be granted again at once.',
+      state === 'cordoned' ? 'It may be granted again at once.' : 'The drain is cancelled, and the GPU may be granted again at once.',
     ],
     label: 'Uncordon',
     act: async () => api.delete(`${path(gpu, 'cordon')}?owner=all`, await condition()),
@@ -76,7 +76,7 @@ export function stopDrain(api, gpu) {
   const condition = seen(api, gpu);
   return ask({
     title: `Stop the drain of GPU ${gpu.index}?`,
-    words: [...drains.map(describe), 'No further pod is evicted; terminating pods go on terminating. The GPU stays cordoned.'],
+    words: [...drains.map(describe), 'No further pod is evicted; terminating pods continue to terminate. The GPU stays cordoned.'],
     label: 'Stop drain',
     act: async () => api.delete(`${path(gpu, 'drain')}?owner=all`, await condition()),
   });
@@ -86,7 +86,7 @@ export function markHealthy(api, gpu) {
   const reason = reasonInput();
   return ask({
     title: `Mark GPU ${gpu.index} healthy?`,
-    words: [`It is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}. It is then healthy until the next bad reading.`],
+    words: [`It is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}. It will be healthy until the next bad reading.`],
     fields: [field('Reason', reason, 'What was repaired.')],
     label: 'Mark healthy',
     act: () => api.put(path(gpu, 'health'), { state: 'healthy', reason: reason.value.trim() }),

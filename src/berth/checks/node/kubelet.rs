@@ -40,7 +40,9 @@ fn folder(path: &Path) -> Line {
     let shown = path.display();
     match symlink_metadata(path) {
         Err(error) => Line::fail(CHECK, format!("{shown}: {error}"), FOLDER_FIX),
-        Ok(metadata) if !metadata.is_dir() => Line::fail(CHECK, format!("{shown} is no folder"), FOLDER_FIX),
+        Ok(metadata) if !metadata.is_dir() => {
+            Line::fail(CHECK, format!("{shown} is not a folder"), FOLDER_FIX)
+        }
         Ok(_) => match access(path, Access::WRITE_OK | Access::EXEC_OK) {
             Ok(()) => Line::ok(CHECK, format!("{shown} exists and is writable")),
             Err(Errno::ROFS) => Line::fail(
@@ -125,7 +127,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, String> {
     };
     let stat = rustix::fs::fstat(&file).map_err(|e| format!("cannot be inspected: {e}"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err("is no regular file".into());
+        return Err("is not a regular file".into());
     }
     let mut bytes = Vec::new();
     let mut limited = File::from(file).take(CHECKPOINT_BYTES_MAX + 1);

@@ -30,7 +30,7 @@ pub(super) fn folder(config: &Config) -> Line {
         return Line::fail(CHECK, format!("{shown} cannot be inspected"), ELSEWHERE);
     };
     if !existing.is_dir() {
-        return Line::fail(CHECK, format!("{} is no folder", existing.display()), ELSEWHERE);
+        return Line::fail(CHECK, format!("{} is not a folder", existing.display()), ELSEWHERE);
     }
     if let Err(error) = access(existing, Access::WRITE_OK | Access::EXEC_OK) {
         return Line::fail(CHECK, format!("{} is not writable: {error}", existing.display()), ELSEWHERE);

@@ -224,7 +224,7 @@ fn an_error_of_nvidias_plugin_is_an_error_with_its_line() {
         (&one("{name: gpu, replicas: 1}"), "2 or more"),
         (&one("{name: gpu, replicas: -1}"), "2 or more"),
         (&one("{name: \"4\", replicas: \"4\"}"), "2 or more"),
-        (&one("{name: $invalid$, replicas: 2}"), "is no resource name"),
+        (&one("{name: $invalid$, replicas: 2}"), "is not a resource name"),
         (&one("{name: gpu, replicas: 2, rename: $invalid$}"), "resources[0].rename"),
         (&one(&format!("{{name: {}, replicas: 2}}", "g".repeat(53))), "at most 63"),
         (&one("{name: gpu, replicas: 2, devices: some}"), "resources[0].devices: must be `all`"),

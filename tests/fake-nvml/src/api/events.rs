@@ -41,7 +41,7 @@ struct Sets {
     open: Option<HashMap<SetHandle, Set>>,
 }
 
-/// Locked for a look at one set, never while a call waits.
+/// Locked to read one set, never while a call waits.
 static SETS: Mutex<Sets> = Mutex::new(Sets { next: 0x4e57_0000, open: None });
 
 fn sets() -> MutexGuard<'static, Sets> {

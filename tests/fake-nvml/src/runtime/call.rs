@@ -14,7 +14,7 @@ use crate::runtime::handle::Handle;
 use crate::runtime::library;
 use crate::state::State;
 
-/// How often a slow or hanging call looks at the file again.
+/// How often a slow or hanging call reads the file again.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// A device handle resolved: a GPU, or a MIG device of it.

@@ -2,7 +2,7 @@
 //!
 //! A handle is a number in a pointer's place and is never followed, so that a wild one is refused and not a crash. A handle
 //! stays good for the life of the process, as it names a UUID and not a place in a list: whether that GPU is still there is
-//! asked on each call.
+//! read in each call.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_is_stable_and_a_wild_one_is_refused() {
+    fn a_handle_is_stable_and_an_invalid_one_is_refused() {
         let a = Handle::of_device("GPU-handle-test");
         assert!(a == Handle::of_device("GPU-handle-test"));
         assert_eq!(a.device().unwrap(), "GPU-handle-test");

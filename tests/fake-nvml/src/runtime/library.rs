@@ -19,11 +19,11 @@ struct Library {
 static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, source: Source::new(), counted: Vec::new() });
 
 fn with<T>(work: impl FnOnce(&mut Library) -> T) -> T {
-    // A panic while the lock was held leaves nothing half done that matters: the next call looks at the file again.
+    // A panic while the lock was held leaves nothing incomplete that matters: the next call reads the file again.
     work(&mut LIBRARY.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Counts one user more; the first looks for the state file.
+/// Counts one more user; the first one searches for the state file.
 pub(crate) fn init() -> Answer {
     with(|library| {
         if library.users == 0 {

@@ -40,7 +40,7 @@ impl<T: Copy> Out<T> {
 pub(crate) struct OutArray<T>(*mut T);
 
 impl<T: Copy> OutArray<T> {
-    /// Writes all of `values`. The caller has said that at least so many fit.
+    /// Writes all of `values`. The caller guarantees that at least so many fit.
     pub(crate) fn fill(self, values: &[T]) -> Answer {
         for (at, value) in values.iter().enumerate() {
             self.at(at)?.put(*value)?;
@@ -48,7 +48,7 @@ impl<T: Copy> OutArray<T> {
         Ok(())
     }
 
-    /// The element at an index that the caller has said exists.
+    /// The element at an index that exists, as the caller guarantees.
     pub(crate) fn at(self, index: usize) -> Answer<Out<T>> {
         if self.0.is_null() {
             return Err(Code::InvalidArgument);

@@ -17,7 +17,7 @@ use crate::state::{State, StateError};
 /// The environment variable that names the state file.
 pub(crate) const CONFIG_VARIABLE: &str = "FAKE_NVML_CONFIG";
 
-/// What tells one version of the file from another.
+/// What distinguishes one version of the file from another.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,

@@ -19,7 +19,7 @@ fn is(answer: nvmlReturn_t, code: Code) {
 }
 
 #[test]
-fn before_init_and_after_shutdown_nothing_answers() {
+fn before_init_and_after_shutdown_every_call_fails() {
     let (nvml, _installed, _folder) = library(&State::t4(1));
     let mut count = 0;
     // SAFETY: every pointer is to a local of the type that the header asks for, or NULL, which is the question.
@@ -38,7 +38,7 @@ fn before_init_and_after_shutdown_nothing_answers() {
 }
 
 #[test]
-fn null_small_and_foreign_are_refused() {
+fn null_short_and_foreign_pointers_are_refused() {
     let (nvml, _installed, _folder) = library(&State::h100(1));
     let mut device = ptr::null_mut();
     let mut text: [c_char; 96] = [0; 96];
@@ -71,7 +71,7 @@ fn null_small_and_foreign_are_refused() {
 }
 
 #[test]
-fn lists_say_how_much_room_they_need() {
+fn lists_return_the_size_that_they_need() {
     let mut state = State::h100(1);
     state.gpus[0].run(1, 10);
     state.gpus[0].run(2, 20);
@@ -100,7 +100,7 @@ fn lists_say_how_much_room_they_need() {
 }
 
 #[test]
-fn a_versioned_structure_must_say_its_version() {
+fn a_versioned_structure_must_have_its_version() {
     let (nvml, _installed, _folder) = library(&State::h100(1));
     let mut device = ptr::null_mut();
     // SAFETY: as above.

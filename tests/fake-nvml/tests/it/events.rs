@@ -64,7 +64,7 @@ fn each_set_gets_each_event_once_and_nothing_from_before_it() {
 }
 
 #[test]
-fn a_wait_ends_as_soon_as_an_event_comes_and_holds_nobody_up() {
+fn a_wait_ends_with_an_event_and_blocks_no_other_call() {
     let bench = Bench::new(&State::h100(2));
     let set = watch(&bench, &[0, 1]);
     thread::scope(|scope| {
@@ -83,7 +83,7 @@ fn a_wait_ends_as_soon_as_an_event_comes_and_holds_nobody_up() {
 }
 
 #[test]
-fn a_wait_takes_the_time_given() {
+fn a_wait_lasts_for_its_timeout() {
     let bench = Bench::new(&State::t4(1));
     let set = watch(&bench, &[0]);
     let began = Instant::now();

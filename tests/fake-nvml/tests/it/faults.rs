@@ -10,7 +10,7 @@ use nvml_wrapper::error::NvmlError;
 use crate::{Bench, eventually};
 
 #[test]
-fn a_lost_gpu_answers_so_to_every_call_until_it_is_back() {
+fn every_call_on_a_lost_gpu_returns_that_until_it_is_back() {
     let bench = Bench::new(&State::h100(4));
     let uuid = bench.nvml.device_by_index(2).unwrap().uuid().unwrap();
     let device = bench.nvml.device_by_index(2).unwrap();
@@ -40,7 +40,7 @@ fn a_gpu_that_leaves_the_file_is_lost_to_its_handle() {
 }
 
 #[test]
-fn a_hanging_call_hangs_alone_and_ends_when_the_file_says_so() {
+fn a_hanging_call_blocks_no_other_and_ends_when_the_file_changes() {
     let bench = Bench::new(&State::h100(2));
     let uuid = bench.nvml.device_by_index(0).unwrap().uuid().unwrap();
     bench.change(|state| {
@@ -79,7 +79,7 @@ fn a_hanging_call_hangs_alone_and_ends_when_the_file_says_so() {
 }
 
 #[test]
-fn a_slow_call_takes_its_time() {
+fn a_slow_call_lasts_as_configured() {
     let bench = Bench::new(&State::t4(1));
     let device = bench.nvml.device_by_index(0).unwrap();
     bench.change(|state| state.faults.push(Fault::slow("nvmlDeviceGetName", 30)));

@@ -58,7 +58,7 @@ fn a_destroyed_instance_is_lost_to_its_handle() {
 }
 
 #[test]
-fn a_model_without_mig_says_so() {
+fn a_model_without_mig_reports_that() {
     let bench = Bench::new(&State::t4(1));
     let device = bench.nvml.device_by_index(0).unwrap();
     assert!(matches!(device.mig_mode(), Err(NvmlError::NotSupported)));

@@ -24,7 +24,7 @@ fn versions() {
 }
 
 #[test]
-fn every_gpu_is_as_the_file_says() {
+fn every_gpu_has_the_values_of_the_file() {
     let state = State::h100(8);
     let bench = Bench::new(&state);
     assert_eq!(bench.nvml.device_count().unwrap(), 8);
@@ -56,7 +56,7 @@ fn every_gpu_is_as_the_file_says() {
 }
 
 #[test]
-fn a_change_is_seen_by_the_next_call() {
+fn a_change_takes_effect_in_the_next_call() {
     let bench = Bench::new(&State::h100(2));
     let device = bench.nvml.device_by_index(1).unwrap();
     for round in 1..200_u32 {
@@ -95,7 +95,7 @@ fn processes_and_their_memory() {
 }
 
 #[test]
-fn errors_rows_and_what_the_driver_recommends() {
+fn errors_rows_and_the_recovery_action() {
     let bench = Bench::new(&State::a100(1));
     let device = bench.nvml.device_by_index(0).unwrap();
     bench.change(|state| {
@@ -120,7 +120,7 @@ fn errors_rows_and_what_the_driver_recommends() {
 }
 
 #[test]
-fn a_missing_or_broken_file_is_no_driver() {
+fn a_missing_or_broken_file_means_no_driver() {
     let folder = tempfile::tempdir().unwrap();
     let installed = Installed::new(folder.path(), &State::t4(1)).unwrap();
     fs::remove_file(installed.state_path()).unwrap();

@@ -43,7 +43,7 @@ fn a_program_finds_every_symbol() {
 }
 
 #[test]
-fn what_is_not_built_is_not_supported_and_not_a_crash() {
+fn missing_functions_are_not_supported_and_do_not_crash() {
     let bench = Bench::new(&State::t4(1));
     let device = bench.nvml.device_by_index(0).unwrap();
     assert!(matches!(device.fan_speed(0), Err(NvmlError::NotSupported)));

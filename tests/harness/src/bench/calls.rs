@@ -33,7 +33,7 @@ fn whole_gpus(gpus: &str, store: Box<dyn Store>) -> Recipe<'_> {
     Recipe { gpus, store, policy: None, resource: GPU }
 }
 
-/// The shipped policies, each as the whole stack, and the resource that it is asked about.
+/// The shipped policies, each as the whole stack, and the resource of its calls.
 fn policies() -> [(&'static str, String, &'static str); 3] {
     let replicas = format!("{{\"replicas\": {SHARES}}}");
     [("exclusive", "{}".into(), GPU), ("timeslice", replicas.clone(), SHARED), ("mixed", replicas, SHARED)]

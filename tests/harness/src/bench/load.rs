@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 const SAMPLES: usize = 300;
-/// Clients that ask again as soon as they are answered: twice the API's workers.
+/// Clients that send the next request as soon as they are answered: twice the API's workers.
 const READERS: usize = 4;
 
 /// One client of the admin API.

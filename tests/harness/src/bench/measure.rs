@@ -1,4 +1,4 @@
-//! Samples and what is said of them.
+//! Samples and their summary.
 
 use std::time::{Duration, Instant};
 

@@ -136,7 +136,7 @@ impl<'h> Node<'h> {
         let folder = tempfile::tempdir()?;
         let resource = Resource::parse(recipe.resource)?;
         let mut rules = Rules::default();
-        // A GPU that failed for a sample is well again at the next look.
+        // A GPU that failed for a sample works again in the next scan.
         rules.timing.quiet_ms = 0;
         rules.history.allocations = history::RECORDS;
         let keeper = Keeper::open(recipe.store, rules.clone(), Arc::clone(&house.clock))?;
@@ -190,7 +190,7 @@ impl<'h> Node<'h> {
         listed.into_iter().map(|listed| listed.id.to_string()).collect()
     }
 
-    /// Ends the newest allocation, as if its pod had gone.
+    /// Ends the newest allocation, as if its pod had ended.
     pub(crate) fn end_newest(&self) -> Result<()> {
         let snapshot = self.kernel.snapshot();
         let (id, _) = snapshot.live.last_key_value().context("nothing is allocated")?;

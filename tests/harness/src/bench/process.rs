@@ -19,13 +19,13 @@ const FRESH_SAMPLES: usize = 3;
 const RESTART_SAMPLES: usize = 8;
 /// How long it is left alone before its memory is read.
 const IDLE: Duration = Duration::from_secs(10);
-/// The stack, but where five policies are asked.
+/// The stack, with five policies.
 const STACK: &str = "[{ policy: mixed }]";
 /// Five policies, each with code of its own.
 const FIVE: &str = "[{ policy: quota, parameters: { default: { devices: 100 } } }, \
                     { policy: spread, parameters: { distinct: required } }, { policy: topology }, { policy: binpack }, \
                     { policy: mixed }]";
-/// How long the stand-in takes at most to notice that a plugin has gone.
+/// How long the stand-in takes at most to detect that a plugin has stopped.
 const GONE: Duration = Duration::from_millis(150);
 
 /// Where one daemon lives.

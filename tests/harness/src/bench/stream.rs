@@ -59,7 +59,7 @@ pub(crate) fn measure(effort: Effort, house: &House, table: &mut Table) -> Resul
     socket(effort, house, table)
 }
 
-/// From a look that finds a GPU failed to the list that says so.
+/// From a scan that finds a GPU failed to the list that shows it.
 fn health(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
     let policy = Some(("timeslice", "{\"replicas\": 128}"));
     let recipe = Recipe { gpus: "16xh100", store: memory()?, policy, resource: SHARED };

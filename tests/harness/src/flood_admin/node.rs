@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// What pods ask for.
+/// The resource that pods request.
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 const SHARES: usize = 64;
 const STARTED_WITHIN: Duration = Duration::from_secs(30);

@@ -28,7 +28,7 @@ const MEMORY_KIB_MAX: u64 = (77 + 64 + 19) * 1024;
 /// What a flood may add to its descriptors: 256 + 64 + 64 connections and 4 workers with 32 that leave; and
 /// 24 of pods and good clients.
 const DESCRIPTORS_MAX: usize = 256 + 64 + 64 + 4 * 32 + 24;
-/// So often each asks.
+/// How often each sends a request.
 const EVERY: Duration = Duration::from_millis(100);
 
 /// The running watch.

@@ -1,4 +1,4 @@
-//! Nodes and stack entries that questions are asked about.
+//! Nodes and stack entries for calls of policies.
 
 use super::bytes::Bytes;
 use berth_core::stack::Baseline;
@@ -11,7 +11,7 @@ use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
-/// Names that are offered and asked for; the last is another vendor's.
+/// Names that are offered and requested; the last is another vendor's.
 const RESOURCES: [&str; 5] = [
     "nvidia.com/gpu",
     "nvidia.com/gpu.shared",

@@ -13,7 +13,7 @@ pub struct Grant {
     pub pod: String,
     /// The pod's UID.
     pub uid: String,
-    /// The resource that was asked for.
+    /// The requested resource.
     pub resource: String,
     /// Ids of its devices.
     pub devices: BTreeSet<String>,
@@ -36,7 +36,7 @@ pub fn of_pod(kubelet: &Kubelet, uid: &str) -> BTreeMap<String, Grant> {
         let Some(view) = kubelet.view(uid, &container.name) else { continue };
         for (resource, devices) in view.held {
             let variable = format!("{ID_VARIABLE}{}", in_capitals(&resource));
-            // A grant without its id would be a loss of its own: it is looked for under this name.
+            // A grant without its id would be a loss as well: it is searched under this name.
             let id = view.envs.get(&variable).cloned().unwrap_or_else(|| format!("no id: {uid}"));
             let grant = Grant { pod: pod.spec.name.clone(), uid: uid.to_owned(), resource, devices };
             found.insert(id, grant);

@@ -59,7 +59,7 @@ impl Load {
     async fn admit(&mut self, dead: &watch::Receiver<bool>) -> Vec<Wrong> {
         let resource = if self.rng.chance(70) { SHARED } else { WHOLE };
         let count = if self.rng.chance(20) { 2 } else { 1 };
-        // No scheduler here: what is not free is not asked for, mostly.
+        // There is no scheduler: usually only free devices are requested.
         let (free, taken) = (self.kubelet.allocatable(resource), self.kubelet.in_use(resource).len());
         if free.unwrap_or(0) < taken + count && !self.rng.chance(3) {
             // Nothing to do but wait for the next list, or for a pod to leave.

@@ -38,7 +38,7 @@ timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs
 const SETTLE_EVERY: u64 = 25;
 /// The longest that anything may take: a first start compiles the policies, unoptimised in tests.
 const SOON: Duration = Duration::from_secs(60);
-/// How often a process is looked at.
+/// How often a process is checked.
 const LOOK: Duration = Duration::from_millis(1);
 /// The load's longest time in one round, milliseconds. A named step that did not come by then does not come.
 const LOAD_MS: u64 = 40;
@@ -133,7 +133,7 @@ impl Node<'_> {
         Ok(())
     }
 
-    /// It killed itself while it was asked: the next start is looked at in peace.
+    /// It was killed during the check: the next start is checked without a kill.
     async fn again(&mut self) -> anyhow::Result<()> {
         let mut serving = self.start(None).await?.context("it died without being killed")?;
         let list = serving.live().await?.context("it died without being killed")?;

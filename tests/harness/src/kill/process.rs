@@ -45,7 +45,7 @@ pub struct Serving {
 pub struct Listed {
     /// Its id.
     pub id: String,
-    /// The resource that was asked for.
+    /// The requested resource.
     pub resource: String,
     /// Ids of its devices.
     pub devices: Vec<String>,
@@ -145,7 +145,7 @@ impl Serving {
         lines.iter().map(|line| format!("    {line}\n")).collect()
     }
 
-    /// Whether its API can be asked.
+    /// Whether its API answers.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.base.borrow().is_some()

@@ -1,4 +1,4 @@
-//! Allocates at a steady rate, one after the other as a kubelet asks, each ended again by an operator's word.
+//! Allocates at a steady rate, one after the other as a kubelet sends them, each ended again by an operator.
 
 use crate::load_admin::node::{Node, SHARED};
 use anyhow::{Context as _, ensure};

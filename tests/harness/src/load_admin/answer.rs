@@ -16,7 +16,7 @@ pub(crate) struct Answer {
 /// The answer, if all of it has come.
 ///
 /// # Errors
-/// If it is none, or more has come than was asked for.
+/// If it is malformed, or longer than requested.
 pub(crate) fn whole(bytes: &[u8]) -> anyhow::Result<Option<Answer>> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         ensure!(bytes.len() <= HEAD_MAX, "a head of more than {HEAD_MAX} bytes");

@@ -1,4 +1,4 @@
-//! Blocks, pairs of them, and what is said of them in the end.
+//! Blocks, pairs of them, and their summary.
 
 use crate::load_admin::allocates::Allocates;
 use crate::load_admin::readers::{Readers, Seen};
@@ -6,10 +6,10 @@ use anyhow::Context as _;
 use std::fmt;
 use std::time::Duration;
 
-/// Bounds, beside the rate that was asked for.
+/// Bounds, besides the requested rate.
 const P99_MAX: Duration = Duration::from_millis(5);
 const RATIO_MAX: f64 = 2.0;
-/// From so much on it is said that the machine had not all of its processors.
+/// From this fraction on, the summary reports that the machine did not have all of its processors.
 const STOLEN_TOLD_PERCENT: f64 = 3.0;
 
 /// One block.

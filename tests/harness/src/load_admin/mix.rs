@@ -1,4 +1,4 @@
-//! What is asked for: the reads of dashboards, scripts and operators, in a fixed mixed order.
+//! The requests: reads of dashboards, scripts and operators, in a fixed mixed order.
 
 use crate::load_admin::node::{NAMESPACES, Node};
 use anyhow::{Context as _, ensure};

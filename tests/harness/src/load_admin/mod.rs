@@ -35,7 +35,7 @@ use readers::Readers;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// So much more is asked for than must be answered, percent: a block ends a little after its last request.
+/// How many more requests are sent than must be answered, percent: a block ends shortly after its last request.
 const ABOVE_PERCENT: u64 = 1;
 /// Before the first block, with both at work: caches, connections and the processor's clock.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -113,7 +113,7 @@ pub fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// So often each read is asked for.
+/// How often each read is requested.
 const TIMES: usize = 300;
 
 fn each(node: &Node, mix: &Mix, readers: &mut Readers) -> anyhow::Result<()> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// What Allocates and most pods ask for.
+/// The resource of Allocates and of most pods.
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 const SLICE: &str = "nvidia.com/gpu.mem-8g";
 const WHOLE: &str = "nvidia.com/gpu";
@@ -102,7 +102,7 @@ impl Node {
             }
             self.admit("whole-0", 0, WHOLE).await
         })?;
-        // The daemon learns who holds what from the kubelet, at its next look.
+        // The daemon learns the holders from the kubelet, in its next reconcile pass.
         let agent = self.agent()?;
         // On a busy machine a call is repeated here or late there: a few more or less make no difference.
         let (enough, until) = ((PODS + SLICED) * 95 / 100, Instant::now() + WAIT);

@@ -26,7 +26,7 @@ const PRINTED_MAX: usize = 3;
 
 /// What was seen of one block.
 pub(crate) struct Seen {
-    /// From when each was to be asked to the end of its answer.
+    /// From the time at which each request was due to the end of its response.
     pub(crate) took: Vec<Duration>,
     /// From the first to the last answer.
     pub(crate) lasted: Duration,
@@ -44,7 +44,7 @@ pub(crate) struct Readers {
     order: Vec<crate::load_admin::mix::Read>,
     /// The next of them.
     next: usize,
-    /// Which connection is looked at first.
+    /// The connection that is checked first.
     turn: usize,
     every: Duration,
     request: Vec<u8>,
@@ -54,7 +54,7 @@ pub(crate) struct Readers {
 struct Connection {
     wire: Wire,
     tool: usize,
-    /// What is asked: when it was due, which path.
+    /// A request: when it was due, and its path.
     asked: Option<(Instant, usize)>,
     answer: Vec<u8>,
 }
@@ -92,7 +92,7 @@ impl Readers {
         Ok(())
     }
 
-    /// Asks for so long, and waits for the answers.
+    /// Sends requests for a time, and waits for the responses.
     pub(crate) fn run(&mut self, length: Duration) -> anyhow::Result<Seen> {
         self.reconnect()?;
         let began = Instant::now();
@@ -136,7 +136,7 @@ impl Readers {
         Ok(seen)
     }
 
-    /// Asks so often for one path, one request after the other, and answers the bytes of all answers.
+    /// Requests one path so often, one request after the other, and returns the bytes of all responses.
     pub(crate) fn repeat(&mut self, path: usize, gzip: bool, times: usize) -> anyhow::Result<usize> {
         let order = vec![crate::load_admin::mix::Read { path, conditional: false, gzip }];
         let (order, next) = (std::mem::replace(&mut self.order, order), std::mem::take(&mut self.next));

@@ -51,7 +51,7 @@ impl Connector {
 }
 
 impl Wire {
-    /// What the system is asked about.
+    /// The sockets that are polled.
     pub(crate) fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(stream) => stream,

@@ -6,7 +6,7 @@
 //! just same-answers 1 --from 4711        # one of them again
 //! ```
 //!
-//! Every policy is asked every hook that it has about every node. Last line:
+//! Every hook of every policy is called on every node. Last line:
 //! `nodes=10000 policies=9 differences=0`.
 
 pub mod both;
@@ -21,7 +21,7 @@ use std::thread;
 /// Of the differences so many are printed in full.
 const SHOWN: usize = 10;
 
-/// Ask the shipped policies about random nodes, as WebAssembly and natively
+/// Call the shipped policies on random nodes, as WebAssembly and natively
 #[derive(clap::Args)]
 pub struct Args {
     /// Nodes
@@ -32,7 +32,7 @@ pub struct Args {
     from: u64,
 }
 
-/// Asks about every node; `Ok(false)` where two answers differ.
+/// Makes the calls on every node; `Ok(false)` if two answers differ.
 ///
 /// # Errors
 /// If it cannot be run.

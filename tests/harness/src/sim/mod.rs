@@ -34,10 +34,10 @@ pub struct Args {
     /// Run until Ctrl-C or the first broken invariant
     #[arg(long, conflicts_with_all = ["seed", "replay"])]
     endless: bool,
-    /// Run this one seed and tell every event, with the ledger before it
+    /// Run this one seed and print every event, with the ledger before it
     #[arg(long, conflicts_with = "replay")]
     seed: Option<u64>,
-    /// Run a log file and tell every event, with the ledger before it
+    /// Run a log file and print every event, with the ledger before it
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
     /// Where the logs of broken histories go

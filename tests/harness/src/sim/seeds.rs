@@ -100,7 +100,7 @@ fn progress(tally: &Tally, began: Instant) -> String {
 fn tell(broken: &Broken, logs: &Path) -> anyhow::Result<()> {
     let Broken { seed, events, violation } = broken;
     let short = shrink(*seed, events.clone(), violation.invariant);
-    // The shorter history may say it in other words.
+    // The shorter history may have another message.
     let said = run(*seed, &short, |_, _, _| {}).broken.map_or_else(|| violation.clone(), |(v, _)| v);
     let path = log::write(logs, *seed, &short, &said)?;
     println!("seed {seed} breaks {said}");

@@ -98,7 +98,7 @@ impl Shared {
     async fn run(self: Arc<Self>, task: usize, rate: u64) {
         let period = Duration::from_micros(1_000_000 * TASKS as u64 / rate.max(1));
         let mut tick = tokio::time::interval(period);
-        // A burst that makes up for what was late keeps the rate what it is said to be.
+        // A burst after a delay keeps the configured rate.
         tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut running = VecDeque::<String>::new();
         let mut n = 0_u64;

@@ -38,9 +38,9 @@ timing: { roundsApartMs: 250, kubeletSettleMs: 250, replySettleMs: 500 }
 ";
 /// GPUs of the node.
 const GPUS: usize = 8;
-/// What pods ask for.
+/// The resource that pods request.
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
-/// Of the rate that is asked for so much must be reached.
+/// The fraction of the requested rate that must be reached.
 const REACHED: f64 = 0.9;
 /// Activations a second: as many as can be distinguished, and more than users need.
 const ACTIVATIONS_PER_S: u64 = 4;

@@ -78,7 +78,7 @@ fn on_node(id: &str, node: i64) -> Device {
 }
 
 #[tokio::test]
-async fn aligned_devices_are_taken_without_a_call_if_all_of_them_are_needed() {
+async fn aligned_devices_are_chosen_without_a_call_if_all_are_needed() {
     let fixture = Fixture::new().await;
     let plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
     plugin.send_list(vec![on_node("a", 0), on_node("b", 0), on_node("c", 1), on_node("d", 1)]);

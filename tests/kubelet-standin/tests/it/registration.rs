@@ -49,7 +49,7 @@ async fn register_returns_the_error_of_the_options_call() {
 }
 
 #[tokio::test]
-async fn each_list_replaces_the_one_before() {
+async fn each_list_replaces_the_previous_one() {
     let fixture = Fixture::new().await;
     let plugin = fixture.plugin("a.sock", GPU, &["a", "b", "c"]).await;
     plugin.send_list(vec![TinyPlugin::device("a", HEALTHY), TinyPlugin::device("b", UNHEALTHY)]);

@@ -86,7 +86,7 @@ impl Disk {
         Self { files: BTreeMap::new(), folders: BTreeMap::from([(ROOT, Names::default())]) }
     }
 
-    /// Goes on by one step.
+    /// Advances by one step.
     pub(crate) fn apply(&mut self, op: &Op) {
         match op {
             Op::Made { folder, name, id, is_folder } => {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_synced_is_in_every_disk_and_what_is_not_may_be_torn() {
+    fn synced_writes_are_in_every_disk_and_others_may_be_torn() {
         let mut disk = Disk::new();
         let (old, new) = (vec![1; 4 * SECTOR], vec![2; 4 * SECTOR]);
         for op in [made("f", 1), written(1, 0, &old), Op::Synced { id: 1 }, Op::Synced { id: ROOT }] {

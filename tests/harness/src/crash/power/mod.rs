@@ -1,4 +1,4 @@
-//! Takes the power away from a real store at sampled points of its writes, and looks what is there.
+//! Simulates power cuts of a real store at sampled points of its writes, and checks what is left.
 //!
 //! A history: a [`SledStore`] takes random appends in a folder that [`recorder`] watches; then, step by
 //! step through what was recorded, a power cut at sampled points ([`disk`] says what it may leave),

@@ -38,7 +38,7 @@ pub(crate) enum Op {
     Renamed { folder: Id, from: String, to: String },
     /// A name that went.
     Removed { folder: Id, name: String },
-    /// Said by the recorded program: so many appends are acknowledged.
+    /// From the recorded program: this many appends are acknowledged.
     Acknowledged(usize),
 }
 
@@ -158,7 +158,7 @@ fn noted(call: impl FnOnce() -> i64, note: impl FnOnce(&mut Recording, i64)) -> 
     if done >= 0
         && let Some(recording) = recording.as_mut()
     {
-        // The caller looks at errno only after an error.
+        // The caller reads errno only after an error.
         note(recording, done);
     }
     done
@@ -167,7 +167,7 @@ fn noted(call: impl FnOnce() -> i64, note: impl FnOnce(&mut Recording, i64)) -> 
 /// # Safety
 /// `path` is a C string.
 unsafe fn path<'p>(path: *const c_char) -> &'p Path {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()))
 }
 
@@ -176,7 +176,7 @@ unsafe fn path<'p>(path: *const c_char) -> &'p Path {
 /// # Safety
 /// `name` is a C string.
 unsafe fn path_at(folder: c_int, name: *const c_char) -> PathBuf {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { path(name) };
     if name.is_absolute() || folder == libc::AT_FDCWD {
         return name.to_owned();
@@ -211,12 +211,12 @@ unsafe extern "C" fn open64(name: *const c_char, flags: c_int, mode: mode_t) -> 
 /// As `openat(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn openat64(folder: c_int, name: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's word, handed on.
+    // SAFETY: the caller guarantees what the callee requires.
     let call = || unsafe { libc::syscall(libc::SYS_openat, folder, name, flags, c_uint::from(mode)) };
     if flags & (libc::O_CREAT | libc::O_TRUNC) == 0 {
         return int(call());
     }
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let path = unsafe { path_at(folder, name) };
     let was_there = std::cell::Cell::new(false);
     int(noted(
@@ -241,7 +241,7 @@ unsafe extern "C" fn openat64(folder: c_int, name: *const c_char, flags: c_int, 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pwrite64(fd: c_int, bytes: *const c_void, len: size_t, at: off_t) -> ssize_t {
     size(noted(
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         || unsafe { libc::syscall(libc::SYS_pwrite64, fd, bytes, len, at) },
         |recording, done| {
             // SAFETY: the system has just read so many bytes from there.
@@ -256,7 +256,7 @@ unsafe extern "C" fn pwrite64(fd: c_int, bytes: *const c_void, len: size_t, at: 
 /// As `write(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: the caller's word, handed on.
+    // SAFETY: the caller guarantees what the callee requires.
     let call = || unsafe { libc::syscall(libc::SYS_write, fd, bytes, len) };
     if fd <= libc::STDERR_FILENO {
         return size(call());
@@ -279,7 +279,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssiz
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ftruncate64(fd: c_int, len: off_t) -> c_int {
     int(noted(
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         || unsafe { libc::syscall(libc::SYS_ftruncate, fd, len) },
         |recording, _| {
             if let Some(id) = recording.open(fd) {
@@ -293,7 +293,7 @@ unsafe extern "C" fn ftruncate64(fd: c_int, len: off_t) -> c_int {
 /// As `fsync(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fsync(fd: c_int) -> c_int {
-    // SAFETY: the caller's word, handed on.
+    // SAFETY: the caller guarantees what the callee requires.
     int(noted(|| unsafe { libc::syscall(libc::SYS_fsync, fd) }, |recording, _| recording.synced(fd)))
 }
 
@@ -301,7 +301,7 @@ unsafe extern "C" fn fsync(fd: c_int) -> c_int {
 /// As `fdatasync(2)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fdatasync(fd: c_int) -> c_int {
-    // SAFETY: the caller's word, handed on.
+    // SAFETY: the caller guarantees what the callee requires.
     int(noted(|| unsafe { libc::syscall(libc::SYS_fdatasync, fd) }, |recording, _| recording.synced(fd)))
 }
 
@@ -310,9 +310,9 @@ unsafe extern "C" fn fdatasync(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
     int(noted(
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         || unsafe { libc::syscall(libc::SYS_renameat2, libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0) },
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         |recording, _| unsafe { recording.renamed(path(from), path(to)) },
     ))
 }
@@ -322,9 +322,9 @@ unsafe extern "C" fn rename(from: *const c_char, to: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mkdir(name: *const c_char, mode: mode_t) -> c_int {
     int(noted(
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         || unsafe { libc::syscall(libc::SYS_mkdirat, libc::AT_FDCWD, name, c_uint::from(mode)) },
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         |recording, _| unsafe { recording.made(path(name), true) },
     ))
 }
@@ -350,9 +350,9 @@ unsafe extern "C" fn rmdir(name: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unlinkat(folder: c_int, name: *const c_char, flags: c_int) -> c_int {
     int(noted(
-        // SAFETY: the caller's word, handed on.
+        // SAFETY: the caller guarantees what the callee requires.
         || unsafe { libc::syscall(libc::SYS_unlinkat, folder, name, flags) },
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         |recording, _| unsafe { recording.removed(&path_at(folder, name)) },
     ))
 }

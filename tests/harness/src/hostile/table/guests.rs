@@ -62,7 +62,7 @@ pub fn component(name: &str) -> Vec<u8> {
     parsed(&text)
 }
 
-/// A function of a thousand locals and as many loops as asked: 330 kB of them take 17 s and 200 MB.
+/// A function of a thousand locals and the given number of loops: 330 kB of them take 17 s and 200 MB.
 pub fn bomb(loops: u32) -> Vec<u8> {
     let locals = "i64 ".repeat(1000);
     let mut body = String::new();

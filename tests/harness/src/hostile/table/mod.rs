@@ -86,7 +86,7 @@ impl fmt::Display for Tally {
 
 impl Line {
     /// Whether all is as the table says.
-    // The tests tell no more than what is wrong.
+    // The tests print only errors.
     #[allow(dead_code)]
     pub fn is_right(&self) -> bool {
         self.stopped && self.survived
@@ -128,7 +128,7 @@ struct Siege<'a> {
     attack: &'a Attack,
 }
 
-/// What was found of one guest: where, in which words, and after what time.
+/// The result of one guest: where it was stopped, with which message, and after what time.
 struct Found {
     at: &'static str,
     error: String,
@@ -169,7 +169,7 @@ impl Siege<'_> {
         self.line(case.name.to_owned(), found, wrong, stopped, GROWTH_KIB_MAX).await
     }
 
-    /// Looks at the daemon after a guest.
+    /// Checks the daemon after a guest.
     async fn line(
         &mut self,
         name: String,
@@ -203,7 +203,7 @@ impl Siege<'_> {
         Ok(Found { at: "upload", error: error.unwrap_or(&detail).to_owned(), took })
     }
 
-    /// A guest that is taken, and fails once it is asked.
+    /// A guest that is accepted, and fails when it is called.
     async fn active(&mut self, case: &Case, bytes: &[u8]) -> anyhow::Result<Found> {
         let taken = self.node.upload(bytes)?;
         ensure!(taken.status == 201, "the upload was answered {}: {}", taken.status, taken.body);

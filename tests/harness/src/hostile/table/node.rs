@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The resource that pods ask for.
+/// The resource that pods request.
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 /// GPUs of the node.
 pub(crate) const GPUS: usize = 8;
@@ -110,7 +110,7 @@ impl Node {
         answered(request.header("Content-Type", "application/json").send(body))
     }
 
-    /// A pod that asks for one GPU; answers its UID.
+    /// Starts a pod that requests one GPU; returns its UID.
     pub(crate) async fn admit(&mut self) -> anyhow::Result<String> {
         self.pods += 1;
         let pod = PodSpec::new("default", &format!("p{}", self.pods)).container("main", &[(GPU, 1)]);

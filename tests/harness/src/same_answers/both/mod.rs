@@ -18,7 +18,7 @@ use words::Words;
 
 /// The contract in whose terms the questions are recorded.
 const WORLD: &str = "berth:policy@0.1.0";
-/// The hooks of the contract, in the daemon's words and in a policy's.
+/// The hooks of the contract, as the daemon's type and as a policy's.
 const HOOKS: [(Hook, Hooks); 4] = [
     (Hook::Offer, Hooks::OFFER),
     (Hook::Place, Hooks::PLACE),
@@ -40,7 +40,7 @@ pub struct Both<'a, P> {
     pairs: Vec<(&'static Native, &'a PolicyVersion)>,
 }
 
-/// How often a hook of a policy was asked, and how often it did not pass.
+/// How often a hook of a policy was called, and how often it did not pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
     asked: u64,
@@ -51,7 +51,7 @@ pub(crate) struct Count {
 #[derive(Debug, Default)]
 pub struct Tally {
     counts: BTreeMap<(&'static str, &'static str), Count>,
-    /// In words, each with its node's number.
+    /// As text, each with its node's number.
     pub differences: Vec<String>,
 }
 
@@ -144,14 +144,14 @@ impl Tally {
         self.differences.extend(other.differences);
     }
 
-    /// How many policies were asked.
+    /// The number of policies that were called.
     pub fn policies(&self) -> usize {
         let mut names: Vec<_> = self.counts.keys().map(|(policy, _)| policy).collect();
         names.dedup();
         names.len()
     }
 
-    /// A hook that passed whenever it was asked: two that say nothing prove nothing.
+    /// A hook that passed in every call: two that always pass prove nothing.
     pub fn silent(&self) -> Option<String> {
         let silent = self.counts.iter().find(|(_, count)| count.answered == 0);
         silent.map(|((policy, hook), count)| format!("{policy} {hook} passed {} times", count.asked))

@@ -14,7 +14,7 @@ const SOURCES: [&str; 6] = ["xid", "recovery", "rows", "ecc", "lost", "other"];
 /// Codes above all XIDs that there are.
 const CODES: u32 = 200;
 
-/// What is asked, in the form in which the daemon writes it down.
+/// The input of a call, in the form in which the daemon records it.
 #[derive(Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Question {
@@ -34,7 +34,7 @@ impl Scene {
     pub(crate) fn draw(random: &mut Random) -> Self {
         loop {
             let mut built = random_node(random, GPUS_MAX);
-            // On a node without anything free there is nothing to ask for.
+            // On a node without free devices there is nothing to request.
             let Some(request) = built.random_request(random) else { continue };
             dress(random, &mut built.node);
             return Self { node: built.node, request };
@@ -55,7 +55,7 @@ impl Scene {
         }
     }
 
-    /// The required devices and any others; who asks is known well, badly or not at all.
+    /// The required devices and any others; the requester is known, ambiguous or unknown.
     fn admit(&self, random: &mut Random) -> AdmitRequest {
         let mut request = self.request.request.clone();
         let one = pick(random, &NAMESPACES);

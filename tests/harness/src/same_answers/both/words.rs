@@ -1,4 +1,4 @@
-//! What policies' crates answer, in the kernel's words.
+//! Answers of the policies' crates, as types of the kernel.
 
 use berth_kernel::allocation::Limits;
 use berth_kernel::names::{DeviceId, PartId, Resource};
@@ -6,7 +6,7 @@ use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{Answer, OfferAnswer, Placement, Severity, Terms, TriageAnswer};
 use berth_policy_sdk as sdk;
 
-/// What the indices of a node stand for.
+/// The objects that the indices of a node refer to.
 pub struct Words {
     /// The parts, by their index in a question.
     pub parts: Vec<PartId>,
@@ -29,7 +29,7 @@ impl Words {
         Self { parts, devices }
     }
 
-    /// By device its number on its part; none for one that is all of it.
+    /// For each device its number on its part; none for a whole device.
     #[must_use]
     pub fn shares(&self) -> Vec<Option<u32>> {
         self.devices.iter().map(|device| device.share).collect()

@@ -18,7 +18,7 @@ fn i8(what: impl Into<String>) -> Checked {
     Err(Violation::new("I8", what))
 }
 
-/// I9: each entry is asked at most once, a suspended one not at all.
+/// I9: each entry is called at most once, a suspended one not at all.
 pub(crate) fn asked(stack: &Stack, before: &Faults, asked: &[Digest]) -> Checked {
     if asked.len() > stack.entries.len() {
         return Err(Violation::new(
@@ -113,7 +113,7 @@ fn labelled<'s>(stack: &'s Stack, label: &'s str) -> impl Iterator<Item = &'s St
     stack.entries.iter().filter(move |e| e.label() == label)
 }
 
-/// As many as asked for, all available, the required ones among them.
+/// As many as requested, all available, including the required ones.
 pub(crate) fn place(request: &PlaceRequest, devices: &[DeviceId]) -> Checked {
     let chosen: BTreeSet<&DeviceId> = devices.iter().collect();
     let fits = chosen.len() == devices.len()

@@ -170,7 +170,7 @@ impl Checks {
         };
     }
 
-    /// I4, I7, and that what is granted is what was asked.
+    /// I4, I7, and that the requested devices are granted.
     fn granted(&mut self, before: &Ledger, after: &Ledger, asked: &[DeviceId], rules: &Rules, true_ms: u64) {
         let new =
             |(id, _): &(&AllocationId, _)| !before.live.contains_key(id) && !self.answered.contains_key(id);

@@ -1,4 +1,4 @@
-//! The daemon's middle without its threads: a keeper, and the stack as the policy thread asks it.
+//! The daemon's core without its threads: a keeper, and the stack as the policy thread evaluates it.
 
 use super::answers;
 use super::clock::Hands;
@@ -145,7 +145,7 @@ impl Daemon {
     }
 }
 
-/// Runs the daemon's code; `None` if the process dies in it. A panic is no death: it goes on.
+/// Runs the daemon's code; `None` if the process dies in it. A panic does not end the process.
 fn survive<T>(call: impl FnOnce() -> T) -> Survived<T> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(answer) => Some(answer),

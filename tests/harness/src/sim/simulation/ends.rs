@@ -71,7 +71,7 @@ pub(crate) struct Ends {
     shown: BTreeSet<AllocationId>,
     /// Commands that may or may not have been recorded.
     open: Vec<Cause>,
-    /// The view of all pods that counts, and when its list was asked for in true time.
+    /// The view of all pods that counts, and the true time at which its list was requested.
     pods: Option<(Arc<PodsView>, u64)>,
 }
 
@@ -144,7 +144,7 @@ impl Ends {
     pub(crate) fn pods(&mut self, turn: &Turn<'_>, command: &Command, now: Now) -> Result<(), Violation> {
         if let (Command::Pods(view), true) = (command, turn.taken_in) {
             let last = self.pods.as_ref().map(|(known, _)| (known.source, known.current));
-            // One that falls silent keeps its own words only; the API server's go before the kubelet's.
+            // A disconnected source keeps only its own view; the API server's takes precedence over the kubelet's.
             let counts = match (view.source, view.current, last) {
                 (_, _, None) | (PodsSource::ApiServer, true, _) => true,
                 (source, false, Some((known, _))) => source == known,

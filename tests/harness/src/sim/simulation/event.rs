@@ -15,7 +15,7 @@ pub(crate) enum Event {
     ClockJump {
         ms: i64,
     },
-    /// A pod is admitted: its first container asks for devices that the kubelet believes free.
+    /// A pod is admitted: its first container requests devices that the kubelet considers free.
     Start {
         resource: u32,
         count: u32,
@@ -24,12 +24,12 @@ pub(crate) enum Event {
         stale: bool,
         init: bool,
     },
-    /// The app container of a pod whose init container holds devices asks for the same ones.
+    /// The app container of a pod whose init container holds devices requests the same ones.
     App {
         which: u32,
         subset: bool,
     },
-    /// The kubelet asks again for what a container holds already.
+    /// The kubelet repeats an Allocate for the devices that a container holds.
     Reissue {
         which: u32,
         stale: bool,
@@ -47,7 +47,7 @@ pub(crate) enum Event {
         share: u32,
         twice: bool,
     },
-    /// A client that is no kubelet asks, so many times, for what a container holds, or for a device of a part.
+    /// A client that is not a kubelet requests, several times, the devices of a container, or a device of a part.
     Foreign {
         which: u32,
         held: bool,
@@ -72,23 +72,23 @@ pub(crate) enum Event {
     },
     /// It has heard of all its pods.
     KubeletReady,
-    /// A whole round, handed in at once.
+    /// A whole reconcile pass, submitted at once.
     Round(Look),
-    /// A round begins and asks for `List`.
+    /// A reconcile pass begins and calls `List`.
     RoundBegins {
         list: bool,
     },
-    /// It reads the checkpoint; what it saw waits to be handed in.
+    /// It reads the checkpoint; its view waits to be submitted.
     RoundReads {
         write: bool,
         read: bool,
     },
-    /// One of the waiting views is handed in, and once more later if `keep`.
+    /// One of the waiting views is submitted, and once more later if `keep`.
     RoundArrives {
         which: u32,
         keep: bool,
     },
-    /// A look at both sources without making the kubelet write.
+    /// Reads both sources without making the kubelet write.
     Glance {
         list: bool,
         read: bool,
@@ -109,18 +109,18 @@ pub(crate) enum Event {
         how: Showing,
         later: bool,
     },
-    /// One of the waiting views is handed in, and once more later if `keep`.
+    /// One of the waiting views is submitted, and once more later if `keep`.
     PodsArrive {
         which: u32,
         keep: bool,
     },
-    /// A pod is asked to leave a GPU that is emptied.
+    /// A pod is evicted from a GPU that is being drained.
     Evict {
         which: u32,
         refusal: u32,
         stale: bool,
     },
-    /// What came of it is handed in, and once more later if `keep`.
+    /// The outcome is submitted, and once more later if `keep`.
     EvictAnswered {
         keep: bool,
     },
@@ -129,7 +129,7 @@ pub(crate) enum Event {
         part: u32,
         on: bool,
     },
-    /// A GPU tells its processes, or no longer.
+    /// A GPU begins or stops to list its processes.
     Tells {
         part: u32,
         on: bool,
@@ -150,11 +150,11 @@ pub(crate) enum Event {
         part: u32,
         on: bool,
     },
-    /// A look at the GPUs, handed in at once.
+    /// A scan of the GPUs, submitted at once.
     GpuLook,
-    /// A look at the GPUs whose result waits.
+    /// A scan of the GPUs whose result waits.
     GpuLookBegins,
-    /// One of the waiting looks is handed in, however old.
+    /// One of the waiting scans is submitted, however old.
     GpuLookArrives {
         which: u32,
         keep: bool,
@@ -197,7 +197,7 @@ pub(crate) enum Event {
     Delete {
         policy: u32,
     },
-    /// A stack is activated: its policies, first asked first.
+    /// A stack is activated: its policies, in the order of their calls.
     Activate {
         policies: Vec<StackLine>,
         expected: bool,
@@ -207,7 +207,7 @@ pub(crate) enum Event {
         policy: u32,
         mood: Mood,
     },
-    /// The stack is asked for its offers.
+    /// The stack is evaluated for offers.
     Offer,
     /// From now on the disk behaves so.
     Disk {
@@ -241,7 +241,7 @@ pub(crate) enum Fate {
 pub(crate) enum Showing {
     /// The API server answers a list.
     List,
-    /// Its watch goes on.
+    /// Its watch resumes.
     Watch,
     /// It is not heard any more.
     Silent,

@@ -1,4 +1,4 @@
-//! Pods that are asked to leave GPUs that are emptied, and what comes of it.
+//! Evictions of pods from GPUs that are being drained, and their outcomes.
 
 use super::ends::Cause;
 use super::violation::Violation;
@@ -10,12 +10,12 @@ use berth_kernel::pods::PodsSource;
 use berth_kernel::ports::Clock;
 use std::collections::BTreeMap;
 
-/// What was asked.
+/// The request.
 #[derive(Debug, Default)]
 pub(crate) struct Evictions {
-    /// Asked, and the answer has not been handed in.
+    /// Requested, and the outcome has not been submitted.
     under_way: Option<(EvictionRequest, EvictionOutcome)>,
-    /// What was handed in last of each pod: how it was asked, and when (true time).
+    /// The last submitted outcome of each pod: the kind of request, and when (true time).
     answered: BTreeMap<String, (EvictionMethod, u64)>,
 }
 
@@ -27,7 +27,7 @@ impl Evictions {
 }
 
 impl World {
-    /// Asks the API server what is due next, on a snapshot that may be old.
+    /// Sends the next due request to the API server, on a snapshot that may be old.
     pub(crate) fn evict(&mut self, which: u32, refusal: u32, stale: bool) {
         if self.daemon.is_none() || self.evictions.under_way.is_some() {
             return;
@@ -44,7 +44,7 @@ impl World {
                 self.checks.note(Err(Violation::new("evict", what)));
             }
         }
-        // The UID is the precondition: another pod is never hit, one that is gone is said to be.
+        // The UID is the precondition: another pod is never affected, and a missing one is reported.
         let outcome = match refusal {
             _ if !self.shows.has(&ask.pod.uid) => EvictionOutcome::Gone,
             0 => EvictionOutcome::Budget("needs one more".into()),
@@ -61,7 +61,7 @@ impl World {
         self.evictions.under_way = Some((ask, outcome));
     }
 
-    /// The answer is handed in, at times once more later.
+    /// The answer is submitted, sometimes once more later.
     pub(crate) fn evict_answered(&mut self, keep: bool) {
         let Some((ask, outcome)) = self.evictions.under_way.take() else { return };
         let (uid, way) = (ask.pod.uid.clone(), ask.method);

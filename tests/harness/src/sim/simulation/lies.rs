@@ -1,4 +1,4 @@
-//! Answers of a policy that lies: each breaks one rule of what it was asked.
+//! Answers of a hostile policy: each breaks one rule.
 
 use super::policies::resource;
 use berth_kernel::allocation::Limits;

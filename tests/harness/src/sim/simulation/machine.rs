@@ -68,7 +68,7 @@ impl Machine {
         self.troubled.clear();
     }
 
-    /// What a look shows.
+    /// The result of a scan.
     pub(crate) fn inventory(&self) -> Inventory {
         let there = |p: &&Part| !self.gone.contains(&p.id) && !self.gone.contains(p.gpu());
         let parts: Vec<Part> = self.parts.iter().filter(there).cloned().collect();

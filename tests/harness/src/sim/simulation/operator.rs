@@ -80,7 +80,7 @@ impl World {
         self.turn(&command, cause);
     }
 
-    /// As the policy thread does: a stack is asked on the live node before it is swapped in.
+    /// As the policy thread does: a stack is evaluated on the live node before it is activated.
     pub(crate) fn activate(&mut self, stack: NewStack, expected: bool) {
         let Some(daemon) = &mut self.daemon else { return };
         let expected = expected.then_some(self.older.stack.revision);

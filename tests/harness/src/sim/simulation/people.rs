@@ -19,14 +19,14 @@ pub(crate) struct People {
     hosts: BTreeSet<PartId>,
     /// What pods that ended have left behind.
     leftovers: Vec<Hold>,
-    /// GPUs that do not tell.
+    /// GPUs that do not list their processes.
     silent: BTreeSet<PartId>,
     /// When a scan last found a process on a GPU (true time).
     busy_ms: BTreeMap<PartId, u64>,
 }
 
 impl World {
-    /// What a look shows of the hardware, and of who is on it.
+    /// What a scan shows of the hardware and of the processes.
     pub(crate) fn inventory(&self) -> Inventory {
         let mut inventory = self.machine.inventory();
         if !self.sources {
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    /// Everybody is gone.
+    /// All processes have ended.
     pub(crate) fn all_leave(&mut self) {
         self.people.hosts.clear();
         self.people.leftovers.clear();

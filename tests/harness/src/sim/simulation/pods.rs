@@ -1,4 +1,4 @@
-//! What the kubelet asks for: Allocates, and what it does with the answers.
+//! The Allocates of the kubelet, and what it does with the answers.
 
 use super::ends::Cause;
 use super::event::{Fate, Look};
@@ -16,7 +16,7 @@ use berth_kernel::policy::{AdmitRequest, PlaceRequest};
 use berth_kernel::refusal::Refusal;
 use std::sync::Arc;
 
-/// What a pod asks for, and what the kubelet does with the answer.
+/// The request of a pod, and what the kubelet does with the answer.
 pub(crate) struct Wish {
     pub(crate) count: u32,
     pub(crate) pick: u32,
@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// A pod's first container asks for some of what the kubelet believes free.
+    /// A pod's first container requests some of the devices that the kubelet considers free.
     pub(crate) fn start_pod(&mut self, which: u32, wish: &Wish) {
         if !self.kubelet.can_admit() || self.daemon.is_none() {
             return;
@@ -91,7 +91,7 @@ impl World {
         self.admit(hold.pod, "main", &hold.resource, devices, Fate::Runs, false);
     }
 
-    /// The kubelet lost what it was answered, and asks for the same container again.
+    /// The kubelet lost the answer, and repeats the Allocate of the same container.
     pub(crate) fn reissue(&mut self, which: u32, stale: bool) {
         let Some(hold) = self.kubelet.some_hold(which, None).cloned() else { return };
         if self.kubelet.can_admit() {

@@ -83,7 +83,7 @@ impl ScriptedPolicies {
         self.moods.lock().unwrap_or_else(PoisonError::into_inner).insert(digest(kind), mood);
     }
 
-    /// Who was asked since the last time, in order.
+    /// The policies that were called since the last time, in order.
     pub(crate) fn take_asked(&self) -> Vec<Digest> {
         std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }

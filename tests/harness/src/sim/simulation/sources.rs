@@ -8,7 +8,7 @@ use berth_kernel::command::Command;
 use berth_kernel::ports::Clock;
 use berth_kernel::reconcile::{KubeletAge, ReconcileView};
 
-/// Rounds that may wait to be handed in.
+/// Reconcile passes that may wait to be submitted.
 const WAITING_MAX: usize = 6;
 
 impl World {

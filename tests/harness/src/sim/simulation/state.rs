@@ -138,7 +138,7 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
     if free.is_empty() {
         return Ok(());
     }
-    // What the kubelet believes free it may ask for in one Allocate.
+    // One Allocate may request any devices that the kubelet considers free.
     match decide(ledger, rules, &allow(resource, free.clone(), ledger), now).refusal {
         None | Some(Refusal::LedgerFull { .. }) => Ok(()),
         Some(refusal) => {

@@ -12,7 +12,7 @@ use berth_kernel::time::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Views that may wait to be handed in.
+/// Views that may wait to be submitted.
 const WAITING_MAX: usize = 6;
 
 /// Whether the run of this seed has such sources. Not all have: the kubelet's own accounts must do
@@ -87,7 +87,7 @@ impl Views {
         }
     }
 
-    /// The API server tells a pod to go. Answers whether it has it.
+    /// The API server deletes a pod. Returns whether it has it.
     pub(crate) fn leave(&mut self, pod_uid: &str, wall_ms: u64) -> Option<u32> {
         let (pod, row) = self.rows.iter_mut().find(|(pod, _)| uid(**pod) == pod_uid)?;
         row.leaving_since_wall_ms.get_or_insert(wall_ms);
@@ -119,7 +119,7 @@ impl Views {
                 return of_kubelet(kubelet, how == Showing::KubeletPods);
             }
             (Showing::List, known) => known.get_or_insert_with(|| nothing(PodsSource::ApiServer)),
-            // Half a list would say that pods are gone; a watch goes on from a list.
+            // Half a list would show that pods are gone; a watch continues from a list.
             (_, None) => return None,
             (Showing::Watch, Some(known)) if !known.current => return None,
             (_, Some(known)) => known,
@@ -204,7 +204,7 @@ impl World {
         self.shows.delete(which, force, &self.kubelet);
     }
 
-    /// A source shows its pods; the view is handed in at once or waits.
+    /// A source shows its pods; the view is submitted at once or waits.
     pub(crate) fn show_pods(&mut self, how: Showing, later: bool) {
         if self.daemon.is_none() {
             return;
@@ -219,7 +219,7 @@ impl World {
         }
     }
 
-    /// One of the waiting views is handed in, however old.
+    /// One of the waiting views is submitted, however old.
     pub(crate) fn pods_arrive(&mut self, which: u32, keep: bool) {
         let waiting = &mut self.shows.waiting;
         if waiting.is_empty() {

@@ -29,7 +29,7 @@ use berth_kernel::reconcile::CheckpointEntry;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Looks and views that may wait to be handed in.
+/// Scans and views that may wait to be submitted.
 const WAITING_MAX: usize = 6;
 
 /// Everything there is.
@@ -39,7 +39,7 @@ pub(crate) struct World {
     pub(crate) kubelet: Kubelet,
     pub(crate) daemon: Option<Daemon>,
     pub(crate) checks: Checks,
-    /// Whether this run has sources of pods, and GPUs that tell their processes.
+    /// Whether this run has sources of pods, and GPUs that list their processes.
     pub(crate) sources: bool,
     pub(crate) shows: Views,
     pub(crate) evictions: Evictions,
@@ -50,7 +50,7 @@ pub(crate) struct World {
     pub(crate) older: Snapshot,
     /// A round under way, and the checkpoint file that it found.
     pub(crate) round: Option<(Sight, u64)>,
-    /// Rounds that wait to be handed in.
+    /// Reconcile passes that wait to be submitted.
     pub(crate) views: Vec<Sight>,
     /// Which of the kubelet's accounts is lost, and its checkpoint of when that began.
     pub(crate) lost: (Option<Lost>, Vec<CheckpointEntry>),
@@ -363,7 +363,7 @@ impl World {
         self.offer_now();
     }
 
-    /// Asks the stack for its offers and hands them in. Answers whether they were taken.
+    /// Evaluates the stack for offers and submits them. Returns whether they were accepted.
     fn offer_now(&mut self) -> bool {
         let Some(daemon) = &mut self.daemon else { return false };
         let offers = daemon.offers(&self.around);

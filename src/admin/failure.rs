@@ -109,7 +109,7 @@ impl IntoFailure for CommandError {
         match self {
             CommandError::Refused(refusal) => refusal.into_failure(),
             CommandError::Store(_) => Failure::new(Kind::Store, &self)
-                .hint("look at the disk under the state folder: full, read-only, gone?")
+                .hint("check the disk of the state folder: is it full, read-only or missing?")
                 .retry_after(STORE_RETRY_S),
             CommandError::Busy => Failure::new(Kind::Busy, &self).retry_after(BUSY_RETRY_S),
             CommandError::Late(_) => {
@@ -163,7 +163,7 @@ impl IntoFailure for DeleteError {
     fn into_failure(self) -> Failure {
         match self {
             DeleteError::AtWork => Failure::new(Kind::Busy, &self).retry_after(COMPILE_RETRY_S),
-            DeleteError::Changed => Failure::new(Kind::Changed, "it was changed since it was read")
+            DeleteError::Changed => Failure::new(Kind::Changed, "the policy was changed after it was read")
                 .hint("read it again before you repeat the request"),
             DeleteError::Command(error) => error.into_failure(),
         }
@@ -174,11 +174,11 @@ impl IntoFailure for ActivateError {
     fn into_failure(self) -> Failure {
         match self {
             ActivateError::Fails { passing: true, .. } => Failure::new(Kind::StackFails, &self).hint(
-                "the active stack stays as it was; a node too busy to get to a policy says the same: do it again, and \
-                 where it stays so mend the policy, which is too slow",
+                "the active stack is unchanged; an overloaded node can also cause this: repeat the request, and if it \
+                 fails again, fix the policy, which is too slow",
             ),
             ActivateError::Fails { .. } => Failure::new(Kind::StackFails, &self)
-                .hint("the active stack stays as it was; mend the policy, its parameters or its permissions"),
+                .hint("the active stack is unchanged; fix the policy, its parameters or its permissions"),
             ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &self),
             ActivateError::Command(error) => error.into_failure(),
         }
@@ -194,7 +194,7 @@ impl IntoFailure for LabError {
             LabError::Journal { .. } => Failure::new(Kind::Internal, &self),
             LabError::Unprepared(error) => error.into_failure(),
             LabError::Fails { .. } => {
-                Failure::new(Kind::StackFails, &self).hint("mend the policy or its parameters")
+                Failure::new(Kind::StackFails, &self).hint("fix the policy or its parameters")
             }
             LabError::Command(error) => error.into_failure(),
             LabError::Busy => Failure::new(Kind::Busy, &self).retry_after(REPLAY_RETRY_S),
@@ -212,7 +212,7 @@ impl IntoFailure for TrialError {
             TrialError::Unprepared(error) => error.into_failure(),
             TrialError::Busy => Failure::new(Kind::Busy, self).retry_after(COMPILE_RETRY_S),
             TrialError::Full => {
-                Failure::new(Kind::Limit, self).hint("`\"alone\": true` leaves the others out")
+                Failure::new(Kind::Limit, self).hint("`\"alone\": true` leaves the other entries out")
             }
             TrialError::Stopping => Failure::new(Kind::Stopping, self),
         }

@@ -122,17 +122,17 @@ const BY_PATH: [(&str, &str, &str); 9] = [
     ("{digest}", "400", "No digest"),
     ("{digest}", "404", "No such version"),
     ("/allocations/{id}", "400", "No id"),
-    ("/allocations/{id}", "404", "No such allocation, or ended and no longer kept"),
+    ("/allocations/{id}", "404", "There is no such allocation, or it has ended and is no longer kept"),
     ("/shadows/{id}", "400", "No number"),
     ("/shadows/{id}", "404", "No such shadow"),
-    ("/decisions", "409", "This daemon keeps no journal"),
+    ("/decisions", "409", "This daemon has no journal"),
 ];
 
 /// The 412 of changes with this in their path, which take `If-Match`.
 const CONDITIONAL: [(&str, &str); 3] = [
-    ("/stack", "Another stack was activated meanwhile"),
-    ("/cordon", "The drain state was changed meanwhile"),
-    ("/drain", "The drain state was changed meanwhile"),
+    ("/stack", "Another client activated a stack first"),
+    ("/cordon", "Another client changed the drain state first"),
+    ("/drain", "Another client changed the drain state first"),
 ];
 
 /// Operations whose body is optional.
@@ -187,13 +187,13 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
         let response = ResponseBuilder::new().description(text).build();
         responses.entry(status.into()).or_insert(RefOr::T(response));
     };
-    also("406", "Accept-Encoding forbids every coding that there is");
+    also("406", "Accept-Encoding excludes every encoding that the daemon can send");
     for (_, status, text) in BY_PATH.iter().filter(|(part, ..)| path.contains(part)) {
         also(status, text);
     }
     also("400", if has_query { "A malformed query, or an unknown key in it" } else { NO_QUERY });
     if has_body {
-        also("408", "The body was sent too slowly");
+        also("408", "The body was not received in time");
         also("413", "The body is too large");
         also("415", "The body is not application/json");
     }

@@ -5,8 +5,8 @@ use crate::allocation_cache::Written;
 use crate::event_feed::Feed;
 use crate::survey::Surveys;
 use berth_api::Kind;
-use berth_core::{Core, KernelHandle, Lab, PolicyService};
 use berth_core::metrics::Metrics;
+use berth_core::{Core, KernelHandle, Lab, PolicyService};
 use berth_http::{Context, Failure};
 use berth_kernel::names::Resource;
 use berth_kernel::stack::StackEntry;
@@ -158,11 +158,11 @@ impl UploadPermits {
         let problem = if taken.contains(&caller) {
             Failure::new(
                 Kind::Busy,
-                "another upload of the same caller is under way; each caller has one at a time",
+                "another upload of the same caller is in progress; each caller may have one at a time",
             )
-            .hint("send this one when that one was answered")
+            .hint("send this upload when the other one was answered")
         } else if taken.len() >= PERMITS {
-            Failure::new(Kind::Busy, "uploads of other callers are under way")
+            Failure::new(Kind::Busy, "uploads of other callers are in progress")
         } else {
             taken.push(caller.clone());
             return Ok(Permit { permits: self, caller });

@@ -92,7 +92,7 @@ pub struct Difference {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 4710)]
     pub seq: Option<u64>,
-    /// The time of the question.
+    /// The time of the decision.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub at: String,
     /// The hook.

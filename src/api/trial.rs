@@ -150,7 +150,7 @@ pub struct TrialOutcome {
     /// The number of devices.
     #[schema(example = 2)]
     pub count: usize,
-    /// The pods that policies were shown as possible requesters, as namespace/pod.
+    /// The pods that were passed to policies as candidates, as namespace/pod.
     #[schema(example = json!(["team-a/trainer-0"]))]
     pub candidates: Vec<String>,
     /// Ids of the chosen devices; empty if too few are free.

@@ -45,7 +45,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
     }
     match &cli.command {
         Command::Serve(args) => match load(args, client) {
-            // A signal is no error, as later in the start.
+            // A signal is not an error, as later in the start.
             Err(error) if error.is::<Interrupted>() => {}
             loaded => serve(loaded?)?,
         },

@@ -84,7 +84,7 @@ fn filter() -> anyhow::Result<EnvFilter> {
         Some((variable, text)) => {
             let filter = with_default(&with_default(&text, AUDIT, "info"), HTTP, "off");
             EnvFilter::try_new(filter).with_context(|| {
-                let what = "is no log filter; expected levels, such as info,berth_wasm=debug";
+                let what = "is not a log filter; expected levels, such as info,berth_wasm=debug";
                 BadUsage(format!("{variable} = {text:?} {what}"))
             })?
         }

@@ -26,8 +26,8 @@ impl CandidateArgs {
         // No name of a policy has a dot or a slash.
         if self.policy.ends_with(".wasm") || self.policy.contains('/') {
             return Err(BadUsage(format!(
-                "{:?} is a file, and the daemon asks only what it knows: `berth policy push {}` uploads it, then name \
-                 the policy; `berth policy test` asks a file without a daemon",
+                "{:?} is a file, but the daemon calls only uploaded policies: `berth policy push {}` uploads it, then \
+                 give the policy's name; `berth policy test` tests a file without a daemon",
                 self.policy, self.policy
             ))
             .into());
@@ -42,10 +42,10 @@ impl CandidateArgs {
     }
 }
 
-/// For whom something is changed, and why.
+/// The person for whom a change is made, and the reason.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ReasonArgs {
-    /// For whom it is done; recorded after the name of the token
+    /// The person for whom it is done; recorded after the name of the token
     #[arg(long, env = "BERTH_BY", value_name = "NAME")]
     pub by: Option<String>,
     /// Why; recorded with the change
@@ -75,7 +75,7 @@ pub fn read_file(file: &Path, limit: u64) -> anyhow::Result<Vec<u8>> {
         opened.take(limit + 1).read_to_end(&mut bytes).with_context(reading)?;
     }
     if u64::try_from(bytes.len())? > limit {
-        bail!("{} is larger than the {limit} bytes that are taken", file.display());
+        bail!("{} is larger than the limit of {limit} bytes", file.display());
     }
     Ok(bytes)
 }
@@ -87,14 +87,14 @@ pub fn read_parameters(flag: &str, given: &str) -> anyhow::Result<String> {
     match given.strip_prefix('@') {
         None => object(given).map_err(|error| {
             let form = r#"write it as {"replicas": 4}, or give a file of it as @FILE"#;
-            BadUsage(format!("{flag} is no JSON object ({error}): {form}")).into()
+            BadUsage(format!("{flag} is not a JSON object ({error}): {form}")).into()
         }),
         // Larger than the limit of parameters, which does not count white space.
         Some(file) => {
             let limit = 2 * u64::try_from(PARAMETERS_BYTES_MAX)?;
             let bytes = read_file(Path::new(file), limit)?;
-            let text = String::from_utf8(bytes).with_context(|| format!("{file} is no text"))?;
-            object(&text).map_err(|error| anyhow!("{flag}: {file} holds no JSON object: {error}"))
+            let text = String::from_utf8(bytes).with_context(|| format!("{file} is not text"))?;
+            object(&text).map_err(|error| anyhow!("{flag}: {file} contains no JSON object: {error}"))
         }
     }
 }

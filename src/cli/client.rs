@@ -239,7 +239,8 @@ impl Client {
 
 fn read<T: DeserializeOwned>(mut response: Response<Body>) -> anyhow::Result<T> {
     let text = text(response.body_mut())?;
-    serde_json::from_str(&text).context("the daemon answered something else: is it of another release?")
+    serde_json::from_str(&text)
+        .context("the daemon's answer has an unexpected form: is it of another release?")
 }
 
 fn text(body: &mut Body) -> Result<String, ureq::Error> {
@@ -297,13 +298,13 @@ const TOKEN_BYTES_MAX: u64 = 4 * 1024;
 /// The token in the file that is named.
 ///
 /// # Errors
-/// If it cannot be read, or holds what no daemon takes for a token; says what a token file looks like.
+/// If it cannot be read, or its content cannot be a token; the message describes a token file.
 pub fn read_token(args: &ClientArgs) -> anyhow::Result<String> {
     let path = args.token_file();
     let text = berth_files::read_text(&path, TOKEN_BYTES_MAX).with_context(|| {
         format!(
             "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
-             BERTH_TOKEN_FILE (the daemon makes the file when it first starts)",
+             BERTH_TOKEN_FILE (the daemon creates the file when it first starts)",
             path.display()
         )
     })?;

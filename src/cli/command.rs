@@ -82,7 +82,7 @@ pub enum Request<'c> {
 /// Runs a command for a running daemon, with `--watch` again and again.
 ///
 /// # Errors
-/// If the daemon cannot be reached or refuses it; says what to do.
+/// If the daemon cannot be reached or refuses it; the message has advice.
 pub fn run(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
     let Some(every) = args.watch else { return ask(request, args, out) };
     if !is_repeatable(request) {
@@ -94,8 +94,7 @@ pub fn run(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Re
 /// The error of `--watch` with a command that changes something.
 #[must_use]
 pub fn not_watched() -> BadUsage {
-    let message =
-        "--watch goes with commands that change nothing: `list`, `show`, `process bypass`, `policy stack`";
+    let message = "--watch works only with commands that change nothing: `list`, `show`, `process bypass`, `policy stack`";
     BadUsage(message.into())
 }
 
@@ -144,7 +143,7 @@ fn is_repeatable(request: Request<'_>) -> bool {
 }
 
 /// Repeats a command until it is interrupted. A terminal shows the newest answer alone; elsewhere each answer that
-/// differs from the one before is printed. While the daemon cannot be reached it goes on.
+/// differs from the one before is printed. It continues while the daemon cannot be reached.
 ///
 /// # Errors
 /// The first error of the command that is not [`Temporary`].
@@ -166,7 +165,7 @@ fn watch(
             Err(error) if error.is::<Temporary>() => Err(format!("{error:#}")),
             Err(error) => return Err(error),
         };
-        // How exactly it cannot be reached is no news.
+        // The exact way in which it cannot be reached does not matter.
         let still_away = seen.is_err() && last.as_ref().is_some_and(Result::is_err);
         if last.as_ref() != Some(&seen) && !still_away {
             match &seen {

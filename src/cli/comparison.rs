@@ -13,19 +13,19 @@ use std::collections::BTreeMap;
 /// Commands of `berth policy` that try a policy without effect.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TrialCommand {
-    /// Ask a policy on the live node, without effect: what it would offer, and which GPUs a request would get
+    /// Call a policy on the live node, without effect: what it would offer, and which GPUs a request would get
     #[command(after_help = "\
-It is asked beside the active stack, in place of the entry of the same name or before the others. The
-policy must be known to the node: `berth policy push FILE` uploads one, which activates nothing.
+It is called with the active stack: it replaces the entry of the same name, or is called before the
+others. The node must have the policy: `berth policy push FILE` uploads one without activating it.
   berth policy try timeslice --parameters '{\"replicas\": 4}'
   berth policy try timeslice --parameters @four.json --request nvidia.com/gpu.shared=2
   berth policy try quota@0123456789ab --request nvidia.com/gpu=1 --namespace team-a --pod trainer-0
 
 Exit code 1 if it would not be activated, or the request would not be granted.")]
     Try(TryArgs),
-    /// Ask a policy the recorded questions again, and show what would have differed
+    /// Call a policy with the recorded inputs, and show which results would have differed
     #[command(after_help = "\
-Exit code 1 if it failed on any of them; that its answers differ is no failure.
+Exit code 1 if it failed on any of them; different answers are not a failure.
   berth policy replay binpack
   berth policy replay timeslice --parameters '{\"replicas\": 4}' --hook offer")]
     Replay {
@@ -45,7 +45,7 @@ Exit code 1 if it failed on any of them; that its answers differ is no failure.
         #[arg(long)]
         before: Option<u64>,
     },
-    /// Ask a policy beside the active stack, without effect
+    /// Call a policy in addition to the active stack, without effect
     Shadow {
         /// What to do.
         #[command(subcommand)]
@@ -56,7 +56,7 @@ Exit code 1 if it failed on any of them; that its answers differ is no failure.
 /// `berth policy shadow`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ShadowCommand {
-    /// Ask it from now on, beside the stack
+    /// Call it from now on, in addition to the stack
     Start(CandidateArgs),
     /// List the shadows, with their differences so far
     List,
@@ -86,7 +86,7 @@ pub(crate) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
             out.answer(&replayed, |replayed| Names::of(client).with_indices(&replay(replayed)))?;
             match replayed.counts.values().map(|counts| counts.fails).sum::<u64>() {
                 0 => Ok(()),
-                fails => bail!("{} failed on {fails} of the questions", replayed.policy),
+                fails => bail!("{} failed on {fails} of the calls", replayed.policy),
             }
         }
         TrialCommand::Shadow { command: ShadowCommand::Start(candidate) } => {
@@ -129,10 +129,10 @@ fn shadow_id(given: &str, client: &Client) -> anyhow::Result<u64> {
     };
     match items.iter().filter(is_meant).collect::<Vec<_>>().as_slice() {
         [shadow] => Ok(shadow.id),
-        [] => bail!("no policy {given:?} is asked as a shadow; `berth policy shadow list` shows which are"),
+        [] => bail!("there is no shadow of policy {given:?}; `berth policy shadow list` lists the shadows"),
         several => {
             let numbers: Vec<_> = several.iter().map(|s| format!("{} ({})", s.id, s.policy)).collect();
-            bail!("several shadows are of {given:?}, so type a number: {}", numbers.join(", "))
+            bail!("there are several shadows of {given:?}; give a number: {}", numbers.join(", "))
         }
     }
 }
@@ -146,14 +146,14 @@ fn replay(replay: &Replay) -> String {
     text += &comparisons(&replay.counts);
     text += &differences(&replay.differences);
     if let Some(next) = &replay.next {
-        text += &format!("--before {next} goes on with older ones\n");
+        text += &format!("--before {next} continues with older ones\n");
     }
     text
 }
 
 fn list(list: &ShadowList) -> String {
     if list.items.is_empty() {
-        return "no policy is asked as a shadow\n".into();
+        return "no shadows\n".into();
     }
     let sum =
         |shadow: &Shadow, of: fn(&Comparison) -> u64| shadow.counts.values().map(of).sum::<u64>().to_string();
@@ -186,7 +186,7 @@ fn show(shadow: &Shadow) -> String {
 
 fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
     if counts.is_empty() {
-        return "nothing was asked yet\n".into();
+        return "no calls yet\n".into();
     }
     let row = |(hook, c): (&Hook, &Comparison)| {
         vec![
@@ -211,8 +211,8 @@ fn differences(differences: &[Difference]) -> String {
     };
     let mut text = table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], differences.iter().map(row));
     if differences.iter().any(|difference| difference.seq.is_none()) {
-        text += "- has no number: an offer that the stack makes again unchanged is not put on the record, nor is anything \
-                 that finds no journal (decisions.maxMiB: 0) or no room\n";
+        text += "-: not recorded, so without a number: an unchanged offer, or there is no journal (decisions.maxMiB: 0), or \
+                 too many decisions at once\n";
     }
     text
 }

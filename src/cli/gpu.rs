@@ -144,7 +144,7 @@ pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
 
 fn list(list: &GpuList, wide: bool) -> String {
     if list.items.is_empty() {
-        return "no GPUs; `berth node check` tells more\n".into();
+        return "no GPUs; `berth node check` shows the cause\n".into();
     }
     let row = |g: &GpuSummary| {
         let used = g.memory_used_mib.map_or_else(|| "?".into(), |m| m.to_string());

@@ -232,7 +232,7 @@ mod tests {
             let padded = format!("{said}   ");
             assert_eq!(coloured(said, padded.clone()), format!("{colour}{padded}\u{1b}[0m"));
         }
-        // Names of pods and models are no states.
+        // Names of pods and models are not states.
         for said in ["healthy-pod", "NVIDIA H100", "0", ""] {
             assert_eq!(coloured(said, said.to_owned()), said);
         }

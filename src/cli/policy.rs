@@ -69,7 +69,7 @@ Examples:
     Download {
         /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
-        /// Output file; `-` writes to standard output [default: NAME-DIGEST.wasm, which must not be there yet]
+        /// Output file; `-` writes to standard output [default: NAME-DIGEST.wasm, which must not exist yet]
         #[arg(long, value_name = "FILE")]
         to: Option<PathBuf>,
     },
@@ -77,8 +77,8 @@ Examples:
     History,
     /// Activate a stack of the history again, checked like any activation
     #[command(after_help = "\
-Without a revision it is the one that was active before. Rolling back gives a new revision; rolling back
-twice ends where it began. `berth policy history` shows the revisions.
+Without a revision, the previously active stack is activated. A rollback gets a new revision; rolling back
+twice activates the present stack again. `berth policy history` shows the revisions.
 
 Examples:
   berth policy rollback
@@ -220,9 +220,9 @@ pub(crate) fn find(client: &Client, given: &str) -> anyhow::Result<Policy> {
     }
     match found.as_slice() {
         [policy] => Ok((*policy).clone()),
-        [] => bail!("this node has no policy {given:?}; `berth policy list` shows those it has"),
+        [] => bail!("this node has no policy {given:?}; `berth policy list` shows its policies"),
         several => {
-            bail!("{given:?} means several versions, so type one of: {}", labels_with_marks(several))
+            bail!("{given:?} matches several versions; give one of: {}", labels_with_marks(several))
         }
     }
 }
@@ -269,10 +269,11 @@ struct Whole {
 /// configuration) or `entries` (what the API takes). `name` is for errors.
 ///
 /// # Errors
-/// If it has another shape; says which fields are wrong, where, and what is expected.
+/// If it has another form; the message has the wrong fields, their positions, and the expected form.
 fn parse_stack(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
-    let wrong = |problems: Problems| anyhow!("{name} is no stack: {problems}");
-    let text = std::str::from_utf8(text).map_err(|e| anyhow!("{name} is no stack: it is not UTF-8: {e}"))?;
+    let wrong = |problems: Problems| anyhow!("{name} is not a stack: {problems}");
+    let text =
+        std::str::from_utf8(text).map_err(|e| anyhow!("{name} is not a stack: it is not UTF-8: {e}"))?;
     let document = Document::parse(text).map_err(wrong)?;
     let entries = match document.shape() {
         Shape::List => document.read(LeftOut::default()).whole(),
@@ -280,16 +281,16 @@ fn parse_stack(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
             document.read::<Whole>(LeftOut::default()).whole().map(|whole| whole.stack)
         }
         Shape::Map(keys) if keys.contains(&"policy") => {
-            bail!("{name} is no stack: it is one entry and not a list; put `- ` before `policy:`")
+            bail!("{name} is not a stack: it is one entry and not a list; put `- ` before `policy:`")
         }
-        other => bail!("{name} is no stack: expected {SHAPE}; found {}", kind(&other)),
+        other => bail!("{name} is not a stack: expected {SHAPE}; found {}", kind(&other)),
     };
     entries.map_err(wrong)
 }
 
 fn kind(shape: &Shape<'_>) -> String {
     match shape {
-        Shape::Nothing => "nothing in it (an empty list is `[]`)".into(),
+        Shape::Nothing => "an empty file (an empty list is `[]`)".into(),
         Shape::Map(keys) => {
             let keys: Vec<_> = keys.iter().copied().take(8).collect();
             format!("a mapping with the keys {}", keys.join(", "))

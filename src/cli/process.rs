@@ -121,7 +121,7 @@ fn bypass(list: &BypassList) -> String {
     };
     let head = ["ON", "PID", "NAME", "MEMORY MIB", "POD/CONTAINER", "SINCE", "WHY"];
     let mut text = match list.items.is_empty() {
-        true => "no GPU is seen to be used without an allocation\n".to_owned(),
+        true => "no visible process uses a GPU without an allocation\n".to_owned(),
         false => table(&head, list.items.iter().map(row)),
     };
     if list.total > list.items.len() {

@@ -267,7 +267,7 @@ pub fn use_ring() {
 
 /// How to reach a running daemon, and how to print its answers.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Talking to a running daemon")]
+#[command(next_help_heading = "Connection to a running daemon")]
 pub struct ClientArgs {
     /// Where the daemon's admin API is: http://, https:// or unix:///PATH, the socket of --admin-socket
     #[arg(
@@ -278,7 +278,7 @@ pub struct ClientArgs {
         default_value = "http://127.0.0.1:9470"
     )]
     pub server: String,
-    /// The file with its token, made when the daemon first starts [default: /var/lib/berth/token;
+    /// The file with its token, created when the daemon first starts [default: /var/lib/berth/token;
     /// for `serve` and `node check`: token in the state folder]
     #[arg(long, global = true, env = "BERTH_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
@@ -367,7 +367,7 @@ impl fmt::Debug for UnixTransport {
     }
 }
 
-/// What a wait that was too long looks like.
+/// The error of a wait that was too long.
 fn late(error: io::Error, timeout: NextTimeout) -> Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Timeout(timeout.reason),

@@ -72,10 +72,10 @@ pub(crate) fn unsuspend(entry: &str, client: &Client, out: &mut Out) -> anyhow::
     let place = match (named.as_slice(), entry.parse::<usize>()) {
         ([place], _) => *place,
         ([], Ok(place)) if place < stack.entries.len() => place,
-        ([], _) => bail!("the active stack has no entry {entry:?}; `berth policy stack` shows what it has"),
+        ([], _) => bail!("the active stack has no entry {entry:?}; `berth policy stack` shows its entries"),
         (several, _) => {
             let places: Vec<_> = several.iter().map(ToString::to_string).collect();
-            bail!("{entry:?} is there several times, so type its place: {}", places.join(" "))
+            bail!("the active stack has {entry:?} several times; give its index: {}", places.join(" "))
         }
     };
     let suspended = |stack: &Stack| stack.entries[place].record.as_ref().is_some_and(|r| r.suspended);
@@ -83,7 +83,7 @@ pub(crate) fn unsuspend(entry: &str, client: &Client, out: &mut Out) -> anyhow::
     let path = format!("/stack/entries/{place}/suspension");
     let now: Stack = client.delete(&path, Some(stack.revision))?;
     out.answer(&now, |s| {
-        let what = if was { "is asked again" } else { "was not suspended" };
+        let what = if was { "is called again" } else { "was not suspended" };
         format!("{entry} {what}\n{}", stack_table(s))
     })
 }
@@ -111,11 +111,10 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
         text += &hooks_table(stack);
     }
     if stack.file_stack.shadowed {
-        text +=
-            "the file's stack is set aside while this one is active; `berth policy reset` goes back to it\n";
+        text += "the configuration file's stack is not used while this one is active; `berth policy reset` activates it\n";
     }
     if let Some(trouble) = &stack.file_stack.trouble {
-        text += &format!("the file's stack cannot be used: {trouble}\n");
+        text += &format!("the configuration file's stack cannot be used: {trouble}\n");
     }
     for warning in &stack.warnings {
         text += &format!("warning: {}\n", printable(warning));

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
             let taken: Result<Permissions, _> = serde_json::from_str(&json);
             Some(taken.map_err(|error| -> anyhow::Error {
                 let message = format!("--permissions: {error}");
-                // Bad content of a file is no bad usage.
+                // Bad content of a file is not bad usage.
                 if given.starts_with('@') { anyhow!(message) } else { BadUsage(message).into() }
             })?)
         }
@@ -80,9 +80,10 @@ pub(crate) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
 fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
     let (resource, count) = text.split_once('=').unwrap_or((text, "1"));
     let wrong =
-        |why: &str| BadUsage(format!("--request {text:?} is no request such as nvidia.com/gpu=2: {why}"));
+        |why: &str| BadUsage(format!("--request {text:?} is not a request such as nvidia.com/gpu=2: {why}"));
     Resource::parse(resource).map_err(|error| wrong(&error.to_string()))?;
-    let count = count.parse().ok().filter(|count| *count > 0).ok_or_else(|| wrong("no count, 1 or more"))?;
+    let count =
+        count.parse().ok().filter(|count| *count > 0).ok_or_else(|| wrong("the count must be 1 or more"))?;
     let (namespace, pod) = (args.namespace.clone(), args.pod.clone());
     Ok(TrialRequest { resource: resource.to_owned(), count, namespace, pod })
 }
@@ -90,7 +91,7 @@ fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
 fn shown(trial: &Trial) -> String {
     let beside = match &trial.instead_of {
         Some(old) => format!("in place of {old}"),
-        None if trial.stack.len() > 1 => "asked before the active stack".into(),
+        None if trial.stack.len() > 1 => "called before the active stack".into(),
         None => "by itself".into(),
     };
     let mut text = facts(&[
@@ -98,11 +99,14 @@ fn shown(trial: &Trial) -> String {
         ("stack", trial.stack.join(" ")),
         (
             "activation",
-            trial.refused.clone().map_or("would be taken".into(), |why| format!("would be refused: {why}")),
+            trial
+                .refused
+                .clone()
+                .map_or("would be accepted".into(), |why| format!("would be refused: {why}")),
         ),
     ]);
     if trial.refused.is_some() {
-        text += "what follows is the node as it is offered now\n";
+        text += "the present state of the node:\n";
     }
     text += "\n";
     text += &offers(trial);
@@ -154,7 +158,7 @@ fn outcome(request: &TrialOutcome) -> String {
     limits.extend(request.compute_limit_percent.map(|percent| format!("{percent} % of compute")));
     facts(&[
         ("request", format!("{} x {}", request.count, request.resource)),
-        ("may be asking", request.candidates.join(" ")),
+        ("candidates", request.candidates.join(" ")),
         ("would be placed", placed),
         ("would be", format!("{}{by}{}", request.outcome, because(&request.reason))),
         ("limits", limits.join(", ")),
@@ -169,8 +173,8 @@ fn unknown(request: &TrialOutcome, trial: &Trial) -> String {
         return String::new();
     }
     let names: Vec<_> = offered.by_ref().collect();
-    let names = if names.is_empty() { "nothing".into() } else { names.join(", ") };
-    format!("nothing would be offered as {}; offered would be {names}\n", printable(&request.resource))
+    let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+    format!("no {} would be offered; offered resources: {names}\n", printable(&request.resource))
 }
 
 fn lines(call: &TrialCall) -> String {

@@ -139,8 +139,10 @@ impl Access {
             .challenge("Bearer"));
         };
         let right = tls.right_of(name).ok_or_else(|| {
-            Failure::new(Kind::Forbidden, format!("the client certificate of {name:?} opens nothing here"))
-                .hint("the daemon's configuration says which do: admin.tls.clients, and othersMay")
+            Failure::new(Kind::Forbidden, format!("the client certificate of {name:?} gives no access here"))
+                .hint(
+                    "the daemon's configuration has the names with access: admin.tls.clients, and othersMay",
+                )
         })?;
         Ok(Identity::with_right("certificate", name, right))
     }

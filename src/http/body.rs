@@ -50,17 +50,17 @@ pub async fn module(request: &HttpRequest, payload: Payload) -> Result<Vec<u8>, 
 fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Failure> {
     use actix_web::HttpMessage;
     // Compressed bodies are refused: the size of their content has no limit.
-    let packed = request.headers().get_all(CONTENT_ENCODING).find(|c| *c != "identity");
-    if let Some(packed) = packed {
-        let given = String::from_utf8_lossy(packed.as_bytes());
-        return Err(Failure::new(Kind::MediaType, format!("the body came packed, as {:?}", excerpt(&given)))
-            .hint("send it as it is, without Content-Encoding"));
+    let encoding = request.headers().get_all(CONTENT_ENCODING).find(|c| *c != "identity");
+    if let Some(encoding) = encoding {
+        let given = String::from_utf8_lossy(encoding.as_bytes());
+        return Err(Failure::new(Kind::MediaType, format!("the body is encoded as {:?}", excerpt(&given)))
+            .hint("send it without Content-Encoding"));
     }
     if request.content_type().eq_ignore_ascii_case(wanted) {
         return Ok(());
     }
     let given = excerpt(request.content_type());
-    Err(Failure::new(Kind::MediaType, format!("the body is taken as {wanted}, and came as {given:?}"))
+    Err(Failure::new(Kind::MediaType, format!("the body must be {wanted}, but was sent as {given:?}"))
         .hint(format!("send `Content-Type: {wanted}`")))
 }
 

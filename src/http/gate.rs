@@ -263,7 +263,7 @@ pub async fn no_route(request: HttpRequest) -> HttpResponse {
 #[must_use]
 pub fn nothing_at(path: &str) -> Failure {
     let path: String = path.chars().take(200).collect();
-    Failure::new(Kind::NoRoute, format!("nothing is at {path}")).hint("/swagger-ui/ shows what there is")
+    Failure::new(Kind::NoRoute, format!("there is no route {path}")).hint("/swagger-ui/ shows all routes")
 }
 
 /// Checks that the request names this machine by a name that means only itself, against DNS rebinding: a page of another
@@ -294,8 +294,11 @@ pub(crate) fn same_site(headers: &HeaderMap) -> Result<(), Failure> {
     };
     match own {
         true => Ok(()),
-        false => Err(Failure::new(Kind::Forbidden, "a page of another site asks for this change")
-            .hint("open the daemon's own page for it")),
+        false => Err(Failure::new(
+            Kind::Forbidden,
+            "the request for this change comes from a page of another site",
+        )
+        .hint("open the daemon's own page for it")),
     }
 }
 

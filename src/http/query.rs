@@ -83,7 +83,7 @@ pub fn number(cursor: Option<&str>) -> Result<Option<u64>, Failure> {
 /// The error of a cursor that no response had as its `next`.
 pub fn malformed(text: &str) -> Failure {
     Failure::new(Kind::Query, format!("cursor: the `next` of an answer, not {:?}", excerpt(text)))
-        .hint("leave it out for the first page")
+        .hint("omit it for the first page")
 }
 
 /// One page of a list that is sorted by `key`: the items after the cursor, at most `limit`, and the cursor of the

@@ -162,7 +162,7 @@ impl Pool {
         if let Some(hash) = hash {
             match own {
                 Some(own) if own.kib.saturating_add(kib) > of_one => return Err(own.refuse(hash)),
-                _ if all > self.kib_max => return Err(refusal(held.kib, "of what others asked for")),
+                _ if all > self.kib_max => return Err(refusal(held.kib, "of responses to others")),
                 _ => {}
             }
         }

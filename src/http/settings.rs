@@ -150,7 +150,7 @@ pub fn check_files(token_file: &Path, access: &AdminAccess) -> Vec<(String, Admi
 pub enum AdminError {
     /// Another process listens there.
     #[error(
-        "{address} is taken by another process: stop it (`ss -ltnp` shows which), or choose another address with {flag}"
+        "{address} is in use by another process: stop it (`ss -ltnp` shows which), or choose another address with {flag}"
     )]
     Taken {
         /// The address.

@@ -166,7 +166,7 @@ fn stamp(path: &Path) -> Option<Stamp> {
 pub fn rotate_token(path: &Path) -> Result<(), AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     read(path)?;
-    let about = symlink_metadata(path).map_err(|e| bad("it cannot be looked at", Some(e)))?;
+    let about = symlink_metadata(path).map_err(|e| bad("it cannot be inspected", Some(e)))?;
     if about.is_symlink() {
         return Err(bad("it is a link: name the file that it points to", None));
     }
@@ -217,12 +217,12 @@ pub(crate) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Failure> {
 
 /// The error of a request without a token.
 pub(crate) fn no_token() -> Failure {
-    refused("no token came with the request", "Bearer")
+    refused("the request has no token", "Bearer")
 }
 
 /// The error of a request with an unknown token.
 pub(crate) fn wrong_token() -> Failure {
-    refused("the token is not one that this daemon takes", "Bearer error=\"invalid_token\"")
+    refused("the token is not one that this daemon accepts", "Bearer error=\"invalid_token\"")
 }
 
 /// The scheme's name is case-insensitive (RFC 9110, 11.1).
@@ -245,9 +245,10 @@ fn read_or_create(path: &Path) -> Result<TokenHash, AdminError> {
     let bad = |rule, source| AdminError::Token { path: path.into(), rule, source };
     match read(path) {
         Err(AdminError::Token { source: Some(error), .. }) if error.kind() == ErrorKind::NotFound => {
-            create(path)
-                .map_err(|e| bad("it could not be made; is its folder writable? (--state-dir)", Some(e)))?;
-            tracing::info!(path = %path.display(), "made the admin API's token");
+            create(path).map_err(|e| {
+                bad("it could not be created; is its folder writable? (--state-dir)", Some(e))
+            })?;
+            tracing::info!(path = %path.display(), "created the admin API's token");
             read(path)
         }
         other => other,

@@ -93,7 +93,7 @@ fn limits_of(ledger: &Ledger, allocation: &Allocation, part: &PartId) -> Limits 
             memory_mib: Some(taken.memory_mib).filter(|m| *m > 0),
             compute_percent: Some(taken.compute_percent).filter(|c| *c > 0),
         }),
-        // A whole instance is a limit that the hardware enforces; a whole GPU is no limit.
+        // A whole instance is a limit that the hardware enforces; a whole GPU is not a limit.
         (_, Some(_)) => {
             decided.min(Limits { memory_mib: Some(state.part.memory_mib), compute_percent: None })
         }

@@ -234,7 +234,7 @@ fn cgroup_limit(own: &str, root: &Path) -> Option<u64> {
     let groups = folder.ancestors().take_while(|group| group.starts_with(root));
     let limits = groups.filter_map(|group| {
         let text = fs::read_to_string(group.join("memory.max")).ok()?;
-        // `max` is no limit.
+        // `max` means that there is no limit.
         text.trim().parse::<u64>().ok()
     });
     limits.min()

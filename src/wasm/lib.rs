@@ -342,7 +342,9 @@ impl PolicyRuntime for WasmPolicies {
         let question = recorded.kernel_question()?;
         let output = match self.installed(digest) {
             None => CallOutput::from(Err(not_installed(digest))),
-            Some(installed) if !installed.version.hooks.contains(&question.hook()) => CallOutput::from(Ok(None)),
+            Some(installed) if !installed.version.hooks.contains(&question.hook()) => {
+                CallOutput::from(Ok(None))
+            }
             Some(installed) => {
                 let Recorded { context, question, indices } = &recorded;
                 self.ask(&installed, context, question, indices, REPLAY_WALL_MS_MAX)

@@ -75,7 +75,7 @@ fn a_description_that_breaks_a_rule_is_refused() {
 }
 
 #[test]
-fn bytes_that_were_cut_or_flipped_harm_nobody() {
+fn truncated_or_flipped_bytes_do_no_harm() {
     let good = policies().read_all(&installed("pass").digest).unwrap();
     for end in [1, 8, 9, good.len() / 2, good.len() - 1] {
         refused(&good[..end]);
@@ -270,8 +270,9 @@ fn unloaded_code_is_read_again_by_the_next_call() {
     let shipped = policies.shipped(NOW).into_iter().find(|v| v.name == "spread").unwrap();
     let node = shared_node(1, 1);
     let place = node.place(SHARED, 1);
-    let ask =
-        |version: &PolicyVersion| policies.call(node.call(version, "{}", Question::Place(&place))).answer.answer;
+    let ask = |version: &PolicyVersion| {
+        policies.call(node.call(version, "{}", Question::Place(&place))).answer.answer
+    };
     // Known and never compiled: a call must not wait for that.
     assert!(policies.register(&shipped));
     assert_eq!(ask(&shipped).unwrap_err().kind, FaultKind::Missing);

@@ -209,7 +209,7 @@ fn unwritten(error: &serde_json::Error) -> Failure {
 ///
 /// Returns its devices, its holder as far as known, the decision behind it, and what its processes use of its limits.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}", tag = "allocations", operation_id = "getAllocation",
-    params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
+    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17")),
     responses((status = 200, description = "The allocation", body = Allocation)))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     etag::fresh(&request, &shown(&state, &state.kernel.snapshot(), allocation_id(&path)?)?)

@@ -54,10 +54,10 @@ pub(crate) struct Limit {
 #[utoipa::path(post, path = "/api/v1/replays", tag = "decisions", operation_id = "replayDecisions", params(Limit),
     request_body(content = Candidate),
     responses(
-        (status = 200, description = "What would have differed", body = Replay),
-        (status = 400, description = "No JSON, or a malformed query"),
-        (status = 403, description = "No trusted key signed it"),
-        (status = 409, description = "This daemon keeps no journal"),
+        (status = 200, description = "The differences", body = Replay),
+        (status = 400, description = "The body is not JSON, or the query is malformed"),
+        (status = 403, description = "No trusted key signed the policy"),
+        (status = 409, description = "This daemon has no journal"),
         (status = 422, description = "The policy or its parameters cannot be used"),
     ))]
 pub(crate) async fn replay(
@@ -81,7 +81,7 @@ pub(crate) async fn replay(
 /// Lists the policies that are called in addition to the stack, each with the comparison of its answers with those of
 /// the stack, and the newest differences. There are at most four.
 #[utoipa::path(get, path = "/api/v1/shadows", tag = "decisions", operation_id = "listShadows",
-    responses((status = 200, description = "All of them", body = ShadowList)))]
+    responses((status = 200, description = "The shadows", body = ShadowList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest) -> HandlerResult {
     let items = state.lab.shadows().iter().map(shadow_body).collect();
     etag::fresh(&request, &ShadowList { items })
@@ -96,8 +96,8 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest) -> HandlerRes
     responses(
         (status = 201, description = "The shadow, which is called from now on", body = Shadow, headers(("Location" = String, description = "Its path"))),
         (status = 400, description = "No JSON"),
-        (status = 403, description = "No trusted key signed it"),
-        (status = 409, description = "There are four already"),
+        (status = 403, description = "No trusted key signed the policy"),
+        (status = 409, description = "Four shadows are running already"),
         (status = 422, description = "The policy or its parameters cannot be used"),
     ))]
 pub(crate) async fn add(
@@ -122,8 +122,8 @@ pub(crate) async fn add(
 ///
 /// Returns how its answers compare to the stack's, by hook, and the newest differences.
 #[utoipa::path(get, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "getShadow",
-    params(("id" = u64, Path, description = "Its number", example = 1)),
-    responses((status = 200, description = "How it fares", body = Shadow)))]
+    params(("id" = u64, Path, description = "The number of the shadow", example = 1)),
+    responses((status = 200, description = "The shadow with its results", body = Shadow)))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u64>) -> HandlerResult {
     let shadows = state.lab.shadows();
     let shadow = shadows.iter().find(|s| s.id == *path).ok_or_else(|| unknown(*path))?;
@@ -134,11 +134,11 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u6
 ///
 /// Returns its results. Its number is not used again while the daemon runs.
 #[utoipa::path(delete, path = "/api/v1/shadows/{id}", tag = "decisions", operation_id = "endShadow",
-    params(("id" = u64, Path, description = "Its number", example = 1)),
+    params(("id" = u64, Path, description = "The number of the shadow", example = 1)),
     responses((status = 200, description = "Its results", body = Shadow)))]
 pub(crate) async fn end(caller: Caller, state: Data<State>, path: Path<u64>) -> HandlerResult {
     let shadow = state.lab.remove_shadow(*path).ok_or_else(|| unknown(*path))?;
-    tracing::info!(policy = shadow.candidate.policy, by = caller.name(), "a shadow is asked no more");
+    tracing::info!(policy = shadow.candidate.policy, by = caller.name(), "a shadow was stopped");
     Ok(HttpResponse::Ok().json(shadow_body(&shadow)))
 }
 

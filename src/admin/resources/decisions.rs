@@ -153,7 +153,7 @@ pub(crate) async fn list(
     responses(
         (status = 200, description = "The decision", body = DecisionRecord),
         (status = 400, description = "No number"),
-        (status = 404, description = "No such decision, or no longer on the record"),
+        (status = 404, description = "There is no such decision, or it is no longer recorded"),
     ))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u64>) -> HandlerResult {
     let found = state.lab.decision(*path).await.or_failure()?;
@@ -171,7 +171,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u6
         (status = 200, description = "The input of the policies", body = Object,
             example = json!({"node": {"node": {"parts": [{"id": "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5", "memory-mib": 81559}]}, "parameters": ""}, "question": {"hook": "place", "size": 1}})),
         (status = 400, description = "No number"),
-        (status = 404, description = "No such decision, or its input was not recorded"),
+        (status = 404, description = "There is no such decision, or its input was not recorded"),
     ))]
 pub(crate) async fn input(state: Data<State>, path: Path<u64>) -> HandlerResult {
     let found = state.lab.decision(*path).await.or_failure()?;
@@ -195,7 +195,7 @@ fn unknown(seq: u64) -> Failure {
 ///
 /// Returns in sentences why it has its devices, with the recorded decisions behind it.
 #[utoipa::path(get, path = "/api/v1/allocations/{id}/explanation", tag = "decisions", operation_id = "explainAllocation",
-    params(("id" = String, Path, description = "Its id", example = "5eed0001-17")),
+    params(("id" = String, Path, description = "The id of the allocation", example = "5eed0001-17")),
     responses((status = 200, description = "The explanation", body = Explanation)))]
 pub(crate) async fn explain(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let id = AllocationId::parse(&path).map_err(|error| Failure::new(Kind::Path, error))?;
@@ -225,10 +225,11 @@ async fn explanation(kernel: &KernelHandle, node: &Ledger, allocation: &Allocati
     match (&admitted, &placed) {
         (Some(_), Some(placed)) => sentences.extend(why_there(node, allocation, placed)),
         (Some(_), None) => sentences.push(
-            "The kubelet did not ask which devices to prefer just before, and chose these itself.".into(),
+            "The kubelet did not call GetPreferredAllocation just before, and chose these devices itself."
+                .into(),
         ),
         (None, _) => sentences.push(
-            "What was asked and answered is not on the record (any more); the allocation itself says the rest.".into(),
+            "The decision is not recorded, or no longer; the following is from the allocation itself.".into(),
         ),
     }
     sentences.extend(why_allowed(allocation, admitted.as_ref()));
@@ -309,7 +310,7 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
     };
     let because = if placement.reason.is_empty() { String::new() } else { format!(": {}", placement.reason) };
     let mut sentences = vec![format!(
-        "Asked which {} to prefer{required}, {} chose {}{because}.",
+        "When the kubelet asked for {}{required}, {} chose {}{because}.",
         if placement.devices.len() == 1 {
             "device".into()
         } else {
@@ -319,9 +320,9 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
         gpus(node, &placement.devices),
     )];
     let others = placed.calls.iter().filter(|call| call.policy != by.as_str());
-    sentences.extend(without_answer(others, "left the choice to others", "was asked first and failed"));
+    sentences.extend(without_answer(others, "was called first and failed"));
     if set(&placement.devices) != set(&allocation.devices) {
-        sentences.push(format!("The kubelet then took {} instead.", gpus(node, &allocation.devices)));
+        sentences.push(format!("The kubelet then allocated {} instead.", gpus(node, &allocation.devices)));
     }
     sentences
 }
@@ -329,15 +330,13 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
 fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<String> {
     let decision = &allocation.decision;
     if decision.is_adoption() {
-        return vec![
-            "It was there before this daemon, which took it over from the kubelet's checkpoint.".into(),
-        ];
+        return vec!["It is older than this daemon, which adopted it from the kubelet's checkpoint.".into()];
     }
     let because = if decision.reason.is_empty() { String::new() } else { format!(": {}", decision.reason) };
     let by: Vec<_> = decision.by.iter().map(name).collect();
     let mut sentences = vec![format!("Allowed by {}{because}.", by.join(", "))];
     let calls = admitted.into_iter().flat_map(|d| &d.calls);
-    sentences.extend(without_answer(calls, "had no objection", "failed and was passed over"));
+    sentences.extend(without_answer(calls, "failed and was skipped"));
     let memory = decision.limits.memory_mib.map(|m| format!("{m} MiB of memory"));
     let compute = decision.limits.compute_percent.map(|c| format!("{c} % of compute"));
     let limits: Vec<_> = memory.into_iter().chain(compute).collect();
@@ -350,13 +349,14 @@ fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<Stri
 /// A sentence for each policy without an answer: one that passed, one that failed, or one that is suspended.
 fn without_answer<'c>(
     calls: impl Iterator<Item = &'c CallRecord>,
-    passed: &str,
     failed: &str,
 ) -> impl Iterator<Item = String> {
     calls.filter_map(move |call| match &call.outcome {
-        CallOutcome::Pass => Some(format!("{} {passed}.", call.policy)),
+        CallOutcome::Pass => Some(format!("{} passed.", call.policy)),
         CallOutcome::Fault(fault) => Some(format!("{} {failed}: {fault}.", call.policy)),
-        CallOutcome::Suspended => Some(format!("{} was not asked: it had failed too often.", call.policy)),
+        CallOutcome::Suspended => {
+            Some(format!("{} was not called: it was suspended after too many faults.", call.policy))
+        }
         CallOutcome::Answer(_) => None,
     })
 }

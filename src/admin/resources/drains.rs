@@ -24,14 +24,14 @@ const DEADLINE_S_MAX: u32 = 7 * 24 * 3600;
 /// except that another reason replaces the previous one.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "cordonGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
-    request_body(content = Cordon, description = "Why; may be left out"),
+    request_body(content = Cordon, description = "The reason; optional"),
     responses(
-        (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
-        (status = 422, description = "An unknown key, or a reason that cannot be taken"),
+        (status = 200, description = "The GPU, cordoned", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
+        (status = 400, description = "A malformed UUID, body or If-Match"),
+        (status = 422, description = "An unknown key, or a reason that is not allowed"),
     ))]
 pub(crate) async fn cordon(
     caller: Caller,
@@ -57,13 +57,13 @@ pub(crate) async fn cordon(
 /// `drain.marks` of the answer names those. With `owner`, removes that owner's mark instead. Idempotent.
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}/cordon", tag = "gpus", operation_id = "uncordonGpu",
     params(
-        ("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
+        ("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"),
         OwnerQuery,
-        ("If-Match" = Option<String>, Header, description = "Only if its drain state is still the one with this ETag, which GET /api/v1/gpus/{uuid}/drain answers", example = "\"active\""),
+        ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
     responses(
-        (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
+        (status = 200, description = "The GPU, active unless another owner's mark is left", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
+        (status = 400, description = "A malformed UUID, query or If-Match"),
     ))]
 pub(crate) async fn uncordon(
     caller: Caller,
@@ -118,10 +118,10 @@ impl OwnerQuery {
     ),
     request_body(content = DrainOrder, description = "The settings; optional"),
     responses(
-        (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, no JSON, or a malformed If-Match"),
-        (status = 409, description = "Evicting needs an API server, and none is configured"),
-        (status = 422, description = "An unknown key, or a value that cannot be taken"),
+        (status = 200, description = "The GPU, draining or drained", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
+        (status = 400, description = "A malformed UUID, body or If-Match"),
+        (status = 409, description = "Evictions need an API server, and none is configured"),
+        (status = 422, description = "An unknown key, or a value that is not allowed"),
     ))]
 pub(crate) async fn start(
     caller: Caller,
@@ -174,8 +174,8 @@ pub(crate) async fn start(
 /// ETag depends on what operators set and does not change while holders leave, so that it can be sent as If-Match
 /// with the next order.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain", tag = "gpus", operation_id = "getDrainOfGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
-    responses((status = 200, description = "Its state, with the progress while it is draining", body = Drain, headers(("ETag" = String, description = "The drain state, for If-Match")))))]
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    responses((status = 200, description = "Its drain state, with the progress of a drain", body = Drain, headers(("ETag" = String, description = "The ETag of the drain state, for If-Match")))))]
 pub(crate) async fn show(state: Data<State>, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let tag = drain_tag(&state, &gpu)?;
@@ -194,8 +194,8 @@ pub(crate) async fn show(state: Data<State>, path: Path<String>) -> HandlerResul
         ("If-Match" = Option<String>, Header, description = "Only if its drain state still has this ETag, from GET /api/v1/gpus/{uuid}/drain", example = "\"active\""),
     ),
     responses(
-        (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The drain state from now on, for If-Match"))),
-        (status = 400, description = "No UUID, a malformed query, or a malformed If-Match"),
+        (status = 200, description = "The GPU, cordoned or active, or draining by another owner", body = Gpu, headers(("ETag" = String, description = "The ETag of the new drain state, for If-Match"))),
+        (status = 400, description = "A malformed UUID, query or If-Match"),
     ))]
 pub(crate) async fn stop(
     caller: Caller,
@@ -225,8 +225,8 @@ pub(crate) async fn stop(
     responses(
         (status = 200, description = "The GPU, healthy", body = Gpu),
         (status = 400, description = "No UUID, or no JSON"),
-        (status = 409, description = "It is not there, or does not answer at present"),
-        (status = 422, description = "An unknown key, or a value that cannot be taken"),
+        (status = 409, description = "The GPU is not present, or does not answer"),
+        (status = 422, description = "An unknown key, or a value that is not allowed"),
     ))]
 pub(crate) async fn mark_healthy(
     caller: Caller,

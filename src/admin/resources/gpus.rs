@@ -68,7 +68,7 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
 /// Returns its facts, its health with the history, its drain state with the progress, each device with its holder,
 /// and its distance to the other GPUs.
 #[utoipa::path(get, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "getGpu",
-    params(("uuid" = String, Path, description = "UUID of the GPU; to an index the answer is 404, with a hint that names the UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses((status = 200, description = "The GPU", body = Gpu)))]
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     etag::fresh(&request, &shown(&state, &gpu_id(&state, &path)?)?)
@@ -81,8 +81,8 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<St
 #[utoipa::path(delete, path = "/api/v1/gpus/{uuid}", tag = "gpus", operation_id = "forgetGpu",
     params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     responses(
-        (status = 204, description = "Let go"),
-        (status = 409, description = "It is there, held, or vanished just now"),
+        (status = 204, description = "The GPU was removed"),
+        (status = 409, description = "The GPU is present, is held, or vanished a moment ago"),
     ))]
 pub(crate) async fn forget(caller: Caller, state: Data<State>, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;

@@ -10,9 +10,9 @@ use actix_web::web::{Data, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{Alive, Check, Kind, Ready, rfc3339};
 use berth_core::KernelHandle;
-use berth_core::stack::OfferNotes;
 use berth_core::counters::RegistrationState;
 use berth_core::metrics::{CONTENT_TYPE, CheckResults};
+use berth_core::stack::OfferNotes;
 use berth_http::query::Probe;
 use berth_http::{Failure, HandlerResult, gate};
 use berth_kernel::names::Resource;
@@ -21,12 +21,12 @@ use std::time::Duration;
 /// Check liveness
 ///
 /// The daemon is alive if the ledger's writer makes progress, policy calls return, GPU scans start and end, the
-/// runtime that answers the kubelet runs, and the kubelet has a stream of every registered resource. Failures that
+/// runtime that serves the kubelet runs, and the kubelet has a stream of every registered resource. Failures that
 /// are retried belong to `/readyz`. Over TLS from another machine the details need the right to read.
 #[utoipa::path(get, path = "/livez", tag = "health", operation_id = "livez", security(()), params(Probe),
     responses(
-        (status = 200, description = "It lives", body = Alive),
-        (status = 503, description = "It does not; says why: restart it"),
+        (status = 200, description = "The daemon is live", body = Alive),
+        (status = 503, description = "A part of the daemon makes no progress; the body has the reason: restart it"),
     ))]
 pub(crate) async fn livez(state: Data<State>, request: HttpRequest, _probe: Query<Probe>) -> HandlerResult {
     let checks = gate::visible_checks(&request, liveness(&state.kernel));
@@ -52,20 +52,21 @@ fn liveness(kernel: &KernelHandle) -> Vec<Check> {
     let ended = kernel.watch().has_changed().is_err();
     let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
     let silent = over(figures.keeper.heartbeat.silent_for(), limits.keeper);
-    let silent = silent.map(|time| format!("the thread that owns the ledger has taken no turn for {time}"));
+    let silent =
+        silent.map(|time| format!("the thread that owns the ledger has processed nothing for {time}"));
     let stuck = over(figures.policies.busy_for(), limits.policies);
-    let stuck = stuck.map(|time| format!("the policy thread is at one question for {time}"));
+    let stuck = stuck.map(|time| format!("the policy thread has been busy with one call for {time}"));
     let hangs = over(figures.gpus.heartbeat.busy_for(), limits.scan);
-    let hangs = hangs.map(|time| format!("a look at the GPUs hangs for {time}: NVML does not answer"));
+    let hangs =
+        hangs.map(|time| format!("a scan of the GPUs has not ended for {time}: NVML does not answer"));
     let every = figures.gpus.scan_interval();
     let unbegun = every.and_then(|every| over(figures.gpus.heartbeat.silent_for(), every + limits.scan));
-    let unbegun = unbegun.map(|time| {
-        format!("no look at the GPUs was begun for {time}: the thread that takes them has ended")
-    });
+    let unbegun = unbegun
+        .map(|time| format!("no scan of the GPUs has begun for {time}: the thread of the scans has ended"));
     let quiet = over(figures.front.silent_for(), limits.front);
     let quiet =
-        quiet.map(|time| format!("the runtime that answers the kubelet gave no sign of life for {time}"));
-    let fails = figures.gpus.last_error().map(|why| format!("the last look at the GPUs failed: {why}"));
+        quiet.map(|time| format!("the runtime that serves the kubelet has had no heartbeat for {time}"));
+    let fails = figures.gpus.last_error().map(|why| format!("the last scan of the GPUs failed: {why}"));
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
@@ -84,9 +85,8 @@ fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
         .filter(|(_, standing)| standing.since.elapsed() > limit)
         .map(|(resource, _)| resource.as_str())
         .collect();
-    (!unwatched.is_empty()).then(|| {
-        format!("registered, but no stream is open on which the kubelet watches: {}", unwatched.join(", "))
-    })
+    (!unwatched.is_empty())
+        .then(|| format!("registered, but without a stream of the kubelet: {}", unwatched.join(", ")))
 }
 
 /// Check readiness
@@ -98,8 +98,8 @@ fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
 /// from another machine the details need the right to read; without it only the names of the checks are returned.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()), params(Probe),
     responses(
-        (status = 200, description = "It is ready", body = Ready),
-        (status = 503, description = "It is not; says why"),
+        (status = 200, description = "The daemon is ready", body = Ready),
+        (status = 503, description = "The daemon is not ready; the body has the reasons"),
     ))]
 pub(crate) async fn readyz(state: Data<State>, request: HttpRequest, _probe: Query<Probe>) -> HandlerResult {
     let checks = gate::visible_checks(&request, readiness(&(state.facts)(), &state));
@@ -136,7 +136,7 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
         // The other policies and the baseline answer meanwhile.
         Check { name: "policies".into(), ok: true, detail: policies },
-        // Waiting for an absent kubelet is no failure of the daemon.
+        // Waiting for an absent kubelet is not a failure of the daemon.
         Check {
             name: "kubelet".into(),
             ok: kubelet_ok,
@@ -180,7 +180,7 @@ fn registration(kernel: &KernelHandle, waits: Option<String>) -> (bool, Option<S
         None => (true, waits),
         Some(_) => {
             let missing = missing.collect::<Vec<_>>().join(", ");
-            (false, waits.or_else(|| Some(format!("the kubelet has not taken {missing} yet"))))
+            (false, waits.or_else(|| Some(format!("the kubelet has not accepted {missing} yet"))))
         }
     }
 }
@@ -193,8 +193,8 @@ fn registration(kernel: &KernelHandle, waits: Option<String>) -> (bool, Option<S
 #[utoipa::path(get, path = "/metrics", tag = "health", operation_id = "metrics",
     security((), ("token" = [])),
     responses(
-        (status = 200, description = "The numbers", body = String, content_type = "application/openmetrics-text"),
-        (status = 401, description = "From another machine: nothing came that says who asks, or a wrong token"),
+        (status = 200, description = "The metrics", body = String, content_type = "application/openmetrics-text"),
+        (status = 401, description = "From another machine: no credentials, or a wrong token"),
         (status = 403, description = "The caller is not allowed to do this"),
     ))]
 pub(crate) async fn metrics(state: Data<State>) -> HandlerResult {

@@ -63,7 +63,7 @@ pub(crate) async fn file(request: HttpRequest, path: Path<String>) -> HandlerRes
 
 fn answer(request: &HttpRequest, name: &str) -> HandlerResult {
     let Some((_, text)) = FILES.iter().find(|(file, _)| *file == name) else {
-        return Err(Failure::new(Kind::NoRoute, "the page has no such file").hint("/ is the page"));
+        return Err(Failure::new(Kind::NoRoute, "the page has no such file").hint("the page is at /"));
     };
     let mut response = text.answer(request);
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
@@ -90,7 +90,7 @@ pub(crate) async fn swagger_file(request: HttpRequest, path: Path<String>) -> Ha
         .map_err(|error| Failure::new(Kind::Internal, error))?;
     let Some(file) = found else {
         return Err(
-            Failure::new(Kind::NoRoute, "Swagger UI has no such file").hint("/swagger-ui/ is its start")
+            Failure::new(Kind::NoRoute, "Swagger UI has no such file").hint("its first page is /swagger-ui/")
         );
     };
     let mut response = HttpResponse::Ok();

@@ -121,8 +121,8 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
         (status = 200, description = "The version, which was uploaded before", body = PolicyDetail),
         (status = 201, description = "The new version", body = PolicyDetail, headers(("Location" = String, description = "Its path"))),
         (status = 400, description = "The body ended early, a malformed header, or an unknown key in the query"),
-        (status = 403, description = "Keys are trusted and none of them signed it, or a core module is signed"),
-        (status = 409, description = "The node keeps as many versions as it may"),
+        (status = 403, description = "There are trusted keys and none of them signed it, or the signature is of a core module"),
+        (status = 409, description = "The node has the maximum number of versions"),
         (status = 413, description = "Over 32 MiB"),
         (status = 415, description = "The body is not application/wasm"),
         (status = 422, description = "Not a policy, or too costly to compile"),
@@ -181,7 +181,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<St
     params(("digest" = String, Path, description = "sha256 of its bytes", example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")),
     responses(
         (status = 200, description = "The component as it was uploaded", body = Vec<u8>, content_type = "application/wasm"),
-        (status = 410, description = "Its files are gone or changed: upload it again"),
+        (status = 410, description = "Its files are missing or changed: upload it again"),
     ))]
 pub(crate) async fn module(state: Data<State>, request: HttpRequest, path: Path<String>) -> HandlerResult {
     let ledger = state.kernel.snapshot();
@@ -220,10 +220,10 @@ pub(crate) async fn module(state: Data<State>, request: HttpRequest, path: Path<
     ),
     responses(
         (status = 204, description = "Deleted"),
-        (status = 400, description = "No digest, or a malformed If-Match"),
-        (status = 409, description = "It is in the active stack, is asked as a shadow, or came with the daemon"),
-        (status = 412, description = "It was signed or activated meanwhile"),
-        (status = 503, description = "Policies are being uploaded, compiled or tried, perhaps this one"),
+        (status = 400, description = "A malformed digest or If-Match"),
+        (status = 409, description = "It is in the active stack, is called as a shadow, or is shipped with the daemon"),
+        (status = 412, description = "It was signed or activated after it was read"),
+        (status = 503, description = "Policies are being uploaded, compiled or tried, possibly this one"),
     ))]
 pub(crate) async fn delete(
     caller: Caller,

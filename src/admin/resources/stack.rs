@@ -22,7 +22,7 @@ use berth_kernel::{command, stack as kernel};
 /// of the configuration file.
 #[utoipa::path(get, path = "/api/v1/stack", tag = "stack", operation_id = "getStack",
     responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
-        headers(("ETag" = String, description = "The revision, for If-Match")))))]
+        headers(("ETag" = String, description = "The ETag of this revision, for If-Match")))))]
 pub(crate) async fn show(state: Data<State>) -> HttpResponse {
     answer(&state, &state.kernel.snapshot())
 }
@@ -37,8 +37,8 @@ pub(crate) async fn show(state: Data<State>) -> HttpResponse {
     request_body(content = NewStack),
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
-        (status = 400, description = "No JSON, or a malformed If-Match"),
-        (status = 403, description = "No trusted key signed a version of it"),
+        (status = 400, description = "A malformed body or If-Match"),
+        (status = 403, description = "No trusted key signed one of its policies"),
         (status = 422, description = "An entry cannot be used, or its policy fails on this node"),
     ))]
 pub(crate) async fn activate(
@@ -66,9 +66,9 @@ pub(crate) async fn activate(
     responses(
         (status = 200, description = "The file's stack, which is active now", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
-        (status = 403, description = "No trusted key signed a version of it"),
-        (status = 409, description = "The file's stack cannot be used; says why"),
-        (status = 422, description = "A policy of the file's stack fails on this node, or a value cannot be taken"),
+        (status = 403, description = "No trusted key signed one of its policies"),
+        (status = 409, description = "The file's stack cannot be used; the detail has the reason"),
+        (status = 422, description = "A policy of the file's stack fails on this node, or a value is not allowed"),
     ))]
 pub(crate) async fn reset(
     caller: Caller,
@@ -192,13 +192,13 @@ pub(crate) async fn history(state: Data<State>, request: HttpRequest) -> Handler
 /// initial stack.
 #[utoipa::path(post, path = "/api/v1/stack/rollback", tag = "stack", operation_id = "rollBackStack",
     params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
-    request_body(content = Rollback, description = "To which; may be left out"),
+    request_body(content = Rollback, description = "The revision; optional"),
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
-        (status = 400, description = "No JSON, or a malformed If-Match"),
-        (status = 403, description = "No trusted key signed a version of it"),
+        (status = 400, description = "A malformed body or If-Match"),
+        (status = 403, description = "No trusted key signed one of its policies"),
         (status = 404, description = "The history has no such revision"),
-        (status = 409, description = "It is active, nothing was before it, or versions of it were deleted; names them"),
+        (status = 409, description = "The revision is active, there is no earlier one, or versions of it were deleted; the detail names them"),
         (status = 422, description = "An unknown key, or a policy of it fails on this node"),
     ))]
 pub(crate) async fn roll_back(
@@ -229,9 +229,7 @@ pub(crate) async fn roll_back(
     if !gone.is_empty() {
         let detail = format!("versions of revision {} were deleted: {}", wanted.revision, gone.join(", "));
         return Err(Failure::new(Kind::State, detail)
-            .hint(
-                "the active stack stays as it is; upload the modules again, or roll back to another revision",
-            )
+            .hint("the active stack is unchanged; upload the modules again, or roll back to another revision")
             .action(Operation::UploadPolicy));
     }
     let why = if reason.is_empty() { format!("rolled back to revision {}", wanted.revision) } else { reason };
@@ -247,12 +245,12 @@ pub(crate) async fn roll_back(
 /// suspended is not changed.
 #[utoipa::path(delete, path = "/api/v1/stack/entries/{place}/suspension", tag = "stack", operation_id = "endSuspension",
     params(
-        ("place" = usize, Path, description = "Place of the entry in the active stack, from 0", example = 0),
+        ("place" = usize, Path, description = "Index of the entry in the active stack, from 0", example = 0),
         ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\""),
     ),
     responses(
         (status = 200, description = "The stack", body = Stack, headers(("ETag" = String, description = "Its revision"))),
-        (status = 400, description = "No number, or a malformed If-Match"),
+        (status = 400, description = "A malformed index or If-Match"),
         (status = 404, description = "The active stack has no such entry"),
     ))]
 pub(crate) async fn end_suspension(
@@ -265,8 +263,8 @@ pub(crate) async fn end_suspension(
     let expected = if_match(&request, &ledger)?.unwrap_or(ledger.stack.revision);
     let entries = ledger.stack.entries.len();
     if place >= entries && expected == ledger.stack.revision {
-        let detail = format!("the active stack has {entries} entries, so none is at place {place}");
-        return Err(Failure::new(Kind::UnknownEntry, detail).hint("places are counted from 0"));
+        let detail = format!("the active stack has {entries} entries, and none with the index {place}");
+        return Err(Failure::new(Kind::UnknownEntry, detail).hint("indices start at 0"));
     }
     state.kernel.unsuspend(place, expected).await.or_failure()?;
     Ok(answer(&state, &state.kernel.snapshot()))

@@ -81,7 +81,7 @@ pub fn resolve_version(
         (Some((name, inside)), None) => (name, Some(inside)),
         (Some((name, _)), Some(_)) => {
             let name = excerpt(name);
-            let rule = format!("policy {name} has a digest behind `@` and in `digest`: give it in one place");
+            let rule = format!("policy {name} has a digest after `@` and in `digest`: give it only once");
             return Err(NoVersion::Wrong(rule));
         }
     };
@@ -91,7 +91,7 @@ pub fn resolve_version(
             (DIGEST_PREFIX_MIN..=64).contains(&hex.len()) && hex.bytes().all(|b| b.is_ascii_hexdigit());
         if !well_formed {
             let given = excerpt(text);
-            let rule = format!("{given:?} is no digest: {DIGEST_PREFIX_MIN} to 64 lower-case hex digits");
+            let rule = format!("{given:?} is not a digest: {DIGEST_PREFIX_MIN} to 64 lower-case hex digits");
             return Err(NoVersion::Wrong(rule));
         }
         let mut hits = ledger.policies.values().filter(|v| v.digest.as_str().starts_with(hex));

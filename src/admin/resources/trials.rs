@@ -35,8 +35,8 @@ const NAME_BYTES_MAX: usize = 253;
     responses(
         (status = 200, description = "The result of the trial, including faults of policies", body = Trial),
         (status = 400, description = "No JSON"),
-        (status = 403, description = "No trusted key signed it"),
-        (status = 409, description = "The active stack has 16 entries, and it takes the place of none"),
+        (status = 403, description = "No trusted key signed the policy"),
+        (status = 409, description = "The active stack has 16 entries, and the policy replaces none of them"),
         (status = 422, description = "The policy, its parameters or the request cannot be used"),
     ))]
 pub(crate) async fn add(state: Data<State>, request: HttpRequest, payload: Payload) -> HandlerResult {

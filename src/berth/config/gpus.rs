@@ -140,7 +140,7 @@ impl HealthChecks {
 /// How processes on GPUs are treated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessSettings {
-    /// Command names of processes that, without an allocation, are no bypass and do not delay a drain.
+    /// Command names of processes that, without an allocation, do not count as a bypass and do not delay a drain.
     pub ignore: Vec<String>,
     /// The path of `/proc`.
     pub proc_root: PathBuf,

@@ -3,8 +3,7 @@ use super::*;
 use proptest::prelude::*;
 
 fn merged(yaml: &str) -> Result<Config, BadSettings> {
-    let file = FileConfig::parse(yaml)
-        .map_err(|problems| bad("file", yaml, problems.to_string()))?;
+    let file = FileConfig::parse(yaml).map_err(|problems| bad("file", yaml, problems.to_string()))?;
     Config::merge(&ServeArgs::default(), file)
 }
 

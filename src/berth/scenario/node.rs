@@ -3,8 +3,8 @@
 
 use super::format::{Group, Health};
 use berth_api::HealthState;
-use berth_core::stack::{Baseline, CallRecorder, Evaluation, Faults, Offers};
 use berth_core::keeper::{Applied, Keeper, Snapshot};
+use berth_core::stack::{Baseline, CallRecorder, Evaluation, Faults, Offers};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
 use berth_kernel::command::{Command, NewStack, Rules};
 use berth_kernel::drain::{Author, Owners};

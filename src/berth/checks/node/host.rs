@@ -202,7 +202,7 @@ mod tests {
         assert!(lines[0].fix.as_ref().unwrap().contains("CUDA_MPS_PIPE_DIRECTORY=/run/mps"));
         std::fs::create_dir_all(dir.path().join("run/mps")).unwrap();
         std::fs::write(dir.path().join("run/mps/control"), "").unwrap();
-        assert_eq!(mps(&config, dir.path())[0].level, Level::Fail, "a plain file is no daemon");
+        assert_eq!(mps(&config, dir.path())[0].level, Level::Fail, "a plain file is not a daemon");
         std::fs::remove_file(dir.path().join("run/mps/control")).unwrap();
         let _daemon = UnixListener::bind(dir.path().join("run/mps/control")).unwrap();
         assert_eq!(mps(&config, dir.path())[0].level, Level::Ok);

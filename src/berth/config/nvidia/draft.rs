@@ -249,7 +249,7 @@ pub(super) fn resource_name(path: &str, name: &str, draft: &mut Draft) -> Option
     if !is_valid || full.len() > RESOURCE_BYTES_MAX {
         draft.error(
             path,
-            &format!("{name:?} is no resource name; expected lowercase letters, digits, `-` and `.`, at most {RESOURCE_BYTES_MAX} with nvidia.com/"),
+            &format!("{name:?} is not a resource name; expected lowercase letters, digits, `-` and `.`, at most {RESOURCE_BYTES_MAX} with nvidia.com/"),
         );
         return None;
     }

@@ -41,8 +41,8 @@ impl Server {
     /// # Errors
     /// If the system refuses a thread or socket; everything that was started ends again.
     pub fn run(self, core: Core, facts: Facts) -> Result<Running, AdminError> {
-        let figures = Arc::clone(core.kernel.counters());
-        self.0.run(figures, move |http| Api(Data::new(State::new(facts, http, core))))
+        let counters = Arc::clone(core.kernel.counters());
+        self.0.run(counters, move |http| Api(Data::new(State::new(facts, http, core))))
     }
 }
 

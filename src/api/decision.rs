@@ -195,8 +195,8 @@ values! {
 impl DecisionRecordList {
     /// A page of decisions, with the size of the journal.
     #[must_use]
-    pub fn of(found: &DecisionPage, standing: JournalStats) -> Self {
-        let JournalStats { kept, bytes, dropped, lost, .. } = standing;
+    pub fn of(found: &DecisionPage, journal: JournalStats) -> Self {
+        let JournalStats { kept, bytes, dropped, lost, .. } = journal;
         Self {
             items: found.decisions.iter().map(DecisionRecord::of).collect(),
             next: found.next.map(|seq| seq.to_string()),

@@ -255,9 +255,9 @@ impl ProcessSight {
 impl Process {
     /// The body of a process on the GPU `gpu`, with its allocations.
     #[must_use]
-    pub fn of(ledger: &Ledger, gpu: &str, seen: &TrackedProcess, whose: &Attribution) -> Self {
+    pub fn of(ledger: &Ledger, gpu: &str, seen: &TrackedProcess, attribution: &Attribution) -> Self {
         let kernel::Process { pid, part, uses, memory_mib, identity: who } = &seen.process;
-        let (right, allocations, reason) = match whose {
+        let (right, allocations, reason) = match attribution {
             Attribution::To(id) => (Right::Allocation, vec![*id], None),
             Attribution::OneOf(ids) => (Right::Shared, ids.clone(), Some(AMONG.to_owned())),
             Attribution::Possibly(ids) => (Right::Unclear, ids.clone(), Some(perhaps(&who.owner))),

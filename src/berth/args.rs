@@ -3,7 +3,7 @@
 use crate::config::ServeArgs;
 use crate::state::StateCommand;
 use berth_cli::command::ClientCommand;
-use berth_cli::connection::ClientArgs;
+use berth_cli::reach::ClientArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 

@@ -2,9 +2,9 @@
 
 use crate::scenario::{FILE_BYTES_MAX, PolicyTester, Report};
 use anyhow::{Context, anyhow, bail};
-use berth_cli::input_file::read_file;
+use berth_cli::arguments::{read_file, read_parameters};
 use berth_cli::output::{Out, facts};
-use berth_cli::parameters::{self, read_parameters};
+use berth_cli::parameters;
 use berth_cli::upload::shipped_name;
 use berth_cli::usage::BadUsage;
 use berth_kernel::policy::{Hook, PolicyVersion};
@@ -64,7 +64,7 @@ pub(super) fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> any
     let checked = match bench.install(&module) {
         Err(error) => CheckResult { file: name, problem: Some(error.to_string()), ..CheckResult::default() },
         Ok(version) => {
-            let accepted = parameters.map(|json| bench.check_parameters(&version, &json));
+            let accepted = parameters.as_ref().map(|json| bench.check_parameters(&version, json));
             CheckResult {
                 ok: accepted.as_ref().is_none_or(Result::is_ok),
                 file: name,

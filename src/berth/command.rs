@@ -6,8 +6,9 @@ use crate::config::{Choice, Config, ServeArgs, read_text};
 use crate::daemon::SkippedChecks;
 use crate::{author, checks, policy_new, state, telemetry};
 use anyhow::{Context, anyhow, ensure};
-use berth_cli::connection::ClientArgs;
-use berth_cli::output::{Out, print_error};
+use berth_cli::Request;
+use berth_cli::output::{Out, decide_colours, print_error};
+use berth_cli::reach::ClientArgs;
 use berth_cli::usage::{self, BadUsage};
 use berth_cluster::ApiServer;
 use berth_files::yaml::Document;
@@ -24,7 +25,7 @@ struct Interrupted;
 /// Runs a command. The exit code is 0 for success and 1 for a failure; [`usage::parse`](crate::usage::parse) exits with 2.
 #[must_use]
 pub fn run(cli: &Cli) -> ExitCode {
-    colour::decide();
+    decide_colours();
     match dispatch(cli, &mut Out::new(cli.client.output)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -73,7 +74,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
             out.done(&format!("{} has a new token; the old one is no longer valid", path.display()))?;
         }
         Command::Token { command: TokenCommand::Show } => {
-            out.text(&format!("{}\n", berth_cli::token::read(client)?))?;
+            out.text(&format!("{}\n", berth_cli::client::read_token(client)?))?;
         }
         Command::Openapi => out.text(berth_admin::openapi_json())?,
         Command::Completions { shell } => {

@@ -20,7 +20,7 @@ use anyhow::Context;
 use berth_admin::{FileStack, Step};
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::transition_log;
-use berth_core::{GpuWatch, InventoryScanner, KernelHandle, RunningCore};
+use berth_core::{GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore};
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ports::{Gpus, GpusError};
 use berth_store::{Deadline, SledStore};
@@ -221,11 +221,11 @@ impl Daemon {
 
     /// Returns once the node's label selects another configuration; never if no label is used. Borrows nothing.
     fn wait_for_reconfiguration(&self) -> impl Future<Output = ()> + use<> {
-        let (configuration, kernel) = (self.configuration.clone(), self.kernel().clone());
+        let (configuration, policies) = (self.configuration.clone(), self.policies().clone());
         let (folder, compiler) = (self.config.state_dir.clone(), self.options.compiler.clone());
         async move {
             match configuration {
-                Some(configuration) => configuration.changed(kernel, folder, compiler).await,
+                Some(configuration) => configuration.changed(policies, folder, compiler).await,
                 None => std::future::pending().await,
             }
         }
@@ -363,7 +363,7 @@ impl Daemon {
         }
         let mut retry = Retry::default();
         while self.kernel().snapshot().stack.entries != entries {
-            match self.kernel().activate(new_stack(entries.clone()), None).await {
+            match self.policies().activate(new_stack(entries.clone()), None).await {
                 Ok(_) => break,
                 // A starting node is busy and its disks are slow, so a timeout does not mean that the stack is bad.
                 Err(error) if error.is_passing() => {

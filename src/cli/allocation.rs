@@ -306,8 +306,8 @@ mod tests {
             resource: Some("nvidia.com/gpu".into()),
             ..AllocationFilter::default()
         };
-        let said = "no allocations on GPU 3 in namespace team of pod web-0 of resource nvidia.com/gpu\n";
-        assert_eq!(none(&all), said);
+        let text = "no allocations on GPU 3 in namespace team of pod web-0 of resource nvidia.com/gpu\n";
+        assert_eq!(none(&all), text);
         let ended = AllocationFilter { state: "ended".into(), ..live };
         assert_eq!(none(&ended), "no ended allocations\n");
     }

@@ -126,21 +126,21 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     if let Some(progress) = gpu.summary.drain.progress.as_ref() {
         eprintln!("{}", awaited(progress));
     }
-    let (mut said, mut said_at) = (String::new(), Instant::now());
+    let (mut text, mut printed_at) = (String::new(), Instant::now());
     let mut patience = Patience::default();
     while gpu.summary.drain.state == DrainState::Draining {
         // The time left changes always, so it is not compared.
         let now = progress_lines(&gpu, TimeLeft::Hidden);
-        if now != said || said_at.elapsed() >= PRINT_EVERY {
+        if now != text || printed_at.elapsed() >= PRINT_EVERY {
             eprint!("{}", line(&gpu));
-            (said, said_at) = (now, Instant::now());
+            (text, printed_at) = (now, Instant::now());
         }
         std::thread::sleep(POLL_EVERY);
         match client.get(&path) {
             Ok(answer) => {
                 gpu = answer;
                 if patience.since.take().is_some() {
-                    said.clear();
+                    text.clear();
                 }
             }
             Err(error) => {
@@ -350,8 +350,8 @@ mod tests {
         ] {
             let progress =
                 berth_api::DrainProgress { deadline: deadline.map(Into::into), at_deadline, ..progress() };
-            let said = awaited(&progress);
-            assert!(said.contains(says) && said.contains("Ctrl-C"), "{said}");
+            let text = awaited(&progress);
+            assert!(text.contains(says) && text.contains("Ctrl-C"), "{text}");
         }
     }
 
@@ -360,8 +360,8 @@ mod tests {
         assert_eq!(deadline("1h 30m").unwrap(), Duration::from_secs(5400));
         assert_eq!(deadline("7d").unwrap(), DEADLINE_MAX);
         for bad in ["banana", "10", "", "-1s", "10 bananas"] {
-            let said = deadline(bad).unwrap_err();
-            assert!(said.contains("30s, 10m or 2h"), "{bad}: {said}");
+            let text = deadline(bad).unwrap_err();
+            assert!(text.contains("30s, 10m or 2h"), "{bad}: {text}");
         }
         for out in ["0s", "999ms", "8d"] {
             assert!(deadline(out).unwrap_err().contains("at most a week"), "{out}");

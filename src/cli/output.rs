@@ -180,12 +180,12 @@ pub fn decide_colours() {
 }
 
 /// A padded cell of a table, in the colour of its state.
-fn coloured_cell(said: &str, padded: String) -> String {
-    if *ON.get().unwrap_or(&false) { coloured(said, padded) } else { padded }
+fn coloured_cell(text: &str, padded: String) -> String {
+    if *ON.get().unwrap_or(&false) { coloured(text, padded) } else { padded }
 }
 
-fn coloured(said: &str, padded: String) -> String {
-    let style = style(said);
+fn coloured(text: &str, padded: String) -> String {
+    let style = style(text);
     if style.is_plain() {
         return padded;
     }
@@ -193,8 +193,8 @@ fn coloured(said: &str, padded: String) -> String {
 }
 
 /// The style of a state, by its first word: `unhealthy (XID 79)`, `cordoned by admin (fan)`.
-fn style(said: &str) -> Style {
-    let first = said.split([' ', ',', '(']).next().unwrap_or_default();
+fn style(text: &str) -> Style {
+    let first = text.split([' ', ',', '(']).next().unwrap_or_default();
     match first {
         "healthy" | "active" | "live" | "granted" | "allowed" => AnsiColor::Green.on_default(),
         "degraded" | "cordoned" | "draining" | "drained" | "withdrawn" | "leaving" | "overlapped" => {
@@ -224,17 +224,17 @@ mod tests {
 
     #[test]
     fn a_cell_is_coloured_by_its_first_word_and_keeps_its_width() {
-        for (said, colour) in [
+        for (text, colour) in [
             ("healthy", "\u{1b}[32m"),
             ("unhealthy (XID 79)", "\u{1b}[31m"),
             ("cordoned by admin (fan)", "\u{1b}[33m"),
         ] {
-            let padded = format!("{said}   ");
-            assert_eq!(coloured(said, padded.clone()), format!("{colour}{padded}\u{1b}[0m"));
+            let padded = format!("{text}   ");
+            assert_eq!(coloured(text, padded.clone()), format!("{colour}{padded}\u{1b}[0m"));
         }
         // Names of pods and models are not states.
-        for said in ["healthy-pod", "NVIDIA H100", "0", ""] {
-            assert_eq!(coloured(said, said.to_owned()), said);
+        for text in ["healthy-pod", "NVIDIA H100", "0", ""] {
+            assert_eq!(coloured(text, text.to_owned()), text);
         }
     }
 

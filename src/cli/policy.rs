@@ -340,12 +340,12 @@ mod tests {
             ("", &["found nothing"]),
             ("a: [", &["not YAML", "line 1"]),
         ] {
-            let said = parse_stack("f.yaml", text.as_bytes()).unwrap_err().to_string();
-            assert!(said.starts_with("f.yaml is no"), "{said}");
+            let text = parse_stack("f.yaml", text.as_bytes()).unwrap_err().to_string();
+            assert!(text.starts_with("f.yaml is no"), "{text}");
             for word in says {
-                assert!(said.contains(word), "{text}: {word}: {said}");
+                assert!(text.contains(word), "{text}: {word}: {text}");
             }
-            assert!(!said.contains("untagged"), "{said}");
+            assert!(!text.contains("untagged"), "{text}");
         }
     }
 }

@@ -402,13 +402,13 @@ mod tests {
     }
 
     fn status(label: &str, faults: u64, suspended: bool) -> Arc<PolicyStatuses> {
-        let standing = PolicyStatus {
+        let status = PolicyStatus {
             revision: 1,
             faults,
             suspended,
             last: Some(format!("admit: fault {faults} (trap)")),
         };
-        Arc::new(PolicyStatuses::from([(label.to_owned(), standing)]))
+        Arc::new(PolicyStatuses::from([(label.to_owned(), status)]))
     }
 
     /// Reason, whether it is a warning, and note of each event.

@@ -8,8 +8,8 @@ use berth_kernel::evict::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
-use berth_kernel::pod_bypass::PodBypass;
 use berth_kernel::pods::Pod;
+use berth_kernel::pods::{BypassKind, PodBypass};
 use berth_kernel::process::{Process, TrackedProcess};
 use berth_kernel::transitions::{GpuName, Transition};
 use std::collections::{BTreeMap, BTreeSet};
@@ -258,7 +258,7 @@ fn bypass_event(ledger: &Ledger, key: &Key, one: &Bypass) -> PendingEvent {
 /// The event of a pod whose spec lets it use GPUs. A warning if it names or mounts GPUs; a privileged pod, or one that
 /// takes variables from elsewhere, may not use them at all.
 fn possible_bypass_event(pod: &Pod, by: &PodBypass) -> PendingEvent {
-    let warning = matches!(by, PodBypass::NamesGpus { .. } | PodBypass::MountsGpus { .. });
+    let warning = matches!(by.kind, BypassKind::NamesGpus | BypassKind::MountsGpus);
     let note = format!("can use GPUs of this node without an allocation: {}", by.describe());
     let event = PendingEvent::of_node(warning, "GPUBypassPossible", "Scan", note);
     PendingEvent { regarding: Regarding::pod(pod), ..event }

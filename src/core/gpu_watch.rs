@@ -60,13 +60,13 @@ impl GpuWatch {
 
 fn run_scans(scanner: &InventoryScanner, kernel: &KernelHandle, stop: &AtomicBool, interval: Duration) {
     let mut failing = false;
-    let figures = &kernel.counters().gpus;
+    let counters = &kernel.counters().gpus;
     while pause(interval, stop) {
         // Held for the whole iteration: `/livez` fails if this thread panics while it handles a scan, as if it hangs.
-        let _busy = figures.heartbeat.begin();
+        let _busy = counters.heartbeat.begin();
         let began = Instant::now();
         let scan = scanner.scan();
-        figures.scan_ended(began.elapsed(), scan.as_ref().err().map(ToString::to_string));
+        counters.scan_ended(began.elapsed(), scan.as_ref().err().map(ToString::to_string));
         match scan {
             Ok(inventory) => {
                 if std::mem::take(&mut failing) {

@@ -96,7 +96,7 @@ pub struct Keeper {
     store_failure: StoreFailure,
     /// When to read the store again, monotonic milliseconds; set while memory and store may differ.
     reopen_at: Option<u64>,
-    figures: Arc<Counters>,
+    counters: Arc<Counters>,
 }
 
 /// Error of the store, for readiness; `None` while the store works.
@@ -112,8 +112,8 @@ impl Keeper {
         let persisted_health = health_of(&records);
         let ledger = Arc::new(restore(records, clock.now()));
         let (publisher, _) = watch::channel(Arc::clone(&ledger));
-        let figures = Arc::<Counters>::default();
-        figures.keeper.set_store_bytes(store.bytes());
+        let counters = Arc::<Counters>::default();
+        counters.keeper.set_store_bytes(store.bytes());
         Ok(Self {
             ledger,
             store,
@@ -123,7 +123,7 @@ impl Keeper {
             persisted_health,
             store_failure: StoreFailure::default(),
             reopen_at: None,
-            figures,
+            counters,
         })
     }
 
@@ -198,16 +198,16 @@ impl Keeper {
 
     /// Counts the allocations that an entry starts and ends, before it is applied.
     fn count(&self, entry: &Entry) {
-        let figures = &self.figures.keeper;
+        let counters = &self.counters.keeper;
         for change in &entry.changes {
             match change {
                 Change::Granted(allocation) => {
                     let how = if allocation.decision.is_adoption() { "adopted" } else { "granted" };
-                    figures.granted(allocation.resource.as_str(), how);
+                    counters.granted(allocation.resource.as_str(), how);
                 }
                 Change::Ended { id, reason } => {
                     if let Some(allocation) = self.ledger.live.get(id) {
-                        figures.ended(allocation.resource.as_str(), reason.as_str());
+                        counters.ended(allocation.resource.as_str(), reason.as_str());
                     }
                 }
                 _ => {}
@@ -221,11 +221,11 @@ impl Keeper {
         let span = spans::append(writes.len());
         let Err(error) = span.in_scope(|| self.store.append(writes)) else {
             pass(Step::AfterAppend);
-            self.figures.keeper.append_durations.add(began.elapsed());
-            self.figures.keeper.set_store_bytes(self.store.bytes());
+            self.counters.keeper.append_durations.add(began.elapsed());
+            self.counters.keeper.set_store_bytes(self.store.bytes());
             return Ok(());
         };
-        self.figures.keeper.append_failed();
+        self.counters.keeper.append_failed();
         let message = with_causes(&error);
         // `TooLarge` is returned before anything is written.
         if !matches!(error, StoreError::TooLarge { .. }) {
@@ -276,7 +276,7 @@ impl Keeper {
             let health = state.health.state;
             let before = self.ledger.gpus.get(gpu).map(|old| old.health.state);
             if before.is_some_and(|before| before != health) {
-                self.figures.keeper.health_changed(health.as_str());
+                self.counters.keeper.health_changed(health.as_str());
             }
         }
         self.ledger = Arc::new(next);

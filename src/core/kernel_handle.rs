@@ -265,7 +265,7 @@ impl KernelHandle {
     /// Counters and heartbeats since the daemon started, for metrics and liveness.
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
-        self.keeper.figures()
+        self.keeper.counters()
     }
 
     /// Number of commands in the keeper's inboxes: the kubelet's and the other one.

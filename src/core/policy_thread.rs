@@ -132,7 +132,7 @@ impl Worker {
                     Err(_) => return,
                 },
                 recv(timer) -> _ => {
-                    let _busy = self.keeper.figures().policies.begin();
+                    let _busy = self.keeper.counters().policies.begin();
                     // Offers that could not be recorded are evaluated again, like those that failed.
                     let again_after_s = self.reoffer().map_or(Some(1), |(_, again_after_s)| again_after_s);
                     next_offers =
@@ -143,7 +143,7 @@ impl Worker {
     }
 
     fn kubelet_job(&self, job: KubeletJob) {
-        let _busy = self.keeper.figures().policies.begin();
+        let _busy = self.keeper.counters().policies.begin();
         match job {
             // The caller has stopped waiting and the pod has failed: a grant would hold GPUs without a pod.
             KubeletJob::Allocate { reply, .. } if reply.is_closed() => {}
@@ -165,7 +165,7 @@ impl Worker {
     /// Returns whether the job evaluated the offers of the stack that the node is to have. A failed activation
     /// did not: at start it is retried, and until then the stack is empty.
     fn other_job(&self, job: OtherJob) -> bool {
-        let _busy = self.keeper.figures().policies.begin();
+        let _busy = self.keeper.counters().policies.begin();
         match job {
             OtherJob::Triage(reading) => self.triage(reading),
             OtherJob::Offer { reply } => {

@@ -86,8 +86,8 @@ mod tests {
     use crate::stack::PolicyStatus;
 
     fn status(revision: u64, faults: u64, suspended: bool) -> PolicyStatuses {
-        let standing = PolicyStatus { revision, faults, suspended, last: Some("place: trap".into()) };
-        PolicyStatuses::from([("a@1".into(), standing)])
+        let status = PolicyStatus { revision, faults, suspended, last: Some("place: trap".into()) };
+        PolicyStatuses::from([("a@1".into(), status)])
     }
 
     fn texts(old: &PolicyStatuses, new: &PolicyStatuses) -> Vec<String> {

@@ -270,10 +270,10 @@ mod tests {
         check_example::<NewStack>();
         check_example::<NewTrial>();
         check_example::<Rollback>();
-        let said = wrong::<NewStack>("[{\"policy\": \"mixed\"}]");
+        let text = wrong::<NewStack>("[{\"policy\": \"mixed\"}]");
         assert!(
-            said.starts_with("the body is a list; expected an object with keys such as `entries`;"),
-            "{said}"
+            text.starts_with("the body is a list; expected an object with keys such as `entries`;"),
+            "{text}"
         );
         assert!(wrong::<NewStack>("\"mixed\"").starts_with("the body is a string; "));
         assert!(wrong::<NewStack>("{\"entry\": []}").starts_with("unknown field `entry`"));
@@ -285,21 +285,21 @@ mod tests {
         let of = |max: &str| {
             format!(r#"{{"entries": [{{"policy": "mixed", "permissions": {{"shareMax": {max}}}}}]}}"#)
         };
-        let said = wrong::<NewStack>(&of("-1"));
+        let text = wrong::<NewStack>(&of("-1"));
         assert!(
-            said.contains("`-1`, expected a whole number from 0 to 4294967295 at line 1 column "),
-            "{said}"
+            text.contains("`-1`, expected a whole number from 0 to 4294967295 at line 1 column "),
+            "{text}"
         );
-        let said = wrong::<NewStack>(&of(&format!("\"{}\"", "x".repeat(5000))));
-        assert!(said.contains("x..., expected a whole number") && said.len() < 1000, "{said}");
+        let text = wrong::<NewStack>(&of(&format!("\"{}\"", "x".repeat(5000))));
+        assert!(text.contains("x..., expected a whole number") && text.len() < 1000, "{text}");
     }
 
     #[test]
     fn a_key_that_is_given_twice_is_refused_however_deep() {
         for parameters in [r#"{"replicas": 4, "replicas": 5}"#, r#"{"a": [{"b": {"c": 1, "c": 1}}]}"#] {
             let body = format!(r#"{{"entries": [{{"policy": "mixed", "parameters": {parameters}}}]}}"#);
-            let said = wrong::<NewStack>(&body);
-            assert!(said.contains("is given twice at line 1 column "), "{said}");
+            let text = wrong::<NewStack>(&body);
+            assert!(text.contains("is given twice at line 1 column "), "{text}");
         }
         let twice = r#"{"entries": [{"policy": "mixed", "parameters": {"a": {"b": 1}, "b": {"b": 1}}}]}"#;
         assert!(parse::<NewStack>(twice.as_bytes()).is_ok(), "two objects may have the same key");

@@ -180,12 +180,12 @@ pub struct Context {
     pub(crate) budget: Budget,
     pub(crate) gate: Gate,
     /// Counters of responses.
-    pub(crate) figures: Arc<Counters>,
+    pub(crate) counters: Arc<Counters>,
 }
 
 impl Context {
-    pub(crate) fn new(access: Access, figures: Arc<Counters>) -> Self {
-        Self { access, budget: Budget::default(), gate: Gate::default(), figures }
+    pub(crate) fn new(access: Access, counters: Arc<Counters>) -> Self {
+        Self { access, budget: Budget::default(), gate: Gate::default(), counters }
     }
 }
 
@@ -320,7 +320,7 @@ fn count(context: &Context, request: &HttpRequest, status: u16, began: Instant) 
     // Without a route, or refused before routing.
     let route = route.as_deref().unwrap_or("unmatched");
     let method = Method::of(request.method().as_str());
-    context.figures.http.answered(route, method, status, began.elapsed());
+    context.counters.http.answered(route, method, status, began.elapsed());
 }
 
 /// The template of the route table that a request matches.

@@ -136,7 +136,7 @@ impl Server {
     /// If the system refuses a thread or socket; everything that was started ends again.
     pub fn run<A: Application>(
         self,
-        figures: Arc<Counters>,
+        counters: Arc<Counters>,
         application: impl FnOnce(Arc<Context>) -> A + Send + 'static,
     ) -> Result<Running, AdminError> {
         let address = self.admin.local_addr().map_err(AdminError::Threads)?;
@@ -149,7 +149,7 @@ impl Server {
         let (started, starts) = mpsc::channel();
         let thread = std::thread::Builder::new().name("admin".into());
         let work = move || {
-            rt::System::new().block_on(self.serve(figures, application, stops, &started));
+            rt::System::new().block_on(self.serve(counters, application, stops, &started));
             let _ = ended.send(());
         };
         thread.spawn(work).map_err(AdminError::Threads)?;
@@ -164,12 +164,12 @@ impl Server {
 
     async fn serve<A: Application>(
         self,
-        figures: Arc<Counters>,
+        counters: Arc<Counters>,
         application: impl FnOnce(Arc<Context>) -> A,
         mut stops: tokio::sync::mpsc::Receiver<()>,
         started: &mpsc::Sender<io::Result<()>>,
     ) {
-        let context = Arc::new(Context::new(self.access, figures));
+        let context = Arc::new(Context::new(self.access, counters));
         let application = application(Arc::clone(&context));
         let (socket, _file) = self.socket.map(AdminSocket::split).unzip();
         let (servers, slots) = match start(&context, &application, self.admin, self.health, socket) {

@@ -137,9 +137,9 @@ impl Budget {
 
 /// The size of a response, KiB; `None` if it does not count.
 fn weight(response: &ServiceResponse<BoxBody>) -> Option<u32> {
-    let said = response.response().extensions().get::<Weight>().copied();
+    let given = response.response().extensions().get::<Weight>().copied();
     let body = response.response().body();
-    match (said, body.size()) {
+    match (given, body.size()) {
         (Some(Weight(kib)), _) => Some(kib).filter(|kib| *kib > 0),
         (None, BodySize::Sized(bytes)) if !request_body::is_small(body) => Some(kib(bytes)),
         (None, _) => None,
@@ -315,10 +315,10 @@ mod tests {
 
     #[test]
     fn small_and_static_bodies_are_not_counted() {
-        let weight_of = |bytes: usize, said: Option<Weight>| {
+        let weight_of = |bytes: usize, given: Option<Weight>| {
             let mut response = HttpResponse::Ok().body(vec![0_u8; bytes]);
-            if let Some(said) = said {
-                response.extensions_mut().insert(said);
+            if let Some(given) = given {
+                response.extensions_mut().insert(given);
             }
             weight(&ServiceResponse::new(TestRequest::default().to_http_request(), response))
         };

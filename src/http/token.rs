@@ -33,7 +33,7 @@ struct LoadedTokens {
     /// `None`: no token is valid.
     hash: Option<TokenHash>,
     /// The last logged error of the file, while there is one.
-    said: Option<String>,
+    reported: Option<String>,
 }
 
 impl Token {
@@ -56,7 +56,7 @@ impl Token {
     fn of(path: &Path, given: bool, hash: TokenHash) -> Self {
         // Its stamp is taken after the read, so a change in between would be missed: the first request reads the file
         // once more.
-        let known = LoadedTokens { stamp: None, hash: Some(hash), said: None };
+        let known = LoadedTokens { stamp: None, hash: Some(hash), reported: None };
         Self { path: path.into(), given, loaded: Mutex::new(known) }
     }
 
@@ -68,7 +68,7 @@ impl Token {
             // The stamp is taken before the read, so that a change meanwhile is read next time.
             known.stamp = stamp;
             match read(&self.path) {
-                Ok(hash) => (known.hash, known.said) = (Some(hash), None),
+                Ok(hash) => (known.hash, known.reported) = (Some(hash), None),
                 Err(error) => self.wrong(&mut known, error),
             }
         }
@@ -85,13 +85,13 @@ impl Token {
             known.hash = None;
         }
         let words = format!("{:#}", anyhow::Error::new(error));
-        if known.said.as_ref() != Some(&words) {
+        if known.reported.as_ref() != Some(&words) {
             let becomes = match self.given {
                 true => "the token of this file is no longer accepted",
                 false => "the changed token file is not used; the previous token stays valid",
             };
             tracing::error!(error = words, "{becomes}");
-            known.said = Some(words);
+            known.reported = Some(words);
         }
     }
 }
@@ -371,13 +371,13 @@ mod tests {
             check_token_file(path)?;
             named.iter().try_for_each(check_given)
         };
-        let said = |checked: Result<(), AdminError>| checked.unwrap_err().to_string();
-        assert!(said(check(&path, &missing)).contains("gone cannot be used"));
+        let message = |checked: Result<(), AdminError>| checked.unwrap_err().to_string();
+        assert!(message(check(&path, &missing)).contains("gone cannot be used"));
         assert!(check(&path, &all).is_ok());
         let elsewhere = dir.path().join("elsewhere");
         assert!(check(&elsewhere, &all).is_ok() && !elsewhere.exists(), "a start makes it, a check does not");
         let empty = file("empty", "");
-        assert!(said(check(&empty, &[])).contains("openssl rand -hex 32"));
+        assert!(message(check(&empty, &[])).contains("openssl rand -hex 32"));
         assert!(!dir.path().join("gone").exists());
     }
 

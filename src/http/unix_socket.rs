@@ -160,8 +160,8 @@ mod tests {
         assert!(AdminSocket::bind(&path).is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "not a socket");
         let long = dir.path().join("x".repeat(120));
-        let said = AdminSocket::bind(&long).err().unwrap().to_string();
-        assert!(said.contains("103 bytes"), "{said}");
+        let text = AdminSocket::bind(&long).err().unwrap().to_string();
+        assert!(text.contains("103 bytes"), "{text}");
         // A path of the documented length is not too long.
         let folder = dir.path().as_os_str().len() + 1;
         assert!(AdminSocket::bind(&dir.path().join("y".repeat(104 - folder))).is_err());
@@ -199,8 +199,8 @@ mod tests {
             assert!(waiting.len() < 10, "the queue takes everybody");
         };
         assert_eq!(full.kind(), ErrorKind::TimedOut);
-        let said = AdminSocket::bind(&path).err().unwrap().to_string();
-        assert!(said.contains("does not answer"), "{said}");
+        let text = AdminSocket::bind(&path).err().unwrap().to_string();
+        assert!(text.contains("does not answer"), "{text}");
         drop(socket);
         assert_eq!(connect_within(&path, short).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }

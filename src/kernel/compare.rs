@@ -260,15 +260,9 @@ mod tests {
         super::compare(question, &[], outcome, "new", result)
     }
 
-    fn call(policy: &str, said: CallOutcome) -> CallRecord {
+    fn call(policy: &str, outcome: CallOutcome) -> CallRecord {
         let digest = Digest::parse(&"a".repeat(64)).unwrap();
-        CallRecord {
-            policy: policy.into(),
-            digest,
-            parameters: "{}".into(),
-            outcome: said,
-            cost: Cost::default(),
-        }
+        CallRecord { policy: policy.into(), digest, parameters: "{}".into(), outcome, cost: Cost::default() }
     }
 
     #[test]

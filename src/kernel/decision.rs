@@ -352,7 +352,7 @@ impl Filter {
             name => decision.outcome.as_str() == name,
         };
         self.gpu.as_ref().is_none_or(gpu)
-            && self.requester.as_ref().is_none_or(|whose| whose.matches(decision))
+            && self.requester.as_ref().is_none_or(|requester| requester.matches(decision))
             && self.policy.as_ref().is_none_or(policy)
             && self.outcome.as_ref().is_none_or(outcome)
             && self.hook.is_none_or(|hook| hook == decision.hook)

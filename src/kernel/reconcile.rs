@@ -553,7 +553,7 @@ fn list_adopted(ledger: &Ledger, resource: &Resource, ids: &[DeviceId], now: Now
     for id in ids {
         part.adopt_device(resource, id.share, now.mono_ms);
     }
-    (part != *known).then(|| Change::Offered {
+    (part != *known).then_some(Change::Offered {
         part: part.part.id,
         by: part.offered_by,
         lines: part.lines,

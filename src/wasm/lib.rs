@@ -45,7 +45,6 @@ use module::{Installed, Module};
 use recorded::Recorded;
 use view::ViewCache;
 
-use berth_kernel::decision::Cost;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{Fault, FaultKind, PolicyVersion, Question};

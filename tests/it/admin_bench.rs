@@ -1,6 +1,6 @@
 //! A node with an admin API on loopback, over a real keeper and a real policy thread; and a client.
 
-use crate::admin_fakes::{KeptPolicies, SwitchStore, digest_of};
+use crate::admin_fakes::{MemoryPolicies, SwitchStore, digest_of};
 use crate::kubelet_fakes::RealClock;
 use crate::port::Port;
 use berth_admin::{FileStack, NodeFacts, Server, Step};
@@ -40,7 +40,7 @@ pub(crate) struct Bench {
     pub(crate) facts: Arc<Mutex<NodeFacts>>,
     pub(crate) store_fails: Arc<AtomicBool>,
     pub(crate) store_held: Arc<Mutex<()>>,
-    pub(crate) policies: Arc<KeptPolicies>,
+    pub(crate) policies: Arc<MemoryPolicies>,
     pub(crate) runtime: tokio::runtime::Runtime,
 }
 
@@ -72,7 +72,7 @@ impl Bench {
             ignored_xids: Vec::new(),
             quiet_ms: 1000,
         };
-        let policies = Arc::new(KeptPolicies::default());
+        let policies = Arc::new(MemoryPolicies::default());
         let core = berth_core::start(keeper, &policies, clock, rules, baseline, None).unwrap().core;
         let kernel = core.kernel.clone();
         let dir = tempfile::tempdir().unwrap();

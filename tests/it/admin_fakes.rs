@@ -51,7 +51,7 @@ pub(crate) fn digest_of(module: &[u8]) -> Digest {
     Digest::parse(&hex).unwrap()
 }
 
-/// A module that [`KeptPolicies`] takes.
+/// A module that [`MemoryPolicies`] takes.
 pub(crate) fn module(name: &str, more: &str) -> Vec<u8> {
     format!("\0asm {name} {more}").into_bytes()
 }
@@ -59,7 +59,7 @@ pub(crate) fn module(name: &str, more: &str) -> Vec<u8> {
 /// Keeps modules that begin as WebAssembly does; the first word after that is the name. Their one
 /// hook is `offer`: `{"shares": N}` offers each GPU as N shares, `{"fail": true}` traps.
 #[derive(Default)]
-pub(crate) struct KeptPolicies {
+pub(crate) struct MemoryPolicies {
     modules: Mutex<BTreeMap<Digest, Vec<u8>>>,
     /// While true, `install` waits.
     hold: Mutex<bool>,
@@ -75,7 +75,7 @@ pub(crate) struct KeptPolicies {
     pub(crate) asked: AtomicUsize,
 }
 
-impl KeptPolicies {
+impl MemoryPolicies {
     /// Whether an install waits for the hold to end.
     pub(crate) fn waiting(&self) -> bool {
         self.waiters() > 0
@@ -106,7 +106,7 @@ impl KeptPolicies {
     }
 }
 
-impl KeptPolicies {
+impl MemoryPolicies {
     fn answer(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let _turn = self.calls.lock().unwrap();
@@ -131,7 +131,7 @@ impl KeptPolicies {
     }
 }
 
-impl PolicyFiles for KeptPolicies {
+impl PolicyFiles for MemoryPolicies {
     fn install(&self, module: &[u8], now: Now) -> Result<PolicyVersion, InstallError> {
         self.held.fetch_add(1, Ordering::SeqCst);
         let hold = self.hold.lock().unwrap();
@@ -173,7 +173,7 @@ impl PolicyFiles for KeptPolicies {
     }
 }
 
-impl PolicyRuntime for KeptPolicies {
+impl PolicyRuntime for MemoryPolicies {
     fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         if self.busy.load(Ordering::SeqCst) { Err(InstallError::Busy) } else { Ok(version.clone()) }
     }

@@ -1,7 +1,7 @@
 //! A node without a cluster: the real keeper, policy thread and kubelet crate between simulated GPUs and the stand-in
 //! kubelet.
 
-use crate::kubelet_fakes::{MapStore, SkipClock, ToldPolicies, told_version};
+use crate::kubelet_fakes::{MapStore, ScriptedPolicies, SkipClock, scripted_version};
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_core::{ActivateError, Core, KernelHandle};
@@ -120,8 +120,9 @@ impl Recipe {
             ignored_xids: Vec::new(),
             quiet_ms: 1000,
         };
-        let core =
-            berth_core::start(keeper, &Arc::new(ToldPolicies), clock, rules, baseline, None).unwrap().core;
+        let core = berth_core::start(keeper, &Arc::new(ScriptedPolicies), clock, rules, baseline, None)
+            .unwrap()
+            .core;
         let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
         let settings = Settings {
             kubelet_dir: folder.path().to_owned(),
@@ -218,7 +219,7 @@ impl Node {
 
     /// The same where it may be refused.
     pub(crate) async fn try_activate(&self, script: &str) -> Result<(), ActivateError> {
-        let version = told_version();
+        let version = scripted_version();
         let kernel = self.kernel.clone();
         let kept = version.clone();
         tokio::task::spawn_blocking(move || kernel.record_policy(kept)).await.unwrap().unwrap();

@@ -72,7 +72,7 @@ impl Store for MapStore {
     }
 }
 
-pub(crate) fn told_version() -> PolicyVersion {
+pub(crate) fn scripted_version() -> PolicyVersion {
     let digest = Digest::parse(&"a".repeat(64)).unwrap();
     PolicyVersion {
         name: "scripted".into(),
@@ -92,9 +92,9 @@ pub(crate) fn told_version() -> PolicyVersion {
 /// One policy, in this process, that follows its parameters: keywords separated by spaces.
 /// `whole`, `twice` (whole under two names), `shares=N` (each takes an Nth of the memory),
 /// `deny=REASON`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`, `slow` (offers in the time of a trial alone).
-pub(crate) struct ToldPolicies;
+pub(crate) struct ScriptedPolicies;
 
-impl ToldPolicies {
+impl ScriptedPolicies {
     fn answer(&self, call: Call<'_>) -> Result<Option<Answer>, Fault> {
         let words: Vec<&str> = call.parameters.split(' ').collect();
         let value = |key: &str| words.iter().find_map(|w| w.strip_prefix(key));
@@ -104,7 +104,7 @@ impl ToldPolicies {
                 Err(Fault { kind: FaultKind::Time, detail: "too slow".into() })
             }
             Question::Offer => {
-                let lines = told_lines(&words, value("shares="));
+                let lines = scripted_lines(&words, value("shares="));
                 let parts =
                     call.node.parts.keys().map(|part| PartOffer { part: part.clone(), lines: lines.clone() });
                 Ok(Some(Answer::Offer(OfferAnswer { parts: parts.collect(), again_after_s: None })))
@@ -119,7 +119,7 @@ impl ToldPolicies {
                 }
                 (None, None) => Ok(None),
             },
-            Question::Place(request) => told_place(value("place="), request),
+            Question::Place(request) => scripted_place(value("place="), request),
             Question::Triage(_) => Ok(value("triage=").map(|word| {
                 let severity = if word == "ignore" { Severity::Ignore } else { Severity::Degraded };
                 Answer::Triage(TriageAnswer { severity, reason: word.to_owned(), again_after_s: Some(60) })
@@ -128,9 +128,9 @@ impl ToldPolicies {
     }
 }
 
-impl PolicyFiles for ToldPolicies {
+impl PolicyFiles for ScriptedPolicies {
     fn install(&self, _: &[u8], _: Now) -> Result<PolicyVersion, InstallError> {
-        Ok(told_version())
+        Ok(scripted_version())
     }
 
     fn read_all(&self, digest: &Digest) -> Result<Vec<u8>, InstallError> {
@@ -140,7 +140,7 @@ impl PolicyFiles for ToldPolicies {
     fn remove(&self, _: &Digest) {}
 }
 
-impl PolicyRuntime for ToldPolicies {
+impl PolicyRuntime for ScriptedPolicies {
     fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         Ok(version.clone())
     }
@@ -150,7 +150,7 @@ impl PolicyRuntime for ToldPolicies {
     }
 }
 
-fn told_place(word: Option<&str>, request: &PlaceRequest) -> Result<Option<Answer>, Fault> {
+fn scripted_place(word: Option<&str>, request: &PlaceRequest) -> Result<Option<Answer>, Fault> {
     let devices = match word {
         None => return Ok(None),
         Some("fault") => return Err(Fault { kind: FaultKind::Trap, detail: "unreachable".into() }),
@@ -165,7 +165,7 @@ fn told_place(word: Option<&str>, request: &PlaceRequest) -> Result<Option<Answe
     Ok(Some(Answer::Place(Placement { devices, reason: String::new() })))
 }
 
-fn told_lines(words: &[&str], shares: Option<&str>) -> Vec<OfferLine> {
+fn scripted_lines(words: &[&str], shares: Option<&str>) -> Vec<OfferLine> {
     let mut lines = Vec::new();
     let whole = |name: &str| OfferLine { resource: resource(name), count: 1, consumes: Consumes::Whole };
     if words.contains(&"whole") {

@@ -1,7 +1,7 @@
 //! The node's labels: their values on simulated nodes, the file for node-feature-discovery, the patch of the node,
 //! and a second writer.
 
-use crate::admin_fakes::KeptPolicies;
+use crate::admin_fakes::MemoryPolicies;
 use crate::api_server::ApiServer;
 use crate::api_writes::{Fault, Write};
 use crate::cluster;
@@ -32,7 +32,7 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
         ignored_xids: Vec::new(),
         quiet_ms: 1000,
     };
-    let policies = Arc::new(KeptPolicies::default());
+    let policies = Arc::new(MemoryPolicies::default());
     let core = berth_core::start(keeper, &policies, clock, Rules::default(), baseline, None).unwrap().core;
     let machine: Machine = serde_saphyr::from_str(machine).unwrap();
     core.kernel.record_scan(SimGpus::from_machine(machine).scan().unwrap()).unwrap();

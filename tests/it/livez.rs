@@ -132,8 +132,8 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     let gpus = Arc::new(HangingGpus::default());
     let scanner = InventoryScanner::new(gpus.clone(), Arc::new(NoOwners));
     let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_millis(50)).unwrap();
-    let figures = &bench.kernel.counters().gpus;
-    until_some("it looks", || figures.answered_wall_ms());
+    let counters = &bench.kernel.counters().gpus;
+    until_some("it looks", || counters.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
         let says = until_some("the missing scan is detected", || liveness_error(&bench));
@@ -150,7 +150,7 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     });
     assert!(said.contains("NVML cannot count the GPUs"), "{said}");
     *gpus.fails.lock().unwrap() = false;
-    until_some("the failure is over", || figures.last_error().is_none().then_some(()));
+    until_some("the failure is over", || counters.last_error().is_none().then_some(()));
     // A thread that has ended begins no further scan.
     alive_again(&bench);
     watch.stop();

@@ -270,9 +270,8 @@ fn unloaded_code_is_read_again_by_the_next_call() {
     let shipped = policies.shipped(NOW).into_iter().find(|v| v.name == "spread").unwrap();
     let node = shared_node(1, 1);
     let place = node.place(SHARED, 1);
-    let ask = |version: &PolicyVersion| {
-        policies.call(node.call(version, "{}", Question::Place(&place))).answer.answer
-    };
+    let ask =
+        |version: &PolicyVersion| policies.call(node.call(version, "{}", Question::Place(&place))).answer;
     // Known and never compiled: a call must not wait for that.
     assert!(policies.register(&shipped));
     assert_eq!(ask(&shipped).unwrap_err().kind, FaultKind::Missing);

@@ -3,7 +3,6 @@
 use crate::failure::{IntoFailure, OrFailure};
 use crate::resources::decisions;
 use crate::resources::stack_entries::resolve_version;
-use crate::resources::{call_records, decisions};
 use crate::state::State;
 use actix_web::http::header::LOCATION;
 use actix_web::web::{Data, Path, Payload, Query};

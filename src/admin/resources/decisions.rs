@@ -7,7 +7,7 @@ use crate::state::State;
 use actix_web::web::{self, Data, Path};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{DecisionRecord, DecisionRecordList, Explanation, Kind, rfc3339};
-use berth_core::KernelHandle;
+use berth_core::Lab;
 use berth_http::{Failure, HandlerResult, etag, query};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::decider::Decider;
@@ -98,7 +98,7 @@ pub(crate) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
     }
     Ok(decision::Filter {
         gpu: query.gpu.as_deref().map(|gpu| gpu_of_query(ledger, gpu)).transpose()?,
-        requester: whose(ledger, query)?,
+        requester: requester(ledger, query)?,
         policy: query.policy.clone(),
         outcome: query.outcome.clone(),
         hook: hook.transpose()?,
@@ -109,7 +109,7 @@ pub(crate) fn filter(ledger: &Ledger, query: &Query) -> Result<decision::Filter,
 }
 
 /// The decisions of a pod are those of its allocations, and those that it may have caused.
-fn whose(ledger: &Ledger, query: &Query) -> Result<Option<Requester>, Failure> {
+fn requester(ledger: &Ledger, query: &Query) -> Result<Option<Requester>, Failure> {
     if let Some(text) = &query.allocation {
         let id = AllocationId::parse(text).map_err(|e| Failure::new(Kind::Query, e))?;
         return Ok(Some(Requester { allocations: vec![id], pod: None }));
@@ -141,8 +141,8 @@ pub(crate) async fn list(
 ) -> HandlerResult {
     let limit = query::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
     let filter = filter(&state.kernel.snapshot(), &query)?;
-    let (found, standing) = state.lab.decisions(filter, limit).await.or_failure()?;
-    etag::fresh(&request, &DecisionRecordList::of(&found, standing))
+    let (found, journal) = state.lab.decisions(filter, limit).await.or_failure()?;
+    etag::fresh(&request, &DecisionRecordList::of(&found, journal))
 }
 
 /// Get a decision
@@ -203,7 +203,7 @@ pub(crate) async fn explain(state: Data<State>, request: HttpRequest, path: Path
     let live = ledger.live.get(&id).map(|a| (**a).clone());
     let allocation = live.or_else(|| ledger.ended.get(id).map(|past| past.allocation()));
     let allocation = allocation.ok_or(Refusal::UnknownAllocation { id }).or_failure()?;
-    etag::fresh(&request, &explanation(&state.kernel, &ledger, &allocation).await)
+    etag::fresh(&request, &explanation(&state.lab, &ledger, &allocation).await)
 }
 
 /// Longest time between a placement and its Allocate: the kubelet requests the placement just before, but waits in
@@ -215,10 +215,10 @@ const PLACEMENTS: usize = 100;
 const PAGES: usize = 8;
 
 /// Explains an allocation; without a readable journal, from the allocation itself.
-async fn explanation(kernel: &KernelHandle, node: &Ledger, allocation: &Allocation) -> Explanation {
-    let admitted = admitted(kernel, allocation).await;
+async fn explanation(lab: &Lab, node: &Ledger, allocation: &Allocation) -> Explanation {
+    let admitted = admitted(lab, allocation).await;
     let placed = match &admitted {
-        Some(admitted) => placed(kernel, allocation, admitted).await,
+        Some(admitted) => placed(lab, allocation, admitted).await,
         None => None,
     };
     let mut sentences = vec![what(node, allocation)];
@@ -240,10 +240,10 @@ async fn explanation(kernel: &KernelHandle, node: &Ledger, allocation: &Allocati
     Explanation { allocation: allocation.id.to_string(), sentences, decisions }
 }
 
-async fn admitted(kernel: &KernelHandle, allocation: &Allocation) -> Option<Decision> {
-    let whose = Requester { allocations: vec![allocation.id], pod: None };
+async fn admitted(lab: &Lab, allocation: &Allocation) -> Option<Decision> {
+    let requester = Requester { allocations: vec![allocation.id], pod: None };
     // By its id only: the clock may have been set meanwhile.
-    let mut filter = Filter { requester: Some(whose), hook: Some(Hook::Admit), ..Filter::default() };
+    let mut filter = Filter { requester: Some(requester), hook: Some(Hook::Admit), ..Filter::default() };
     for _ in 0..PAGES {
         let (found, _) = lab.decisions(filter.clone(), 1).await.ok()?;
         if let Some(decision) = found.decisions.into_iter().next() {
@@ -255,7 +255,7 @@ async fn admitted(kernel: &KernelHandle, allocation: &Allocation) -> Option<Deci
 }
 
 /// The newest placement of exactly these devices, else of as many of this resource that its pod may have requested.
-async fn placed(kernel: &KernelHandle, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
+async fn placed(lab: &Lab, allocation: &Allocation, admitted: &Decision) -> Option<Decision> {
     let filter = Filter {
         hook: Some(Hook::Place),
         since_wall_ms: Some(admitted.at_wall_ms.saturating_sub(PLACED_BEFORE_MS)),

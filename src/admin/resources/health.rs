@@ -38,8 +38,8 @@ pub(crate) async fn livez(state: Data<State>, request: HttpRequest, _probe: Quer
 
 /// The checks of liveness.
 fn liveness(kernel: &KernelHandle) -> Vec<Check> {
-    let figures = kernel.counters();
-    let limits = figures.limits();
+    let counters = kernel.counters();
+    let limits = counters.limits();
     let check = |name: &str, trouble: Option<String>, note: Option<String>| Check {
         name: name.into(),
         ok: trouble.is_none(),
@@ -51,22 +51,22 @@ fn liveness(kernel: &KernelHandle) -> Vec<Check> {
     // The keeper owns the sender, so an error means that its thread has ended.
     let ended = kernel.watch().has_changed().is_err();
     let ended = ended.then(|| "the thread that owns the ledger has ended".to_owned());
-    let silent = over(figures.keeper.heartbeat.silent_for(), limits.keeper);
+    let silent = over(counters.keeper.heartbeat.silent_for(), limits.keeper);
     let silent =
         silent.map(|time| format!("the thread that owns the ledger has processed nothing for {time}"));
-    let stuck = over(figures.policies.busy_for(), limits.policies);
+    let stuck = over(counters.policies.busy_for(), limits.policies);
     let stuck = stuck.map(|time| format!("the policy thread has been busy with one call for {time}"));
-    let hangs = over(figures.gpus.heartbeat.busy_for(), limits.scan);
+    let hangs = over(counters.gpus.heartbeat.busy_for(), limits.scan);
     let hangs =
         hangs.map(|time| format!("a scan of the GPUs has not ended for {time}: NVML does not answer"));
-    let every = figures.gpus.scan_interval();
-    let unbegun = every.and_then(|every| over(figures.gpus.heartbeat.silent_for(), every + limits.scan));
+    let every = counters.gpus.scan_interval();
+    let unbegun = every.and_then(|every| over(counters.gpus.heartbeat.silent_for(), every + limits.scan));
     let unbegun = unbegun
         .map(|time| format!("no scan of the GPUs has begun for {time}: the thread of the scans has ended"));
-    let quiet = over(figures.front.silent_for(), limits.front);
+    let quiet = over(counters.front.silent_for(), limits.front);
     let quiet =
         quiet.map(|time| format!("the runtime that serves the kubelet has had no heartbeat for {time}"));
-    let fails = figures.gpus.last_error().map(|why| format!("the last scan of the GPUs failed: {why}"));
+    let fails = counters.gpus.last_error().map(|why| format!("the last scan of the GPUs failed: {why}"));
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
@@ -78,11 +78,13 @@ fn liveness(kernel: &KernelHandle) -> Vec<Check> {
 
 /// Registered resources that the kubelet does not watch.
 fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
-    let standings = kernel.counters().kubelet.registrations();
-    let unwatched: Vec<&str> = standings
+    let registrations = kernel.counters().kubelet.registrations();
+    let unwatched: Vec<&str> = registrations
         .iter()
-        .filter(|(_, standing)| standing.at == Some(RegistrationState::Registered) && standing.streams == 0)
-        .filter(|(_, standing)| standing.since.elapsed() > limit)
+        .filter(|(_, registration)| {
+            registration.at == Some(RegistrationState::Registered) && registration.streams == 0
+        })
+        .filter(|(_, registration)| registration.since.elapsed() > limit)
         .map(|(resource, _)| resource.as_str())
         .collect();
     (!unwatched.is_empty())

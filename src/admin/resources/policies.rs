@@ -131,10 +131,10 @@ pub(crate) async fn upload(
     caller: Caller,
     state: Data<State>,
     request: HttpRequest,
-    said: Query<Word>,
+    query: Query<Word>,
     payload: Payload,
 ) -> HandlerResult {
-    let Word { by, reason } = said.into_inner();
+    let Word { by, reason } = query.into_inner();
     let by = caller.author(by, &reason)?;
     let signature = signature(&request)?;
     let _permit = state.upload_permits.take(caller.key())?;

@@ -31,7 +31,7 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, path: Path<St
     }
     let owners = Attributions::new(&ledger);
     let all = owners.on(&gpu).unwrap_or_default().iter();
-    let all = all.map(|(seen, whose)| Process::of(&ledger, gpu.as_str(), seen, whose));
+    let all = all.map(|(process, attribution)| Process::of(&ledger, gpu.as_str(), process, attribution));
     etag::fresh(&request, &ProcessList { items: all.collect(), sight: ProcessSight::of(ledger.sight()) })
 }
 

@@ -74,10 +74,10 @@ pub(crate) async fn reset(
     caller: Caller,
     state: Data<State>,
     request: HttpRequest,
-    said: Query<Word>,
+    query: Query<Word>,
 ) -> HandlerResult {
     let expected = if_match(&request, &state.kernel.snapshot())?;
-    let Word { by, reason } = said.into_inner();
+    let Word { by, reason } = query.into_inner();
     let by = caller.author(by, &reason)?;
     let ledger = state.kernel.snapshot();
     if !ledger.stack.from_api {

@@ -251,8 +251,8 @@ mod tests {
             ("own@a", None, "is not a digest"),
             ("other@aaaaaaaaaaaa", None, "is of policy own, not other"),
         ] {
-            let said = resolve_version(&node, name, digest).unwrap_err().to_string();
-            assert!(said.contains(says), "{name}: {said}");
+            let text = resolve_version(&node, name, digest).unwrap_err().to_string();
+            assert!(text.contains(says), "{name}: {text}");
         }
         let none = resolve_version(&node, "mixed", None).unwrap_err().to_string();
         assert!(none.contains("it knows other, own"), "{none}");

@@ -162,9 +162,9 @@ fn outcome(then: &Ledger, given: &RequestOutcome, request: &DeviceRequest) -> Tr
         outcome: (&given.outcome).into(),
         by: given.outcome.by().into_iter().map(str::to_owned).collect(),
         reason: given.outcome.reason().to_owned(),
-        environment: grant.map(|g| g.environment.iter().cloned().collect()).unwrap_or_default(),
-        memory_limit_mib: grant.and_then(|g| g.limits.memory_mib),
-        compute_limit_percent: grant.and_then(|g| g.limits.compute_percent),
+        environment: grant.map(|g| g.terms.environment.iter().cloned().collect()).unwrap_or_default(),
+        memory_limit_mib: grant.and_then(|g| g.terms.limits.memory_mib),
+        compute_limit_percent: grant.and_then(|g| g.terms.limits.compute_percent),
     }
 }
 

@@ -244,7 +244,7 @@ impl AccessSummary {
         let shown = |path: &Path| path.display().to_string();
         let tokens = access.tokens.iter().map(|token| Token {
             name: token.name.clone(),
-            right: token.right.word(),
+            right: token.right.as_str(),
             file: match &token.source {
                 TokenSource::File(path) => Some(shown(path)),
                 TokenSource::Sha256(_) => None,
@@ -259,9 +259,9 @@ impl AccessSummary {
                 .clients
                 .iter()
                 .flatten()
-                .map(|(name, right)| Client { name: name.clone(), right: right.word() })
+                .map(|(name, right)| Client { name: name.clone(), right: right.as_str() })
                 .collect(),
-            others_may: tls.others_may.map(Right::word),
+            others_may: tls.others_may.map(Right::as_str),
         });
         Self {
             token_file: shown(&config.token_file),

@@ -5,7 +5,7 @@ use super::setup;
 use crate::config::{Chosen, Config};
 use anyhow::Context;
 use berth_cluster::WatchedLabel;
-use berth_core::KernelHandle;
+use berth_core::PolicyService;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -40,9 +40,9 @@ impl Configuration {
     }
 
     /// Returns once the label selects another configuration with which a start on this node would succeed.
-    pub(super) async fn changed(self, kernel: KernelHandle, folder: PathBuf, compiler: PathBuf) {
+    pub(super) async fn changed(self, policies: PolicyService, folder: PathBuf, compiler: PathBuf) {
         let chosen = self.chosen.clone();
-        let select = async |label| select_other(&chosen, label, &kernel, &folder, &compiler).await;
+        let select = async |label| select_other(&chosen, label, &policies, &folder, &compiler).await;
         self.wait_for_change(select).await;
     }
 

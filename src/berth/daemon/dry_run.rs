@@ -17,7 +17,7 @@ use berth_kernel::ports::{Clock, Gpus, PolicyFiles as _, PolicyRuntime};
 use berth_kernel::scan::look;
 use berth_kernel::stack::StackEntry;
 use berth_kernel::time::Now;
-use berth_kernel::trust_check::check_trust;
+use berth_kernel::trust::check_trust;
 use berth_wasm::{self, Scratch, WasmPolicies};
 use std::path::Path;
 use std::sync::Arc;
@@ -153,9 +153,9 @@ pub(super) fn test_stack(
     }
     let stack = new_stack(entries);
     let baseline = &baseline(config);
-    let (rules, policies, leisure) = (&config.rules, &policies, TIME_FACTOR);
-    let trial = DryRun { stack: &stack, policies, node, now, baseline, rules, leisure };
-    trial.run().map(drop).map_err(|(policy, fault)| {
+    let (rules, policies, time_factor) = (&config.rules, &policies, TIME_FACTOR);
+    let dry_run = DryRun { stack: &stack, policies, node, now, baseline, rules, time_factor };
+    dry_run.run().map(drop).map_err(|(policy, fault)| {
         let at = stack.entries.iter().position(|entry| entry.label() == policy).unwrap_or_default();
         let what = format!("policy {policy} fails on this node: {fault}");
         anyhow::Error::msg(config.locate(bad_entry(at, &fault, what)).to_string())
@@ -237,7 +237,7 @@ fn run_trials(
     let (mut failures, mut warnings) = (Vec::new(), Vec::new());
     while !entries.is_empty() {
         let stack = new_stack(entries.iter().map(|(_, entry)| entry.clone()).collect());
-        let trial = DryRun {
+        let dry_run = DryRun {
             stack: &stack,
             policies,
             node,

@@ -75,10 +75,10 @@ impl Progress {
 }
 
 /// The heartbeat of the runtime that answers the kubelet, each second. Without it no worker is free for an Allocate either.
-pub(super) async fn run_heartbeat(figures: Arc<Counters>) {
+pub(super) async fn run_heartbeat(counters: Arc<Counters>) {
     let mut every = tokio::time::interval(HEARTBEAT_INTERVAL);
     loop {
-        drop(figures.front.begin());
+        drop(counters.front.begin());
         every.tick().await;
     }
 }

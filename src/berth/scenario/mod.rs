@@ -29,7 +29,7 @@ use berth_kernel::policy::{
     STACK_ENTRIES_MAX,
 };
 use berth_kernel::policy_call::Call;
-use berth_kernel::ports::{Clock as _, InstallError, Policies};
+use berth_kernel::ports::{Clock as _, InstallError, PolicyFiles as _, PolicyRuntime};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_wasm::{Scratch, Settings, WasmPolicies};
 use format::{Entry, Group, Scenario};
@@ -243,7 +243,7 @@ fn call_all_hooks(
                 wall_ms_max: CALL_MS_MAX,
             };
             let gpus = if snapshot.parts.is_empty() { 0 } else { SAMPLE_COUNT };
-            policies.call(call).map_err(|fault| match fault.kind {
+            policies.call(call).answer.map_err(|fault| match fault.kind {
                 // Independent of hook and node.
                 FaultKind::Parameters => fault.to_string(),
                 _ => format!("`{hook}`, called on a node with {gpus} GPUs: {fault}"),

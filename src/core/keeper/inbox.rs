@@ -33,7 +33,7 @@ pub struct Handle {
     other: Sender<Request>,
     snapshots: watch::Receiver<Snapshot>,
     store_failure: StoreFailure,
-    figures: Arc<Counters>,
+    counters: Arc<Counters>,
 }
 
 impl Handle {
@@ -57,8 +57,8 @@ impl Handle {
 
     /// Counters and heartbeats since the daemon started.
     #[must_use]
-    pub fn figures(&self) -> &Arc<Counters> {
-        &self.figures
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 
     /// Number of commands in the kubelet's inbox and in the other one.
@@ -107,13 +107,13 @@ pub fn spawn(keeper: Keeper, nudge: Sender<()>) -> std::io::Result<Running> {
     let (other, other_requests) = bounded(OTHER_INBOX);
     let snapshots = keeper.publisher.subscribe();
     let store_failure = Arc::clone(&keeper.store_failure);
-    let figures = Arc::clone(&keeper.figures);
+    let counters = Arc::clone(&keeper.counters);
     // The heartbeat starts before the first turn.
-    drop(figures.keeper.heartbeat.begin());
+    drop(counters.keeper.heartbeat.begin());
     let thread = std::thread::Builder::new()
         .name("keeper".into())
         .spawn(move || run(keeper, &kubelet_requests, &other_requests, &nudge))?;
-    Ok(Running { handle: Handle { kubelet, other, snapshots, store_failure, figures }, thread })
+    Ok(Running { handle: Handle { kubelet, other, snapshots, store_failure, counters }, thread })
 }
 
 pub(super) fn run(
@@ -165,10 +165,10 @@ fn handle_request(keeper: &mut Keeper, request: Request) {
 
 /// One turn, with heartbeat and duration.
 fn turn(keeper: &mut Keeper, command: &Command) -> CommandResult {
-    let figures = Arc::clone(&keeper.figures);
-    let _busy = figures.keeper.heartbeat.begin();
+    let counters = Arc::clone(&keeper.counters);
+    let _busy = counters.keeper.heartbeat.begin();
     let began = Instant::now();
     let answer = keeper.turn(command);
-    figures.keeper.turn_durations.add(began.elapsed());
+    counters.keeper.turn_durations.add(began.elapsed());
     answer
 }

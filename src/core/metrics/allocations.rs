@@ -29,10 +29,10 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
         &table::ALLOCATIONS,
         shown.map(|((resource, gpu), n)| (vec![resource.as_str(), index(gpu), gpu.as_str()], *n)),
     )?;
-    let figures = &scrape.figures.keeper;
-    families.counter(&table::GRANTED, with_zeros(scrape, &figures.grants(), &HOW))?;
-    families.counter(&table::ENDED, with_zeros(scrape, &figures.ends(), &REASONS))?;
-    let refusals = scrape.figures.kubelet.refusals();
+    let counters = &scrape.counters.keeper;
+    families.counter(&table::GRANTED, with_zeros(scrape, &counters.grants(), &HOW))?;
+    families.counter(&table::ENDED, with_zeros(scrape, &counters.ends(), &REASONS))?;
+    let refusals = scrape.counters.kubelet.refusals();
     families.counter(&table::REFUSALS, refusals.iter().map(|(kind, n)| (vec![*kind], *n)))?;
     families.value(&table::ON_HOLD, Some(u64::from(scrape.ledger.hold.is_some())))?;
     let stuck = scrape.ledger.stuck.as_deref().map_or(0, |stuck| stuck.allocations);

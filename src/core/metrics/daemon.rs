@@ -5,13 +5,13 @@ use super::scrape::Scrape;
 use super::table;
 use std::fmt;
 
-/// Status classes, in the order of [`crate::figures::Served::by_class`].
+/// Status classes, in the order of [`crate::counters::Served::by_class`].
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let about = &scrape.about;
     families.info(&table::BUILD, [vec![env!("CARGO_PKG_VERSION")]])?;
-    let versions = scrape.figures.gpus.versions();
+    let versions = scrape.counters.gpus.versions();
     let label = |version: &'_ Option<String>| version.clone().unwrap_or_default();
     let (driver, cuda) = (label(&versions.driver), label(&versions.cuda));
     families.info(&table::NVIDIA, [vec![driver.as_str(), cuda.as_str()]])?;
@@ -34,7 +34,7 @@ pub(super) fn encode_traces(families: &mut Families<'_>) -> fmt::Result {
 }
 
 pub(super) fn encode_http(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
-    let served = scrape.figures.http.served();
+    let served = scrape.counters.http.served();
     let requests = served.iter().flat_map(|((route, method), served)| {
         let classes = CLASSES.iter().zip(served.by_class).filter(|(_, n)| *n > 0);
         classes.map(move |(class, n)| (vec![route.as_str(), method.as_str(), class], n))

@@ -80,25 +80,25 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
 
 /// Encodes health changes, XIDs and scans.
 fn encode_reports(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
-    let changes = scrape.figures.keeper.health_changes();
+    let changes = scrape.counters.keeper.health_changes();
     families.counter(
         &table::HEALTH_CHANGES,
         HEALTH.iter().map(|state| (vec![*state], changes.get(state).copied().unwrap_or(0))),
     )?;
-    let figures = &scrape.figures.gpus;
-    let xids = figures.xids();
+    let counters = &scrape.counters.gpus;
+    let xids = counters.xids();
     let index = |uuid: &str| {
         let listed = scrape.gpus.iter().find(|(_, id)| id.as_str() == uuid);
         listed.map_or("", |(index, _)| index.as_str())
     };
     let codes: Vec<_> = xids.iter().map(|((uuid, code), n)| (uuid, code.to_string(), *n)).collect();
     let counted = codes.iter().map(|(uuid, code, n)| (vec![index(uuid), uuid.as_str(), code.as_str()], *n));
-    let other = Some(figures.other_xids()).filter(|n| *n > 0).map(|n| (vec!["", "", "other"], n));
+    let other = Some(counters.other_xids()).filter(|n| *n > 0).map(|n| (vec!["", "", "other"], n));
     families.counter(&table::XIDS, counted.chain(other))?;
-    let scans = figures.outcomes();
+    let scans = counters.outcomes();
     families.counter(&table::SCANS, scans.map(|(outcome, n)| (vec![outcome], n)))?;
-    families.duration(&table::SCAN_TIME, figures.scan_durations.read())?;
-    let last_scan = figures.answered_wall_ms().map(|at| (Vec::new(), wall_seconds(at)));
+    families.duration(&table::SCAN_TIME, counters.scan_durations.read())?;
+    let last_scan = counters.answered_wall_ms().map(|at| (Vec::new(), wall_seconds(at)));
     families.gauge_f64(&table::LAST_SCAN, last_scan)
 }
 

@@ -10,10 +10,10 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     let (kubelet, other) = scrape.queue_lengths;
     families.gauge(&table::QUEUE, [(vec!["kubelet"], count(kubelet)), (vec!["other"], count(other))])?;
-    let figures = &scrape.figures.keeper;
-    families.duration(&table::TURN_TIME, figures.turn_durations.read())?;
-    families.duration(&table::APPEND_TIME, figures.append_durations.read())?;
-    families.counter(&table::APPEND_FAILURES, [(Vec::new(), figures.append_failures())])?;
-    families.value(&table::STORE_SIZE, figures.store_bytes())?;
+    let counters = &scrape.counters.keeper;
+    families.duration(&table::TURN_TIME, counters.turn_durations.read())?;
+    families.duration(&table::APPEND_TIME, counters.append_durations.read())?;
+    families.counter(&table::APPEND_FAILURES, [(Vec::new(), counters.append_failures())])?;
+    families.value(&table::STORE_SIZE, counters.store_bytes())?;
     families.value(&table::STORE_FAILED, Some(u64::from(scrape.store_failed)))
 }

@@ -54,13 +54,13 @@ impl Metrics {
     /// If a metric cannot be encoded, which is a bug of the daemon.
     pub fn text(&self, about: CheckResults) -> Result<String, fmt::Error> {
         let ledger = self.kernel.snapshot();
-        let figures = Arc::clone(self.kernel.counters());
+        let counters = Arc::clone(self.kernel.counters());
         let listed: BTreeMap<_, _> = ledger
             .resources()
             .into_iter()
             .map(|name| (name.clone(), self.kernel.listing(&ledger, &name)))
             .collect();
-        let resources = figures.keeper.grants().into_keys().chain(figures.keeper.ends().into_keys());
+        let resources = counters.keeper.grants().into_keys().chain(counters.keeper.ends().into_keys());
         let counted = resources.map(|(resource, _)| resource).chain(listed.keys().map(ToString::to_string));
         let scrape = Scrape {
             counted: counted.collect(),
@@ -70,7 +70,7 @@ impl Metrics {
             policy_statuses: self.kernel.policy_statuses(&ledger.stack),
             queue_lengths: self.kernel.queue_lengths(),
             store_failed: self.kernel.store_error().is_some(),
-            figures,
+            counters,
             call_counters: self.kernel.call_counters(),
             journal: self.lab.journal_stats(),
             ledger,

@@ -34,7 +34,7 @@ pub(super) struct Scrape {
     /// Number of commands in the keeper's inboxes: the kubelet's and the other one.
     pub(super) queue_lengths: (usize, usize),
     pub(super) store_failed: bool,
-    pub(super) figures: Arc<Counters>,
+    pub(super) counters: Arc<Counters>,
     pub(super) call_counters: CallCounters,
     /// `None` if decisions are not recorded.
     pub(super) journal: Option<JournalStats>,

@@ -61,8 +61,8 @@ pub struct CallStats {
 
 impl CallStats {
     /// Counts a call. A suspended policy was not called and counts nothing.
-    pub fn add(&mut self, said: &CallOutcome, cost: Cost) {
-        match said {
+    pub fn add(&mut self, outcome: &CallOutcome, cost: Cost) {
+        match outcome {
             CallOutcome::Suspended => return,
             CallOutcome::Pass => self.passes += 1,
             CallOutcome::Answer(_) => {}
@@ -120,10 +120,10 @@ mod tests {
         stats.add(&CallOutcome::Suspended, cost(1));
         assert_eq!(stats, CallStats::default(), "it was not called");
         let answer = berth_kernel::policy::Answer::Deny("no".into());
-        for said in
+        for outcome in
             [CallOutcome::Pass, CallOutcome::Pass, CallOutcome::Answer(answer), fault(FaultKind::Trap)]
         {
-            stats.add(&said, cost(1));
+            stats.add(&outcome, cost(1));
         }
         assert_eq!((stats.calls, stats.passes, stats.answers(), stats.failed()), (4, 2, 1, 1));
     }

@@ -177,15 +177,15 @@ impl Evaluation<'_> {
                 }
             },
         });
-        let said = match &checked {
+        let outcome = match &checked {
             Ok(None) => CallOutcome::Pass,
             Ok(Some(answer)) => CallOutcome::Answer(answer.clone()),
             Err(fault) => CallOutcome::Fault(fault.clone()),
         };
         let fault = checked.as_ref().err().map(|fault| fault.kind.as_str());
-        spans::policy_answered(&span, said.as_str(), fault, cost.fuel);
-        self.faults.record_call(index, entry, hook, &said, cost);
-        self.record(entry, said, cost);
+        spans::policy_answered(&span, outcome.as_str(), fault, cost.fuel);
+        self.faults.record_call(index, entry, hook, &outcome, cost);
+        self.record(entry, outcome, cost);
         let result = match checked {
             Ok(answer) => answer.map_or(CallResult::Pass, CallResult::Answer),
             Err(fault) => CallResult::Fault(fault),
@@ -193,12 +193,12 @@ impl Evaluation<'_> {
         (result, lines)
     }
 
-    fn record(&mut self, entry: &StackEntry, said: CallOutcome, cost: Cost) {
+    fn record(&mut self, entry: &StackEntry, outcome: CallOutcome, cost: Cost) {
         self.calls.push(CallRecord {
             policy: entry.label(),
             digest: entry.digest.clone(),
             parameters: entry.parameters.clone(),
-            outcome: said,
+            outcome,
             cost,
         });
     }
@@ -326,12 +326,8 @@ pub(crate) fn outcome(answer: StackAnswer, granted: Result<Option<AllocationId>,
             Outcome::Denied { by, reason: format!("it failed ({}): {detail}", kind.as_str()) }
         }
         (StackAnswer::Allow { .. }, Err(reason)) => Outcome::Refused { reason },
-        (StackAnswer::Allow { by, terms }, Ok(allocation)) => Outcome::Granted(Grant {
-            allocation,
-            by,
-            reason: terms.reason,
-            limits: terms.limits,
-            environment: terms.environment,
-        }),
+        (StackAnswer::Allow { by, terms }, Ok(allocation)) => {
+            Outcome::Granted(Grant { allocation, by, terms })
+        }
     }
 }

@@ -66,12 +66,12 @@ impl Faults {
         index: usize,
         entry: &StackEntry,
         hook: Hook,
-        said: &CallOutcome,
+        outcome: &CallOutcome,
         cost: Cost,
     ) {
         let record = self.records.entry((index, entry.digest.clone())).or_default();
-        record.hooks.entry(hook).or_default().add(said, cost);
-        let CallOutcome::Fault(fault) = said else {
+        record.hooks.entry(hook).or_default().add(outcome, cost);
+        let CallOutcome::Fault(fault) = outcome else {
             record.in_a_row = 0;
             return;
         };

@@ -53,11 +53,11 @@ fn decisions_of_each_kind() -> Vec<Decision> {
     let offer = PartOffer { part: gpu(1), lines: vec![line(Consumes::Whole), line(slice)] };
     let placement = Placement { devices: vec![device], reason: "near".into() };
     let triage = TriageAnswer { severity: Severity::Degraded, reason: "hot".into(), again_after_s: Some(60) };
-    let call = |said| CallRecord {
+    let call = |outcome| CallRecord {
         policy: "p@1".into(),
         digest: Digest::parse(&"a".repeat(64)).unwrap(),
         parameters: "{\"a\":1}".into(),
-        outcome: said,
+        outcome,
         cost: Cost { fuel: 12, wall_us: 34 },
     };
     let terms = berth_kernel::policy::Terms {

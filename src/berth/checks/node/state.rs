@@ -5,7 +5,7 @@ use super::line::Line;
 use crate::config::Config;
 use berth_api::Node;
 use berth_cli::client::Client;
-use berth_cli::connection::ClientArgs;
+use berth_cli::reach::ClientArgs;
 use berth_cli::reach::berth_has;
 use rustix::fs::{Access, access, major, minor, statvfs};
 use std::fs::{metadata, read_to_string};

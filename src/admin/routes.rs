@@ -8,7 +8,8 @@ use crate::resources::{
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_http::CompressedFile;
-use berth_http::gate::{api, no_route, read, resource};
+use berth_http::gate::api;
+use berth_http::route::{no_route, read, resource};
 use std::sync::LazyLock;
 
 /// The routes of the admin listener.

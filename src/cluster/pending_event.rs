@@ -4,7 +4,7 @@
 use berth_core::policy_transitions::PolicyTransition;
 use berth_kernel::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
 use berth_kernel::drain::Drain;
-use berth_kernel::evict::{EvictionMethod, EvictionOutcome, EvictionRecord};
+use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;

@@ -7,10 +7,8 @@ use super::wait::{self, Backoff};
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::pods::{
-    ImmediateViewLimiter, PODS_MAX, Pod, PodsSource, PodsView, Stage, is_newly_waiting,
-    requests_listed_resource,
-};
+use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
+use berth_kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use futures_util::{FutureExt, Stream, StreamExt};
 use kube::Client;
 use std::collections::{BTreeMap, VecDeque};

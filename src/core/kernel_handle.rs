@@ -8,7 +8,7 @@ use crate::stack::{CallCounters, EntryStats, OfferNotes, PolicyStatuses};
 use berth_kernel::command::{Attempt, Command, Rules};
 use berth_kernel::decider::Decider;
 use berth_kernel::drain::{Author, Order, Owners};
-use berth_kernel::evict::{EvictionOutcome, EvictionRequest};
+use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::gpu::{Inventory, Reading, XID};
 use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};

@@ -19,7 +19,7 @@ use crate::stack::{Baseline, DryRun, TIME_FACTOR};
 use berth_kernel::command::NewStack;
 use berth_kernel::ports::{PolicyFiles, PolicyRuntime};
 use berth_kernel::refusal::Refusal;
-use berth_kernel::trust::check_trust;
+use berth_kernel::trust_check::check_trust;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, RwLock, oneshot};

@@ -6,14 +6,15 @@
 
 use crate::caller::{Caller, Identity, Line};
 use crate::certificate::ClientCertificate;
-use crate::connection::Peer;
 use crate::connection_slots::Slot;
 use crate::failure::Failure;
-use crate::gate::{self, Context, context};
+use crate::gate::{Context, context};
+use crate::peer::Peer;
 use crate::rate_limit::{Client, Counted, Limiter};
 use crate::response_budget::AuthenticatedClient;
 use crate::reviews::Reviews;
-use crate::settings::{AdminError, Right, Settings};
+use crate::route;
+use crate::settings::{AdminAccess, AdminError, Right, Settings};
 use crate::tls::Tls;
 use crate::token::{self, Tokens};
 use crate::unix_socket;
@@ -24,6 +25,7 @@ use actix_web::middleware::Next;
 use actix_web::{Error, HttpMessage, HttpRequest};
 use berth_api::Kind;
 use berth_core::spans;
+use std::path::Path;
 use std::sync::Arc;
 use tracing::Instrument;
 
@@ -159,7 +161,7 @@ impl Access {
         limiter.take(&caller.client())?;
         // A browser sends its certificate with requests of any page; it does not do so with a token.
         if caller.by == "certificate" && needed == Right::Change {
-            gate::same_site(request.headers())?;
+            route::same_site(request.headers())?;
         }
         let path = || reviewed(request);
         if self.may(caller, request.method(), path, Counted::Yes).await? {
@@ -218,7 +220,7 @@ impl Access {
 
     /// Limits the rate of scrapes on the health listener. Probes are not limited.
     pub(crate) fn limit_scrapes(&self, request: &ServiceRequest) -> Result<(), Failure> {
-        match gate::path(request) {
+        match route::path(request) {
             "/metrics" => self.scrapes.take(&Client::of(request.conn_data::<Peer>())),
             _ => Ok(()),
         }
@@ -228,9 +230,9 @@ impl Access {
 /// The path for the API server's review: as it is routed, without escapes, so that the review is about what is done.
 /// A path without a route is not reviewed.
 fn reviewed(request: &ServiceRequest) -> Result<&str, Failure> {
-    let path = gate::path(request);
+    let path = route::path(request);
     if request.resource_map().match_pattern(path).is_none() {
-        return Err(gate::nothing_at(path));
+        return Err(route::nothing_at(path));
     }
     if path.len() > REVIEWED_PATH_BYTES_MAX {
         let rule = format!("the path is longer than {REVIEWED_PATH_BYTES_MAX} bytes");
@@ -324,7 +326,7 @@ async fn call_in_span<B: MessageBody>(
         return next.call(request).await;
     }
     // The template of the route table, never a text of the client.
-    let route = gate::route(request.request());
+    let route = route::route(request.request());
     let tls = request.app_config().secure();
     let span = spans::http(method(request.method()), route.as_deref(), request.path(), tls);
     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
@@ -346,4 +348,17 @@ fn method(method: &Method) -> &'static str {
         Method::OPTIONS => "OPTIONS",
         _ => "_OTHER",
     }
+}
+/// Reads the files that authentication reads at a start, tokens' and TLS', and reports the errors of a start. It
+/// creates none, and the token of the first start may be missing.
+///
+/// Returns the key and the error of each file that cannot be used.
+#[must_use]
+pub fn check_files(token_file: &Path, access: &AdminAccess) -> Vec<(String, AdminError)> {
+    let own = ("tokenFile".to_owned(), token::check_token_file(token_file));
+    let named = access.tokens.iter().enumerate();
+    let named = named.map(|(at, token)| (format!("admin.tokens[{at}].file"), token::check_given(token)));
+    let tls = ("admin.tls".to_owned(), access.tls.clone().map(Tls::open).transpose().map(drop));
+    let all = std::iter::once(own).chain(named).chain([tls]);
+    all.filter_map(|(key, checked)| Some((key, checked.err()?))).collect()
 }

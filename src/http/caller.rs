@@ -6,11 +6,11 @@
 //! rate have no line: they changed nothing, and a flood of them would be a flood of lines. [`crate::rate_limit`] logs
 //! their number once a minute.
 
-use crate::connection::Peer;
 use crate::failure::Failure;
-use crate::gate;
+use crate::peer::Peer;
 use crate::rate_limit::Client;
-use crate::reviews::User;
+use crate::reviewer::User;
+use crate::route;
 use crate::settings::Right;
 use actix_web::dev::{Payload, ServiceRequest};
 use actix_web::http::StatusCode;
@@ -172,7 +172,7 @@ impl Line {
         Self {
             method: cut(request.method().as_str(), METHOD_BYTES_MAX),
             // The path as it is routed, so that no escape hides it.
-            path: cut(gate::path(request), PATH_BYTES_MAX),
+            path: cut(route::path(request), PATH_BYTES_MAX),
             from: request.conn_data::<Peer>().map_or_else(|| "unknown".into(), ToString::to_string),
             caller: None,
             status: None,

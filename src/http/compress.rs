@@ -4,8 +4,8 @@
 //! each response, which costs several times as much as the response itself. So each worker keeps one compressor, and
 //! the library compresses only what is large or streamed.
 
-use crate::gate::IDENTITY;
 use crate::response_budget::Weight;
+use crate::route::IDENTITY;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;

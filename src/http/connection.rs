@@ -6,13 +6,12 @@
 
 use crate::certificate::ClientCertificate;
 use crate::connection_slots::{ConnectionSlots, Slot, SlotGuard};
+use crate::peer::Peer;
 use crate::rate_limit::Client;
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
 use actix_web::rt::net::{ActixStream, Ready, TcpStream, UnixStream};
-use std::fmt;
 use std::io::{self, ErrorKind, IoSlice};
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -190,36 +189,5 @@ pub(crate) fn note(transport: &impl Transport, data: &mut Extensions) {
     data.insert(Arc::clone(slot));
     if let Some(peer) = peer {
         data.insert(peer);
-    }
-}
-
-/// The peer of a connection, as the connection itself shows it: an address, a client certificate, or a user of this
-/// machine. The HTTP library keeps it with each connection.
-pub(crate) enum Peer {
-    /// Over plain TCP.
-    Tcp(SocketAddr),
-    /// Over TLS.
-    Tls {
-        /// The address.
-        from: SocketAddr,
-        /// The client's certificate, verified in the handshake.
-        certificate: Option<ClientCertificate>,
-    },
-    /// Over the Unix socket: the user by SO_PEERCRED, at the time of the connect.
-    Unix {
-        /// Effective user.
-        uid: u32,
-        /// The process id, if it is of our namespace.
-        pid: Option<i32>,
-    },
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(from) | Self::Tls { from, .. } => write!(f, "{from}"),
-            Self::Unix { uid, pid: Some(pid) } => write!(f, "user {uid}, process {pid}"),
-            Self::Unix { uid, pid: None } => write!(f, "user {uid}"),
-        }
     }
 }

@@ -5,8 +5,8 @@
 //! change overwrites another one unseen.
 
 use crate::failure::{Failure, excerpt};
-use crate::gate::{API, IDENTITY};
 use crate::query;
+use crate::route::{API, IDENTITY};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::header::{

@@ -2,11 +2,12 @@
 //! routes, and what a client gets of the probes and of `/metrics`.
 
 use crate::access::{self, Access};
-use crate::connection::Peer;
 use crate::connection_slots::{Slot, Work};
 use crate::failure::{Failure, PROBLEM_JSON, excerpt};
+use crate::peer::Peer;
 use crate::request_body::{self, RequestBody};
 use crate::response_budget::Budget;
+use crate::route::{API, IDENTITY, path, route};
 use crate::{etag, query};
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceFactory, ServiceRequest, ServiceResponse};
@@ -17,7 +18,7 @@ use actix_web::http::header::{
 };
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{self, Data, PathConfig, QueryConfig, ServiceConfig};
-use actix_web::{Error, HttpMessage, HttpRequest, HttpResponse, Resource, Route, Scope, guard};
+use actix_web::{Error, HttpMessage, HttpRequest, Scope};
 use berth_api::{Check, Kind};
 use berth_core::counters::{Counters, Method};
 use std::net::IpAddr;
@@ -230,42 +231,6 @@ pub(crate) fn context(request: &ServiceRequest) -> Result<Data<Context>, Error> 
     context.ok_or_else(|| Failure::new(Kind::Internal, "the server has no context").into())
 }
 
-/// The prefix of all routes that need a token.
-pub const API: &str = "/api/v1";
-/// Set by a handler whose response must not be compressed; it is removed before the response is sent.
-pub const IDENTITY: &str = "identity";
-
-/// The path by which a request is routed: without escapes, except those of `%`, `/` and `+`.
-pub(crate) fn path(request: &ServiceRequest) -> &str {
-    request.match_info().as_str()
-}
-
-/// A resource that answers other methods with the allowed ones.
-pub fn resource(path: &str, allow: &'static str) -> Resource {
-    web::resource(path).default_service(web::to(move |request: HttpRequest| async move {
-        let detail = format!("{} is not a method of {}; it has {allow}", request.method(), request.path());
-        Failure::new(Kind::Method, detail).allow(allow).response()
-    }))
-}
-
-/// GET, and HEAD with it.
-#[must_use]
-pub fn read() -> Route {
-    web::route().guard(guard::Any(guard::Get()).or(guard::Head()))
-}
-
-/// Answers a path without a route.
-pub async fn no_route(request: HttpRequest) -> HttpResponse {
-    nothing_at(request.path()).response()
-}
-
-/// The problem of a path without a route.
-#[must_use]
-pub fn nothing_at(path: &str) -> Failure {
-    let path: String = path.chars().take(200).collect();
-    Failure::new(Kind::NoRoute, format!("there is no route {path}")).hint("/swagger-ui/ shows all routes")
-}
-
 /// Checks that the request names this machine by a name that means only itself, against DNS rebinding: a page of another
 /// origin can make a browser resolve its own name to 127.0.0.1, but cannot send another name than its own.
 fn check_host(headers: &HeaderMap) -> Result<(), Failure> {
@@ -280,25 +245,6 @@ fn check_host(headers: &HeaderMap) -> Result<(), Failure> {
             let hint = "reach it on the node itself, or by `kubectl port-forward`";
             Err(Failure::new(Kind::Host, rule).hint(hint))
         }
-    }
-}
-
-/// Checks that a browser that sends its certificate does so for a page of this API. Other programs send neither
-/// header.
-pub(crate) fn same_site(headers: &HeaderMap) -> Result<(), Failure> {
-    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
-    let own = match (text("sec-fetch-site"), text("origin")) {
-        (Some(site), _) => matches!(site, "same-origin" | "none"),
-        (None, Some(origin)) => text("host").is_some_and(|host| origin == format!("https://{host}")),
-        (None, None) => true,
-    };
-    match own {
-        true => Ok(()),
-        false => Err(Failure::new(
-            Kind::Forbidden,
-            "the request for this change comes from a page of another site",
-        )
-        .hint("open the daemon's own page for it")),
     }
 }
 
@@ -321,11 +267,6 @@ fn count(context: &Context, request: &HttpRequest, status: u16, began: Instant) 
     let route = route.as_deref().unwrap_or("unmatched");
     let method = Method::of(request.method().as_str());
     context.counters.http.answered(route, method, status, began.elapsed());
-}
-
-/// The template of the route table that a request matches.
-pub(crate) fn route(request: &HttpRequest) -> Option<String> {
-    request.match_pattern().map(|pattern| pattern.replace(":.*}", "}"))
 }
 
 /// Marks a request whose response has no details.
@@ -380,32 +321,6 @@ pub fn describe_failed(checks: &[Check]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use actix_web::http::header::{HeaderName, HeaderValue};
-
-    #[test]
-    fn a_page_of_another_site_changes_nothing_with_a_browsers_certificate() {
-        let may = |given: &[(&str, &str)]| {
-            let mut headers = HeaderMap::new();
-            for (name, value) in given {
-                let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
-                headers.insert(name, HeaderValue::from_str(value).unwrap());
-            }
-            same_site(&headers).is_ok()
-        };
-        let host = ("host", "gpu-1:9470");
-        assert!(may(&[host]));
-        assert!(may(&[host, ("origin", "https://gpu-1:9470")]));
-        assert!(may(&[host, ("sec-fetch-site", "same-origin"), ("origin", "https://gpu-1:9470")]));
-        for closed in [
-            [host, ("origin", "https://evil.example")],
-            [host, ("origin", "http://gpu-1:9470")],
-            [host, ("origin", "null")],
-            [host, ("sec-fetch-site", "cross-site")],
-            [host, ("sec-fetch-site", "same-site")],
-        ] {
-            assert!(!may(&closed), "{closed:?}");
-        }
-    }
 
     #[test]
     fn only_names_of_this_machine_are_taken() {

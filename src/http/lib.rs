@@ -13,27 +13,31 @@ pub mod etag;
 mod failure;
 pub mod gate;
 mod listeners;
+mod peer;
 pub mod query;
 mod rate_limit;
 mod request_body;
 mod response_budget;
+mod reviewer;
 mod reviews;
+pub mod route;
 mod settings;
 mod tls;
 mod token;
 mod unix_socket;
 
-pub use access::Access;
+pub use access::{Access, check_files};
 pub use caller::Caller;
 pub use compress::{CompressedFile, accepts_gzip};
 pub use failure::{Failure, HandlerResult, PROBLEM_JSON, excerpt};
-pub use gate::{Context, IDENTITY};
+pub use gate::Context;
 pub use listeners::{Application, Running, Server};
 pub use response_budget::Weight;
-pub use reviews::{ReviewError, Reviewer, User};
+pub use reviewer::{ReviewError, Reviewer, User};
+pub use route::IDENTITY;
 pub use settings::{
     AdminAccess, AdminError, KubernetesReviews, NAME_BYTES_MAX, NamedToken, RateLimits, Right, Settings,
-    TlsFiles, TokenSource, check_files,
+    TlsFiles, TokenSource,
 };
 pub use tls::{TLS_POLL_INTERVAL, Tls};
 pub use token::{check_token_file, rotate_token};

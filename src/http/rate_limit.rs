@@ -1,8 +1,8 @@
 //! Rate limits: a token bucket for each client. A client is a name once it is authenticated, and an address before
 //! that.
 
-use crate::connection::Peer;
 use crate::failure::Failure;
+use crate::peer::Peer;
 use berth_api::Kind;
 use parking_lot::Mutex;
 use std::collections::HashMap;

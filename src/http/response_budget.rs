@@ -6,8 +6,8 @@
 //! refused again, before its response is made, until the client has read something: making the response is most of
 //! its cost. Texts that are part of the program do not count; event streams have permits of their own.
 
-use crate::connection::Peer;
 use crate::failure::Failure;
+use crate::peer::Peer;
 use crate::rate_limit::Client;
 use crate::request_body;
 use actix_web::HttpRequest;

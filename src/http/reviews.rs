@@ -3,12 +3,12 @@
 
 use crate::failure::Failure;
 use crate::rate_limit::{Client, Counted, Limiter};
+use crate::reviewer::{ReviewError, Reviewer, User};
 use actix_web::http::Method;
 use berth_api::Kind;
-use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,38 +33,6 @@ const USER_BYTES_MAX: usize = 512;
 /// The prefix of the path in a review. Not `/api` itself: every cluster allows all authenticated users to read that
 /// (ClusterRole system:discovery).
 const PREFIX: &str = "/berth";
-
-/// A user of the cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
-    /// Such as `system:serviceaccount:monitoring:grafana`.
-    pub name: String,
-    /// Distinguishes users with the same name over time.
-    pub uid: Option<String>,
-    /// The user's groups.
-    pub groups: Vec<String>,
-    /// Further attributes of the user.
-    pub extra: BTreeMap<String, Vec<String>>,
-}
-
-/// The API server gave no answer.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ReviewError(pub String);
-
-/// The client of the API server, which the daemon provides. A review begins when its future is first polled, and ends
-/// when that is dropped; the caller counts concurrent ones.
-pub trait Reviewer: Send + Sync {
-    /// The user of a token; `None` if the token is invalid.
-    fn authenticate(&self, token: String) -> BoxFuture<'static, Result<Option<User>, ReviewError>>;
-    /// Whether the user may do `verb` (an HTTP method in lower case) at this non-resource path.
-    fn authorize(
-        &self,
-        user: Arc<User>,
-        verb: &'static str,
-        path: String,
-    ) -> BoxFuture<'static, Result<bool, ReviewError>>;
-}
 
 /// Sends reviews, and keeps their results for a while. Of tokens only SHA-256 hashes are kept.
 pub(crate) struct Reviews {

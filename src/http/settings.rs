@@ -1,13 +1,11 @@
 //! The settings of the server: its listeners, callers, their authentication and limits; and why it cannot start.
 
-use crate::reviews::Reviewer;
-use crate::tls::Tls;
-use crate::token;
+use crate::reviewer::Reviewer;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -129,20 +127,6 @@ pub struct Settings {
     pub reviewer: Option<Arc<dyn Reviewer>>,
     /// How often the TLS files are checked.
     pub tls_poll_interval: Duration,
-}
-
-/// Reads the files that authentication reads at a start, tokens' and TLS', and reports the errors of a start. It
-/// creates none, and the token of the first start may be missing.
-///
-/// Returns the key and the error of each file that cannot be used.
-#[must_use]
-pub fn check_files(token_file: &Path, access: &AdminAccess) -> Vec<(String, AdminError)> {
-    let own = ("tokenFile".to_owned(), token::check_token_file(token_file));
-    let named = access.tokens.iter().enumerate();
-    let named = named.map(|(at, token)| (format!("admin.tokens[{at}].file"), token::check_given(token)));
-    let tls = ("admin.tls".to_owned(), access.tls.clone().map(Tls::open).transpose().map(drop));
-    let all = std::iter::once(own).chain(named).chain([tls]);
-    all.filter_map(|(key, checked)| Some((key, checked.err()?))).collect()
 }
 
 /// Why the API cannot start.

@@ -2,7 +2,7 @@
 
 use super::decider::Decider;
 use super::drain::{Author, Order, Owners};
-use super::evict::{EvictionOutcome, EvictionRequest};
+use super::eviction::{EvictionOutcome, EvictionRequest};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;

@@ -5,7 +5,7 @@ use super::gpu::Reading;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::offer::PartOffer;
-use super::pods;
+use super::pod_candidates;
 use super::policy::{
     AdmitRequest, Answer, Fault, Hook, PlaceRequest, Placement, Question, Terms, TriageAnswer,
 };
@@ -300,7 +300,7 @@ impl NewDecision {
             OwnedQuestion::Admit(admit) => (&admit.resource, admit.devices.len()),
             OwnedQuestion::Offer | OwnedQuestion::Triage(_) => return Vec::new(),
         };
-        let candidates = pods::candidates(&self.node, resource, count).into_iter();
+        let candidates = pod_candidates::candidates(&self.node, resource, count).into_iter();
         let names: BTreeSet<String> =
             candidates.map(|found| format!("{}/{}", found.pod.namespace, found.pod.name)).collect();
         names.into_iter().collect()

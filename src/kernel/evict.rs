@@ -5,6 +5,7 @@
 
 use super::allocation::Allocation;
 use super::change::Change;
+use super::eviction::{EvictionOutcome, EvictionRecord, EvictionRequest};
 use super::ledger::Ledger;
 use super::names::{AllocationId, PartId};
 use super::pods::{Fate, Pod, PodsSource, Stage};
@@ -241,52 +242,6 @@ fn holder_key(allocation: &Allocation) -> HolderKey<'_> {
 /// Shortens a server's message and replaces control characters, since it is shown on terminals.
 fn sanitized(message: &str) -> String {
     message[..message.floor_char_boundary(MESSAGE_BYTES_MAX)].replace(char::is_control, " ")
-}
-
-/// How a pod is removed, the gentler method first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum EvictionMethod {
-    /// Eviction API: disruption budgets are respected.
-    Evict,
-    /// Deletion with the pod's own grace period: disruption budgets are ignored.
-    Delete,
-}
-
-/// One request to the API server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EvictionRequest {
-    /// The pod; its UID is the request's precondition.
-    pub pod: Arc<Pod>,
-    /// The method.
-    pub method: EvictionMethod,
-    /// The GPU that is drained; the first if there are several.
-    pub gpu: PartId,
-}
-
-/// The outcome of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EvictionOutcome {
-    /// The API server accepted the request.
-    Accepted,
-    /// The API server has no pod with this UID.
-    Gone,
-    /// A disruption budget forbids it at present; the API server's message.
-    Budget(String),
-    /// The request failed, or the API server refused it for another reason.
-    Failed(String),
-}
-
-/// The newest request for one pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EvictionRecord {
-    /// The request.
-    pub request: EvictionRequest,
-    /// Its outcome.
-    pub outcome: EvictionOutcome,
-    /// When the first request for the pod was sent, milliseconds since 1970.
-    pub since_wall_ms: u64,
-    /// When the next request may be sent, monotonic milliseconds.
-    pub again_mono_ms: u64,
 }
 
 #[cfg(test)]

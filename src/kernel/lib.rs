@@ -8,7 +8,7 @@
 //! - [`part_state`], [`ledger`], [`history`]: the state; [`change`], [`record`], [`restore`]: how it
 //!   changes, is stored and is read back
 //! - [`command`], [`decide`], [`refusal`]: commands and their outcomes; the longer rules are in
-//!   [`allocate`], [`offer`], [`scan`] and [`reconcile`]
+//!   [`allocate`], [`offering`], [`scan`] and [`reconcile`]
 //! - [`decision`], [`compare`], [`describe`]: policy decisions, their comparison with another policy's
 //!   answers, and both as text
 //! - [`evict`]: pods to evict from a drained GPU; [`running`]: sources that show a pod running
@@ -27,7 +27,9 @@ pub mod decider;
 pub mod decision;
 pub mod describe;
 pub mod drain;
+pub mod drain_progress;
 pub mod evict;
+pub mod eviction;
 pub mod gpu;
 pub mod health;
 pub mod history;
@@ -36,26 +38,31 @@ pub mod listing;
 pub mod mig;
 pub mod names;
 pub mod offer;
+pub mod offering;
 pub mod part_state;
 pub mod part_use;
 pub mod placement;
+pub mod pod_candidates;
 pub mod pods;
 pub mod policy;
 pub mod policy_call;
 pub mod ports;
 pub mod process;
+pub mod process_scan;
 pub mod reconcile;
 pub mod record;
 pub mod refusal;
 pub mod restore;
 pub mod running;
 pub mod scan;
+pub mod sighting;
 pub mod stack;
 pub mod steps;
 pub mod stuck;
 pub mod time;
 pub mod transitions;
 pub mod trust;
+pub mod trust_check;
 
 #[cfg(test)]
 mod histories;

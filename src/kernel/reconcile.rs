@@ -13,7 +13,8 @@ use super::decider::Decider;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Resource};
 use super::pods::Fate;
-use super::stuck::{SourceError, find_stuck};
+use super::sighting::Sighting;
+use super::stuck::{SourceError, Stuck};
 use super::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -103,44 +104,6 @@ pub struct Plan {
     pub hold: Option<Arc<str>>,
     /// Creation time of the kubelet.sock under which a live allocation was seen, milliseconds since 1970.
     pub kubelet_seen_wall_ms: Option<u64>,
-}
-
-/// What the kubelet's sources showed of an allocation when each was last read since the grant.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KubeletReading {
-    /// `List` named its pod.
-    pub by_list: bool,
-    /// The checkpoint named it, or its devices without the id of another allocation.
-    pub by_checkpoint: bool,
-}
-
-/// What earlier reconcile passes observed of one live allocation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sighting {
-    /// When it was granted or read from the store, monotonic milliseconds.
-    pub since_mono_ms: u64,
-    /// The first pass that missed it since it was last seen, monotonic milliseconds.
-    pub missed_mono_ms: Option<u64>,
-    /// What the kubelet's sources showed when each was last read; `None` if neither has been read since then.
-    pub shown: Option<KubeletReading>,
-    /// Whether the kubelet named it, by its id or by its pod, when a source that can do so was last read. Devices
-    /// alone do not count: they may be another allocation's.
-    pub named: bool,
-}
-
-impl Sighting {
-    /// The sighting of an allocation that is granted now.
-    #[must_use]
-    pub fn granted(now: Now) -> Self {
-        Self { since_mono_ms: now.mono_ms, ..Self::default() }
-    }
-
-    /// The sighting of an allocation that was read from the store. A known holder means that a source showed it
-    /// before.
-    #[must_use]
-    pub fn restored(holder: &Holder, now: Now) -> Self {
-        Self { named: !holder.is_unknown(), ..Self::granted(now) }
-    }
 }
 
 /// What the sources of one reconcile pass show of an allocation.
@@ -560,6 +523,35 @@ fn list_adopted(ledger: &Ledger, resource: &Resource, ids: &[DeviceId], now: Now
         ranges: part.ranges,
         devices: part.devices,
     })
+}
+
+/// The missing evidence after a reconcile pass. An error counts only after the grace time of a grant, so that a kubelet
+/// restart is not reported.
+#[must_use]
+fn find_stuck(
+    ledger: &Ledger,
+    view: &ReconcileView,
+    plan: &Plan,
+    timing: &Timing,
+    now: Now,
+) -> Option<Stuck> {
+    let live = || ledger.live.values().filter(|a| !plan.ended.iter().any(|(id, _)| *id == a.id));
+    let known = ledger.stuck.as_deref();
+    if let Some(hold) = &plan.hold {
+        let since_wall_ms =
+            known.filter(|k| k.cause == *hold).map_or(now.wall_ms, |known| known.since_wall_ms);
+        return Some(Stuck { since_wall_ms, cause: Arc::clone(hold), allocations: live().count() });
+    }
+    let error = view.source_error.as_ref()?;
+    if !now.passed(error.since.mono_ms, timing.reply_settle_ms) {
+        return None;
+    }
+    // Without a checkpoint the pods source (API server, Pods API) ends an allocation if `List` answers.
+    let can_end = |fate| view.list.is_some() && view.checkpoint.is_none() && fate != Fate::Unknown;
+    let allocations = live().filter(|a| !can_end(ledger.fate_of(a))).count();
+    let stuck =
+        Stuck { since_wall_ms: error.since.wall_ms, cause: error.reason.as_str().into(), allocations };
+    (allocations > 0).then_some(stuck)
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use super::change::Change;
 use super::command::Rules;
-use super::drain::{self, Occupancy};
+use super::drain_progress;
+use super::drain_progress::Occupancy;
 use super::gpu::{Inventory, PARTS_MAX, Reading};
 use super::health::Health;
 use super::ledger::Ledger;
@@ -38,7 +39,7 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
             changes.push(Change::HealthChanged { gpu: gpu.clone(), health: new });
         }
         let found = || found_on(ledger, inventory, &processes, gpu, gpus_seen.contains(gpu));
-        changes.extend(drain::after_scan(ledger, gpu, found, &rules.timing, now));
+        changes.extend(drain_progress::after_scan(ledger, gpu, found, &rules.timing, now));
     }
     if *ledger.links != inventory.links
         || *ledger.usage != inventory.usage

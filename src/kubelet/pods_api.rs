@@ -14,10 +14,8 @@ use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
 use berth_core::KernelHandle;
 use berth_core::keeper::{CommandError, Snapshot};
-use berth_kernel::pods::{
-    DELETED_MAX, ImmediateViewLimiter, PODS_MAX, Pod, PodsSource, PodsView, Stage, is_newly_waiting,
-    requests_listed_resource,
-};
+use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
+use berth_kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};

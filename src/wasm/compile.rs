@@ -18,8 +18,10 @@ use super::limits::{
     COMPILE_CPU_S_MAX, COMPILE_MEMORY_BYTES_MAX, COMPILE_MEMORY_BYTES_MIN, COMPILE_MESSAGES_BYTES_MAX,
     COMPILE_WAIT_S_MAX, COMPILE_WALL_S_MAX, DAEMON_MEMORY_BYTES,
 };
-use super::module::not_a_policy;
 use berth_kernel::ports::InstallError;
+
+/// Longest reason of a refusal, bytes. It may include names of imports and exports, which the module chooses.
+const REFUSAL_BYTES_MAX: usize = 2048;
 
 /// Limits of one compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,6 +168,11 @@ impl Reply {
             Self::TooCostly(what) => Err(too_costly(what)),
         }
     }
+}
+
+pub(super) fn not_a_policy(mut what: String) -> InstallError {
+    what.truncate(what.floor_char_boundary(REFUSAL_BYTES_MAX));
+    InstallError::NotAPolicy { what }
 }
 
 /// Waits for a process that has closed its output, and kills it after `grace`: a compromised compiler could close

@@ -190,7 +190,7 @@ impl WasmPolicies {
         indices: &Indices,
         wall_ms: u64,
     ) -> CallOutput {
-        let module = match installed.module(self) {
+        let module = match installed.module(&self.artifacts, &self.runner) {
             Ok(module) => module,
             Err(fault) => return CallOutput::from(Err(fault)),
         };
@@ -279,7 +279,7 @@ impl PolicyFiles for WasmPolicies {
 impl PolicyRuntime for WasmPolicies {
     fn load(&self, version: &PolicyVersion) -> Result<PolicyVersion, InstallError> {
         if let Some(installed) = self.installed(&version.digest)
-            && installed.module(self).is_ok()
+            && installed.module(&self.artifacts, &self.runner).is_ok()
         {
             return Ok(installed.version.clone());
         }

@@ -6,10 +6,11 @@ use serde_json::Value;
 use wasmtime::component::{Component, ComponentExportIndex, ComponentNamedList, Instance, Lift, Lower};
 use wasmtime::{Result as Wasm, Store};
 
-use super::WasmPolicies;
+use super::artifacts::Artifacts;
 use super::bindings::PolicyPre;
 use super::bindings::berth::policy::types as wit;
 use super::call::{CallResult, Guest, Runner};
+use super::compile::not_a_policy;
 use super::convert::{HOOKS, WitAnswer, WitQuestion};
 use super::fault;
 use super::limits::{DESCRIBE_WALL_MS_MAX, SUMMARY_BYTES_MAX, VERSION_BYTES_MAX};
@@ -33,15 +34,15 @@ impl Installed {
     }
 
     /// The version's code, loaded by the first call.
-    pub(super) fn module(&self, policies: &WasmPolicies) -> Result<&Module, Fault> {
+    pub(super) fn module(&self, artifacts: &Artifacts, runner: &Runner) -> Result<&Module, Fault> {
         if let Some(module) = self.module.get() {
             return Ok(module);
         }
         // Callers restore the version first, which compiles it if necessary. A call itself does not compile.
         let missing =
             || fault::missing(format!("the compiled form of {} is missing: activate it again", self.label));
-        let artifact = policies.artifacts.artifact(&self.version.digest, &self.version.artifact);
-        let module = Module::load(&policies.runner, &artifact.ok_or_else(missing)?);
+        let artifact = artifacts.artifact(&self.version.digest, &self.version.artifact);
+        let module = Module::load(runner, &artifact.ok_or_else(missing)?);
         let module = module.map_err(|error| fault::missing(error.to_string()))?;
         // Concurrent first calls may each load the module; the first one is used.
         Ok(self.module.get_or_init(|| module))
@@ -144,14 +145,6 @@ fn call_hook<P: ComponentNamedList + Lower, R: Lift>(
 ) -> Wasm<Option<R>> {
     let hook = instance.get_typed_func::<P, (Option<R>,)>(&mut *store, hook)?;
     Ok(hook.call(store, parameters)?.0)
-}
-
-/// Longest reason of a refusal, bytes. It may include names of imports and exports, which the module chooses.
-const REFUSAL_BYTES_MAX: usize = 2048;
-
-pub(super) fn not_a_policy(mut what: String) -> InstallError {
-    what.truncate(what.floor_char_boundary(REFUSAL_BYTES_MAX));
-    InstallError::NotAPolicy { what }
 }
 
 /// Checks a description by the rules of the WIT world. Returns the hooks that it names.

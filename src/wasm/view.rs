@@ -17,7 +17,8 @@ use berth_kernel::mig;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
 use berth_kernel::part_state::{Device, PartState, Taken};
-use berth_kernel::pods::{self, Candidate};
+use berth_kernel::pod_candidates;
+use berth_kernel::pod_candidates::Candidate;
 use berth_kernel::time::Now;
 
 /// The attribute with the resource that a part would be offered as without policies; absent if it would not be
@@ -97,7 +98,7 @@ impl View {
 
     /// The containers that may be requesting `count` devices of `resource`.
     pub(super) fn candidates(&self, resource: &Resource, count: usize) -> Vec<wit::Candidate> {
-        let candidates = pods::candidates(&self.ledger, resource, count);
+        let candidates = pod_candidates::candidates(&self.ledger, resource, count);
         candidates.into_iter().map(candidate_to_wit).collect()
     }
 

@@ -14,7 +14,7 @@ use berth_http::{Caller, Failure, HandlerResult, body, etag, query};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::{self, PARAMETERS_BYTES_MAX};
 use berth_kernel::refusal::Refusal;
-use berth_kernel::trust::may_activate;
+use berth_kernel::trust_check::may_activate;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -17,7 +17,7 @@ use berth_kernel::ports::{Clock, Gpus, PolicyFiles as _, PolicyRuntime};
 use berth_kernel::scan::look;
 use berth_kernel::stack::StackEntry;
 use berth_kernel::time::Now;
-use berth_kernel::trust::check_trust;
+use berth_kernel::trust_check::check_trust;
 use berth_wasm::{self, Scratch, WasmPolicies};
 use std::path::Path;
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::decide;
 use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
-use berth_kernel::evict::EvictionRequest;
+use berth_kernel::eviction::EvictionRequest;
 use berth_kernel::gpu::{Inventory, Part};
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};

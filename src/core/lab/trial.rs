@@ -17,7 +17,8 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::placement;
-use berth_kernel::pods::{self, Pod, PodContainer, PodsSource, PodsView, Stage};
+use berth_kernel::pod_candidates;
+use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use berth_kernel::policy::{AdmitRequest, Fault, Hook, PlaceRequest, STACK_ENTRIES_MAX};
 use berth_kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth_kernel::time::Now;
@@ -269,7 +270,7 @@ impl<'p> RunningTrial<'p> {
             node.pods = Some(Arc::new(with_pod(&node, namespace, name, requested, self.now)));
         }
         let node = Arc::new(node);
-        let candidates = pods::candidates(&node, &requested.resource, requested.count);
+        let candidates = pod_candidates::candidates(&node, &requested.resource, requested.count);
         let candidates = candidates.iter().map(|c| format!("{}/{}", c.pod.namespace, c.pod.name)).collect();
         let available = free_devices(&node, &requested.resource, self.rules.overcommit_percent);
         if available.len() < requested.count {

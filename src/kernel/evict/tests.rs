@@ -4,7 +4,7 @@ use crate::change::Entry;
 use crate::command::{Command, Rules};
 use crate::decide::decide;
 use crate::drain::{AtDeadline, Author, Order, Owners};
-use crate::evict::EvictionMethod;
+use crate::eviction::EvictionMethod;
 use crate::gpu::{Inventory, Part};
 use crate::listing::listing;
 use crate::names::{DeviceId, Resource};

@@ -9,7 +9,8 @@ mod running;
 use super::*;
 use crate::gpu::Part;
 use crate::names::PartId;
-use crate::offer::{Consumes, OfferLine, PartOffer, reoffer};
+use crate::offer::{Consumes, OfferLine, PartOffer};
+use crate::offering::reoffer;
 
 const START: u64 = 1_000_000;
 

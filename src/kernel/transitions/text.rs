@@ -6,7 +6,7 @@ use crate::date::rfc3339_seconds;
 use crate::decider::{self, Decider};
 use crate::describe;
 use crate::drain::{AtDeadline, Drain, Mark, Order};
-use crate::evict::{EvictionMethod, EvictionOutcome, EvictionRecord};
+use crate::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use crate::health::{Health, HealthState};
 use crate::ledger::Ledger;
 use crate::names::PartId;

@@ -4,6 +4,7 @@ use super::*;
 use crate::command::{Command, Rules};
 use crate::decide::decide;
 use crate::drain::{Author, Order};
+use crate::process::{Owner, UnknownReason, Uses};
 use crate::test_node::{Node, of_pod, part, process};
 
 const HOST: Owner = Owner::NoPod { container_id: None };

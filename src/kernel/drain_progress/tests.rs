@@ -1,7 +1,10 @@
 use super::*;
 use crate::command::{Command, Rules};
 use crate::decide::decide;
-use crate::evict::EvictionMethod;
+use crate::drain::{
+    AtDeadline, Author, Drain, MARKS_MAX, Mark, MarkKind, Order, Owner, Owners, TooManyMarks,
+};
+use crate::eviction::EvictionMethod;
 use crate::gpu::{Inventory, Part, Usage};
 use crate::names::{DeviceId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};

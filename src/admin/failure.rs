@@ -53,7 +53,7 @@ impl IntoFailure for Refusal {
             | Refusal::Vanished { .. } => problem(Kind::State),
             Refusal::NoAnswer { .. } => problem(Kind::State).hint(
                 "it is scanned again every few seconds: reset it, or repair the driver, the slot or the node, and mark it \
-                 healthy once it answers; it also becomes healthy by itself after a quiet time",
+                 healthy once it answers; it also becomes healthy by itself after a time without errors",
             ),
             Refusal::StillThere { .. } => problem(Kind::State)
                 .hint("to stop grants on a GPU that is present, cordon it instead"),

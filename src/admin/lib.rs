@@ -31,7 +31,7 @@ impl Server {
     /// Listens, and reads or creates the token. A port in use fails here, before anything else has started.
     ///
     /// # Errors
-    /// If an address or the token file cannot be used, with what to do.
+    /// If an address or the token file cannot be used; the error names the remedy.
     pub fn bind(settings: berth_http::Settings) -> Result<Self, AdminError> {
         berth_http::Server::bind(settings).map(Self)
     }

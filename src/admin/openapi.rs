@@ -81,8 +81,8 @@ impl Modify for Errors {
         components.add_security_scheme("token", SecurityScheme::Http(scheme));
         for (path, item) in &mut document.paths.paths {
             let guarded = path.starts_with("/api/v1/");
-            for (operation, asks) in operations(item) {
-                complete(operation, path, guarded, asks);
+            for (operation, is_change) in operations(item) {
+                complete(operation, path, guarded, is_change);
             }
         }
         add_examples(document);
@@ -169,7 +169,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = (&mut Operation, bool
     reads.chain(changes.into_iter().flatten().map(|o| (o, true)))
 }
 
-fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
+fn complete(operation: &mut Operation, path: &str, guarded: bool, is_change: bool) {
     let id = operation.operation_id.clone().unwrap_or_default();
     if CACHED.contains(&id.as_str()) {
         cached(operation);
@@ -207,7 +207,7 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, asks: bool) {
         also("401", "No credentials, or a wrong token");
         also("403", NOT_ALLOWED);
     }
-    if asks {
+    if is_change {
         for (_, text) in CONDITIONAL.iter().filter(|(part, _)| path.contains(part)) {
             also("412", text);
         }

@@ -9,35 +9,35 @@ use serde::de::DeserializeOwned;
 /// A JSON request body with an example.
 pub trait Shape: DeserializeOwned {
     /// A valid body. Its first key is the most important one.
-    const LOOKS: &'static str;
+    const EXAMPLE: &'static str;
 }
 
 impl Shape for Candidate {
-    const LOOKS: &'static str = r#"{"policy": "binpack", "parameters": {}}"#;
+    const EXAMPLE: &'static str = r#"{"policy": "binpack", "parameters": {}}"#;
 }
 
 impl Shape for Cordon {
-    const LOOKS: &'static str = r#"{"reason": "fan replacement"}"#;
+    const EXAMPLE: &'static str = r#"{"reason": "fan replacement"}"#;
 }
 
 impl Shape for DrainOrder {
-    const LOOKS: &'static str = r#"{"reason": "fan replacement", "evict": false, "deadlineSeconds": 600}"#;
+    const EXAMPLE: &'static str = r#"{"reason": "fan replacement", "evict": false, "deadlineSeconds": 600}"#;
 }
 
 impl Shape for MarkHealthy {
-    const LOOKS: &'static str = r#"{"state": "healthy", "reason": "reseated"}"#;
+    const EXAMPLE: &'static str = r#"{"state": "healthy", "reason": "reseated"}"#;
 }
 
 impl Shape for NewStack {
-    const LOOKS: &'static str =
+    const EXAMPLE: &'static str =
         r#"{"entries": [{"policy": "mixed", "parameters": {"replicas": 4}}], "reason": "shares"}"#;
 }
 
 impl Shape for NewTrial {
-    const LOOKS: &'static str =
+    const EXAMPLE: &'static str =
         r#"{"policy": "binpack", "parameters": {}, "request": {"resource": "nvidia.com/gpu", "count": 2}}"#;
 }
 
 impl Shape for Rollback {
-    const LOOKS: &'static str = r#"{"revision": 3, "reason": "back to before"}"#;
+    const EXAMPLE: &'static str = r#"{"revision": 3, "reason": "back to before"}"#;
 }

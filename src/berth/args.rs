@@ -28,7 +28,7 @@ key of the configuration file, in that order of precedence.";
 const TEST_USAGE: &str = "berth policy test [OPTIONS] <FILE> <SCENARIOS>...
        berth policy test [OPTIONS] --shipped <NAME> <SCENARIOS>...";
 
-/// Shares and guards this node's GPUs: the daemon, and its operator's commands
+/// Shares and protects this node's GPUs: the daemon, and the commands for its operators
 #[derive(Parser, Debug)]
 #[command(name = "berth", version, after_help = EXAMPLES, disable_help_subcommand = true)]
 pub struct Cli {

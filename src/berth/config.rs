@@ -30,7 +30,7 @@ use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use berth_kernel::time::Timing;
 use berth_kubelet::{Edits, ReconcileTiming};
-use checks::{Checks, address, bad_because, in_range};
+use checks::{Checks, address, in_range, invalid_because};
 use gpus::{HealthChecks, gpu_source, mig_strategy};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -166,7 +166,7 @@ impl Config {
         let health_listen = args.health_listen.clone().or(file.health_listen);
         let health_listen = health_listen.as_deref().and_then(|h| checks.ok(address("healthListen", h)));
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
-        let resource = Resource::parse(&resource).map_err(|e| bad_because("resource", &resource, e.rule));
+        let resource = Resource::parse(&resource).map_err(|e| invalid_because("resource", &resource, e.rule));
         let resource = checks.record_error(resource);
         let edits = file.container_edits.unwrap_or_default().resolve(&args.edits, &args.nvidia, &mut checks);
         let driver =

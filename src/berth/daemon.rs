@@ -310,7 +310,7 @@ impl Daemon {
         let is_required = ledger.live.is_empty() && ledger.ended.is_empty();
         let finish = || self.progress.update(|facts| facts.adoption = Step::Done);
         if self.config.skip_adoption {
-            tracing::warn!("running pods are not adopted (--skip-adoption)");
+            tracing::warn!("the devices of running pods are not adopted (--skip-adoption)");
             return finish();
         }
         loop {

@@ -19,7 +19,7 @@ pub enum StateCommand {
         /// A new file [default: standard output]
         file: Option<PathBuf>,
     },
-    /// Create the store of a state folder that has none; all records or nothing
+    /// Create the store of a state folder that has none; imports all records or none
     Import {
         /// The state folder.
         #[command(flatten)]
@@ -33,7 +33,7 @@ pub enum StateCommand {
         #[command(flatten)]
         state: StateDir,
     },
-    /// Read all records and show their number, or what is damaged; exit code 1 then
+    /// Read all records and show their number; if one is damaged, show which, and exit with 1
     Verify {
         /// The state folder.
         #[command(flatten)]

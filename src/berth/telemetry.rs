@@ -27,7 +27,7 @@ const AUDIT: &str = "audit";
 const HTTP: &str = "actix_http";
 
 /// The error of a second start.
-const TWICE: &str = "logs are set up already";
+const ALREADY_SET_UP: &str = "logs are set up already";
 
 /// Sets up logs, and traces if they are configured; the caller runs the returned task on its runtime. The filter is
 /// `BERTH_LOG_FILTER`, else `RUST_LOG`, else `info` except for libraries whose lines repeat those of Berth. Audit lines are
@@ -38,14 +38,19 @@ const TWICE: &str = "logs are set up already";
 pub fn start(config: &Config) -> anyhow::Result<Option<trace::Pump>> {
     let filter = filter()?;
     let Some(tracing) = &config.tracing else {
-        registry().with(malformed()).with(logs(config.log, filter)).try_init().context(TWICE)?;
+        registry().with(malformed()).with(logs(config.log, filter)).try_init().context(ALREADY_SET_UP)?;
         return Ok(None);
     };
     let (layer, pump) = trace::start(tracing, &config.node_name)?;
     // Only Berth's spans: libraries create spans, too, and those of the exporter would cause further ones.
     let own_spans = filter_fn(|span: &Metadata<'_>| span.is_span() && span.target() == spans::TARGET);
     let layer = layer.with_filter(own_spans.with_max_level_hint(LevelFilter::INFO));
-    registry().with(layer).with(malformed()).with(logs(config.log, filter)).try_init().context(TWICE)?;
+    registry()
+        .with(layer)
+        .with(malformed())
+        .with(logs(config.log, filter))
+        .try_init()
+        .context(ALREADY_SET_UP)?;
     Ok(Some(pump))
 }
 

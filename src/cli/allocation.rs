@@ -16,12 +16,12 @@ pub enum AllocationCommand {
     List(AllocationFilter),
     /// One allocation with the decision behind it
     Show {
-        /// Its id
+        /// The allocation's id
         id: String,
     },
-    /// Why its pod has these GPUs
+    /// Why the allocation's pod has these GPUs
     Explain {
-        /// Its id
+        /// The allocation's id
         id: String,
     },
     /// End an allocation when no source can show whether its pod still runs; its devices are released at once
@@ -35,7 +35,7 @@ pub enum AllocationCommand {
 /// `berth allocation end`.
 #[derive(Args, Clone, Debug)]
 pub struct EndArgs {
-    /// Its id
+    /// The allocation's id
     pub id: String,
     /// End it even while its pod runs; the pod is not stopped, and its GPU may be given to another pod
     #[arg(long)]
@@ -63,10 +63,10 @@ pub struct AllocationFilter {
     /// live, ended or all
     #[arg(long, default_value = "live", value_parser = ["live", "ended", "all"])]
     pub state: String,
-    /// At most this many [default: 500]
+    /// The maximum number of allocations [default: 500]
     #[arg(long)]
     pub limit: Option<usize>,
-    /// The page after an earlier answer: its `next`
+    /// The next page: the value `next` of an earlier answer
     #[arg(long, value_name = "NEXT")]
     pub after: Option<String>,
 }
@@ -111,8 +111,8 @@ fn warn_and_ask(allocation: &Allocation, yes: bool) -> anyhow::Result<()> {
 /// The effect of a forced end.
 fn forced(allocation: &Allocation) -> String {
     format!(
-        "ending {} by force frees {} ({}) at once and does not stop its pod ({}): while that runs, it keeps using the \
-         GPU, and the kubelet can give the same devices to another pod",
+        "ending {} by force frees {} ({}) at once and does not stop its pod ({}): as long as the pod runs, it keeps \
+         using the GPU, and the kubelet can give the same devices to another pod",
         allocation.id,
         allocation.devices.join(" "),
         allocation.resource,

@@ -11,12 +11,12 @@ use serde_json::{Map, Value};
 use std::io::Read;
 use std::path::Path;
 
-/// A policy and its parameters, as `policy replay`, `shadow` and `try` take them.
+/// A policy and its parameters: arguments of `policy replay`, `shadow` and `try`.
 #[derive(Args, Clone, Debug)]
 pub struct CandidateArgs {
     /// Name, or name@ and the beginning of its digest
     pub policy: String,
-    /// Its parameters
+    /// The policy's parameters
     #[arg(long, value_name = "JSON|@FILE", default_value = "{}")]
     pub parameters: String,
 }
@@ -45,10 +45,10 @@ impl CandidateArgs {
 /// The person for whom a change is made, and the reason.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ReasonArgs {
-    /// The person for whom it is done; recorded after the name of the token
+    /// The person for whom the change is made; recorded after the name of the token
     #[arg(long, env = "BERTH_BY", value_name = "NAME")]
     pub by: Option<String>,
-    /// Why; recorded with the change
+    /// The reason; recorded with the change
     #[arg(long, visible_alias = "why", default_value = "", hide_default_value = true, value_name = "TEXT")]
     pub reason: String,
 }

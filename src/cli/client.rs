@@ -203,8 +203,8 @@ impl Client {
         }
         if problem.status == 401 {
             return anyhow!(
-                "the daemon at {server} does not accept the token in {}: give its own token file with --token-file or \
-                 BERTH_TOKEN_FILE",
+                "the daemon at {server} does not accept the token in {}: give this daemon's token file with \
+                 --token-file or BERTH_TOKEN_FILE",
                 self.token_file.display()
             );
         }
@@ -309,7 +309,7 @@ pub fn read_token(args: &ClientArgs) -> anyhow::Result<String> {
         )
     })?;
     let token = text.trim();
-    // How long one must be is the daemon's to say.
+    // The daemon checks the length.
     if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
         let what = if token.is_empty() { "is empty" } else { "holds no token" };
         bail!(
@@ -432,7 +432,7 @@ mod tests {
             let broken = client.stream("/events", piece).unwrap().read_to_string(&mut text).is_err();
             read.send((text, broken)).unwrap();
         });
-        let came = reads.recv_timeout(Duration::from_secs(20)).expect("a dead stream is read for ever");
+        let came = reads.recv_timeout(Duration::from_secs(20)).expect("reading a dead stream does not end");
         assert_eq!(came, (":\n".repeat(8), true));
         drop(over);
         serving.join().unwrap();

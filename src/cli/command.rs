@@ -1,5 +1,5 @@
-//! The commands for a running daemon, and `--watch`, which repeats one until it is interrupted. Each help text says what
-//! the command does and shows how it is used.
+//! The commands for a running daemon, and `--watch`, which repeats one until it is interrupted. Each help text
+//! describes what the command does and shows how it is used.
 
 use crate::allocation::{self, AllocationCommand};
 use crate::client::{Client, Temporary};

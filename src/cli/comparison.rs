@@ -15,17 +15,17 @@ use std::collections::BTreeMap;
 pub enum TrialCommand {
     /// Call a policy on the live node, without effect: what it would offer, and which GPUs a request would get
     #[command(after_help = "\
-It is called with the active stack: it replaces the entry of the same name, or is called before the
-others. The node must have the policy: `berth policy push FILE` uploads one without activating it.
+The policy is called with the active stack: it replaces the entry of the same name, or is called before
+the others. The node must have the policy: `berth policy push FILE` uploads one without activating it.
   berth policy try timeslice --parameters '{\"replicas\": 4}'
   berth policy try timeslice --parameters @four.json --request nvidia.com/gpu.shared=2
   berth policy try quota@0123456789ab --request nvidia.com/gpu=1 --namespace team-a --pod trainer-0
 
-Exit code 1 if it would not be activated, or the request would not be granted.")]
+Exit code 1 if the policy would not be activated, or the request would not be granted.")]
     Try(TryArgs),
     /// Call a policy with the recorded inputs, and show which results would have differed
     #[command(after_help = "\
-Exit code 1 if it failed on any of them; different answers are not a failure.
+Exit code 1 if the policy failed on any of them; different answers are not a failure.
   berth policy replay binpack
   berth policy replay timeslice --parameters '{\"replicas\": 4}' --hook offer")]
     Replay {
@@ -35,10 +35,10 @@ Exit code 1 if it failed on any of them; different answers are not a failure.
         /// At most this many decisions, newest first
         #[arg(long, default_value_t = 1000)]
         limit: u64,
-        /// Only of this hook
+        /// Only decisions of this hook
         #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
         hook: Option<String>,
-        /// Not before this time, such as 2026-02-03T04:05:06Z
+        /// Only decisions at or after this time, such as 2026-02-03T04:05:06Z
         #[arg(long)]
         since: Option<String>,
         /// Only decisions with a smaller number
@@ -56,18 +56,18 @@ Exit code 1 if it failed on any of them; different answers are not a failure.
 /// `berth policy shadow`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ShadowCommand {
-    /// Call it from now on, in addition to the stack
+    /// Start a shadow: call the policy from now on, in addition to the active stack
     Start(CandidateArgs),
     /// List the shadows, with their differences so far
     List,
     /// One shadow with its newest differences
     Show {
-        /// Its number, or its policy's name
+        /// The shadow's number, or its policy's name
         shadow: String,
     },
-    /// Stop asking it
+    /// Stop a shadow: the policy is no longer called for comparison
     Stop {
-        /// Its number, or its policy's name
+        /// The shadow's number, or its policy's name
         shadow: String,
     },
 }

@@ -18,7 +18,7 @@ pub enum DecisionCommand {
     List(Box<DecisionFilter>),
     /// One decision with the answer of each policy
     Show {
-        /// Its number
+        /// The number of the decision
         seq: u64,
         /// Show the input of the policies, too (JSON)
         #[arg(long)]
@@ -29,37 +29,37 @@ pub enum DecisionCommand {
 /// Selects decisions.
 #[derive(Args, Clone, Debug, Default)]
 pub struct DecisionFilter {
-    /// About this GPU: UUID, the beginning of it, or index
+    /// Only decisions about this GPU: UUID, the beginning of it, or index
     #[arg(long)]
     pub gpu: Option<String>,
-    /// For pods of this namespace
+    /// Only decisions for pods of this namespace
     #[arg(short, long)]
     pub namespace: Option<String>,
-    /// For pods of this name
+    /// Only decisions for pods of this name
     #[arg(long)]
     pub pod: Option<String>,
-    /// That led to this allocation
+    /// Only decisions that led to this allocation
     #[arg(long)]
     pub allocation: Option<String>,
-    /// With an answer of a policy whose name@digest begins with this
+    /// Only decisions with an answer of a policy whose name@digest begins with this text
     #[arg(long)]
     pub policy: Option<String>,
-    /// With this result, or `fault`: a policy failed
+    /// Only decisions with this result; `fault`: a policy failed
     #[arg(long, value_parser = ["offered", "placed", "granted", "denied", "refused", "triaged", "fault"])]
     pub outcome: Option<String>,
-    /// Of this hook
+    /// Only decisions of this hook
     #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
     pub hook: Option<String>,
-    /// Not before this time, such as 2026-02-03T04:05:06Z
+    /// Only decisions at or after this time, such as 2026-02-03T04:05:06Z
     #[arg(long)]
     pub since: Option<String>,
-    /// Before this time
+    /// Only decisions before this time
     #[arg(long)]
     pub until: Option<String>,
-    /// Only those with a smaller number
+    /// Only decisions with a smaller number
     #[arg(long)]
     pub before: Option<u64>,
-    /// At most this many
+    /// The maximum number of decisions
     #[arg(long, default_value_t = 50)]
     pub limit: usize,
 }
@@ -134,7 +134,7 @@ fn list(list: &DecisionRecordList) -> String {
             (None, Some(reading)) => format!("{} {}", reading.source, reading.code),
             (None, None) => format!("{} GPUs", d.gpus.len()),
         };
-        let took: u64 = d.calls.iter().map(|call| call.microseconds).sum();
+        let microseconds: u64 = d.calls.iter().map(|call| call.microseconds).sum();
         vec![
             d.seq.to_string(),
             d.at.clone(),
@@ -142,11 +142,11 @@ fn list(list: &DecisionRecordList) -> String {
             what,
             d.outcome.to_string(),
             d.by.join(" "),
-            took.to_string(),
+            microseconds.to_string(),
             d.reason.clone(),
         ]
     };
-    let head = ["SEQ", "AT", "HOOK", "ASKED", "OUTCOME", "BY", "US", "REASON"];
+    let head = ["SEQ", "AT", "HOOK", "REQUEST", "OUTCOME", "BY", "US", "REASON"];
     let mut text = table(&head, list.items.iter().map(row));
     if let Some(next) = &list.next {
         text += &format!("--before {next} shows earlier ones\n");
@@ -162,7 +162,7 @@ fn list(list: &DecisionRecordList) -> String {
 
 fn show(decision: &DecisionRecord) -> String {
     let request = decision.request.as_ref();
-    let asked = request.map_or_else(String::new, |r| format!("{} x {}", r.count, r.resource));
+    let requested = request.map_or_else(String::new, |r| format!("{} x {}", r.count, r.resource));
     let reading = decision.reading.as_ref();
     let reported =
         reading.map_or_else(String::new, |r| format!("{} {} on {}: {}", r.source, r.code, r.part, r.detail));
@@ -170,11 +170,11 @@ fn show(decision: &DecisionRecord) -> String {
         ("decision", decision.seq.to_string()),
         ("at", decision.at.clone()),
         ("hook", decision.hook.to_string()),
-        ("asked", asked),
+        ("request", requested),
         ("devices", request.map_or_else(String::new, |r| r.devices.join(" "))),
         ("reported", reported),
         ("GPUs", decision.gpus.join(" ")),
-        ("may have asked", decision.candidates.join(" ")),
+        ("candidates", decision.candidates.join(" ")),
         ("outcome", decision.outcome.to_string()),
         ("by", decision.by.join(" ")),
         ("reason", decision.reason.clone()),
@@ -183,7 +183,7 @@ fn show(decision: &DecisionRecord) -> String {
         ("input", decision.input.clone().unwrap_or_else(|| "not recorded".into())),
     ]);
     if !decision.calls.is_empty() {
-        let head = ["POLICY", "SAID", "US", "FUEL", "PARAMETERS", "ANSWER"];
+        let head = ["POLICY", "RESULT", "US", "FUEL", "PARAMETERS", "ANSWER"];
         text += &table(&head, decision.calls.iter().map(call));
     }
     text

@@ -22,10 +22,10 @@ const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 pub struct DrainArgs {
     /// UUID, the beginning of it, or index
     pub gpu: String,
-    /// Why; recorded with the change
+    /// The reason; recorded with the change
     #[arg(long, default_value = "", value_name = "TEXT")]
     pub reason: String,
-    /// Evict its pods through the API server; disruption budgets hold
+    /// Evict the GPU's pods through the API server; disruption budgets are respected
     #[arg(long)]
     pub evict: bool,
     /// Time until the deadline: `30s`, `10m`, `2h`; at most a week
@@ -34,7 +34,7 @@ pub struct DrainArgs {
     /// What happens at the deadline
     #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
     pub at_deadline: AtDeadline,
-    /// Show progress until it is drained; without other flags, only follow a drain that is under way
+    /// Show progress until the GPU is drained; without other flags, only follow a drain that is under way
     #[arg(long)]
     pub wait: bool,
     /// Stop the drain; the GPU stays cordoned
@@ -120,11 +120,11 @@ fn removed_settings(before: &berth_api::Drain, order: &DrainOrder) -> Vec<String
     no_deadline.into_iter().chain(no_evict).collect()
 }
 
-/// Prints each change to standard error until the GPU no longer drains.
+/// Prints each change to standard error until the GPU is no longer draining.
 fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
     let path = format!("/gpus/{}", escaped(&gpu.summary.uuid));
     if let Some(progress) = gpu.summary.drain.progress.as_ref() {
-        eprintln!("{}", awaited(progress));
+        eprintln!("{}", waits_for(progress));
     }
     let (mut text, mut printed_at) = (String::new(), Instant::now());
     let mut patience = Patience::default();
@@ -146,7 +146,7 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
             Err(error) => {
                 if patience.first(&error, Instant::now())? {
                     eprintln!(
-                        "the drain goes on, but cannot be watched at present: {error}; trying again for {} s",
+                        "the drain continues, but cannot be watched at present: {error}; trying again for {} s",
                         UNANSWERED_MAX.as_secs()
                     );
                 }
@@ -157,14 +157,14 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
 }
 
 /// The line that is printed first: what the command waits for, and how long.
-fn awaited(progress: &berth_api::DrainProgress) -> String {
-    let long = match (&progress.deadline, progress.at_deadline) {
+fn waits_for(progress: &berth_api::DrainProgress) -> String {
+    let deadline = match (&progress.deadline, progress.at_deadline) {
         (None, _) => "without a deadline (--deadline sets one)".into(),
         (Some(at), berth_api::AtDeadline::Wait) => format!("late from {at} on"),
         (Some(at), berth_api::AtDeadline::Delete) => format!("remaining pods are deleted at {at}"),
         (Some(at), berth_api::AtDeadline::GiveUp) => format!("given up at {at}"),
     };
-    format!("waiting until it is drained, {long}; Ctrl-C ends this command but not the drain")
+    format!("waiting until it is drained, {deadline}; Ctrl-C ends this command but not the drain")
 }
 
 /// How long the daemon has not answered.
@@ -184,7 +184,7 @@ impl Patience {
         if error.is::<Temporary>() && now.duration_since(since) < UNANSWERED_MAX {
             return Ok(first);
         }
-        bail!("the drain goes on, but cannot be watched any more: {error:#}")
+        bail!("the drain continues, but cannot be watched any more: {error:#}")
     }
 }
 
@@ -350,7 +350,7 @@ mod tests {
         ] {
             let progress =
                 berth_api::DrainProgress { deadline: deadline.map(Into::into), at_deadline, ..progress() };
-            let text = awaited(&progress);
+            let text = waits_for(&progress);
             assert!(text.contains(says) && text.contains("Ctrl-C"), "{text}");
         }
     }
@@ -393,7 +393,7 @@ mod tests {
         let (gone, refused) = (Temporary("gone".into()).into(), anyhow::anyhow!("no such GPU"));
         let (begin, after) = (Instant::now(), |at: Instant, s| at + Duration::from_secs(s));
         let mut patience = Patience::default();
-        assert!(patience.first(&gone, begin).unwrap(), "it is said");
+        assert!(patience.first(&gone, begin).unwrap(), "it is reported");
         assert!(!patience.first(&gone, after(begin, 59)).unwrap(), "once");
         let ended = patience.first(&gone, after(begin, 60)).unwrap_err().to_string();
         assert!(ended.contains("cannot be watched any more: gone"), "{ended}");

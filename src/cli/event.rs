@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Wait before a stream that ended is opened again.
 const REOPEN_AFTER: Duration = Duration::from_secs(1);
 /// How long to wait for a daemon that is gone: a restart takes a second, an update of a DaemonSet's pod half a minute.
-const AWAY_MAX: Duration = Duration::from_secs(60);
+const DISCONNECTED_MAX: Duration = Duration::from_secs(60);
 /// A stream without data for this long is dead, as after a firewall dropped it or the node stopped: the daemon sends
 /// something every 15 seconds.
 const SILENT_MAX: Duration = Duration::from_secs(45);
@@ -33,7 +33,7 @@ pub struct EventsArgs {
     /// Continue until interrupted; the default
     #[arg(long, conflicts_with = "no_follow")]
     pub follow: bool,
-    /// Print the events that the daemon keeps, and end
+    /// Print the events that the daemon keeps, and exit
     #[arg(long)]
     pub no_follow: bool,
 }
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
     }
     let kinds = (!args.kind.is_empty()).then(|| args.kind.join(","));
     let gpu = args.gpu.as_deref().map(|gpu| gpu::resolve(client, gpu)).transpose()?;
-    // Without following, the kept events are meant.
+    // Without `--follow`, all kept events are requested.
     let mut since = args.since_id.clone().or(args.no_follow.then(|| "0".into()));
     let (mut met, mut away) = (false, None::<Instant>);
     loop {
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
             Err(error) => {
                 let gone = *away.get_or_insert_with(Instant::now);
                 // A daemon that never answered is not one that restarts.
-                if !met || !error.is::<Temporary>() || gone.elapsed() > AWAY_MAX {
+                if !met || !error.is::<Temporary>() || gone.elapsed() > DISCONNECTED_MAX {
                     return Err(error);
                 }
             }

@@ -25,11 +25,11 @@ pub enum GpuCommand {
     Cordon {
         /// UUID, the beginning of it, or index
         gpu: String,
-        /// Why; recorded with the change
+        /// The reason; recorded with the change
         #[arg(long, default_value = "", value_name = "TEXT")]
         reason: String,
     },
-    /// Empty a GPU: cordon it and wait for its pods to leave
+    /// Drain a GPU: cordon it and wait until its pods have ended
     #[command(after_help = "\
 Without --evict no pod is evicted: end the pods yourself (`kubectl delete pod`), or wait until they end.
 With --evict they are evicted through the API server, as `kubectl drain` does: disruption budgets are
@@ -47,7 +47,7 @@ Examples:
     MarkHealthy {
         /// UUID, the beginning of it, or index
         gpu: String,
-        /// Why; recorded with the change
+        /// The reason; recorded with the change
         #[arg(long, default_value = "", value_name = "TEXT")]
         reason: String,
     },

@@ -1,5 +1,5 @@
-//! The client half of the command line: what talks to a running daemon over its admin API, and knows
-//! only what the API says.
+//! The client half of the command line: it uses a running daemon's admin API, and knows only what the
+//! API returns.
 
 mod allocation;
 pub mod arguments;

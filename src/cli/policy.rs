@@ -36,7 +36,7 @@ pub enum PolicyCommand {
         /// Name, digest, the beginning of a digest, or name@ and that
         policy: String,
     },
-    /// Upload a policy: it is checked, compiled and kept; it decides nothing until a stack names it
+    /// Upload a policy: it is checked, compiled and stored; it is not called until a stack names it
     Push(PushArgs),
     /// Try a policy without effect.
     #[command(flatten)]
@@ -93,9 +93,9 @@ Examples:
         #[command(flatten)]
         word: ReasonArgs,
     },
-    /// Use a policy again that was suspended after several faults in a row
+    /// End the suspension of a policy that had several faults in a row
     Unsuspend {
-        /// Its index in `berth policy stack`, or its name if the stack has it once
+        /// The policy's index in `berth policy stack`, or its name if the stack has it only once
         entry: String,
     },
     /// The active stack, with calls and faults of its policies

@@ -41,7 +41,7 @@ pub(crate) struct Reach {
 enum Way {
     Plain {
         /// Whether the address is one of this machine.
-        stays_here: bool,
+        is_local: bool,
     },
     Tls(Box<TlsConfig>),
     Socket(PathBuf),
@@ -51,7 +51,7 @@ impl Reach {
     /// From the flags.
     ///
     /// # Errors
-    /// If the address is none, or a file cannot be read.
+    /// If the address is invalid, or a file cannot be read.
     pub(crate) fn of(args: &ClientArgs) -> anyhow::Result<Self> {
         let shown = args.server.clone();
         if let Some(path) = shown.strip_prefix("unix://") {
@@ -93,7 +93,7 @@ impl Reach {
         let base = format!("{scheme}://{}", uri.authority().map(ToString::to_string).unwrap_or_default());
         let way = match tls {
             true => Way::Tls(Box::new(tls_config(args)?)),
-            false => Way::Plain { stays_here: uri.host().is_some_and(is_this_machine) },
+            false => Way::Plain { is_local: uri.host().is_some_and(is_this_machine) },
         };
         Ok(Self { base, way, shown })
     }
@@ -109,7 +109,7 @@ impl Reach {
 
     /// Whether a token could be read on the network.
     pub(crate) fn shows_the_token(&self) -> bool {
-        matches!(self.way, Way::Plain { stays_here: false })
+        matches!(self.way, Way::Plain { is_local: false })
     }
 
     /// What to check if nothing answers.
@@ -136,11 +136,11 @@ impl Reach {
         match self.way {
             // Only the text of rustls' error has it.
             Way::Tls(_) if cause.contains("CaUsedAsEndEntity") => {
-                "its certificate is that of a CA, which may not be a server's, too: create it again with \
+                "its certificate is a CA certificate, which a server must not use: create it again with \
                  basicConstraints CA:FALSE, or let a CA sign one for the server"
             }
             Way::Plain { .. } if cause.contains("protocol") || cause.contains("http parse") => {
-                "what listens there does not speak plain HTTP; with admin.tls it is https://..."
+                "the server at this address does not use plain HTTP; with admin.tls the address begins with https://"
             }
             _ => self.advice(),
         }
@@ -190,7 +190,7 @@ fn is_this_machine(host: &str) -> bool {
 
 /// Whether a daemon with TLS answers at this address, whatever its certificate. No token is sent, since the server is not
 /// verified.
-pub fn berth_has(address: SocketAddr) -> bool {
+pub fn is_berth_at(address: SocketAddr) -> bool {
     use_ring();
     let here = match address.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -205,8 +205,8 @@ pub fn berth_has(address: SocketAddr) -> bool {
         .tls_config(TlsConfig::builder().disable_verification(true).build())
         .build()
         .new_agent();
-    let asked = agent.get(format!("https://{}/api/v1/node", SocketAddr::new(here, address.port()))).call();
-    match asked {
+    let response = agent.get(format!("https://{}/api/v1/node", SocketAddr::new(here, address.port()))).call();
+    match response {
         // Berth's answer to a request without a token.
         Ok(mut answer) => {
             let text = answer.body_mut().with_config().limit(PROBLEM_BYTES_MAX).read_to_string();
@@ -250,7 +250,7 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<Certificate<'static>>> {
         match item {
             Ok(PemItem::Certificate(certificate)) => all.push(certificate),
             Ok(_) => {}
-            Err(_) => bail!("{} is no PEM", path.display()),
+            Err(_) => bail!("{} is not a PEM file", path.display()),
         }
     }
     if all.is_empty() {
@@ -269,7 +269,7 @@ pub fn use_ring() {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Connection to a running daemon")]
 pub struct ClientArgs {
-    /// Where the daemon's admin API is: http://, https:// or unix:///PATH, the socket of --admin-socket
+    /// Address of the daemon's admin API: http://, https:// or unix:///PATH, the socket of --admin-socket
     #[arg(
         long,
         global = true,
@@ -278,11 +278,11 @@ pub struct ClientArgs {
         default_value = "http://127.0.0.1:9470"
     )]
     pub server: String,
-    /// The file with its token, created when the daemon first starts [default: /var/lib/berth/token;
+    /// The file with the daemon's token, created when the daemon first starts [default: /var/lib/berth/token;
     /// for `serve` and `node check`: token in the state folder]
     #[arg(long, global = true, env = "BERTH_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// With https: CA certificates that may have signed the daemon's, PEM [default: those of this machine]
+    /// With https: CA certificates to verify the daemon's certificate, PEM [default: those of this machine]
     #[arg(long, global = true, env = "BERTH_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
     /// With https: a client certificate instead of a token, PEM
@@ -291,7 +291,7 @@ pub struct ClientArgs {
     /// The key of the client certificate, PEM
     #[arg(long, global = true, env = "BERTH_CLIENT_KEY", value_name = "FILE")]
     pub client_key: Option<PathBuf>,
-    /// Send the token over http:// to another machine, where everybody on the way can read it
+    /// Send the token over http:// to another machine; anyone on the network path can read it
     #[arg(long, global = true)]
     pub allow_plain_http: bool,
     /// How answers are printed

@@ -20,19 +20,19 @@ pub struct TryArgs {
     /// The request of a container, such as nvidia.com/gpu=2
     #[arg(long, value_name = "RESOURCE=COUNT")]
     pub request: Option<String>,
-    /// The namespace of its pod, as policies see it
+    /// The namespace of the container's pod, as policies see it
     #[arg(long, requires = "request")]
     pub namespace: Option<String>,
-    /// The name of its pod
+    /// The name of the container's pod
     #[arg(long, requires = "request")]
     pub pod: Option<String>,
-    /// Without the other policies of the active stack
+    /// Leave out the other policies of the active stack
     #[arg(long)]
     pub alone: bool,
-    /// Its permissions, as in a stack, instead of the default: {"resources": ["nvidia.com/gpu", "example.com/*"]}
+    /// Permissions as in a stack, instead of the default: {"resources": ["nvidia.com/gpu", "example.com/*"]}
     #[arg(long, value_name = "JSON|@FILE")]
     pub permissions: Option<String>,
-    /// What happens if it fails: `skip` or `deny`
+    /// What happens if the policy fails: `skip` or `deny`
     #[arg(long, value_parser = ["skip", "deny"])]
     pub on_fault: Option<String>,
 }

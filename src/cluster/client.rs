@@ -98,7 +98,7 @@ impl ConnectError {
 /// pods of this node would seem to be deleted.
 ///
 /// # Errors
-/// If the API server cannot be used; the error has what to do.
+/// If the API server cannot be used; the error names the remedy.
 pub async fn connect(settings: &Settings) -> Result<Client, ConnectError> {
     connect_and_get_node(settings).await.map(|(client, _)| client)
 }

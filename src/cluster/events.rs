@@ -24,7 +24,7 @@ const EVENTS_PER_MINUTE_MAX: u32 = 60;
 /// Most events in a minute about GPUs that are used without an allocation. They have an allowance of their own: many
 /// such processes must not suppress the events of a drain or of an unhealthy GPU. Events beyond it wait.
 const BYPASSES_PER_MINUTE_MAX: u32 = 20;
-/// Most events in a minute about policies: each of a stack of 16 fails, is suspended, and is asked again.
+/// Most events in a minute about policies: each of a stack of 16 fails, is suspended, and is called again.
 const POLICIES_PER_MINUTE_MAX: u32 = 48;
 /// Most events that wait while the API server is unreachable: those of two minutes. With notes of 1 KiB that is 128
 /// KiB.

@@ -1,5 +1,5 @@
 //! Evicts the pods of a GPU whose drain has `evict`, by the eviction API, and deletes them at the deadline if the
-//! drain's order asks for that. The next request is the kernel's plan on the newest snapshot, so that an uncordon ends
+//! drain's order requests that. The next request is the kernel's plan on the newest snapshot, so that an uncordon ends
 //! the evictions at once; each outcome is recorded in the ledger.
 
 use super::client::{ANSWER_MAX, error_chain};
@@ -133,18 +133,18 @@ async fn send(client: &Client, ask: &EvictionRequest) -> Result<(), kube::Error>
 }
 
 /// The outcome of an eviction or deletion, by its response.
-fn outcome(way: EvictionMethod, answered: Result<(), kube::Error>) -> EvictionOutcome {
-    let status = match answered {
+fn outcome(method: EvictionMethod, response: Result<(), kube::Error>) -> EvictionOutcome {
+    let status = match response {
         Ok(()) => return EvictionOutcome::Accepted,
         Err(kube::Error::Api(status)) => status,
         Err(error) => return EvictionOutcome::Failed(error_chain(&error)),
     };
     match status.code {
-        // 409: another pod has this name by now, or another client changes the disruption budget at this moment.
+        // 409: another pod now has this name, or another client changes the disruption budget at this moment.
         404 | 409 => EvictionOutcome::Gone,
         429 => outcome_of_429(&status),
         403 => {
-            let right = match way {
+            let right = match method {
                 EvictionMethod::Evict => "create pods/eviction; ClusterRole berth-evict",
                 EvictionMethod::Delete => "delete pods; ClusterRole berth-delete",
             };

@@ -71,7 +71,7 @@ pub(super) async fn poll_other_writer(
                 if !std::mem::replace(&mut logged, true) {
                     tracing::warn!(
                         why,
-                        "cannot check whether another writer labels the node; the labels are written all the same"
+                        "cannot check whether another writer labels the node; the labels are written nevertheless"
                     );
                 }
                 // The result of the last check stays.
@@ -89,7 +89,7 @@ fn set_state(work: &NodeLabelTask, state: NodeLabelState) {
         let changed = *current != state;
         if changed {
             match &state {
-                NodeLabelState::Done => tracing::info!("the node object has the labels of its GPUs"),
+                NodeLabelState::Done => tracing::info!("the GPU labels were written to the node object"),
                 NodeLabelState::Not(why) => tracing::warn!(why, "the node object is not labelled"),
             }
             *current = state;

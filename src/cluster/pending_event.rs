@@ -73,7 +73,7 @@ impl PendingEvent {
             Transition::GpuForgotten { .. } => ("GPUForgotten", "Forget"),
             Transition::HoldChanged(Some(_)) => ("AllocationsOnHold", "Hold"),
             Transition::HoldChanged(None) => ("AllocationsHoldOver", "Hold"),
-            Transition::Eviction(asked) => return Self::of_eviction(asked, ledger),
+            Transition::Eviction(eviction) => return Self::of_eviction(eviction, ledger),
             Transition::PartFound(_)
             | Transition::OffersChanged(_)
             | Transition::Granted(_)
@@ -91,18 +91,18 @@ impl PendingEvent {
     }
 
     /// The event of a pod that was evicted or deleted; it regards the pod.
-    fn of_eviction(asked: &EvictionRecord, ledger: &Ledger) -> Option<Self> {
-        if asked.outcome != EvictionOutcome::Accepted {
+    fn of_eviction(eviction: &EvictionRecord, ledger: &Ledger) -> Option<Self> {
+        if eviction.outcome != EvictionOutcome::Accepted {
             return None;
         }
-        let done = match asked.request.method {
+        let done = match eviction.request.method {
             EvictionMethod::Evict => "evicted",
             EvictionMethod::Delete => "deleted at the deadline of a drain",
         };
-        let drain = ledger.gpus.get(&asked.request.gpu).map(|gpu| gpu.drain()).unwrap_or_default();
+        let drain = ledger.gpus.get(&eviction.request.gpu).map(|gpu| gpu.drain()).unwrap_or_default();
         let by = drain.mark().map_or_else(String::new, |mark| format!(" {}", mark.by_and_reason()));
-        let gpu = GpuName::IndexAndUuid.of(ledger, &asked.request.gpu);
-        let regarding = Regarding::pod(&asked.request.pod);
+        let gpu = GpuName::IndexAndUuid.of(ledger, &eviction.request.gpu);
+        let regarding = Regarding::pod(&eviction.request.pod);
         let note = format!("{done}: {gpu} is being drained{by}");
         Some(Self { regarding, ..Self::of_node(false, "GPUDrain", "Evict", note) })
     }

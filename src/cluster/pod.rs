@@ -62,10 +62,10 @@ fn stage(pod: &ApiPod) -> Stage {
 /// (validated by the API server).
 fn container(container: &Container) -> PodContainer {
     let limits = container.resources.as_ref().and_then(|r| r.limits.as_ref());
-    let asks = limits.into_iter().flatten().filter_map(|(name, quantity)| {
+    let requests = limits.into_iter().flatten().filter_map(|(name, quantity)| {
         Some((Resource::parse(name).ok()?, quantity.0.parse().ok().filter(|n| *n > 0)?))
     });
-    PodContainer { name: container.name.clone(), requests: asks.collect() }
+    PodContainer { name: container.name.clone(), requests: requests.collect() }
 }
 
 fn bypass(container: &Container) -> Option<PodBypass> {

@@ -119,11 +119,11 @@ pub(super) async fn keep(
     kernel: &KernelHandle,
     link: &watch::Sender<ApiServerStatus>,
 ) {
-    let (mut known, mut haste) = (KnownPods::new(), ImmediateViewLimiter::default());
+    let (mut known, mut limiter) = (KnownPods::new(), ImmediateViewLimiter::default());
     let mut backoff = Backoff::new(settings.again);
     let mut stream = Box::pin(events(settings, client));
     loop {
-        let error = match gather(&mut stream, &mut known, &mut haste, kernel, settings).await {
+        let error = match gather(&mut stream, &mut known, &mut limiter, kernel, settings).await {
             Ok(changed) => {
                 if known.view.current {
                     backoff.reset();
@@ -155,7 +155,7 @@ pub(super) async fn keep(
 async fn gather(
     stream: &mut (impl Stream<Item = Result<Event, Error>> + Unpin),
     known: &mut KnownPods,
-    haste: &mut ImmediateViewLimiter,
+    limiter: &mut ImmediateViewLimiter,
     kernel: &KernelHandle,
     settings: &Settings,
 ) -> Result<bool, Error> {
@@ -172,7 +172,7 @@ async fn gather(
         {
             changed |= known.apply(event?, kernel.now().mono_ms);
         }
-        if known.has_next_candidate(&kernel.snapshot()) && haste.try_acquire(kernel.now().mono_ms) {
+        if known.has_next_candidate(&kernel.snapshot()) && limiter.try_acquire(kernel.now().mono_ms) {
             return Ok(changed);
         }
         tokio::select! {
@@ -204,7 +204,7 @@ async fn send_view(
         sleep(settings.again).await;
     }
     if view.current && link.send_replace(ApiServerStatus::Watching) != ApiServerStatus::Watching {
-        tracing::info!(pods = view.pods.len(), "the API server shows the pods of this node");
+        tracing::info!(pods = view.pods.len(), "watching the pods of this node at the API server");
     }
 }
 

@@ -81,7 +81,7 @@ pub enum ApiServerStatus {
     Off,
     /// Not connected, or the watch of pods is interrupted.
     Connecting {
-        /// The last error, if any, with what the operator has to do where retries alone do not help.
+        /// The last error, if any, with the remedy if retries alone do not help.
         last_error: Option<String>,
     },
     /// The pods of this node are watched.

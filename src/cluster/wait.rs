@@ -74,7 +74,8 @@ impl Backoff {
     }
 }
 
-/// Until when the API server asked its clients to wait (`Retry-After`). Shared by all tasks that send requests.
+/// The end of the wait that the API server requested from its clients (`Retry-After`). Shared by all tasks that send
+/// requests.
 #[derive(Clone, Debug, Default)]
 pub struct RetryAfter(Arc<Mutex<Option<Instant>>>);
 

@@ -78,7 +78,7 @@ fn run_scans(scanner: &InventoryScanner, kernel: &KernelHandle, stop: &AtomicBoo
             }
             Err(error) if !failing => {
                 failing = true;
-                tracing::error!(%error, "GPUs cannot be read; their last known state stays");
+                tracing::error!(%error, "GPUs cannot be read; their last known state is kept");
             }
             Err(_) => {}
         }

@@ -259,7 +259,7 @@ impl Keeper {
             Ok(records) => {
                 self.persisted_health = health_of(&records);
                 let next = carry_over(restore(records, now), &self.ledger);
-                tracing::info!(allocations = next.live.len(), "the store was read back after a failure");
+                tracing::info!(allocations = next.live.len(), "the store was loaded again after a failure");
                 self.publish(next);
                 self.reopen_at = None;
                 self.set_store_failure(None);

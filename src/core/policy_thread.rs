@@ -33,7 +33,7 @@ use tracing::Span;
 
 /// Delay between a change of the ledger and the next evaluation of offers, so that a burst of
 /// Allocates causes one call. Health and drain take effect without it: the kernel derives them.
-const GATHER: Duration = Duration::from_millis(50);
+const OFFERS_DELAY: Duration = Duration::from_millis(50);
 
 /// One evaluation of the stack.
 struct Evaluated {
@@ -118,7 +118,7 @@ impl Worker {
                             offering = true;
                             // First offers that change nothing publish no snapshot, and a policy may have requested
                             // another evaluation.
-                            next_offers = Some(Instant::now() + GATHER);
+                            next_offers = Some(Instant::now() + OFFERS_DELAY);
                         }
                     }
                     Err(_) => return,
@@ -126,7 +126,7 @@ impl Worker {
                 recv(inboxes.nudge) -> nudge => match nudge {
                     Ok(()) if !offering => {}
                     Ok(()) => {
-                        let soon = Instant::now() + GATHER;
+                        let soon = Instant::now() + OFFERS_DELAY;
                         next_offers = Some(next_offers.map_or(soon, |at| at.min(soon)));
                     }
                     Err(_) => return,
@@ -213,13 +213,13 @@ impl Worker {
         (answer, evaluated)
     }
 
-    fn record(&self, node: &Snapshot, asked: OwnedQuestion, evaluated: Evaluated, outcome: Outcome) {
+    fn record(&self, node: &Snapshot, question: OwnedQuestion, evaluated: Evaluated, outcome: Outcome) {
         let Evaluated { now, calls } = evaluated;
-        self.policy_stats.record_outcome(asked.hook(), outcome.as_str());
+        self.policy_stats.record_outcome(question.hook(), outcome.as_str());
         self.recorder.submit(NewDecision {
             node: Arc::clone(node),
             now,
-            question: asked,
+            question,
             calls,
             outcome,
             is_repeat: false,
@@ -265,7 +265,8 @@ impl Worker {
         if self.is_new_reading(&node, &reading, &answer) {
             tracing::warn!(
                 part = reading.part.as_str(), source = reading.source, code = reading.code,
-                detail = reading.detail, severity = ?answer.severity, reason = answer.reason, "a GPU reading was judged"
+                detail = reading.detail, severity = ?answer.severity, reason = answer.reason,
+                "a GPU reading was triaged"
             );
             self.record(
                 &node,

@@ -125,7 +125,7 @@ impl Log {
             }
             let then = match order.at_deadline {
                 AtDeadline::Delete => "the remaining pods are deleted",
-                AtDeadline::Wait | AtDeadline::GiveUp => "the drain goes on",
+                AtDeadline::Wait | AtDeadline::GiveUp => "the drain continues",
             };
             let gpu = GpuName::IndexAndUuid.of(ledger, gpu);
             let deadline = berth_kernel::date::rfc3339_seconds(deadline);
@@ -151,7 +151,7 @@ fn unchanged_lines(before: &Ledger, now: &Ledger) -> Vec<Line> {
         }
         if let (Drain::Draining(..), Drain::Draining(mark, order)) = (before.drain(), state.drain()) {
             let (by, conditions) = (mark.by_and_reason(), order.conditions());
-            let text = format!("the drain of {name} {by} goes on after the restart{conditions}");
+            let text = format!("the drain of {name} {by} continues after the restart{conditions}");
             lines.push(Line { warning: false, text });
         }
     }

@@ -38,7 +38,7 @@ const UNAUTHENTICATED_PER_SECOND: u32 = 50;
 /// comes every few seconds, and several may share an address.
 const SCRAPES_PER_SECOND: u32 = 20;
 
-/// Longest path that the API server is asked to review, bytes: paths with names of GPUs, allocations and policies
+/// Longest path that is sent to the API server for review, bytes: paths with names of GPUs, allocations and policies
 /// have at most 90.
 const REVIEWED_PATH_BYTES_MAX: usize = 256;
 
@@ -79,19 +79,20 @@ impl Access {
         self.tls.as_ref()
     }
 
-    /// Authenticates the caller. If `counted`, a request that fails to counts against the limit of its address.
+    /// Authenticates the caller. If `counted`, a request that fails to authenticate counts against the limit
+    /// of its address.
     async fn identify(&self, request: &HttpRequest, counted: Counted) -> Result<Identity, Failure> {
         let peer = request.conn_data::<Peer>();
-        let stranger = |problem| self.unauthenticated.take_if(counted, &Client::of(peer)).and(Err(problem));
+        let reject = |problem| self.unauthenticated.take_if(counted, &Client::of(peer)).and(Err(problem));
         let token = match token::bearer(request.headers()) {
             Ok(token) => token,
-            Err(problem) => return stranger(problem),
+            Err(problem) => return reject(problem),
         };
         if let Some(token) = token {
             if let Some((name, right)) = self.tokens.find(token) {
                 return Ok(Identity::with_right("token", name, right));
             }
-            let Some(reviews) = &self.reviews else { return stranger(token::wrong_token()) };
+            let Some(reviews) = &self.reviews else { return reject(token::wrong_token()) };
             let user = match reviews.cached_user(token) {
                 Some(user) => user,
                 None => {
@@ -117,7 +118,7 @@ impl Access {
             Some(Peer::Tls { certificate: Some(certificate), .. }) => self.certified(certificate, counted),
             _ => Err(token::no_token()),
         };
-        known.or_else(stranger)
+        known.or_else(reject)
     }
 
     fn certified(&self, certificate: &ClientCertificate, counted: Counted) -> Result<Identity, Failure> {

@@ -111,7 +111,8 @@ async fn collect(mut payload: Payload, declared: usize, limit: usize) -> Result<
 }
 
 fn parse<T: Shape>(bytes: &[u8]) -> Result<T, Failure> {
-    let invalid = |words| Failure::new(Kind::Invalid, words).hint(format!("it looks like {}", T::LOOKS));
+    let invalid =
+        |words| Failure::new(Kind::Invalid, words).hint(format!("expected a body such as {}", T::EXAMPLE));
     let other = other_than_object(bytes);
     // serde would accept a list as the values of an object's keys, in the order of the source.
     if other == Some("a list") {
@@ -160,7 +161,7 @@ fn other_than_object(bytes: &[u8]) -> Option<&'static str> {
 
 fn not_an_object<T: Shape>(what: &str) -> String {
     // The key between the first two quotes.
-    let key = T::LOOKS.split('"').nth(1).unwrap_or_default();
+    let key = T::EXAMPLE.split('"').nth(1).unwrap_or_default();
     format!("the body is {what}; expected an object with keys such as `{key}`")
 }
 
@@ -255,9 +256,12 @@ mod tests {
 
     /// The example of a type is accepted, and shown in the error of another body.
     fn check_example<T: Shape>() {
-        assert!(parse::<T>(T::LOOKS.as_bytes()).is_ok(), "{}", T::LOOKS);
+        assert!(parse::<T>(T::EXAMPLE.as_bytes()).is_ok(), "{}", T::EXAMPLE);
         for other in ["[]", " [{}]", "\"word\"", "17", "true", "null", "{\"no such key\": 1}"] {
-            assert!(wrong::<T>(other).ends_with(&format!("it looks like {}", T::LOOKS)), "{other}");
+            assert!(
+                wrong::<T>(other).ends_with(&format!("expected a body such as {}", T::EXAMPLE)),
+                "{other}"
+            );
         }
     }
 

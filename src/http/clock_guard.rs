@@ -35,7 +35,7 @@ pub(super) fn watch() {
     });
 }
 
-/// Service wrapper that asks for a rebuild after such a panic.
+/// Service wrapper that requests a rebuild after such a panic.
 pub(super) fn guard<Io: 'static>()
 -> impl ServiceFactory<Io, Response = Io, Error = (), Config = (), InitError = (), Service = Guard> {
     fn_factory(|| ready(Ok(Guard { panics: PANICS.load(Ordering::SeqCst) })))

@@ -25,11 +25,11 @@ use std::io::Write as _;
 use std::sync::OnceLock;
 
 /// Largest response that is compressed here, bytes: it occupies its worker for at most a millisecond.
-const HERE_MAX: usize = 64 * 1024;
+const INLINE_BYTES_MAX: usize = 64 * 1024;
 /// A gzip header without name, time and system (RFC 1952, 2.3.1); 4: the fastest algorithm was used.
 const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
 /// Bytes besides the input for incompressible data: header, trailer, and 5 for each 16 KiB.
-const ROOM: usize = 64;
+const GZIP_OVERHEAD_BYTES: usize = 64;
 
 thread_local! {
     static COMPRESSOR: RefCell<Compress> = RefCell::new(Compress::new(Compression::fast(), false));
@@ -54,7 +54,7 @@ pub(crate) async fn here(
         return Ok(response);
     }
     match response.response().body().size() {
-        BodySize::Sized(bytes) if bytes > HERE_MAX as u64 => {
+        BodySize::Sized(bytes) if bytes > INLINE_BYTES_MAX as u64 => {
             response.response_mut().extensions_mut().insert(Weight::compressed(bytes));
             return Ok(response);
         }
@@ -95,7 +95,7 @@ fn is_text(headers: &HeaderMap) -> bool {
 
 /// `None` if the result would not be smaller, or on an error.
 fn zip(bytes: &[u8]) -> Option<Vec<u8>> {
-    let mut zipped = Vec::with_capacity(bytes.len() + ROOM);
+    let mut zipped = Vec::with_capacity(bytes.len() + GZIP_OVERHEAD_BYTES);
     zipped.extend(HEAD);
     let ended = COMPRESSOR.with_borrow_mut(|compressor| {
         let ended = compressor.compress_vec(bytes, &mut zipped, FlushCompress::Finish);
@@ -213,7 +213,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             state.to_le_bytes()[7]
         });
-        let noise: Vec<u8> = noise.take(HERE_MAX).collect();
+        let noise: Vec<u8> = noise.take(INLINE_BYTES_MAX).collect();
         assert_eq!(zip(&noise), None);
         assert_eq!(zip(b"{}"), None);
         // The compressor still works after that.

@@ -38,7 +38,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 pub(crate) struct ConnectionSlots {
     what: &'static str,
     most: usize,
-    /// A connection keeps its slot at least for so long.
+    /// A connection keeps its slot at least for this time.
     grace: Duration,
     began: Instant,
     /// Connections wait for a slot in the order in which they came.
@@ -53,7 +53,7 @@ struct Inner {
     taken: BTreeMap<u64, Arc<Slot>>,
     /// How many slots each client has.
     by_client: HashMap<Client, usize>,
-    taken_away: u64,
+    reassigned: u64,
     logged: Option<Instant>,
 }
 
@@ -109,16 +109,17 @@ impl ConnectionSlots {
     fn make_room(&self, inner: &mut Inner, now: u64) -> Result<(), Duration> {
         let priorities = || inner.taken.values().map(|slot| slot.priority());
         let silent = priorities().filter(|priority| *priority == SlotPriority::Silent).count();
-        let strange = priorities().filter(|priority| *priority <= SlotPriority::Unauthenticated).count();
+        let unauthenticated =
+            priorities().filter(|priority| *priority <= SlotPriority::Unauthenticated).count();
         let worth = |(number, slot): (&u64, &Arc<Slot>)| {
-            let crowd = inner.by_client.get(&slot.client).copied().unwrap_or_default();
+            let of_client = inner.by_client.get(&slot.client).copied().unwrap_or_default();
             let priority = match slot.priority() {
                 SlotPriority::Silent if silent <= self.most / NEW_SHARE => SlotPriority::New,
                 other => other,
             };
-            (priority, Reverse(crowd), *number)
+            (priority, Reverse(of_client), *number)
         };
-        let spared = |number: u64| {
+        let grace_left = |number: u64| {
             inner.taken.get(&number).map_or(Duration::ZERO, |slot| slot.grace_left(self.grace, now))
         };
         let all = || inner.taken.iter().map(worth);
@@ -126,20 +127,20 @@ impl ConnectionSlots {
         // New connections wait while many are unauthenticated, and no authenticated client loses its slot to them. If
         // authenticated clients have most of the slots, one of theirs is closed rather than a connection that came
         // just now.
-        let crowded = priority <= SlotPriority::Unauthenticated && strange > self.most / NEW_SHARE;
-        let number = match crowded {
-            true => Some(first).filter(|first| spared(*first).is_zero()),
-            false => all().filter(|(_, _, number)| spared(*number).is_zero()).min().map(|(_, _, n)| n),
+        let must_wait = priority <= SlotPriority::Unauthenticated && unauthenticated > self.most / NEW_SHARE;
+        let number = match must_wait {
+            true => Some(first).filter(|first| grace_left(*first).is_zero()),
+            false => all().filter(|(_, _, number)| grace_left(*number).is_zero()).min().map(|(_, _, n)| n),
         };
-        let Some(number) = number else { return Err(spared(first)) };
+        let Some(number) = number else { return Err(grace_left(first)) };
         inner.close(number);
-        inner.taken_away += 1;
+        inner.reassigned += 1;
         if inner.logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
             inner.logged = Some(Instant::now());
             tracing::warn!(
                 listener = self.what,
                 slots = self.most,
-                taken_away = inner.taken_away,
+                reassigned = inner.reassigned,
                 "all connections are in use: idle connections of unauthenticated clients are closed for new ones"
             );
         }
@@ -204,9 +205,9 @@ pub(crate) struct Slot {
     pub(crate) client: Client,
     began: Instant,
     /// When it was taken, milliseconds after `began`.
-    born: u64,
+    created_at: u64,
     /// Whether the daemon has tried to read from it.
-    heard: AtomicBool,
+    has_sent: AtomicBool,
     /// Requests in progress.
     requests_in_progress: AtomicU32,
     /// Whether one of its requests was authenticated.
@@ -251,8 +252,8 @@ impl Slot {
         Self {
             client,
             began,
-            born: now,
-            heard: AtomicBool::new(false),
+            created_at: now,
+            has_sent: AtomicBool::new(false),
             requests_in_progress: AtomicU32::new(0),
             is_authenticated: AtomicBool::new(false),
             idle_since: AtomicU64::new(now),
@@ -293,8 +294,8 @@ impl Slot {
 
     /// Marks that the daemon has read what was sent so far.
     pub(crate) fn mark_read(&self) {
-        if !self.heard.load(Ordering::Relaxed) {
-            self.heard.store(true, Ordering::Relaxed);
+        if !self.has_sent.load(Ordering::Relaxed) {
+            self.has_sent.store(true, Ordering::Relaxed);
         }
     }
 
@@ -340,17 +341,17 @@ impl Slot {
     /// How much longer an unauthenticated connection keeps its slot because it is new: for `grace`, and until the
     /// daemon has read from it.
     pub(crate) fn grace_left(&self, grace: Duration, now: u64) -> Duration {
-        let age = passed(now, self.born);
+        let age = passed(now, self.created_at);
         match self.is_authenticated.load(Ordering::Relaxed) {
             true => Duration::ZERO,
-            false if self.heard.load(Ordering::Relaxed) => grace.saturating_sub(age),
+            false if self.has_sent.load(Ordering::Relaxed) => grace.saturating_sub(age),
             false => FIRST_REQUEST_WAIT.saturating_sub(age),
         }
     }
 
     /// Whether it is idle, or does not read, for too long.
     pub(crate) fn is_over(&self, now: u64) -> bool {
-        let rests = !self.is_handling() && passed(now, self.idle_since.load(Ordering::Relaxed)) > IDLE_MAX;
+        let idle = !self.is_handling() && passed(now, self.idle_since.load(Ordering::Relaxed)) > IDLE_MAX;
         let unread = match self.unread_since.load(Ordering::Relaxed) {
             0 => false,
             since => passed(now, since - 1) > UNREAD_MAX,
@@ -359,7 +360,7 @@ impl Slot {
             0 => false,
             until => now > until - 1,
         };
-        rests || unread || slow
+        idle || unread || slow
     }
 }
 
@@ -564,7 +565,7 @@ mod tests {
     fn a_new_connection_has_a_grace_period_until_its_first_request() {
         let (one, grace) = (slot(), Duration::from_millis(100));
         assert_eq!(one.grace_left(grace, 100), FIRST_REQUEST_WAIT - grace);
-        assert_eq!(one.grace_left(grace, 1_000), Duration::ZERO, "it is not spared for ever");
+        assert_eq!(one.grace_left(grace, 1_000), Duration::ZERO, "its grace period ends");
         one.mark_read();
         assert_eq!(one.grace_left(grace, 40), Duration::from_millis(60));
         assert_eq!(one.grace_left(grace, 100), Duration::ZERO);

@@ -99,15 +99,15 @@ const CONDITIONAL_HEADERS: [&str; 7] = [
 ];
 
 /// The middleware around all of /api/v1 for queries and conditions. It refuses an unknown key of a query, and a
-/// condition that the route would ignore: its sender relies on it. A response with a strong tag is never compressed,
-/// since the tag stands for its exact bytes (RFC 9110, 8.8.3).
+/// condition that the route would ignore, since the client relies on the condition. A response with a strong tag is
+/// never compressed, since the tag stands for its exact bytes (RFC 9110, 8.8.3).
 pub(crate) async fn check_conditions(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    let unheeded = || (!reads).then(|| unsupported_condition(&request)).flatten();
-    if let Some(problem) = query::refused(&request).or_else(unheeded) {
+    let unsupported = || (!reads).then(|| unsupported_condition(&request)).flatten();
+    if let Some(problem) = query::refused(&request).or_else(unsupported) {
         return Ok(request.into_response(problem.response()));
     }
     let mut response = next.call(request).await?.map_into_boxed_body();
@@ -137,20 +137,20 @@ fn has_if_none_match_any(headers: &HeaderMap) -> bool {
 }
 
 fn unsupported_condition(request: &ServiceRequest) -> Option<Failure> {
-    // If a route changes something, that exists, or the route does not.
+    // The resource of every route that changes something exists; otherwise the route is unknown.
     if has_if_none_match_any(request.headers()) {
         let words = "the resource exists, and `If-None-Match: *` allows the change only if it does not";
         return Some(Failure::new(Kind::Changed, words).hint("repeat the request without If-None-Match"));
     }
     let condition = if_match(request.request());
     let pattern = request.match_pattern()?;
-    let heeded = pattern.strip_prefix(API).is_some_and(|route| CONDITIONAL_HEADERS.contains(&route));
-    // Malformed ones included.
-    if heeded || condition.is_ok_and(|condition| condition.is_any()) {
+    let is_supported = pattern.strip_prefix(API).is_some_and(|route| CONDITIONAL_HEADERS.contains(&route));
+    // Malformed conditions included.
+    if is_supported || condition.is_ok_and(|condition| condition.is_any()) {
         return None;
     }
     let words = format!("If-Match: {} of {pattern} has no ETag to compare it with", request.method());
-    Some(Failure::new(Kind::Header, words).hint("leave it out"))
+    Some(Failure::new(Kind::Header, words).hint("repeat the request without If-Match"))
 }
 
 fn response_unless_current(request: &HttpRequest, tag: String, body: Vec<u8>) -> HttpResponse {

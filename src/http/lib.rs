@@ -1,5 +1,5 @@
 //! The HTTP server of the admin API: listeners, connections, TLS, authentication, and the conventions of all routes.
-//! It knows no GPUs: the routes are an [`Application`] of another crate.
+//! It has no code about GPUs: the routes are an [`Application`] of another crate.
 
 mod access;
 pub mod body;

@@ -331,11 +331,11 @@ fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, AdminE
             AdminError::Listen { address, flag, source }
         }
     })?;
-    // A longer queue than the standard library requests: in a burst, a client that finds it full retries after a
-    // second, the kubelet's probe among them.
+    // A longer queue than the standard library requests: in a burst, a client that finds the queue full retries only
+    // after a second, and so does the kubelet's probe.
     let _ = rustix::net::listen(&listener, BACKLOG);
-    // A connection ends when sent bytes stay unacknowledged for so long. Every connection inherits this, and the
-    // following, from its listener. A system without the option serves all the same.
+    // A connection ends when sent bytes stay unacknowledged for this time. Every connection inherits this and the
+    // next option from its listener. A system without the option still works.
     let unread = u32::try_from(UNREAD_MAX.as_millis()).unwrap_or(u32::MAX);
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&listener, unread);
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(&listener, SEND_BUFFER);

@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 
 /// The operations with a query. Their own types (`deny_unknown_fields`) refuse unknown keys and list the known ones;
 /// every other operation has none. A test against the API's description keeps this list complete.
-const TAKING: [(&str, &str); 14] = [
+const OPERATIONS_WITH_QUERY: [(&str, &str); 14] = [
     ("GET", "/api/v1/allocations"),
     ("DELETE", "/api/v1/allocations/{id}"),
     ("GET", "/api/v1/bypass"),
@@ -47,7 +47,7 @@ pub(crate) fn refused(request: &ServiceRequest) -> Option<Failure> {
         &Method::HEAD => "GET",
         method => method.as_str(),
     };
-    if request.query_string().is_empty() || TAKING.contains(&(method, pattern.as_str())) {
+    if request.query_string().is_empty() || OPERATIONS_WITH_QUERY.contains(&(method, pattern.as_str())) {
         return None;
     }
     let keys = web::Query::<Vec<(String, String)>>::from_query(request.query_string());

@@ -282,7 +282,7 @@ mod tests {
         let mut own: Vec<_> = (0..3).map(|_| take("a", "/list?limit=9").unwrap()).collect();
         assert!(room("a", "/list?limit=9").is_ok(), "nothing was refused yet");
         assert!(take("a", "/list?limit=9").is_err());
-        assert!(room("a", "/list?limit=9").unwrap_err().contains("24576 KiB of what you asked"));
+        assert!(room("a", "/list?limit=9").unwrap_err().contains("24576 KiB of responses to you"));
         // Other requests may have small responses, and other clients have their own share.
         assert!(room("a", "/list?limit=1").is_ok() && room("a", "/list").is_ok());
         assert!(room("b", "/list?limit=9").is_ok());
@@ -291,7 +291,8 @@ mod tests {
         own.push(take("a", "/list?limit=9").unwrap());
         let others: Vec<_> = ["b", "c", "d"].map(|who| take(who, "/").unwrap()).into_iter().collect();
         assert!(
-            take("e", "/").is_err_and(|problem| problem.problem.detail.contains("49152 KiB of what others"))
+            take("e", "/")
+                .is_err_and(|problem| problem.problem.detail.contains("49152 KiB of responses to others"))
         );
         assert!(room("e", "/").is_ok(), "it may be made by the time that others have read");
         drop(others);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
 /// How long the result of a review is used: a token or right that was removed works for as long.
-const KEPT_FOR: Duration = Duration::from_secs(60);
+const RESULT_VALID_FOR: Duration = Duration::from_secs(60);
 /// Most users, and most results about their rights: paths contain names of GPUs and allocations. Some 200 bytes each.
 const USERS_MAX: usize = 256;
 const ANSWERS_MAX: usize = 4096;
@@ -77,8 +77,8 @@ impl Reviews {
     ) -> Result<Option<Arc<User>>, Failure> {
         let key = key([token]);
         self.often.take_if(counted, &Client::token(&key))?;
-        let strange = !self.users.has(&key);
-        let found = self.ask(strange, self.reviewer.authenticate(token.into())).await?;
+        let is_unknown = !self.users.has(&key);
+        let found = self.ask(is_unknown, self.reviewer.authenticate(token.into())).await?;
         let size = 1..=USER_BYTES_MAX;
         let is_name =
             |user: &User| size.contains(&user.name.len()) && !user.name.chars().any(char::is_control);
@@ -124,21 +124,21 @@ impl Reviews {
         Ok(answer)
     }
 
-    /// Sends a review once there is a permit. `strange`: no earlier review of this token found a user.
+    /// Sends a review once there is a permit. `is_unknown`: no earlier review of this token found a user.
     async fn ask<T>(
         &self,
-        strange: bool,
+        is_unknown: bool,
         review: impl Future<Output = Result<T, ReviewError>>,
     ) -> Result<T, Failure> {
-        let asked = tokio::time::timeout(REVIEW_WAIT, async {
-            let _one_of_few = match strange {
+        let reviewed = tokio::time::timeout(REVIEW_WAIT, async {
+            let _unknown_token_permit = match is_unknown {
                 true => Some(self.unknown_tokens.acquire().await),
                 false => None,
             };
             let _place = self.places.acquire().await;
             review.await
         });
-        let failed = match asked.await {
+        let failed = match reviewed.await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {} s", REVIEW_WAIT.as_secs()),
@@ -203,7 +203,7 @@ impl<T: Clone> ExpiringMap<T> {
     fn get(&self, key: &[u8; 32], now: Instant) -> Option<T> {
         let all = self.all.lock();
         let (since, value) = all.get(key)?;
-        (now.saturating_duration_since(*since) < KEPT_FOR).then(|| value.clone())
+        (now.saturating_duration_since(*since) < RESULT_VALID_FOR).then(|| value.clone())
     }
 
     /// Whether there is a result, however old.
@@ -218,7 +218,7 @@ impl<T: Clone> ExpiringMap<T> {
     fn put(&self, key: [u8; 32], value: T, now: Instant) {
         let mut all = self.all.lock();
         if all.len() >= self.most {
-            all.retain(|_, (since, _)| now.saturating_duration_since(*since) < KEPT_FOR);
+            all.retain(|_, (since, _)| now.saturating_duration_since(*since) < RESULT_VALID_FOR);
         }
         if all.len() >= self.most
             && let Some(oldest) = all.iter().min_by_key(|(_, (since, _))| *since).map(|(key, _)| *key)
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(kept.get(&[0; 32], later), None);
         assert_eq!(kept.get(&[3; 32], later), Some(3));
         assert_eq!(kept.all.lock().len(), 3);
-        assert_eq!(kept.get(&[3; 32], start + Duration::from_secs(3) + KEPT_FOR), None);
+        assert_eq!(kept.get(&[3; 32], start + Duration::from_secs(3) + RESULT_VALID_FOR), None);
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl AdminSocket {
     /// Listens. The file of a daemon that has ended is replaced; one on which a process listens is not.
     ///
     /// # Errors
-    /// If the path cannot be used, with what to do.
+    /// If the path cannot be used; the error names the remedy.
     pub(crate) fn bind(path: &Path) -> Result<Self, AdminError> {
         let bad = |rule, source| AdminError::Socket { path: path.into(), rule, source };
         match symlink_metadata(path) {

@@ -187,10 +187,10 @@ pub const CROWDED_ALLOCATIONS: usize = LIVE_ALLOCATIONS_MAX / 2;
 /// The live allocations that end as superseded when this request is granted, sorted.
 ///
 /// The kubelet alone assigns devices, so an Allocate for a held device means that its former pod is gone or that the same
-/// pod asks again. Allocate names no pod, so the newest few records of a device, which may belong to one pod, are kept;
-/// older ones end in the same append as the grant. No device becomes free: every ended record has newer records on each
-/// of its devices. Without this rule, records that no reconcile pass can resolve would fill the ledger and slow down
-/// every call.
+/// pod requests it again. Allocate names no pod, so the newest few records of a device, which may belong to one pod,
+/// are kept; older ones end in the same append as the grant. No device becomes free: every ended record has newer
+/// records on each of its devices. Without this rule, records that no reconcile pass can resolve would fill the ledger
+/// and slow down every call.
 ///
 /// An allocation that a source shows running stays, unless a newer record of the same pod holds its devices, too. The
 /// cost depends on the request's devices and the few records of each, not on how many were superseded before.

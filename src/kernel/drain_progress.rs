@@ -76,7 +76,7 @@ pub(super) fn after_scan(
 }
 
 impl Empty {
-    /// Whether the GPU has been empty long enough. `seen_empty` tells if the newest scan could list
+    /// Whether the GPU has been empty long enough. `seen_empty`: whether the newest scan could list
     /// processes and found none.
     fn is_long_enough(self, seen_empty: bool, timing: &Timing, now: Now) -> bool {
         let empty_since = self.seen_since_mono_ms.filter(|_| seen_empty);

@@ -74,13 +74,13 @@ pub enum EvictionStatus {
 /// pod may have been replaced by another of the same name.
 #[must_use]
 pub fn due_requests(ledger: &Ledger, now: Now) -> Vec<EvictionRequest> {
-    let mut asks: BTreeMap<&str, EvictionRequest> = BTreeMap::new();
+    let mut requests: BTreeMap<&str, EvictionRequest> = BTreeMap::new();
     let Some(view) = ledger.pods.as_ref().filter(|view| view.current && view.source == PodsSource::ApiServer)
     else {
         return Vec::new();
     };
     for (gpu, state) in &ledger.gpus {
-        let Some(way) = state.marks.eviction_method(now) else {
+        let Some(method) = state.marks.eviction_method(now) else {
             continue;
         };
         for allocation in ledger.allocations_on(ledger.parts_of(gpu)) {
@@ -88,19 +88,19 @@ pub fn due_requests(ledger: &Ledger, now: Now) -> Vec<EvictionRequest> {
             let Some((uid, pod)) = pod.filter(|(_, pod)| can_be_evicted(pod)) else {
                 continue;
             };
-            let ask = EvictionRequest { pod: Arc::clone(pod), method: way, gpu: gpu.clone() };
-            let known = asks.entry(uid).or_insert_with(|| ask.clone());
-            if known.method < way {
-                *known = ask;
+            let request = EvictionRequest { pod: Arc::clone(pod), method, gpu: gpu.clone() };
+            let known = requests.entry(uid).or_insert_with(|| request.clone());
+            if known.method < method {
+                *known = request;
             }
         }
     }
-    let newest = |ask: &EvictionRequest| ledger.evictions.get(&ask.pod.uid);
-    let is_due = |ask: &EvictionRequest| {
-        newest(ask).is_none_or(|n| n.request.method < ask.method || now.mono_ms >= n.again_mono_ms)
+    let newest = |request: &EvictionRequest| ledger.evictions.get(&request.pod.uid);
+    let is_due = |request: &EvictionRequest| {
+        newest(request).is_none_or(|n| n.request.method < request.method || now.mono_ms >= n.again_mono_ms)
     };
-    let mut due: Vec<EvictionRequest> = asks.into_values().filter(is_due).collect();
-    due.sort_by_key(|ask| newest(ask).map(|n| n.again_mono_ms));
+    let mut due: Vec<EvictionRequest> = requests.into_values().filter(is_due).collect();
+    due.sort_by_key(|request| newest(request).map(|n| n.again_mono_ms));
     due
 }
 

@@ -51,7 +51,7 @@ fn check_permissions(line: &OfferLine, permissions: &Permissions) -> Result<(), 
     if line.count > permissions.share_max {
         let max = permissions.share_max;
         return Err(format!(
-            "{} devices; its stack entry may share {max} ways (permissions.shareMax)",
+            "{} devices; its stack entry permits at most {max} (permissions.shareMax)",
             line.count
         ));
     }

@@ -70,7 +70,7 @@ pub enum Transition {
     HolderLearned(Arc<Allocation>),
     /// An allocation ended; `ended` is set.
     Ended(Arc<Allocation>),
-    /// The API server was asked to evict or delete a pod, with another outcome than before.
+    /// The eviction or deletion of a pod was requested from the API server, with another outcome than before.
     Eviction(EvictionRecord),
     /// Allocations no longer end by themselves, with the reason; or end again.
     HoldChanged(Option<Arc<str>>),
@@ -172,7 +172,7 @@ impl Transition {
                 let part = allocation.devices.first().map(|device| &device.part);
                 part.map(|part| ledger.gpu_id_of(part).clone())
             }
-            Self::Eviction(asked) => Some(asked.request.gpu.clone()),
+            Self::Eviction(eviction) => Some(eviction.request.gpu.clone()),
             Self::BypassStarted(bypass) | Self::BypassEnded(bypass) => Some(bypass.gpu.clone()),
             Self::HoldChanged(_)
             | Self::PolicyAdded(_)
@@ -330,13 +330,13 @@ fn evictions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
     if Arc::ptr_eq(&old.evictions, &new.evictions) {
         return Vec::new();
     }
-    let changed = new.evictions.iter().filter(|(uid, asked)| {
+    let changed = new.evictions.iter().filter(|(uid, eviction)| {
         let before = old.evictions.get(*uid);
         before.is_none_or(|before| {
-            before.outcome != asked.outcome || before.request.method != asked.request.method
+            before.outcome != eviction.outcome || before.request.method != eviction.request.method
         })
     });
-    changed.map(|(_, asked)| Transition::Eviction(asked.clone())).collect()
+    changed.map(|(_, eviction)| Transition::Eviction(eviction.clone())).collect()
 }
 
 fn policy_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {

@@ -1,5 +1,5 @@
 //! The kubelet front end: device plugin registration, device lists, Allocate, and reconciliation
-//! with the kubelet's records. No other crate speaks gRPC.
+//! with the kubelet's records. No other crate uses gRPC.
 //!
 //! ```text
 //!   supervisor ── one plugin per listed resource:

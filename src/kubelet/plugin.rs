@@ -129,7 +129,7 @@ impl Plugin {
         // A socket left by an earlier process: the kubelet may not have noticed that process's end yet.
         let contacted_kubelet = socket_id(&path).and_then(|_| folder_state.borrow().kubelet.ok());
         Self {
-            refused_wait: settings.waits.refused_again,
+            refused_wait: settings.waits.register_retry,
             handler,
             settings,
             folder_state,
@@ -154,7 +154,7 @@ impl Plugin {
             // that registers in between would get a dead endpoint. So the socket file, which makes the next
             // process wait, is removed only after that.
             let mut connections = self.handler.kubelet_connections.subscribe();
-            if timeout(self.settings.waits.leave_within, wait_for_zero(&mut connections)).await.is_ok() {
+            if timeout(self.settings.waits.stop_within, wait_for_zero(&mut connections)).await.is_ok() {
                 tokio::time::sleep(self.settings.waits.settle).await;
             }
             socket.stop(self.settings.waits.stop_limit).await;
@@ -213,7 +213,7 @@ impl Plugin {
             self.quick_losses = 0;
         }
         if !self.ensure_served() {
-            self.wait(kubelet, self.settings.waits.refused_again_max).await;
+            self.wait(kubelet, self.settings.waits.register_retry_max).await;
             return;
         }
         match self.try_register(kubelet).await {
@@ -228,7 +228,7 @@ impl Plugin {
             }
         }
         self.contacted_kubelet = Some(kubelet);
-        self.refused_wait = self.settings.waits.refused_again;
+        self.refused_wait = self.settings.waits.register_retry;
         let since = Instant::now();
         match self.wait_for_stream().await {
             StreamStart::Opened => {}
@@ -328,7 +328,7 @@ impl Plugin {
         let socket = self.settings.kubelet_socket();
         let name = socket_name(&self.handler.resource);
         let began = Instant::now();
-        let mut backoff = waits.dial_again / 64;
+        let mut backoff = waits.connect_retry_max / 64;
         loop {
             self.handler.register_began.send_replace(Some(Instant::now()));
             let outcome = register(&socket, &self.handler.resource, &name, waits.register_limit).await;
@@ -337,10 +337,10 @@ impl Plugin {
                 return Some(outcome);
             };
             // Starts short, as the first dial often falls between the kubelet's bind and its listen.
-            backoff = (backoff * 2).min(waits.dial_again);
+            backoff = (backoff * 2).min(waits.connect_retry_max);
             let mut wait = backoff;
-            if began.elapsed() >= waits.dial_eager {
-                wait = waits.dial_again_later;
+            if began.elapsed() >= waits.connect_fast_for {
+                wait = waits.connect_retry_later;
                 let reason = format!("{} exists, but no process answers: {error}", socket.display());
                 if self.logged_wait.replace(&reason) {
                     tracing::warn!("waiting for the kubelet: {reason}");
@@ -367,7 +367,7 @@ impl Plugin {
             );
         }
         let duration = self.refused_wait;
-        self.refused_wait = (duration * 2).min(self.settings.waits.refused_again_max);
+        self.refused_wait = (duration * 2).min(self.settings.waits.register_retry_max);
         self.wait(kubelet, duration).await;
     }
 

@@ -169,7 +169,7 @@ pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
         settings,
         kernel,
         cache: PodCache::default(),
-        haste: ImmediateViewLimiter::default(),
+        limiter: ImmediateViewLimiter::default(),
         last_logged: None,
     };
     let mut wait = watcher.settings.waits.pods_retry;
@@ -197,7 +197,7 @@ struct PodWatcher {
     settings: Arc<Settings>,
     kernel: KernelHandle,
     cache: PodCache,
-    haste: ImmediateViewLimiter,
+    limiter: ImmediateViewLimiter,
     /// The last logged failure, or `Some(None)` for the last logged success; so that each is logged once.
     last_logged: Option<Option<String>>,
 }
@@ -269,7 +269,7 @@ impl PodWatcher {
     fn is_urgent(&mut self) -> bool {
         let Some(pod) = &self.cache.newly_waiting else { return false };
         requests_listed_resource(pod, &self.kernel.snapshot())
-            && self.haste.try_acquire(self.kernel.now().mono_ms)
+            && self.limiter.try_acquire(self.kernel.now().mono_ms)
     }
 
     /// Whether the core lacks this view and would accept it.

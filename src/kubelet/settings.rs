@@ -72,19 +72,19 @@ impl Default for ReconcileTiming {
 pub struct Waits {
     /// The longest wait after a refused dial of kubelet.sock. The first wait is a 32nd of it, since the
     /// kubelet listens microseconds after its bind; it doubles each time.
-    pub dial_again: Duration,
-    /// How long `dial_again` applies after a change, then `dial_again_later` does: the return of a kubelet
+    pub connect_retry_max: Duration,
+    /// How long `connect_retry_max` applies after a change, then `connect_retry_later` does: the return of a kubelet
     /// that is down for hours is noticed by its new socket, not by dials.
-    pub dial_eager: Duration,
-    /// See `dial_eager`.
-    pub dial_again_later: Duration,
+    pub connect_fast_for: Duration,
+    /// See `connect_fast_for`.
+    pub connect_retry_later: Duration,
     /// The timeout of Register. The kubelet itself spends up to 10 s on dialling back.
     pub register_limit: Duration,
-    /// The first wait after a refused Register; doubles up to `refused_again_max`.
-    pub refused_again: Duration,
+    /// The first wait after a refused Register; doubles up to `register_retry_max`.
+    pub register_retry: Duration,
     /// The longest wait after refused Registers. Far below the 30 s of other plugins, since the node
     /// has no GPUs meanwhile.
-    pub refused_again_max: Duration,
+    pub register_retry_max: Duration,
     /// If the kubelet does not call ListAndWatch within this time after Register, the plugin registers again.
     pub watch_within: Duration,
     /// After a replacement of kubelet.sock, the end of the old kubelet's connection is noticed within this
@@ -94,7 +94,7 @@ pub struct Waits {
     /// How long the kubelet may take to close its connection after the stream's end.
     pub close_within: Duration,
     /// `close_within` when the daemon stops, which has one second in total.
-    pub leave_within: Duration,
+    pub stop_within: Duration,
     /// The wait between the connection's end and the next Register: the kubelet closes the connection
     /// before it notifies its device manager, and a Register in between gets a dead endpoint.
     pub settle: Duration,
@@ -136,16 +136,16 @@ pub struct Waits {
 impl Default for Waits {
     fn default() -> Self {
         Self {
-            dial_again: Duration::from_millis(20),
-            dial_eager: Duration::from_secs(10),
-            dial_again_later: Duration::from_millis(500),
+            connect_retry_max: Duration::from_millis(20),
+            connect_fast_for: Duration::from_secs(10),
+            connect_retry_later: Duration::from_millis(500),
             register_limit: Duration::from_secs(15),
-            refused_again: Duration::from_millis(100),
-            refused_again_max: Duration::from_secs(2),
+            register_retry: Duration::from_millis(100),
+            register_retry_max: Duration::from_secs(2),
             watch_within: Duration::from_secs(5),
             exit_seen_within: Duration::from_millis(100),
             close_within: Duration::from_secs(1),
-            leave_within: Duration::from_millis(400),
+            stop_within: Duration::from_millis(400),
             settle: Duration::from_millis(250),
             quick_loss: Duration::from_secs(10),
             quick_losses_max: 3,

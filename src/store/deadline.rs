@@ -201,7 +201,7 @@ impl Store for Deadline {
         match self.state {
             State::Ready => {}
             State::Stuck => return Err(self.errors.slow(self.append_wait)),
-            State::NeedsLoad => return Err(self.errors.not_read_back()),
+            State::NeedsLoad => return Err(self.errors.not_reloaded()),
         }
         match self.call(Request::Append(writes.to_vec()), self.append_wait)? {
             Response::Appended(appended) => appended,

@@ -35,7 +35,7 @@ impl ErrorFactory {
     }
 
     /// For an append after a failed one, before [`berth_kernel::ports::Store::load`] has read the store again.
-    pub(super) fn not_read_back(&self) -> StoreError {
+    pub(super) fn not_reloaded(&self) -> StoreError {
         self.failed("an earlier write failed and the store is not yet read back")
     }
 

@@ -104,7 +104,7 @@ impl Store for MemoryStore {
             return Ok(());
         }
         if self.failed {
-            return Err(self.errors.not_read_back());
+            return Err(self.errors.not_reloaded());
         }
         let fault = self.disk.shared.lock().fault;
         if let Some(MemoryFault::Slow(wait)) = fault {

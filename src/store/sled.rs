@@ -239,7 +239,7 @@ impl Store for SledStore {
             return Ok(());
         }
         let Some(mut open) = self.open.take() else {
-            return Err(self.errors().not_read_back());
+            return Err(self.errors().not_reloaded());
         };
         self.active_append.set(Some(open.db.share()));
         let appended = open.append(&changes, &self.folder);

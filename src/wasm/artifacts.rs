@@ -249,13 +249,13 @@ mod tests {
         assert!(names().all(|name| !name.to_str().unwrap().ends_with(DRAFT)), "{:?}", names());
         assert_eq!(artifacts.artifact(&id, &wanted), None);
 
-        let aside = state.path().join("aside");
-        fs::rename(&folder, &aside).unwrap();
+        let moved = state.path().join("moved");
+        fs::rename(&folder, &moved).unwrap();
         assert_eq!(artifacts.component(&id).unwrap(), None, "the folder is missing");
         fs::write(&folder, b"").unwrap();
         artifacts.component(&id).unwrap_err();
         fs::remove_file(&folder).unwrap();
-        fs::rename(&aside, &folder).unwrap();
+        fs::rename(&moved, &folder).unwrap();
         assert_eq!(artifacts.component(&id).unwrap().unwrap(), b"c");
         fs::rename(inside.parent().unwrap(), folder.join(format!("{wanted}.wasm"))).unwrap();
         assert_eq!(artifacts.component(&wanted).unwrap(), None, "a folder is not a policy");

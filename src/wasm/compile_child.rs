@@ -304,8 +304,8 @@ fn check_complete(module: &[u8]) -> Result<(), String> {
         // The size follows the byte of the kind.
         let Some((size, content)) = section_size(module, at + 1) else {
             // Other invalid sizes are left to the parser.
-            let breaks_off = bytes - at <= SIZE_BYTES_MAX;
-            return if breaks_off {
+            let is_truncated = bytes - at <= SIZE_BYTES_MAX;
+            return if is_truncated {
                 Err(truncated(bytes, "it ends within a section header"))
             } else {
                 Ok(())

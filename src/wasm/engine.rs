@@ -106,7 +106,7 @@ struct State {
     calls: u32,
     /// The thread waits for a call. A call wakes it only then: a wake-up between two ticks would advance the next
     /// tick, and so the deadline of every call.
-    parked: bool,
+    paused: bool,
     stop: bool,
 }
 
@@ -130,7 +130,7 @@ impl Ticker {
     pub(super) fn run(&self) -> Running<'_> {
         let mut state = self.shared.state.lock();
         state.calls += 1;
-        if state.parked {
+        if state.paused {
             self.shared.changed.notify_one();
         }
         Running(&self.shared)
@@ -146,9 +146,9 @@ fn tick(shared: &Shared, engine: &Engine) {
     let mut state = shared.state.lock();
     while !state.stop {
         if state.calls == 0 {
-            state.parked = true;
+            state.paused = true;
             shared.changed.wait(&mut state);
-            state.parked = false;
+            state.paused = false;
         } else {
             shared.changed.wait_for(&mut state, Duration::from_millis(EPOCH_TICK_MS));
             engine.increment_epoch();

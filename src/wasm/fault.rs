@@ -30,9 +30,9 @@ pub(super) fn fault(error: &Error, guest: &Guest, stage: Stage, wall_ms: u64) ->
             (FaultKind::Memory, format!("used up its {kib} KiB of stack"))
         }
         (Some(_), Some(refused)) => {
-            (FaultKind::Memory, format!("asked for {refused}, was refused, and trapped"))
+            (FaultKind::Memory, format!("requested {refused}, was refused, and trapped"))
         }
-        (None, Some(refused)) => (FaultKind::Memory, format!("asked for {refused}")),
+        (None, Some(refused)) => (FaultKind::Memory, format!("requested {refused}")),
         (Some(Trap::UnreachableCodeReached), None) => return aborted(guest),
         (Some(trap), None) => (FaultKind::Trap, trap_message(*trap)),
         (None, None) if stage == Stage::Instance => (FaultKind::Missing, error_chain(error)),

@@ -134,7 +134,7 @@ impl WasmPolicies {
     /// # Errors
     /// Those of [`PolicyFiles::install`].
     #[doc(hidden)]
-    pub fn rehearse(&self, module: &[u8]) -> Result<(String, Vec<u8>), InstallError> {
+    pub fn compile_and_describe(&self, module: &[u8]) -> Result<(String, Vec<u8>), InstallError> {
         // Covers the encoding of replies, too.
         let frame = compile_child::compile_or_refuse(module.to_vec()).encode();
         let malformed = || install_failed("the compiler's reply is malformed".to_owned());

@@ -112,7 +112,7 @@ def cordons_by_keyboard_alone(watch: Watch, node: Node) -> None:
     expect(dialog).to_be_hidden()
     expect(tile(watch, 6)).to_contain_text("cordoned by admin: fan <b>replacement</b>")
     check(node.drain_state(6) == "cordoned", "the GPU is not cordoned")
-    expect(page.locator("#said")).to_contain_text("GPU 6 is cordoned")
+    expect(page.locator("#announcement")).to_contain_text("GPU 6 is cordoned")
     check(tile(watch, 6).locator("b").count() == 0, "a reason became an element")
     inside = page.evaluate("document.activeElement.closest('.tile')?.querySelector('h3').textContent")
     check(inside == "GPU 6", f"the focus went to {inside} after the cordon")
@@ -217,7 +217,7 @@ def changes_from_outside_are_seen(watch: Watch, node: Node) -> None:
     page.evaluate("document.querySelectorAll('.tile')[5].dataset.mark = 'kept'")
     node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "from outside"})
     expect(tile(watch, 5)).to_contain_text("cordoned by admin: from outside", timeout=within)
-    expect(page.locator("#said")).to_contain_text("GPU 5 is cordoned: from outside")
+    expect(page.locator("#announcement")).to_contain_text("GPU 5 is cordoned: from outside")
     node.ask("DELETE", f"/gpus/{uuid}/cordon")
     expect(tile(watch, 5).get_by_role("button", name="Cordon…", exact=True)).to_be_visible(timeout=within)
     check(page.locator(".tile[data-mark=kept]").count() == 1, "a tile was replaced")
@@ -318,7 +318,7 @@ def a_token_that_opens_no_more_leaves_nothing_behind(watch: Watch, node: Node) -
     node.ask("PUT", f"/gpus/{node.gpus()[3]['uuid']}/cordon", {"reason": "to have it look"})
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     expect(dialog).to_be_hidden()
-    for left in ("said", "found", "tiles", "notices"):
+    for left in ("announcement", "found", "tiles", "notices"):
         check(page.locator(f"#{left}").inner_text() == "", f"{left} is left")
     check(page.locator("#find").input_value() == "", "what was looked for is left")
     check("GPU-" not in page.content(), "data stayed")

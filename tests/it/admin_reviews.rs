@@ -94,9 +94,8 @@ async fn the_api_server_reviews_the_user_and_the_rights_of_a_token() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_cluster_user_is_rate_limited_and_no_other_caller() {
     let cluster = Cluster::new("admin: {kubernetes: {}}").await;
-    let scripted_to_wait =
-        || cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus") == problem(429, "too-many-requests");
-    assert!((0..5_000).any(|_| scripted_to_wait()), "every pod's token may ask without end");
+    let must_wait = || cluster.ask(GRAFANAS_TOKEN, "GET", "/gpus") == problem(429, "too-many-requests");
+    assert!((0..5_000).any(|_| must_wait()), "every pod's token may ask without end");
     // What they would change is refused as ever, so that it is audited; and a stranger is one.
     assert_eq!(cluster.ask(GRAFANAS_TOKEN, "PUT", "/gpus/GPU-0/cordon"), problem(403, "forbidden"));
     assert_eq!(cluster.ask("no-such-token", "GET", "/node"), problem(401, "unauthorized"));

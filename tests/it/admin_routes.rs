@@ -330,7 +330,7 @@ fn a_node_is_not_ready_before_the_kubelet_accepted_all_resources() {
     // As before the kubelet crate has started: nothing is waited for, and nothing is registered.
     kubelet.set_registration(GPU, None);
     let says = bench.get("/readyz").problem(503, "not-ready");
-    assert!(says.contains("kubelet: waiting: the kubelet has not taken nvidia.com/gpu yet"), "{says}");
+    assert!(says.contains("kubelet: waiting: the kubelet has not accepted nvidia.com/gpu yet"), "{says}");
     kubelet.set_registration(GPU, Some(RegistrationState::Registering));
     bench.get("/readyz").problem(503, "not-ready");
     kubelet.set_registration(GPU, Some(RegistrationState::Registered));

@@ -68,7 +68,7 @@ async fn a_node_label_selects_the_file_and_can_change_while_pods_run() {
     for (name, why) in [
         ("gone", "\"gone\", but"),
         ("broken", "is wrong"),
-        ("unknown", "line 1, column 19: stack[0].policy: stack entry timeslize: this node knows no policy"),
+        ("unknown", "line 1, column 19: stack[0].policy: stack entry timeslize: this node has no policy"),
         ("parameters", "stack[0].parameters: policy timeslice@"),
         ("admission", "stack[0].parameters: policy quota@"),
         ("permissions", "may not name nvidia.com/gpu.mem-4g (permissions.resources)"),

@@ -198,7 +198,7 @@ stack:
     }
     // A start would have to compile policies for that, again and again until the file is right.
     for line in [
-        "line 17, column 11: stack[0].policy: stack entry timeslize: this node knows no policy \"timeslize\"",
+        "line 17, column 11: stack[0].policy: stack entry timeslize: this node has no policy \"timeslize\"",
         "line 18, column 3: stack[1]: policy memory@",
     ] {
         assert!(check.err.contains(line) && !serve.err.contains(line), "{line}: {}{}", check.err, serve.err);

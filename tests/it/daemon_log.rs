@@ -52,7 +52,7 @@ async fn transitions_of_gpus_are_logged_without_an_api_server() {
     serving.stop();
     write("model: t4\ncount: 3\ngpus: [{index: 0, processes: 1}, {index: 2, absent: true}]\n");
     let serving = house.serve_with(&["--gpus", &gpus, "--api-server", "off"]);
-    assert!(line(&serving, "by admin (fan) goes on after the restart").contains("INFO"));
+    assert!(line(&serving, "by admin (fan) continues after the restart").contains("INFO"));
     assert!(line(&serving, ") is gone: NVML no longer lists it").contains("GPU 2 ("));
     let order = json!({ "deadlineSeconds": 1, "atDeadline": "giveUp" });
     serving.call("PUT", &format!("/gpus/{uuid}/drain"), &order);

@@ -215,7 +215,7 @@ async fn without_a_journal_the_daemon_reports_that_and_serves() {
     assert_eq!(get(&serving, "/decisions")["type"], "/problems/no-journal");
     let id = serving.live()[0]["id"].as_str().unwrap().to_owned();
     let why = get(&serving, &format!("/allocations/{id}/explanation"));
-    assert!(why["sentences"].to_string().contains("not on the record"), "{why}");
+    assert!(why["sentences"].to_string().contains("The decision is not recorded"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

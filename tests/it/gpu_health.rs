@@ -109,7 +109,7 @@ async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
     }
     assert!(health(&serving, &uuid)["history"].as_array().unwrap().len() <= 3);
     assert!(
-        serving.log().matches("a GPU reading was judged").count() <= 2,
+        serving.log().matches("a GPU reading was triaged").count() <= 2,
         "reported once: {}",
         serving.log()
     );

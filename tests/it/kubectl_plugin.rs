@@ -64,7 +64,10 @@ fn only_a_pod_of_the_daemons_own_daemonset_is_chosen_and_never_guessed() {
     let asked = ran.asked.join(" ");
     assert!(asked.contains("get pods --all-namespaces ") && asked.contains("berth berth-x7k2p"), "{asked}");
     for (args, words) in [
-        (["-A", "gpu-2", "gpu", "list"], "several namespaces are on node gpu-2: berth evil; say with -n"),
+        (
+            ["-A", "gpu-2", "gpu", "list"],
+            "several namespaces are on node gpu-2: berth evil; select one with -n",
+        ),
         (["-A", "gpu-3", "gpu", "list"], "no running berth pod"),
     ] {
         let Ran { output, asked } = kubectl_berth(&args, "");

@@ -50,8 +50,8 @@ async fn a_refused_connection_is_retried_within_milliseconds() {
         kubelet: |o| o.bind_gap = Duration::from_millis(150),
         // Any wait but the one for a refused dial would be longer than the test.
         waits: Waits {
-            refused_again: Duration::from_secs(60),
-            dial_again_later: Duration::from_secs(60),
+            register_retry: Duration::from_secs(60),
+            connect_retry_later: Duration::from_secs(60),
             ..Waits::default()
         },
         ..Recipe::default()
@@ -72,7 +72,7 @@ async fn after_a_kubelet_restart_it_registers_at_once() {
         waits: Waits {
             exit_seen_within: Duration::from_secs(60),
             settle: Duration::from_secs(60),
-            refused_again: Duration::from_secs(60),
+            register_retry: Duration::from_secs(60),
             ..Waits::default()
         },
         ..Recipe::default()
@@ -90,7 +90,7 @@ async fn after_a_kubelet_restart_it_registers_at_once() {
 #[tokio::test]
 async fn a_kubelet_that_stays_away_is_registered_with_when_it_returns() {
     let node = Recipe {
-        waits: Waits { dial_eager: Duration::from_millis(50), ..Waits::default() },
+        waits: Waits { connect_fast_for: Duration::from_millis(50), ..Waits::default() },
         ..Recipe::default()
     }
     .node()
@@ -388,7 +388,7 @@ async fn a_stopped_daemon_leaves_no_healthy_device_behind() {
 #[tokio::test]
 async fn a_stream_requested_while_the_daemon_stops_ends_at_once() {
     // The kubelet has time for its call before the socket is removed.
-    let waits = Waits { leave_within: SOON, ..Waits::default() };
+    let waits = Waits { stop_within: SOON, ..Waits::default() };
     let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
     node.kubelet.start().await.unwrap();
     node.kubelet.set_faults(|f| f.watch_delay = Duration::from_millis(500));

@@ -102,7 +102,7 @@ fn a_loop_that_has_less_time_than_fuel_is_stopped_by_the_clock() {
 
 #[test]
 fn memory_beyond_the_limit_is_refused() {
-    let memory = "asked for more than 128 MiB of memory";
+    let memory = "requested more than 128 MiB of memory";
     assert_fault("memory-grab", Hook::Place, FaultKind::Memory, memory);
     let tables = "elements of one table";
     assert_fault("table-grab", Hook::Place, FaultKind::Memory, tables);

@@ -223,7 +223,7 @@ async fn explanation(lab: &Lab, node: &Ledger, allocation: &Allocation) -> Expla
     };
     let mut sentences = vec![what(node, allocation)];
     match (&admitted, &placed) {
-        (Some(_), Some(placed)) => sentences.extend(why_there(node, allocation, placed)),
+        (Some(_), Some(placed)) => sentences.extend(placement_sentences(node, allocation, placed)),
         (Some(_), None) => sentences.push(
             "The kubelet did not call GetPreferredAllocation just before, and chose these devices itself."
                 .into(),
@@ -232,7 +232,7 @@ async fn explanation(lab: &Lab, node: &Ledger, allocation: &Allocation) -> Expla
             "The decision is not recorded, or no longer; the following is from the allocation itself.".into(),
         ),
     }
-    sentences.extend(why_allowed(allocation, admitted.as_ref()));
+    sentences.extend(grant_sentences(allocation, admitted.as_ref()));
     if let Some(end) = &allocation.ended {
         sentences.push(format!("It ended at {} ({}).", rfc3339(end.wall_ms), end.reason.as_str()));
     }
@@ -263,19 +263,19 @@ async fn placed(lab: &Lab, allocation: &Allocation, admitted: &Decision) -> Opti
         ..Filter::default()
     };
     let found = lab.decisions(filter, PLACEMENTS).await.ok()?.0.decisions;
-    let asked = |d: &&Decision| {
+    let same_request = |d: &&Decision| {
         let request = d.request.as_ref();
         request.is_some_and(|r| {
             r.resource == allocation.resource.as_str() && r.count == allocation.devices.len()
         })
     };
     let same = |d: &&Decision| matches!(&d.outcome, Outcome::Placed(p, _) if set(&p.devices) == set(&allocation.devices));
-    let of_these = found.iter().find(|d| asked(d) && same(d));
+    let of_these = found.iter().find(|d| same_request(d) && same(d));
     let holder = &allocation.holder;
     let own = holder.namespace.as_ref().zip(holder.pod.as_ref()).map(|(ns, pod)| format!("{ns}/{pod}"));
-    let may_be_its =
-        |d: &&Decision| asked(d) && own.as_ref().is_some_and(|own| d.candidates == [own.as_str()]);
-    of_these.or_else(|| found.iter().find(may_be_its)).cloned()
+    let is_possible =
+        |d: &&Decision| same_request(d) && own.as_ref().is_some_and(|own| d.candidates == [own.as_str()]);
+    of_these.or_else(|| found.iter().find(is_possible)).cloned()
 }
 
 fn set(devices: &[DeviceId]) -> BTreeSet<&DeviceId> {
@@ -301,7 +301,7 @@ fn what(node: &Ledger, allocation: &Allocation) -> String {
     )
 }
 
-fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<String> {
+fn placement_sentences(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<String> {
     let Outcome::Placed(placement, by) = &placed.outcome else { return Vec::new() };
     let of = placed.request.as_ref().map_or(0, |r| r.devices.len());
     let required = match of {
@@ -310,7 +310,7 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
     };
     let because = if placement.reason.is_empty() { String::new() } else { format!(": {}", placement.reason) };
     let mut sentences = vec![format!(
-        "When the kubelet asked for {}{required}, {} chose {}{because}.",
+        "When the kubelet requested {}{required}, {} chose {}{because}.",
         if placement.devices.len() == 1 {
             "device".into()
         } else {
@@ -327,7 +327,7 @@ fn why_there(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<S
     sentences
 }
 
-fn why_allowed(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<String> {
+fn grant_sentences(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<String> {
     let decision = &allocation.decision;
     if decision.is_adoption() {
         return vec!["It is older than this daemon, which adopted it from the kubelet's checkpoint.".into()];

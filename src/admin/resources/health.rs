@@ -56,12 +56,12 @@ fn liveness(kernel: &KernelHandle) -> Vec<Check> {
         silent.map(|time| format!("the thread that owns the ledger has processed nothing for {time}"));
     let stuck = over(counters.policies.busy_for(), limits.policies);
     let stuck = stuck.map(|time| format!("the policy thread has been busy with one call for {time}"));
-    let hangs = over(counters.gpus.heartbeat.busy_for(), limits.scan);
-    let hangs =
-        hangs.map(|time| format!("a scan of the GPUs has not ended for {time}: NVML does not answer"));
+    let hanging = over(counters.gpus.heartbeat.busy_for(), limits.scan);
+    let hanging =
+        hanging.map(|time| format!("a scan of the GPUs has not ended for {time}: NVML does not answer"));
     let every = counters.gpus.scan_interval();
-    let unbegun = every.and_then(|every| over(counters.gpus.heartbeat.silent_for(), every + limits.scan));
-    let unbegun = unbegun
+    let overdue = every.and_then(|every| over(counters.gpus.heartbeat.silent_for(), every + limits.scan));
+    let overdue = overdue
         .map(|time| format!("no scan of the GPUs has begun for {time}: the thread of the scans has ended"));
     let quiet = over(counters.front.silent_for(), limits.front);
     let quiet =
@@ -70,7 +70,7 @@ fn liveness(kernel: &KernelHandle) -> Vec<Check> {
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
-        check("looks", hangs.or(unbegun), fails),
+        check("looks", hanging.or(overdue), fails),
         check("kubelet", quiet, None),
         check("streams", unwatched(kernel, limits.stream), None),
     ]

@@ -255,6 +255,6 @@ mod tests {
             assert!(text.contains(says), "{name}: {text}");
         }
         let none = resolve_version(&node, "mixed", None).unwrap_err().to_string();
-        assert!(none.contains("it knows other, own"), "{none}");
+        assert!(none.contains("it has other, own"), "{none}");
     }
 }

@@ -95,7 +95,7 @@ fn shown(report: &TrialReport, request: Option<&DeviceRequest>, overcommit_perce
             .outcome
             .as_ref()
             .zip(request)
-            .map(|(given, asked)| outcome(&report.after, given, asked)),
+            .map(|(given, request)| outcome(&report.after, given, request)),
         calls: report.calls.iter().map(|one| call(&report.after, one)).collect(),
     }
 }

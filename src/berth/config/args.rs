@@ -67,7 +67,7 @@ pub struct ServeArgs {
     /// XIDs that do not make a GPU unhealthy, besides 13,31,43,45,68,109; `all`: nothing makes a GPU unhealthy
     #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS", allow_hyphen_values = true)]
     pub disable_healthchecks: Option<String>,
-    /// XIDs that make a GPU unhealthy even if disabled above; `all` for every one
+    /// XIDs that make a GPU unhealthy even if --disable-healthchecks names them; `all`: every XID
     #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", allow_hyphen_values = true)]
     pub enable_healthchecks: Option<String>,
     /// MIG strategy unless a policy decides: none, single or mixed, as in NVIDIA's plugin [default: none]
@@ -76,7 +76,7 @@ pub struct ServeArgs {
     /// How allocated devices are passed to containers.
     #[command(flatten)]
     pub edits: EditArgs,
-    /// Flags of NVIDIA's device plugin without an equal in Berth.
+    /// Flags of NVIDIA's device plugin without an equivalent in Berth.
     #[command(flatten)]
     pub nvidia: NvidiaArgs,
 }

@@ -43,7 +43,7 @@ pub(super) fn bad(setting: impl Into<String>, value: &str, rule: impl Into<Strin
 }
 
 /// As [`bad`], with the reason instead of the expected value.
-pub(super) fn bad_because(setting: impl Into<String>, value: &str, reason: &str) -> BadSetting {
+pub(super) fn invalid_because(setting: impl Into<String>, value: &str, reason: &str) -> BadSetting {
     BadSetting::new(setting, format!("{} is not allowed: {reason}", shown(value)))
 }
 

@@ -1,7 +1,7 @@
 //! `containerEdits`: how granted devices are passed to containers, with the operator's own mounts and devices.
 
 use super::checks::{
-    BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, bad_because, by_rule, parse_keyword,
+    BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, by_rule, invalid_because, parse_keyword,
 };
 use super::nvidia::args::{CDI, NvidiaArgs, boolish, non_empty, path};
 use berth_files::yaml::shown;
@@ -86,13 +86,13 @@ impl EditsFile {
         let id_strategy = id_keyword.and_then(|keyword| checks.ok(id_strategy(&keyword)));
         let cdi_kind = file.cdi_kind.unwrap_or_else(|| "nvidia.com/gpu".into());
         if let Err(error) = Resource::parse(&cdi_kind) {
-            checks.add(bad_because("containerEdits.cdiKind", &cdi_kind, error.rule));
+            checks.add(invalid_because("containerEdits.cdiKind", &cdi_kind, error.rule));
         }
         let mut resources = BTreeMap::new();
         for (name, edits) in file.resources.unwrap_or_default() {
             let at = format!("containerEdits.resources[{}]", shown(&name));
             check_resource_edits(&at, &edits, checks);
-            let resource = Resource::parse(&name).map_err(|e| bad_because(at, &name, e.rule));
+            let resource = Resource::parse(&name).map_err(|e| invalid_because(at, &name, e.rule));
             resources.extend(checks.ok(resource).map(|resource| (resource, edits)));
         }
         let mut path_or = |setting, flag: &Option<PathBuf>, file: &Option<PathBuf>, default: &Path| {

@@ -137,7 +137,7 @@ pub(super) fn run(
             },
             recv(ticks) -> _ => {
                 if let Err(error) = turn(&mut keeper, &Command::Tick) {
-                    tracing::debug!(%error, "tick");
+                    tracing::debug!(%error, "a tick failed");
                 }
             }
         }

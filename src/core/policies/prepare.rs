@@ -56,7 +56,7 @@ impl PolicyService {
                 let label = version.label();
                 if Instant::now() > end {
                     let what = format!(
-                        "compiling the policies before it took over {} s; what is compiled stays so, so try again",
+                        "compiling the policies before this one took over {} s; they stay compiled: try again",
                         PREPARE_MAX.as_secs()
                     );
                     return Err(failed(&label, InstallError::TooCostly { what }));
@@ -87,7 +87,7 @@ impl PolicyService {
     }
 
     /// Unloads the code that neither the stack nor a shadow needs. Does nothing while another caller holds a
-    /// guard: that caller unloads at its own end.
+    /// guard: that caller unloads when it has finished.
     pub fn unload_unused(&self) {
         let Ok(files) = Arc::clone(&self.files_lock).try_write_owned() else { return };
         let service = self.clone();
@@ -105,9 +105,9 @@ impl PolicyService {
 }
 
 /// Lowers the priority of the current thread, and of the threads and processes that it starts later, so that an
-/// Allocate goes first on a busy machine. On Linux the call affects a single thread (setpriority(2)), and if the daemon
-/// has a cgroup of its own, only relative to the daemon's other threads. It needs no privilege; if it fails, the
-/// priority stays.
+/// Allocate is served first on a busy machine. On Linux the call affects a single thread (setpriority(2)), and if the
+/// daemon has a cgroup of its own, only relative to the daemon's other threads. It needs no privilege; if it fails, the
+/// priority is unchanged.
 pub(crate) fn lower_priority() {
     let _ = rustix::process::setpriority_process(None, NICE);
 }

@@ -77,7 +77,7 @@ impl DryRun<'_> {
         let end = Instant::now() + limit;
         for entry in &self.stack.entries {
             if Instant::now() > end {
-                let detail = format!("trying the policies before it took over {} s", limit.as_secs());
+                let detail = format!("trying the policies before this one took over {} s", limit.as_secs());
                 return Err((entry.label(), Fault { kind: FaultKind::Time, detail }));
             }
             self.try_parameters_of(node, entry)?;

@@ -140,7 +140,7 @@ fn the_progress_and_end_of_a_drain_are_logged_and_its_order_is_not() {
         &mut Log::new(stored),
         &node,
         false,
-        "the drain of GPU 3 (GPU-0) by ada (fan) goes on after the restart",
+        "the drain of GPU 3 (GPU-0) by ada (fan) continues after the restart",
     );
     node.now.wall_ms += 5_000;
     one(&mut log, &node, true, "was not drained by its deadline");

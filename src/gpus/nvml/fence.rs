@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 /// Stack size of a thread, bytes. NVML needs some tens of KiB, its bindings some hundreds when they are not optimised;
 /// untouched pages cost nothing.
 const STACK_BYTES: usize = 1024 * 1024;
+/// Interval of attempts to start a thread.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Calls on one lane run one at a time; a hang blocks its lane only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,8 +124,7 @@ impl Fence {
             // The receiver is dropped if the deadline has passed.
             let _ = sender.send(done);
         };
-        let started = thread::Builder::new().name("nvml".to_owned()).stack_size(STACK_BYTES).spawn(run);
-        started.map_err(|error| Stuck::NotMade(format!("no thread can be started: {error}")))?;
+        start_thread(job.since + job.allowed, run)?;
         Ok(Pending { answer, job })
     }
 
@@ -142,6 +143,30 @@ impl Fence {
         let job = RunningJob { since: Instant::now(), allowed, steps };
         running_jobs.insert(lane, job.clone());
         Ok(job)
+    }
+}
+
+/// Runs `work` on a new thread. Retries until `deadline`, since a node may lack threads for a moment, and a GPU that cannot
+/// be read becomes unhealthy.
+fn start_thread(deadline: Instant, work: impl FnOnce() + Send + 'static) -> Result<(), Stuck> {
+    // `spawn` drops the closure of a thread that it cannot start.
+    let work = Arc::new(Mutex::new(Some(work)));
+    loop {
+        let attempt = Arc::clone(&work);
+        let run = move || {
+            let work = attempt.lock().take();
+            if let Some(work) = work {
+                work();
+            }
+        };
+        let Err(error) = thread::Builder::new().name("nvml".to_owned()).stack_size(STACK_BYTES).spawn(run)
+        else {
+            return Ok(());
+        };
+        if Instant::now() + RETRY_INTERVAL > deadline {
+            return Err(Stuck::NotMade(format!("no thread can be started: {error}")));
+        }
+        thread::sleep(RETRY_INTERVAL);
     }
 }
 

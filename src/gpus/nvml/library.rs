@@ -108,7 +108,7 @@ fn candidates(driver_root: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The error with what the operator has to do.
+/// The error, with the remedy.
 fn open_error(path: &Path, error: NvmlError, named: bool, tried: &[PathBuf]) -> GpusError {
     let shown = path.display();
     let what = match &error {

@@ -133,7 +133,7 @@ pub(super) fn recovery_text(action: u32) -> Option<String> {
     Some(format!("the GPU requires {required} (recovery action {action})"))
 }
 
-/// The text of an NVML error on one GPU, with what to do where that is known.
+/// The text of an NVML error on one GPU, with the remedy if it is known.
 pub(super) fn gpu_error_text(call: &str, error: &NvmlError) -> String {
     match error {
         NvmlError::GpuLost => {

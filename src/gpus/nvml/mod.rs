@@ -2,7 +2,7 @@
 //!
 //! Absent on purpose: any decision. This module reads the GPUs, their links and their events; the kernel and the
 //! policies decide what they mean. Every NVML call runs behind the fence: if the driver hangs, GPUs become unhealthy,
-//! but the daemon goes on to answer.
+//! but the daemon continues to answer.
 
 mod events;
 mod facts;
@@ -88,7 +88,7 @@ impl NvmlGpus {
     /// Opens NVML.
     ///
     /// # Errors
-    /// If the library is not found or does not work; the error has what to do. A retry can succeed, since drivers are
+    /// If the library is not found or does not work; the error names the remedy. A retry can succeed, since drivers are
     /// loaded late on some nodes.
     pub fn open(options: NvmlOptions) -> Result<Self, GpusError> {
         let gpus = Self {

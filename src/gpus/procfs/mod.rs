@@ -2,7 +2,7 @@
 //!
 //! It reads `stat`, `cgroup` and `mountinfo`, which need no rights over the process and take none of its locks. Absent
 //! on purpose: `cmdline`, `environ` and `exe`. They wait for the memory lock of the process, which a process that hangs
-//! in the driver may hold for ever, and their content is private.
+//! in the driver may hold forever, and their content is private.
 
 mod cgroup;
 

@@ -397,12 +397,12 @@ mod tests {
         let t4 = Some("t4");
         assert_eq!(models, [Some("a100-40gb"), Some("a100-40gb"), Some("l4"), t4, t4, t4, None]);
         for (text, expected) in [
-            ("h100", "no profile"),
-            ("xh100", "no profile"),
+            ("h100", "is not a profile"),
+            ("xh100", "is not a profile"),
             ("8xk80", "known are t4"),
             ("17xh100", "at most 16"),
             ("8xh100+9xl4", "at most 16"),
-            ("8xh100+l4", "no profile"),
+            ("8xh100+l4", "is not a profile"),
             ("8xh100+1xk80", "known are t4"),
         ] {
             let error = Machine::from_profile(text).unwrap_err();

@@ -71,7 +71,7 @@ impl Transition {
                 let reason = allocation.ended.as_ref().map_or("ended", |end| end.reason.as_str());
                 format!("{} ended ({reason}): {}", allocation.id, describe_devices(allocation))
             }
-            Self::Eviction(asked) => describe_eviction(&name.of(ledger, &asked.request.gpu), asked),
+            Self::Eviction(eviction) => describe_eviction(&name.of(ledger, &eviction.request.gpu), eviction),
             Self::HoldChanged(Some(reason)) => format!("no allocation ends at present: {reason}"),
             Self::HoldChanged(None) => "allocations end by themselves again".into(),
             Self::PolicyAdded(version) => describe_added(version),
@@ -183,15 +183,15 @@ fn describe_devices(allocation: &Allocation) -> String {
     }
 }
 
-fn describe_eviction(name: &str, asked: &EvictionRecord) -> String {
-    let outcome = match (&asked.outcome, asked.request.method) {
+fn describe_eviction(name: &str, eviction: &EvictionRecord) -> String {
+    let outcome = match (&eviction.outcome, eviction.request.method) {
         (EvictionOutcome::Accepted, EvictionMethod::Evict) => "was evicted".to_owned(),
         (EvictionOutcome::Accepted, EvictionMethod::Delete) => "was deleted at the deadline".to_owned(),
         (EvictionOutcome::Gone, _) => "no longer exists".to_owned(),
         (EvictionOutcome::Budget(message), _) => format!("waits for its disruption budget: {message}"),
         (EvictionOutcome::Failed(message), _) => format!("could not be evicted: {message}"),
     };
-    let pod = &asked.request.pod;
+    let pod = &eviction.request.pod;
     format!("{name} is being drained: pod {}/{} {outcome}", pod.namespace, pod.name)
 }
 

@@ -80,7 +80,7 @@ impl Plugin {
             Some(kubelet) => {
                 self.wait(kubelet, waits.contested_pause).await;
             }
-            None => sleep(waits.dial_again).await,
+            None => sleep(waits.connect_retry_max).await,
         }
     }
 }

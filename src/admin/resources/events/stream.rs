@@ -43,7 +43,7 @@ impl Default for StreamTimes {
     }
 }
 
-/// The events that a client asked for.
+/// The events that a client requested.
 pub(crate) struct EventFilter {
     /// Of these kinds; `None`: of all.
     pub(crate) kinds: Option<BTreeSet<EventKind>>,

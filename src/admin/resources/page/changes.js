@@ -5,7 +5,7 @@ import { ask, field } from './dialog.js';
 import { count, el } from './dom.js';
 import { holderName } from './model.js';
 
-/** Longest deadline that the API takes, in minutes: a week. */
+/** Longest deadline that the API accepts, in minutes: a week. */
 const DEADLINE_MIN_MAX = 7 * 24 * 60;
 const path = (gpu, noun) => `/gpus/${encodeURIComponent(gpu.uuid)}/${noun}`;
 const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
@@ -16,17 +16,17 @@ const SHOWN_TO_ALL = 'Shown with this GPU.';
  * shown is not undone. It is requested while the dialog is open.
  */
 function seen(api, gpu) {
-  const asked = api.getWithTag(path(gpu, 'drain'));
+  const request = api.getWithTag(path(gpu, 'drain'));
   // Reported when the condition is used, not if the dialog is cancelled.
-  asked.catch(() => {});
+  request.catch(() => {});
   return async () => {
-    const { data, etag } = await asked;
+    const { data, etag } = await request;
     const shown = ({ state, by, why, since, marks }) => JSON.stringify([state, by ?? '', why ?? '', since ?? '', marks]);
     if (shown(data) !== shown(gpu.drain)) {
       throw new Problem({
         title: 'Changed meanwhile',
         detail: `GPU ${gpu.index} is ${data.state}${data.by ? ` by ${data.by}` : ''}${data.why ? `: ${data.why}` : ''} now.`,
-        hint: 'cancel, and check its tile again',
+        hint: 'cancel, and check the present state of the GPU',
       });
     }
     return { 'If-Match': etag };

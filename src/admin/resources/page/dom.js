@@ -30,7 +30,7 @@ export function renew(node, sign, make) {
 
 /**
  * A table with a caption. Its roles are written out, because on a phone its rows are shown as blocks,
- * which would otherwise take its meaning from screen readers.
+ * after which screen readers would no longer recognize a table.
  */
 export function table(caption, heads, rows, kind = '') {
   const head = el('tr', { role: 'row' }, heads.map((h) => el('th', { role: 'columnheader', scope: 'col' }, h)));

@@ -148,8 +148,8 @@ class Tile {
     const percent = (mib) => `${gpu.memoryMiB ? Math.min(100, (mib / gpu.memoryMiB) * 100) : 0}%`;
     this.used.style.width = percent(used);
     this.granted.style.width = percent(granted);
-    const said = gpu.memoryUsedMiB === undefined || gpu.memoryUsedMiB === null ? 'use not known' : `${gib(used)} GiB in use`;
-    setText(this.memory, `${said}, ${gib(granted)} granted, of ${gib(gpu.memoryMiB)} GiB`);
+    const usage = gpu.memoryUsedMiB === undefined || gpu.memoryUsedMiB === null ? 'use not known' : `${gib(used)} GiB in use`;
+    setText(this.memory, `${usage}, ${gib(granted)} granted, of ${gib(gpu.memoryMiB)} GiB`);
     this.memory.title = `${used} MiB in use, ${granted} MiB granted, ${gpu.memoryMiB} MiB in all`;
   }
 

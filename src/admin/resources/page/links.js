@@ -2,7 +2,7 @@
 
 import { el, table } from './dom.js';
 
-/** Names of paths, after `nvidia-smi topo -m`; the farther, the later. */
+/** Names of paths as in `nvidia-smi topo -m`, nearest first. */
 const PATHS = {
   sameBoard: ['PSB', 'on one board'],
   singleSwitch: ['PIX', 'through one PCIe switch'],
@@ -11,7 +11,7 @@ const PATHS = {
   sameNuma: ['NODE', 'within a NUMA node'],
   crossNuma: ['SYS', 'across NUMA nodes'],
 };
-/** GPUs up to which each cell has its words in it. */
+/** Most GPUs with which each cell contains its text. */
 const WORDS_MAX = 16;
 /** Side of a cell and width of the heads, in units of the picture. */
 const CELL = 40;
@@ -49,7 +49,7 @@ const kind = (link) => (!link ? 'unknown' : link.nvlinks > 0 ? (link.nvlinks >= 
 const KIND_WORDS = { 'nv-many': 'NVLink, 12 or more', 'nv-few': 'NVLink, fewer', unknown: 'not known',
   ...Object.fromEntries(Object.entries(PATHS).map(([name, [word, text]]) => [`p-${name}`, `${word}: PCIe ${text}`])) };
 
-/** Draws it where the links are others than at the last call. */
+/** Draws the links if they differ from those of the last call. */
 export function showLinks(root, section, gpus) {
   section.hidden = gpus.length < 2;
   const cells = matrix(gpus);
@@ -85,7 +85,7 @@ function picture(gpus, cells, kinds) {
     drawn.append(svg('text', { class: `axis${size}`, x: at, y: head * 0.65 }, String(gpu.index)),
       svg('text', { class: `axis${size}`, x: head * 0.55, y: at + head * 0.15 }, String(gpu.index)));
   });
-  // One shape a kind: 64 GPUs have 4,032 cells, and as many elements would be slow.
+  // One shape for each kind: 64 GPUs have 4,032 cells, and as many elements would be slow.
   const shapes = new Map();
   for (let y = 0; y < n; y += 1) {
     for (let x = 0; x < n; x += 1) {

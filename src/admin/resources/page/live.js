@@ -9,7 +9,7 @@ const SLOW_MS = 15_000;
 /** First and longest wait before the stream is opened again. */
 const AGAIN_MS = 1000;
 const AGAIN_MAX_MS = 30_000;
-/** A stream without any data for so long, not even a comment, counts as interrupted. */
+/** A stream that sends no data for this time, not even a comment, counts as interrupted. */
 const SILENT_MS = 60_000;
 /** A burst of events causes one load; on a busy node there is one a second. */
 const GATHER_MS = 200;

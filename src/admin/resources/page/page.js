@@ -11,16 +11,16 @@ import { Model } from './model.js';
 import { activate, showStack, unsuspend } from './stack.js';
 
 /** Changes of GPUs that are announced one by one; further ones are counted. */
-const SAID_MAX = 3;
+const ANNOUNCEMENT_MAX = 3;
 /** How long an announcement is visible, milliseconds. */
-const SAID_MS = 8000;
+const ANNOUNCEMENT_MS = 8000;
 
 const api = new Api();
 const gpus = new Gpus(api, { root: byId('tiles'), found: byId('found'), find: byId('find'), changed: look });
 let model;
 let live;
 let shown;
-let saidTimer = 0;
+let announcementTimer = 0;
 let looks = 0;
 let newest = 0;
 
@@ -70,8 +70,8 @@ function signOut(problem) {
   shown = undefined;
   api.signOut();
   byId('dialog').close();
-  clearTimeout(saidTimer);
-  setText(byId('said'), '');
+  clearTimeout(announcementTimer);
+  setText(byId('announcement'), '');
   // The page keeps no data of the node.
   gpus.clear();
   for (const id of ['notices', 'facts', 'resources', 'stack', 'decisions', 'links']) {
@@ -94,19 +94,19 @@ function begin() {
 }
 
 async function look() {
-  const asked = model;
-  if (!asked) return;
-  const mine = (looks += 1);
+  const requested = model;
+  if (!requested) return;
+  const order = (looks += 1);
   try {
-    const state = await asked.load();
+    const state = await requested.load();
     // Of two concurrent loads the later one is shown.
-    if (!api.signedIn || asked !== model || mine < newest) return;
-    newest = mine;
+    if (!api.signedIn || requested !== model || order < newest) return;
+    newest = order;
     show(state);
     byId('notices').replaceChildren(...notices(state));
   } catch (problem) {
     // The user has signed out meanwhile.
-    if (asked !== model) return;
+    if (requested !== model) return;
     if (problem.status === 401) signOut(problem);
     else fail(problem);
   }
@@ -140,10 +140,10 @@ function facts(node) {
   const of = (name, ...value) => el('div', {}, el('dt', {}, name), el('dd', {}, ...value));
   return [
     of('State', badge(node.ready ? 'ready' : 'not ready', node.ready ? 'good' : 'bad')),
-    of('GPUs', `${counts.workingGpus} of ${counts.gpus} work`),
-    of('Not granted', `${counts.cordonedGpus} cordoned or drained`),
+    of('GPUs', `${counts.workingGpus} of ${counts.gpus} working`),
+    of('Cordoned or drained', number(counts.cordonedGpus)),
     of('Allocations', number(counts.allocations)),
-    of('Source', node.gpuSource),
+    of('GPU source', node.gpuSource),
     node.driverVersion && of('Driver', node.driverVersion, node.cudaVersion ? `, CUDA ${node.cudaVersion}` : ''),
     of('Berth', `${node.version}, generation ${node.generation}`),
   ].filter(Boolean);
@@ -160,7 +160,7 @@ function resources(node) {
 /** Failed checks and warnings, above everything else. */
 function notices({ node, allocations, allocationsTotal }) {
   const words = node.checks.filter((check) => !check.ok || check.detail)
-    .map((check) => [`${check.name}: ${check.detail ?? 'not ok'}`, check.ok ? '' : 'bad']);
+    .map((check) => [`${check.name}: ${check.detail ?? 'failed'}`, check.ok ? '' : 'bad']);
   if (node.hold) words.push([`No allocation is ended at present: ${node.hold}`, 'warn']);
   if (node.processes.why) words.push([`${node.processes.why}${node.processes.fix ? `: ${node.processes.fix}` : ''}`, 'warn']);
   if (node.apiServer && !node.apiServer.done) words.push([`API server: ${node.apiServer.waiting}`, 'warn']);
@@ -172,27 +172,27 @@ function notices({ node, allocations, allocationsTotal }) {
 function announce(before, now) {
   if (!before) return;
   const old = new Map(before.gpus.map((gpu) => [gpu.uuid, gpu]));
-  const said = [];
+  const messages = [];
   for (const gpu of now.gpus) {
     const was = old.get(gpu.uuid);
-    if (!was) said.push(`GPU ${gpu.index} appeared`);
+    if (!was) messages.push(`GPU ${gpu.index} appeared`);
     else {
-      if (was.drain.state !== gpu.drain.state) said.push(`GPU ${gpu.index} is ${gpu.drain.state}${gpu.drain.why ? `: ${gpu.drain.why}` : ''}`);
-      if (was.health.state !== gpu.health.state) said.push(`GPU ${gpu.index} is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}`);
+      if (was.drain.state !== gpu.drain.state) messages.push(`GPU ${gpu.index} is ${gpu.drain.state}${gpu.drain.why ? `: ${gpu.drain.why}` : ''}`);
+      if (was.health.state !== gpu.health.state) messages.push(`GPU ${gpu.index} is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}`);
     }
   }
-  if (before.stack.revision !== now.stack.revision) said.push(`The stack is at revision ${now.stack.revision}`);
-  if (said.length === 0) return;
-  const more = said.length - SAID_MAX;
-  setText(byId('said'), said.slice(0, SAID_MAX).join('. ') + (more > 0 ? `. And ${more} more` : ''));
-  clearTimeout(saidTimer);
-  saidTimer = setTimeout(() => setText(byId('said'), ''), SAID_MS);
+  if (before.stack.revision !== now.stack.revision) messages.push(`The stack is at revision ${now.stack.revision}`);
+  if (messages.length === 0) return;
+  const more = messages.length - ANNOUNCEMENT_MAX;
+  setText(byId('announcement'), messages.slice(0, ANNOUNCEMENT_MAX).join('. ') + (more > 0 ? `. And ${more} more` : ''));
+  clearTimeout(announcementTimer);
+  announcementTimer = setTimeout(() => setText(byId('announcement'), ''), ANNOUNCEMENT_MS);
 }
 
 function sayLiveness(state) {
   const [word, kind, text] = {
     live: ['live', 'good', 'Live: changes arrive as server-sent events; memory in use is read every 15 seconds.'],
-    polling: ['every 3 s', 'plain', 'This daemon has no event stream (/api/v1/events): the page polls it every 3 seconds.'],
+    polling: ['every 3 s', 'plain', 'This daemon has no event stream (/api/v1/events): the page polls the daemon every 3 seconds.'],
     lost: ['not live', 'warn', 'The event stream was interrupted: until it is open again, the page polls every 3 seconds.'],
   }[state];
   byId('pulse').replaceChildren(badge(word, kind));

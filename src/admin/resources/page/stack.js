@@ -8,14 +8,14 @@ export function showStack(root, stack, act) {
   // Calls are counted continuously: the table is rebuilt only if what it shows has changed.
   const renewed = renew(root, stack, () => {
     const by = stack.by ? ` by ${stack.by}` : '';
-    const said = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${stack.source === 'api' ? `activated${by}` : 'from the configuration file'}`,
+    const revision = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${stack.source === 'api' ? `activated${by}` : 'from the configuration file'}`,
       stack.why ? `: ${stack.why}` : '', stack.since ? [' since ', timeOf(stack.since)] : []);
     const fileError = stack.fileStack.trouble
       && el('p', { class: 'note bad' }, `The configuration file’s stack cannot be used: ${stack.fileStack.trouble}`);
-    const aside = stack.fileStack.shadowed && stack.fileStack.entries.length > 0
+    const overridden = stack.fileStack.shadowed && stack.fileStack.entries.length > 0
       && el('p', { class: 'muted' }, `The configuration file’s stack is overridden: ${stack.fileStack.entries.map((e) => e.policy).join(', ')}`);
     if (stack.entries.length === 0) {
-      return [said, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), fileError, aside].filter(Boolean);
+      return [revision, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), fileError, overridden].filter(Boolean);
     }
     const rows = stack.entries.map((entry, place) => [
       String(place),
@@ -25,7 +25,7 @@ export function showStack(root, stack, act) {
       calls(entry.record),
       policyState(entry, place, act),
     ]);
-    return [said, table('Policies, in the order of their calls', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State'], rows, 'stacked'), fileError, aside].filter(Boolean);
+    return [revision, table('Policies, in the order of their calls', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State'], rows, 'stacked'), fileError, overridden].filter(Boolean);
   });
   if (renewed && focused !== undefined) root.querySelector(`[data-place="${focused}"]`)?.focus();
 }
@@ -46,7 +46,7 @@ function policyState(entry, place, act) {
       el('button', { type: 'button', 'data-place': place, onclick: () => act('unsuspend', entry, place) }, 'Resume…')].filter(Boolean);
   }
   if (faults > 0) return [badge(`${count(faults, 'fault')}${record.faults.inARow ? `, ${record.faults.inARow} in a row` : ''}`, 'warn'), last].filter(Boolean);
-  return badge('works', 'good');
+  return badge('working', 'good');
 }
 
 export function unsuspend(api, stack, entry, place) {
@@ -62,7 +62,7 @@ export function unsuspend(api, stack, entry, place) {
 function places(stack) {
   const options = stack.entries.map((entry, i) => ({ value: `at-${i}`, text: `in place of ${entry.policy} (place ${i})`, policy: entry.policy }));
   if (stack.entries.length > 0) options.push({ value: 'first', text: 'before all others' }, { value: 'last', text: 'after all others' });
-  options.push({ value: 'only', text: stack.entries.length > 0 ? 'alone: all others leave the stack' : 'alone' });
+  options.push({ value: 'only', text: stack.entries.length > 0 ? 'alone: all others are removed from the stack' : 'alone' });
   return options;
 }
 

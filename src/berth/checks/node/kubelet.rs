@@ -88,7 +88,7 @@ fn checkpoint(path: &Path, skip_adoption: bool) -> Line {
     match read_checkpoint(path) {
         line if skip_adoption && line.level == Level::Fail => Line {
             level: Level::Warn,
-            fix: Some("running pods are not adopted, because of --skip-adoption".into()),
+            fix: Some("the devices of running pods are not adopted, because of --skip-adoption".into()),
             ..line
         },
         line => line,

@@ -6,7 +6,7 @@ use crate::config::Config;
 use berth_api::Node;
 use berth_cli::client::Client;
 use berth_cli::reach::ClientArgs;
-use berth_cli::reach::berth_has;
+use berth_cli::reach::is_berth_at;
 use rustix::fs::{Access, access, major, minor, statvfs};
 use std::fs::{metadata, read_to_string};
 use std::net::TcpListener;
@@ -20,20 +20,24 @@ const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
 /// Free space below which the daemon may not start: an empty store takes 2 MiB and grows in steps of 2 MiB.
 const FREE_BYTES_START: u64 = 4 * 1024 * 1024;
 /// The fix for an unusable folder.
-const ELSEWHERE: &str = "make it writable, or choose another with --state-dir";
+const UNWRITABLE_HINT: &str = "make it writable, or choose another with --state-dir";
 
 pub(super) fn folder(config: &Config) -> Line {
     let path = &config.state_dir;
     let shown = path.display();
     // Missing folders are created at the start, so the first existing parent is checked.
     let Some(existing) = path.ancestors().find(|p| p.exists()) else {
-        return Line::fail(CHECK, format!("{shown} cannot be inspected"), ELSEWHERE);
+        return Line::fail(CHECK, format!("{shown} cannot be inspected"), UNWRITABLE_HINT);
     };
     if !existing.is_dir() {
-        return Line::fail(CHECK, format!("{} is not a folder", existing.display()), ELSEWHERE);
+        return Line::fail(CHECK, format!("{} is not a folder", existing.display()), UNWRITABLE_HINT);
     }
     if let Err(error) = access(existing, Access::WRITE_OK | Access::EXEC_OK) {
-        return Line::fail(CHECK, format!("{} is not writable: {error}", existing.display()), ELSEWHERE);
+        return Line::fail(
+            CHECK,
+            format!("{} is not writable: {error}", existing.display()),
+            UNWRITABLE_HINT,
+        );
     }
     let finding =
         token(&config.token_file).or_else(|| lost_store(path)).or_else(|| in_use(config)).or_else(|| {
@@ -109,7 +113,7 @@ fn free_space(path: &Path, bytes: u64) -> Option<Line> {
 fn is_running(config: &Config) -> bool {
     match url(config) {
         Some(url) => node(config, url).is_some(),
-        None => berth_has(config.admin_listen),
+        None => is_berth_at(config.admin_listen),
     }
 }
 

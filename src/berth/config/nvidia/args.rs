@@ -1,7 +1,7 @@
 //! Flags and variables of NVIDIA's device plugin (v0.20) for which Berth has no flag of its own, and the notices for those
 //! that are not used. None is shown by `--help`; `docs/changeover.md` lists them.
 
-use crate::config::checks::{Checks, bad, bad_because};
+use crate::config::checks::{Checks, bad, invalid_because};
 use clap::Args;
 use clap::builder::{BoolishValueParser, TypedValueParser};
 use std::path::{Path, PathBuf};
@@ -124,7 +124,7 @@ impl NvidiaArgs {
         match channels.split(',').map(str::trim).collect::<Vec<_>>()[..] {
             [""] => {}
             ["0"] if self.imex_required == Some(true) => {
-                checks.add(bad_because("IMEX_CHANNEL_IDS", &channels, IMEX));
+                checks.add(invalid_because("IMEX_CHANNEL_IDS", &channels, IMEX));
             }
             ["0"] => unused("IMEX_CHANNEL_IDS", &channels, IMEX),
             _ => checks.add(bad("IMEX_CHANNEL_IDS", &channels, "an empty value or 0")),

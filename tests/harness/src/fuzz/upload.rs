@@ -14,13 +14,13 @@ pub fn run(policies: &WasmPolicies, data: &[u8]) {
     if data.len() > BYTES_MAX {
         return;
     }
-    match policies.rehearse(data) {
+    match policies.compile_and_describe(data) {
         Ok((name, component)) => {
             assert!(data.starts_with(b"\0asm"), "{name} is no WebAssembly");
             let label = !name.is_empty() && name.len() <= 63;
             assert!(label && name.bytes().all(|b| b == b'-' || b.is_ascii_alphanumeric()), "{name:?}");
             // What is kept is what is loaded after a restart.
-            let again = policies.rehearse(&component).expect("what was taken is taken again");
+            let again = policies.compile_and_describe(&component).expect("what was taken is taken again");
             assert_eq!(again, (name, component));
         }
         Err(error) => {

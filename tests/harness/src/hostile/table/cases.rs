@@ -156,7 +156,7 @@ pub(crate) const CASES: &[Case] = &[
         "offer-too-many",
         Activation,
         &["GPU-40e3b113-e356-8f83-a45c-ca82546b96d9 cannot be offered: 4294967295 devices; its stack \
-         entry may share 128 ways (permissions.shareMax) (answer)"],
+         entry permits at most 128 (permissions.shareMax) (answer)"],
     ),
     text(
         "offer-foreign-resource",
@@ -172,13 +172,13 @@ pub(crate) const CASES: &[Case] = &[
     text(
         "memory-grab",
         Place,
-        &["place: asked for more than 128 MiB of memory, was refused, and trapped (memory)"],
+        &["place: requested more than 128 MiB of memory, was refused, and trapped (memory)"],
     ),
     text("memory-grab-polite", Harmless, &[]),
     text(
         "table-grab",
         Place,
-        &["place: asked for more than 16384 elements of one table, was refused, and trapped (memory)"],
+        &["place: requested more than 16384 elements of one table, was refused, and trapped (memory)"],
     ),
     text("recursion", Place, &["place: used up its 256 KiB of stack (memory)"]),
     text("trap", Place, &["place: aborted without a message (`unreachable`) (trap)"]),

@@ -337,13 +337,13 @@ mod tests {
             ("policy: mixed\n", &["put `- ` before"]),
             ("gpus: nvml\n", &["keys gpus", "under `stack:`"]),
             ("hello", &["found text"]),
-            ("", &["found nothing"]),
+            ("", &["found an empty file"]),
             ("a: [", &["not YAML", "line 1"]),
         ] {
             let text = parse_stack("f.yaml", text.as_bytes()).unwrap_err().to_string();
             assert!(text.starts_with("f.yaml is no"), "{text}");
             for word in says {
-                assert!(text.contains(word), "{text}: {word}: {text}");
+                assert!(text.contains(word), "{word}: {text}");
             }
             assert!(!text.contains("untagged"), "{text}");
         }

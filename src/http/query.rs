@@ -82,7 +82,7 @@ pub fn number(cursor: Option<&str>) -> Result<Option<u64>, Failure> {
 
 /// The error of a cursor that no response had as its `next`.
 pub fn malformed(text: &str) -> Failure {
-    Failure::new(Kind::Query, format!("cursor: the `next` of an answer, not {:?}", excerpt(text)))
+    Failure::new(Kind::Query, format!("cursor: the `next` of a response, not {:?}", excerpt(text)))
         .hint("omit it for the first page")
 }
 

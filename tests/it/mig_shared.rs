@@ -114,7 +114,7 @@ async fn parameters_that_match_no_gpu_are_a_warning() {
     house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
     let (ok, detail) = check(&serving, "policies");
     assert!(ok && detail == warnings.join("; "), "{detail}");
-    until("the log's line", || serving.log().matches("fits {model: *A100*}").count() == 1);
+    until("the log's line", || serving.log().matches("matches {model: *A100*}").count() == 1);
     let answer = serving.call("PUT", "/stack", &stack(json!([{"model": "*L4*"}])));
     assert_eq!(answer.get("warnings"), None, "{answer}");
     assert_eq!(check(&serving, "policies"), (true, String::new()));

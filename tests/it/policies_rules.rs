@@ -143,7 +143,7 @@ fn quota_denies_the_same_requests_in_the_daemon_and_natively() {
     let Some(Answer::Deny(reason)) = denied else { panic!("{denied:?}") };
     assert!(reason.starts_with("namespace a holds 1 of the 2 devices"), "{reason}");
     for (waiting, words) in
-        [(&["b"][..], None), (&["a", "b"], Some("pods of a and b")), (&[], Some("no source shows"))]
+        [(&["b"][..], None), (&["a", "b"], Some("a pod of a or b")), (&[], Some("no source shows"))]
     {
         let allowed = Scene::new(waiting, &held).admit::<Quota>(&quota, two, &[0, 1]);
         let reason = match &allowed {

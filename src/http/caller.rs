@@ -123,7 +123,7 @@ impl Caller {
     }
 
     /// The author of a change with this reason: the caller, and the person for whom it acts, if the request names one
-    /// (`by`). So a record has at most twice [`BY_BYTES_MAX`] bytes of it and eight more, and no caller can sign with
+    /// (`by`). So a record has at most twice `BY_BYTES_MAX` bytes of it and eight more, and no caller can sign with
     /// another's name alone. Both are noted for the audit line.
     ///
     /// # Errors

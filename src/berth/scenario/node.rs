@@ -4,12 +4,14 @@
 use super::format::{Group, Health};
 use berth_api::HealthState;
 use berth_core::keeper::{Applied, Keeper, Snapshot};
-use berth_core::stack::{Baseline, CallRecorder, Evaluation, Faults, Offers};
+use berth_core::stack::{Baseline, CallRecorder, DryRun, Evaluation, Faults, Offers};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
 use berth_kernel::command::{Command, NewStack, Rules};
+use berth_kernel::decide::decide;
 use berth_kernel::drain::{Author, Owners};
 use berth_kernel::gpu::Reading;
-use berth_kernel::health::APPLICATION_XIDS;
+use berth_kernel::health::XidRules;
+use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{DeviceId, PartId, Resource};
@@ -78,7 +80,7 @@ impl<'p> Node<'p> {
             resource: whole,
             mig: MigStrategy::default(),
             mps_sockets: BTreeMap::new(),
-            ignored_xids: APPLICATION_XIDS.into(),
+            xids: XidRules::default(),
             quiet_ms: rules.timing.quiet_ms,
         };
         let store = MemoryDisk::new(STORE).open().map_err(|error| error.to_string())?;
@@ -116,6 +118,25 @@ impl<'p> Node<'p> {
         if !faults.is_empty() {
             return Ok(faults);
         }
+        let snapshot = self.snapshot();
+        let mut node = Ledger::clone(&snapshot);
+        node.apply(
+            &decide(&snapshot, &self.rules, &Command::Offer(offers.parts.clone()), self.clock.now()).entry,
+        );
+        let dry_run = DryRun {
+            stack: &stack,
+            policies: self.policies,
+            node: &snapshot,
+            now: self.clock.now(),
+            baseline: &self.baseline,
+            rules: &self.rules,
+            time_factor: 1,
+        };
+        if let Err((policy, fault)) = dry_run.try_parameters(&Arc::new(node)) {
+            return Ok(vec![format!("{policy} {fault}")]);
+        }
+        // A step shows its own calls only.
+        drop(self.policies.take());
         self.schedule_offers(&offers);
         let command = Command::Activate { stack, expected: None, offers: offers.parts };
         self.turn(&command)?;

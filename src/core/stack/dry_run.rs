@@ -72,7 +72,10 @@ impl DryRun<'_> {
     }
 
     /// Tries the parameters of every policy of the stack that has no `offer` hook, on this node.
-    pub(crate) fn try_parameters(&self, node: &Arc<Ledger>) -> Result<(), (String, Fault)> {
+    ///
+    /// # Errors
+    /// The label and fault of the first policy that fails.
+    pub fn try_parameters(&self, node: &Arc<Ledger>) -> Result<(), (String, Fault)> {
         let limit = PARAMETERS_MAX * self.time_factor;
         let end = Instant::now() + limit;
         for entry in &self.stack.entries {

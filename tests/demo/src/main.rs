@@ -127,7 +127,7 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
         .context("if the port is taken, choose another one with --admin-listen 127.0.0.1:0")?;
     daemon.bring_up().await?;
     let token = std::fs::read_to_string(&token_file).context("the token file")?;
-    let api = Api::new(daemon.admin_address(), token.trim());
+    let api = Api::of_file(daemon.admin_address(), token_file.clone());
     println!("page        http://{}/", daemon.admin_address());
     println!("Swagger UI  http://{}/swagger-ui/", daemon.admin_address());
     println!("token       {}", token.trim());

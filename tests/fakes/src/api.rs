@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// A client of the admin API with a token.
@@ -10,23 +11,45 @@ use std::time::Duration;
 pub struct Api {
     agent: ureq::Agent,
     base: String,
-    authorization: String,
+    token: Token,
+}
+
+/// A bearer token.
+#[derive(Clone)]
+enum Token {
+    Text(String),
+    /// Read for each request, since `berth token rotate` replaces it.
+    File(PathBuf),
 }
 
 impl Api {
     /// `token`: a bearer token of the admin API.
     #[must_use]
     pub fn new(address: SocketAddr, token: &str) -> Self {
+        Self::with_token(address, Token::Text(token.to_owned()))
+    }
+
+    /// `token_file`: the file of a bearer token of the admin API.
+    #[must_use]
+    pub fn of_file(address: SocketAddr, token_file: PathBuf) -> Self {
+        Self::with_token(address, Token::File(token_file))
+    }
+
+    fn with_token(address: SocketAddr, token: Token) -> Self {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(Duration::from_secs(10)))
             .http_status_as_error(false)
             .proxy(None)
             .build();
-        Self {
-            agent: config.into(),
-            base: format!("http://{address}/api/v1"),
-            authorization: format!("Bearer {token}"),
-        }
+        Self { agent: config.into(), base: format!("http://{address}/api/v1"), token }
+    }
+
+    fn authorization(&self) -> String {
+        let token = match &self.token {
+            Token::Text(token) => token.clone(),
+            Token::File(file) => std::fs::read_to_string(file).unwrap_or_default(),
+        };
+        format!("Bearer {}", token.trim())
     }
 
     /// GET of a path below `/api/v1`.
@@ -36,7 +59,7 @@ impl Api {
     pub async fn get(&self, path: &str) -> anyhow::Result<Value> {
         let (api, url) = (self.clone(), format!("{}{path}", self.base));
         blocking(move || {
-            read_response(&url, api.agent.get(&url).header("Authorization", &api.authorization).call())
+            read_response(&url, api.agent.get(&url).header("Authorization", api.authorization()).call())
         })
         .await
     }
@@ -44,7 +67,7 @@ impl Api {
     async fn put(&self, path: &str, body: Value) -> anyhow::Result<Value> {
         let (api, url) = (self.clone(), format!("{}{path}", self.base));
         blocking(move || {
-            let request = api.agent.put(&url).header("Authorization", &api.authorization);
+            let request = api.agent.put(&url).header("Authorization", api.authorization());
             let request = request.header("Content-Type", "application/json");
             read_response(&url, request.send(body.to_string()))
         })
@@ -58,7 +81,7 @@ impl Api {
     pub async fn post(&self, path: &str, body: Value) -> anyhow::Result<Value> {
         let (api, url) = (self.clone(), format!("{}{path}", self.base));
         blocking(move || {
-            let request = api.agent.post(&url).header("Authorization", &api.authorization);
+            let request = api.agent.post(&url).header("Authorization", api.authorization());
             let request = request.header("Content-Type", "application/json");
             read_response(&url, request.send(body.to_string()))
         })
@@ -80,7 +103,7 @@ impl Api {
     pub async fn uncordon(&self, gpu: &str) -> anyhow::Result<()> {
         let (api, url) = (self.clone(), format!("{}/gpus/{gpu}/cordon", self.base));
         blocking(move || {
-            read_response(&url, api.agent.delete(&url).header("Authorization", &api.authorization).call())
+            read_response(&url, api.agent.delete(&url).header("Authorization", api.authorization()).call())
         })
         .await
         .map(drop)

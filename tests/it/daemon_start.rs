@@ -102,7 +102,8 @@ async fn skip_adoption_registers_despite_an_unreadable_checkpoint() {
     std::fs::write(house.kubelet.checkpoint_path(), "{\"Data\":").unwrap();
     let serving = house.serve_with(&["--skip-adoption"]);
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    assert!(readiness(&serving).0);
+    // The kubelet counts the devices before the daemon records that it is registered.
+    until("it is ready", || readiness(&serving).0);
     assert!(line_of(&serving.log(), "--skip-adoption").contains("not adopted"));
     house.start("a", WHOLE, 1).await.unwrap();
 }

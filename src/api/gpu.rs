@@ -28,10 +28,10 @@ pub struct GpuSummary {
     /// Product name.
     #[schema(example = "NVIDIA H100 80GB HBM3")]
     pub model: String,
-    /// Memory in MiB.
+    /// Memory in MiB; absent if the driver does not report it.
     #[schema(example = 81559)]
-    #[serde(rename = "memoryMiB")]
-    pub memory_mib: u64,
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
     /// Memory in use in MiB; absent if it could not be read.
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]
@@ -163,10 +163,10 @@ pub struct Part {
     /// The MIG instance; absent for a whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
-    /// Memory in MiB.
+    /// Memory in MiB; absent if the driver does not report it.
     #[schema(example = 81559)]
-    #[serde(rename = "memoryMiB")]
-    pub memory_mib: u64,
+    #[serde(rename = "memoryMiB", default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
     /// Memory in use in MiB; absent if it could not be read.
     #[serde(rename = "memoryUsedMiB", default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 1024)]

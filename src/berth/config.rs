@@ -26,6 +26,7 @@ use berth_files::yaml::Problem;
 use berth_http::AdminAccess;
 use berth_kernel::command::Rules;
 use berth_kernel::decision::JournalLimit;
+use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use berth_kernel::time::Timing;
@@ -73,7 +74,7 @@ pub struct Config {
     /// Limits of the journal of decisions; `None` if there is none.
     pub decisions: Option<JournalLimit>,
     /// XIDs that do not make a GPU unhealthy.
-    pub ignored_xids: Vec<u64>,
+    pub xids: XidRules,
     /// Processes on GPUs: which ones are ignored.
     pub processes: ProcessSettings,
     /// Interval of the inventory scans.
@@ -212,7 +213,7 @@ impl Config {
             mig_strategy,
             rules: Rules { timing, overcommit_percent: percent(overcommit), history, trusted_keys },
             decisions,
-            ignored_xids: health_checks.ignored(health.ignored_xids),
+            xids: health_checks.rules(health.ignored_xids),
             health_checks: !health_checks.is_off(),
             processes,
             poll: Duration::from_secs_f64(poll_seconds),

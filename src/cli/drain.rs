@@ -34,7 +34,7 @@ pub struct DrainArgs {
     /// What happens at the deadline
     #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
     pub at_deadline: AtDeadline,
-    /// Show progress until the GPU is drained; without other flags, only follow a drain that is under way
+    /// Show progress until the GPU is drained. A drain that is in progress is followed unchanged if no other flag is given
     #[arg(long)]
     pub wait: bool,
     /// Stop the drain; the GPU stays cordoned

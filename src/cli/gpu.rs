@@ -86,11 +86,7 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             let gpu: Gpu = client.put(&path, &Cordon { reason: reason.clone() }, None)?;
             out.answer(&gpu, |gpu| {
                 let held: u32 = gpu.summary.resources.iter().map(|r| r.held).sum();
-                format!(
-                    "{} is {}; {held} devices of it are still held\n",
-                    gpu.summary.uuid,
-                    drain(&gpu.summary.drain)
-                )
+                format!("{} is {}; devices still held: {held}\n", gpu.summary.uuid, drain(&gpu.summary.drain))
             })
         }
         GpuCommand::Uncordon { gpu, owner } => {
@@ -147,12 +143,12 @@ fn list(list: &GpuList, wide: bool) -> String {
         return "no GPUs; `berth node check` shows the cause\n".into();
     }
     let row = |g: &GpuSummary| {
-        let used = g.memory_used_mib.map_or_else(|| "?".into(), |m| m.to_string());
+        let known = |mib: Option<u64>| mib.map_or_else(|| "?".into(), |m| m.to_string());
         vec![
             g.index.to_string(),
             g.uuid.clone(),
             g.model.clone(),
-            format!("{used}/{}", g.memory_mib),
+            format!("{}/{}", known(g.memory_used_mib), known(g.memory_mib)),
             health(&g.health),
             drain(&g.drain),
             uses(&g.resources),
@@ -177,7 +173,10 @@ fn show(gpu: &Gpu) -> String {
         ("model", summary.model.clone()),
         ("health", format!("{} since {}", health(&summary.health), summary.health.since)),
         ("drain", drain(&summary.drain)),
-        ("memory MiB", format!("{} used of {}", or_dash(summary.memory_used_mib), summary.memory_mib)),
+        (
+            "memory MiB",
+            format!("{} used of {}", or_dash(summary.memory_used_mib), or_dash(summary.memory_mib)),
+        ),
         ("processes", or_dash(summary.processes)),
         ("bypasses", bypasses(summary.bypasses)),
         ("PCI bus", gpu.pci_bus.clone()),

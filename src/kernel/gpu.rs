@@ -25,7 +25,7 @@ pub struct Part {
     pub gpu_index: u32,
     /// N of `/dev/nvidiaN`, if known.
     pub minor: Option<u32>,
-    /// Memory in MiB.
+    /// Memory in MiB; 0 if it is unknown.
     pub memory_mib: u64,
     /// PCI bus id as NVML writes it, e.g. `00000000:65:00.0`.
     pub pci_bus: String,
@@ -157,6 +157,10 @@ pub struct Inventory {
 
 /// Source of an event: an error of NVIDIA's driver; the code is the XID.
 pub const XID: &str = "xid";
+/// Source of an event or a sign: an uncorrectable ECC error; the code is their number, 0 for an event.
+pub const ECC: &str = "ecc";
+/// The recovery action of the IMEX domain (NVML: `nvmlDeviceGpuRecoveryAction_t`).
+pub const RECOVERY_IMEX: u64 = 5;
 /// Source of a sign: the GPU needs a recovery action; the code is NVML's number of the action.
 pub const RECOVERY: &str = "recovery";
 /// Source of a sign: row remapping of the GPU's memory; the code is [`ROWS_PENDING`] or [`ROWS_FAILED`].

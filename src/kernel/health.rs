@@ -1,12 +1,25 @@
 //! One health state per GPU, from scans and from triaged readings.
 
-use super::gpu::{ROWS, ROWS_PENDING, Reading, XID};
+use super::gpu::{ECC, RECOVERY, RECOVERY_IMEX, ROWS, ROWS_PENDING, Reading, XID};
 use super::policy::{Severity, TriageAnswer};
 use super::time::Now;
 
-/// XIDs that are caused by applications and not by a faulty GPU; NVIDIA's device plugin ignores them by
-/// default.
-pub const APPLICATION_XIDS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+/// NVIDIA's XIDs: one table for the baseline and for the policy `triage-xid`.
+#[path = "../../policies-wasm/triage-xid/src/xids.rs"]
+mod xids;
+
+use xids::Class;
+
+/// The end of the range of XIDs; NVIDIA has published fewer than 200.
+const XIDS_END: u64 = 1000;
+
+/// XIDs that do not concern the GPU itself: errors of applications, and notices.
+#[must_use]
+pub fn harmless_xids() -> Vec<u64> {
+    let is_harmless =
+        |code: &u64| matches!(xids::known(*code), Some((Class::Application | Class::Notice, _)));
+    (0..XIDS_END).filter(is_harmless).collect()
+}
 
 /// The health state of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -174,15 +187,33 @@ impl Health {
     }
 }
 
+/// The judgements of XIDs that replace those of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XidRules {
+    /// XIDs without effect.
+    pub ignored: Vec<u64>,
+    /// XIDs that make a GPU unhealthy, unless they are ignored.
+    pub counted: Vec<u64>,
+}
+
+impl Default for XidRules {
+    /// Errors of applications and notices are ignored.
+    fn default() -> Self {
+        Self { ignored: harmless_xids(), counted: Vec::new() }
+    }
+}
+
 /// The triage of a reading for which every policy passes.
 #[must_use]
-pub fn baseline_triage(reading: &Reading, ignored_xids: &[u64], quiet_ms: u64) -> TriageAnswer {
-    let ignored = reading.source == XID && ignored_xids.contains(&reading.code);
-    let harmless = reading.source == ROWS && reading.code == ROWS_PENDING;
-    let severity = match (ignored, harmless) {
-        (true, _) => Severity::Ignore,
-        (false, true) => Severity::Degraded,
-        (false, false) => Severity::Unhealthy,
+pub fn baseline_triage(reading: &Reading, xids: &XidRules, quiet_ms: u64) -> TriageAnswer {
+    let severity = match (reading.source.as_str(), reading.code) {
+        (XID, code) if xids.ignored.contains(&code) => Severity::Ignore,
+        (XID, code) if xids.counted.contains(&code) => Severity::Unhealthy,
+        (XID, code) if matches!(xids::known(code), Some((Class::Degraded, _))) => Severity::Degraded,
+        // Most ECC errors are contained to one application, or repaired; else the driver reports an XID or a recovery
+        // action, too. Rows that wait for a reset do no harm until then, and the IMEX domain concerns other nodes.
+        (ECC, _) | (ROWS, ROWS_PENDING) | (RECOVERY, RECOVERY_IMEX) => Severity::Degraded,
+        _ => Severity::Unhealthy,
     };
     let reason = match reading.source.as_str() {
         XID => format!("XID {}: {}", reading.code, reading.detail),
@@ -212,9 +243,35 @@ mod tests {
             code,
             detail: "rows".into(),
         };
-        let severity = |code| baseline_triage(&sign(code), &APPLICATION_XIDS, 60_000).severity;
+        let severity = |code| baseline_triage(&sign(code), &XidRules::default(), 60_000).severity;
         assert_eq!(severity(ROWS_PENDING), Severity::Degraded);
         assert_eq!(severity(crate::gpu::ROWS_FAILED), Severity::Unhealthy);
+    }
+
+    #[test]
+    fn the_baseline_judges_by_nvidias_table() {
+        let xids = XidRules::default();
+        let severity = |source: &str, code| {
+            let part = crate::names::PartId::parse("GPU-0").unwrap();
+            let reading = Reading { part, source: source.into(), code, detail: String::new() };
+            baseline_triage(&reading, &xids, 60_000).severity
+        };
+        for code in [8, 13, 31, 43, 45, 68, 108, 137, 154] {
+            assert_eq!(severity(XID, code), Severity::Ignore, "{code}");
+        }
+        for code in [63, 74, 92, 94, 109, 144, 155, 160] {
+            assert_eq!(severity(XID, code), Severity::Degraded, "{code}");
+        }
+        for code in [46, 48, 64, 79, 95, 119, 140, 400] {
+            assert_eq!(severity(XID, code), Severity::Unhealthy, "{code}");
+        }
+        assert_eq!(severity(ECC, 3), Severity::Degraded, "contained, unless an XID says otherwise");
+        assert_eq!(severity(RECOVERY, 1), Severity::Unhealthy);
+        assert_eq!(severity(RECOVERY, RECOVERY_IMEX), Severity::Degraded);
+        let part = crate::names::PartId::parse("GPU-0").unwrap();
+        let contained = Reading { part, source: XID.into(), code: 94, detail: String::new() };
+        let counted = XidRules { ignored: Vec::new(), counted: vec![94] };
+        assert_eq!(baseline_triage(&contained, &counted, 60_000).severity, Severity::Unhealthy);
     }
 
     #[test]

@@ -167,7 +167,7 @@ impl fmt::Display for Refusal {
                     wait_ms / 1000
                 )
             }
-            Self::UnknownAllocation { id } => write!(f, "no live allocation {id}"),
+            Self::UnknownAllocation { id } => write!(f, "there is no allocation {id}"),
             Self::AlreadyEnded { id, reason } => {
                 write!(f, "allocation {id} has already ended ({})", reason.as_str())
             }

@@ -13,6 +13,7 @@ use berth_http::{Running, Settings};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::Rules;
 use berth_kernel::gpu::{Inventory, Link, Part, Path, Usage};
+use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::policy::{AdmitRequest, Hook, PolicyVersion};
@@ -69,7 +70,7 @@ impl Bench {
             resource: Resource::parse(GPU).unwrap(),
             mig: MigStrategy::default(),
             mps_sockets: BTreeMap::new(),
-            ignored_xids: Vec::new(),
+            xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
             quiet_ms: 1000,
         };
         let policies = Arc::new(MemoryPolicies::default());

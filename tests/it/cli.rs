@@ -169,7 +169,7 @@ fn allocations_are_found_and_ended() {
     assert!(bench.done(&["allocation", "list", "--state", "ended"]).contains("operator"));
     let strange = bench.berth(&["allocation", "show", "../node"]);
     assert!(strange.code == 2 && strange.err.contains("not an allocation name"), "{}", strange.err);
-    assert!(bench.refused(&["allocation", "show", "00000000-99"]).contains("no live allocation"));
+    assert!(bench.refused(&["allocation", "show", "00000000-99"]).contains("there is no allocation"));
 }
 
 #[test]

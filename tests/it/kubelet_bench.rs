@@ -8,6 +8,7 @@ use berth_core::{ActivateError, Core, KernelHandle};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::gpu::{Inventory, Links, Part, Reading};
+use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::ports::Clock;
@@ -117,7 +118,7 @@ impl Recipe {
             resource: resource(GPU),
             mig: MigStrategy::default(),
             mps_sockets: BTreeMap::new(),
-            ignored_xids: Vec::new(),
+            xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
             quiet_ms: 1000,
         };
         let core = berth_core::start(keeper, &Arc::new(ScriptedPolicies), clock, rules, baseline, None)

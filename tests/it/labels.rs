@@ -12,6 +12,7 @@ use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_gpus::sim::{Machine, SimGpus};
 use berth_kernel::command::Rules;
+use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use berth_kernel::ports::Gpus as _;
@@ -29,7 +30,7 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
         resource: Resource::parse(WHOLE).unwrap(),
         mig,
         mps_sockets: BTreeMap::new(),
-        ignored_xids: Vec::new(),
+        xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
         quiet_ms: 1000,
     };
     let policies = Arc::new(MemoryPolicies::default());

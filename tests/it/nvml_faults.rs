@@ -5,6 +5,7 @@ use berth_kernel::gpu::{Inventory, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
 use berth_kernel::ports::Gpus;
 use berth_kernel::process::PROCESSES_PER_GPU_MAX;
 use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, RecoveryAction, State};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -493,4 +494,119 @@ fn a_broken_library_is_reported_with_advice() {
         let reported = refusal(installed.library());
         assert!(reported.contains(says), "{reported}");
     }
+}
+
+#[test]
+fn a_gpu_whose_memory_cannot_be_read_is_listed() {
+    // Under MIG without the right to it, and on models that share the processor's memory; drivers before 510 have only the
+    // first form of the call.
+    for (fault, memory_mib) in [
+        (Fault::fail("nvmlDeviceGetMemoryInfo*", Code::NoPermission), 0),
+        (Fault::fail("nvmlDeviceGetMemoryInfo*", Code::NotSupported), 0),
+        (Fault::fail("nvmlDeviceGetMemoryInfo_v2", Code::FunctionNotFound), 81_559),
+    ] {
+        let mut state = State::h100(2);
+        state.gpus[1].run(4711, 1024);
+        let uuid = state.gpus[1].uuid.clone();
+        state.faults.push(fault.of_gpu(uuid.clone()));
+        let bench = Bench::new(&state);
+        let found = bench.look();
+        assert_eq!(found.scan_errors.len(), 0, "{:?}", found.scan_errors);
+        let part = found.parts.iter().find(|part| part.id.as_str() == uuid).expect("it is listed");
+        assert_eq!(part.memory_mib, memory_mib);
+        assert_eq!(found.usage[&part.id].processes, 1, "its processes are counted");
+    }
+    let mut state = State::h100(1);
+    state.gpus[0].memory_total_mib = None;
+    assert_eq!(Bench::new(&state).look().parts[0].memory_mib, 0);
+}
+
+#[test]
+fn a_link_that_is_not_supported_does_not_end_the_count() {
+    let mut state = State::h100(2);
+    for gpu in &mut state.gpus {
+        gpu.nvlinks[3] = None;
+    }
+    let found = Bench::new(&state).look();
+    let link = found.links.iter().next().expect("they are linked").2;
+    assert_eq!(link.nvlinks, 17);
+}
+
+#[test]
+fn failed_rows_stay_known_while_mig_hides_them() {
+    let bench = Bench::new(&State::h100(1));
+    bench.change(|state| state.gpus[0].remapped_rows.as_mut().expect("an H100 has them").failed = true);
+    let failed = bench.look().signs;
+    assert_eq!((failed.len(), failed[0].code), (1, ROWS_FAILED));
+    bench.change(|state| state.split(0, &[3, 3]));
+    let split = bench.look();
+    assert_eq!((split.parts.len(), split.signs), (3, failed));
+    bench.change(|state| {
+        state.gpus[0].mig.as_mut().expect("it is split").enabled = false;
+        state.gpus[0].remapped_rows.as_mut().expect("an H100 has them").failed = false;
+    });
+    assert_eq!(bench.look().signs, [], "read again");
+}
+
+#[test]
+fn an_event_of_a_gpu_instance_alone_names_its_mig_instances() {
+    let mut state = State::h100(2);
+    state.split(1, &[3, 3]);
+    let bench = Bench::new(&state);
+    let parts = bench.look().parts;
+    let instance = parts.iter().filter(|part| part.mig.is_some()).nth(1).expect("two instances");
+    let gpu_instance = instance.mig.as_ref().map(|mig| mig.gpu_instance);
+    bench.change(|state| {
+        let uuid = state.gpus[1].uuid.clone();
+        state.push_xid(&uuid, 94);
+        state.events.last_mut().expect("an event").gpu_instance = gpu_instance;
+    });
+    let reading = bench.next();
+    assert_eq!((&reading.part, reading.code), (&instance.id, 94));
+}
+
+#[test]
+fn a_driver_whose_waits_return_at_once_costs_no_processor() {
+    let mut state = State::h100(1);
+    (state.supported_events, state.empty_wait_at_once) = (Some(0), true);
+    let bench = Bench::new(&state);
+    bench.look();
+    // Processor time of the threads that collect events, ticks of 10 ms. Those of other tests sleep between two looks.
+    let times = || -> BTreeMap<std::path::PathBuf, u64> {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten().map(|task| task.path());
+        let ticks = |task: &Path| {
+            let stat = std::fs::read_to_string(task.join("stat")).ok()?;
+            let (name, fields) = stat.split_once('(')?.1.rsplit_once(") ")?;
+            let time = fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+            (name == "nvml-events").then_some(time)
+        };
+        tasks.filter_map(|task| Some((task.clone(), ticks(&task)?))).collect()
+    };
+    let before = times();
+    std::thread::sleep(Duration::from_secs(3));
+    let used = times().into_iter().filter_map(|(task, after)| Some(after - before.get(&task)?));
+    assert!(used.max().unwrap_or(0) < 60, "a thread was busy for three seconds");
+}
+
+#[test]
+fn links_that_come_up_after_the_driver_are_found() {
+    let mut state = State::h100(2);
+    for link in state.gpus.iter_mut().flat_map(|gpu| gpu.nvlinks.iter_mut().flatten()) {
+        link.active = false;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let installed = Installed::new(folder.path(), &state).expect("the fake is built");
+    let interval = Duration::from_millis(200);
+    let options = NvmlOptions { links_interval: interval, ..options(installed.library(), folder.path()) };
+    let gpus = NvmlGpus::open(options).expect("it opens");
+    let links = || gpus.scan().expect("a scan").links.iter().next().expect("a path").2.nvlinks;
+    assert_eq!(links(), 0, "the fabric is not up yet");
+    let up = |state: &mut State| {
+        for link in state.gpus.iter_mut().flat_map(|gpu| gpu.nvlinks.iter_mut().flatten()) {
+            link.active = true;
+        }
+    };
+    installed.change(up).expect("a change");
+    std::thread::sleep(interval);
+    assert_eq!(links(), 18);
 }

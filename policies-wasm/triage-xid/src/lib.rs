@@ -15,8 +15,7 @@ use xids::Class;
 
 /// Time after the last report of a fault that every scan reports: many scans, which are a few seconds apart.
 const REPEATED_FAULT_SECONDS: u32 = 60;
-/// Time after the last error of a GPU off the bus, which fails every scan until then, and after an ECC
-/// error, for which the driver reports the required action as an XID or a recovery action.
+/// Time after the last error of a GPU off the bus, which fails every scan until then.
 const SETTLE_SECONDS: u32 = 300;
 
 /// The policy `triage-xid`.
@@ -44,15 +43,25 @@ impl Policy for TriageXid {
     }
 
     fn triage(&self, _: &Node, reading: &Reading) -> Option<TriageAnswer> {
-        match reading.source.as_str() {
-            "xid" => self.xid(reading.code),
-            "ecc" => Some(unhealthy(
-                "uncorrectable ECC error; if the GPU needs a reset, the driver reports that as well",
-                Some(SETTLE_SECONDS),
-            )),
+        let (source, code) = (reading.source.as_str(), reading.code);
+        if let Some(judgement) = self.parameters.judgement_of_source(source, code) {
+            let reason =
+                format!("{source} {code}: {} (judged by the parameters of triage-xid)", reading.detail);
+            return Some(TriageAnswer { reason, ..judgement });
+        }
+        match source {
+            "xid" => self.xid(code),
+            // Most are contained to one application, or repaired. If the GPU needs a reset, the driver reports that as an
+            // XID or a recovery action.
+            "ecc" => Some(TriageAnswer {
+                severity: Severity::Degraded,
+                reason: "uncorrectable ECC error; if the GPU needs a reset, the driver reports that as well"
+                    .into(),
+                again_after_seconds: Some(self.parameters.degraded_seconds),
+            }),
             "lost" => Some(unhealthy("the GPU fell off the bus: reboot the node", Some(SETTLE_SECONDS))),
-            "recovery" | "recovery-action" => recovery(reading.code),
-            "rows" => rows(reading.code),
+            "recovery" | "recovery-action" => recovery(code),
+            "rows" => rows(code),
             _ => None,
         }
     }
@@ -82,7 +91,7 @@ impl TriageXid {
     }
 }
 
-/// NVML's `nvmlDeviceGpuRecoveryAction_t`. With any of these actions no new work may start on the GPU.
+/// NVML's `nvmlDeviceGpuRecoveryAction_t`. With any of these actions but 5 no new work may start on the GPU.
 fn recovery(code: u64) -> Option<TriageAnswer> {
     let action = match code {
         0 => return Some(ignore("the GPU requires no action")),
@@ -96,7 +105,9 @@ fn recovery(code: u64) -> Option<TriageAnswer> {
         _ => return None,
     };
     let reason = format!("the GPU requires {action} (recovery action {code})");
-    Some(unhealthy(&reason, Some(REPEATED_FAULT_SECONDS)))
+    // The IMEX domain concerns work across nodes alone.
+    let severity = if code == 5 { Severity::Degraded } else { Severity::Unhealthy };
+    Some(TriageAnswer { severity, ..unhealthy(&reason, Some(REPEATED_FAULT_SECONDS)) })
 }
 
 /// Remapped rows: 1, some wait for a reset; 2, one could not be remapped.

@@ -37,7 +37,7 @@ fn xids_that_nvidias_device_plugin_ignores_do_not_make_a_gpu_unhealthy() {
 
 #[test]
 fn errors_after_which_the_gpu_works_on_degrade_it_for_an_hour() {
-    for code in [32, 63, 92, 94, 109, 144, 150, 157] {
+    for code in [32, 63, 74, 92, 94, 109, 144, 150, 155, 157] {
         assert_eq!(xid(code), Some((Severity::Degraded, Some(3600))), "{code}");
     }
     let brief = judged(r#"{"degradedSeconds": 60}"#, "xid", 63).unwrap();
@@ -46,7 +46,7 @@ fn errors_after_which_the_gpu_works_on_degrade_it_for_an_hour() {
 
 #[test]
 fn errors_that_need_a_reset_wait_for_mark_healthy() {
-    for code in [46, 48, 62, 64, 74, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158, 171, 172] {
+    for code in [46, 48, 62, 64, 95, 110, 119, 120, 136, 140, 143, 156, 158, 171, 172] {
         assert_eq!(xid(code), Some((Severity::Unhealthy, None)), "{code}");
     }
     let expected = "XID 48: double bit ECC error: reset the GPU, then `berth gpu mark-healthy`";
@@ -82,7 +82,8 @@ fn readings_that_are_not_in_the_table_are_passed_on() {
 fn a_recovery_action_is_judged_by_its_number() {
     for code in 1..=7 {
         let answer = judged("{}", "recovery", code).unwrap();
-        assert_eq!((answer.severity, answer.again_after_seconds), (Severity::Unhealthy, Some(60)), "{code}");
+        let severity = if code == 5 { Severity::Degraded } else { Severity::Unhealthy };
+        assert_eq!((answer.severity, answer.again_after_seconds), (severity, Some(60)), "{code}");
         assert!(answer.reason.ends_with(&format!("(recovery action {code})")), "{}", answer.reason);
         assert_eq!(judged("{}", "recovery-action", code), Some(answer));
     }
@@ -98,9 +99,29 @@ fn rows_that_wait_for_a_reset_degrade_and_a_failed_remapping_is_unhealthy() {
 }
 
 #[test]
-fn an_ecc_error_is_unhealthy_for_300_seconds() {
+fn an_ecc_error_alone_degrades() {
     let answer = judged("{}", "ecc", 2).unwrap();
-    assert_eq!((answer.severity, answer.again_after_seconds), (Severity::Unhealthy, Some(300)));
+    assert_eq!((answer.severity, answer.again_after_seconds), (Severity::Degraded, Some(3600)));
+}
+
+#[test]
+fn parameters_replace_judgements_of_other_sources() {
+    let json = r#"{"sources": [
+        {"source": "ecc", "severity": "unhealthy", "againAfterSeconds": 60},
+        {"source": "recovery", "code": 3, "severity": "degraded"},
+        {"source": "thermal", "severity": "ignore"}]}"#;
+    let of = |source, code| judged(json, source, code).map(|a| (a.severity, a.again_after_seconds));
+    assert_eq!(of("ecc", 7), Some((Severity::Unhealthy, Some(60))));
+    assert_eq!(of("recovery", 3), Some((Severity::Degraded, None)));
+    assert_eq!(of("recovery", 1), Some((Severity::Unhealthy, Some(60))));
+    assert_eq!(of("thermal", 1), Some((Severity::Ignore, None)));
+    let expected = "ecc 7: the daemon's description (judged by the parameters of triage-xid)";
+    assert_eq!(reason(json, "ecc", 7), expected);
+    let twice =
+        r#"{"sources": [{"source": "ecc", "severity": "ignore"}, {"source": "ecc", "severity": "ignore"}]}"#;
+    assert!(triage_xid(twice).unwrap_err().contains("sources[1]: \"ecc\" has more than one judgement"));
+    let xid = r#"{"sources": [{"source": "xid", "severity": "ignore"}]}"#;
+    assert!(triage_xid(xid).unwrap_err().contains("judged by `xids`"));
 }
 
 #[test]
@@ -170,7 +191,7 @@ fn wrong_parameters_are_refused_by_name() {
 
 #[test]
 fn the_schema_names_exactly_the_parameters() {
-    let example = r#"{"xids": [], "ignore": [], "degradedSeconds": 60, "resetSeconds": null}"#;
+    let example = r#"{"xids": [], "ignore": [], "sources": [], "degradedSeconds": 60, "resetSeconds": null}"#;
     triage_xid(example).unwrap();
     assert_schema_matches(&TriageXid::describe().parameters_schema, example);
 }

@@ -1,4 +1,4 @@
-//! The table of XIDs, after NVIDIA's catalogue of XIDs for Ampere and newer GPUs
+//! The table of XIDs, which the daemon's built-in baseline uses, too. After NVIDIA's catalogue of XIDs for Ampere and newer GPUs
 //! (docs.nvidia.com/deploy/xid-errors), mainly its column of immediate actions. The descriptions are not
 //! NVIDIA's. A comment explains each difference from the catalogue.
 
@@ -46,6 +46,9 @@ fn hardware(code: u64) -> Option<(Class, &'static str)> {
     use Class::{Bus, Degraded, ManualWork, Notice, Reset};
     Some(match code {
         14 | 106 | 107 => (Notice, "a test message"),
+        // The access of a peer over NVLink was refused; the peer's application has to be restarted (NVIDIA's open kernel
+        // modules, `kern_gmmu_ga100.c`).
+        108 => (Notice, "an access by a peer was not valid"),
         37 | 38 | 44 | 66 | 67 | 141 | 152 | 153 => {
             (Notice, "an error that can be ignored, according to NVIDIA")
         }
@@ -63,9 +66,11 @@ fn hardware(code: u64) -> Option<(Class, &'static str)> {
         // The catalogue demands a reset, but NVIDIA's device plugin ignores it as an application's error. If
         // a reset is needed, the recovery action shows it.
         109 => (Degraded, "context switch timeout"),
-        // The required action depends on details that an event does not contain. Drivers that send these XIDs
-        // also report the recovery action.
+        // The required action depends on details that an event does not contain; a reset of a peer causes them, too.
+        // Drivers that send these XIDs also report the recovery action.
+        74 => (Degraded, "NVLink error, of this GPU or of its peer"),
         144..=150 => (Degraded, "NVLink error"),
+        155 => (Degraded, "NVLink went down"),
         157 => (Degraded, "a repair was not possible: no spare resources"),
         159 => (Degraded, "error on the link to the CPU"),
         160 => (Degraded, "a memory channel was retired"),
@@ -75,7 +80,6 @@ fn hardware(code: u64) -> Option<(Class, &'static str)> {
         48 => (Reset, "double bit ECC error"),
         62 => (Reset, "internal micro-controller halt"),
         64 => (Reset, "a memory row could not be remapped, or a page not retired"),
-        74 => (Reset, "NVLink error, of this GPU or of its peer"),
         95 => (Reset, "a memory error that was not contained"),
         110 => (Reset, "security fault"),
         119 => (Reset, "the GPU's system processor did not answer"),
@@ -83,7 +87,6 @@ fn hardware(code: u64) -> Option<(Class, &'static str)> {
         136 => (Reset, "NVLink training failed"),
         140 => (Reset, "uncorrectable ECC error that could not be repaired"),
         143 => (Reset, "the GPU could not be initialised"),
-        155 => (Reset, "NVLink went down"),
         156 => (Reset, "a part of the GPU was retired; it takes effect at the next reset"),
         158 => (Reset, "fatal timeout"),
         // Reported together with XID 48, with the location of the error.

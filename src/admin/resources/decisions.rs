@@ -312,7 +312,7 @@ fn placement_sentences(node: &Ledger, allocation: &Allocation, placed: &Decision
     let mut sentences = vec![format!(
         "When the kubelet requested {}{required}, {} chose {}{because}.",
         if placement.devices.len() == 1 {
-            "device".into()
+            "a device".into()
         } else {
             format!("{} devices", placement.devices.len())
         },

@@ -13,6 +13,7 @@ use berth_api::{
 use berth_http::{Caller, Failure, HandlerResult, etag};
 use berth_kernel::drain::{self, Order};
 use berth_kernel::evict::{EvictionStatus, GpuHolder, holders};
+use berth_kernel::gpu;
 use berth_kernel::health;
 use berth_kernel::ledger::{GpuState, Ledger};
 use berth_kernel::names::{AllocationId, DeviceKey, PartId};
@@ -194,8 +195,8 @@ impl View {
             uuid: id.to_string(),
             index: main.part.gpu_index,
             model: main.part.model.clone(),
-            memory_mib: main.part.memory_mib,
-            memory_used_mib: usage.map(|u| u.memory_used_mib),
+            memory_mib: known_memory(&main.part),
+            memory_used_mib: used_memory(&main.part, usage),
             processes: self.ledger().processes_on(id),
             bypasses: self.survey.bypasses.get(id).copied().unwrap_or(0),
             present: self.parts(id).any(|p| p.present),
@@ -230,8 +231,8 @@ impl View {
                 gpu_instance: m.gpu_instance,
                 compute_instance: m.compute_instance,
             }),
-            memory_mib: state.part.memory_mib,
-            memory_used_mib: usage.map(|u| u.memory_used_mib),
+            memory_mib: known_memory(&state.part),
+            memory_used_mib: used_memory(&state.part, usage),
             processes: self.ledger().processes_on(&state.part.id),
             present: state.present,
             offered_by: state.offered_by.as_ref().map(ToString::to_string),
@@ -339,6 +340,16 @@ fn warning(order: &Order, api_server: Option<&Step>) -> Option<String> {
                 .into(),
         ),
     }
+}
+
+/// The part's memory, MiB, if the driver reports it.
+fn known_memory(part: &gpu::Part) -> Option<u64> {
+    Some(part.memory_mib).filter(|mib| *mib > 0)
+}
+
+/// The memory in use on the part, MiB. It cannot be read where the whole memory cannot.
+fn used_memory(part: &gpu::Part, usage: Option<&gpu::Usage>) -> Option<u64> {
+    known_memory(part).and(usage).map(|usage| usage.memory_used_mib)
 }
 
 fn holder(holder: GpuHolder) -> DrainHolder {

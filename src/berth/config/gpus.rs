@@ -1,7 +1,7 @@
 //! The source of the GPUs, their MIG strategy, what makes them unhealthy, and the processes on them.
 
 use super::checks::{BadSetting, Checks, bad, parse_keyword};
-use berth_kernel::health::APPLICATION_XIDS;
+use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -116,12 +116,12 @@ impl HealthChecks {
         self.disabled.all && !self.enabled.all && self.enabled.xids.is_empty()
     }
 
-    /// The ignored XIDs, sorted. `file` replaces those that are ignored by default.
-    pub(super) fn ignored(&self, file: Option<Vec<u64>>) -> Vec<u64> {
+    /// The ignored XIDs, sorted, and those that make a GPU unhealthy. `file` replaces those that are ignored by default.
+    pub(super) fn rules(&self, file: Option<Vec<u64>>) -> XidRules {
         if self.enabled.all {
-            return Vec::new();
+            return XidRules { ignored: Vec::new(), counted: (0..=XID_MAX).collect() };
         }
-        let mut ignored = file.unwrap_or_else(|| APPLICATION_XIDS.to_vec());
+        let mut ignored = file.unwrap_or_else(|| XidRules::default().ignored);
         if self.disabled.all {
             ignored.extend(0..=XID_MAX);
         }
@@ -129,7 +129,7 @@ impl HealthChecks {
         ignored.retain(|xid| !self.enabled.xids.contains(xid));
         ignored.sort_unstable();
         ignored.dedup();
-        ignored
+        XidRules { ignored, counted: self.enabled.xids.clone() }
     }
 
     pub(super) fn notices(&self) -> impl Iterator<Item = String> {
@@ -182,17 +182,19 @@ mod tests {
 
     #[test]
     fn every_spelling_of_nvidias_plugin_is_accepted() {
-        for (disabled, enabled, ignored, malformed) in [
-            ("", "", &[13, 31, 43, 45, 68, 109][..], 0),
-            (",", ",", &[13, 31, 43, 45, 68, 109], 0),
-            ("79, 48", "48,13", &[31, 43, 45, 68, 79, 109], 0),
-            ("68,not-an-int,67", "", &[13, 31, 43, 45, 67, 68, 109], 1),
-            ("-68", "x", &[13, 31, 43, 45, 68, 109], 2),
-            ("", "all", &[], 0),
-            ("79", "XIDS", &[], 0),
+        // The application errors of NVIDIA's plugin but 109, which degrades.
+        let file = || Some(vec![13, 31, 43, 45, 68]);
+        for (disabled, enabled, ignored, counted, malformed) in [
+            ("", "", &[13, 31, 43, 45, 68][..], &[][..], 0),
+            (",", ",", &[13, 31, 43, 45, 68], &[], 0),
+            ("79, 48", "48,13", &[31, 43, 45, 68, 79], &[48, 13], 0),
+            ("68,not-an-int,67", "", &[13, 31, 43, 45, 67, 68], &[], 1),
+            ("-68", "x", &[13, 31, 43, 45, 68], &[], 2),
         ] {
             let checks = checks(disabled, enabled);
-            assert_eq!(checks.ignored(None), ignored, "{disabled:?} {enabled:?}");
+            let rules = checks.rules(file());
+            let given = (rules.ignored.as_slice(), rules.counted.as_slice());
+            assert_eq!(given, (ignored, counted), "{disabled:?} {enabled:?}");
             assert_eq!(checks.notices().count(), malformed, "{disabled:?} {enabled:?}");
             assert!(!checks.is_off());
         }
@@ -204,8 +206,12 @@ mod tests {
             assert!(checks(all, "").is_off(), "{all}");
             let checks = checks(all, "48");
             assert!(!checks.is_off());
-            let ignored = checks.ignored(None);
-            assert!(ignored.contains(&79) && !ignored.contains(&48));
+            let rules = checks.rules(None);
+            assert!(rules.ignored.contains(&79) && !rules.ignored.contains(&48));
+        }
+        for (disabled, enabled) in [("", "all"), ("79", "XIDS")] {
+            let rules = checks(disabled, enabled).rules(None);
+            assert!(rules.ignored.is_empty() && rules.counted.contains(&94) && rules.counted.contains(&13));
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn baseline(config: &Config) -> Baseline {
         resource: config.resource.clone(),
         mig: config.mig_strategy,
         mps_sockets: config.edits.mps_sockets(),
-        ignored_xids: config.ignored_xids.clone(),
+        xids: config.xids.clone(),
         quiet_ms: config.rules.timing.quiet_ms,
     }
 }

@@ -230,7 +230,9 @@ impl NodeLabels<'_> {
         self.put(format!("{resource}.count"), instances.len().to_string());
         self.put(format!("{resource}.replicas"), sharing.replicas.to_string());
         self.put(format!("{resource}.sharing-strategy"), sharing.strategy);
-        self.put(format!("{resource}.memory"), first.part.memory_mib.to_string());
+        if first.part.memory_mib > 0 {
+            self.put(format!("{resource}.memory"), first.part.memory_mib.to_string());
+        }
         for attribute in INSTANCE_ATTRIBUTES {
             if let Some(value) = first.part.attributes.get(&format!("mig.{attribute}")) {
                 self.put(format!("{resource}.{attribute}"), label_value(value));

@@ -55,8 +55,11 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     families.gauge(&table::GPU_PRESENT, gpus().map(|(labels, id)| (labels, u64::from(present(id)))))?;
     // The memory of a GPU is unknown if only its instances are known.
     let whole = parts().filter(|(_, part)| part.parent.is_none());
-    families.gauge(&table::GPU_CAPACITY, whole.map(|(labels, part)| (labels, part.memory_mib * MIB)))?;
-    let used = |id: &PartId| ledger.usage.get(id).map(|usage| usage.memory_used_mib * MIB);
+    let known = whole.filter(|(_, part)| part.memory_mib > 0);
+    families.gauge(&table::GPU_CAPACITY, known.map(|(labels, part)| (labels, part.memory_mib * MIB)))?;
+    let is_known = |id: &PartId| main_part(ledger, id).is_some_and(|part| part.memory_mib > 0);
+    let usage = |id: &PartId| ledger.usage.get(id).filter(|_| is_known(id));
+    let used = |id: &PartId| usage(id).map(|usage| usage.memory_used_mib * MIB);
     families.gauge(&table::GPU_USED, gpus().filter_map(|(labels, id)| Some((labels, used(id)?))))?;
     let processes = gpus().filter_map(|(labels, id)| Some((labels, ledger.processes_on(id)?.into())));
     families.gauge(&table::GPU_PROCESSES, processes)?;

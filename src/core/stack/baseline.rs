@@ -1,6 +1,7 @@
 //! The baseline, which answers if all policies pass: whole GPUs, and MIG instances by strategy.
 
 use berth_kernel::command::StackAnswer;
+use berth_kernel::health::XidRules;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::mig::{self, MigStrategy};
 use berth_kernel::names::{PartId, Resource};
@@ -17,8 +18,8 @@ pub struct Baseline {
     pub mig: MigStrategy,
     /// Socket of the MPS control daemon for the containers of each resource.
     pub mps_sockets: BTreeMap<Resource, PathBuf>,
-    /// XIDs that do not affect the GPU's health.
-    pub ignored_xids: Vec<u64>,
+    /// Judgements of XIDs that replace those of the table.
+    pub xids: XidRules,
     /// How long a bad reading keeps a GPU unhealthy, milliseconds.
     pub quiet_ms: u64,
 }

@@ -116,7 +116,7 @@ impl Evaluation<'_> {
                 return (answer, entry.decider());
             }
         }
-        let answer = baseline_triage(reading, &self.baseline.ignored_xids, self.baseline.quiet_ms);
+        let answer = baseline_triage(reading, &self.baseline.xids, self.baseline.quiet_ms);
         (answer, Decider::Baseline)
     }
 

@@ -14,6 +14,7 @@ use berth_kernel::command::StackAnswer;
 use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallRecord, Cost};
 use berth_kernel::gpu::{Mig, Part};
+use berth_kernel::health::XidRules;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
@@ -120,7 +121,7 @@ impl Case {
                 resource: resource("nvidia.com/gpu"),
                 mig: MigStrategy::None,
                 mps_sockets: BTreeMap::new(),
-                ignored_xids: vec![13],
+                xids: XidRules { ignored: vec![13], counted: Vec::new() },
                 quiet_ms: 60_000,
             },
         }

@@ -3,7 +3,7 @@
 use super::fence::{Fence, Lane};
 use super::map;
 use super::raw::{self, Event, EventSet};
-use berth_kernel::gpu::{Reading, XID};
+use berth_kernel::gpu::{ECC, Reading, XID};
 use berth_kernel::names::PartId;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
 use nvml_wrapper::Nvml;
@@ -22,6 +22,9 @@ const READINGS_MAX: usize = 1024;
 /// The timeout of one wait in NVML. Between two waits the thread registers new GPUs and checks whether it has to stop.
 const WAIT_MS: u32 = 1000;
 
+/// A wait without an event that ends before this time is followed by a pause.
+const WAIT_EARLY: Duration = Duration::from_millis(WAIT_MS as u64 / 2);
+
 /// The pause of the thread after an error: as long as a GPU is lost, NVML returns from each wait at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -38,6 +41,19 @@ pub(super) struct WatchedGpu {
     pub(super) gpu: PartId,
     /// Its MIG instances by GPU instance and compute instance.
     pub(super) instances: BTreeMap<(u32, u32), PartId>,
+}
+
+impl WatchedGpu {
+    /// The parts that an event with these ids concerns: a MIG instance; all of a GPU instance if the event names no compute
+    /// instance (nvml.h, `nvmlEventData_t`); the GPU if it names none, or one that the last scan did not find.
+    fn parts_of(&self, gpu_instance: Option<u32>, compute_instance: Option<u32>) -> Vec<&PartId> {
+        let is_named = |ids: &(u32, u32)| {
+            Some(ids.0) == gpu_instance && compute_instance.is_none_or(|compute| compute == ids.1)
+        };
+        let named: Vec<_> =
+            self.instances.iter().filter(|(ids, _)| is_named(ids)).map(|(_, part)| part).collect();
+        if named.is_empty() { vec![&self.gpu] } else { named }
+    }
 }
 
 /// The state that the thread shares with the scans.
@@ -150,11 +166,18 @@ impl EventThread {
             self.pause();
             return Ok(set);
         }
-        *self.shared.waiting_since.lock() = Some(Instant::now());
+        let began = Instant::now();
+        *self.shared.waiting_since.lock() = Some(began);
         let waited = set.wait(&self.nvml, WAIT_MS);
         *self.shared.waiting_since.lock() = None;
         match waited {
-            Ok(None) => return Ok(set),
+            Ok(None) => {
+                // A set without a supported event may return at once (nvml.h, `nvmlEventSetWait_v2`).
+                if began.elapsed() < WAIT_EARLY {
+                    self.pause();
+                }
+                return Ok(set);
+            }
             Ok(Some(event)) => {
                 self.handle(event);
                 return Ok(set);
@@ -213,7 +236,7 @@ impl EventThread {
         let watched = self.shared.watched.lock().clone();
         let (source, code, detail) = match event.kind {
             raw::EVENT_XID => (XID, event.data, map::xid_text(event.data)),
-            raw::EVENT_DOUBLE_BIT_ECC => ("ecc", 0, "double bit ECC error"),
+            raw::EVENT_DOUBLE_BIT_ECC => (ECC, 0, "double bit ECC error"),
             // No other event is registered.
             _ => return,
         };
@@ -221,13 +244,14 @@ impl EventThread {
         // An event of an unknown GPU may concern any of them: it becomes a reading of each.
         let concerned = if named.is_empty() { watched.iter().collect() } else { named };
         for gpu in concerned {
-            let instance = event.instance.and_then(|ids| gpu.instances.get(&ids));
-            self.send(Reading {
-                part: instance.unwrap_or(&gpu.gpu).clone(),
-                source: source.to_owned(),
-                code,
-                detail: detail.to_owned(),
-            });
+            for part in gpu.parts_of(event.gpu_instance, event.compute_instance) {
+                self.send(Reading {
+                    part: part.clone(),
+                    source: source.to_owned(),
+                    code,
+                    detail: detail.to_owned(),
+                });
+            }
         }
     }
 

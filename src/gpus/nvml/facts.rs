@@ -3,7 +3,7 @@
 use super::fence::Steps;
 use super::map;
 use super::processes::{self, GpuProcess};
-use super::raw;
+use super::raw::{self, RemappedRows};
 use berth_kernel::gpu::{MIG_INDEX, Mig, Part, RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Reading, Usage};
 use berth_kernel::names::{BadName, PartId};
 use berth_kernel::process::{PROCESSES_PER_GPU_MAX, Process};
@@ -35,6 +35,8 @@ pub(super) struct GpuScan {
     pub(super) processes: Option<Vec<Process>>,
     /// The problems that the GPU itself reports, although it answers.
     pub(super) signs: Vec<Reading>,
+    /// Its remapped rows; `None` if they were never read.
+    pub(super) rows: Option<RemappedRows>,
 }
 
 /// Why a GPU could not be read.
@@ -88,11 +90,12 @@ fn read_uuid(device: &Device, steps: &Steps) -> Result<PartId, ReadError> {
     PartId::parse(&uuid).map_err(ReadError::Uuid)
 }
 
-/// Scans the GPU with this NVML index. `known`: its parts, if it answered before.
+/// Scans the GPU with this NVML index. `known`: its parts, if it answered before; `rows`: its rows as last read.
 pub(super) fn scan_gpu(
     nvml: &Nvml,
     index: u32,
     known: Option<GpuParts>,
+    rows: Option<RemappedRows>,
     sysfs: &Path,
     steps: &Steps,
 ) -> Result<GpuScan, ReadError> {
@@ -118,11 +121,16 @@ pub(super) fn scan_gpu(
         let processes = processes.iter().map(|one| one.to_process(&gpu.id, &instances));
         processes.take(PROCESSES_PER_GPU_MAX).collect()
     });
+    let read_rows = invoke_optional(steps, "nvmlDeviceGetRemappedRows", || raw::remapped_rows(&device))?;
+    // They cannot be read while MIG is on (nvml.h), and stay as they are: a failed remapping needs another board.
+    let rows = read_rows.or_else(|| rows.filter(|_| gpu.mig_enabled));
+    let action = recovery_action(&device, steps)?;
     Ok(GpuScan {
         handle: raw::handle(&device),
         usage: usages,
         processes,
-        signs: reported_problems(&device, &gpu.id, steps)?,
+        signs: reported_problems(&gpu.id, action, rows),
+        rows,
         uncorrectable: invoke_optional(steps, "nvmlDeviceGetTotalEccErrors", || {
             device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
         })?,
@@ -133,7 +141,7 @@ pub(super) fn scan_gpu(
 /// Reads the part of a whole GPU.
 fn read_gpu(device: &Device, id: PartId, index: u32, sysfs: &Path, steps: &Steps) -> Result<Part, ReadError> {
     let pci_bus = invoke(steps, "nvmlDeviceGetPciInfo_v3", || device.pci_info())?.bus_id;
-    let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+    let (memory_mib, _) = memory_mib(device, steps)?.unwrap_or_default();
     let capability =
         invoke_optional(steps, "nvmlDeviceGetCudaComputeCapability", || device.cuda_compute_capability())?;
     let architecture = invoke_optional(steps, "nvmlDeviceGetArchitecture", || device.architecture())?;
@@ -157,7 +165,7 @@ fn read_gpu(device: &Device, id: PartId, index: u32, sysfs: &Path, steps: &Steps
         model,
         gpu_index: index,
         minor,
-        memory_mib: map::mib(memory.total),
+        memory_mib,
         pci_bus,
         numa_node,
         mig_enabled: false,
@@ -213,11 +221,11 @@ fn instances(device: &Device, gpu: &Part, known: &[Part], steps: &Steps) -> Resu
         };
         let id = read_uuid(&instance, steps)?;
         // An instance that is created again in another size may have the same UUID.
-        let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || instance.memory_info())?.total;
-        let same = |part: &&Part| part.id == id && part.memory_mib == map::mib(memory);
+        let (memory_mib, _) = memory_mib(&instance, steps)?.unwrap_or_default();
+        let same = |part: &&Part| part.id == id && part.memory_mib == memory_mib;
         let mut part = match known.iter().find(same) {
             Some(part) => part.clone(),
-            None => read_instance(device, gpu, &instance, id, steps)?,
+            None => read_instance(device, gpu, &instance, id, memory_mib, steps)?,
         };
         part.attributes.insert(MIG_INDEX.to_owned(), index.to_string());
         let processes = processes::list(&instance, steps)?;
@@ -233,10 +241,9 @@ fn read_instance(
     gpu: &Part,
     device: &Device,
     id: PartId,
+    memory_mib: u64,
     steps: &Steps,
 ) -> Result<Part, ReadError> {
-    let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
-    let memory_mib = map::mib(memory.total);
     let (gpu_instance, compute_instance) =
         invoke(steps, "nvmlDeviceGetGpuInstanceId", || raw::instance_ids(device))?;
     let attributes = invoke_optional(steps, "nvmlDeviceGetAttributes_v2", || device.attributes())?;
@@ -277,46 +284,52 @@ fn units(of: &DeviceAttributes) -> [(&'static str, u32); 8] {
     ]
 }
 
+/// Total and used memory, MiB; `None` where it cannot be read: under MIG without the right to it, and on models that share
+/// the memory of the processor, such as GB10 (nvml.h, `nvmlDeviceGetMemoryInfo`).
+fn memory_mib(device: &Device, steps: &Steps) -> Result<Option<(u64, u64)>, ReadError> {
+    let memory = invoke_optional(steps, "nvmlDeviceGetMemoryInfo_v2", || raw::memory(device))?;
+    Ok(memory.map(|(total, used)| (map::mib(total), map::mib(used))))
+}
+
 /// Memory in use and number of processes; `None` if the processes are not listed.
 fn usage(
     device: &Device,
     processes: Option<&[GpuProcess]>,
     steps: &Steps,
 ) -> Result<Option<Usage>, ReadError> {
-    let memory = invoke(steps, "nvmlDeviceGetMemoryInfo_v2", || device.memory_info())?;
+    let memory = memory_mib(device, steps)?;
     Ok(processes.map(|processes| Usage {
-        memory_used_mib: map::mib(memory.used),
+        memory_used_mib: memory.map_or(0, |(_, used)| used),
         processes: processes::count_computing(processes),
     }))
 }
 
-/// The problems that the GPU reports: a recovery action that it requests, and memory rows that need a remapping.
-fn reported_problems(device: &Device, gpu: &PartId, steps: &Steps) -> Result<Vec<Reading>, ReadError> {
+/// The recovery action that the driver requires (`nvmlDeviceGpuRecoveryAction_t`); `None` where it does not report one.
+fn recovery_action(device: &Device, steps: &Steps) -> Result<Option<u32>, ReadError> {
     /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
     const RECOVERY_ACTION: FieldId = FieldId(230);
-    let sign =
-        |source: &str, code, detail| Reading { part: gpu.clone(), source: source.to_owned(), code, detail };
     let call = "nvmlDeviceGetFieldValues";
     let fields = invoke_optional(steps, call, || device.field_values_for(&[RECOVERY_ACTION]))?;
-    let action = fields
-        .into_iter()
-        .flatten()
-        .filter_map(Result::ok)
-        .find_map(|sample| sample.value.ok())
-        .and_then(|value| map::to_u32(&value));
+    let values = fields.into_iter().flatten().filter_map(Result::ok);
+    Ok(values.filter_map(|sample| sample.value.ok()).find_map(|value| map::to_u32(&value)))
+}
+
+/// The problems that the GPU reports: a recovery action that it requires, and memory rows that need a remapping.
+fn reported_problems(gpu: &PartId, action: Option<u32>, rows: Option<RemappedRows>) -> Vec<Reading> {
+    let sign =
+        |source: &str, code, detail| Reading { part: gpu.clone(), source: source.to_owned(), code, detail };
     let action = action.and_then(|action| Some(sign(RECOVERY, action.into(), map::recovery_text(action)?)));
-    let rows = invoke_optional(steps, "nvmlDeviceGetRemappedRows", || raw::remapped_rows(device))?;
     let rows = rows.and_then(|rows| match rows {
-        raw::RemappedRows { failed: true, .. } => {
+        RemappedRows { failed: true, .. } => {
             Some((ROWS_FAILED, "its memory could not be repaired (row remapping failed): replace it"))
         }
-        raw::RemappedRows { pending: true, .. } => {
+        RemappedRows { pending: true, .. } => {
             Some((ROWS_PENDING, "a row of its memory is repaired at the next reset (row remapping pending)"))
         }
-        raw::RemappedRows { .. } => None,
+        RemappedRows { .. } => None,
     });
     let rows = rows.map(|(code, detail)| sign(ROWS, code, detail.to_owned()));
-    Ok(action.into_iter().chain(rows).collect())
+    action.into_iter().chain(rows).collect()
 }
 
 #[cfg(test)]

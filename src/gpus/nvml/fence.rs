@@ -12,9 +12,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Stack size of a thread, bytes. NVML needs some tens of KiB, its bindings some hundreds when they are not optimised;
-/// untouched pages cost nothing.
-const STACK_BYTES: usize = 1024 * 1024;
+/// Stack size of a thread, bytes: the default of Rust's threads, since the driver's library is foreign code. Untouched
+/// pages cost nothing.
+const STACK_BYTES: usize = 2 * 1024 * 1024;
 /// Interval of attempts to start a thread.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 

@@ -15,13 +15,21 @@ const NAME: &str = "libnvidia-ml.so.1";
 /// How long `nvmlInit` may take. With many GPUs and no persistence daemon it takes seconds.
 const INIT_MAX: Duration = Duration::from_secs(60);
 
-/// Folders of the driver's libraries under a root: those of distributions, of the GPU operator's containers, of
-/// Google's images and NixOS, and of WSL.
-const FOLDERS: [&str; 9] = [
+/// Folders of the driver's libraries under a root: those of distributions (Debian's alternatives among them), of the GPU
+/// operator's containers, of Google's images and NixOS, and of WSL. NVIDIA's container toolkit has the same list
+/// (`internal/lookup/library.go`).
+const FOLDERS: [&str; 16] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
     "usr/lib",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
+    "lib/x86_64-linux-gnu/nvidia/current",
+    "lib/aarch64-linux-gnu/nvidia/current",
     "usr/local/nvidia/lib64",
     "home/kubernetes/bin/nvidia/lib64",
     "run/opengl-driver/lib",
@@ -178,5 +186,16 @@ mod tests {
         assert_eq!(paths[0], folder.join(NAME));
         assert_eq!(paths[1], Path::new(NAME));
         assert_eq!(candidates(Path::new("/"))[0], Path::new(NAME));
+    }
+
+    #[test]
+    fn the_library_is_found_in_each_folder_of_a_root() {
+        for folder in ["lib64", "lib/aarch64-linux-gnu", "usr/lib/x86_64-linux-gnu/nvidia/current"] {
+            let root = tempfile::tempdir().unwrap();
+            std::fs::create_dir_all(root.path().join(folder)).unwrap();
+            let library = root.path().join(folder).join(NAME);
+            std::fs::write(&library, "").unwrap();
+            assert_eq!(candidates(root.path())[0], library);
+        }
     }
 }

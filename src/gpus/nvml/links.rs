@@ -1,4 +1,4 @@
-//! Links between the GPUs: read once for each GPU and pair, then cached.
+//! Links between the GPUs: paths are read once, NVLinks again at times.
 
 use super::facts::{ReadError, invoke, invoke_optional};
 use super::fence::{Fence, Lane, Pending, Steps};
@@ -10,41 +10,60 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// `NVML_NVLINK_MAX_LINKS` of the newest header; models have 6 to 18.
 const NVLINKS_MAX: u32 = 36;
 
 /// Deadline for reading the links of one GPU: 36 links with three calls each, and the paths to 15 other GPUs, of some
-/// milliseconds each on slow systems. They are read only once.
+/// milliseconds each on slow systems.
 const READ_MAX: Duration = Duration::from_secs(10);
 
 /// The links that were read so far.
-#[derive(Default)]
 pub(super) struct LinkCache {
-    outgoing: BTreeMap<PartId, OutgoingLinks>,
-    links: Links,
+    /// The NVLinks of each GPU.
+    outgoing: BTreeMap<PartId, Outgoing>,
+    /// The paths between two GPUs, which do not change.
+    paths: Paths,
+    /// How long NVLinks that were read are used.
+    reread_interval: Duration,
+}
+
+type Paths = BTreeMap<(PartId, PartId), Path>;
+
+/// The NVLinks of one GPU.
+struct Outgoing {
+    read_at: Instant,
+    pci_bus: String,
+    links: OutgoingLinks,
 }
 
 impl LinkCache {
+    pub(super) fn new(reread_interval: Duration) -> Self {
+        Self { outgoing: BTreeMap::new(), paths: Paths::new(), reread_interval }
+    }
+
     /// Reads the missing links between GPUs that answer: those of all GPUs at the same time, so that a scan waits for
-    /// GPUs that hang only once. Failed reads are retried with the next scan.
+    /// GPUs that hang only once. Failed reads are retried with the next scan. NVLinks are read again at times: they come up
+    /// only after the fabric, some time after the driver, and may go down (nvml.h, `nvmlDeviceGetNvLinkState`).
     pub(super) fn read_missing(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[Part]) {
         let buses = gpus.iter().map(|gpu| map::bus_key(&gpu.pci_bus));
         let buses: Arc<BTreeSet<String>> = Arc::new(buses.collect());
-        let unread = gpus.iter().filter(|gpu| !self.outgoing.contains_key(&gpu.id));
+        let is_recent = |known: &Outgoing| known.read_at.elapsed() < self.reread_interval;
+        let unread = gpus.iter().filter(|gpu| !self.outgoing.get(&gpu.id).is_some_and(is_recent));
         let reads: Vec<_> = unread
             .map(|gpu| {
                 let (nvml, buses, index) = (Arc::clone(nvml), Arc::clone(&buses), gpu.gpu_index);
                 let read = fence.start(Lane::Gpu(index), READ_MAX, move |steps| {
                     read_outgoing(&nvml, index, &buses, steps)
                 });
-                (gpu.id.clone(), read)
+                (gpu, read)
             })
             .collect();
-        for (id, read) in reads {
-            if let Ok(Ok(outgoing)) = read.and_then(Pending::wait) {
-                self.outgoing.insert(id, outgoing);
+        for (gpu, read) in reads {
+            if let Ok(Ok(links)) = read.and_then(Pending::wait) {
+                let known = Outgoing { read_at: Instant::now(), pci_bus: gpu.pci_bus.clone(), links };
+                self.outgoing.insert(gpu.id.clone(), known);
             }
         }
         self.read_paths(nvml, fence, gpus);
@@ -55,7 +74,7 @@ impl LinkCache {
         let mut reads = Vec::new();
         for (at, a) in gpus.iter().enumerate() {
             let others = gpus[at + 1..].iter();
-            let missing: Vec<&Part> = others.filter(|b| self.links.between(&a.id, &b.id).is_none()).collect();
+            let missing: Vec<&Part> = others.filter(|b| !self.paths.contains_key(&pair(a, b))).collect();
             if missing.is_empty() {
                 continue;
             }
@@ -72,31 +91,33 @@ impl LinkCache {
             for (b, path) in missing.into_iter().zip(paths) {
                 if let Ok(path) = path {
                     let by_numa = || map::path_by_numa(a.numa_node, b.numa_node);
-                    self.set_link(a, b, path.unwrap_or_else(by_numa));
+                    self.paths.insert(pair(a, b), path.unwrap_or_else(by_numa));
                 }
             }
         }
     }
 
-    fn set_link(&mut self, a: &Part, b: &Part, path: Path) {
-        // If the links of one GPU could not be read, the pair stays missing, and is read again.
-        let (Some(from_a), Some(from_b)) = (self.outgoing.get(&a.id), self.outgoing.get(&b.id)) else {
-            return;
-        };
-        let nvlinks = map::nvlinks_between((&a.pci_bus, from_a), (&b.pci_bus, from_b));
-        self.links.set(&a.id, &b.id, Link { path, nvlinks });
-    }
-
-    /// The links between GPUs that are present.
+    /// The links between GPUs that are present. A pair of which one side could not be read yet is left out.
     pub(super) fn between_present(&self, present: &BTreeSet<&PartId>) -> Links {
         let mut links = Links::default();
-        for (a, b, link) in self.links.iter() {
-            if present.contains(a) && present.contains(b) {
-                links.set(a, b, link);
+        for ((a, b), path) in &self.paths {
+            if let (Some(from_a), Some(from_b)) = (self.outgoing.get(a), self.outgoing.get(b))
+                && present.contains(a)
+                && present.contains(b)
+            {
+                let nvlinks =
+                    map::nvlinks_between((&from_a.pci_bus, &from_a.links), (&from_b.pci_bus, &from_b.links));
+                links.set(a, b, Link { path: *path, nvlinks });
             }
         }
         links
     }
+}
+
+/// The key of two GPUs, whatever their order.
+fn pair(a: &Part, b: &Part) -> (PartId, PartId) {
+    let (first, second) = if a.id <= b.id { (a, b) } else { (b, a) };
+    (first.id.clone(), second.id.clone())
 }
 
 fn read_path(nvml: &Nvml, a: u32, b: u32, steps: &Steps) -> Result<Option<Path>, ReadError> {
@@ -121,8 +142,9 @@ fn read_outgoing(
         let link = device.link_wrapper_for(number);
         let active = match invoke_optional(steps, "nvmlDeviceGetNvLinkState", || link.is_active()) {
             Ok(Some(active)) => active,
+            // This link is not supported, but later ones may be (as in NVIDIA's go-gpuallocator, `device.go`).
+            Ok(None) => continue,
             // The model has no more links.
-            Ok(None) => break,
             Err(ReadError::Call(_, NvmlError::InvalidArg)) => break,
             Err(failed) => return Err(failed),
         };

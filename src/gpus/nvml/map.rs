@@ -47,7 +47,7 @@ pub(super) fn profile(
 fn extras(profile: Option<u32>) -> &'static str {
     match profile {
         Some(7 | 8) => "+me",
-        Some(10..=12) => "+gfx",
+        Some(10..=12 | 17) => "+gfx",
         Some(13 | 14) => "-me",
         Some(15 | 16) => "+me.all",
         _ => "",
@@ -103,10 +103,13 @@ pub(super) fn bus_key(bus_id: &str) -> String {
     }
 }
 
-/// The name of a PCI device in sysfs, where the domain has four digits.
+/// The name of a PCI device in sysfs, where the domain has at least four digits (Linux: `pci_setup_device`, `%04x`).
 pub(super) fn sysfs_name(bus_id: &str) -> String {
     let key = bus_key(bus_id);
-    key.strip_prefix("0000").unwrap_or(&key).to_owned()
+    match key.split_once(':') {
+        Some((domain, rest)) => format!("{:0>4}:{rest}", domain.trim_start_matches('0')),
+        None => key,
+    }
 }
 
 /// A field's value as a `u32`, if it fits.
@@ -212,7 +215,9 @@ mod tests {
     fn bus_ids_have_one_spelling() {
         assert_eq!(bus_key("0000:1B:00.0"), bus_key("00000000:1b:00.0"));
         assert_eq!(sysfs_name("00000000:1B:00.0"), "0000:1b:00.0");
-        assert_eq!(sysfs_name("00010000:1B:00.0"), "00010000:1b:00.0");
+        // A domain beyond ffff, as of GPUs behind Intel VMD or on some Arm servers.
+        assert_eq!(sysfs_name("00010000:1B:00.0"), "10000:1b:00.0");
+        assert_eq!(sysfs_name("00000009:01:00.0"), "0009:01:00.0");
     }
 
     #[test]
@@ -229,5 +234,6 @@ mod tests {
         assert_eq!(with("NVIDIA X MIG 1g.10gb+me", None, Some(7)), "1g.10gb+me");
         assert_eq!(with("NVIDIA X", Some((1, 1)), Some(13)), "1g.10gb-me");
         assert_eq!(with("NVIDIA X", Some((2, 2)), Some(11)), "2g.10gb+gfx");
+        assert_eq!(with("NVIDIA X", Some((1, 1)), Some(17)), "1g.10gb+gfx");
     }
 }

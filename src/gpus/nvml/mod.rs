@@ -48,6 +48,8 @@ pub struct NvmlOptions {
     pub attached: PathBuf,
     /// How long all calls on one GPU may take in one scan before it counts as hung.
     pub deadline: Duration,
+    /// How long NVLinks that were read are used: they come up some time after the driver.
+    pub links_interval: Duration,
 }
 
 impl Default for NvmlOptions {
@@ -60,6 +62,7 @@ impl Default for NvmlOptions {
             // A scan of a GPU takes some milliseconds. With two seconds, a GPU that hangs is detected within one poll,
             // and one that the driver is waking up does not count as hung.
             deadline: Duration::from_secs(2),
+            links_interval: Duration::from_secs(60),
         }
     }
 }
@@ -92,11 +95,11 @@ impl NvmlGpus {
     /// loaded late on some nodes.
     pub fn open(options: NvmlOptions) -> Result<Self, GpusError> {
         let gpus = Self {
+            scanner: Mutex::new(Scanner::new(options.links_interval)),
             options,
             fence: Fence::default(),
             session: Mutex::default(),
             retired: Mutex::default(),
-            scanner: Mutex::default(),
         };
         gpus.session()?;
         Ok(gpus)

@@ -68,6 +68,23 @@ pub(super) fn processes(device: &Device, list: ProcessList) -> Result<Vec<Proces
     }
 }
 
+/// Total and used memory, bytes: from `nvmlDeviceGetMemoryInfo_v2`, or from the first form, which drivers before 510 have
+/// alone, and which counts the driver's own memory as used. nvml-wrapper wraps only the second one.
+pub(super) fn memory(device: &Device) -> Result<(u64, u64), NvmlError> {
+    match device.memory_info() {
+        Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound | NvmlError::NotSupported) => {}
+        read => return read.map(|memory| (memory.total, memory.used)),
+    }
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
+    // SAFETY: the structure is plain numbers, which may be zero; the handle is valid while `device` lives, and the
+    // structure outlives the call.
+    let memory = unsafe {
+        let mut memory = std::mem::zeroed();
+        nvml_try(call(device.handle(), &raw mut memory)).map(|()| memory)
+    }?;
+    Ok((memory.total, memory.used))
+}
+
 /// State of the remapping of a GPU's memory rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RemappedRows {
@@ -169,8 +186,10 @@ pub(super) struct Event {
     pub(super) kind: u64,
     /// The XID.
     pub(super) data: u64,
-    /// GPU instance and compute instance, if the event belongs to one.
-    pub(super) instance: Option<(u32, u32)>,
+    /// The GPU instance, if the event belongs to one.
+    pub(super) gpu_instance: Option<u32>,
+    /// The compute instance, if the event belongs to one.
+    pub(super) compute_instance: Option<u32>,
 }
 
 impl EventSet {
@@ -213,8 +232,8 @@ impl EventSet {
                 device: data.device as usize,
                 kind: data.eventType,
                 data: data.eventData,
-                instance: (data.gpuInstanceId != NO_INSTANCE && data.computeInstanceId != NO_INSTANCE)
-                    .then_some((data.gpuInstanceId, data.computeInstanceId)),
+                gpu_instance: Some(data.gpuInstanceId).filter(|id| *id != NO_INSTANCE),
+                compute_instance: Some(data.computeInstanceId).filter(|id| *id != NO_INSTANCE),
             })),
             Err(NvmlError::Timeout) => Ok(None),
             Err(error) => Err(error),

@@ -5,11 +5,12 @@ use super::facts::{self, GpuParts, GpuScan, ReadError};
 use super::fence::{Lane, Pending, Stuck};
 use super::links::LinkCache;
 use super::{Session, map};
-use berth_kernel::gpu::{Inventory, PARTS_MAX, Part, Reading};
+use berth_kernel::gpu::{ECC, Inventory, PARTS_MAX, Part, Reading};
 use berth_kernel::ports::GpusError;
 use nvml_wrapper::error::NvmlError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::warn;
 
 /// Most GPUs that are scanned: each may have seven instances, and the number of parts is limited.
@@ -17,7 +18,6 @@ const GPUS_MAX: usize = PARTS_MAX / 8;
 
 /// Scans GPUs, and keeps the results of earlier scans. NVML's indices do not change while the driver is loaded, so a
 /// GPU that does not answer is identified by its index.
-#[derive(Default)]
 pub(super) struct Scanner {
     /// The last scans that were answered, by NVML index.
     gpus: BTreeMap<u32, GpuScan>,
@@ -29,6 +29,11 @@ pub(super) struct Scanner {
 type ScanResult = Result<Result<GpuScan, ReadError>, Stuck>;
 
 impl Scanner {
+    /// A scanner that has found nothing yet, and reads NVLinks again at this interval.
+    pub(super) fn new(links_interval: Duration) -> Self {
+        Self { gpus: BTreeMap::new(), links: LinkCache::new(links_interval), warned: BTreeSet::new() }
+    }
+
     /// Scans all GPUs.
     pub(super) fn scan(&mut self, session: &Session) -> Result<Inventory, GpusError> {
         let nvml = Arc::clone(&session.library.nvml);
@@ -115,10 +120,11 @@ impl Scanner {
     fn run_scans(&self, session: &Session, count: u32) -> Vec<(u32, ScanResult)> {
         let options = &session.options;
         let start = |index: u32| -> Result<Pending<Result<GpuScan, ReadError>>, Stuck> {
-            let known = self.gpus.get(&index).map(|last| last.parts.clone());
+            let last = self.gpus.get(&index);
+            let (known, rows) = (last.map(|last| last.parts.clone()), last.and_then(|last| last.rows));
             let (nvml, sysfs) = (Arc::clone(&session.library.nvml), options.sysfs.clone());
             session.fence.start(Lane::Gpu(index), options.deadline, move |steps| {
-                facts::scan_gpu(&nvml, index, known, &sysfs, steps)
+                facts::scan_gpu(&nvml, index, known, rows, &sysfs, steps)
             })
         };
         let mut done = Vec::new();
@@ -155,7 +161,7 @@ impl Scanner {
             let errors = now - old;
             inventory.signs.push(Reading {
                 part: id.clone(),
-                source: "ecc".to_owned(),
+                source: ECC.to_owned(),
                 code: errors,
                 detail: format!("{errors} uncorrectable ECC errors since the last scan"),
             });

@@ -13,8 +13,8 @@ pub struct Gpu {
     pub uuid: String,
     /// The marketing name, as `nvidia-smi -L` shows it.
     pub name: String,
-    /// Memory in MiB.
-    pub memory_total_mib: u64,
+    /// Memory in MiB; `null` where the driver does not report it (`NOT_SUPPORTED`), as of GB10.
+    pub memory_total_mib: Option<u64>,
     /// Memory in use in MiB. The processes' memory is not added to it: say the sum yourself, or use [`Gpu::run`].
     #[serde(default)]
     pub memory_used_mib: u64,
@@ -53,9 +53,9 @@ pub struct Gpu {
     /// MIG; absent on models without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
-    /// The NVLinks, link 0 first. Empty: the model has none.
+    /// The NVLinks, link 0 first; `null` is one that the model does not support. Empty: the model has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nvlinks: Vec<NvLink>,
+    pub nvlinks: Vec<Option<NvLink>>,
     /// Processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<Process>,
@@ -121,7 +121,7 @@ impl Gpu {
         Self {
             uuid: uuid.into(),
             name: name.into(),
-            memory_total_mib,
+            memory_total_mib: Some(memory_total_mib),
             memory_used_mib: 0,
             memory_reserved_mib: 0,
             pci_bus_id: pci_bus_id.into(),

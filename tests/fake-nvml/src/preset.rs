@@ -129,7 +129,7 @@ impl State {
     pub fn split(&mut self, index: usize, slices: &[u32]) -> Vec<String> {
         assert!(slices.iter().sum::<u32>() <= 7, "a GPU has seven slices");
         let gpu = &mut self.gpus[index];
-        let total = gpu.memory_total_mib;
+        let total = gpu.memory_total_mib.unwrap_or(0);
         let Some(mig) = &mut gpu.mig else {
             panic!("{} has no MIG", gpu.name);
         };
@@ -191,9 +191,9 @@ fn board(model: &Model, index: usize, numa_node: u32, count: usize) -> Gpu {
         serial: Some(format!("16{:011}", 20_000 + index)),
         mig: model.mig.then(Mig::default),
         nvlinks: (0..links)
-            .map(|link| NvLink {
-                remote: Remote::Switch(format!("00000000:D{:X}:00.0", link % SWITCHES)),
-                active: true,
+            .map(|link| {
+                let remote = Remote::Switch(format!("00000000:D{:X}:00.0", link % SWITCHES));
+                Some(NvLink { remote, active: true })
             })
             .collect(),
         ecc: Some(Ecc::default()),

@@ -36,6 +36,12 @@ pub struct State {
     /// GPUs that join the list after `nvmlInit` are shown only after the next one, as with a real driver. By default at once.
     #[serde(default, skip_serializing_if = "is_false")]
     pub counts_at_init: bool,
+    /// The event types that every GPU supports (`nvmlDeviceGetSupportedEventTypes`); by default all that the fake has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supported_events: Option<u64>,
+    /// A wait on an event set returns at once where there is no event, as a driver may for a set without event types.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub empty_wait_at_once: bool,
     /// Pairs of GPUs whose common ancestor is not what [`State::level`] derives.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology: Vec<Pair>,
@@ -67,6 +73,8 @@ impl Default for State {
             cuda_version: default_cuda_version(),
             gpus: Vec::new(),
             counts_at_init: false,
+            supported_events: None,
+            empty_wait_at_once: false,
             topology: Vec::new(),
             events: Vec::new(),
             faults: Vec::new(),
@@ -218,7 +226,7 @@ impl State {
                 }
             }
         }
-        for uuid in self.gpus.iter().flat_map(|gpu| &gpu.nvlinks).filter_map(linked_gpu) {
+        for uuid in self.gpus.iter().flat_map(|gpu| gpu.nvlinks.iter().flatten()).filter_map(linked_gpu) {
             if self.gpu(uuid).is_none() {
                 return Err(format!("an NVLink leads to {uuid}, which is not among the GPUs"));
             }
@@ -250,7 +258,7 @@ fn check_gpu(gpu: &Gpu) -> Result<(), String> {
     if gpu.pci_address().is_none() {
         return Err(format!("{uuid}: pci_bus_id {:?} must look like 00000000:1b:00.0", gpu.pci_bus_id));
     }
-    for link in &gpu.nvlinks {
+    for link in gpu.nvlinks.iter().flatten() {
         if let Remote::Switch(bus_id) = &link.remote
             && pci_address(bus_id).is_none()
         {
@@ -313,10 +321,12 @@ mod tests {
         );
         assert!(twice(|state| state.gpus[0].pci_bus_id = "nonsense".into()).contains("must look like"));
         assert!(
-            twice(|state| state.gpus[0].nvlinks[0].remote = Remote::Gpu("GPU-x".into())).contains("GPU-x")
+            twice(|state| state.gpus[0].nvlinks[0].as_mut().unwrap().remote = Remote::Gpu("GPU-x".into()))
+                .contains("GPU-x")
         );
         assert!(
-            twice(|state| state.gpus[0].nvlinks[0].remote = Remote::Switch("x".into())).contains("switch")
+            twice(|state| state.gpus[0].nvlinks[0].as_mut().unwrap().remote = Remote::Switch("x".into()))
+                .contains("switch")
         );
     }
 

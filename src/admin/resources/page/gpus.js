@@ -149,8 +149,9 @@ class Tile {
     this.used.style.width = percent(used);
     this.granted.style.width = percent(granted);
     const usage = gpu.memoryUsedMiB === undefined || gpu.memoryUsedMiB === null ? 'use not known' : `${gib(used)} GiB in use`;
-    setText(this.memory, `${usage}, ${gib(granted)} granted, of ${gib(gpu.memoryMiB)} GiB`);
-    this.memory.title = `${used} MiB in use, ${granted} MiB granted, ${gpu.memoryMiB} MiB in all`;
+    const total = gpu.memoryMiB ? `of ${gib(gpu.memoryMiB)} GiB` : 'of an unknown size';
+    setText(this.memory, `${usage}, ${gib(granted)} granted, ${total}`);
+    this.memory.title = `${used} MiB in use, ${granted} MiB granted, ${gpu.memoryMiB ?? 'unknown'} MiB in all`;
   }
 
   #showHolders(gpu) {

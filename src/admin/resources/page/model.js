@@ -87,10 +87,10 @@ export function grantedMiB(gpu) {
   let sum = 0;
   for (const part of gpu.parts) {
     for (const device of part.devices) {
-      if (device.state === 'held') sum += device.consumes.whole ? part.memoryMiB : device.consumes.memoryMiB;
+      if (device.state === 'held') sum += device.consumes.whole ? part.memoryMiB ?? 0 : device.consumes.memoryMiB;
     }
   }
-  return Math.min(sum, gpu.memoryMiB);
+  return Math.min(sum, gpu.memoryMiB ?? sum);
 }
 
 /** `namespace/pod/container`, as far as it is known. */

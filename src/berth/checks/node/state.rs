@@ -129,7 +129,7 @@ pub(super) fn evidence(config: &Config) -> Option<Line> {
     let node = node(config, url(config)?)?;
     let check = node.checks.into_iter().find(|check| check.name == CHECK)?;
     Some(match check.detail {
-        None => Line::ok(CHECK, "the kubelet's checkpoint and pod resources can be read"),
+        None => Line::ok(CHECK, "no allocation of an ended pod is kept for lack of a source"),
         Some(detail) => {
             let fix =
                 "let the daemon read the kubelet's folders; `berth allocation list` shows the allocations";

@@ -78,7 +78,9 @@ extern "C" fn nvmlEventSetFree(set: SetHandle) -> c_uint {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetSupportedEventTypes(device: Handle, kinds: Out<c_ulonglong>) -> c_uint {
-    call::gpu("nvmlDeviceGetSupportedEventTypes", device, |_| kinds.put(EventKind::ALL))
+    call::gpu("nvmlDeviceGetSupportedEventTypes", device, |device| {
+        kinds.put(device.state.supported_events.unwrap_or(EventKind::ALL))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -131,7 +133,7 @@ fn wait(set: SetHandle, timeout_ms: c_uint) -> Answer<Event> {
             return Err(Code::GpuIsLost);
         }
         let left = timeout.saturating_sub(began.elapsed());
-        if left.is_zero() {
+        if left.is_zero() || state.empty_wait_at_once {
             return Err(Code::Timeout);
         }
         thread::sleep(left.min(LOOK_AGAIN));

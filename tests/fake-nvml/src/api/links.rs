@@ -19,7 +19,8 @@ fn link<'a>(device: &Device<'a>, number: c_uint) -> Answer<&'a NvLink> {
     if device.gpu.nvlinks.is_empty() {
         return Err(Code::NotSupported);
     }
-    device.gpu.nvlinks.get(number as usize).ok_or(Code::InvalidArgument)
+    let link = device.gpu.nvlinks.get(number as usize).ok_or(Code::InvalidArgument)?;
+    link.as_ref().ok_or(Code::NotSupported)
 }
 
 #[unsafe(no_mangle)]

@@ -104,9 +104,18 @@ extern "C" fn nvmlDeviceGetP2PStatus(
 /// Whether an active link leads from one to the other, or both have one to a switch.
 fn joined(a: &Device, b: &Device) -> bool {
     let switched = |device: &Device| {
-        device.gpu.nvlinks.iter().any(|link| link.active && matches!(link.remote, Remote::Switch(_)))
+        device
+            .gpu
+            .nvlinks
+            .iter()
+            .flatten()
+            .any(|link| link.active && matches!(link.remote, Remote::Switch(_)))
     };
-    let direct =
-        a.gpu.nvlinks.iter().any(|link| link.active && link.remote == Remote::Gpu(b.gpu.uuid.clone()));
+    let direct = a
+        .gpu
+        .nvlinks
+        .iter()
+        .flatten()
+        .any(|link| link.active && link.remote == Remote::Gpu(b.gpu.uuid.clone()));
     direct || (switched(a) && switched(b))
 }

@@ -36,7 +36,7 @@ fn gpu_instance_profile(device: &Device, index: c_uint) -> Answer<GpuInstancePro
         encoders: 0,
         jpeg: 0,
         ofa: 0,
-        memory_mib: device.gpu.memory_total_mib * memory_eighths(profile.slices) / 8,
+        memory_mib: device.gpu.memory_total_mib.unwrap_or(0) * memory_eighths(profile.slices) / 8,
     })
 }
 
@@ -75,7 +75,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
             memory_mib: first.memory_mib,
             name: field(&format!(
                 "{}{}",
-                crate::preset::profile_name(first.slices, device.gpu.memory_total_mib),
+                crate::preset::profile_name(first.slices, device.gpu.memory_total_mib.unwrap_or(0)),
                 profile_at(index)?.extras
             )),
         })

@@ -11,18 +11,19 @@ use crate::runtime::handle::Handle;
 use crate::runtime::pointer::Out;
 
 /// Total, reserved and used MiB of the GPU or the MIG device.
-fn memory(device: &Device) -> (u64, u64, u64) {
-    match device.mig {
-        None => (device.gpu.memory_total_mib, device.gpu.memory_reserved_mib, device.gpu.memory_used_mib),
+fn memory(device: &Device) -> Answer<(u64, u64, u64)> {
+    let total = device.gpu.memory_total_mib.ok_or(Code::NotSupported)?;
+    Ok(match device.mig {
+        None => (total, device.gpu.memory_reserved_mib, device.gpu.memory_used_mib),
         Some((_, instance)) => (instance.memory_mib, 0, instance.memory_used_mib),
-    }
+    })
 }
 
 /// In the first form, what the driver keeps for itself counts as used.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, out: Out<Memory>) -> c_uint {
     call::device("nvmlDeviceGetMemoryInfo", device, |device| {
-        let (total, reserved, used) = memory(device);
+        let (total, reserved, used) = memory(device)?;
         let used = reserved + used;
         out.put(Memory { total: bytes(total), free: bytes(total.saturating_sub(used)), used: bytes(used) })
     })
@@ -32,7 +33,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo(device: Handle, out: Out<Memory>) -> c_uin
 extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, out: Out<MemoryV2>) -> c_uint {
     call::device("nvmlDeviceGetMemoryInfo_v2", device, |device| {
         let version = MemoryV2::from_caller(out)?.version;
-        let (total, reserved, used) = memory(device);
+        let (total, reserved, used) = memory(device)?;
         let free = total.saturating_sub(reserved + used);
         out.put(MemoryV2 {
             version,

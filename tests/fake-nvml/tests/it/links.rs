@@ -39,14 +39,14 @@ fn links_between_gpus_and_a_link_that_is_down() {
     let mut state = State::h100(2);
     let uuids: Vec<_> = state.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     for (gpu, other) in state.gpus.iter_mut().zip(uuids.iter().rev()) {
-        gpu.nvlinks = vec![NvLink { remote: Remote::Gpu(other.clone()), active: true }; 2];
+        gpu.nvlinks = vec![Some(NvLink { remote: Remote::Gpu(other.clone()), active: true }); 2];
     }
     let bench = Bench::new(&state);
     let device = bench.nvml.device_by_index(0).unwrap();
     let link = device.link_wrapper_for(1);
     assert_eq!(link.remote_pci_info().unwrap().bus_id, state.gpus[1].pci_bus_id);
     assert_eq!(remote_type(&device, 1), GPU);
-    bench.change(|state| state.gpus[0].nvlinks[1].active = false);
+    bench.change(|state| state.gpus[0].nvlinks[1].as_mut().unwrap().active = false);
     assert!(!link.is_active().unwrap());
     assert!(device.link_wrapper_for(0).is_active().unwrap());
 }

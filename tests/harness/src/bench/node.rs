@@ -9,6 +9,7 @@ use berth_core::{Core, KernelHandle, PolicyService};
 use berth_gpus::sim::SimGpus;
 use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::gpu::Inventory;
+use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use berth_kernel::policy::PolicyVersion;
@@ -144,7 +145,7 @@ impl<'h> Node<'h> {
             resource: Resource::parse(GPU)?,
             mig: MigStrategy::default(),
             mps_sockets: BTreeMap::new(),
-            ignored_xids: Vec::new(),
+            xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
             quiet_ms: 0,
         };
         let Core { kernel, policies, .. } =

@@ -4,6 +4,7 @@ use super::bytes::Bytes;
 use berth_core::stack::Baseline;
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::gpu::{Mig, Part};
+use berth_kernel::health::XidRules;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{Digest, PartId, Resource};
@@ -92,7 +93,7 @@ pub(super) fn baseline() -> Baseline {
         resource: Resource::parse(RESOURCES[0]).unwrap(),
         mig: MigStrategy::Mixed,
         mps_sockets: BTreeMap::new(),
-        ignored_xids: vec![13],
+        xids: XidRules { ignored: vec![13], counted: Vec::new() },
         quiet_ms: 60_000,
     }
 }

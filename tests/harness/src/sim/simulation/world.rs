@@ -19,7 +19,7 @@ use berth_core::keeper::{Applied, CommandError, Snapshot};
 use berth_core::stack::Baseline;
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::gpu::{Inventory, Reading};
-use berth_kernel::health::APPLICATION_XIDS;
+use berth_kernel::health::XidRules;
 use berth_kernel::history::{HISTORY_ALLOCATIONS_MAX, HistoryLimit};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::listing;
@@ -77,7 +77,7 @@ impl World {
             resource: resource(0),
             mig: rng.of(&[MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed, MigStrategy::Mixed]),
             mps_sockets: BTreeMap::new(),
-            ignored_xids: APPLICATION_XIDS.to_vec(),
+            xids: XidRules::default(),
             quiet_ms: rules.timing.quiet_ms,
         };
         let around = Surroundings {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
         /// An NVML error code. In a state file it is written as in `nvml.h` without `NVML_ERROR_`: `"GPU_IS_LOST"`.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
         pub enum Code {
             $($(#[$doc])* $name = $value,)*

@@ -36,11 +36,16 @@ pub enum EventKind {
     /// Critical XID error.
     #[default]
     Xid = 8,
+    /// The recovery action changed.
+    RecoveryAction = 0x8000,
 }
 
 impl EventKind {
     /// Every bit that [`Event`] can carry: what `nvmlDeviceGetSupportedEventTypes` answers.
-    pub(crate) const ALL: u64 = Self::SingleBitEcc as u64 | Self::DoubleBitEcc as u64 | Self::Xid as u64;
+    pub(crate) const ALL: u64 = Self::SingleBitEcc as u64
+        | Self::DoubleBitEcc as u64
+        | Self::Xid as u64
+        | Self::RecoveryAction as u64;
 
     /// The bit of `nvmlEventType*`.
     pub(crate) fn bit(self) -> u64 {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::code::Code;
 
 /// What befalls some calls. The first fault of the file that matches a call counts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
     /// Symbol name as programs look it up (`nvmlDeviceGetMemoryInfo_v2`), or with `*` at its end to match every symbol that
@@ -20,6 +20,9 @@ pub struct Fault {
     /// The call takes so many milliseconds longer. It ends early if the fault leaves the file.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub delay_ms: u64,
+    /// Only so many calls, counted by each process; absent: every call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<u32>,
     /// The call answers this and does nothing else.
     #[serde(default, rename = "return", skip_serializing_if = "Option::is_none")]
     pub answer: Option<Code>,
@@ -58,8 +61,15 @@ impl Fault {
         self
     }
 
+    /// Only the next `times` calls.
+    #[must_use]
+    pub fn times(mut self, times: u32) -> Self {
+        self.times = Some(times);
+        self
+    }
+
     fn on(call: impl Into<String>) -> Self {
-        Self { call: call.into(), gpu: None, hang: false, delay_ms: 0, answer: None }
+        Self { call: call.into(), gpu: None, hang: false, delay_ms: 0, times: None, answer: None }
     }
 
     /// Whether a call of `symbol` on `gpus` (the GPU, and its MIG device if that was named) is meant.

@@ -1,5 +1,7 @@
 //! One GPU of the state file.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::instance::Mig;
@@ -83,9 +85,23 @@ pub struct Gpu {
     /// Share of time in which memory was read or written, in percent.
     #[serde(default)]
     pub utilization_memory: u32,
+    /// The state of the GPU's NVLink fabric; absent on models without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
+    /// How long the first handle after `nvmlInit` takes: it starts a GPU that nothing else uses.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cold_start_ms: u64,
+    /// A file that is held open from the first handle to `nvmlShutdown`, as `/dev/nvidia0` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_file: Option<PathBuf>,
     /// The GPU fell off the bus: every call on it answers `GPU_IS_LOST`.
     #[serde(default)]
     pub lost: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 fn default_pci_device_id() -> u32 {
@@ -145,6 +161,9 @@ impl Gpu {
             power_limit_mw: default_power_limit(),
             utilization_gpu: 0,
             utilization_memory: 0,
+            fabric: None,
+            cold_start_ms: 0,
+            held_file: None,
             lost: false,
         }
     }
@@ -276,6 +295,31 @@ pub struct RemappedRows {
     pub failed: bool,
 }
 
+/// `nvmlGpuFabricInfo_t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Fabric {
+    /// How far the registration with the fabric is.
+    pub state: FabricState,
+    /// The error of a completed registration (`nvmlReturn_t`); 0: none.
+    pub status: u32,
+}
+
+/// `nvmlGpuFabricState_t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FabricState {
+    /// The GPU has no fabric.
+    NotSupported = 0,
+    /// Not started.
+    NotStarted = 1,
+    /// It runs.
+    InProgress = 2,
+    /// It is over.
+    #[default]
+    Completed = 3,
+}
+
 /// `nvmlDeviceGpuRecoveryAction_t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -291,4 +335,6 @@ pub enum RecoveryAction {
     DrainP2p = 3,
     /// Drain, then reset.
     DrainAndReset = 4,
+    /// Recover the IMEX domain.
+    RecoverImex = 5,
 }

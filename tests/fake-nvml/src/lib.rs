@@ -85,6 +85,9 @@
 //!       "power_limit_mw": 400000,
 //!       "utilization_gpu": 12,
 //!       "utilization_memory": 3,
+//!       "fabric": { "state": "completed", "status": 0 },
+//!       "cold_start_ms": 0,
+//!       "held_file": null,
 //!       "lost": false
 //!     },
 //!     {
@@ -103,7 +106,7 @@
 //!   ],
 //!   "faults": [
 //!     { "call": "nvmlDeviceGetMemoryInfo*", "gpu": "GPU-9f1b2c3d-1111-4222-8333-444455556666", "hang": true },
-//!     { "call": "nvmlDeviceGetName", "delay_ms": 250 },
+//!     { "call": "nvmlDeviceGetName", "delay_ms": 250, "times": 2 },
 //!     { "call": "nvmlDeviceGetPowerUsage", "return": "NO_PERMISSION" }
 //!   ]
 //! }
@@ -116,7 +119,7 @@
 //! ```
 //!
 //! Levels are `internal`, `single`, `multiple`, `hostbridge`, `node`, `system`; recovery actions `none`, `gpu_reset`, `node_reboot`,
-//! `drain_p2p`, `drain_and_reset`; event kinds `xid`, `single_bit_ecc`, `double_bit_ecc`; codes as in `nvml.h` without
+//! `drain_p2p`, `drain_and_reset`, `recover_imex`; event kinds `xid`, `single_bit_ecc`, `double_bit_ecc`, `recovery_action`; codes as in `nvml.h` without
 //! `NVML_ERROR_`. The first fault that matches a call counts; one that hangs lets go when it leaves the file, and other calls go
 //! on meanwhile. A GPU that is `lost`, or that leaves the list, answers `GPU_IS_LOST` to every call.
 //!
@@ -141,7 +144,7 @@ mod state;
 pub use code::Code;
 pub use event::{Event, EventKind};
 pub use fault::Fault;
-pub use gpu::{Ecc, Gpu, Process, RecoveryAction, RemappedRows};
+pub use gpu::{Ecc, Fabric, FabricState, Gpu, Process, RecoveryAction, RemappedRows};
 pub use install::{InstallError, Installed, STATE_FILE_NAME, library_path};
 pub use instance::{Instance, Mig};
 pub use link::{Level, NvLink, Pair, Remote};

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{Event, EventKind};
 use crate::fault::Fault;
-use crate::gpu::{Gpu, pci_address};
+use crate::gpu::{Gpu, RecoveryAction, pci_address};
 use crate::instance::Profile;
 use crate::link::{Level, NvLink, Pair, Remote};
 
@@ -42,6 +42,10 @@ pub struct State {
     /// A wait on an event set returns at once where there is no event, as a driver may for a set without event types.
     #[serde(default, skip_serializing_if = "is_false")]
     pub empty_wait_at_once: bool,
+    /// The inode of a library file that no longer fits the loaded driver: `nvmlInit` of that copy answers
+    /// `LIB_RM_VERSION_MISMATCH` until the program opens another file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stale_library: Option<u64>,
     /// Pairs of GPUs whose common ancestor is not what [`State::level`] derives.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology: Vec<Pair>,
@@ -75,6 +79,7 @@ impl Default for State {
             counts_at_init: false,
             supported_events: None,
             empty_wait_at_once: false,
+            stale_library: None,
             topology: Vec::new(),
             events: Vec::new(),
             faults: Vec::new(),
@@ -192,12 +197,37 @@ impl State {
 
     /// Appends a critical XID error of a GPU and answers its sequence number.
     pub fn push_xid(&mut self, uuid: &str, xid: u64) -> u64 {
+        self.push_event(uuid, EventKind::Xid, xid)
+    }
+
+    /// A memory error that is contained to one application, as NVIDIA's A100 memory error management describes it: an
+    /// uncorrectable error is counted, a row waits for its remapping, XID 94 is sent, and no recovery is required.
+    pub fn contained_error(&mut self, uuid: &str) {
+        if let Some(gpu) = self.gpu_mut(uuid) {
+            gpu.ecc.get_or_insert_default().uncorrected_volatile += 1;
+            let rows = gpu.remapped_rows.get_or_insert_default();
+            rows.uncorrectable += 1;
+            rows.pending = true;
+        }
+        self.push_xid(uuid, 94);
+    }
+
+    /// The driver requires another recovery action of a GPU, and sends the event.
+    pub fn require(&mut self, uuid: &str, action: RecoveryAction) {
+        if let Some(gpu) = self.gpu_mut(uuid) {
+            gpu.recovery_action = action;
+        }
+        self.push_event(uuid, EventKind::RecoveryAction, 0);
+    }
+
+    /// Appends an event of a GPU and answers its sequence number.
+    fn push_event(&mut self, uuid: &str, kind: EventKind, data: u64) -> u64 {
         let seq = self.newest_event() + 1;
         self.events.push(Event {
             seq,
             gpu: uuid.to_owned(),
-            kind: EventKind::Xid,
-            data: xid,
+            kind,
+            data,
             gpu_instance: None,
             compute_instance: None,
         });

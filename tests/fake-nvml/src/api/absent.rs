@@ -84,7 +84,6 @@ absent! {
     nvmlDeviceGetFanSpeed_v2
     nvmlDeviceGetGpcClkMinMaxVfOffset
     nvmlDeviceGetGpcClkVfOffset
-    nvmlDeviceGetGpuFabricInfo
     nvmlDeviceGetGpuFabricInfoV
     nvmlDeviceGetGpuInstancePossiblePlacements
     nvmlDeviceGetGpuInstancePossiblePlacements_v2

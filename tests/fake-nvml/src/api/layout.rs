@@ -111,6 +111,16 @@ pub(crate) struct Temperature {
     pub(crate) celsius: c_int,
 }
 
+/// `nvmlGpuFabricInfo_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct FabricInfo {
+    pub(crate) cluster_uuid: [u8; 16],
+    pub(crate) status: c_uint,
+    pub(crate) clique_id: c_uint,
+    pub(crate) state: u8,
+}
+
 /// `nvmlDeviceAddressingMode_v1_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -324,6 +334,7 @@ mod tests {
             MemoryV2 = sys::nvmlMemory_v2_t,
             Utilization = sys::nvmlUtilization_t,
             Temperature = sys::nvmlTemperature_v1_t,
+            FabricInfo = sys::nvmlGpuFabricInfo_t,
             AddressingMode = sys::nvmlDeviceAddressingMode_v1_t,
             RowHistogram = sys::nvmlRowRemapperHistogramValues_t,
             ProcessV1 = sys::nvmlProcessInfo_v1_t,

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use crate::api::device::pci_info;
 use crate::api::flag;
-use crate::api::layout::PciInfo;
+use crate::api::layout::{FabricInfo, PciInfo};
 use crate::code::{Answer, Code};
 use crate::link::{NvLink, Remote};
 use crate::runtime::call::{self, Device};
@@ -21,6 +21,19 @@ fn link<'a>(device: &Device<'a>, number: c_uint) -> Answer<&'a NvLink> {
     }
     let link = device.gpu.nvlinks.get(number as usize).ok_or(Code::InvalidArgument)?;
     link.as_ref().ok_or(Code::NotSupported)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetGpuFabricInfo(device: Handle, out: Out<FabricInfo>) -> c_uint {
+    call::gpu("nvmlDeviceGetGpuFabricInfo", device, |device| {
+        let fabric = device.gpu.fabric.ok_or(Code::NotSupported)?;
+        out.put(FabricInfo {
+            cluster_uuid: [0; 16],
+            status: fabric.status,
+            clique_id: 0,
+            state: fabric.state as u8,
+        })
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -4,7 +4,6 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use crate::code::{Answer, Code, SUCCESS_TEXT};
 use crate::runtime::call;
-use crate::runtime::library;
 use crate::runtime::pointer::{Out, OutText};
 use crate::state::State;
 
@@ -26,7 +25,7 @@ extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> c_uint {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlShutdown() -> c_uint {
-    call::guarded(library::shutdown)
+    call::shutdown("nvmlShutdown")
 }
 
 /// Needs no initialised library, as in NVML.

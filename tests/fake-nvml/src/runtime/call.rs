@@ -1,8 +1,9 @@
 //! What every call does before its own work: is the library initialised, does a fault befall it, is its GPU there.
 
+use std::collections::HashMap;
 use std::ffi::c_uint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,9 @@ use crate::state::State;
 
 /// How often a slow or hanging call reads the file again.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// How many calls each fault with `times` befell.
+static SPENT: LazyLock<Mutex<HashMap<Fault, u32>>> = LazyLock::new(Mutex::default);
 
 /// A device handle resolved: a GPU, or a MIG device of it.
 pub(crate) struct Device<'a> {
@@ -40,6 +44,14 @@ pub(crate) fn init(symbol: &str) -> c_uint {
     })
 }
 
+/// `nvmlShutdown`.
+pub(crate) fn shutdown(symbol: &str) -> c_uint {
+    guarded(|| {
+        ready(symbol, None, library::state)?;
+        library::shutdown()
+    })
+}
+
 /// A call on a device handle, GPU or MIG.
 pub(crate) fn device(symbol: &str, handle: Handle, work: impl FnOnce(&Device) -> Answer) -> c_uint {
     guarded(|| {
@@ -61,7 +73,10 @@ pub(crate) fn lookup(
         let uuid = choose(&*library::state()?);
         let state = ready(symbol, uuid.as_deref().ok(), library::state)?;
         // Chosen again: the file may have changed while the call was slow.
-        work(&resolve(&state, &choose(&state)?)?)
+        let chosen = choose(&state)?;
+        let device = resolve(&state, &chosen)?;
+        library::start(device.gpu)?;
+        work(&device)
     })
 }
 
@@ -102,6 +117,9 @@ fn ready(symbol: &str, uuid: Option<&str>, state: impl Fn() -> Answer<Arc<State>
             return Ok(now);
         };
         if !fault.hang && began.elapsed() >= Duration::from_millis(fault.delay_ms) {
+            if fault.times.is_some() {
+                *SPENT.lock().unwrap_or_else(PoisonError::into_inner).entry(fault.clone()).or_default() += 1;
+            }
             return match fault.answer {
                 Some(code) => Err(code),
                 None => Ok(now),
@@ -118,7 +136,9 @@ fn fault_of<'a>(state: &'a State, symbol: &str, uuid: Option<&str>) -> Option<&'
         gpus.push(uuid);
         gpus.extend(find(state, uuid).map(|device| device.gpu.uuid.as_str()));
     }
-    state.faults.iter().find(|fault| fault.matches(symbol, &gpus))
+    let spent = SPENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_left = |fault: &Fault| fault.times.is_none_or(|times| spent.get(fault).is_none_or(|n| *n < times));
+    state.faults.iter().find(|fault| fault.matches(symbol, &gpus) && is_left(fault))
 }
 
 /// A panic must not cross into C: it becomes an unknown error.

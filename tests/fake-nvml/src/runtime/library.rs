@@ -1,10 +1,13 @@
 //! The one library of a process: initialised or not, and its state file.
 
+use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use crate::code::{Answer, Code};
 use crate::gpu::Gpu;
-use crate::runtime::source::Source;
+use crate::runtime::source::{self, Source};
 use crate::state::State;
 
 struct Library {
@@ -13,10 +16,20 @@ struct Library {
     source: Source,
     /// The GPUs that the first `nvmlInit` found.
     counted: Vec<String>,
+    /// The GPUs that were started: by the first handle after `nvmlInit`.
+    started: Vec<String>,
+    /// The files that are open from the first handle to `nvmlShutdown`, like a real library's `/dev/nvidia*`.
+    held_files: Vec<File>,
 }
 
 /// Held for a `stat`, and for reading the file when it has changed; never while a call is slow or hangs.
-static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, source: Source::new(), counted: Vec::new() });
+static LIBRARY: Mutex<Library> = Mutex::new(Library {
+    users: 0,
+    source: Source::new(),
+    counted: Vec::new(),
+    started: Vec::new(),
+    held_files: Vec::new(),
+});
 
 fn with<T>(work: impl FnOnce(&mut Library) -> T) -> T {
     // A panic while the lock was held leaves nothing incomplete that matters: the next call reads the file again.
@@ -29,6 +42,9 @@ pub(crate) fn init() -> Answer {
         if library.users == 0 {
             library.source.open()?;
             let state = library.source.state()?;
+            if state.stale_library.is_some() && state.stale_library == source::own_inode() {
+                return Err(Code::LibRmVersionMismatch);
+            }
             library.counted = state.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         }
         library.users += 1;
@@ -40,6 +56,26 @@ pub(crate) fn init() -> Answer {
 pub(crate) fn shutdown() -> Answer {
     with(|library| {
         library.users = library.users.checked_sub(1).ok_or(Code::Uninitialized)?;
+        if library.users == 0 {
+            library.started.clear();
+            library.held_files.clear();
+        }
+        Ok(())
+    })
+}
+
+/// Starts a GPU, which takes its `cold_start_ms`, unless it was started since `nvmlInit`.
+pub(crate) fn start(gpu: &Gpu) -> Answer {
+    if with(|library| library.started.contains(&gpu.uuid)) {
+        return Ok(());
+    }
+    // No lock is held here: GPUs may be started at the same time.
+    thread::sleep(Duration::from_millis(gpu.cold_start_ms));
+    with(|library| {
+        if let Some(path) = &gpu.held_file {
+            library.held_files.push(File::open(path).map_err(|_| Code::NoPermission)?);
+        }
+        library.started.push(gpu.uuid.clone());
         Ok(())
     })
 }

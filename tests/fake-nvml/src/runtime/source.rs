@@ -114,6 +114,19 @@ fn config_path() -> PathBuf {
     }
 }
 
+/// The inode of the file that this code was loaded from, although another file may have its path by now.
+pub(crate) fn own_inode() -> Option<u64> {
+    let here: fn() -> Option<u64> = own_inode;
+    let address = here as usize;
+    // "START-END PERMISSIONS OFFSET DEVICE INODE PATH", see proc_pid_maps(5).
+    fs::read_to_string("/proc/self/maps").ok()?.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let hex = |text: &str| usize::from_str_radix(text, 16).ok();
+        (hex(start)? <= address && address < hex(end)?).then(|| words.nth(3)?.parse().ok())?
+    })
+}
+
 /// The folder of the file that this code was loaded from.
 fn own_folder() -> Option<PathBuf> {
     let mut info = libc::Dl_info {

@@ -5,7 +5,7 @@ use super::breaker::Breaker;
 use super::decider::Decider;
 use super::drain::{Empty, Marks};
 use super::eviction::EvictionRecord;
-use super::gpu::{Links, Part, Usage};
+use super::gpu::{Links, Part, ScanError, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
 use super::offer::{OfferLine, ShareRange};
@@ -55,7 +55,7 @@ pub enum Change {
         /// Memory in use and process counts of the parts.
         usage: Arc<BTreeMap<PartId, Usage>>,
         /// Errors of GPUs that could not be read.
-        scan_errors: Arc<BTreeMap<PartId, String>>,
+        scan_errors: Arc<BTreeMap<PartId, ScanError>>,
     },
     /// The processes on the GPUs, or their memory, changed.
     ProcessesSeen(Arc<ProcessTable>),

@@ -144,8 +144,8 @@ pub struct Inventory {
     pub processes_complete: bool,
     /// Whether the owners of the processes could be determined.
     pub sight: ProcessVisibility,
-    /// Errors of GPUs (by UUID) that are present but cannot be read: lost, or a call hangs or fails.
-    pub scan_errors: BTreeMap<PartId, String>,
+    /// Errors of GPUs (by UUID) that are present but cannot be used: lost, a call hangs or fails, not ready.
+    pub scan_errors: BTreeMap<PartId, ScanError>,
     /// Health conditions of GPUs that answer, repeated in every scan while they last. As with events, the
     /// policies decide on their severity.
     pub signs: Vec<Reading>,
@@ -153,6 +153,31 @@ pub struct Inventory {
     pub driver_version: Option<String>,
     /// CUDA version of the driver, if the backend has one.
     pub cuda_version: Option<String>,
+}
+
+/// Why a GPU that is present cannot be used, as of one scan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScanError {
+    /// The reason, for people.
+    pub reason: String,
+    /// Whether the first scan without an error makes the GPU healthy again, since nothing is wrong with the GPU: a
+    /// call hung, or the driver is not ready. After other errors a quiet time passes first.
+    pub heals_at_once: bool,
+}
+
+impl ScanError {
+    /// A GPU that does not answer yet, or is not ready.
+    #[must_use]
+    pub fn not_ready(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), heals_at_once: true }
+    }
+}
+
+impl<T: Into<String>> From<T> for ScanError {
+    /// An error of the GPU itself.
+    fn from(reason: T) -> Self {
+        Self { reason: reason.into(), heals_at_once: false }
+    }
 }
 
 /// Source of an event: an error of NVIDIA's driver; the code is the XID.

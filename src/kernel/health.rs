@@ -1,6 +1,6 @@
 //! One health state per GPU, from scans and from triaged readings.
 
-use super::gpu::{ECC, RECOVERY, RECOVERY_IMEX, ROWS, ROWS_PENDING, Reading, XID};
+use super::gpu::{ECC, RECOVERY, RECOVERY_IMEX, ROWS, ROWS_PENDING, Reading, ScanError, XID};
 use super::policy::{Severity, TriageAnswer};
 use super::time::Now;
 
@@ -101,14 +101,17 @@ impl Health {
         }
     }
 
-    /// The health after one scan of the GPU; `error` is why the backend could not read it.
+    /// The health after one scan of the GPU; `error` is why it cannot be used.
     #[must_use]
-    pub fn after_scan(&self, present: bool, error: Option<&str>, quiet_ms: u64, now: Now) -> Self {
+    pub fn after_scan(&self, present: bool, error: Option<&ScanError>, quiet_ms: u64, now: Now) -> Self {
         if !present {
             return self.with_state(HealthState::Vanished, "NVML no longer lists it", now);
         }
         if let Some(error) = error {
-            return self.with_state(HealthState::Unhealthy, error, now).with_quiet_time(Some(quiet_ms), now);
+            let quiet_ms = if error.heals_at_once { 0 } else { quiet_ms };
+            return self
+                .with_state(HealthState::Unhealthy, &error.reason, now)
+                .with_quiet_time(Some(quiet_ms), now);
         }
         let quiet_time_over = self.quiet_ms.is_some() && now.mono_ms >= self.again_mono_ms;
         match self.state {
@@ -305,10 +308,23 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_that_was_not_ready_is_healthy_at_the_first_good_scan() {
+        let hung = ScanError::not_ready("a call hangs");
+        let waiting = Health::healthy(at(0)).after_scan(true, Some(&hung), 300_000, at(1));
+        assert_eq!(waiting.state, HealthState::Unhealthy);
+        assert_eq!(waiting.after_scan(true, None, 300_000, at(2)).state, HealthState::Healthy);
+        // A quiet time that runs is not shortened.
+        let faulty = Health::healthy(at(0)).after_triage(&unhealthy(Some(10)), at(0));
+        let both = faulty.after_scan(true, Some(&hung), 300_000, at(1));
+        assert_eq!(both.after_scan(true, None, 300_000, at(9_999)).state, HealthState::Unhealthy);
+        assert_eq!(both.after_scan(true, None, 300_000, at(10_000)).state, HealthState::Healthy);
+    }
+
+    #[test]
     fn a_policy_can_leave_recovery_to_an_operator() {
         let faulty = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
         let again = faulty.after_triage(&unhealthy(Some(1)), at(1));
-        let lost = again.after_scan(true, Some("lost"), 5, at(2));
+        let lost = again.after_scan(true, Some(&"lost".into()), 5, at(2));
         let gone = lost.after_scan(false, None, 5, at(3));
         assert_eq!(gone.state, HealthState::Vanished);
         assert_eq!(gone.after_scan(true, None, 5, at(1_000_000)).state, HealthState::Unhealthy);
@@ -319,7 +335,7 @@ mod tests {
         let faulty = Health::healthy(at(0)).after_triage(&unhealthy(None), at(0));
         let marked_healthy = faulty.marked_healthy("marked healthy by ada", at(5));
         assert_eq!(marked_healthy.after_scan(true, None, 5, at(6)), marked_healthy);
-        let again = marked_healthy.after_scan(true, Some("lost"), 5, at(7));
+        let again = marked_healthy.after_scan(true, Some(&"lost".into()), 5, at(7));
         assert_eq!(again.state, HealthState::Unhealthy);
         assert_eq!(
             again.after_scan(true, None, 5, at(12)).state,
@@ -341,7 +357,7 @@ mod tests {
     fn the_history_and_its_reasons_are_bounded() {
         let mut health = Health::healthy(at(0));
         for i in 0..100 {
-            health = health.after_scan(true, Some(&format!("{i} {}", "\u{e4}".repeat(400))), 5, at(i));
+            health = health.after_scan(true, Some(&format!("{i} {}", "\u{e4}".repeat(400)).into()), 5, at(i));
         }
         assert_eq!(health.history.len(), HEALTH_HISTORY_MAX);
         assert!(health.history.iter().all(|t| t.reason.len() <= REASON_BYTES_MAX));

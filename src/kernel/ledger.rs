@@ -8,7 +8,7 @@ use super::breaker::Breaker;
 use super::change::{Change, Entry};
 use super::drain::{Drain, Empty, Marks};
 use super::eviction::EvictionRecord;
-use super::gpu::{Links, Usage};
+use super::gpu::{Links, ScanError, Usage};
 use super::health::Health;
 use super::history::History;
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
@@ -67,7 +67,7 @@ pub struct Ledger {
     /// Utilisation of the parts at the last inventory scan.
     pub usage: Arc<BTreeMap<PartId, Usage>>,
     /// GPUs that are present but did not answer the last scan, with the error.
-    pub scan_errors: Arc<BTreeMap<PartId, String>>,
+    pub scan_errors: Arc<BTreeMap<PartId, ScanError>>,
     /// Processes on the GPUs at the last scan.
     pub processes: Arc<ProcessTable>,
     /// Live allocations.

@@ -34,6 +34,25 @@ pub trait Gpus: Send + Sync {
     /// If events are not available at present; the caller keeps polling.
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError>;
 
+    /// Closes the driver's library, if it is open; the next scan opens it again. Blocks for `wait` at most.
+    ///
+    /// # Errors
+    /// If a call hangs, or files of the driver stay open; names them.
+    fn close(&self, wait: Duration) -> Result<(), GpusError> {
+        let _ = wait;
+        Ok(())
+    }
+
+    /// What identifies the loaded driver, if the backend knows it: it changes when the driver is replaced.
+    fn loaded_driver(&self) -> Option<String> {
+        None
+    }
+
+    /// Why only a restart of the daemon's container can help, if so: its mounts may be of a driver that was replaced.
+    fn stale(&self) -> Option<String> {
+        None
+    }
+
     /// For logs: `NVML 13.0 at /usr/lib/...`, `8 simulated H100`.
     fn describe(&self) -> String;
 }

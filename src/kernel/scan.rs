@@ -33,7 +33,7 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
     let gpus_seen: BTreeSet<_> = parts.iter().map(super::gpu::Part::gpu).collect();
     for gpu in ledger.gpus.keys().chain(gpus_seen.iter().copied()).collect::<BTreeSet<_>>() {
         let old = ledger.gpus.get(gpu).map_or_else(|| Health::healthy(now), |g| g.health.clone());
-        let error = inventory.scan_errors.get(gpu).map(String::as_str);
+        let error = inventory.scan_errors.get(gpu);
         let new = old.after_scan(gpus_seen.contains(gpu), error, rules.timing.quiet_ms, now);
         if new != old {
             changes.push(Change::HealthChanged { gpu: gpu.clone(), health: new });

@@ -152,7 +152,7 @@ impl Bench {
     /// The same with one GPU in trouble.
     pub(crate) fn look_troubled(&self, gpus: u32, troubled: u32) {
         self.look_as(gpus, |seen| {
-            seen.scan_errors = BTreeMap::from([(gpu(troubled), "fell off the bus".to_owned())]);
+            seen.scan_errors = BTreeMap::from([(gpu(troubled), "fell off the bus".into())]);
         });
     }
 

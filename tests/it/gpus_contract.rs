@@ -242,7 +242,7 @@ fn a_lost_gpu_is_in_trouble_and_its_facts_stay(rig: &dyn Rig) {
     assert_eq!(lost.parts, before.parts, "its last known facts stay");
     assert_eq!(lost.links, before.links);
     assert_eq!(lost.scan_errors.keys().collect::<Vec<_>>(), [&gone]);
-    assert!(lost.scan_errors[&gone].contains("fell off the bus"), "{:?}", lost.scan_errors);
+    assert!(lost.scan_errors[&gone].reason.contains("fell off the bus"), "{:?}", lost.scan_errors);
     assert!(!lost.usage.contains_key(&gone));
     assert_eq!(next_of(rig, "lost").part, gone);
     rig.lost(2, false);

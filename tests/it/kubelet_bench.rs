@@ -197,7 +197,7 @@ impl Node {
         let inventory = Inventory {
             parts: self.gpus.iter().filter(there).cloned().collect(),
             links: Links::default(),
-            scan_errors: troubled.iter().map(|n| (gpu(*n), "fell off the bus".to_owned())).collect(),
+            scan_errors: troubled.iter().map(|n| (gpu(*n), "fell off the bus".into())).collect(),
             ..Inventory::default()
         };
         let kernel = self.kernel.clone();

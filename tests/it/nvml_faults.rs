@@ -76,6 +76,8 @@ fn options(library: &Path, sysfs: &Path) -> NvmlOptions {
         library: Some(library.to_owned()),
         sysfs: sysfs.to_owned(),
         deadline: DEADLINE,
+        // The first call that exceeds the deadline counts as hung.
+        hung_after: Duration::ZERO,
         ..NvmlOptions::default()
     }
 }
@@ -92,7 +94,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     let during = bench.look();
     assert_eq!(during.parts, before.parts);
     assert_eq!(during.scan_errors.keys().collect::<Vec<_>>(), [&hung]);
-    let text = &during.scan_errors[&hung];
+    let text = &during.scan_errors[&hung].reason;
     assert!(text.contains("nvmlDeviceGetMemoryInfo_v2 does not answer"), "{text}");
     assert_eq!(during.usage.len(), 3, "the others are read");
     // It is known to hang now, and is not waited for again.
@@ -149,7 +151,7 @@ fn an_error_on_one_gpu_is_reported_as_text() {
             state.faults = vec![fault];
         });
         let inventory = bench.look();
-        assert!(inventory.scan_errors[&id].contains(says), "{:?}", inventory.scan_errors);
+        assert!(inventory.scan_errors[&id].reason.contains(says), "{:?}", inventory.scan_errors);
         assert_eq!(inventory.parts.len(), 2);
     }
 }
@@ -287,7 +289,8 @@ fn a_driver_that_is_replaced_costs_every_gpu_its_health_until_it_fits_again() {
         bench.look();
         bench.change(|state| state.faults = vec![Fault::fail(call, code)]);
         let during = bench.look_until("the reading", |inventory| {
-            inventory.scan_errors.len() == 2 && inventory.scan_errors.values().all(|text| text.contains(says))
+            inventory.scan_errors.len() == 2
+                && inventory.scan_errors.values().all(|error| error.reason.contains(says))
         });
         assert_eq!((&during.parts, &during.links), (&before.parts, &before.links));
         bench.change(|state| state.faults.clear());
@@ -465,7 +468,11 @@ fn an_unloaded_driver_is_opened_again() {
     });
     let during = bench.look();
     assert_eq!((&during.parts, during.scan_errors.len()), (&before.parts, 2));
-    assert!(during.scan_errors.values().all(|text| text.contains("nvidia-smi")), "{:?}", during.scan_errors);
+    assert!(
+        during.scan_errors.values().all(|error| error.reason.contains("nvidia-smi")),
+        "{:?}",
+        during.scan_errors
+    );
     assert!(bench.gpus.next_reading(Duration::ZERO).is_err());
     bench.change(|state| state.faults.clear());
     assert_eq!(bench.look(), before);

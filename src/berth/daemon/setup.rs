@@ -77,6 +77,7 @@ pub(crate) fn open_gpus(source: GpuSource) -> Result<Arc<dyn Gpus>, GpusError> {
         GpuSource::Nvml { library, driver_root } => Arc::new(NvmlGpus::open(NvmlOptions {
             library,
             driver_root: driver_root.unwrap_or_else(|| "/".into()),
+            in_container: std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
             ..NvmlOptions::default()
         })?),
         GpuSource::Sim(profile) => Arc::new(SimGpus::open(&profile)?),

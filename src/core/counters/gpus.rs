@@ -26,6 +26,7 @@ pub struct GpuCounters {
     answered: AtomicU64,
     failed: AtomicU64,
     last_scan: Mutex<LastScan>,
+    stale: Mutex<Option<String>>,
     versions: Mutex<Versions>,
     xids: Mutex<BTreeMap<(String, u64), u64>>,
     other_xids: AtomicU64,
@@ -58,6 +59,7 @@ impl Default for GpuCounters {
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             last_scan: Mutex::default(),
+            stale: Mutex::default(),
             versions: Mutex::default(),
             xids: Mutex::default(),
             other_xids: AtomicU64::new(0),
@@ -89,6 +91,17 @@ impl GpuCounters {
             last.answered_wall_ms = u64::try_from(now.as_millis()).ok();
         }
         last.error = error;
+    }
+
+    /// Sets why only a restart of the container can help, or that none is needed.
+    pub fn set_stale(&self, why: Option<String>) {
+        *self.stale.lock() = why;
+    }
+
+    /// Why only a restart of the container can help, if so: see [`berth_kernel::ports::Gpus::stale`].
+    #[must_use]
+    pub fn stale(&self) -> Option<String> {
+        self.stale.lock().clone()
     }
 
     /// Sets the versions that a scan found: the driver may be replaced while the daemon runs.

@@ -70,7 +70,7 @@ impl Node {
         };
         let mut inventory =
             Inventory { parts: present.then_some(part).into_iter().collect(), ..Inventory::default() };
-        inventory.scan_errors.extend(error.map(|error| (gpu(), error.to_owned())));
+        inventory.scan_errors.extend(error.map(|error| (gpu(), error.into())));
         self.apply(&Command::RecordScan(inventory));
     }
 }

@@ -1,12 +1,13 @@
 //! NVML events, collected by a thread of their own: XIDs and double bit ECC errors become readings.
 
+use super::facts;
 use super::fence::{Fence, Lane};
+use super::library::OpenNvml;
 use super::map;
 use super::raw::{self, Event, EventSet};
 use berth_kernel::gpu::{ECC, Reading, XID};
 use berth_kernel::names::PartId;
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, bounded};
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,7 +79,7 @@ pub(super) struct Events {
 impl Events {
     /// Starts the thread on an empty set.
     pub(super) fn start(
-        nvml: Arc<Nvml>,
+        nvml: Arc<OpenNvml>,
         fence: Fence,
         set: Result<EventSet, NvmlError>,
         deadline: Duration,
@@ -127,7 +128,7 @@ impl Drop for Events {
 
 /// The thread that collects events.
 struct EventThread {
-    nvml: Arc<Nvml>,
+    nvml: Arc<OpenNvml>,
     fence: Fence,
     shared: Arc<Shared>,
     sender: Sender<Reading>,
@@ -237,6 +238,7 @@ impl EventThread {
         let (source, code, detail) = match event.kind {
             raw::EVENT_XID => (XID, event.data, map::xid_text(event.data)),
             raw::EVENT_DOUBLE_BIT_ECC => (ECC, 0, "double bit ECC error"),
+            raw::EVENT_RECOVERY_ACTION => return self.report_recovery_action(event.device),
             // No other event is registered.
             _ => return,
         };
@@ -251,6 +253,23 @@ impl EventThread {
                     code,
                     detail: detail.to_owned(),
                 });
+            }
+        }
+    }
+
+    /// Queues a reading of the recovery action that a GPU now requires, if any. The end of one is seen by the next scan.
+    fn report_recovery_action(&self, handle: usize) {
+        let watched = self.shared.watched.lock().clone();
+        for gpu in watched.into_iter().filter(|gpu| gpu.handle == handle) {
+            let (nvml, index) = (Arc::clone(&self.nvml), gpu.index);
+            let answer = self.fence.run(Lane::Gpu(index), self.deadline, move |steps| {
+                let device = nvml.device_by_index(index).ok()?;
+                facts::recovery_action(&device, steps).ok()?
+            });
+            if let Ok(Some(action)) = answer
+                && let Some(reading) = facts::recovery_reading(&gpu.gpu, action)
+            {
+                self.send(reading);
             }
         }
     }

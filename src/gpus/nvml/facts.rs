@@ -35,6 +35,8 @@ pub(super) struct GpuScan {
     pub(super) processes: Option<Vec<Process>>,
     /// The problems that the GPU itself reports, although it answers.
     pub(super) signs: Vec<Reading>,
+    /// Why its NVLink fabric is not ready, if so.
+    pub(super) fabric_error: Option<String>,
     /// Its remapped rows; `None` if they were never read.
     pub(super) rows: Option<RemappedRows>,
 }
@@ -125,7 +127,10 @@ pub(super) fn scan_gpu(
     // They cannot be read while MIG is on (nvml.h), and stay as they are: a failed remapping needs another board.
     let rows = read_rows.or_else(|| rows.filter(|_| gpu.mig_enabled));
     let action = recovery_action(&device, steps)?;
+    let call = "nvmlDeviceGetGpuFabricInfo";
+    let fabric = invoke_optional(steps, call, || raw::fabric_registration(&device))?;
     Ok(GpuScan {
+        fabric_error: fabric.and_then(map::fabric_error),
         handle: raw::handle(&device),
         usage: usages,
         processes,
@@ -305,7 +310,7 @@ fn usage(
 }
 
 /// The recovery action that the driver requires (`nvmlDeviceGpuRecoveryAction_t`); `None` where it does not report one.
-fn recovery_action(device: &Device, steps: &Steps) -> Result<Option<u32>, ReadError> {
+pub(super) fn recovery_action(device: &Device, steps: &Steps) -> Result<Option<u32>, ReadError> {
     /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
     const RECOVERY_ACTION: FieldId = FieldId(230);
     let call = "nvmlDeviceGetFieldValues";
@@ -316,9 +321,7 @@ fn recovery_action(device: &Device, steps: &Steps) -> Result<Option<u32>, ReadEr
 
 /// The problems that the GPU reports: a recovery action that it requires, and memory rows that need a remapping.
 fn reported_problems(gpu: &PartId, action: Option<u32>, rows: Option<RemappedRows>) -> Vec<Reading> {
-    let sign =
-        |source: &str, code, detail| Reading { part: gpu.clone(), source: source.to_owned(), code, detail };
-    let action = action.and_then(|action| Some(sign(RECOVERY, action.into(), map::recovery_text(action)?)));
+    let action = action.and_then(|action| recovery_reading(gpu, action));
     let rows = rows.and_then(|rows| match rows {
         RemappedRows { failed: true, .. } => {
             Some((ROWS_FAILED, "its memory could not be repaired (row remapping failed): replace it"))
@@ -328,8 +331,17 @@ fn reported_problems(gpu: &PartId, action: Option<u32>, rows: Option<RemappedRow
         }
         RemappedRows { .. } => None,
     });
-    let rows = rows.map(|(code, detail)| sign(ROWS, code, detail.to_owned()));
+    let rows = rows.map(|(code, detail)| reading(gpu, ROWS, code, detail.to_owned()));
     action.into_iter().chain(rows).collect()
+}
+
+/// The reading of a recovery action; `None` if it is no action.
+pub(super) fn recovery_reading(gpu: &PartId, action: u32) -> Option<Reading> {
+    Some(reading(gpu, RECOVERY, action.into(), map::recovery_text(action)?))
+}
+
+fn reading(gpu: &PartId, source: &str, code: u64, detail: String) -> Reading {
+    Reading { part: gpu.clone(), source: source.to_owned(), code, detail }
 }
 
 #[cfg(test)]

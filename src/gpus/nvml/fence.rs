@@ -36,6 +36,8 @@ pub(super) enum Stuck {
         call: &'static str,
         /// How long it has been running.
         running: Duration,
+        /// Whether this job was started by the caller, and not by an earlier one.
+        is_new: bool,
     },
     /// It could not be made: no thread could be started, or the wrapper panicked.
     NotMade(String),
@@ -128,6 +130,12 @@ impl Fence {
         Ok(Pending { answer, job })
     }
 
+    /// The call that has been running longest.
+    pub(super) fn longest(&self) -> Option<&'static str> {
+        let running = self.shared.running.lock();
+        running.values().min_by_key(|job| job.since).map(|job| job.steps.now())
+    }
+
     /// Takes the lane. Waits while another job holds it, up to that job's deadline.
     fn acquire(&self, lane: Lane, allowed: Duration) -> Result<RunningJob, Stuck> {
         let mut running_jobs = self.shared.running.lock();
@@ -135,7 +143,7 @@ impl Fence {
             let running = other.since.elapsed();
             let left = other.allowed.saturating_sub(running);
             if left.is_zero() {
-                return Err(Stuck::Hung { call: other.steps.now(), running });
+                return Err(Stuck::Hung { call: other.steps.now(), running, is_new: false });
             }
             self.shared.freed.wait_for(&mut running_jobs, left);
         }
@@ -188,7 +196,9 @@ impl<T> Pending<T> {
     pub(super) fn wait(self) -> Result<T, Stuck> {
         let RunningJob { since, allowed, steps } = self.job;
         self.answer.recv_timeout(allowed.saturating_sub(since.elapsed())).map_err(|error| match error {
-            RecvTimeoutError::Timeout => Stuck::Hung { call: steps.now(), running: since.elapsed() },
+            RecvTimeoutError::Timeout => {
+                Stuck::Hung { call: steps.now(), running: since.elapsed(), is_new: true }
+            }
             RecvTimeoutError::Disconnected => {
                 Stuck::NotMade(format!("{} panicked in its wrapper", steps.now()))
             }
@@ -219,14 +229,14 @@ mod tests {
             steps.at("nvmlDeviceGetName");
             held.recv().ok();
         });
-        let Err(Stuck::Hung { call, running }) = hung else {
+        let Err(Stuck::Hung { call, running, is_new: true }) = hung else {
             panic!("{hung:?}");
         };
         assert_eq!(call, "nvmlDeviceGetName");
         assert!(running >= SHORT);
         // Fails at once, instead of waiting for its own twenty seconds.
         let again = Instant::now();
-        assert!(matches!(fence.run(Lane::Gpu(3), LONG, |_| ()), Err(Stuck::Hung { .. })));
+        assert!(matches!(fence.run(Lane::Gpu(3), LONG, |_| ()), Err(Stuck::Hung { is_new: false, .. })));
         assert!(again.elapsed() < LONG / 2);
         assert_eq!(fence.run(Lane::Gpu(4), LONG, |_| 7), Ok(7));
         assert_eq!(fence.run(Lane::Node, LONG, |_| 8), Ok(8));

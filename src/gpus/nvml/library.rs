@@ -3,10 +3,13 @@
 use super::fence::{Fence, Lane};
 use super::raw::EventSet;
 use berth_kernel::ports::GpusError;
+use crossbeam_channel::{Receiver, Sender, bounded};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 /// File name of the library.
@@ -40,9 +43,46 @@ const FOLDERS: [&str; 16] = [
 /// Roots that are searched after the configured one.
 const ROOTS: [&str; 3] = ["/run/nvidia/driver", "/driver-root", "/"];
 
+/// An initialised NVML. Its last user closes it on a thread of its own, since `nvmlShutdown` may hang with the driver.
+pub(super) struct OpenNvml {
+    nvml: Option<Nvml>,
+    /// Dropped once the library is closed.
+    closed: Option<Sender<()>>,
+}
+
+impl OpenNvml {
+    /// The receiver is disconnected once the library is closed.
+    fn new(nvml: Nvml) -> (Self, Receiver<()>) {
+        let (closed, closing) = bounded(0);
+        (Self { nvml: Some(nvml), closed: Some(closed) }, closing)
+    }
+}
+
+impl Deref for OpenNvml {
+    type Target = Nvml;
+
+    fn deref(&self) -> &Nvml {
+        self.nvml.as_ref().expect("only a drop takes it")
+    }
+}
+
+impl Drop for OpenNvml {
+    fn drop(&mut self) {
+        let (nvml, closed) = (self.nvml.take(), self.closed.take());
+        let close = move || {
+            drop(nvml);
+            drop(closed);
+        };
+        // If no thread can be started, `spawn` drops the closure, and with it the library, on this thread.
+        let _ = thread::Builder::new().name("nvml".to_owned()).spawn(close);
+    }
+}
+
 /// An opened and initialised library.
 pub(super) struct Library {
-    pub(super) nvml: Arc<Nvml>,
+    pub(super) nvml: Arc<OpenNvml>,
+    /// Disconnected once the library is closed, some time after its last user has dropped it.
+    pub(super) closing: Receiver<()>,
     pub(super) path: PathBuf,
     pub(super) driver_version: Option<String>,
     pub(super) cuda_version: Option<String>,
@@ -96,7 +136,9 @@ fn open_one(path: &Path) -> Result<(Library, NewEventSet), NvmlError> {
     let driver_version = nvml.sys_driver_version().ok();
     let cuda_version = cuda.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10));
     let events = EventSet::new(&nvml);
-    Ok((Library { nvml: Arc::new(nvml), path: path.to_owned(), driver_version, cuda_version }, events))
+    let (nvml, closing) = OpenNvml::new(nvml);
+    let nvml = Arc::new(nvml);
+    Ok((Library { nvml, closing, path: path.to_owned(), driver_version, cuda_version }, events))
 }
 
 /// The paths to try, in order: under the configured root; by the search of the dynamic loader; under the usual roots.

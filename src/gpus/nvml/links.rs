@@ -2,6 +2,7 @@
 
 use super::facts::{ReadError, invoke, invoke_optional};
 use super::fence::{Fence, Lane, Pending, Steps};
+use super::library::OpenNvml;
 use super::map::{self, OutgoingLinks};
 use super::raw;
 use berth_kernel::gpu::{Link, Links, Part, Path};
@@ -43,10 +44,15 @@ impl LinkCache {
         Self { outgoing: BTreeMap::new(), paths: Paths::new(), reread_interval }
     }
 
+    /// Reads a GPU's NVLinks again at the next scan.
+    pub(super) fn forget(&mut self, gpu: &PartId) {
+        self.outgoing.remove(gpu);
+    }
+
     /// Reads the missing links between GPUs that answer: those of all GPUs at the same time, so that a scan waits for
     /// GPUs that hang only once. Failed reads are retried with the next scan. NVLinks are read again at times: they come up
     /// only after the fabric, some time after the driver, and may go down (nvml.h, `nvmlDeviceGetNvLinkState`).
-    pub(super) fn read_missing(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[Part]) {
+    pub(super) fn read_missing(&mut self, nvml: &Arc<OpenNvml>, fence: &Fence, gpus: &[Part]) {
         let buses = gpus.iter().map(|gpu| map::bus_key(&gpu.pci_bus));
         let buses: Arc<BTreeSet<String>> = Arc::new(buses.collect());
         let is_recent = |known: &Outgoing| known.read_at.elapsed() < self.reread_interval;
@@ -70,7 +76,7 @@ impl LinkCache {
     }
 
     /// Reads the missing paths between pairs of GPUs.
-    fn read_paths(&mut self, nvml: &Arc<Nvml>, fence: &Fence, gpus: &[Part]) {
+    fn read_paths(&mut self, nvml: &Arc<OpenNvml>, fence: &Fence, gpus: &[Part]) {
         let mut reads = Vec::new();
         for (at, a) in gpus.iter().enumerate() {
             let others = gpus[at + 1..].iter();

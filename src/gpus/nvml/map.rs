@@ -1,5 +1,6 @@
 //! Converts NVML's values to the kernel's types. Pure.
 
+use super::raw::FabricRegistration;
 use berth_kernel::gpu::{Part, Path};
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::enums::device::SampleValue;
@@ -134,6 +135,20 @@ pub(super) fn recovery_text(action: u32) -> Option<String> {
         _ => "an action that this release does not know",
     };
     Some(format!("the GPU requires {required} (recovery action {action})"))
+}
+
+/// Why a GPU whose registration with the fabric is in this state cannot be used: CUDA fails with error 802 until the
+/// registration has completed (nvml.h, `nvmlGpuFabricInfo_t`). `None` for a GPU that is ready or has no fabric.
+pub(super) fn fabric_error(fabric: FabricRegistration) -> Option<String> {
+    match (fabric.state, fabric.status) {
+        (FabricRegistration::NOT_SUPPORTED, _) | (FabricRegistration::COMPLETED, 0) => None,
+        (FabricRegistration::COMPLETED, status) => Some(format!(
+            "its registration with the NVLink fabric failed (NVML error {status}): check nvidia-fabricmanager and its log"
+        )),
+        _ => Some(
+            "its NVLink fabric is not ready: if that lasts, check that nvidia-fabricmanager runs".to_owned(),
+        ),
+    }
 }
 
 /// The text of an NVML error on one GPU, with the remedy if it is known.

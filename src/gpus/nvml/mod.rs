@@ -16,24 +16,22 @@ mod scan;
 
 use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::ports::{Gpus, GpusError};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use events::Events;
 use fence::Fence;
 use library::Library;
-use nvml_wrapper::Nvml;
 use parking_lot::Mutex;
 use scan::Scanner;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest wait for the end of a session: twice the duration of one wait of its event thread.
-const RETIRE_MAX: Duration = Duration::from_secs(2);
-/// How often the end of a session is checked for during that wait.
-const RETIRE_POLL: Duration = Duration::from_millis(10);
+/// The longest wait for the end of a session before the next one: twice the duration of one wait of its event thread.
+const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
 /// Paths and limits of the access to NVML.
 #[derive(Clone, Debug)]
@@ -46,8 +44,21 @@ pub struct NvmlOptions {
     pub sysfs: PathBuf,
     /// Folder in which the kernel driver lists its GPUs by bus id.
     pub attached: PathBuf,
-    /// How long all calls on one GPU may take in one scan before it counts as hung.
+    /// File in which the kernel driver shows its version.
+    pub driver_version: PathBuf,
+    /// How the paths of the driver's device nodes begin.
+    pub device_nodes: PathBuf,
+    /// Whether the driver's files are mounts of a container, which may be those of a former driver.
+    pub in_container: bool,
+    /// How long a scan waits for all calls on one GPU.
     pub deadline: Duration,
+    /// The same for the first scan after the library was opened: the first handle starts a GPU (nvml.h,
+    /// `nvmlDeviceGetHandleByIndex_v2`), which takes seconds without a persistence daemon.
+    pub first_contact: Duration,
+    /// How long one call may run before its GPU counts as hung. Two calls in a row that exceed the deadline do, too.
+    pub hung_after: Duration,
+    /// How long NVML may fail to open, after it worked, before a container has to be started again; see [`Gpus::stale`].
+    pub stale_after: Duration,
     /// How long NVLinks that were read are used: they come up some time after the driver.
     pub links_interval: Duration,
 }
@@ -59,9 +70,14 @@ impl Default for NvmlOptions {
             driver_root: "/".into(),
             sysfs: "/sys".into(),
             attached: "/proc/driver/nvidia/gpus".into(),
-            // A scan of a GPU takes some milliseconds. With two seconds, a GPU that hangs is detected within one poll,
-            // and one that the driver is waking up does not count as hung.
+            driver_version: "/proc/driver/nvidia/version".into(),
+            device_nodes: "/dev/nvidia".into(),
+            in_container: false,
+            // A scan of a GPU takes some milliseconds.
             deadline: Duration::from_secs(2),
+            first_contact: Duration::from_secs(60),
+            hung_after: Duration::from_secs(10),
+            stale_after: Duration::from_secs(120),
             links_interval: Duration::from_secs(60),
         }
     }
@@ -74,7 +90,20 @@ struct Session {
     options: NvmlOptions,
     /// The GPUs that the driver listed just before the library was opened: NVML enumerates GPUs only then.
     attached: Option<BTreeSet<OsString>>,
+    /// NVML indices of the GPUs that have answered.
+    started: Mutex<BTreeSet<u32>>,
     events: Events,
+}
+
+impl Session {
+    /// Whether the GPU with this index has answered since the library was opened.
+    fn is_started(&self, index: u32) -> bool {
+        self.started.lock().contains(&index)
+    }
+
+    fn start_gpu(&self, index: u32) {
+        self.started.lock().insert(index);
+    }
 }
 
 /// NVML as the port [`Gpus`].
@@ -82,9 +111,11 @@ pub struct NvmlGpus {
     options: NvmlOptions,
     fence: Fence,
     session: Mutex<Option<Arc<Session>>>,
-    /// The library of the last session, as long as something still uses it.
-    retired: Mutex<Weak<Nvml>>,
+    /// Disconnected once the library of the last session is closed.
+    closing: Mutex<Option<Receiver<()>>>,
     scanner: Mutex<Scanner>,
+    /// Since when the library could not be opened, and the error.
+    failing: Mutex<Option<(Instant, String)>>,
 }
 
 impl NvmlGpus {
@@ -99,7 +130,8 @@ impl NvmlGpus {
             options,
             fence: Fence::default(),
             session: Mutex::default(),
-            retired: Mutex::default(),
+            closing: Mutex::default(),
+            failing: Mutex::default(),
         };
         gpus.session()?;
         Ok(gpus)
@@ -111,12 +143,15 @@ impl NvmlGpus {
         if let Some(session) = &*slot {
             return Ok(Arc::clone(session));
         }
-        self.wait_for_retired();
-        let attached = attached(&self.options.attached);
+        // NVML counts its users, and enumerates the GPUs only for the first one; the event thread of the last session may
+        // still be in a wait. If a call hangs, the new session has the GPUs of the old one.
+        self.wait_until_closed(CLOSE_WAIT);
+        let attached = attached(&self.options);
         let (fence, options) = (self.fence.clone(), self.options.clone());
         let (library, set) = library::open(&fence, options.library.as_deref(), &options.driver_root)?;
         let events = Events::start(Arc::clone(&library.nvml), fence.clone(), set, options.deadline);
-        let session = Arc::new(Session { library, fence, options, attached, events });
+        let session =
+            Arc::new(Session { library, fence, options, attached, started: Mutex::default(), events });
         *slot = Some(Arc::clone(&session));
         Ok(session)
     }
@@ -124,23 +159,26 @@ impl NvmlGpus {
     /// Ends the session: the next scan opens the library again.
     fn retire(&self) {
         if let Some(session) = self.session.lock().take() {
-            *self.retired.lock() = Arc::downgrade(&session.library.nvml);
+            *self.closing.lock() = Some(session.library.closing.clone());
         }
     }
 
-    /// Waits until the last session has ended. NVML counts its users, and enumerates the GPUs only for the first one;
-    /// the event thread of the last session may still be in a wait. If a call hangs, the wait ends before the session
-    /// does: then the new session has the GPUs of the old one.
-    fn wait_for_retired(&self) {
-        let until = Instant::now() + RETIRE_MAX;
-        while self.retired.lock().strong_count() > 0 && Instant::now() < until {
-            thread::sleep(RETIRE_POLL);
+    /// Waits until the library of the last session is closed. Returns whether it is.
+    fn wait_until_closed(&self, wait: Duration) -> bool {
+        let mut closing = self.closing.lock();
+        let is_closed = match &*closing {
+            Some(closing) => closing.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected),
+            None => true,
+        };
+        if is_closed {
+            *closing = None;
         }
+        is_closed
     }
 
     fn scan(&self) -> Result<Inventory, GpusError> {
         let mut session = self.session()?;
-        let now = attached(&self.options.attached);
+        let now = attached(&self.options);
         if now.is_some() && now != session.attached {
             tracing::info!("GPUs were attached to the driver or detached from it: NVML is opened again");
             drop(session);
@@ -151,18 +189,66 @@ impl NvmlGpus {
     }
 }
 
-/// The GPUs that the kernel driver lists, by bus id; `None` if the folder cannot be read.
-fn attached(folder: &Path) -> Option<BTreeSet<OsString>> {
-    Some(fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.file_name())).collect())
+/// The GPUs that the kernel driver has, by bus id: as it lists them, or by its devices in sysfs, since NVIDIA's container
+/// runtime hides that list. `None` if neither can be read.
+fn attached(options: &NvmlOptions) -> Option<BTreeSet<OsString>> {
+    let names = |folder: &Path| -> Option<BTreeSet<OsString>> {
+        Some(fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.file_name())).collect())
+    };
+    let listed = names(&options.attached).filter(|gpus| !gpus.is_empty());
+    // Beside its devices the folder has files such as `bind`.
+    let is_bus_id = |name: &OsString| name.to_str().is_some_and(|name| name.contains(':'));
+    let of_driver = || names(&options.sysfs.join("bus/pci/drivers/nvidia"));
+    listed.or_else(|| Some(of_driver()?.into_iter().filter(is_bus_id).collect()))
 }
 
 impl Gpus for NvmlGpus {
     fn scan(&self) -> Result<Inventory, GpusError> {
-        self.scan().or_else(|error| {
-            // The driver was unloaded or replaced.
-            self.retire();
-            self.scanner.lock().last_with_error(&error.what).ok_or(error)
-        })
+        let scan = self.scan();
+        let mut failing = self.failing.lock();
+        match scan {
+            Ok(inventory) => {
+                *failing = None;
+                Ok(inventory)
+            }
+            Err(error) => {
+                // The driver was unloaded or replaced.
+                self.retire();
+                let since = failing.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+                *failing = Some((since, error.what.clone()));
+                self.scanner.lock().last_with_error(&error.what).ok_or(error)
+            }
+        }
+    }
+
+    fn close(&self, wait: Duration) -> Result<(), GpusError> {
+        self.retire();
+        let error = |what| Err(GpusError { what, source: None });
+        if !self.wait_until_closed(wait) {
+            let call = self.fence.longest().unwrap_or("nvmlShutdown");
+            return error(format!("NVML cannot be closed: {call} does not answer"));
+        }
+        match open_files(&self.options.device_nodes) {
+            open if open.is_empty() => Ok(()),
+            open => error(format!("NVML was closed, but this process still has {} open", open.join(", "))),
+        }
+    }
+
+    fn loaded_driver(&self) -> Option<String> {
+        fs::read_to_string(&self.options.driver_version).ok()
+    }
+
+    fn stale(&self) -> Option<String> {
+        if !self.options.in_container {
+            return None;
+        }
+        let failing = self.failing.lock();
+        let (since, error) =
+            failing.as_ref().filter(|(since, _)| since.elapsed() >= self.options.stale_after)?;
+        let seconds = since.elapsed().as_secs();
+        Some(format!(
+            "NVML could not be opened for {seconds} s, and this container may have the files of the former driver: {error}"
+        ))
     }
 
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
@@ -188,6 +274,14 @@ impl Gpus for NvmlGpus {
         let driver = session.library.driver_version.as_deref().unwrap_or("unknown");
         format!("NVML at {}, driver {driver}", session.library.path.display())
     }
+}
+
+/// The open files of this process whose paths begin so.
+fn open_files(prefix: &Path) -> Vec<String> {
+    let prefix = prefix.to_string_lossy();
+    let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let paths = entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.display().to_string()));
+    paths.filter(|path| path.starts_with(&*prefix)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 fn no_events(why: &str) -> GpusError {

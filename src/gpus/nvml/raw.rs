@@ -5,12 +5,14 @@ use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
-/// The registered event types: double bit ECC errors and critical XIDs.
-const EVENT_BITS: u64 = EVENT_DOUBLE_BIT_ECC | EVENT_XID;
+/// The registered event types: double bit ECC errors, critical XIDs and changes of the recovery action.
+const EVENT_BITS: u64 = EVENT_DOUBLE_BIT_ECC | EVENT_XID | EVENT_RECOVERY_ACTION;
 /// `nvmlEventTypeDoubleBitEccError`.
 pub(super) const EVENT_DOUBLE_BIT_ECC: u64 = 0x2;
 /// `nvmlEventTypeXidCriticalError`.
 pub(super) const EVENT_XID: u64 = 0x8;
+/// `nvmlEventTypeGpuRecoveryAction`, of drivers since 565.
+pub(super) const EVENT_RECOVERY_ACTION: u64 = 0x8000;
 
 /// `NVML_NVLINK_DEVICE_TYPE_GPU`.
 pub(super) const REMOTE_GPU: u32 = 0;
@@ -103,6 +105,34 @@ pub(super) fn remapped_rows(device: &Device) -> Result<RemappedRows, NvmlError> 
         call(device.handle(), &raw mut correctable, &raw mut uncorrectable, &raw mut pending, &raw mut failed)
     })?;
     Ok(RemappedRows { pending: pending != 0, failed: failed != 0 })
+}
+
+/// The state of a GPU's registration with its NVLink fabric (`nvmlGpuFabricInfo_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FabricRegistration {
+    /// `NVML_GPU_FABRIC_STATE_*`.
+    pub(super) state: u8,
+    /// The error of a completed registration as an `nvmlReturn_t`; 0: none.
+    pub(super) status: u32,
+}
+
+impl FabricRegistration {
+    /// `NVML_GPU_FABRIC_STATE_NOT_SUPPORTED`: the GPU has no fabric.
+    pub(super) const NOT_SUPPORTED: u8 = 0;
+    /// `NVML_GPU_FABRIC_STATE_COMPLETED`.
+    pub(super) const COMPLETED: u8 = 3;
+}
+
+/// nvml-wrapper does not wrap `nvmlDeviceGetGpuFabricInfo`, the first form, which every driver with a fabric has.
+pub(super) fn fabric_registration(device: &Device) -> Result<FabricRegistration, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetGpuFabricInfo.as_ref())?;
+    // SAFETY: the structure is plain numbers, which may be zero; the handle is valid while `device` lives, and the
+    // structure outlives the call.
+    let info = unsafe {
+        let mut info = std::mem::zeroed();
+        nvml_try(call(device.handle(), &raw mut info)).map(|()| info)
+    }?;
+    Ok(FabricRegistration { state: info.state, status: info.status })
 }
 
 /// The type of the device at the other end of a link, as `nvmlIntNvLinkDeviceType_t`. nvml-wrapper's

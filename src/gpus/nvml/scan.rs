@@ -5,7 +5,7 @@ use super::facts::{self, GpuParts, GpuScan, ReadError};
 use super::fence::{Lane, Pending, Stuck};
 use super::links::LinkCache;
 use super::{Session, map};
-use berth_kernel::gpu::{ECC, Inventory, PARTS_MAX, Part, Reading};
+use berth_kernel::gpu::{ECC, Inventory, PARTS_MAX, Part, Reading, ScanError};
 use berth_kernel::ports::GpusError;
 use nvml_wrapper::error::NvmlError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,16 +22,27 @@ pub(super) struct Scanner {
     /// The last scans that were answered, by NVML index.
     gpus: BTreeMap<u32, GpuScan>,
     links: LinkCache,
+    /// Lanes whose last calls exceeded their deadline, with the number of these calls.
+    overdue: BTreeMap<Lane, u32>,
     /// Indices of GPUs without a known UUID for which a warning was logged.
     warned: BTreeSet<u32>,
 }
 
 type ScanResult = Result<Result<GpuScan, ReadError>, Stuck>;
 
+/// Calls in a row that may exceed their deadline before a GPU counts as hung: a driver that wakes a GPU up, or that
+/// another program uses, is slow at times.
+const OVERDUE_MAX: u32 = 2;
+
 impl Scanner {
     /// A scanner that has found nothing yet, and reads NVLinks again at this interval.
     pub(super) fn new(links_interval: Duration) -> Self {
-        Self { gpus: BTreeMap::new(), links: LinkCache::new(links_interval), warned: BTreeSet::new() }
+        Self {
+            gpus: BTreeMap::new(),
+            links: LinkCache::new(links_interval),
+            overdue: BTreeMap::new(),
+            warned: BTreeSet::new(),
+        }
     }
 
     /// Scans all GPUs.
@@ -47,11 +58,15 @@ impl Scanner {
             ..Inventory::default()
         };
         match count {
-            Ok(Ok(count)) => self.scan_all(session, count, &mut inventory)?,
+            Ok(Ok(count)) => {
+                self.overdue.remove(&Lane::Node);
+                self.scan_all(session, count, &mut inventory)?;
+            }
             Ok(Err(error)) => return Err(driver_error("NVML cannot count the GPUs", error)),
-            // The whole driver hangs: the GPUs are still attached, but each has an error.
+            // The whole driver is slow or hangs: the GPUs are still attached.
             Err(stuck) if !self.gpus.is_empty() => {
-                self.add_all_with_error(&stuck.to_string(), &mut inventory);
+                let error = self.stuck_error(Lane::Node, &stuck, session);
+                self.add_all(error.as_ref(), &mut inventory);
             }
             Err(stuck) => {
                 let what =
@@ -75,6 +90,8 @@ impl Scanner {
         for (index, scan) in self.run_scans(session, count) {
             match scan {
                 Ok(Ok(scan)) => {
+                    session.start_gpu(index);
+                    self.overdue.remove(&Lane::Gpu(index));
                     answered.push(scan.parts.gpu.clone());
                     self.record(index, scan, inventory);
                 }
@@ -83,9 +100,12 @@ impl Scanner {
                     return Err(driver_error(call, error));
                 }
                 Ok(Err(ReadError::Call(call, error))) => {
-                    failed.push((index, map::gpu_error_text(call, &error)));
+                    failed.push((index, Some(map::gpu_error_text(call, &error).into())));
                 }
-                Err(stuck) => failed.push((index, stuck.to_string())),
+                Err(stuck) if self.gpus.contains_key(&index) => {
+                    failed.push((index, self.stuck_error(Lane::Gpu(index), &stuck, session)));
+                }
+                Err(stuck) => failed.push((index, Some(stuck.to_string().into()))),
             }
         }
         self.add_failed(failed, inventory);
@@ -99,15 +119,29 @@ impl Scanner {
     /// driver cannot be used, the GPUs are still attached.
     pub(super) fn last_with_error(&self, error: &str) -> Option<Inventory> {
         let mut inventory = Inventory::default();
-        self.add_all_with_error(error, &mut inventory);
+        self.add_all(Some(&error.into()), &mut inventory);
         self.add_links(&mut inventory);
         (!inventory.parts.is_empty()).then_some(inventory)
     }
 
-    fn add_all_with_error(&self, error: &str, inventory: &mut Inventory) {
+    /// Adds all GPUs as they were at their last scan, with this error.
+    fn add_all(&self, error: Option<&ScanError>, inventory: &mut Inventory) {
         for last in self.gpus.values() {
-            last.parts.add_with_error(error, inventory);
+            last.parts.add_with_error(error.cloned(), inventory);
         }
+    }
+
+    /// The error of a GPU whose calls have no result; `None` while they are only slow.
+    fn stuck_error(&mut self, lane: Lane, stuck: &Stuck, session: &Session) -> Option<ScanError> {
+        let hung = match stuck {
+            Stuck::Hung { running, is_new, .. } => {
+                let calls = self.overdue.entry(lane).or_default();
+                *calls += u32::from(*is_new);
+                *calls >= OVERDUE_MAX || *running >= session.options.hung_after
+            }
+            Stuck::NotMade(_) => true,
+        };
+        hung.then(|| ScanError::not_ready(stuck.to_string()))
     }
 
     fn add_links(&self, inventory: &mut Inventory) {
@@ -116,19 +150,24 @@ impl Scanner {
     }
 
     /// Scans one GPU after the other; once one of them has hung, all others at the same time, so that a scan takes two
-    /// deadlines at most, however many hang.
+    /// deadlines at most, however many hang. GPUs that still have to start are scanned at the same time, too.
     fn run_scans(&self, session: &Session, count: u32) -> Vec<(u32, ScanResult)> {
         let options = &session.options;
         let start = |index: u32| -> Result<Pending<Result<GpuScan, ReadError>>, Stuck> {
+            let deadline = if session.is_started(index) { options.deadline } else { options.first_contact };
             let last = self.gpus.get(&index);
             let (known, rows) = (last.map(|last| last.parts.clone()), last.and_then(|last| last.rows));
             let (nvml, sysfs) = (Arc::clone(&session.library.nvml), options.sysfs.clone());
-            session.fence.start(Lane::Gpu(index), options.deadline, move |steps| {
+            session.fence.start(Lane::Gpu(index), deadline, move |steps| {
                 facts::scan_gpu(&nvml, index, known, rows, &sysfs, steps)
             })
         };
         let mut done = Vec::new();
-        let mut rest = (0..count).take(GPUS_MAX);
+        let (starting, started): (Vec<u32>, Vec<u32>) =
+            (0..count).take(GPUS_MAX).partition(|index| !session.is_started(*index));
+        let starting: Vec<_> = starting.into_iter().map(|index| (index, start(index))).collect();
+        done.extend(starting.into_iter().map(|(index, scan)| (index, scan.and_then(Pending::wait))));
+        let mut rest = started.into_iter();
         for index in rest.by_ref() {
             // A lane that is overdue already fails at once, and does not count.
             let (waited, scan) = match start(index) {
@@ -154,6 +193,9 @@ impl Scanner {
         inventory.usage.extend(std::mem::take(&mut scan.usage));
         inventory.signs.append(&mut scan.signs);
         inventory.processes.extend(scan.processes.take().map(|processes| (id.clone(), processes)));
+        if let Some(reason) = &scan.fabric_error {
+            inventory.scan_errors.insert(id.clone(), ScanError::not_ready(reason.clone()));
+        }
         let last = self.gpus.values().find(|last| last.parts.gpu.id == *id);
         // The counter is reset when the driver is loaded.
         let counts = last.and_then(|last| last.uncorrectable).zip(scan.uncorrectable);
@@ -166,17 +208,21 @@ impl Scanner {
                 detail: format!("{errors} uncorrectable ECC errors since the last scan"),
             });
         }
+        let was_waiting = last.is_some_and(|last| last.fabric_error.is_some());
+        if was_waiting && scan.fabric_error.is_none() {
+            self.links.forget(id);
+        }
         self.gpus.insert(index, scan);
     }
 
     /// Adds the GPUs that did not answer, as they were at their last scan. A GPU that answered under another index is
     /// left out: then the driver has renumbered its GPUs.
-    fn add_failed(&mut self, failed: Vec<(u32, String)>, inventory: &mut Inventory) {
+    fn add_failed(&mut self, failed: Vec<(u32, Option<ScanError>)>, inventory: &mut Inventory) {
         for (index, error) in failed {
             let is_missing = |last: &&GpuScan| !inventory.parts.iter().any(|p| p.id == last.parts.gpu.id);
             match self.gpus.get(&index).filter(is_missing) {
-                Some(last) => last.parts.add_with_error(&error, inventory),
-                None => self.warn_once(index, &error),
+                Some(last) => last.parts.add_with_error(error, inventory),
+                None => self.warn_once(index, error.as_ref().map_or("it does not answer", |e| &e.reason)),
             }
         }
     }
@@ -225,9 +271,9 @@ impl GpuParts {
         inventory.parts.extend(self.instances.iter().cloned());
     }
 
-    /// Adds the GPU as it was at its last scan, with this error.
-    fn add_with_error(&self, error: &str, inventory: &mut Inventory) {
+    /// Adds the GPU as it was at its last scan, with this error; without one if it is only slow.
+    fn add_with_error(&self, error: Option<ScanError>, inventory: &mut Inventory) {
         self.add_to(inventory);
-        inventory.scan_errors.insert(self.gpu.id.clone(), error.to_owned());
+        inventory.scan_errors.extend(error.map(|error| (self.gpu.id.clone(), error)));
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
         let instances = instances(model, &gpu, &state.mig)?;
         if state.lost {
             let text = "the GPU fell off the bus (simulated)".to_owned();
-            inventory.scan_errors.insert(gpu.id.clone(), text);
+            inventory.scan_errors.insert(gpu.id.clone(), text.into());
         } else {
             add_usage(&mut inventory, &gpu, &instances, state);
             inventory.signs.extend(state.trouble.iter().map(|text| Reading {

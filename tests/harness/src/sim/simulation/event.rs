@@ -150,6 +150,8 @@ pub(crate) enum Event {
         part: u32,
         on: bool,
     },
+    /// The driver of all GPUs is in this state.
+    Driver(Driver),
     /// A scan of the GPUs, submitted at once.
     GpuLook,
     /// A scan of the GPUs whose result waits.
@@ -219,6 +221,21 @@ pub(crate) enum Event {
     },
     /// A daemon that is down starts.
     DaemonStarts,
+}
+
+/// The state of the driver of all GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Driver {
+    Ready,
+    /// A call hangs, or the GPUs have just been started.
+    Hung,
+    /// An operator released it.
+    Released,
+    /// The GPUs wait for their NVLink fabric.
+    Fabric,
+    /// It was unloaded or replaced.
+    Replaced,
 }
 
 /// What the kubelet does with a grant.

@@ -1,6 +1,6 @@
 //! From a seed to a run: what happens, and how often.
 
-use super::event::{CrashAt, DiskFault, Event, Fate, Look, Lost, Mood, Showing, StackLine};
+use super::event::{CrashAt, DiskFault, Driver, Event, Fate, Look, Lost, Mood, Showing, StackLine};
 use super::policies::KINDS;
 use super::rng::Rng;
 use super::views::has_sources;
@@ -157,7 +157,9 @@ fn kubelet(rng: &mut Rng) -> Event {
 
 fn gpus(rng: &mut Rng) -> Event {
     let part = rng.below(8);
-    match rng.below(16) {
+    match rng.below(18) {
+        16 => Event::Driver(rng.of(&[Driver::Hung, Driver::Released, Driver::Fabric, Driver::Replaced])),
+        17 => Event::Driver(Driver::Ready),
         0..=1 => Event::Vanish { part },
         2..=4 => Event::Return { part },
         5 => Event::Trouble { part, on: true },

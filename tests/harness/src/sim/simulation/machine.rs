@@ -1,7 +1,8 @@
 //! The GPUs as they really are.
 
+use super::event::Driver;
 use super::rng::Rng;
-use berth_kernel::gpu::{Inventory, Mig, Part};
+use berth_kernel::gpu::{Inventory, Mig, Part, ScanError};
 use berth_kernel::names::PartId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +13,7 @@ pub(crate) struct Machine {
     parts: Vec<Part>,
     gone: BTreeSet<PartId>,
     troubled: BTreeSet<PartId>,
+    pub(crate) driver: Driver,
 }
 
 impl Machine {
@@ -31,7 +33,7 @@ impl Machine {
                 parts.push(instance);
             }
         }
-        Self { parts, gone: BTreeSet::new(), troubled: BTreeSet::new() }
+        Self { parts, gone: BTreeSet::new(), troubled: BTreeSet::new(), driver: Driver::Ready }
     }
 
     /// Some part, modulo how many there are.
@@ -66,6 +68,7 @@ impl Machine {
     pub(crate) fn mend(&mut self) {
         self.gone.clear();
         self.troubled.clear();
+        self.driver = Driver::Ready;
     }
 
     /// The result of a scan.
@@ -73,9 +76,18 @@ impl Machine {
         let there = |p: &&Part| !self.gone.contains(&p.id) && !self.gone.contains(p.gpu());
         let parts: Vec<Part> = self.parts.iter().filter(there).cloned().collect();
         let gpus: BTreeSet<&PartId> = parts.iter().map(Part::gpu).collect();
-        let troubled = self.troubled.iter().filter(|gpu| gpus.contains(gpu));
-        let troubles = troubled.map(|gpu| (gpu.clone(), "it does not answer".to_owned())).collect();
-        Inventory { parts, scan_errors: troubles, ..Inventory::default() }
+        let of_all = match self.driver {
+            Driver::Ready => None,
+            Driver::Hung => Some(ScanError::not_ready("a call does not answer")),
+            Driver::Released => Some(ScanError::not_ready("the driver was released")),
+            Driver::Fabric => Some(ScanError::not_ready("its NVLink fabric is not ready")),
+            Driver::Replaced => Some("the driver is not loaded".into()),
+        };
+        let own = |gpu: &PartId| self.troubled.contains(gpu).then(|| "it does not answer".into());
+        let errors =
+            gpus.into_iter().filter_map(|gpu| Some((gpu.clone(), own(gpu).or_else(|| of_all.clone())?)));
+        let scan_errors = errors.collect();
+        Inventory { parts, scan_errors, ..Inventory::default() }
     }
 }
 

@@ -146,6 +146,7 @@ impl World {
             Event::Vanish { part } => self.machine.vanish(*part),
             Event::Return { part } => self.machine.come_back(*part),
             Event::Trouble { part, on } => self.machine.trouble(*part, *on),
+            Event::Driver(state) => self.machine.driver = *state,
             Event::KubeletForgets { which } => self.kubelet.forgets(*which),
             Event::Status => self.write_status(),
             Event::DeletePod { which, force } => self.delete_pod(*which, *force),

@@ -4,7 +4,8 @@
 
 use crate::resources::events::{self, EVENT_STREAM};
 use crate::resources::{
-    allocations, comparisons, decisions, drains, gpus, health, node, policies, processes, stack, trials,
+    allocations, comparisons, decisions, drains, driver, gpus, health, node, policies, processes, stack,
+    trials,
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
@@ -31,7 +32,7 @@ use utoipa::{Modify, OpenApi};
     ),
     servers((url = "/", description = "This node")),
     paths(
-        node::show, gpus::list, gpus::show, gpus::forget, drains::cordon, drains::uncordon, drains::start, drains::show, drains::stop, drains::mark_healthy,
+        node::show, driver::release, driver::resume, gpus::list, gpus::show, gpus::forget, drains::cordon, drains::uncordon, drains::start, drains::show, drains::stop, drains::mark_healthy,
         processes::list, processes::bypass, events::follow,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
@@ -136,7 +137,7 @@ const CONDITIONAL: [(&str, &str); 3] = [
 ];
 
 /// Operations whose body is optional.
-const BODY_OPTIONAL: [&str; 3] = ["cordonGpu", "drainGpu", "rollBackStack"];
+const BODY_OPTIONAL: [&str; 4] = ["cordonGpu", "drainGpu", "releaseDriver", "rollBackStack"];
 
 /// Adds the condition, the tag, and 304.
 fn cached(operation: &mut Operation) {

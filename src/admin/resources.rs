@@ -4,6 +4,7 @@ pub(crate) mod allocations;
 pub(crate) mod comparisons;
 pub(crate) mod decisions;
 pub(crate) mod drains;
+pub(crate) mod driver;
 pub(crate) mod events;
 pub(crate) mod gpus;
 pub(crate) mod health;

@@ -2,8 +2,8 @@
 
 use crate::openapi;
 use crate::resources::{
-    allocations, comparisons, decisions, drains, events, gpus, health, node, pages, policies, processes,
-    stack, trials,
+    allocations, comparisons, decisions, drains, driver, events, gpus, health, node, pages, policies,
+    processes, stack, trials,
 };
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
@@ -16,6 +16,8 @@ use std::sync::LazyLock;
 pub(crate) fn admin(config: &mut ServiceConfig) {
     let api = api()
         .service(resource("/node", "GET, HEAD").route(read().to(node::show)))
+        .service(resource("/node/nvml/release", "POST").route(web::post().to(driver::release)))
+        .service(resource("/node/nvml/resume", "POST").route(web::post().to(driver::resume)))
         .service(resource("/gpus", "GET, HEAD").route(read().to(gpus::list)))
         .service(
             resource("/gpus/{uuid}", "GET, HEAD, DELETE")

@@ -6,7 +6,7 @@ use crate::event_feed::Feed;
 use crate::survey::Surveys;
 use berth_api::Kind;
 use berth_core::metrics::Metrics;
-use berth_core::{Core, KernelHandle, Lab, PolicyService};
+use berth_core::{Core, DriverAccess, KernelHandle, Lab, PolicyService};
 use berth_http::{Context, Failure};
 use berth_kernel::names::Resource;
 use berth_kernel::stack::StackEntry;
@@ -19,6 +19,7 @@ pub(crate) struct State {
     pub(crate) kernel: KernelHandle,
     pub(crate) policies: PolicyService,
     pub(crate) lab: Lab,
+    pub(crate) driver: DriverAccess,
     pub(crate) metrics: Metrics,
     pub(crate) facts: Facts,
     pub(crate) http: Arc<Context>,
@@ -42,6 +43,7 @@ impl State {
             kernel: core.kernel,
             policies: core.policies,
             lab: core.lab,
+            driver: core.driver,
             facts,
             http,
             surveys: Surveys::default(),

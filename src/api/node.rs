@@ -37,6 +37,9 @@ pub struct Node {
     /// The store's error, during which nothing is granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_trouble: Option<String>,
+    /// The release of the driver, during which no GPU is granted; absent if the driver is in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver_release: Option<DriverRelease>,
     /// The connection to the API server; absent if it is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_server: Option<StepState>,
@@ -50,6 +53,51 @@ pub struct Node {
     pub stack_revision: u64,
     /// Numbers of objects.
     pub counts: Counts,
+}
+
+/// A release of the driver: the daemon has closed NVML, and scans no GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DriverRelease {
+    /// Who released it.
+    #[schema(example = "admin")]
+    pub by: String,
+    /// The reason, where one was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "driver upgrade")]
+    pub why: Option<String>,
+    /// Since when.
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub since: String,
+    /// When the daemon uses the driver again by itself; earlier if another driver is loaded.
+    #[schema(format = DateTime, example = "2026-02-03T04:35:06.000Z")]
+    pub until: String,
+}
+
+/// An order to release the driver.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ReleaseOrder {
+    /// The reason, at most 1024 bytes without control characters.
+    #[schema(example = "driver upgrade")]
+    pub reason: String,
+    /// How long at most, in seconds: 1 to 86400.
+    #[schema(example = 1800, minimum = 1, maximum = 86400)]
+    pub for_seconds: u32,
+    /// Release it although GPUs are held: their containers end with the driver.
+    pub force: bool,
+}
+
+impl ReleaseOrder {
+    /// The longest release, seconds: a day.
+    pub const SECONDS_MAX: u32 = 24 * 3600;
+}
+
+impl Default for ReleaseOrder {
+    /// Half an hour, longer than the installation of a driver takes.
+    fn default() -> Self {
+        Self { reason: String::new(), for_seconds: 1800, force: false }
+    }
 }
 
 /// Numbers of objects on the node.

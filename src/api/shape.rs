@@ -2,6 +2,7 @@
 
 use crate::comparison::Candidate;
 use crate::drain::{Cordon, DrainOrder, MarkHealthy};
+use crate::node::ReleaseOrder;
 use crate::stack::{NewStack, Rollback};
 use crate::trial::NewTrial;
 use serde::de::DeserializeOwned;
@@ -36,6 +37,10 @@ impl Shape for NewStack {
 impl Shape for NewTrial {
     const EXAMPLE: &'static str =
         r#"{"policy": "binpack", "parameters": {}, "request": {"resource": "nvidia.com/gpu", "count": 2}}"#;
+}
+
+impl Shape for ReleaseOrder {
+    const EXAMPLE: &'static str = r#"{"reason": "driver upgrade", "forSeconds": 1800, "force": false}"#;
 }
 
 impl Shape for Rollback {

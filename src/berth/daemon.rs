@@ -189,6 +189,7 @@ impl Daemon {
             facts.gpus = Step::Done;
         });
         self.record_inventory(inventory).await?;
+        self.middle.core.driver.set_scanner(scanner.clone());
         self.gpus = Some(
             GpuWatch::start(&scanner, self.kernel(), self.config.poll)
                 .context("cannot start the GPU threads")?,

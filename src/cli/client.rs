@@ -101,6 +101,11 @@ impl Client {
         self.send(Method::DELETE, path, &[], None, ANSWER_MAX).map(drop)
     }
 
+    /// POST without a body, that answers without one.
+    pub(crate) fn call(&self, path: &str) -> anyhow::Result<()> {
+        self.send(Method::POST, path, &[], None, ANSWER_MAX).map(drop)
+    }
+
     fn change<T: DeserializeOwned>(
         &self,
         method: Method,

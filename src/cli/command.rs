@@ -5,6 +5,7 @@ use crate::allocation::{self, AllocationCommand};
 use crate::client::{Client, Temporary};
 use crate::comparison::{ShadowCommand, TrialCommand};
 use crate::decision::{self, DecisionCommand};
+use crate::driver::{self, DriverCommand};
 use crate::event::{self, EventsArgs};
 use crate::gpu::{self, GpuCommand};
 use crate::output::{Out, Output, note};
@@ -60,6 +61,12 @@ The decisions, newest first, with the answer of each policy:
         #[command(subcommand)]
         command: DecisionCommand,
     },
+    /// Release the GPUs' driver for its upgrade or a reset of a GPU
+    Nvml {
+        /// What to do.
+        #[command(subcommand)]
+        command: DriverCommand,
+    },
     /// Print changes on the node as they happen
     #[command(after_help = "\
 Examples:
@@ -106,6 +113,7 @@ fn ask(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result
             ClientCommand::Allocation { command } => allocation::run(command, &client, out),
             ClientCommand::Process { command } => process::run(command, &client, out),
             ClientCommand::Decision { command } => decision::run(command, &client, out),
+            ClientCommand::Nvml { command } => driver::run(command, &client, out),
             ClientCommand::Events(args) => event::run(args, &client, out),
         },
         Request::Policy(command) => policy::run(command, &client, out),
@@ -129,7 +137,7 @@ fn is_repeatable(request: Request<'_>) -> bool {
                 matches!(command, ProcessCommand::List { .. } | ProcessCommand::Bypass)
             }
             ClientCommand::Decision { command } => matches!(command, DecisionCommand::List(_)),
-            ClientCommand::Events(_) => false,
+            ClientCommand::Nvml { .. } | ClientCommand::Events(_) => false,
         },
         Request::Policy(command) => match command {
             PolicyCommand::List | PolicyCommand::Stack => true,

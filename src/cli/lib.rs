@@ -8,6 +8,7 @@ pub mod command;
 mod comparison;
 mod decision;
 mod drain;
+mod driver;
 mod event;
 mod gpu;
 pub mod output;

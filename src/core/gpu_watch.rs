@@ -1,10 +1,12 @@
 //! Two threads that watch the GPUs: one scans all of them every few seconds, one waits for events.
 //! Only they may wait for NVML.
 
+use crate::driver_access::Released;
 use crate::kernel_handle::KernelHandle;
-use berth_kernel::gpu::Inventory;
+use berth_kernel::gpu::{Inventory, Part, ScanError};
 use berth_kernel::ports::{Gpus, GpusError, Processes};
 use berth_kernel::process::{Owner, ProcessIdentity, UnknownReason};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,12 +63,14 @@ impl GpuWatch {
 fn run_scans(scanner: &InventoryScanner, kernel: &KernelHandle, stop: &AtomicBool, interval: Duration) {
     let mut failing = false;
     let counters = &kernel.counters().gpus;
-    while pause(interval, stop) {
+    while pause_until_resumed(interval, stop, scanner) {
         // Held for the whole iteration: `/livez` fails if this thread panics while it handles a scan, as if it hangs.
         let _busy = counters.heartbeat.begin();
+        let _turn = scanner.turn();
         let began = Instant::now();
         let scan = scanner.scan();
         counters.scan_ended(began.elapsed(), scan.as_ref().err().map(ToString::to_string));
+        counters.set_stale(scanner.gpus.stale());
         match scan {
             Ok(inventory) => {
                 if std::mem::take(&mut failing) {
@@ -106,6 +110,17 @@ fn run_events(gpus: &dyn Gpus, kernel: &KernelHandle, stop: &AtomicBool) {
     }
 }
 
+/// Waits like [`pause`], but not past the begin or the end of a release of the driver.
+fn pause_until_resumed(wait: Duration, stop: &AtomicBool, scanner: &InventoryScanner) -> bool {
+    let (end, was_released) = (Instant::now() + wait, scanner.released.is_active());
+    while Instant::now() < end && was_released == scanner.released.is_active() {
+        if !pause(EVENT_WAIT.min(end.saturating_duration_since(Instant::now())), stop) {
+            return false;
+        }
+    }
+    !stop.load(Ordering::Relaxed)
+}
+
 /// Waits, but not past a stop. Returns whether to continue.
 fn pause(wait: Duration, stop: &AtomicBool) -> bool {
     let end = Instant::now() + wait;
@@ -121,13 +136,25 @@ pub struct InventoryScanner {
     gpus: Arc<dyn Gpus>,
     processes: Arc<dyn Processes>,
     health_checks: bool,
+    pub(crate) released: Arc<Released>,
+    /// The last inventory that was read.
+    last: Arc<Mutex<Inventory>>,
+    /// Held while a scan is made and recorded, so that a release is not overtaken by an older scan.
+    turn: Arc<Mutex<()>>,
 }
 
 impl InventoryScanner {
     /// A scanner of these GPUs and processes, with health checks.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, processes: Arc<dyn Processes>) -> Self {
-        Self { gpus, processes, health_checks: true }
+        Self {
+            gpus,
+            processes,
+            health_checks: true,
+            released: Arc::default(),
+            last: Arc::default(),
+            turn: Arc::default(),
+        }
     }
 
     /// Sets whether failing calls, signs and events make a GPU unhealthy. Without health checks only a vanished GPU is
@@ -149,7 +176,21 @@ impl InventoryScanner {
         &self.gpus
     }
 
-    /// Scans the GPUs, and resolves the owners of their processes. Blocks, as [`Gpus::scan`] does.
+    /// Excludes other scans.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock()
+    }
+
+    /// All GPUs as they were last, each with this error.
+    fn last_with_error(&self, reason: &str) -> Inventory {
+        let mut inventory = self.last.lock().clone();
+        let error = |part: &Part| (part.gpu().clone(), ScanError::not_ready(reason));
+        inventory.scan_errors = inventory.parts.iter().map(error).collect();
+        inventory
+    }
+
+    /// Scans the GPUs, and resolves the owners of their processes. Blocks, as [`Gpus::scan`] does. While the driver is
+    /// released, all GPUs have that as their error.
     ///
     /// A process may end between the two steps, and its id may be reused: then one scan is wrong about it, and
     /// the next one, which finds another start time or no such process, corrects that. A process is reported
@@ -158,7 +199,17 @@ impl InventoryScanner {
     /// # Errors
     /// If the GPUs cannot be read.
     pub fn scan(&self) -> Result<Inventory, GpusError> {
+        if let Some(release) = self.released.current(|| self.gpus.loaded_driver()) {
+            return Ok(self.last_with_error(&release.reason()));
+        }
         let mut inventory = self.gpus.scan()?;
+        *self.last.lock() = Inventory {
+            parts: inventory.parts.clone(),
+            links: inventory.links.clone(),
+            driver_version: inventory.driver_version.clone(),
+            cuda_version: inventory.cuda_version.clone(),
+            ..Inventory::default()
+        };
         if !self.health_checks {
             inventory.scan_errors.clear();
             inventory.signs.clear();

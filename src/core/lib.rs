@@ -5,6 +5,7 @@
 //! [`PolicyService`] uploads and activates policies; [`Lab`] tries them on recorded and live decisions.
 
 pub mod counters;
+mod driver_access;
 mod gpu_watch;
 mod jobs;
 pub mod keeper;
@@ -18,6 +19,7 @@ pub mod spans;
 pub mod stack;
 pub mod transition_log;
 
+pub use driver_access::{DriverAccess, Release, ReleaseError, ReleaseOrder};
 pub use gpu_watch::{GpuWatch, InventoryScanner};
 pub use jobs::{ActivateError, Granted, Unprepared};
 pub use kernel_handle::KernelHandle;
@@ -48,6 +50,8 @@ pub struct Core {
     pub policies: PolicyService,
     /// Recorded decisions, and policies that are tried without effect.
     pub lab: Lab,
+    /// Releases and resumes the use of the GPUs' driver.
+    pub driver: DriverAccess,
 }
 
 /// The running keeper, policy thread and recorder. They end when all handles are dropped.
@@ -94,5 +98,5 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
     let policies = PolicyService::new(kernel.clone(), Arc::clone(policies) as _, runtime, baseline, shadows);
     let lab = Lab::new(policies.clone(), journal, recording.lost);
     let threads = vec![thread, recording.thread, running.thread];
-    Ok(RunningCore { core: Core { kernel, policies, lab }, threads })
+    Ok(RunningCore { core: Core { kernel, policies, lab, driver: DriverAccess::default() }, threads })
 }

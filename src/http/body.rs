@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use actix_web::FromRequest;
     use actix_web::test::TestRequest;
-    use berth_api::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, Rollback};
+    use berth_api::{Candidate, Cordon, DrainOrder, MarkHealthy, NewStack, NewTrial, ReleaseOrder, Rollback};
 
     async fn collected(body: Vec<u8>, declared: usize, limit: usize) -> Result<Vec<u8>, Failure> {
         let (request, mut payload) = TestRequest::default().set_payload(body).to_http_parts();
@@ -273,6 +273,7 @@ mod tests {
         check_example::<MarkHealthy>();
         check_example::<NewStack>();
         check_example::<NewTrial>();
+        check_example::<ReleaseOrder>();
         check_example::<Rollback>();
         let text = wrong::<NewStack>("[{\"policy\": \"mixed\"}]");
         assert!(

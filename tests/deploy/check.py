@@ -137,6 +137,8 @@ GOOD = {
     "no API server": {"rbac": {"read": False}},
     "apiServer off, unquoted": {"config": {"apiServer": False}},
     "nvidia runtime": NVIDIA,
+    "driver at the root": {"nvidiaDriverRoot": "/", "gpuOperator": {"enabled": True}},
+    "GPU operator": {"nvidiaDriverRoot": "/run/nvidia/driver", "gpuOperator": {"enabled": True, "label": "nvidia.com/gpu.deploy.device-plugin"}},
     "the default values of NVIDIA's chart": NVIDIA_DEFAULTS,
     "values of NVIDIA's chart": {
         **NVIDIA_DEFAULTS,

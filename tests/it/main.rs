@@ -47,6 +47,7 @@ mod deploy_pods;
 mod disk_full;
 mod disturbances;
 mod documents;
+mod driver_cycle;
 mod evict;
 mod evict_faults;
 mod exit_codes;

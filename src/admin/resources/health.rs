@@ -3,7 +3,8 @@
 //! The kubelet restarts a daemon that is not alive. So each check of liveness is of something that should have ended and
 //! did not, and not of something that fails: a full disk, an NVML that returns errors (it is opened again at each scan)
 //! or an absent kubelet is reported by `/readyz`, and a restart would only withdraw the node's resources from its
-//! containers.
+//! containers. The exception is an NVML in a container that cannot be opened any more after the driver was replaced: the
+//! container's mounts may be those of the former driver, which only a restart replaces.
 
 use crate::state::{NodeFacts, State, Step};
 use actix_web::web::{Data, Query};
@@ -70,7 +71,7 @@ fn liveness(kernel: &KernelHandle) -> Vec<Check> {
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
-        check("looks", hanging.or(overdue), fails),
+        check("looks", hanging.or(overdue).or(counters.gpus.stale()), fails),
         check("kubelet", quiet, None),
         check("streams", unwatched(kernel, limits.stream), None),
     ]

@@ -1,5 +1,6 @@
 //! `/node`: the daemon's view of the node as a whole.
 
+use crate::resources::driver::release_of;
 use crate::resources::health::readiness;
 use crate::state::{NodeFacts, State, Step};
 use crate::survey::Survey;
@@ -33,6 +34,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         gpu_source: facts.gpu_source,
         driver_version: facts.driver_version,
         cuda_version: facts.cuda_version,
+        driver_release: state.driver.release().map(release_of),
         store_trouble: state.kernel.store_error(),
         api_server: facts.api_server.as_ref().map(step_state),
         hold: ledger.hold.as_deref().map(String::from),

@@ -219,6 +219,20 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   value: {{ $value | quote }}
 {{- end }}
 {{- end }}
+{{- with .values.nvidiaDriverRoot }}
+- name: DRIVER_ROOT_CTR_PATH
+  value: {{ include "berth.driverRootSeen" . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- /* Where the parent of the host's driver root is mounted: the host's root itself has none. */ -}}
+{{- define "berth.driverRootMount" -}}
+{{- ternary "/driver-root" "/driver-root-parent" (eq (clean .) "/") -}}
+{{- end -}}
+
+{{- /* Where the container sees the host's driver root. */ -}}
+{{- define "berth.driverRootSeen" -}}
+{{- if eq (clean .) "/" -}}/driver-root{{- else -}}{{ printf "/driver-root-parent/%s" (clean . | base) }}{{- end -}}
 {{- end -}}
 
 {{- /* Refuses what values of NVIDIA's chart ask for and Berth has not, all of it at once. */ -}}

@@ -1,0 +1,213 @@
+//! Whether the daemon uses the GPUs' driver. An operator can release it, so that the driver can be unloaded, a GPU reset
+//! or its MIG mode changed: while a process has the driver's device files open, all of these fail as "in use".
+
+use crate::gpu_watch::InventoryScanner;
+use crate::kernel_handle::KernelHandle;
+use berth_kernel::date::rfc3339_seconds;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::names::AllocationId;
+use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long a release waits for running calls of the driver.
+const CLOSE_WAIT: Duration = Duration::from_secs(10);
+
+/// A release of the driver, for `by`, until a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    /// The operator.
+    pub by: String,
+    /// The operator's reason; may be empty.
+    pub why: String,
+    /// Its start, milliseconds since 1970.
+    pub since_wall_ms: u64,
+    /// Its end, milliseconds since 1970. It ends earlier with [`DriverAccess::resume`], or once another driver is loaded.
+    pub until_wall_ms: u64,
+}
+
+impl Release {
+    /// Why no GPU can be used, for people.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        format!("the driver was released by {} until {}", self.by, rfc3339_seconds(self.until_wall_ms))
+    }
+}
+
+/// Why the driver was not released.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReleaseError {
+    /// The GPUs were not found yet.
+    #[error("the GPUs were not scanned yet, so there is no driver to release")]
+    NotStarted,
+    /// A GPU is held.
+    #[error(
+        "allocation {by} of {pod} holds a GPU: a driver that is unloaded or reset under it would end its work"
+    )]
+    Held {
+        /// The allocation.
+        by: AllocationId,
+        /// Its pod.
+        pod: String,
+    },
+    /// A call of the driver hangs, or its files stay open.
+    #[error("the driver was not released: {0}")]
+    Hung(String),
+}
+
+/// A release that was ordered.
+#[derive(Clone, Debug)]
+pub struct ReleaseOrder {
+    /// The operator.
+    pub by: String,
+    /// The operator's reason.
+    pub why: String,
+    /// How long the driver is released at most.
+    pub time: Duration,
+    /// Whether it is released although GPUs are held.
+    pub force: bool,
+}
+
+/// Releases and resumes the use of the driver. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct DriverAccess {
+    /// Set once the GPUs were found.
+    scanner: Arc<OnceLock<InventoryScanner>>,
+}
+
+impl DriverAccess {
+    /// Sets the scanner of the GPUs; only the first one counts.
+    pub fn set_scanner(&self, scanner: InventoryScanner) {
+        let _ = self.scanner.set(scanner);
+    }
+
+    /// The present release.
+    #[must_use]
+    pub fn release(&self) -> Option<Release> {
+        self.scanner.get()?.released.release()
+    }
+
+    /// Ends the use of the driver: all GPUs become unhealthy, so that nothing is granted, and the driver's library is closed.
+    /// Replaces an earlier release. Blocks for the present scan and for calls of the driver, seconds in all.
+    ///
+    /// # Errors
+    /// If a GPU is held and the order has no `force`, or if a call hangs; then the driver stays in use.
+    pub fn end_use(&self, kernel: &KernelHandle, order: ReleaseOrder) -> Result<Release, ReleaseError> {
+        let scanner = self.scanner.get().ok_or(ReleaseError::NotStarted)?;
+        let _turn = scanner.turn();
+        let find_holder = || if order.force { Ok(()) } else { no_holder(&kernel.snapshot()) };
+        find_holder()?;
+        let ReleaseOrder { by, why, time, .. } = order;
+        let since_wall_ms = kernel.now().wall_ms;
+        let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let release = Release { by, why, since_wall_ms, until_wall_ms: since_wall_ms.saturating_add(ms) };
+        scanner.released.begin(release.clone(), time, scanner.gpus().loaded_driver());
+        record(scanner, kernel);
+        // From now on nothing is granted. A grant that came before the scan was recorded is seen now.
+        let closed = find_holder().and_then(|()| {
+            scanner.gpus().close(CLOSE_WAIT).map_err(|error| ReleaseError::Hung(error.to_string()))
+        });
+        if let Err(error) = closed {
+            scanner.released.end();
+            return Err(error);
+        }
+        Ok(release)
+    }
+
+    /// Uses the driver again: a scan follows at once. Returns whether it was released.
+    #[must_use]
+    pub fn resume(&self) -> bool {
+        self.scanner.get().is_some_and(|scanner| scanner.released.end())
+    }
+}
+
+fn no_holder(ledger: &Ledger) -> Result<(), ReleaseError> {
+    let Some(allocation) = ledger.live.values().next() else { return Ok(()) };
+    let holder = &allocation.holder;
+    let pod = match (&holder.namespace, &holder.pod) {
+        (Some(namespace), Some(pod)) => format!("pod {namespace}/{pod}"),
+        _ => "a pod that is not known yet".to_owned(),
+    };
+    Err(ReleaseError::Held { by: allocation.id, pod })
+}
+
+fn record(scanner: &InventoryScanner, kernel: &KernelHandle) {
+    let recorded = scanner.scan().map(|inventory| kernel.record_scan(inventory));
+    if let Ok(Err(error)) = recorded {
+        tracing::warn!(%error, "a GPU scan could not be recorded");
+    }
+}
+
+/// The release that a scanner obeys.
+#[derive(Default)]
+pub(crate) struct Released {
+    active: Mutex<Option<Active>>,
+}
+
+struct Active {
+    release: Release,
+    ends: Instant,
+    /// The driver that was loaded at its start.
+    driver: Option<String>,
+}
+
+impl Released {
+    fn begin(&self, release: Release, time: Duration, driver: Option<String>) {
+        *self.active.lock() = Some(Active { release, ends: Instant::now() + time, driver });
+    }
+
+    /// Ends it. Returns whether there was one.
+    fn end(&self) -> bool {
+        self.active.lock().take().is_some()
+    }
+
+    /// Whether there is one.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.lock().is_some()
+    }
+
+    fn release(&self) -> Option<Release> {
+        self.active.lock().as_ref().map(|active| active.release.clone())
+    }
+
+    /// The release, unless its time is over or another driver was loaded.
+    pub(crate) fn current(&self, loaded_driver: impl FnOnce() -> Option<String>) -> Option<Release> {
+        let mut slot = self.active.lock();
+        let active = slot.as_ref()?;
+        let driver = loaded_driver();
+        let why = if Instant::now() >= active.ends {
+            "its time is over"
+        } else if driver.is_some() && driver != active.driver {
+            "another driver was loaded"
+        } else {
+            return Some(active.release.clone());
+        };
+        tracing::info!(by = active.release.by, "the driver is used again: {why}");
+        *slot = None;
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn released(time: Duration) -> Released {
+        let released = Released::default();
+        let release =
+            Release { by: "ada".into(), why: String::new(), since_wall_ms: 0, until_wall_ms: 1_800_000 };
+        released.begin(release, time, Some("570".into()));
+        released
+    }
+
+    #[test]
+    fn a_release_ends_with_its_time_or_with_another_driver() {
+        let lasting = released(Duration::from_secs(3600));
+        let reason = lasting.current(|| Some("570".into())).map(|release| release.reason());
+        assert_eq!(reason.as_deref(), Some("the driver was released by ada until 1970-01-01T00:30:00Z"));
+        assert!(lasting.current(|| None).is_some(), "unloaded");
+        assert_eq!(lasting.current(|| Some("580".into())), None);
+        assert!(!lasting.is_active());
+        assert_eq!(released(Duration::ZERO).current(|| Some("570".into())), None);
+    }
+}

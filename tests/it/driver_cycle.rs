@@ -1,0 +1,284 @@
+//! The driver's life: GPUs that start slowly, a fabric that is late, a driver that is replaced or released.
+
+use crate::daemon::{SOON, Serving, WHOLE};
+use crate::mig::Rig;
+use crate::wait::until;
+use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
+use berth_kernel::gpu::{Inventory, RECOVERY, Reading, ScanError};
+use berth_kernel::health::{XidRules, baseline_triage};
+use berth_kernel::policy::Severity;
+use berth_kernel::ports::Gpus;
+use fake_nvml::{Code, Fabric, FabricState, Fault, Installed, RecoveryAction, State};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const DEADLINE: Duration = Duration::from_millis(500);
+
+struct Bench {
+    gpus: NvmlGpus,
+    installed: Installed,
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new(state: &State, change: impl FnOnce(NvmlOptions) -> NvmlOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let installed = Installed::new(folder.path(), state).unwrap();
+        let options = NvmlOptions {
+            library: Some(installed.library().to_owned()),
+            sysfs: folder.path().to_owned(),
+            deadline: DEADLINE,
+            ..NvmlOptions::default()
+        };
+        let gpus = NvmlGpus::open(change(options)).unwrap();
+        Self { gpus, installed, folder }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        self.installed.change(change).unwrap();
+    }
+
+    fn scan(&self) -> Inventory {
+        self.gpus.scan().unwrap()
+    }
+
+    fn scan_until(&self, what: &str, holds: impl Fn(&Inventory) -> bool) -> Inventory {
+        let began = Instant::now();
+        loop {
+            let inventory = self.scan();
+            if holds(&inventory) {
+                return inventory;
+            }
+            assert!(began.elapsed() < SOON, "never {what}: {inventory:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn next(&self) -> Reading {
+        let began = Instant::now();
+        while began.elapsed() < SOON {
+            if let Ok(Some(reading)) = self.gpus.next_reading(Duration::from_millis(100)) {
+                return reading;
+            }
+        }
+        panic!("no reading");
+    }
+}
+
+fn errors(inventory: &Inventory) -> Vec<&ScanError> {
+    inventory.scan_errors.values().collect()
+}
+
+#[test]
+fn gpus_that_start_slowly_are_all_found_by_the_first_scan() {
+    let mut state = State::h100(8);
+    for gpu in &mut state.gpus {
+        gpu.cold_start_ms = 1500;
+    }
+    let began = Instant::now();
+    let bench = Bench::new(&state, |options| options);
+    let first = bench.scan();
+    assert_eq!((first.parts.len(), errors(&first)), (8, Vec::new()));
+    assert!(began.elapsed() < Duration::from_secs(8), "one after the other it takes twelve seconds");
+}
+
+#[test]
+fn one_slow_call_changes_nothing_and_two_in_a_row_are_an_error_until_a_good_scan() {
+    let bench = Bench::new(&State::h100(2), |options| options);
+    let before = bench.scan();
+    let slow = Fault::slow("nvmlDeviceGetMemoryInfo_v2", 1200).of_gpu(before.parts[0].id.as_str());
+    bench.change(|state| state.faults.push(slow.clone().times(1)));
+    let during = bench.scan();
+    assert_eq!((during.parts.len(), errors(&during)), (2, Vec::new()), "slow, not wrong");
+    assert!(during.usage.len() < 2, "it was not read");
+    bench.scan_until("read again", |inventory| inventory.usage.len() == 2);
+    bench.change(|state| state.faults = vec![slow]);
+    let hung = bench.scan_until("hung", |inventory| !inventory.scan_errors.is_empty());
+    let [error] = errors(&hung)[..] else { panic!("{hung:?}") };
+    assert!(error.heals_at_once && error.reason.contains("does not answer"), "{error:?}");
+    bench.change(|state| state.faults.clear());
+    bench.scan_until("well", |inventory| inventory.scan_errors.is_empty() && inventory.usage.len() == 2);
+}
+
+#[test]
+fn a_call_that_hangs_is_an_error_after_its_time() {
+    let bench =
+        Bench::new(&State::h100(2), |options| NvmlOptions { hung_after: Duration::from_secs(2), ..options });
+    bench.scan();
+    bench.change(|state| state.faults.push(Fault::hang("*")));
+    assert_eq!(errors(&bench.scan()).len(), 0);
+    let hung = bench.scan_until("hung", |inventory| !inventory.scan_errors.is_empty());
+    assert_eq!((hung.parts.len(), errors(&hung).len()), (2, 2));
+    bench.change(|state| state.faults.clear());
+    bench.scan_until("well", |inventory| inventory.scan_errors.is_empty());
+}
+
+#[test]
+fn a_contained_error_degrades_and_a_required_reset_makes_unhealthy() {
+    let bench = Bench::new(&State::h100(1), |options| options);
+    let uuid = bench.scan().parts[0].id.clone();
+    let severity = |reading: &Reading| baseline_triage(reading, &XidRules::default(), 60_000).severity;
+    bench.change(|state| state.contained_error(uuid.as_str()));
+    let event = bench.next();
+    assert_eq!((event.code, severity(&event)), (94, Severity::Degraded));
+    let signs = bench.scan().signs;
+    assert_eq!(signs.len(), 2, "the error is counted and its row waits: {signs:?}");
+    assert!(signs.iter().all(|sign| severity(sign) == Severity::Degraded), "{signs:?}");
+    bench.change(|state| state.require(uuid.as_str(), RecoveryAction::GpuReset));
+    let event = bench.next();
+    assert_eq!((event.source.as_str(), event.code, severity(&event)), (RECOVERY, 1, Severity::Unhealthy));
+    // Its end is no reading.
+    bench.change(|state| state.require(uuid.as_str(), RecoveryAction::None));
+    bench.change(|state| {
+        state.push_xid(uuid.as_str(), 31);
+    });
+    assert_eq!(bench.next().code, 31);
+}
+
+#[test]
+fn a_gpu_waits_for_its_fabric_and_its_links_are_read_once_that_is_ready() {
+    let mut state = State::h100(2);
+    for gpu in &mut state.gpus {
+        gpu.fabric = Some(Fabric { state: FabricState::InProgress, status: 0 });
+        gpu.nvlinks.iter_mut().flatten().for_each(|link| link.active = false);
+    }
+    let bench = Bench::new(&state, |options| options);
+    let links = |inventory: &Inventory| inventory.links.iter().next().unwrap().2.nvlinks;
+    let waiting = bench.scan();
+    assert!(errors(&waiting).iter().all(|error| error.heals_at_once), "{waiting:?}");
+    assert_eq!((errors(&waiting).len(), links(&waiting)), (2, 0));
+    bench.change(|state| {
+        for gpu in &mut state.gpus {
+            gpu.fabric = Some(Fabric::default());
+            gpu.nvlinks.iter_mut().flatten().for_each(|link| link.active = true);
+        }
+    });
+    let ready = bench.scan();
+    assert_eq!((errors(&ready).len(), links(&ready)), (0, 18));
+    bench.change(|state| state.gpus[0].fabric = Some(Fabric { state: FabricState::Completed, status: 3 }));
+    let failed = bench.scan();
+    let [error] = errors(&failed)[..] else { panic!("{failed:?}") };
+    assert!(error.reason.contains("NVML error 3"), "{error:?}");
+}
+
+fn inode(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).unwrap().ino()
+}
+
+#[test]
+fn a_driver_that_is_replaced_is_opened_from_its_new_files_and_a_stale_container_asks_for_a_restart() {
+    let stale_after = Duration::from_secs(1);
+    let bench =
+        Bench::new(&State::h100(2), |options| NvmlOptions { in_container: true, stale_after, ..options });
+    assert_eq!((errors(&bench.scan()).len(), bench.gpus.stale()), (0, None));
+    let library = bench.installed.library().to_owned();
+    let old = inode(&library);
+    bench.change(|state| {
+        state.stale_library = Some(old);
+        state.faults.push(Fault::fail("nvmlDeviceGetCount_v2", Code::LibRmVersionMismatch).times(1));
+    });
+    let mismatch = bench.scan_until("a mismatch", |inventory| !inventory.scan_errors.is_empty());
+    assert_eq!((mismatch.parts.len(), errors(&mismatch).len()), (2, 2));
+    std::thread::sleep(stale_after);
+    assert_eq!(errors(&bench.scan()).len(), 2);
+    let stale = bench.gpus.stale().unwrap();
+    assert!(stale.contains("different versions"), "{stale}");
+    // The new driver's mount arrives after all.
+    let new = bench.folder.path().join("new");
+    std::fs::copy(&library, &new).unwrap();
+    std::fs::rename(&new, &library).unwrap();
+    bench.change(|state| state.faults.clear());
+    assert_ne!(inode(&library), old);
+    bench.scan_until("well", |inventory| inventory.scan_errors.is_empty());
+    assert_eq!(bench.gpus.stale(), None);
+}
+
+/// Open files of this process with this path.
+fn held(path: &Path) -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == path)).count()
+}
+
+#[test]
+fn nvml_is_closed_with_its_files_and_a_call_that_hangs_is_named() {
+    let nodes = tempfile::tempdir().unwrap();
+    let node = nodes.path().join("nvidia0");
+    std::fs::write(&node, "").unwrap();
+    let mut state = State::h100(1);
+    state.gpus[0].held_file = Some(node.clone());
+    let device_nodes = nodes.path().join("nvidia");
+    let bench = Bench::new(&state, |options| NvmlOptions { device_nodes, ..options });
+    bench.scan();
+    assert_eq!(held(&node), 1);
+    bench.gpus.close(SOON).unwrap();
+    assert_eq!(held(&node), 0);
+    // The next scan opens it again.
+    assert_eq!((errors(&bench.scan()).len(), held(&node)), (0, 1));
+    bench.change(|state| state.faults.push(Fault::hang("nvmlShutdown")));
+    let error = bench.gpus.close(Duration::from_secs(2)).unwrap_err().to_string();
+    assert!(error.contains("nvmlShutdown does not answer"), "{error}");
+    // Scans go on meanwhile, with the library that is still open.
+    assert_eq!(errors(&bench.scan()).len(), 0);
+    bench.change(|state| state.faults.clear());
+}
+
+fn release(serving: &Serving, body: &Value) -> Value {
+    serving.call("POST", "/node/nvml/release", body)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_released_driver_is_closed_and_nothing_is_granted_until_it_is_used_again() {
+    let nodes = tempfile::tempdir().unwrap();
+    let node = nodes.path().join("nvidia0");
+    std::fs::write(&node, "").unwrap();
+    let mut state = State::h100(2);
+    state.gpus[0].held_file = Some(node.clone());
+    let rig = Rig::new(&state, "").await;
+    let serving = rig.house.serve();
+    rig.allocatable(&[(WHOLE, 2)]).await;
+    let pid = serving.child.id();
+    let held = || {
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        files.filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == node)).count()
+    };
+    assert_eq!(held(), 1);
+    // Held: refused, and nothing changes.
+    let pod = rig.house.start("holder", WHOLE, 1).await.unwrap();
+    let refused = release(&serving, &json!({}));
+    assert_eq!(refused["status"], 409, "{refused}");
+    assert!(refused["detail"].as_str().unwrap().contains("holds a GPU"), "{refused}");
+    rig.allocatable(&[(WHOLE, 2)]).await;
+    // Forced: closed, with the allocation kept.
+    let done = release(&serving, &json!({"reason": "upgrade", "force": true}));
+    assert_eq!((done["by"].as_str(), done["why"].as_str()), (Some("admin"), Some("upgrade")), "{done}");
+    assert_eq!(held(), 0);
+    rig.allocatable(&[(WHOLE, 0)]).await;
+    let node_state = serving.call("GET", "/node", &Value::Null);
+    assert_eq!(node_state["driverRelease"], done);
+    let gpus = serving.call("GET", "/gpus", &Value::Null);
+    for gpu in gpus["items"].as_array().unwrap() {
+        assert_eq!(gpu["health"]["state"], "unhealthy", "{gpu}");
+        assert!(gpu["health"]["reason"].as_str().unwrap().contains("released by admin"), "{gpu}");
+    }
+    assert!(rig.house.start("late", WHOLE, 1).await.is_err());
+    assert_eq!(serving.live().len(), 1);
+    serving.call("POST", "/node/nvml/resume", &Value::Null);
+    rig.allocatable(&[(WHOLE, 2)]).await;
+    until("used again", || held() == 1);
+    serving.until("its holder", |live| live.len() == 1 && live[0]["holder"]["podUid"] == pod);
+    assert_eq!(serving.call("GET", "/node", &Value::Null)["driverRelease"], Value::Null);
+    // Its time ends a release, too.
+    release(&serving, &json!({"forSeconds": 1, "force": true}));
+    rig.allocatable(&[(WHOLE, 0), (WHOLE, 2)]).await;
+    // A call that hangs: the driver stays in use.
+    rig.nvml.change(|state| state.faults.push(Fault::hang("nvmlShutdown"))).unwrap();
+    let hung = release(&serving, &json!({"force": true}));
+    assert_eq!(hung["status"], 409, "{hung}");
+    assert!(hung["detail"].as_str().unwrap().contains("nvmlShutdown does not answer"), "{hung}");
+    rig.nvml.change(|state| state.faults.clear()).unwrap();
+    rig.allocatable(&[(WHOLE, 2)]).await;
+    assert_eq!(rig.house.kubelet.anomalies(), []);
+}

@@ -109,6 +109,10 @@ deploy-render: deploy-tools
     python3 deploy/grafana/dashboard.py
     PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/deploy/chart.py --write
 
+# The image for amd64 and arm64 without Docker, as target/image/berth.tar; `just image release amd64`: another profile, one architecture
+image PROFILE="dist" *ARCHITECTURES:
+    python3 deploy/image/build.py --profile {{PROFILE}} {{ARCHITECTURES}}
+
 # deploy/ on a real control plane, Berth in its pod on a real kubelet; as `just e2e`, needs root, and Helm
 deploy-cluster *ARGS: deploy-tools
     cargo build --release --locked

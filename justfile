@@ -109,9 +109,13 @@ deploy-render: deploy-tools
     python3 deploy/grafana/dashboard.py
     PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/deploy/chart.py --write
 
-# deploy/ on a real control plane, Berth in its pod on a real kubelet; as `just e2e`, needs root, and Helm
+# The image for amd64 and arm64 without Docker, as target/image/berth.tar; `just image release amd64`: another profile, one architecture
+image PROFILE="dist" *ARCHITECTURES:
+    python3 deploy/image/build.py --profile {{PROFILE}} {{ARCHITECTURES}}
+
+# deploy/ on a real control plane, Berth in its pod on a real kubelet; `--image target/image/berth.tar`: that image; needs root, Helm
 deploy-cluster *ARGS: deploy-tools
-    cargo build --release --locked
+    {{ if ARGS =~ "--image" { "" } else { "cargo build --release --locked" } }}
     PATH="$(tests/deploy/tools.sh):$PATH" python3 tests/e2e/deployed.py {{ARGS}}
 
 # Write the API's document

@@ -17,6 +17,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 
 import chart  # noqa: E402
+import image  # noqa: E402
 import metrics  # noqa: E402
 import queries  # noqa: E402
 
@@ -335,6 +336,9 @@ class Check:
         self.note("promtool test rules", _ran(["promtool", "test", "rules", rules / "tests.yaml"]))
         self.note("queries of the dashboard can be read", _readable())
         self.note("hadolint", _ran(["hadolint", chart.REPO / "deploy" / "Dockerfile"]))
+        self.note("an image's archive", image.archive_faults())
+        self.note("the base of an image", image.base_faults())
+        self.note("an image's settings are those of the Dockerfile and the chart", image.settings_faults())
         self.note("metrics of a daemon", _ran([sys.executable, Path(metrics.__file__), "--berth", self._berth]))
         asked = [sys.executable, Path(queries.__file__), "--berth", self._berth]
         self.note("a Prometheus that scrapes it answers every query", _ran(asked))

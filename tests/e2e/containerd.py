@@ -64,6 +64,10 @@ class Containerd:
         """Takes the image of an archive, for pods to run."""
         self._ctr("-n", "k8s.io", "images", "import", archive)
 
+    def tag(self, name: str, other: str) -> None:
+        """Gives an image that is here another name, as a pull by that name would."""
+        self._ctr("-n", "k8s.io", "images", "tag", name, other)
+
     def _ctr(self, *args) -> str:
         return process.run([self._program("ctr"), "--address", CONTAINERD_SOCKET, *args], f"ctr {args[-1]}")
 

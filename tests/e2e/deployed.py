@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """deploy/manifests on a whole control plane and a real kubelet: `just deploy-cluster`, or `sudo -E python3 tests/e2e/deployed.py`.
 
-Berth runs in a pod here, as its DaemonSet says, with simulated GPUs and the token of its service account. What the
+Berth runs in a pod here, as its DaemonSet says, from the image that deploy/image builds: `--image` is one of `just image`,
+otherwise it is made of the program. Its GPUs are simulated, and its token is that of its service account. What the
 policies of deploy/ allow and refuse is asked of the API server itself. It needs what run.py needs, and Helm.
 Exit status: 0 all passed, 1 a case failed, 2 the test could not be run.
 """
@@ -10,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import base64
+import io
 import json
 import shutil
 import signal
 import ssl
 import sys
+import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -24,14 +27,19 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "deploy"))
+sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "deploy" / "image"))
 
+import build  # noqa: E402
 import chart  # noqa: E402
 import controlplane  # noqa: E402
+import debian  # noqa: E402
 import images  # noqa: E402
 import kubelet  # noqa: E402
 import machine  # noqa: E402
+import oci  # noqa: E402
 import places  # noqa: E402
 import process  # noqa: E402
+import program  # noqa: E402
 from controlplane import Answer, ControlPlane  # noqa: E402
 from node import Node  # noqa: E402
 from pods import NAMESPACE, Container, Pod  # noqa: E402
@@ -40,7 +48,6 @@ from say import Hopeless, Score, TestError, note, problem, until  # noqa: E402
 MANIFESTS = places.REPO / "deploy" / "manifests"
 #: The namespace and the service account of the manifests.
 BERTH = "berth"
-IMAGE = "berth.invalid/e2e/berth:1"
 #: Where the manifests have the kubelet's neighbour; the test's own folder instead, which is removed at its end.
 _STATE = places.LIB / "state"
 #: Nodes that are objects and nothing else.
@@ -59,10 +66,11 @@ _WHOLE, _SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 class Deployed:
     """The cases. Each builds on those before it."""
 
-    def __init__(self, node: Node, berth: Path) -> None:
+    def __init__(self, node: Node, berth: Path, image: oci.Archive) -> None:
         self.node = node
         self.cluster: ControlPlane = node.cluster
         self._berth = berth
+        self._image = image
 
     # What the API server takes
 
@@ -338,7 +346,7 @@ class Deployed:
         self.cluster.kubectl("label", "node", kubelet.NODE_NAME, "nvidia.com/gpu.present=true")
         self._ready("berth")
         self._allocatable({_WHOLE: 2})
-        return f"ready_and_listed_s={time.monotonic() - begin:.1f}"
+        return f"ready_and_listed_s={time.monotonic() - begin:.1f} image={self._image_of_pod()}"
 
     def it_has_no_more_than_it_needs(self) -> str:
         """As the kernel shows its process, which settings cannot change."""
@@ -531,6 +539,7 @@ class Deployed:
         file = features / "berth"
         until("the file for NFD is there", 120, lambda: file.exists() and product in file.read_text(encoding="ascii"))
         self._ready("berth")
+        self._image_of_pod()
         # Root of the node, who has no token there.
         process.run([self._berth, "gpu", "list"], "berth by the socket", {"BERTH_SERVER": f"unix://{socket}/admin.sock"})
         self._over_tls(secret, "gpu", "cordon", "0", "--reason", "e2e")
@@ -610,9 +619,8 @@ class Deployed:
     def _install(self, values: dict) -> None:
         """Helm's rendering of these values, with what is different on this machine."""
         address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(machine.API_SERVER_PORT)}
-        repository, _, tag = IMAGE.rpartition(":")
         here = {
-            "image": {"repository": repository, "tag": tag},
+            "image": {"digest": self._image.digest},
             "hostNetwork": True,
             "stateDir": str(_STATE),
             "extraEnv": [{"name": name, "value": value} for name, value in address.items()],
@@ -632,7 +640,6 @@ class Deployed:
         # The API server's address within the cluster is not forwarded here.
         address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(machine.API_SERVER_PORT)}
         patch = [
-            {"op": "replace", "path": f"{container}/image", "value": IMAGE},
             {"op": "add", "path": "/spec/template/spec/hostNetwork", "value": True},
             {"op": "add", "path": f"{container}/env/-", "value": simulated},
             {"op": "test", "path": "/spec/template/spec/volumes/1/name", "value": "state"},
@@ -660,6 +667,16 @@ class Deployed:
             raise TestError("there is none")
 
         until(f"the pod of {daemonset} is ready", 120, look)
+
+    def _image_of_pod(self) -> str:
+        """The ID of the image that the pod runs, by the kubelet's word. It must be that of the archive."""
+        [pod] = [pod for pod in self._pods() if "deletionTimestamp" not in pod["metadata"]]
+        seen = pod["status"]["containerStatuses"][0]["imageID"]
+        # By its digest if it has a name with one, and by its configuration otherwise.
+        known = [self._image.digest, *(one.config for one in self._image.images)]
+        if seen.rpartition("@")[2] not in known:
+            raise TestError(f"the pod runs the image {seen}, wanted one of {known}")
+        return seen
 
     def _pods(self) -> list[dict]:
         return self.cluster.get(f"/api/v1/namespaces/{BERTH}/pods?labelSelector=berth/daemonset")["items"]
@@ -879,6 +896,7 @@ def _plain_pod(name: str, node: str, more: dict | None = None, init: dict | None
 def main() -> int:
     parser = argparse.ArgumentParser(description="deploy/manifests on a real control plane and kubelet. Needs root and Go.")
     parser.add_argument("--berth", type=Path, default=places.REPO / "target" / "release" / "berth")
+    parser.add_argument("--image", type=Path, help="an archive of `just image`, in place of --berth")
     parser.add_argument("--logs", type=Path, default=places.cache() / "logs" / "deployed")
     args = parser.parse_args()
     for sort in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -888,7 +906,9 @@ def main() -> int:
         held = machine.lock()
         machine.check_no_other_kubelet()
         machine.check_no_other_berth()
-        if not args.berth.is_file():
+        if args.image and not args.image.is_file():
+            raise TestError(f"{args.image} is not there: run `just image` first")
+        if not args.image and not args.berth.is_file():
             raise TestError(f"{args.berth} is not there: run `cargo build --release` first")
         machine.install(machine.missing_packages())
         for module in (kubelet.MODULE, controlplane.ETCD, controlplane.MODULE):
@@ -897,12 +917,13 @@ def main() -> int:
         args.logs.mkdir(parents=True)
         with Node(args.logs) as node:
             note(f"kubelet {kubelet.MODULE.version}; logs in {args.logs}")
-            program = places.RUN / "berth"
-            shutil.copy(args.berth.resolve(), program)
-            node.containerd.take(images.of_program(places.RUN, IMAGE, program))
+            archive = args.image or _image_of(args.berth.resolve())
+            image = oci.inspect(archive)
+            node.containerd.take(archive)
+            node.containerd.tag(build.name(), f"{build.REPOSITORY}@{image.digest}")
             node.join(service_accounts=True)
             node.renew()
-            _play(Deployed(node, program), score)
+            _play(Deployed(node, _program_of(archive), image), score)
     except TestError as reason:
         problem(str(reason))
         return 2
@@ -912,6 +933,26 @@ def main() -> int:
     held.close()
     print(score.last_line(), flush=True)
     return 0 if score.failed == 0 and score.passed > 0 else 1
+
+
+def _image_of(berth: Path) -> Path:
+    """An image of that program for this machine."""
+    archive = places.RUN / "berth.tar"
+    try:
+        build.image({program.native().name: berth}, archive, refresh=False)
+    except (debian.PackageError, program.BuildError) as why:
+        raise TestError(str(why)) from why
+    return archive
+
+
+def _program_of(archive: Path) -> Path:
+    """The program of an image for this machine, as the operators' command."""
+    _, layers = oci.read(archive, program.native().name)
+    berth = places.RUN / "berth"
+    with tarfile.open(fileobj=io.BytesIO(layers[-1])) as tar:
+        berth.write_bytes(tar.extractfile("usr/bin/berth").read())
+    berth.chmod(0o755)
+    return berth
 
 
 def _play(deployed: Deployed, score: Score) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -44,19 +43,6 @@ def _build_pause(folder: Path) -> Path:
     process.run(compiler, "compile image/pause.c (a C compiler and static libc: Debian's gcc and libc6-dev)")
     layer = _tar(files={"pause": program.read_bytes()}, links={}, folders=[])
     return _archive(folder / "pause.tar", PAUSE, layer, {"Cmd": ["/pause"], "Env": ["PATH=/bin"]})
-
-
-def of_program(folder: Path, name: str, program: Path) -> Path:
-    """An archive of a program, the libraries that it is linked with, and nothing else: what deploy/Dockerfile makes, by
-    this machine's libraries. The program is the entry point."""
-    linked = process.run(["ldd", program], f"ldd {program}")
-    libraries = [Path(p) for p in re.findall(r"(/\S+) \(0x", linked)]
-    files = {f"usr/bin/{program.name}": program.read_bytes()}
-    files.update({str(path).lstrip("/"): path.read_bytes() for path in libraries})
-    folders = sorted({str(parent) for f in files for parent in Path(f).parents if str(parent) != "."})
-    layer = _tar(files=files, links={}, folders=folders)
-    config = {"Entrypoint": [f"/usr/bin/{program.name}"], "Env": ["PATH=/usr/bin"], "User": "0:0"}
-    return _archive(folder / f"{program.name}.tar", name, layer, config)
 
 
 def _archive(path: Path, name: str, layer: bytes, config: dict) -> Path:

@@ -258,7 +258,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end -}}
 {{- if hasSuffix "k8s-device-plugin" .Values.image.repository -}}
-{{- $lines = append $lines (printf "image.repository: %s is NVIDIA's plugin; set image.repository and image.tag to your image of Berth (deploy/Dockerfile)" .Values.image.repository) -}}
+{{- $lines = append $lines (printf "image.repository: %s is NVIDIA's plugin; set image.repository and image.tag to your image of Berth (docs/image.md)" .Values.image.repository) -}}
 {{- end -}}
 {{- $lines = concat $lines (include "berth.checkConfigs" (dict "values" .Values "prefix" "") | fromYamlArray) -}}
 {{- range $name, $own := .Values.profiles -}}

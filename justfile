@@ -18,7 +18,7 @@ lint:
 # The README's test command, and the members' own tests
 test:
     cargo test --locked
-    cargo test --locked -p demo -p fake-nvml -p harness -p kubelet-standin
+    cargo test --locked -p demo -p fake-nvml -p gpu-check -p harness -p kubelet-standin
 
 # The policies' native unit tests and lints
 policies-test:
@@ -75,6 +75,11 @@ load-admin *ARGS:
 bench *ARGS:
     cargo build --release --locked -p berth -p harness
     target/release/harness bench {{ARGS}}
+
+# On a machine with a GPU, without a kubelet: a verdict and figures in ten minutes (docs/gpu.md); builds only where cargo is
+gpu *ARGS:
+    if command -v cargo >/dev/null; then cargo build --release --locked -p berth -p gpu-check; fi
+    target/release/gpu-check {{ARGS}}
 
 # Against a real kubelet and a whole control plane: installs containerd and runc, builds the rest from Go modules, needs root
 e2e *ARGS:

@@ -1,0 +1,179 @@
+//! Step 6: the CDI spec that Berth makes of this machine, compared with NVIDIA's, and tried in a root folder of its own.
+
+use crate::check::{Check, skip};
+use crate::child;
+use crate::load::{arguments, cuda_paths};
+use crate::node::Node;
+use crate::spec_root::Spec;
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Berth's own spec.
+const OWN_SPEC: &str = "/var/run/cdi/berth-gpu.json";
+/// How long the daemon may take to write it.
+const WRITTEN_MAX: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Step 6: every host path of the spec exists; NVIDIA's own spec, if nvidia-ctk is there, has nothing that is missing; and
+/// as root, CUDA works in a root folder with nothing but the spec.
+pub(crate) fn check(check: &Check) -> anyhow::Result<()> {
+    if !berth(check, &["cdi", "--help"])?.status.success() {
+        return Err(skip("this berth has no `cdi check`"));
+    }
+    if check.is_fake() {
+        return Err(skip("the fake has no files of a driver"));
+    }
+    let spec = check.options.out.join("berth-gpu.json");
+    fs::copy(own_spec(check)?.path(), &spec).context("Berth's spec")?;
+    let parsed = Spec::read(&spec)?;
+    let missing: Vec<String> =
+        parsed.host_paths().into_iter().filter(|path| !Path::new(path).exists()).collect();
+    ensure!(missing.is_empty(), "the spec names files that do not exist: {}", missing.join(", "));
+    check.record.figure("libs", parsed.libraries());
+    compare(check, &spec)?;
+    try_spec(check, &spec)
+}
+
+/// Runs `berth` without a daemon.
+fn berth(check: &Check, arguments: &[&str]) -> anyhow::Result<Output> {
+    let mut command = Command::new(&check.options.berth);
+    command.args(arguments).stdin(Stdio::null());
+    child::ends_with_this_thread(&mut command);
+    command.output().with_context(|| format!("berth {}", arguments.join(" ")))
+}
+
+/// A file that is removed at the end, unless it was there before.
+struct Written {
+    path: PathBuf,
+    was_there: bool,
+    folder_was_there: bool,
+}
+
+impl Written {
+    fn at(path: &str) -> Self {
+        let path = PathBuf::from(path);
+        let folder_was_there = path.parent().is_some_and(Path::exists);
+        Self { was_there: path.exists(), folder_was_there, path }
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        if !self.was_there {
+            let _ = fs::remove_file(&self.path);
+        }
+        if let Some(folder) = self.path.parent().filter(|_| !self.folder_was_there) {
+            // Only if it is empty.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+/// Has the daemon write its spec.
+fn own_spec(check: &Check) -> anyhow::Result<Written> {
+    let written = Written::at(OWN_SPEC);
+    let began = SystemTime::now();
+    let keys = "containerEdits: { deviceListStrategy: [cdi-cri] }\ncdi: { generate: always }\n";
+    let node = Node::start(check, keys)?;
+    check.record.at("waiting for the spec");
+    let is_new = |path: &Path| {
+        fs::metadata(path).and_then(|data| data.modified()).is_ok_and(|modified| modified >= began)
+    };
+    let end = Instant::now() + WRITTEN_MAX;
+    while !is_new(&written.path) {
+        ensure!(Instant::now() < end, "the daemon has not written {OWN_SPEC}");
+        std::thread::sleep(INTERVAL);
+    }
+    node.stop()?;
+    Ok(written)
+}
+
+/// Compares with the spec that NVIDIA's toolkit makes of this machine.
+fn compare(check: &Check, own: &Path) -> anyhow::Result<()> {
+    check.record.at("nvidia-ctk cdi generate");
+    let folder = tempfile::tempdir()?;
+    let theirs = folder.path().join("nvidia.yaml");
+    let mut command = Command::new("nvidia-ctk");
+    command.args(["cdi", "generate", "--output"]).arg(&theirs).stdin(Stdio::null());
+    child::ends_with_this_thread(&mut command);
+    let generated = match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            check.record.note("NVIDIA's own spec: there is no nvidia-ctk");
+            return Ok(());
+        }
+        generated => generated.context("nvidia-ctk")?,
+    };
+    ensure!(
+        generated.status.success(),
+        "nvidia-ctk ended with {}: {}",
+        generated.status,
+        String::from_utf8_lossy(&generated.stderr).trim()
+    );
+    let (own, theirs) = (own.display().to_string(), theirs.display().to_string());
+    let compared = berth(check, &["cdi", "check", &own, "--against", &theirs, "-o", "json"])?;
+    let text = String::from_utf8_lossy(&compared.stdout);
+    if let Ok(answer) = serde_json::from_str::<Value>(&text) {
+        for figure in ["missing", "extra"] {
+            check.record.figure(figure, json!(answer[figure].as_array().map(Vec::len)));
+        }
+    }
+    ensure!(
+        compared.status.success(),
+        "cdi check: {} {}",
+        text.trim(),
+        String::from_utf8_lossy(&compared.stderr).trim()
+    );
+    Ok(())
+}
+
+/// As root: CUDA finds the GPU in a root folder that has what the spec names, and nothing else of the driver.
+fn try_spec(check: &Check, spec: &Path) -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        check.record.note("CUDA with the spec alone: needs root");
+        return Ok(());
+    }
+    check.record.at("CUDA with the spec alone");
+    let outside = match child::output("cuda-uuid", &arguments(&cuda_paths(check))) {
+        Ok(uuid) => uuid,
+        Err(error) => {
+            check.record.note(format!("CUDA with the spec alone: no CUDA: {error:#}"));
+            return Ok(());
+        }
+    };
+    let root = tempfile::tempdir()?;
+    let inside = child::output("spec-root", &[spec.as_os_str(), root.path().as_os_str()])
+        .context("CUDA with the spec alone")?;
+    ensure!(inside == outside, "CUDA with the spec alone finds {inside:?}, outside {outside:?}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Written;
+
+    #[test]
+    fn a_spec_that_was_not_there_is_removed_with_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cdi/berth-gpu.json");
+        let path_text = path.to_str().unwrap();
+        for _ in 0..2 {
+            let written = Written::at(path_text);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "{}").unwrap();
+            drop(written);
+            assert!(!path.parent().unwrap().exists());
+        }
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "{}").unwrap();
+        drop(Written::at(path_text));
+        assert!(path.exists(), "it was there before");
+    }
+}

@@ -3,6 +3,7 @@
 use super::names::PartId;
 use super::process::{Process, ProcessVisibility};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Most parts of one node: four times 16 GPUs with 7 MIG instances each.
 pub const PARTS_MAX: usize = 512;
@@ -170,6 +171,12 @@ impl ScanError {
     #[must_use]
     pub fn not_ready(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), heals_at_once: true }
+    }
+}
+
+impl fmt::Display for ScanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
     }
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 ///
 /// Closes NVML, so that no process of the daemon keeps the driver's device files open: an unload of the driver, a reset of
 /// a GPU and a change of its MIG mode fail while one does. All GPUs are unhealthy meanwhile, and nothing is granted.
-/// Refused while a GPU is held, unless forced. Allocations stay. The daemon uses the driver again when it is told to,
-/// when the time is over, when another driver is loaded, or when it is started again.
+/// Refused while a GPU is held, unless forced. Allocations stay. The daemon uses the driver again after
+/// `resume`, when the time is over, when another driver is loaded, or when it is started again.
 #[utoipa::path(post, path = "/api/v1/node/nvml/release", tag = "node", operation_id = "releaseDriver",
     request_body(content = ReleaseOrder, description = "The settings; optional"),
     responses(

@@ -46,7 +46,7 @@ fn scan(source: &GpuSource) -> anyhow::Result<FoundGpus> {
     anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
     let mut text = format!("{count} GPUs, {}", gpus.describe());
     for (gpu, error) in &inventory.scan_errors {
-        text += &format!("; {gpu} does not work: {}", error.reason);
+        text += &format!("; {gpu} does not work: {error}");
     }
     Ok(FoundGpus { text, parts: inventory.parts })
 }

@@ -32,7 +32,7 @@ enum StopReason {
     Reconfigured(ShutdownSignals),
 }
 
-/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, on which other daemons reload their configuration, changes nothing.
+/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP has the daemon read its configuration again (`daemon/reload.rs`).
 /// When the node's label selects another configuration, the daemon stops and the program starts again in the same process,
 /// which neither the kubelet nor systemd counts as a failure.
 ///
@@ -120,7 +120,7 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
     let outcome = tokio::select! {
         up = async {
             daemon.bring_up().await?;
-            std::future::pending().await
+            match daemon.follow_configuration().await? {}
         } => up,
         () = signals.recv() => Ok(false),
         () = reconfigured => Ok(true),
@@ -141,9 +141,11 @@ pub async fn wait_for_stop_signal() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The signals that end the daemon, and SIGHUP, which is only logged.
+/// The signals that end the daemon.
 struct ShutdownSignals {
-    hangup: Signal,
+    /// Has a handler from the first moment on: without one SIGHUP ends the process. [`Daemon::follow_configuration`] acts
+    /// on it.
+    _hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
@@ -151,7 +153,7 @@ struct ShutdownSignals {
 impl ShutdownSignals {
     fn new() -> std::io::Result<Self> {
         Ok(Self {
-            hangup: signal(SignalKind::hangup())?,
+            _hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
         })
@@ -159,14 +161,9 @@ impl ShutdownSignals {
 
     /// Returns at the next signal that ends the daemon.
     async fn recv(&mut self) {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return,
-                _ = self.interrupt.recv() => return,
-                _ = self.hangup.recv() => tracing::info!(
-                    "SIGHUP changes nothing: restart the daemon to use a changed configuration; running pods are not affected"
-                ),
-            }
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
     }
 }

@@ -20,7 +20,7 @@ use berth_kernel::stack::StackEntry;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::Signal;
 use tokio::time::{Instant, sleep_until};
 
 /// Interval of the checks whether the file changed. A change is read once two checks in a row found the same version, so
@@ -47,12 +47,9 @@ struct Checked {
 }
 
 impl Daemon {
-    /// Reads the configuration again at each change of its file and at SIGHUP. Never returns, except with an error.
-    ///
-    /// # Errors
-    /// If the signal handler cannot be installed.
-    pub async fn follow_configuration(&mut self) -> std::io::Result<Infallible> {
-        let mut hangup = signal(SignalKind::hangup())?;
+    /// Reads the configuration again at each change of its file and at each SIGHUP, also one that came since `hangup` was
+    /// created. Never returns.
+    pub(super) async fn follow_configuration(&mut self, mut hangup: Signal) -> Infallible {
         let Some(origin) = self.config.origin.clone() else {
             loop {
                 hangup.recv().await;
@@ -95,7 +92,7 @@ impl Daemon {
         let (running, node) = (self.config.clone(), self.kernel().snapshot());
         let check = move || check(&running, &node);
         let Checked { reloaded: Reloaded { config, mut changes }, entries } =
-            tokio::task::spawn_blocking(check).await.map_err(of_file)??;
+            tokio::task::spawn_blocking(check).await.map_err(|error| of_file(error.to_string()))??;
         self.try_stack(&config, &entries).await?;
         let from_api = self.kernel().snapshot().stack.from_api;
         if from_api {
@@ -145,7 +142,7 @@ impl Daemon {
                 Err(error) => Err(of_key(&config, "stack", &format!("{error:#}"))),
             }
         };
-        tokio::task::spawn_blocking(test).await.map_err(of_file)?
+        tokio::task::spawn_blocking(test).await.map_err(|error| of_file(error.to_string()))?
     }
 
     fn is_core_unchanged(&self, config: &Config, entries: &[StackEntry]) -> bool {
@@ -309,8 +306,8 @@ fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
 }
 
 /// An error of the file as a whole.
-fn of_file(what: impl ToString) -> Problems {
-    Problems::from_iter([Problem { place: None, key: String::new(), what: what.to_string() }])
+fn of_file(what: impl Into<String>) -> Problems {
+    Problems::from_iter([Problem { place: None, key: String::new(), what: what.into() }])
 }
 
 /// An error of this key, with its line.

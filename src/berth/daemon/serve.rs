@@ -101,6 +101,8 @@ fn run(
 
 async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<StopReason> {
     let mut signals = ShutdownSignals::new().context("cannot listen for signals")?;
+    // From the first moment on, so that a SIGHUP during the start is not lost.
+    let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     // A separate task, so that a signal ends the start even if it hangs on the disk.
     let build = tokio::spawn(async {
         wait_until_clock_is_set().await;
@@ -120,7 +122,7 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
     let outcome = tokio::select! {
         up = async {
             daemon.bring_up().await?;
-            match daemon.follow_configuration().await? {}
+            match daemon.follow_configuration(hangup).await {}
         } => up,
         () = signals.recv() => Ok(false),
         () = reconfigured => Ok(true),
@@ -143,8 +145,7 @@ pub async fn wait_for_stop_signal() -> std::io::Result<()> {
 
 /// The signals that end the daemon.
 struct ShutdownSignals {
-    /// Has a handler from the first moment on: without one SIGHUP ends the process. [`Daemon::follow_configuration`] acts
-    /// on it.
+    /// Has a handler, since without one SIGHUP ends the process.
     _hangup: Signal,
     terminate: Signal,
     interrupt: Signal,

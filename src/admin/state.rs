@@ -4,7 +4,7 @@
 use crate::allocation_cache::Written;
 use crate::event_feed::Feed;
 use crate::survey::Surveys;
-use berth_api::Kind;
+use berth_api::{ConfigurationState, Kind};
 use berth_core::metrics::Metrics;
 use berth_core::{Core, DriverAccess, KernelHandle, Lab, PolicyService};
 use berth_http::{Context, Failure};
@@ -86,6 +86,8 @@ pub struct NodeFacts {
     pub labels: Option<Step>,
     /// The stack of the configuration file.
     pub file_stack: FileStack,
+    /// The configuration file; `None` without one.
+    pub configuration: Option<ConfigurationState>,
 }
 
 /// A step of the start.

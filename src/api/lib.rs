@@ -2,6 +2,7 @@
 
 mod allocation;
 mod comparison;
+mod configuration;
 mod decision;
 mod drain;
 mod event;
@@ -22,6 +23,9 @@ pub use allocation::{
 pub use berth_kernel::date::rfc3339;
 pub use berth_kernel::policy::MODULE_BYTES_MAX;
 pub use comparison::{Candidate, Comparison, Difference, Explanation, Replay, Shadow, ShadowList};
+pub use configuration::{
+    ConfigurationError, ConfigurationState, SettingChange, SettingEffect, SettingProblem,
+};
 pub use decision::{
     CallResult, DecisionCall, DecisionReading, DecisionRecord, DecisionRecordList, DecisionRequest,
     JournalState, Outcome, parameters,

@@ -1,5 +1,6 @@
 //! The node, and the liveness and readiness of its daemon.
 
+use super::configuration::ConfigurationState;
 use super::process::ProcessSight;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -48,6 +49,9 @@ pub struct Node {
     pub hold: Option<String>,
     /// Whether the daemon can identify the processes on the GPUs.
     pub processes: ProcessSight,
+    /// The configuration file; absent if the daemon runs without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<ConfigurationState>,
     /// Revision of the active stack.
     #[schema(example = 3)]
     pub stack_revision: u64,

@@ -8,6 +8,7 @@ mod edits;
 mod file;
 mod gpus;
 pub mod nvidia;
+mod reload;
 mod source;
 mod tracing;
 mod trusted;
@@ -18,6 +19,7 @@ pub use choice::{Choice, Chosen};
 pub use file::{FileConfig, LabelSettings, StackEntryConfig};
 pub use gpus::{GpuSource, ProcessSettings};
 pub use nvidia::args::NvidiaArgs;
+pub use reload::{Effect, Origin, Reloaded, SettingChange, Versions};
 pub use source::{Source, read_text};
 pub use tracing::{Endpoint, Protocol, TracingSettings};
 
@@ -89,6 +91,8 @@ pub struct Config {
     pub stack: Vec<StackEntryConfig>,
     /// The file of these settings, for the line numbers of errors that are found later.
     pub source: Option<Arc<Source>>,
+    /// The files of these settings, to read them again; `None` without a file.
+    pub origin: Option<Arc<Origin>>,
     /// The file that a node label selected, if `--config-dir` is set.
     pub chosen: Option<Chosen>,
     /// Whether readings and failing calls make a GPU unhealthy; if not, only a missing GPU is withheld.
@@ -114,11 +118,10 @@ impl Config {
         base: Option<&Path>,
         args: &ServeArgs,
     ) -> Result<Self, ConfigError> {
-        let base = base.map(Source::read).transpose()?;
-        let mut config = match file.map(Source::read).transpose()? {
-            Some(source) => match source.settings_with_base(base.as_ref(), args) {
-                (Some(config), problems) if problems.is_empty() => config,
-                (_, problems) => return Err(source.error(problems)),
+        let mut config = match file {
+            Some(file) => match Origin::new(args, file, base).read()? {
+                (Some(config), problems, _) if problems.is_empty() => config,
+                (_, problems, source) => return Err(source.error(problems)),
             },
             None => Self::merge(args, FileConfig::default())?,
         };
@@ -225,6 +228,7 @@ impl Config {
             state_dir,
             edits,
             source: None,
+            origin: None,
             fail_on_init_error: args.nvidia.fail_on_init_error.or(file.fail_on_init_error).unwrap_or(false),
             notices,
         })

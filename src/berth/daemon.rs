@@ -8,6 +8,7 @@ mod labels;
 mod memory;
 mod policies;
 mod progress;
+mod reload;
 mod serve;
 mod setup;
 
@@ -79,6 +80,7 @@ pub struct Daemon {
     config: Config,
     options: Options,
     middle: RunningCore,
+    wasm: Arc<WasmPolicies>,
     progress: Arc<Progress>,
     admin: berth_http::Running,
     gpus: Option<GpuWatch>,
@@ -121,8 +123,7 @@ impl Daemon {
         policies.tidy(|digest| snapshot.policies.contains_key(digest));
         let policies = Arc::new(policies);
         let baseline = baseline(&config);
-        let rules = config.rules.clone();
-        let middle = berth_core::start(keeper, &policies, clock, rules, baseline, open_journal(&config))
+        let middle = berth_core::start(keeper, &policies, clock, baseline, open_journal(&config))
             .context("cannot start the keeper")?;
         let loader = PolicyLoader::new(middle.core.policies.clone(), config.rules.trusted_keys.clone());
         let node_progress = Arc::clone(&progress);
@@ -135,6 +136,7 @@ impl Daemon {
             config,
             options,
             middle,
+            wasm: policies,
             progress,
             admin,
             gpus: None,
@@ -145,6 +147,7 @@ impl Daemon {
             configuration,
             tasks: JoinSet::new(),
         };
+        daemon.show_configuration();
         daemon.tasks.spawn(progress::run_heartbeat(Arc::clone(daemon.kernel().counters())));
         if let Some(cause) = loader.load_all().await? {
             let (progress, interval) = (Arc::clone(&daemon.progress), daemon.options.stack_again);
@@ -341,7 +344,7 @@ impl Daemon {
             Ok(entries) => FileStack { entries, trouble: None },
             Err(error) if snapshot.stack.from_api => {
                 tracing::error!("the stack of the configuration cannot be used: {error}");
-                FileStack { entries: Vec::new(), trouble: Some(error) }
+                FileStack { entries: Vec::new(), trouble: Some(error.to_string()) }
             }
             Err(error) => anyhow::bail!("the stack of the configuration cannot be used: {error}"),
         };

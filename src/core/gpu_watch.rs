@@ -3,6 +3,7 @@
 
 use crate::driver_access::Released;
 use crate::kernel_handle::KernelHandle;
+use crate::shared::Shared;
 use berth_kernel::gpu::{Inventory, Part, ScanError};
 use berth_kernel::ports::{Gpus, GpusError, Processes};
 use berth_kernel::process::{Owner, ProcessIdentity, UnknownReason};
@@ -21,6 +22,8 @@ const EVENT_RETRY: Duration = Duration::from_secs(5);
 /// The running threads.
 pub struct GpuWatch {
     stop: Arc<AtomicBool>,
+    interval: Shared<Duration>,
+    kernel: KernelHandle,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -35,20 +38,29 @@ impl GpuWatch {
         interval: Duration,
     ) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        kernel.counters().gpus.start_scanning(interval);
+        let interval = Shared::new(interval);
+        kernel.counters().gpus.start_scanning(*interval.get());
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work)
         };
         let scans = {
             let (scanner, kernel, stop) = (scanner.clone(), kernel.clone(), Arc::clone(&stop));
-            spawn("gpu-scan", Box::new(move || run_scans(&scanner, &kernel, &stop, interval)))?
+            let interval = interval.clone();
+            spawn("gpu-scan", Box::new(move || run_scans(&scanner, &kernel, &stop, &interval)))?
         };
         let mut threads = vec![scans];
         if scanner.has_health_checks() {
             let (gpus, kernel, stop) = (Arc::clone(scanner.gpus()), kernel.clone(), Arc::clone(&stop));
             threads.push(spawn("gpu-events", Box::new(move || run_events(&*gpus, &kernel, &stop)))?);
         }
-        Ok(Self { stop, threads })
+        Ok(Self { stop, interval, kernel: kernel.clone(), threads })
+    }
+
+    /// Changes the interval of the scans. The pause that is under way ends by the new one, too.
+    pub fn set_interval(&self, interval: Duration) {
+        let before = self.interval.replace(interval);
+        // Liveness expects the next scan by the longer one; that scan sets the new one.
+        self.kernel.counters().gpus.set_scan_interval(interval.max(*before));
     }
 
     /// Signals both threads to end. Does not wait: a thread in a hung NVML call ends with the process.
@@ -60,12 +72,18 @@ impl GpuWatch {
     }
 }
 
-fn run_scans(scanner: &InventoryScanner, kernel: &KernelHandle, stop: &AtomicBool, interval: Duration) {
+fn run_scans(
+    scanner: &InventoryScanner,
+    kernel: &KernelHandle,
+    stop: &AtomicBool,
+    interval: &Shared<Duration>,
+) {
     let mut failing = false;
     let counters = &kernel.counters().gpus;
     while pause_until_resumed(interval, stop, scanner) {
         // Held for the whole iteration: `/livez` fails if this thread panics while it handles a scan, as if it hangs.
         let _busy = counters.heartbeat.begin();
+        counters.set_scan_interval(*interval.get());
         let _turn = scanner.turn();
         let began = Instant::now();
         let scan = scanner.scan();
@@ -110,11 +128,15 @@ fn run_events(gpus: &dyn Gpus, kernel: &KernelHandle, stop: &AtomicBool) {
     }
 }
 
-/// Waits like [`pause`], but not past the begin or the end of a release of the driver.
-fn pause_until_resumed(wait: Duration, stop: &AtomicBool, scanner: &InventoryScanner) -> bool {
-    let (end, was_released) = (Instant::now() + wait, scanner.released.is_active());
-    while Instant::now() < end && was_released == scanner.released.is_active() {
-        if !pause(EVENT_WAIT.min(end.saturating_duration_since(Instant::now())), stop) {
+/// Waits like [`pause`], for the newest interval, but not past the begin or the end of a release of the driver.
+fn pause_until_resumed(interval: &Shared<Duration>, stop: &AtomicBool, scanner: &InventoryScanner) -> bool {
+    let (began, was_released) = (Instant::now(), scanner.released.is_active());
+    while was_released == scanner.released.is_active() {
+        let left = interval.get().saturating_sub(began.elapsed());
+        if left.is_zero() {
+            break;
+        }
+        if !pause(EVENT_WAIT.min(left), stop) {
             return false;
         }
     }

@@ -1,8 +1,9 @@
 //! Jobs of the policy thread, with their results.
 
 use crate::keeper::{CommandError, CommandResult, Snapshot};
+use crate::stack::Baseline;
 use berth_kernel::allocation::Allocation;
-use berth_kernel::command::{Attempt, NewStack};
+use berth_kernel::command::{Attempt, NewStack, Rules};
 use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement};
@@ -33,11 +34,27 @@ pub(crate) enum OtherJob {
         expected: Option<u64>,
         reply: oneshot::Sender<Result<Snapshot, ActivateError>>,
     },
+    Reconfigure {
+        new: Box<Reconfiguration>,
+        reply: oneshot::Sender<Result<Snapshot, ActivateError>>,
+    },
     Unsuspend {
         index: usize,
         revision: u64,
         reply: oneshot::Sender<Result<bool, CommandError>>,
     },
+}
+
+/// New settings of a running core. The devices that are held stay listed until they are free (I10), as after a start with
+/// these settings.
+#[derive(Clone, Debug)]
+pub struct Reconfiguration {
+    /// The kernel's rules.
+    pub rules: Rules,
+    /// The answers if all policies pass.
+    pub baseline: Baseline,
+    /// The stack that replaces the active one, with the revision of that one; `None`: the active one stays.
+    pub stack: Option<(NewStack, u64)>,
 }
 
 /// A grant, and the ledger that holds it.

@@ -9,6 +9,7 @@ mod inbox;
 pub use inbox::{Handle, KUBELET_INBOX, OTHER_INBOX, Running, spawn};
 
 use crate::counters::Counters;
+use crate::shared::Shared;
 use crate::spans;
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};
@@ -88,7 +89,7 @@ pub type CommandResult = Result<Applied, CommandError>;
 pub struct Keeper {
     ledger: Snapshot,
     store: Box<dyn Store>,
-    rules: Rules,
+    rules: Shared<Rules>,
     clock: Arc<dyn Clock>,
     publisher: watch::Sender<Snapshot>,
     /// The GPUs' health as the store holds it.
@@ -117,7 +118,7 @@ impl Keeper {
         Ok(Self {
             ledger,
             store,
-            rules,
+            rules: Shared::new(rules),
             clock,
             publisher,
             persisted_health,
@@ -133,6 +134,11 @@ impl Keeper {
         Arc::clone(&self.ledger)
     }
 
+    /// The rules, which may be replaced between two turns.
+    pub(crate) fn rules(&self) -> Shared<Rules> {
+        self.rules.clone()
+    }
+
     /// Error of the store, if it failed: until it is read again, memory and disk may differ.
     #[must_use]
     pub fn store_error(&self) -> Option<String> {
@@ -146,13 +152,14 @@ impl Keeper {
     /// If the command is refused, or the store fails.
     pub fn turn(&mut self, command: &Command) -> CommandResult {
         let now = self.clock.now();
+        let rules = self.rules.get();
         if matches!(command, Command::RecordScan(_) | Command::ApplyTriage { .. }) {
-            self.publish_derived(&decide(&self.ledger, &self.rules, command, now).entry);
+            self.publish_derived(&decide(&self.ledger, &rules, command, now).entry);
         }
         if self.reopen_at.is_some_and(|at| now.mono_ms >= at) {
             self.reopen();
         }
-        let Verdict { entry, refusal } = decide(&self.ledger, &self.rules, command, now);
+        let Verdict { entry, refusal } = decide(&self.ledger, &rules, command, now);
         let entry = Arc::new(entry);
         if !entry.changes.is_empty() {
             self.commit(&entry)?;

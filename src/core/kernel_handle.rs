@@ -3,6 +3,7 @@
 use crate::counters::{Counters, Versions};
 use crate::jobs::{Granted, KubeletJob, OtherJob};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
+use crate::shared::Shared;
 use crate::stack::policy_stats::PolicyStats;
 use crate::stack::{CallCounters, EntryStats, OfferNotes, PolicyStatuses};
 use berth_kernel::command::{Attempt, Command, Rules};
@@ -37,7 +38,7 @@ pub struct KernelHandle {
     pub(crate) kubelet_jobs: Sender<(tracing::Span, KubeletJob)>,
     pub(crate) other_jobs: Sender<(tracing::Span, OtherJob)>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) rules: Arc<Rules>,
+    pub(crate) rules: Shared<Rules>,
     pub(crate) policy_stats: PolicyStats,
 }
 
@@ -62,8 +63,8 @@ impl KernelHandle {
 
     /// The rules in force.
     #[must_use]
-    pub fn rules(&self) -> &Rules {
-        &self.rules
+    pub fn rules(&self) -> Arc<Rules> {
+        self.rules.get()
     }
 
     /// Error of the store, if it failed.
@@ -75,7 +76,7 @@ impl KernelHandle {
     /// The devices of one resource as the kubelet is sent them (I3).
     #[must_use]
     pub fn listing(&self, snapshot: &Snapshot, resource: &Resource) -> Vec<ListedDevice> {
-        listing(snapshot, resource, self.rules.overcommit_percent)
+        listing(snapshot, resource, self.rules().overcommit_percent)
     }
 
     /// Call statistics of the stack entry at this index since its activation.
@@ -107,7 +108,7 @@ impl KernelHandle {
             }
         }
         let snapshot = self.snapshot();
-        let request = placement::without_ungrantable(&snapshot, &request, self.rules.overcommit_percent);
+        let request = placement::without_ungrantable(&snapshot, &request, self.rules().overcommit_percent);
         (placement::baseline(&snapshot, &request), Decider::Baseline)
     }
 

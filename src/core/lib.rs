@@ -15,20 +15,21 @@ pub mod metrics;
 pub mod policies;
 mod policy_thread;
 pub mod policy_transitions;
+mod shared;
 pub mod spans;
 pub mod stack;
 pub mod transition_log;
 
 pub use driver_access::{DriverAccess, Release, ReleaseError, ReleaseOrder};
 pub use gpu_watch::{GpuWatch, InventoryScanner};
-pub use jobs::{ActivateError, Granted, Unprepared};
+pub use jobs::{ActivateError, Granted, Reconfiguration, Unprepared};
 pub use kernel_handle::KernelHandle;
 pub use lab::Lab;
 pub use policies::PolicyService;
+pub use shared::Shared;
 
 use crate::stack::Baseline;
 use crate::stack::policy_stats::PolicyStats;
-use berth_kernel::command::Rules;
 use berth_kernel::ports::{Clock, Journal, PolicyFiles, PolicyRuntime};
 use crossbeam_channel::bounded;
 use keeper::Keeper;
@@ -70,15 +71,15 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
     keeper: Keeper,
     policies: &Arc<P>,
     clock: Arc<dyn Clock>,
-    rules: Rules,
     baseline: Baseline,
     journal: Option<Arc<dyn Journal>>,
 ) -> std::io::Result<RunningCore> {
     let (nudge, nudges) = bounded(1);
+    let rules = keeper.rules();
     let running = keeper::spawn(keeper, nudge)?;
     let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
     let (other_jobs, other) = bounded(OTHER_JOBS);
-    let (rules, baseline, policy_stats) = (Arc::new(rules), Arc::new(baseline), PolicyStats::default());
+    let (baseline, policy_stats) = (Shared::new(baseline), PolicyStats::default());
     let runtime: Arc<dyn PolicyRuntime> = Arc::clone(policies) as _;
     let shadows = Arc::default();
     let recording = lab::recorder::start(Arc::clone(&runtime), journal.clone(), Arc::clone(&shadows))?;
@@ -87,8 +88,8 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
         recording.recorder,
         Arc::clone(&runtime),
         Arc::clone(&clock),
-        Arc::clone(&baseline),
-        Arc::clone(&rules),
+        baseline.clone(),
+        rules.clone(),
         policy_stats.clone(),
     );
     let inboxes = Inboxes { kubelet, other, nudge: nudges };

@@ -10,10 +10,11 @@ pub use prepare::Prepared;
 pub(crate) use prepare::{at_low_priority, lower_priority};
 pub use upload::{DeleteError, DeletePrecondition, Upload, UploadError};
 
-use crate::jobs::{ActivateError, OtherJob};
+use crate::jobs::{ActivateError, OtherJob, Reconfiguration};
 use crate::keeper::{CommandError, Snapshot};
 use crate::kernel_handle::{KernelHandle, send, within};
 use crate::lab::shadow::Shadows;
+use crate::shared::Shared;
 use crate::spans;
 use crate::stack::{Baseline, DryRun, TIME_FACTOR};
 use berth_kernel::command::NewStack;
@@ -32,7 +33,7 @@ const TURN_MAX: Duration = Duration::from_secs(20);
 pub struct PolicyService {
     pub(crate) kernel: KernelHandle,
     pub(crate) runtime: Arc<dyn PolicyRuntime>,
-    pub(crate) baseline: Arc<Baseline>,
+    pub(crate) baseline: Shared<Baseline>,
     pub(crate) shadows: Arc<Shadows>,
     files: Arc<dyn PolicyFiles>,
     /// Uploads hold it shared, deletions exclusively, or a deletion could remove the files of a concurrent upload.
@@ -48,7 +49,7 @@ impl PolicyService {
         kernel: KernelHandle,
         files: Arc<dyn PolicyFiles>,
         runtime: Arc<dyn PolicyRuntime>,
-        baseline: Arc<Baseline>,
+        baseline: Shared<Baseline>,
         shadows: Arc<Shadows>,
     ) -> Self {
         let (files_lock, preparing, trying) = (Arc::default(), Arc::default(), Arc::default());
@@ -106,6 +107,29 @@ impl PolicyService {
         within(answer).await.map_err(ActivateError::Command)?
     }
 
+    /// Applies new settings; the caller has tried their stack. As for an activation, the policies of that stack are prepared
+    /// first.
+    ///
+    /// # Errors
+    /// As for [`Self::activate`]; nothing has changed then.
+    pub async fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
+        let entries = new.stack.iter().flat_map(|(stack, _)| &stack.entries);
+        let prepared = self.prepare(entries.map(|entry| &entry.digest)).await;
+        let reconfigured = match prepared {
+            Ok(_prepared) => self.submit_reconfiguration(new).await,
+            Err(error) => Err(ActivateError::Unprepared(error)),
+        };
+        self.unload_unused();
+        reconfigured
+    }
+
+    async fn submit_reconfiguration(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
+        let (reply, answer) = oneshot::channel();
+        send(&self.kernel.other_jobs, OtherJob::Reconfigure { new: Box::new(new), reply })
+            .map_err(ActivateError::Command)?;
+        within(answer).await.map_err(ActivateError::Command)?
+    }
+
     /// Tries a stack on the live node, off the policy thread: a dry run calls more hooks than an activation
     /// needs.
     pub(crate) async fn try_stack(&self, stack: &NewStack) -> Result<(), ActivateError> {
@@ -120,8 +144,8 @@ impl PolicyService {
                 policies: &*service.runtime,
                 node: &service.kernel.snapshot(),
                 now: service.kernel.now(),
-                baseline: &service.baseline,
-                rules: service.kernel.rules(),
+                baseline: &service.baseline.get(),
+                rules: &service.kernel.rules(),
                 time_factor: TIME_FACTOR,
             };
             dry_run.run().map(drop).map_err(ActivateError::from)

@@ -3,9 +3,10 @@
 //! One thread suffices, since the kubelet calls serially and a policy call takes tens of microseconds. The
 //! kubelet's jobs go first; offers are evaluated again when no job waits.
 
-use crate::jobs::{ActivateError, Granted, KubeletJob, OtherJob};
+use crate::jobs::{ActivateError, Granted, KubeletJob, OtherJob, Reconfiguration};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::lab::recorder::Recorder;
+use crate::shared::Shared;
 use crate::spans;
 use crate::stack::evaluate::outcome;
 use crate::stack::fault_log::FaultLog;
@@ -52,8 +53,8 @@ pub(crate) struct Worker {
     recorder: Recorder,
     policies: Arc<dyn PolicyRuntime>,
     clock: Arc<dyn Clock>,
-    baseline: Arc<Baseline>,
-    rules: Arc<Rules>,
+    baseline: Shared<Baseline>,
+    rules: Shared<Rules>,
     policy_stats: PolicyStats,
     /// The offers that were recorded last.
     last_offers: RefCell<Option<RecordedOffers>>,
@@ -76,8 +77,8 @@ impl Worker {
         recorder: Recorder,
         policies: Arc<dyn PolicyRuntime>,
         clock: Arc<dyn Clock>,
-        baseline: Arc<Baseline>,
-        rules: Arc<Rules>,
+        baseline: Shared<Baseline>,
+        rules: Shared<Rules>,
         policy_stats: PolicyStats,
     ) -> Self {
         let (last_offers, fault_log, last_signs) = Default::default();
@@ -153,7 +154,8 @@ impl Worker {
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
                 // The journal records the request as policies see it.
-                let request = placement::without_ungrantable(&node, &request, self.rules.overcommit_percent);
+                let request =
+                    placement::without_ungrantable(&node, &request, self.rules.get().overcommit_percent);
                 let ((placement, by), evaluated) =
                     self.evaluate(&node, Hook::Place, |evaluation| evaluation.place(&request));
                 let _ = reply.send((placement.clone(), by.clone()));
@@ -178,6 +180,12 @@ impl Worker {
                 let _ = reply.send(activated);
                 return offered;
             }
+            OtherJob::Reconfigure { new, reply } => {
+                let reconfigured = self.reconfigure(*new);
+                let offered = reconfigured.is_ok();
+                let _ = reply.send(reconfigured);
+                return offered;
+            }
             OtherJob::Unsuspend { index, revision, reply } => {
                 let _ = reply.send(self.unsuspend(index, revision));
             }
@@ -195,6 +203,7 @@ impl Worker {
     ) -> (T, Evaluated) {
         let mut faults = self.policy_stats.faults();
         let mut evaluated = Evaluated { now: self.clock.now(), calls: Vec::new() };
+        let baseline = self.baseline.get();
         let span = spans::stack(hook.as_str());
         let _inside = span.enter();
         let answer = evaluate(Evaluation {
@@ -203,8 +212,8 @@ impl Worker {
             node,
             now: evaluated.now,
             faults: &mut faults,
-            baseline: &self.baseline,
-            overcommit_percent: self.rules.overcommit_percent,
+            baseline: &baseline,
+            overcommit_percent: self.rules.get().overcommit_percent,
             calls: &mut evaluated.calls,
             time_factor: 1,
         });
@@ -231,7 +240,7 @@ impl Worker {
         let mut again = false;
         loop {
             let node = self.keeper.snapshot();
-            let (answer, evaluated) = match self.baseline.mps_denial(&request.resource) {
+            let (answer, evaluated) = match self.baseline.get().mps_denial(&request.resource) {
                 Some(denial) => (denial, Evaluated { now: self.clock.now(), calls: Vec::new() }),
                 None => self.evaluate(&node, Hook::Admit, |evaluation| evaluation.admit(request)),
             };
@@ -341,8 +350,8 @@ impl Worker {
             policies: &*self.policies,
             node: &node,
             now: self.clock.now(),
-            baseline: &self.baseline,
-            rules: &self.rules,
+            baseline: &self.baseline.get(),
+            rules: &self.rules.get(),
             time_factor: 1,
         };
         let offers = dry_run.offers().map_err(ActivateError::from)?;
@@ -352,6 +361,22 @@ impl Worker {
         self.policy_stats.faults.lock().reset();
         self.policy_stats.publish(&applied.snapshot.stack);
         Ok(applied.snapshot)
+    }
+
+    /// Applies new settings, by the same commands to the keeper as a start with them. If the new offers cannot be recorded,
+    /// the old settings stay.
+    fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
+        let Reconfiguration { rules, baseline, stack } = new;
+        let (old_rules, old_baseline) = (self.rules.replace(rules), self.baseline.replace(baseline));
+        let result = match stack {
+            Some((stack, revision)) => self.activate(stack, Some(revision)),
+            None => self.reoffer().map(|(applied, _)| applied.snapshot).map_err(ActivateError::Command),
+        };
+        if result.is_err() {
+            self.rules.replace(old_rules);
+            self.baseline.replace(old_baseline);
+        }
+        result
     }
 
     fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, CommandError> {

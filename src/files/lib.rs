@@ -5,7 +5,10 @@
 //! regular file.
 
 pub mod socket;
+mod version;
 pub mod yaml;
+
+pub use version::FileVersion;
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read};

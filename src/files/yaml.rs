@@ -12,6 +12,7 @@ pub use read::LeftOut;
 pub use tree::Shape;
 
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use tree::Node;
 
 /// A file's text, parsed.
@@ -71,6 +72,14 @@ impl Document {
         };
         let path = self.root.find(node.id).map_or(known.clone(), |(path, _)| path);
         Problem { place: Some(node.place), key: path + &key[known.len()..], what }
+    }
+
+    /// Every scalar as text, by its path; an empty list is `[]` and an empty mapping is `{}`.
+    #[must_use]
+    pub fn scalars(&self) -> BTreeMap<String, String> {
+        let mut scalars = BTreeMap::new();
+        self.root.collect_scalars("", &mut scalars);
+        scalars
     }
 
     /// Leaves out the value of a key, or of its innermost parent in the file. Returns whether one was added.

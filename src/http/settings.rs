@@ -39,7 +39,7 @@ impl Right {
 }
 
 /// The callers, besides those with the token of the first start.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdminAccess {
     /// Further tokens.
     pub tokens: Vec<NamedToken>,

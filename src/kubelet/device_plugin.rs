@@ -15,7 +15,7 @@ use crate::edits::Edits;
 use berth_core::counters::{CODES, Rpc};
 use berth_core::keeper::CommandError;
 use berth_core::spans;
-use berth_core::{Granted, KernelHandle};
+use berth_core::{Granted, KernelHandle, Shared};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::Attempt;
 use berth_kernel::names::{DeviceId, Resource};
@@ -35,7 +35,7 @@ const CONTAINERS_MAX: usize = 16;
 pub(super) struct Handler {
     pub(super) resource: Resource,
     pub(super) kernel: KernelHandle,
-    pub(super) edits: Arc<Edits>,
+    pub(super) edits: Shared<Edits>,
     pub(super) reconciler: Arc<Reconciler>,
     pub(super) device_list: Arc<DeviceList>,
     /// When the Register in progress began. A connection accepted since then on which
@@ -277,7 +277,7 @@ impl Handler {
             "granted"
         );
         let response = |devices| {
-            convert::response(&Allocation { devices, ..allocation.clone() }, &snapshot, &self.edits)
+            convert::response(&Allocation { devices, ..allocation.clone() }, &snapshot, &self.edits.get())
         };
         Ok(containers.into_iter().map(response).collect())
     }

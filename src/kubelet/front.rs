@@ -6,9 +6,10 @@ use super::folder::FolderWatcher;
 use super::plugin::Registrations;
 use super::pods_api;
 use super::reconciler::{ReconcileError, Reconciler};
-use super::settings::Settings;
+use super::settings::{ReconcileTiming, Settings};
 use super::supervisor::Supervisor;
-use berth_core::KernelHandle;
+use crate::edits::Edits;
+use berth_core::{KernelHandle, Shared};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -30,6 +31,8 @@ pub enum AdoptError {
 /// The kubelet front end, not started yet.
 pub struct Front {
     settings: Arc<Settings>,
+    edits: Shared<Edits>,
+    timing: Shared<ReconcileTiming>,
     kernel: KernelHandle,
     folder: FolderWatcher,
     device_lists: Arc<DeviceLists>,
@@ -40,16 +43,18 @@ impl Front {
     /// Creates the front end and starts to watch the kubelet's folder. Must be called in a tokio runtime.
     #[must_use]
     pub fn new(settings: Settings, kernel: KernelHandle) -> Self {
+        let (edits, timing) = (Shared::new(settings.edits.clone()), Shared::new(settings.reconcile.clone()));
         let settings = Arc::new(settings);
         let folder = FolderWatcher::watch(&settings);
         let device_lists = Arc::new(DeviceLists::default());
         let reconciler = Arc::new(Reconciler::new(
             Arc::clone(&settings),
+            timing.clone(),
             kernel.clone(),
             Arc::clone(&device_lists),
             folder.subscribe(),
         ));
-        Self { settings, kernel, folder, device_lists, reconciler }
+        Self { settings, edits, timing, kernel, folder, device_lists, reconciler }
     }
 
     /// Adopts the devices that pods hold already, for an empty store, before [`start`]. Returns the number
@@ -85,6 +90,7 @@ impl Front {
         let registrations = Arc::new(watch::Sender::new(Registrations::new()));
         let supervisor = Supervisor {
             settings: Arc::clone(&self.settings),
+            edits: self.edits.clone(),
             kernel: self.kernel.clone(),
             reconciler: Arc::clone(&self.reconciler),
             device_lists: self.device_lists,
@@ -97,6 +103,8 @@ impl Front {
         Running {
             stop,
             registrations: registrations.subscribe(),
+            edits: self.edits,
+            timing: self.timing,
             reconciler: self.reconciler,
             supervisor_task,
             reconciler_task,
@@ -110,6 +118,8 @@ impl Front {
 pub struct Running {
     stop: watch::Sender<bool>,
     registrations: watch::Receiver<Registrations>,
+    edits: Shared<Edits>,
+    timing: Shared<ReconcileTiming>,
     reconciler: Arc<Reconciler>,
     supervisor_task: JoinHandle<()>,
     reconciler_task: JoinHandle<()>,
@@ -122,6 +132,17 @@ impl Running {
     #[must_use]
     pub fn registrations(&self) -> watch::Receiver<Registrations> {
         self.registrations.clone()
+    }
+
+    /// Changes what grants change in their containers from the next Allocate on. Running containers keep what they got, and
+    /// so do their restarts: the kubelet repeats the answer from its checkpoint.
+    pub fn set_edits(&self, edits: Edits) {
+        self.edits.replace(edits);
+    }
+
+    /// Changes the intervals of the reconcile passes. A wait that is under way ends by the old ones.
+    pub fn set_timing(&self, timing: ReconcileTiming) {
+        self.timing.replace(timing);
     }
 
     /// Runs one full reconcile pass now.

@@ -9,10 +9,10 @@ use super::device_lists::DeviceLists;
 use super::disputes::Disputes;
 use super::folder::{FileId, FolderState};
 use super::pod_resources::PodResources;
-use super::settings::Settings;
-use berth_core::KernelHandle;
+use super::settings::{ReconcileTiming, Settings};
 use berth_core::keeper::{Applied, CommandError};
 use berth_core::spans;
+use berth_core::{KernelHandle, Shared};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Resource;
 use berth_kernel::reconcile::{KubeletAge, PodList, ReconcileView};
@@ -36,6 +36,7 @@ pub enum ReconcileError {
 /// Runs reconcile passes, one after another.
 pub(super) struct Reconciler {
     settings: Arc<Settings>,
+    timing: Shared<ReconcileTiming>,
     kernel: KernelHandle,
     device_lists: Arc<DeviceLists>,
     folder_state: watch::Receiver<FolderState>,
@@ -77,6 +78,7 @@ impl SourceErrors {
 impl Reconciler {
     pub(super) fn new(
         settings: Arc<Settings>,
+        timing: Shared<ReconcileTiming>,
         kernel: KernelHandle,
         device_lists: Arc<DeviceLists>,
         folder_state: watch::Receiver<FolderState>,
@@ -86,6 +88,7 @@ impl Reconciler {
             pod_resources: PodResources::new(&socket, settings.waits.list_limit),
             started_wall_ms: kernel.now().wall_ms,
             settings,
+            timing,
             kernel,
             device_lists,
             folder_state,
@@ -120,8 +123,7 @@ impl Reconciler {
         let resent = self.device_lists.resend_one();
         if resent {
             // After a timeout the view is only not fresh.
-            let _ = timeout(self.settings.reconcile.checkpoint_wait, self.wait_for_checkpoint_write(before))
-                .await;
+            let _ = timeout(self.timing.get().checkpoint_wait, self.wait_for_checkpoint_write(before)).await;
         }
         if let Some(read) = self.read_checkpoint(&resources).await {
             view.fresh = Some(read.file) != before;
@@ -216,7 +218,7 @@ impl Reconciler {
         let mut view = self.new_view();
         view.list = self.list_pods(&self.resources()).await;
         let ledger = self.kernel.snapshot();
-        let interval = self.settings.reconcile.full_pass_interval;
+        let interval = self.timing.get().full_pass_interval;
         // Two passes at least this far apart end an allocation.
         let min_gap = Duration::from_millis(self.kernel.rules().timing.rounds_apart_ms);
         disputes.update(&ledger, view.list.as_ref());
@@ -243,7 +245,7 @@ impl Reconciler {
     }
 
     fn list_interval(&self) -> Duration {
-        let rounds = &self.settings.reconcile;
+        let rounds = self.timing.get();
         let draining = self.kernel.snapshot().gpus.values().any(|gpu| !gpu.marks.is_empty());
         match draining {
             true => rounds.list_interval_cordoned,
@@ -338,7 +340,7 @@ impl Reconciler {
         let reason = if resent {
             format!(
                 "the kubelet did not write its checkpoint again within {} ms of a new device list, so it may be out of date",
-                self.settings.reconcile.checkpoint_wait.as_millis()
+                self.timing.get().checkpoint_wait.as_millis()
             )
         } else {
             "the kubelet has no open ListAndWatch stream to berth, so its checkpoint may be out of date"

@@ -46,7 +46,8 @@ use recorded::Recorded;
 use view::ViewCache;
 
 use berth_kernel::ledger::Ledger;
-use berth_kernel::names::Digest;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::{Digest, Resource};
 use berth_kernel::policy::{Fault, FaultKind, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{CallOutput, Input, InstallError, PolicyFiles, PolicyRuntime, ReplayedCall};
@@ -92,6 +93,12 @@ impl WasmPolicies {
             installed: RwLock::default(),
             files: Mutex::default(),
         })
+    }
+
+    /// Changes what policies are shown of the configuration: the percent of a part's memory that may be granted, and how
+    /// whole GPUs and MIG instances are offered without policies.
+    pub fn set_offers(&self, memory_overcommit_percent: u32, resource: Resource, mig: MigStrategy) {
+        self.views.set_offers(memory_overcommit_percent, resource, mig);
     }
 
     /// Restores every shipped policy, for tests and benchmarks that call all of them.

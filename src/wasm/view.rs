@@ -1,6 +1,6 @@
 //! A snapshot of the ledger in WIT types, with the parts and devices behind its indices, and a cache of such views.
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use berth_kernel::drain::Drain;
 use berth_kernel::gpu::{Part, Path};
 use berth_kernel::health::HealthState;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::mig;
+use berth_kernel::mig::{self, MigStrategy};
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
 use berth_kernel::part_state::{Device, PartState, Taken};
@@ -339,12 +339,21 @@ const VIEWS_MAX: usize = 4;
 /// A view is removed while it is in use. Concurrent users do not wait, but create their own.
 pub(super) struct ViewCache {
     views: Mutex<VecDeque<View>>,
-    settings: Settings,
+    /// With the number of changes.
+    settings: RwLock<(u64, Settings)>,
 }
 
 impl ViewCache {
     pub(super) fn new(settings: Settings) -> Self {
-        Self { views: Mutex::default(), settings }
+        Self { views: Mutex::default(), settings: RwLock::new((0, settings)) }
+    }
+
+    /// Changes what views show besides the snapshot.
+    pub(super) fn set_offers(&self, memory_overcommit_percent: u32, resource: Resource, mig: MigStrategy) {
+        let mut settings = self.settings.write();
+        settings.0 += 1;
+        settings.1 = Settings { memory_overcommit_percent, resource, mig, ..settings.1.clone() };
+        self.views.lock().clear();
     }
 
     /// Calls `read` with the view of a snapshot for a policy with these parameters.
@@ -355,12 +364,17 @@ impl ViewCache {
         parameters: &str,
         read: impl FnOnce(&View) -> T,
     ) -> T {
+        let changes = self.settings.read().0;
         let cached = self.take(node, now);
-        let mut view = cached.unwrap_or_else(|| View::new(node, now, &self.settings));
+        let mut view = cached.unwrap_or_else(|| View::new(node, now, &self.settings.read().1));
         view.context.parameters.clear();
         view.context.parameters.push_str(parameters);
         let result = read(&view);
-        self.put(view);
+        // A view by settings that were replaced during the call is not cached.
+        let settings = self.settings.read();
+        if settings.0 == changes {
+            self.put(view);
+        }
         result
     }
 

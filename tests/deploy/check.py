@@ -292,12 +292,12 @@ RENDERED = {
     "the default values of NVIDIA's chart": ([], ["configs", "name: MIG_STRATEGY", "berth-label", "hostNetwork"]),
     "values of NVIDIA's chart": (
         ["--config-dir=/etc/berth-configs", '"--config-default=shared"', '"--config-fallbacks=named"', 'configMap: { name: "berth-configs" }']
-        + ["checksum/configs: ", "hostNetwork: true", 'name: "berth-label-own-node"', "- get\n    - watch"]
+        + ["hostNetwork: true", 'name: "berth-label-own-node"', "- get\n    - watch"]
         + [f'name: {name}\n              value: "{value}"' for name, value in (("FAIL_ON_INIT_ERROR", "false"), ("GDS_ENABLED", "true"))]
         + [f'name: {name}\n              value: "{value}"' for name, value in (("MIG_STRATEGY", "mixed"), ("NVIDIA_DEV_ROOT", "/run/nvidia/driver"))],
-        ["features.d", "checksum/configs: \n"],
+        ["features.d", "checksum/configs"],
     ),
-    "a ConfigMap of one's own": (['configMap: { name: "1e3" }', '"--config-fallbacks="', "policy: exclusive"], ["checksum/configs", "--config-default"]),
+    "a ConfigMap of one's own": (['configMap: { name: "1e3" }', '"--config-fallbacks="', "policy: exclusive"], ["--config-default"]),
     "files of a profile": (['configMap: { name: "berth-a-configs" }', 'name: "berth-a-configs"'], ['"berth-configs"']),
 }
 

@@ -593,6 +593,51 @@ class Deployed:
             raise TestError("the daemon's PID changed: the process was replaced")
         return f"whole: {_WHOLE}=2; shared: {_SHARED}=8"
 
+    def a_changed_configmap_changes_sharing_while_a_pod_runs(self) -> str:
+        """The kubelet's own writer exchanges the mounted file. The DaemonSet's template stays as it is."""
+        self.cluster.kubectl("-n", BERTH, "delete", "daemonset", "--all", "--wait")
+        until("the pod is gone", 60, lambda: not self._pods())
+        shutil.rmtree(_STATE, ignore_errors=True)
+        self.cluster.kubectl("label", "node", kubelet.NODE_NAME, "nvidia.com/device-plugin.config-")
+
+        def install(stack: list[dict], **more) -> None:
+            self._install({"config": {"gpus": "sim:2xh100", "stack": stack, **more}})
+
+        def configuration() -> dict:
+            headers = {"Authorization": f"Bearer {(_STATE / 'token').read_text().strip()}"}
+            request = urllib.request.Request(f"http://127.0.0.1:{_ADMIN_PORT}/api/v1/node", headers=headers)
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                return json.load(reply)["configuration"]
+
+        install([{"policy": "exclusive"}])
+        self._ready("berth")
+        self._allocatable({_WHOLE: 2})
+        pid, name = self._pid(), self._pods()[0]["metadata"]["name"]
+        pod = self.node.run(Pod("held", [Container("main", {_WHOLE: 1})], restart="Never"))
+        self.node.running(pod)
+        install([{"policy": "timeslice", "parameters": {"replicas": 4}}])
+        # The kubelet reads a changed ConfigMap with the next sync of the pod, within some 90 s.
+        self._allocatable({_SHARED: 4, _WHOLE: 1}, seconds=180)
+        pod.beats("main")
+        install([{"policy": "timeslize"}, {"policy": "binpak"}], memoryOvercommit=0.5)
+
+        def refused() -> bool:
+            problems = (configuration().get("error") or {}).get("problems", [])
+            if sorted(p["key"] for p in problems) != ["memoryOvercommit", "stack[0].policy", "stack[1].policy"]:
+                raise TestError(f"problems: {problems}")
+            if not all("line" in p for p in problems):
+                raise TestError(f"no line: {problems}")
+            return True
+
+        until("the file is refused with all its errors", 180, refused)
+        self._allocatable({_SHARED: 4, _WHOLE: 1})
+        self.node.delete(pod)
+        self.node.gone(pod)
+        self._allocatable({_SHARED: 8, _WHOLE: 0}, seconds=180)
+        if (self._pid(), self._pods()[0]["metadata"]["name"]) != (pid, name):
+            raise TestError("the pod or the daemon's process was replaced")
+        return f"{_WHOLE}=2, one held; then {_SHARED}=4, then 8"
+
     CASES = (
         manifests_are_taken,
         expressions_have_types,
@@ -612,6 +657,7 @@ class Deployed:
         the_chart_with_all_that_is_off_by_default,
         a_node_gets_what_its_profile_says,
         a_label_chooses_among_files_of_nvidias_plugin,
+        a_changed_configmap_changes_sharing_while_a_pod_runs,
     )
 
     # By what means

@@ -65,7 +65,7 @@ impl Bench {
         let timing = Timing { retire_ms: 0, reply_settle_ms: 0, ..Timing::default() };
         let rules = Rules { timing, trusted_keys, ..Rules::default() };
         let clock = Arc::new(RealClock(Instant::now()));
-        let keeper = Keeper::open(Box::new(store), rules.clone(), clock.clone()).unwrap();
+        let keeper = Keeper::open(Box::new(store), rules, clock.clone()).unwrap();
         let baseline = Baseline {
             resource: Resource::parse(GPU).unwrap(),
             mig: MigStrategy::default(),
@@ -74,7 +74,7 @@ impl Bench {
             quiet_ms: 1000,
         };
         let policies = Arc::new(MemoryPolicies::default());
-        let core = berth_core::start(keeper, &policies, clock, rules, baseline, None).unwrap().core;
+        let core = berth_core::start(keeper, &policies, clock, baseline, None).unwrap().core;
         let kernel = core.kernel.clone();
         let dir = tempfile::tempdir().unwrap();
         let facts = Arc::new(Mutex::new(NodeFacts {

@@ -61,13 +61,13 @@ async fn transitions_of_gpus_are_logged_without_an_api_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sighup_is_logged_and_ends_nothing() {
+async fn sighup_has_the_configuration_read_again_and_ends_nothing() {
     let house = House::new("gpus: sim:1xt4").await;
     let serving = house.serve();
     line(&serving, "found GPUs");
     for _ in 0..2 {
         serving.signal("-HUP");
-        assert!(line(&serving, "SIGHUP changes nothing").contains("restart the daemon"));
+        assert!(line(&serving, "was read again: no setting changed").contains("config.yaml"));
     }
     serving.call("GET", "/gpus", &json!(null));
     serving.stop();

@@ -113,7 +113,7 @@ impl Recipe {
         let skip = Arc::new(SkipClock::default());
         let clock: Arc<dyn Clock> = skip.clone();
         let store = Box::new(MapStore::default());
-        let keeper = Keeper::open(store, rules.clone(), Arc::clone(&clock)).unwrap();
+        let keeper = Keeper::open(store, rules, Arc::clone(&clock)).unwrap();
         let baseline = Baseline {
             resource: resource(GPU),
             mig: MigStrategy::default(),
@@ -121,9 +121,8 @@ impl Recipe {
             xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
             quiet_ms: 1000,
         };
-        let core = berth_core::start(keeper, &Arc::new(ScriptedPolicies), clock, rules, baseline, None)
-            .unwrap()
-            .core;
+        let core =
+            berth_core::start(keeper, &Arc::new(ScriptedPolicies), clock, baseline, None).unwrap().core;
         let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
         let settings = Settings {
             kubelet_dir: folder.path().to_owned(),

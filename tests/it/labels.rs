@@ -34,7 +34,7 @@ fn of(machine: &str, mig: MigStrategy) -> Labels {
         quiet_ms: 1000,
     };
     let policies = Arc::new(MemoryPolicies::default());
-    let core = berth_core::start(keeper, &policies, clock, Rules::default(), baseline, None).unwrap().core;
+    let core = berth_core::start(keeper, &policies, clock, baseline, None).unwrap().core;
     let machine: Machine = serde_saphyr::from_str(machine).unwrap();
     core.kernel.record_scan(SimGpus::from_machine(machine).scan().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -90,6 +90,7 @@ mod policies_topology;
 mod policy_try;
 mod port;
 mod processes;
+mod reload;
 mod sim_file;
 mod simulation;
 mod state;

@@ -161,6 +161,34 @@ async fn after_a_change_of_strategy_held_devices_stay_listed_until_they_are_free
     drop(serving);
 }
 
+/// As above, in the running daemon.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_strategy_that_the_file_changes_is_applied_while_an_instance_is_held() {
+    let state = split_node();
+    let rig = Rig::new(&state, "migStrategy: mixed").await;
+    let serving = rig.house.serve();
+    rig.allocatable(&[(WHOLE, 1), (SMALL, 2), (LARGE, 1), (MEDIUM, 1)]).await;
+    let pod = rig.house.start("small", SMALL, 1).await.unwrap();
+    let held = rig.house.kubelet.held(&pod, "main", SMALL).pop_first().unwrap();
+    let change = |strategy: &str| {
+        let text = rig.house.settings.replace("migStrategy: mixed", &format!("migStrategy: {strategy}"));
+        std::fs::write(rig.house.folder.path().join("config.yaml"), text).unwrap();
+        serving.signal("-HUP");
+    };
+    change("none");
+    rig.allocatable(&[(WHOLE, 2), (SMALL, 1), (LARGE, 0), (MEDIUM, 0)]).await;
+    assert_eq!(rig.listed(WHOLE)[&state.gpus[1].uuid], "Unhealthy");
+    assert_eq!(rig.listed(SMALL)[&held], "Healthy");
+    rig.house.kubelet.delete(&pod);
+    rig.allocatable(&[(WHOLE, 3), (SMALL, 0)]).await;
+    let pod = rig.house.start("three", WHOLE, 1).await.unwrap();
+    change("mixed");
+    rig.allocatable(&[(MEDIUM, 1)]).await;
+    rig.house.kubelet.delete(&pod);
+    rig.allocatable(&[(WHOLE, 1), (SMALL, 2), (LARGE, 1), (MEDIUM, 1)]).await;
+    assert_eq!(rig.house.kubelet.anomalies(), []);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resource_with_mps_needs_its_daemon_and_containers_get_its_path() {
     let folder = tempfile::tempdir().unwrap();

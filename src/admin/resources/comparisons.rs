@@ -156,7 +156,8 @@ pub(crate) fn candidate(
     let version = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
         Failure::new(Kind::Invalid, rule).hint("list the policies").action(Operation::ListPolicies)
     })?;
-    let keys = &state.kernel.rules().trusted_keys;
+    let rules = state.kernel.rules();
+    let keys = &rules.trusted_keys;
     if !may_activate(&version, keys) {
         return Err(Refusal::Untrusted { policies: vec![version.label()] }.into_failure());
     }

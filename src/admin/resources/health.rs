@@ -9,7 +9,7 @@
 use crate::state::{NodeFacts, State, Step};
 use actix_web::web::{Data, Query};
 use actix_web::{HttpRequest, HttpResponse};
-use berth_api::{Alive, Check, Kind, Ready, rfc3339};
+use berth_api::{Alive, Check, ConfigurationState, Kind, Ready, rfc3339};
 use berth_core::KernelHandle;
 use berth_core::counters::RegistrationState;
 use berth_core::metrics::{CONTENT_TYPE, CheckResults};
@@ -152,6 +152,11 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
             detail: kernel.snapshot().stuck.as_deref().map(|s| s.describe(&rfc3339(s.since_wall_ms))),
         },
     ];
+    if let Some(configuration) = &facts.configuration {
+        // The previous settings stay in use.
+        let detail = configuration_detail(configuration);
+        checks.push(Check { name: "configuration".into(), ok: true, detail });
+    }
     if let Some(labels) = &facts.labels {
         // Missing labels affect the pods that select by them, not this daemon.
         checks.push(Check { name: "labels".into(), ok: true, detail: labels.waiting() });
@@ -161,6 +166,20 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
         checks.push(Check { name: "tls".into(), ok: true, detail: tls.last_error() });
     }
     checks
+}
+
+/// Why the settings in use are not those of the file, if they are not.
+fn configuration_detail(configuration: &ConfigurationState) -> Option<String> {
+    let ConfigurationState { file, needs_restart, error, .. } = configuration;
+    let refused = error.as_ref().map(|error| {
+        let count = error.problems.len();
+        let first = error.problems.first().map_or("", |problem| problem.message.as_str());
+        format!("{file} is refused, and the previous settings stay in use: {count} errors, first: {first}")
+    });
+    let keys: Vec<&str> = needs_restart.iter().map(|change| change.key.as_str()).collect();
+    let waits = (!keys.is_empty()).then(|| format!("needs a restart of the daemon: {}", keys.join(", ")));
+    let all: Vec<String> = refused.into_iter().chain(waits).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 /// Whether the kubelet accepted every resource once since the start, and what the daemon waits for: `waits`, or what is

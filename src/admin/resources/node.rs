@@ -38,6 +38,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         store_trouble: state.kernel.store_error(),
         api_server: facts.api_server.as_ref().map(step_state),
         hold: ledger.hold.as_deref().map(String::from),
+        configuration: facts.configuration,
         stack_revision: ledger.stack.revision,
         processes: ProcessSight::of(ledger.sight()),
         counts: counts(&survey),

@@ -4,7 +4,8 @@ use super::args::ServeArgs;
 use super::checks::{BadSetting, BadSettings, ConfigError};
 use super::file::FileConfig;
 use super::{Config, nvidia};
-use berth_files::yaml::{Document, LeftOut, Problem, Problems, Reading};
+use berth_files::yaml::{Document, LeftOut, Problem, Problems, Reading, Shape};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +22,11 @@ const ATTEMPTS_MAX: usize = 4;
 pub fn read_text(path: &Path) -> Result<String, ConfigError> {
     berth_files::read_text(path, CONFIG_BYTES_MAX)
         .map_err(|source| ConfigError::Unreadable { path: path.into(), source })
+}
+
+/// The key of the file's first level in a path such as `stack[0].policy`.
+fn top_level_key(path: &str) -> &str {
+    path.split(['.', '[']).next().unwrap_or(path)
 }
 
 /// A configuration file.
@@ -101,6 +107,23 @@ impl Source {
             Reading { value: file, left_out, .. } = self.document.read(left_out);
         }
         (None, problems)
+    }
+
+    /// The values of the file with the keys of `base` that it lacks, by their paths.
+    pub(super) fn values(&self, base: Option<&Self>) -> BTreeMap<String, String> {
+        let own = self.document.scalars();
+        let keys = match self.document.shape() {
+            Shape::Map(keys) => keys,
+            _ => Vec::new(),
+        };
+        // As `overlay` and `overlay_translated`.
+        let is_translated_edit =
+            |path: &str| self.nvidia.is_some() && top_level_key(path) == "containerEdits";
+        let is_replaced = |path: &String| keys.contains(&top_level_key(path)) && !is_translated_edit(path);
+        let base = base.map(|base| base.document.scalars()).unwrap_or_default();
+        let mut values: BTreeMap<_, _> = base.into_iter().filter(|(path, _)| !is_replaced(path)).collect();
+        values.extend(own);
+        values
     }
 
     /// The error of a setting, with its line in the file unless a flag sets it.

@@ -118,7 +118,10 @@ async fn select_other(
     let (node, now) = (policies.kernel().snapshot(), policies.kernel().now());
     let test = move || {
         let _prepared = prepared;
-        test_stack(&other, entries, &node, now, settings).with_context(|| unusable_text(&other))?;
+        let tested = test_stack(&other, entries, &node, now, settings).and_then(|problems| {
+            if problems.is_empty() { Ok(()) } else { Err(anyhow::Error::new(problems)) }
+        });
+        tested.with_context(|| unusable_text(&other))?;
         Ok(Some(name(&other).to_owned()))
     };
     let tested = tokio::task::spawn_blocking(test).await.context("selecting the configuration failed");

@@ -7,6 +7,7 @@ use crate::config::{BadSetting, Config, GpuSource};
 use anyhow::Context;
 use berth_admin::NoVersion;
 use berth_core::stack::{DryRun, TIME_FACTOR};
+use berth_files::yaml::Problems;
 use berth_gpus::sim::SimGpus;
 use berth_http::check_files;
 use berth_kernel::change::{Change, Entry};
@@ -94,7 +95,7 @@ pub(crate) fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result
             apply(&mut node, changes, &clock);
         }
         let (failures, warnings) =
-            run_trials(config, &policies, &mut entries, &Arc::new(node.clone()), &clock);
+            run_trials(config, &policies, &mut entries, &Arc::new(node.clone()), clock.now(), 1);
         if is_real && !is_certain {
             findings.notes.extend(warnings);
         }
@@ -127,22 +128,23 @@ pub(super) fn start_stack(config: &Config, node: &Ledger) -> anyhow::Result<Vec<
     if node.stack.from_api {
         return Ok(Vec::new());
     }
-    resolve(config, node).map_err(anyhow::Error::msg)
+    resolve(config, node).map_err(anyhow::Error::new)
 }
 
-/// Tests a stack on the node's current state, as a start does.
+/// Tests a stack, of which all entries are in the file, on the node's current state, as a start does. Returns the failures
+/// of all its policies, even those that may be temporary.
 ///
 /// # Errors
-/// If it cannot be activated, even if the failure may be temporary.
+/// If the policies cannot be called.
 pub(super) fn test_stack(
     config: &Config,
     entries: Vec<StackEntry>,
     node: &Arc<Ledger>,
     now: Now,
     policies: berth_wasm::Settings,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Problems> {
     if entries.is_empty() {
-        return Ok(());
+        return Ok(Problems::default());
     }
     // A separate runtime, since that of the daemon has the settings of the current configuration.
     let policies = WasmPolicies::new(policies)?;
@@ -151,15 +153,13 @@ pub(super) fn test_stack(
             policies.load(version).with_context(|| format!("policy {}", version.label()))?;
         }
     }
-    let stack = new_stack(entries);
-    let baseline = &baseline(config);
-    let (rules, policies, time_factor) = (&config.rules, &policies, TIME_FACTOR);
-    let dry_run = DryRun { stack: &stack, policies, node, now, baseline, rules, time_factor };
-    dry_run.run().map(drop).map_err(|(policy, fault)| {
-        let at = stack.entries.iter().position(|entry| entry.label() == policy).unwrap_or_default();
+    let mut entries = entries.into_iter().enumerate().collect();
+    let (failures, _) = run_trials(config, &policies, &mut entries, node, now, TIME_FACTOR);
+    let problems = failures.into_iter().map(|(at, policy, fault)| {
         let what = format!("policy {policy} fails on this node: {fault}");
-        anyhow::Error::msg(config.locate(bad_entry(at, &fault, what)).to_string())
-    })
+        config.locate(bad_entry(at, &fault, what))
+    });
+    Ok(problems.collect())
 }
 
 /// The error of the stack entry whose policy has this fault.
@@ -232,7 +232,8 @@ fn run_trials(
     policies: &dyn PolicyRuntime,
     entries: &mut Vec<(usize, StackEntry)>,
     node: &Arc<Ledger>,
-    clock: &SystemClock,
+    now: Now,
+    time_factor: u32,
 ) -> (Vec<(usize, String, Fault)>, Vec<String>) {
     let (mut failures, mut warnings) = (Vec::new(), Vec::new());
     while !entries.is_empty() {
@@ -241,10 +242,10 @@ fn run_trials(
             stack: &stack,
             policies,
             node,
-            now: clock.now(),
+            now,
             baseline: &baseline(config),
             rules: &config.rules,
-            time_factor: 1,
+            time_factor,
         };
         let (policy, fault) = match dry_run.run() {
             Err(fault) => fault,

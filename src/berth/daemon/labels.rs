@@ -8,6 +8,9 @@ use berth_cluster::ApiServer;
 use berth_cluster::node_labels::{Facts, Labels, OTHER_WRITER, file, labels};
 use berth_cluster::{NodeLabelState, NodeLabelTask, OtherWriter};
 use berth_core::KernelHandle;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::Resource;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +30,16 @@ pub(super) struct LabelChannels {
     labels: watch::Sender<Option<Labels>>,
     node_state: watch::Sender<NodeLabelState>,
     other_writer: watch::Sender<OtherWriter>,
+    sharing: watch::Sender<Sharing>,
+}
+
+/// What labels show of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Sharing {
+    /// The strategy by which MIG instances are offered.
+    mig: MigStrategy,
+    /// Resources that containers share by MPS.
+    mps: BTreeSet<Resource>,
 }
 
 impl Default for LabelChannels {
@@ -36,6 +49,7 @@ impl Default for LabelChannels {
             labels: watch::Sender::new(None),
             node_state: watch::Sender::new(waiting),
             other_writer: watch::Sender::new(OtherWriter::Unasked),
+            sharing: watch::Sender::default(),
         }
     }
 }
@@ -52,6 +66,17 @@ impl LabelChannels {
         config.labels.nfd_file.is_some().then(|| self.other_writer.clone())
     }
 
+    /// Sets what labels show of the configuration.
+    pub(super) fn set_sharing(&self, config: &Config) {
+        let mps = config.edits.mps_sockets().into_keys().collect();
+        let sharing = Sharing { mig: config.mig_strategy, mps };
+        self.sharing.send_if_modified(|current| {
+            let is_changed = *current != sharing;
+            *current = sharing;
+            is_changed
+        });
+    }
+
     /// Starts the task that computes and writes labels, if they are configured. Called after the GPUs are scanned and
     /// offered, since labels show how they are shared.
     pub(super) fn start(
@@ -66,10 +91,9 @@ impl LabelChannels {
         }
         let facts = Facts {
             machine: fs::read_to_string(MACHINE).ok().map(|name| name.trim().to_owned()),
-            mig: config.mig_strategy,
-            mps: config.edits.mps_sockets().into_keys().collect(),
             ..Facts::default()
         };
+        self.set_sharing(config);
         let no_server = config.api_server == ApiServer::Off;
         if config.labels.node && no_server {
             let reason = "labels.node needs the API server, and none is configured (--kubeconfig, or a service account)";
@@ -79,6 +103,7 @@ impl LabelChannels {
         let writer = LabelWriter {
             kernel: kernel.clone(),
             facts,
+            sharing: self.sharing.subscribe(),
             file: config.labels.nfd_file.clone(),
             // Without an API server another writer is detected only by its files in the folder.
             other_writer: (config.labels.nfd_file.is_some() && !no_server)
@@ -96,6 +121,7 @@ impl LabelChannels {
 struct LabelWriter {
     kernel: KernelHandle,
     facts: Facts,
+    sharing: watch::Receiver<Sharing>,
     file: Option<PathBuf>,
     /// Whether another writer labels the node object, if that is checked.
     other_writer: Option<watch::Receiver<OtherWriter>>,
@@ -114,6 +140,7 @@ impl LabelWriter {
             let versions = self.kernel.counters().gpus.versions();
             self.facts.driver_version = versions.driver;
             self.facts.cuda_version = versions.cuda;
+            Sharing { mig: self.facts.mig, mps: self.facts.mps } = self.sharing.borrow_and_update().clone();
             let labels = labels(&snapshots.borrow_and_update(), &self.facts);
             let file_reason = self.write_file(&labels).await;
             self.labels.send_if_modified(|sent| {
@@ -143,6 +170,7 @@ impl LabelWriter {
                     tokio::time::sleep(DEBOUNCE).await;
                 }
                 () = state_changed => {}
+                _ = self.sharing.changed() => {}
                 () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
         }

@@ -278,25 +278,22 @@ fn log_untrusted(version: &PolicyVersion, active: bool) {
 /// Resolves the stack of a configuration to versions that the node has and that may be activated.
 ///
 /// # Errors
-/// All invalid entries with their lines: an unknown policy, or a digest of another policy. Otherwise the versions that no
-/// trusted key signed.
-pub(super) fn resolve(config: &Config, ledger: &Ledger) -> Result<Vec<StackEntry>, String> {
+/// All invalid entries with their lines: an unknown policy, a digest of another policy, or a version that no trusted key
+/// signed.
+pub(super) fn resolve(config: &Config, ledger: &Ledger) -> Result<Vec<StackEntry>, Problems> {
     let mut problems = Problems::default();
     let mut resolved = Vec::with_capacity(config.stack.len());
     for (at, entry) in config.stack.iter().enumerate() {
-        match resolve_entry(entry, ledger) {
+        let entry = resolve_entry(entry, ledger).map_err(|error| error.to_string()).and_then(|entry| {
+            let trusted = check_trust(ledger, std::slice::from_ref(&entry), &config.rules.trusted_keys);
+            trusted.map_err(|refusal| refusal.to_string()).map(|()| entry)
+        });
+        match entry {
             Ok(entry) => resolved.push(entry),
-            Err(error) => {
-                let bad = BadSetting::new(format!("stack[{at}].policy"), error.to_string());
-                problems.push(config.locate(bad));
-            }
+            Err(error) => problems.push(config.locate(BadSetting::new(format!("stack[{at}].policy"), error))),
         }
     }
-    if !problems.is_empty() {
-        return Err(problems.to_string());
-    }
-    let trusted = check_trust(ledger, &resolved, &config.rules.trusted_keys);
-    trusted.map_err(|refusal| refusal.to_string()).map(|()| resolved)
+    if problems.is_empty() { Ok(resolved) } else { Err(problems) }
 }
 
 /// As [`resolve`], for one entry.

@@ -32,7 +32,7 @@ enum StopReason {
     Reconfigured(ShutdownSignals),
 }
 
-/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP, on which other daemons reload their configuration, changes nothing.
+/// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP has the daemon read its configuration again (`daemon/reload.rs`).
 /// When the node's label selects another configuration, the daemon stops and the program starts again in the same process,
 /// which neither the kubelet nor systemd counts as a failure.
 ///
@@ -101,6 +101,8 @@ fn run(
 
 async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<StopReason> {
     let mut signals = ShutdownSignals::new().context("cannot listen for signals")?;
+    // From the first moment on, so that a SIGHUP during the start is not lost.
+    let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     // A separate task, so that a signal ends the start even if it hangs on the disk.
     let build = tokio::spawn(async {
         wait_until_clock_is_set().await;
@@ -120,7 +122,7 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
     let outcome = tokio::select! {
         up = async {
             daemon.bring_up().await?;
-            std::future::pending().await
+            match daemon.follow_configuration(hangup).await {}
         } => up,
         () = signals.recv() => Ok(false),
         () = reconfigured => Ok(true),
@@ -141,9 +143,10 @@ pub async fn wait_for_stop_signal() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The signals that end the daemon, and SIGHUP, which is only logged.
+/// The signals that end the daemon.
 struct ShutdownSignals {
-    hangup: Signal,
+    /// Has a handler, since without one SIGHUP ends the process.
+    _hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
@@ -151,7 +154,7 @@ struct ShutdownSignals {
 impl ShutdownSignals {
     fn new() -> std::io::Result<Self> {
         Ok(Self {
-            hangup: signal(SignalKind::hangup())?,
+            _hangup: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
         })
@@ -159,14 +162,9 @@ impl ShutdownSignals {
 
     /// Returns at the next signal that ends the daemon.
     async fn recv(&mut self) {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return,
-                _ = self.interrupt.recv() => return,
-                _ = self.hangup.recv() => tracing::info!(
-                    "SIGHUP changes nothing: restart the daemon to use a changed configuration; running pods are not affected"
-                ),
-            }
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
     }
 }

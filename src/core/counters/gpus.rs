@@ -74,6 +74,11 @@ impl GpuCounters {
         drop(self.heartbeat.begin());
     }
 
+    /// Changes the scan interval.
+    pub fn set_scan_interval(&self, interval: Duration) {
+        *self.interval.lock() = Some(interval);
+    }
+
     /// The scan interval; `None` before scanning starts.
     #[must_use]
     pub fn scan_interval(&self) -> Option<Duration> {

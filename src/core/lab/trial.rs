@@ -9,7 +9,7 @@ use crate::keeper::Snapshot;
 use crate::policies::{PolicyService, at_low_priority};
 use crate::spans;
 use crate::stack::evaluate::outcome;
-use crate::stack::{CallRecorder, DryRun, Evaluation, Faults, TIME_FACTOR};
+use crate::stack::{Baseline, CallRecorder, DryRun, Evaluation, Faults, TIME_FACTOR};
 use berth_kernel::command::{Attempt, Command, NewStack, Rules};
 use berth_kernel::decide::{Verdict, decide};
 use berth_kernel::decision::{CallOutcome, CallRecord, Outcome};
@@ -153,7 +153,8 @@ impl Lab {
 /// A trial in progress.
 struct RunningTrial<'p> {
     policies: &'p PolicyService,
-    rules: &'p Rules,
+    rules: Arc<Rules>,
+    baseline: Arc<Baseline>,
     now: Now,
     stack: Stack,
     faults: Faults,
@@ -214,7 +215,8 @@ impl<'p> RunningTrial<'p> {
             calls: Vec::new(),
         };
         let rules = policies.kernel.rules();
-        Ok(Self { policies, rules, now: policies.kernel.now(), stack, faults, report })
+        let (baseline, now) = (policies.baseline.get(), policies.kernel.now());
+        Ok(Self { policies, rules, baseline, now, stack, faults, report })
     }
 
     fn run(mut self, request: Option<&DeviceRequest>) -> TrialReport {
@@ -237,7 +239,7 @@ impl<'p> RunningTrial<'p> {
             entries: self.stack.entries.clone(),
         };
         let command = Command::Activate { stack: stack.clone(), expected: None, offers: offers.parts };
-        let Verdict { entry, refusal } = decide(&node, self.rules, &command, self.now);
+        let Verdict { entry, refusal } = decide(&node, &self.rules, &command, self.now);
         let mut after = Ledger::clone(&node);
         after.apply(&entry);
         let after = Arc::new(after);
@@ -256,8 +258,8 @@ impl<'p> RunningTrial<'p> {
             policies: &**self.policies.runtime(),
             node,
             now: self.now,
-            baseline: &self.policies.baseline,
-            rules: self.rules,
+            baseline: &self.baseline,
+            rules: &self.rules,
             time_factor: TIME_FACTOR,
         };
         dry_run.try_parameters(node).err()
@@ -293,14 +295,14 @@ impl<'p> RunningTrial<'p> {
         let mut sorted = devices.clone();
         sorted.sort();
         let request = AdmitRequest { resource: requested.resource.clone(), devices: sorted };
-        let answer = match self.policies.baseline.mps_denial(&requested.resource) {
+        let answer = match self.baseline.mps_denial(&requested.resource) {
             Some(denial) => denial,
             None => self.evaluate(Hook::Admit, &node, |evaluation| evaluation.admit(&request)),
         };
         let (stack_answer, generation) = (answer.clone(), node.generation);
         let command =
             Command::Allocate { request, answer, generation, is_retry: true, attempt: Attempt::Last };
-        let refusal = decide(&node, self.rules, &command, self.now).refusal;
+        let refusal = decide(&node, &self.rules, &command, self.now).refusal;
         let outcome = outcome(stack_answer, refusal.map_or(Ok(None), |refusal| Err(refusal.to_string())));
         RequestOutcome { candidates, devices, placed: Some((by.to_string(), placement.reason)), outcome }
     }
@@ -319,7 +321,7 @@ impl<'p> RunningTrial<'p> {
             node,
             now: self.now,
             faults: &mut self.faults,
-            baseline: &self.policies.baseline,
+            baseline: &self.baseline,
             overcommit_percent: self.rules.overcommit_percent,
             calls: &mut calls,
             time_factor: TIME_FACTOR,

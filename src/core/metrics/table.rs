@@ -85,7 +85,7 @@ families! {
         LIVE = gauge("berth_live", &["check"],
             "Result of each check of /livez, 1 if it passes: keeper, policies, looks, kubelet, streams.");
         CHECK_WARNINGS = gauge("berth_check_warning", &["check"],
-            "1 while a check of /readyz has a message, even if it passes: the checks of berth_ready, and labels and tls if configured.");
+            "1 while a check of /readyz has a message, even if it passes: the checks of berth_ready, and configuration, labels and tls if configured.");
     }
     "GPUs" {
         GPU = info("berth_gpu_info", &["gpu", "uuid", "model", "pci_bus", "compute_capability"],

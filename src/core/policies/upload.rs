@@ -78,8 +78,7 @@ impl PolicyService {
 
     async fn install(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
         let guard = self.files_lock.read().await;
-        let (files, now, rules) =
-            (Arc::clone(&self.files), self.kernel.now(), Arc::clone(&self.kernel.rules));
+        let (files, now, rules) = (Arc::clone(&self.files), self.kernel.now(), self.kernel.rules());
         let Upload { module, signature, by, why } = upload;
         let install = move || {
             // An untrusted module is never compiled.

@@ -197,3 +197,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn scalars_have_their_paths() {
+    let document = Document::parse("a: 0815\nb: [x, {c: off}]\nd: {'e/f': 1, g: {}}\nh: []\ni:\n").unwrap();
+    let scalars = document.scalars();
+    let scalars: Vec<_> = scalars.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    let expected =
+        [("a", "0815"), ("b[0]", "x"), ("b[1].c", "off"), ("d.g", "{}"), ("d[\"e/f\"]", "1"), ("h", "[]")];
+    assert_eq!(scalars, expected);
+}

@@ -5,7 +5,7 @@ use super::read::LeftOut;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::options::{DuplicateKeyPolicy, MergeKeyPolicy, NonFiniteFloatPolicy};
 use serde_saphyr::{Location, Span, Spanned};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 /// Most values in a text: three times those of a simulated machine with ten thousand events.
@@ -182,6 +182,32 @@ impl Node {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Adds the scalars of this value by their paths. Keys without a value are absent.
+    pub(super) fn collect_scalars(&self, path: &str, scalars: &mut BTreeMap<String, String>) {
+        let text = match &self.value {
+            Value::List(items) if !items.is_empty() => {
+                for (at, item) in items.iter().enumerate() {
+                    item.collect_scalars(&format!("{path}[{at}]"), scalars);
+                }
+                return;
+            }
+            Value::Map(entries) if !entries.is_empty() => {
+                for (key, value) in entries {
+                    value.collect_scalars(&child_path(path, &key.text()), scalars);
+                }
+                return;
+            }
+            Value::List(_) => "[]".to_owned(),
+            Value::Map(_) => "{}".to_owned(),
+            Value::Null => return,
+            _ => self.text(),
+        };
+        // The root has no path.
+        if !path.is_empty() {
+            scalars.insert(path.to_owned(), text);
         }
     }
 

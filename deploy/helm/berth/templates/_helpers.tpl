@@ -93,6 +93,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- toYaml $config -}}
 {{- end -}}
 
+{{- /* The settings of the file that the daemon reads only at its start: a change of one replaces the pods. The daemon applies
+all others while it runs; a test compares this list with the daemon's. Files of config.map never replace the pods. */ -}}
+{{- define "berth.startSettings" -}}
+{{- $start := omit . "stack" "resource" "migStrategy" "memoryOvercommit" "containerEdits" "health" "timing" "rounds" "history" -}}
+{{- $edits := pick (default (dict) .containerEdits) "nvidiaDriverRoot" "nvidiaDevRoot" -}}
+{{- toYaml (set $start "containerEdits" $edits) -}}
+{{- end -}}
+
 {{- define "berth.address" -}}
 {{- printf "%s:%d" (ternary (printf "[%s]" .host) .host (contains ":" .host)) (int .port) -}}
 {{- end -}}

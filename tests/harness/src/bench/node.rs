@@ -140,7 +140,7 @@ impl<'h> Node<'h> {
         // A GPU that failed for a sample works again in the next scan.
         rules.timing.quiet_ms = 0;
         rules.history.allocations = history::RECORDS;
-        let keeper = Keeper::open(recipe.store, rules.clone(), Arc::clone(&house.clock))?;
+        let keeper = Keeper::open(recipe.store, rules, Arc::clone(&house.clock))?;
         let baseline = Baseline {
             resource: Resource::parse(GPU)?,
             mig: MigStrategy::default(),
@@ -149,7 +149,7 @@ impl<'h> Node<'h> {
             quiet_ms: 0,
         };
         let Core { kernel, policies, .. } =
-            berth_core::start(keeper, &house.policies, Arc::clone(&house.clock), rules, baseline, None)?.core;
+            berth_core::start(keeper, &house.policies, Arc::clone(&house.clock), baseline, None)?.core;
         let inventory = SimGpus::open(recipe.gpus)?.scan()?;
         kernel.record_scan(inventory.clone())?;
         match recipe.policy {

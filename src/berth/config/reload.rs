@@ -1,0 +1,433 @@
+//! Reading the configuration again while the daemon runs: what changed, which settings apply at once, and which need a
+//! restart.
+
+use super::Config;
+use super::args::ServeArgs;
+use super::checks::ConfigError;
+use super::source::Source;
+use berth_files::FileVersion;
+use berth_files::yaml::Problems;
+use berth_kernel::command::Rules;
+use berth_kubelet::Edits;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Most characters of a value in a log line or in the API.
+const VALUE_CHARACTERS_MAX: usize = 100;
+/// Sections whose values are not shown: they may hold credentials, such as the hash of a short token.
+const HIDDEN: [&str; 3] = ["admin", "tracing", "trustedKeys"];
+
+/// Versions of the files, to notice changes.
+pub type Versions = Vec<Option<FileVersion>>;
+
+/// The files of settings, and what they held.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// The daemon's flags, which take precedence.
+    args: ServeArgs,
+    file: PathBuf,
+    /// The file with the keys that `file` lacks.
+    base: Option<PathBuf>,
+    /// As of just before they were read.
+    versions: Versions,
+    /// The values that are in use, by their keys in the file. A value that needs a restart is that of the start.
+    values: BTreeMap<String, String>,
+}
+
+impl Origin {
+    pub(super) fn new(args: &ServeArgs, file: &Path, base: Option<&Path>) -> Self {
+        Self {
+            args: args.clone(),
+            file: file.to_owned(),
+            base: base.map(Path::to_owned),
+            versions: Versions::new(),
+            values: BTreeMap::new(),
+        }
+    }
+
+    /// The path of the file.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The versions that were read.
+    #[must_use]
+    pub fn versions(&self) -> &Versions {
+        &self.versions
+    }
+
+    /// The present versions of the files.
+    #[must_use]
+    pub fn present_versions(&self) -> Versions {
+        [Some(&self.file), self.base.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|path| FileVersion::of(path))
+            .collect()
+    }
+
+    /// Reads the files. Returns the settings without the invalid ones, unless too little remains, and all errors.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or is not YAML.
+    pub(super) fn read(&self) -> Result<(Option<Config>, Problems, Source), ConfigError> {
+        let versions = self.present_versions();
+        let base = self.base.as_deref().map(Source::read).transpose()?;
+        let source = Source::read(&self.file)?;
+        let (mut config, problems) = source.settings_with_base(base.as_ref(), &self.args);
+        if let Some(config) = &mut config {
+            let values = source.values(base.as_ref());
+            config.origin = Some(Arc::new(Self { versions, values, ..self.clone() }));
+        }
+        Ok((config, problems, source))
+    }
+}
+
+/// A setting whose value in the file differs from the one in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingChange {
+    /// Its key in the file, such as `stack[0].parameters.replicas`.
+    pub key: String,
+    /// The value in use before; `None` if the file did not have the key.
+    pub from: Option<String>,
+    /// The value in the file; `None` if it does not have the key any more.
+    pub to: Option<String>,
+    /// When it takes effect.
+    pub effect: Effect,
+}
+
+/// When a changed setting takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It is in effect.
+    Applied,
+    /// With the next start; the previous value stays in use until then.
+    AfterRestart,
+    /// Never: a flag or a variable sets it, or, for the stack, one that was activated through the API is in use.
+    Overridden,
+}
+
+impl fmt::Display for SettingChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, from, to, effect: _ } = self;
+        match (from, to) {
+            (Some(from), Some(to)) => write!(f, "{key}: {from} -> {to}"),
+            (None, Some(to)) => write!(f, "{key}: {to} (new)"),
+            (Some(from), None) => write!(f, "{key}: removed (was {from})"),
+            (None, None) => f.write_str(key),
+        }
+    }
+}
+
+/// Settings after the files were read again.
+#[derive(Clone, Debug)]
+pub struct Reloaded {
+    /// The settings in use: new ones where they apply at once, and those of the start where they need a restart.
+    pub config: Config,
+    /// What changed, by key.
+    pub changes: Vec<SettingChange>,
+}
+
+/// The settings that keep their value until a restart.
+#[derive(Default)]
+struct Kept {
+    /// The keys of those whose value in the file differs.
+    keys: BTreeSet<&'static str>,
+}
+
+impl Kept {
+    /// The value in use; notes the keys if the file has another one.
+    fn keep<T: Clone + PartialEq>(&mut self, keys: &[&'static str], running: &T, new: &T) -> T {
+        if running != new {
+            self.keys.extend(keys);
+        }
+        running.clone()
+    }
+
+    fn contains(&self, key: &str) -> bool {
+        self.keys.iter().any(|kept| {
+            key.strip_prefix(kept).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        })
+    }
+}
+
+impl Config {
+    /// Reads the files of these settings again, with the same flags. Returns the settings without the invalid ones, unless
+    /// too little remains, and all errors.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or is not YAML.
+    pub fn read_again(origin: &Origin) -> Result<(Option<Self>, Problems), ConfigError> {
+        origin.read().map(|(config, problems, _)| (config, problems))
+    }
+
+    /// These settings changed to `new` as far as a running daemon can: sharing, container edits, health rules, timing and
+    /// limits of the kernel. Addresses, folders, the GPU source, access and export are read once at the start, since other
+    /// programs are configured with them or since their parts cannot be replaced without an interruption.
+    #[must_use]
+    pub fn reloaded(&self, new: Self) -> Reloaded {
+        // Without `..`, so that a new setting does not compile until it is decided here what a reload does with it.
+        let Self {
+            // Applied at once.
+            edits,
+            resource,
+            mig_strategy,
+            rules: Rules { timing, overcommit_percent, history, trusted_keys },
+            xids,
+            poll,
+            rounds,
+            stack,
+            // Of the file, and not of the daemon.
+            source,
+            origin,
+            chosen: _,
+            notices,
+            // Kept until a restart.
+            node_name,
+            kubelet_dir,
+            state_dir,
+            api_server,
+            gpus,
+            admin_listen,
+            health_listen,
+            token_file,
+            admin,
+            log,
+            tracing,
+            decisions,
+            processes,
+            labels,
+            skip_adoption,
+            health_checks,
+            fail_on_init_error,
+        } = new;
+        let mut kept = Kept::default();
+        let driver_root = ["containerEdits.nvidiaDriverRoot"];
+        let edits = Edits {
+            driver_root: kept.keep(&driver_root, &self.edits.driver_root, &edits.driver_root),
+            dev_root: kept.keep(&["containerEdits.nvidiaDevRoot"], &self.edits.dev_root, &edits.dev_root),
+            ..edits
+        };
+        let config = Self {
+            edits,
+            resource,
+            mig_strategy,
+            rules: Rules {
+                timing,
+                overcommit_percent,
+                history,
+                // The signatures of all known versions are checked with them at the start.
+                trusted_keys: kept.keep(&["trustedKeys"], &self.rules.trusted_keys, &trusted_keys),
+            },
+            xids,
+            poll,
+            rounds,
+            stack,
+            source,
+            origin: None,
+            chosen: self.chosen.clone(),
+            notices,
+            node_name: kept.keep(&["nodeName"], &self.node_name, &node_name),
+            kubelet_dir: kept.keep(&["kubeletDir"], &self.kubelet_dir, &kubelet_dir),
+            state_dir: kept.keep(&["stateDir"], &self.state_dir, &state_dir),
+            api_server: kept.keep(&["apiServer", "kubeconfig"], &self.api_server, &api_server),
+            gpus: kept.keep(&["gpus", "nvmlLibrary"], &self.gpus, &gpus),
+            admin_listen: kept.keep(&["adminListen"], &self.admin_listen, &admin_listen),
+            health_listen: kept.keep(&["healthListen"], &self.health_listen, &health_listen),
+            token_file: kept.keep(&["tokenFile"], &self.token_file, &token_file),
+            admin: kept.keep(&["admin"], &self.admin, &admin),
+            log: kept.keep(&["log"], &self.log, &log),
+            tracing: kept.keep(&["tracing"], &self.tracing, &tracing),
+            decisions: kept.keep(&["decisions"], &self.decisions, &decisions),
+            processes: kept.keep(&["processes"], &self.processes, &processes),
+            labels: kept.keep(&["labels"], &self.labels, &labels),
+            skip_adoption: kept.keep(&["skipAdoption"], &self.skip_adoption, &skip_adoption),
+            health_checks: kept.keep(&[], &self.health_checks, &health_checks),
+            fail_on_init_error: kept.keep(
+                &["failOnInitError"],
+                &self.fail_on_init_error,
+                &fail_on_init_error,
+            ),
+        };
+        let (origin, changes) = self.changes(&kept, origin);
+        Reloaded { config: Self { origin, ..config }, changes }
+    }
+
+    /// What differs between the values in use and those of the file, and the file with the values that are in use now.
+    fn changes(&self, kept: &Kept, new: Option<Arc<Origin>>) -> (Option<Arc<Origin>>, Vec<SettingChange>) {
+        let (Some(running), Some(new)) = (&self.origin, new) else {
+            return (self.origin.clone(), Vec::new());
+        };
+        let mut values = new.values.clone();
+        let keys: BTreeSet<&String> = running.values.keys().chain(new.values.keys()).collect();
+        let mut changes = Vec::new();
+        for key in keys {
+            let (from, to) = (running.values.get(key), new.values.get(key));
+            if from == to {
+                continue;
+            }
+            let effect = if kept.contains(key) {
+                match from {
+                    Some(from) => drop(values.insert(key.clone(), from.clone())),
+                    None => drop(values.remove(key)),
+                }
+                Effect::AfterRestart
+            } else if new.args.overrides(key.split('[').next().unwrap_or(key)) {
+                Effect::Overridden
+            } else {
+                Effect::Applied
+            };
+            let shown = |value: Option<&String>| value.map(|value| shown(key, value));
+            changes.push(SettingChange { key: key.clone(), from: shown(from), to: shown(to), effect });
+        }
+        (Some(Arc::new(Origin { values, ..Origin::clone(&new) })), changes)
+    }
+}
+
+/// A value on one line, unless its section may hold credentials.
+fn shown(key: &str, value: &str) -> String {
+    if HIDDEN.iter().any(|section| key.starts_with(section)) {
+        return "(not shown)".into();
+    }
+    let mut text: String = value.chars().take(VALUE_CHARACTERS_MAX).flat_map(char::escape_debug).collect();
+    if value.chars().count() > VALUE_CHARACTERS_MAX {
+        text += "...";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The settings of a file with this text.
+    fn load(folder: &Path, text: &str, args: &ServeArgs) -> Config {
+        let file = folder.join("config.yaml");
+        std::fs::write(&file, text).unwrap();
+        Config::load(&ServeArgs { config: Some(file), ..args.clone() }).unwrap()
+    }
+
+    fn lines(reloaded: &Reloaded, effect: Effect) -> Vec<String> {
+        let changes = reloaded.changes.iter().filter(|change| change.effect == effect);
+        changes.map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn sharing_is_applied_and_what_needs_a_restart_is_kept_and_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = ServeArgs { mig_strategy: Some("mixed".into()), ..ServeArgs::default() };
+        let first = "gpus: sim:1xt4\nresource: a.com/gpu\nmigStrategy: none\ncontainerEdits: {passDeviceSpecs: true}\n\
+                     stack: [{policy: timeslice, parameters: {replicas: 4}}]\nhistory: {allocations: 2000}\n";
+        let running = load(folder.path(), first, &args);
+        let second = "gpus: sim:2xt4\nresource: b.com/gpu\nmigStrategy: single\n\
+                      containerEdits: {passDeviceSpecs: true, nvidiaDriverRoot: /run/nvidia/driver}\n\
+                      stack: [{policy: timeslice, parameters: {replicas: 8}}]\n\
+                      admin: {limits: {readsPerSecond: 7000}}\n";
+        let reloaded = running.reloaded(load(folder.path(), second, &args));
+        let Reloaded { config, .. } = &reloaded;
+        assert_eq!(config.resource.as_str(), "b.com/gpu");
+        assert_eq!(config.stack[0].parameters["replicas"], 8);
+        assert_eq!(config.rules.history, Rules::default().history);
+        let unchanged = (&config.gpus, &config.admin, &config.edits, config.mig_strategy);
+        assert_eq!(unchanged, (&running.gpus, &running.admin, &running.edits, running.mig_strategy));
+        let applied = lines(&reloaded, Effect::Applied);
+        let expected = [
+            "history.allocations: removed (was 2000)",
+            "resource: a.com/gpu -> b.com/gpu",
+            "stack[0].parameters.replicas: 4 -> 8",
+        ];
+        assert_eq!(applied, expected);
+        let restart = lines(&reloaded, Effect::AfterRestart);
+        let expected = [
+            "admin.limits.readsPerSecond: (not shown) (new)",
+            "containerEdits.nvidiaDriverRoot: /run/nvidia/driver (new)",
+            "gpus: sim:1xt4 -> sim:2xt4",
+        ];
+        assert_eq!(restart, expected);
+        assert_eq!(lines(&reloaded, Effect::Overridden), ["migStrategy: none -> single"]);
+        // What waits for a restart is named by the next reload, too, and no longer once the file has the old value.
+        let third = second.replace("replicas: 8", "replicas: 2");
+        let again = config.reloaded(load(folder.path(), &third, &args));
+        assert_eq!(lines(&again, Effect::AfterRestart).len(), 3);
+        assert_eq!(lines(&again, Effect::Applied), ["stack[0].parameters.replicas: 8 -> 2"]);
+        let back = again.config.reloaded(load(folder.path(), first, &args));
+        assert_eq!(lines(&back, Effect::AfterRestart), [] as [String; 0]);
+    }
+
+    /// Each key of the file, with a value that differs from that of [`BASE`].
+    const CHANGED: [(&str, &str); 28] = [
+        ("nodeName", "other"),
+        ("kubeletDir", "/other"),
+        ("stateDir", "/other"),
+        ("gpus", "sim:1xt4"),
+        ("nvmlLibrary", "/other/libnvidia-ml.so.1"),
+        ("apiServer", "off"),
+        ("kubeconfig", "/other"),
+        ("adminListen", "127.0.0.1:1"),
+        ("admin", "{ limits: { readsPerSecond: 7 } }"),
+        ("healthListen", "127.0.0.1:2"),
+        ("tokenFile", "/other"),
+        ("log", "json"),
+        ("tracing", "{ endpoint: 'http://collector:4317' }"),
+        ("resource", "a.com/gpu"),
+        ("migStrategy", "mixed"),
+        ("memoryOvercommit", "2.0"),
+        ("skipAdoption", "true"),
+        ("failOnInitError", "true"),
+        ("health", "{ pollSeconds: 1, quietSeconds: 1, ignoredXids: [1] }"),
+        ("history", "{ allocations: 2000 }"),
+        ("decisions", "{ maxMiB: 0 }"),
+        ("processes", "{ ignore: [] }"),
+        ("labels", "{ node: true }"),
+        ("containerEdits", "{ passDeviceSpecs: true, nvidiaDevRoot: /dev-root }"),
+        ("rounds", "{ listEveryMs: 1 }"),
+        ("timing", "{ retireMs: 1 }"),
+        ("trustedKeys", "[{ name: a, key: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= }]"),
+        ("stack", "[{ policy: exclusive }]"),
+    ];
+    const BASE: (&str, &str) = ("kubeconfig", "/kubeconfig");
+
+    /// The chart replaces the pods exactly for the keys that need it: `berth.startSettings`.
+    #[test]
+    fn every_key_is_applied_or_needs_a_restart_and_the_chart_knows_which() {
+        let known = super::super::FileConfig::parse("noSuchKeyAtAll: 1").unwrap_err().to_string();
+        let known = known.split('`').skip(1).step_by(2).collect::<BTreeSet<_>>();
+        assert_eq!(known, CHANGED.iter().map(|(key, _)| *key).collect(), "{known:?}");
+        let folder = tempfile::tempdir().unwrap();
+        let base = format!("{}: {}\n", BASE.0, BASE.1);
+        let running = load(folder.path(), &base, &ServeArgs::default());
+        let (mut applied, mut restart) = (BTreeSet::new(), BTreeSet::new());
+        for (key, value) in CHANGED {
+            let rest = if key == BASE.0 { "" } else { &base };
+            let text = format!("{rest}{key}: {value}\n");
+            let Reloaded { config, changes } =
+                running.reloaded(load(folder.path(), &text, &ServeArgs::default()));
+            assert!(!changes.is_empty(), "{key}");
+            for change in changes {
+                let of_effect = match change.effect {
+                    Effect::Applied => &mut applied,
+                    Effect::AfterRestart => &mut restart,
+                    Effect::Overridden => panic!("{change}"),
+                };
+                of_effect.insert(change.key.split(['[', '.']).next().unwrap().to_owned());
+            }
+            let settings = |config: &Config| {
+                format!("{:?}", Config { origin: None, source: None, notices: Vec::new(), ..config.clone() })
+            };
+            let is_same = settings(&config) == settings(&running);
+            assert_eq!(is_same, !applied.contains(key), "{key}: applied, and the settings in use differ");
+        }
+        let both: Vec<_> = applied.intersection(&restart).collect();
+        assert_eq!(both, ["containerEdits"]);
+        let chart = std::fs::read_to_string("../../deploy/helm/berth/templates/_helpers.tpl").unwrap();
+        let line = chart.lines().find(|line| line.contains("$start := omit")).unwrap();
+        let omitted: BTreeSet<String> = line.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+        assert_eq!(omitted, applied);
+        assert!(
+            chart.contains(r#"pick (default (dict) .containerEdits) "nvidiaDriverRoot" "nvidiaDevRoot""#)
+        );
+    }
+}

@@ -1,0 +1,334 @@
+//! Follows the configuration file while the daemon runs. A changed file is checked as a whole, as a start would check it;
+//! then its settings are applied, or the file is refused and nothing changes.
+//!
+//! The file's version is polled instead of watched for events: one stat a second costs nothing, and notices every kind of
+//! replacement, also on file systems without events. The kubelet itself updates a mounted ConfigMap only about once a
+//! minute, and SIGHUP has the file read at once.
+
+use super::Daemon;
+use super::dry_run::{check_source, test_stack};
+use super::policies::resolve;
+use super::setup::{self, baseline, new_stack};
+use crate::config::{BadSetting, Config, ConfigError, Effect, Origin, Reloaded, SettingChange, Versions};
+use berth_admin::FileStack;
+use berth_api::{ConfigurationError, ConfigurationState, SettingEffect, SettingProblem, rfc3339};
+use berth_core::Reconfiguration;
+use berth_files::yaml::{Problem, Problems};
+use berth_http::check_files;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::stack::StackEntry;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::Signal;
+use tokio::time::{Instant, sleep_until};
+
+/// Interval of the checks whether the file changed. A change is read once two checks in a row found the same version, so
+/// that a file that is just being written is not read half.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of attempts to use a refused file: its cause may have passed, such as a policy that was uploaded since.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// Most changes that a log line or the API lists.
+const CHANGES_MAX: usize = 50;
+
+/// Why the file is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trigger {
+    Signal,
+    Change,
+    Retry,
+}
+
+/// A new configuration that passed the checks of a start.
+struct Checked {
+    reloaded: Reloaded,
+    /// The file's stack, with the versions of its policies.
+    entries: Vec<StackEntry>,
+}
+
+impl Daemon {
+    /// Reads the configuration again at each change of its file and at each SIGHUP, also one that came since `hangup` was
+    /// created. Never returns.
+    pub(super) async fn follow_configuration(&mut self, mut hangup: Signal) -> Infallible {
+        let Some(origin) = self.config.origin.clone() else {
+            loop {
+                hangup.recv().await;
+                tracing::info!("SIGHUP: there is no configuration file to read again (--config)");
+            }
+        };
+        let mut seen = origin.versions().clone();
+        // Of the last attempt, if it was refused.
+        let mut refused: Option<String> = None;
+        loop {
+            let retry_at = refused.as_ref().map(|_| Instant::now() + RETRY_INTERVAL);
+            let trigger = wait(&origin, &mut seen, &mut hangup, retry_at).await;
+            let file = origin.file().display();
+            match self.reload().await {
+                Ok(changes) => {
+                    if trigger != Trigger::Retry || !changes.is_empty() || refused.is_some() {
+                        self.log_changes(&changes);
+                    }
+                    refused = None;
+                }
+                Err(problems) => {
+                    let text = one_line(&problems);
+                    if trigger != Trigger::Retry || refused.as_ref() != Some(&text) {
+                        tracing::error!(
+                            "the configuration {file} is refused, and the previous settings stay in use: {text}"
+                        );
+                    }
+                    refused = Some(text);
+                    self.show_refused(&problems);
+                }
+            }
+        }
+    }
+
+    /// Reads, checks and applies the configuration. Returns the differences to the settings that were in use.
+    ///
+    /// # Errors
+    /// All errors of the file. Nothing has changed then.
+    async fn reload(&mut self) -> Result<Vec<SettingChange>, Problems> {
+        let (running, node) = (self.config.clone(), self.kernel().snapshot());
+        let check = move || check(&running, &node);
+        let Checked { reloaded: Reloaded { config, mut changes }, entries } =
+            tokio::task::spawn_blocking(check).await.map_err(|error| of_file(error.to_string()))??;
+        self.try_stack(&config, &entries).await?;
+        let from_api = self.kernel().snapshot().stack.from_api;
+        if from_api {
+            let of_stack = |change: &&mut SettingChange| change.key.starts_with("stack[");
+            changes.iter_mut().filter(of_stack).for_each(|change| change.effect = Effect::Overridden);
+        }
+        self.apply_to_core(&config, &entries).await?;
+        if let Some(kubelet) = &self.kubelet {
+            kubelet.set_edits(config.edits.clone());
+            kubelet.set_timing(config.rounds.clone());
+        }
+        if let Some(gpus) = self.gpus.as_ref().filter(|_| config.poll != self.config.poll) {
+            gpus.set_interval(config.poll);
+        }
+        self.labels.set_sharing(&config);
+        for notice in config.notices.iter().filter(|notice| !self.config.notices.contains(notice)) {
+            tracing::warn!("{notice}");
+        }
+        self.progress.update(|facts| {
+            facts.mps = config.edits.mps_sockets().into_keys().collect();
+            facts.file_stack = FileStack { entries, trouble: None };
+        });
+        self.config = config;
+        self.show_loaded(&changes);
+        Ok(changes)
+    }
+
+    /// Tries the file's stack on the node by the new settings, in a runtime of its own.
+    async fn try_stack(&self, config: &Config, entries: &[StackEntry]) -> Result<(), Problems> {
+        if self.is_core_unchanged(config, entries) {
+            return Ok(());
+        }
+        // Compiled by the daemon's own runtime, which then keeps the policies for the activation.
+        let prepared = self.policies().prepare(entries.iter().map(|entry| &entry.digest)).await;
+        let prepared = prepared.map_err(|error| of_key(config, "stack", &error.to_string()))?;
+        let settings = berth_wasm::Settings {
+            compiler: self.options.compiler.clone(),
+            ..setup::policies(config, config.state_dir.clone())
+        };
+        let (node, now) = (self.kernel().snapshot(), self.kernel().now());
+        let (config, entries) = (config.clone(), entries.to_vec());
+        let test = move || {
+            let _prepared = prepared;
+            match test_stack(&config, entries, &node, now, settings) {
+                Ok(problems) if problems.is_empty() => Ok(()),
+                Ok(problems) => Err(problems),
+                Err(error) => Err(of_key(&config, "stack", &format!("{error:#}"))),
+            }
+        };
+        tokio::task::spawn_blocking(test).await.map_err(|error| of_file(error.to_string()))?
+    }
+
+    fn is_core_unchanged(&self, config: &Config, entries: &[StackEntry]) -> bool {
+        let stack = &self.kernel().snapshot().stack;
+        let is_stack_unchanged = stack.from_api || stack.entries == entries;
+        let is_file_stack_unchanged = self.progress.facts().file_stack.entries == entries;
+        is_stack_unchanged
+            && is_file_stack_unchanged
+            && config.rules == self.config.rules
+            && baseline(config) == baseline(&self.config)
+    }
+
+    /// Replaces the rules, the baseline and the stack. The keeper gets the same commands as from a start with these
+    /// settings, so held devices stay listed until they are free (I10).
+    async fn apply_to_core(&self, config: &Config, entries: &[StackEntry]) -> Result<(), Problems> {
+        if self.is_core_unchanged(config, entries) {
+            return Ok(());
+        }
+        let active = &self.kernel().snapshot().stack;
+        let is_replaced = !active.from_api && active.entries != entries;
+        let stack = is_replaced.then(|| (new_stack(entries.to_vec()), active.revision));
+        let new = Reconfiguration { rules: config.rules.clone(), baseline: baseline(config), stack };
+        let show = |config: &Config| {
+            let (resource, mig) = (config.resource.clone(), config.mig_strategy);
+            self.wasm.set_offers(config.rules.overcommit_percent, resource, mig);
+        };
+        show(config);
+        let reconfigured = self.policies().reconfigure(new).await;
+        reconfigured.map(drop).map_err(|error| {
+            show(&self.config);
+            of_key(config, "stack", &error.to_string())
+        })
+    }
+
+    /// Shows the configuration of the start.
+    pub(super) fn show_configuration(&self) {
+        self.show_loaded(&[]);
+    }
+
+    fn show_loaded(&self, changes: &[SettingChange]) {
+        let Some(origin) = &self.config.origin else { return };
+        let loaded_at = rfc3339(self.kernel().now().wall_ms);
+        let listed = |waits: bool| {
+            let is_listed = move |change: &&SettingChange| (change.effect == Effect::AfterRestart) == waits;
+            changes.iter().filter(is_listed).take(CHANGES_MAX).map(to_api).collect::<Vec<_>>()
+        };
+        self.progress.update(|facts| {
+            let before = facts.configuration.take().map(|before| before.changed).unwrap_or_default();
+            let changed = listed(false);
+            facts.configuration = Some(ConfigurationState {
+                file: origin.file().display().to_string(),
+                loaded_at,
+                changed: if changed.is_empty() { before } else { changed },
+                needs_restart: listed(true),
+                error: None,
+            });
+        });
+    }
+
+    fn show_refused(&self, problems: &Problems) {
+        let problems = problems.iter().map(|Problem { place, key, what }| SettingProblem {
+            line: place.map(|place| place.line),
+            key: (!key.is_empty()).then(|| key.clone()),
+            message: what.clone(),
+        });
+        let at = rfc3339(self.kernel().now().wall_ms);
+        let error = ConfigurationError { at, problems: problems.collect() };
+        self.progress.update(|facts| {
+            if let Some(configuration) = &mut facts.configuration {
+                configuration.error = Some(error);
+            }
+        });
+    }
+
+    fn log_changes(&self, changes: &[SettingChange]) {
+        let Some(origin) = &self.config.origin else { return };
+        let file = origin.file().display();
+        let listed = |effect: Effect| {
+            let lines = changes.iter().filter(|change| change.effect == effect).map(ToString::to_string);
+            let lines: Vec<String> = lines.collect();
+            let more = lines.len().saturating_sub(CHANGES_MAX);
+            let shown = lines[..lines.len() - more].join("; ");
+            if more > 0 { format!("{shown}; and {more} more") } else { shown }
+        };
+        if changes.is_empty() {
+            tracing::info!("the configuration {file} was read again: no setting changed");
+        }
+        let (applied, waits) = (listed(Effect::Applied), listed(Effect::AfterRestart));
+        if !applied.is_empty() {
+            tracing::info!(
+                "the configuration {file} was read again, and its changes are in effect: {applied}"
+            );
+        }
+        if !waits.is_empty() {
+            tracing::warn!(
+                "changes of the configuration {file} need a restart of the daemon; until then the previous values stay in \
+                 use: {waits}"
+            );
+        }
+        let overridden = listed(Effect::Overridden);
+        if !overridden.is_empty() {
+            tracing::warn!(
+                "changes of the configuration {file} have no effect, since a flag, a variable or the stack that was activated \
+                 through the API (`berth policy reset` ends that) takes precedence: {overridden}"
+            );
+        }
+    }
+}
+
+/// Waits until the files are to be read. `seen`: their versions when they were read last.
+async fn wait(
+    origin: &Origin,
+    seen: &mut Versions,
+    hangup: &mut Signal,
+    retry_at: Option<Instant>,
+) -> Trigger {
+    let mut last = seen.clone();
+    let mut next_poll = Instant::now() + POLL_INTERVAL;
+    loop {
+        tokio::select! {
+            _ = hangup.recv() => {
+                *seen = origin.present_versions();
+                return Trigger::Signal;
+            }
+            () = sleep_until(next_poll) => {}
+        }
+        next_poll = Instant::now() + POLL_INTERVAL;
+        let present = origin.present_versions();
+        if present != *seen && present == last {
+            *seen = present;
+            return Trigger::Change;
+        }
+        last = present;
+        if retry_at.is_some_and(|at| Instant::now() >= at) {
+            return Trigger::Retry;
+        }
+    }
+}
+
+/// Reads the files and checks what a start would check, except calls of policies.
+fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
+    let Some(origin) = &running.origin else { return Err(of_file("there is no configuration file")) };
+    let (new, mut problems) = Config::read_again(origin).map_err(|error| match error {
+        ConfigError::Wrong { problems, .. } => problems,
+        error => of_file(format!("{:#}", anyhow::Error::new(error))),
+    })?;
+    let Some(new) = new else { return Err(problems) };
+    if let Err(error) = check_source(&new.gpus) {
+        problems.push(new.locate(BadSetting::new("gpus", format!("{error:#}"))));
+    }
+    for (key, error) in check_files(&new.token_file, &new.admin) {
+        problems.push(new.locate(BadSetting::new(key, format!("{:#}", anyhow::Error::new(error)))));
+    }
+    let reloaded = running.reloaded(new);
+    match resolve(&reloaded.config, node) {
+        Ok(entries) if problems.is_empty() => return Ok(Checked { reloaded, entries }),
+        Ok(_) => {}
+        Err(of_stack) => of_stack.iter().for_each(|problem| problems.push(problem.clone())),
+    }
+    Err(problems)
+}
+
+/// An error of the file as a whole.
+fn of_file(what: impl Into<String>) -> Problems {
+    Problems::from_iter([Problem { place: None, key: String::new(), what: what.into() }])
+}
+
+/// An error of this key, with its line.
+fn of_key(config: &Config, key: &str, what: &str) -> Problems {
+    Problems::from_iter([config.locate(BadSetting::new(key, what))])
+}
+
+fn one_line(problems: &Problems) -> String {
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    match lines.as_slice() {
+        [one] => one.clone(),
+        all => format!("{} errors: {}", all.len(), all.join("; ")),
+    }
+}
+
+fn to_api(change: &SettingChange) -> berth_api::SettingChange {
+    let SettingChange { key, from, to, effect } = change.clone();
+    let effect = match effect {
+        Effect::Applied => SettingEffect::Applied,
+        Effect::AfterRestart => SettingEffect::AfterRestart,
+        Effect::Overridden => SettingEffect::Overridden,
+    };
+    berth_api::SettingChange { key, from, to, effect }
+}

@@ -1,0 +1,225 @@
+//! A changed configuration file is applied by the running daemon, or refused as a whole.
+
+use crate::daemon::{BRISK, House, SHARED, SOON, Serving, WHOLE};
+use crate::wait::until;
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const RENAMED: &str = "example.com/gpu";
+
+/// A folder with one file as the kubelet mounts a ConfigMap. Writes follow its `AtomicWriter`
+/// (`pkg/volume/util/atomic_writer.go` of Kubernetes 1.36): the files are in a folder with a time in its name, and the
+/// link `..data` is moved to the next one by a rename.
+struct ConfigMap {
+    folder: TempDir,
+    writes: u32,
+}
+
+impl ConfigMap {
+    fn new(text: &str) -> Self {
+        let mut made = Self { folder: tempfile::tempdir().unwrap(), writes: 0 };
+        made.write(text);
+        made
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("config.yaml")
+    }
+
+    fn write(&mut self, text: &str) {
+        self.writes += 1;
+        let at = |name: &str| self.folder.path().join(name);
+        let old = fs::read_link(at("..data")).ok();
+        let new = format!("..2026_01_02_03_04_05.{}", self.writes);
+        fs::create_dir(at(&new)).unwrap();
+        fs::write(at(&new).join("config.yaml"), text).unwrap();
+        symlink(&new, at("..data_tmp")).unwrap();
+        fs::rename(at("..data_tmp"), at("..data")).unwrap();
+        if !self.file().is_symlink() {
+            symlink("..data/config.yaml", self.file()).unwrap();
+        }
+        if let Some(old) = old {
+            fs::remove_dir_all(self.folder.path().join(old)).unwrap();
+        }
+    }
+}
+
+fn shares(replicas: u32) -> String {
+    format!(
+        "{BRISK}\ngpus: sim:2xt4\nstack: [{{ policy: timeslice, parameters: {{ replicas: {replicas} }} }}]\n"
+    )
+}
+
+fn configuration(serving: &Serving) -> Value {
+    serving.call("GET", "/node", &Value::Null)["configuration"].clone()
+}
+
+/// Replaces the file by a rename, as editors do.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    fs::write(&new, text).unwrap();
+    fs::rename(new, file).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_configmap_changes_sharing_while_pods_run() {
+    let mut map = ConfigMap::new(&format!("{BRISK}\ngpus: sim:2xt4\nstack: [{{ policy: exclusive }}]\n"));
+    let house = House::new("gpus: sim:2xt4").await;
+    let file = map.file();
+    let serving = house.serve_with(&["--config", file.to_str().unwrap()]);
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let pod = house.start("whole", WHOLE, 1).await.unwrap();
+    serving.until("its holder", |live| live.len() == 1 && live[0]["holder"]["pod"] == "whole");
+    let id = serving.live()[0]["id"].clone();
+    let before = configuration(&serving);
+    assert_eq!(before["file"], file.to_str().unwrap());
+    assert_eq!((&before["changed"], &before["needsRestart"]), (&json!([]), &json!([])));
+
+    map.write(&shares(3));
+    // The held GPU stays the pod's; the free one is cut into shares.
+    house.kubelet.wait_allocatable(SHARED, 3, SOON).await.unwrap();
+    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    let line = serving.line(|line| line.contains("its changes are in effect"));
+    assert!(line.contains("stack[0].policy: exclusive -> timeslice"), "{line}");
+    let change = json!({ "key": "stack[0].parameters.replicas", "to": "3", "effect": "applied" });
+    assert!(configuration(&serving)["changed"].as_array().unwrap().contains(&change));
+    let share = house.start("share", SHARED, 1).await.unwrap();
+    map.write(&shares(6));
+    // The held share keeps its third of the GPU, which leaves four sixths.
+    house.kubelet.wait_allocatable(SHARED, 5, SOON).await.unwrap();
+    let ids: Vec<Value> = serving.live().iter().map(|live| live["id"].clone()).collect();
+    assert!(ids.len() == 2 && ids.contains(&id), "{ids:?}");
+    house.kubelet.delete(&share);
+    house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
+    house.kubelet.delete(&pod);
+    house.kubelet.wait_allocatable(SHARED, 12, SOON).await.unwrap();
+    house.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
+    assert!(!serving.log().contains("starting again"), "the same process");
+    assert_eq!(house.kubelet.anomalies(), []);
+    serving.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_file_is_refused_as_a_whole_with_all_its_errors() {
+    let house = House::of(&shares(2)).await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let file = house.folder.path().join("config.yaml");
+    let lines = shares(7).lines().count();
+    for (text, expected) in [
+        (
+            format!(
+                "{}memoryOvercommit: 0.5\nmigStrategy: mixd\nadmin: {{ tokens: [{{ name: a, right: read, file: /nowhere/token }}] }}\n",
+                shares(7)
+            ),
+            vec![
+                (Some(lines + 1), "memoryOvercommit", "expected 1.0 to 16.0"),
+                (Some(lines + 2), "migStrategy", "did you mean `mixed`?"),
+                (Some(lines + 3), "admin.tokens[0].file", "/nowhere/token"),
+            ],
+        ),
+        (
+            format!(
+                "{BRISK}\nstack:\n- policy: timeslize\n- {{ policy: exclusive, permissions: {{}} }}\n- policy: binpak\n"
+            ),
+            vec![(Some(7), "stack[0].policy", "timeslize"), (Some(9), "stack[2].policy", "binpak")],
+        ),
+        (
+            format!(
+                "{BRISK}\ngpus: sim:2xt4\nstack:\n- {{ policy: timeslice, parameters: {{ replicaz: 2 }} }}\n- {{ policy: quota, parameters: {{ limit: 4 }} }}\n"
+            ),
+            vec![
+                (Some(8), "stack[0].parameters", "replicaz"),
+                (Some(9), "stack[1].parameters", "policy quota@"),
+            ],
+        ),
+        ("stack: [".into(), vec![(None, "", "this is not YAML")]),
+    ] {
+        replace(&file, &text);
+        serving.signal("-HUP");
+        let holds = |error: &Value| {
+            let problems = error["problems"].as_array().cloned().unwrap_or_default();
+            problems.len() == expected.len()
+                && expected.iter().zip(&problems).all(|((line, key, message), problem)| {
+                    line.is_none_or(|line| problem["line"] == line)
+                        && (key.is_empty() || problem["key"] == *key)
+                        && problem["message"].as_str().unwrap().contains(message)
+                })
+        };
+        until(&format!("the errors of {text}"), || holds(&configuration(&serving)["error"]));
+        let line = serving.line(|line| line.contains("is refused") && line.contains(expected[0].2));
+        assert!(expected.iter().all(|(_, _, message)| line.contains(message)), "{line}");
+        let stack = serving.call("GET", "/stack", &Value::Null);
+        assert_eq!(stack["entries"][0]["parameters"]["replicas"], 2, "the previous stack stays");
+    }
+    let checks = serving.call("GET", "/node", &Value::Null)["checks"].clone();
+    let check = checks.as_array().unwrap().iter().find(|check| check["name"] == "configuration").unwrap();
+    assert!(check["ok"] == true && check["detail"].as_str().unwrap().contains("is refused"), "{check}");
+    let share = house.start("share", SHARED, 1).await.unwrap();
+    house.kubelet.delete(&share);
+    // The next good file, without a signal.
+    replace(&file, &shares(4));
+    house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
+    until("no error", || configuration(&serving)["error"].is_null());
+    assert_eq!(house.kubelet.anomalies(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_needs_a_restart_is_named_and_the_rest_is_applied() {
+    let house = House::new("gpus: sim:2xt4").await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let pod = house.start("whole", WHOLE, 1).await.unwrap();
+    let file = house.folder.path().join("config.yaml");
+    let text = format!(
+        "{BRISK}\ngpus: sim:1xt4\nresource: {RENAMED}\nadmin: {{ limits: {{ readsPerSecond: 5000 }} }}\n\
+         containerEdits: {{ deviceIdStrategy: index }}\nadminListen: 127.0.0.1:1\n"
+    );
+    replace(&file, &text);
+    serving.signal("-HUP");
+    // The held device keeps its resource until it is free; both resources are registered meanwhile.
+    house.kubelet.wait_allocatable(RENAMED, 1, SOON).await.unwrap();
+    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    let line = serving.line(|line| line.contains("need a restart of the daemon"));
+    assert!(line.contains("WARN") && line.contains("gpus: sim:2xt4 -> sim:1xt4"), "{line}");
+    let state = configuration(&serving);
+    let keys = |list: &str| -> Vec<String> {
+        let list = state[list].as_array().unwrap().iter();
+        list.map(|change| {
+            format!("{} {}", change["key"].as_str().unwrap(), change["effect"].as_str().unwrap())
+        })
+        .collect()
+    };
+    assert_eq!(keys("needsRestart"), ["admin.limits.readsPerSecond afterRestart", "gpus afterRestart"]);
+    // `--admin-listen` sets the address.
+    let expected = ["adminListen overridden", "containerEdits.deviceIdStrategy applied", "resource applied"];
+    assert_eq!(keys("changed"), expected);
+    assert_eq!(serving.call("GET", "/gpus", &Value::Null)["items"].as_array().unwrap().len(), 2);
+    let other = house.start("renamed", RENAMED, 1).await.unwrap();
+    let visible = house.kubelet.view(&other, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
+    assert!(["0", "1"].contains(&visible.as_str()), "by its index: {visible}");
+    house.kubelet.delete(&pod);
+    house.kubelet.wait_allocatable(RENAMED, 2, SOON).await.unwrap();
+    house.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
+    assert_eq!(house.kubelet.anomalies(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stack_of_the_api_stays_and_the_files_is_the_next_after_a_reset() {
+    let house = House::of(&shares(2)).await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let stack = json!({ "entries": [{ "policy": "timeslice", "parameters": { "replicas": 3 } }] });
+    serving.call("PUT", "/stack", &stack);
+    house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
+    replace(&house.folder.path().join("config.yaml"), &shares(5));
+    serving.signal("-HUP");
+    let line = serving.line(|line| line.contains("have no effect"));
+    assert!(line.contains("berth policy reset") && line.contains("replicas: 2 -> 5"), "{line}");
+    assert_eq!(serving.call("GET", "/stack", &Value::Null)["entries"][0]["parameters"]["replicas"], 3);
+    serving.call("DELETE", "/stack/override", &Value::Null);
+    house.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
+}

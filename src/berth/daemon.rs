@@ -10,10 +10,12 @@ mod policies;
 mod progress;
 mod serve;
 mod setup;
+mod strategy;
 
 pub(crate) use dry_run::{Findings, SkippedChecks, check_source, dry_run};
 pub use serve::{serve, serve_with, wait_for_stop_signal};
 pub(crate) use setup::{open_gpus, process_visibility};
+use strategy::StrategyTask;
 
 use crate::config::Config;
 use anyhow::Context;
@@ -194,10 +196,15 @@ impl Daemon {
             GpuWatch::start(&scanner, self.kernel(), self.config.poll)
                 .context("cannot start the GPU threads")?,
         );
+        let is_simulated = self.options.gpus.is_some();
+        let mut strategy =
+            StrategyTask::new(&self.config, is_simulated, Arc::clone(&self.progress), self.kernel().clone());
+        // Before devices are listed: the kubelet may start a pod at once.
+        strategy.look_first().await;
         let settings = berth_kubelet::Settings {
             waits: self.options.waits.clone(),
             kubelet_dir: self.config.kubelet_dir.clone(),
-            edits: self.config.edits.clone(),
+            edits: strategy.edits(),
             reconcile: self.config.rounds.clone(),
         };
         let front = berth_kubelet::Front::new(settings, self.kernel().clone());
@@ -216,6 +223,7 @@ impl Daemon {
         self.progress.set_registrations(running.registrations());
         self.kubelet = Some(running);
         self.labels.start(&self.config, &self.middle.core.kernel, &self.progress, &mut self.tasks);
+        self.tasks.spawn(strategy.run());
         self.tasks.spawn(memory::trim_periodically());
         Ok(())
     }

@@ -7,7 +7,6 @@ use super::folder::FolderState;
 use super::plugin::{LoggedReason, Plugin, Registrations};
 use super::reconciler::Reconciler;
 use super::settings::Settings;
-use crate::edits::Edits;
 use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_kernel::names::Resource;
@@ -37,7 +36,6 @@ impl Supervisor {
     /// Runs until `stop`, then stops every plugin and waits for them.
     pub(super) async fn run(self, mut stop: watch::Receiver<bool>) {
         let logged_wait = Arc::new(LoggedReason::default());
-        let edits = Arc::new(self.settings.edits.clone());
         let mut snapshots = self.kernel.watch();
         let mut plugins: BTreeMap<Resource, RunningPlugin> = BTreeMap::new();
         // Plugins that are stopping. A successor waits for them, as both use the same socket.
@@ -61,7 +59,7 @@ impl Supervisor {
                     self.publish(&plugin.device_list, &ledger, &resource);
                 } else if plugins.len() < RESOURCES_MAX {
                     let predecessor = stopping.remove(&resource);
-                    let plugin = self.start_plugin(&resource, &ledger, &edits, &logged_wait, predecessor);
+                    let plugin = self.start_plugin(&resource, &ledger, &logged_wait, predecessor);
                     plugins.insert(resource, plugin);
                 }
             }
@@ -88,7 +86,6 @@ impl Supervisor {
         &self,
         resource: &Resource,
         ledger: &Snapshot,
-        edits: &Arc<Edits>,
         logged_wait: &Arc<LoggedReason>,
         predecessor: Option<JoinHandle<()>>,
     ) -> RunningPlugin {
@@ -101,7 +98,7 @@ impl Supervisor {
         let handler = Arc::new(Handler {
             resource: resource.clone(),
             kernel: self.kernel.clone(),
-            edits: Arc::clone(edits),
+            edits: self.settings.edits.clone(),
             reconciler: Arc::clone(&self.reconciler),
             device_list: Arc::clone(&device_list),
             register_began: watch::Sender::default(),

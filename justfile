@@ -92,6 +92,11 @@ compat *ARGS:
     cargo build --locked -p kubelet-standin --example node
     python3 tests/compat/run.py {{ARGS}}
 
+# Berth's own CDI specification compared with that of NVIDIA's nvidia-ctk, which Go modules build; needs root for device nodes
+cdi-compare *ARGS:
+    cargo build --locked -p berth -p fake-nvml
+    python3 tests/e2e/cdi_compare.py {{ARGS}}
+
 # Swagger UI and the page at / in a headless Chromium (Debian: apt-get install chromium); screenshots in target/browser
 browser *ARGS:
     cargo build --release --locked -p berth

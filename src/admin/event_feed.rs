@@ -91,6 +91,8 @@ pub(crate) fn transition_event(transition: &Transition, ledger: &Ledger, now: No
         }
         Transition::Eviction(_) => EventKind::Eviction,
         Transition::HoldChanged(_) => EventKind::Hold,
+        Transition::StrategyChanged(_) => EventKind::NoDeviceStrategy,
+        Transition::NodesChanged(_) => EventKind::DeviceNodesMissing,
         Transition::PolicyAdded(version) => {
             policy = Some(version.label());
             EventKind::PolicyUploaded

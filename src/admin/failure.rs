@@ -50,7 +50,8 @@ impl IntoFailure for Refusal {
             Refusal::NotOffered { .. }
             | Refusal::Cordoned { .. }
             | Refusal::Unhealthy { .. }
-            | Refusal::Vanished { .. } => problem(Kind::State),
+            | Refusal::Vanished { .. }
+            | Refusal::NoDeviceStrategy { .. } => problem(Kind::State),
             Refusal::NoAnswer { .. } => problem(Kind::State).hint(
                 "it is scanned again every few seconds: reset it, or repair the driver, the slot or the node, and mark it \
                  healthy once it answers; it also becomes healthy by itself after a time without errors",

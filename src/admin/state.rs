@@ -68,6 +68,8 @@ pub struct NodeFacts {
     pub driver_version: Option<String>,
     /// CUDA version of the driver, where the backend has one.
     pub cuda_version: Option<String>,
+    /// How GPUs are passed to containers, once it is decided.
+    pub device_list_strategy: Option<berth_api::DeviceListStrategy>,
     /// Whether the GPUs were scanned.
     pub gpus: Step,
     /// Whether the devices of running pods were adopted.

@@ -68,6 +68,10 @@ values! {
         AllocationEnded = "allocationEnded",
         /// Allocations no longer end automatically, or do so again.
         Hold = "hold",
+        /// No device list strategy works on this node, so no device is offered; or one works again.
+        NoDeviceStrategy = "noDeviceStrategy",
+        /// Device nodes that containers need do not exist, or exist again.
+        DeviceNodesMissing = "deviceNodesMissing",
         /// A process uses a GPU without an allocation.
         Bypass = "bypass",
         /// A process no longer uses a GPU without an allocation.

@@ -39,7 +39,10 @@ pub use gpu::{
     Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Link, LinkPath,
     Mig, OfferLine, Part, ResourceUse,
 };
-pub use node::{Alive, Check, Counts, DriverRelease, Node, Ready, ReleaseOrder, ResourceState, StepState};
+pub use node::{
+    Alive, Check, Counts, DeviceListStrategy, DriverRelease, Node, Ready, ReleaseOrder, ResourceState,
+    StepState,
+};
 pub use policy::{Hook, Policy, PolicyDetail, PolicyList};
 pub use problem::{Action, Kind, Operation, Problem};
 pub use process::{

@@ -33,6 +33,9 @@ pub struct Node {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "13.0")]
     pub cuda_version: Option<String>,
+    /// How GPUs are passed to containers; absent until the GPUs were found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_list_strategy: Option<DeviceListStrategy>,
     /// The resources, with their devices and their registration with the kubelet.
     pub resources: Vec<ResourceState>,
     /// The store's error, during which nothing is granted.
@@ -102,6 +105,27 @@ impl Default for ReleaseOrder {
     fn default() -> Self {
         Self { reason: String::new(), for_seconds: 1800, force: false }
     }
+}
+
+/// How GPUs are passed to containers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceListStrategy {
+    /// Whether it is chosen by what works on this node.
+    pub auto: bool,
+    /// `envvar`, `volume-mounts`, `cdi-annotations`, `cdi-cri`; empty if none can work: then no device is offered.
+    #[schema(example = json!(["cdi-cri"]))]
+    pub strategies: Vec<String>,
+    /// The kind of the CDI devices, with a CDI strategy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "nvidia.com/gpu")]
+    pub cdi_kind: Option<String>,
+    /// Why these strategies are used; if none can work, why, and what to do.
+    #[schema(example = "the container runtime has CDI, and /etc/cdi/nvidia.yaml names every GPU")]
+    pub reason: String,
+    /// Why containers may lack their GPU or parts of the driver all the same, and what to do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Numbers of objects on the node.

@@ -85,6 +85,12 @@ the beginning of it, or by `name@digest`:
         #[command(subcommand)]
         command: NodeCommand,
     },
+    /// Compare CDI specifications
+    Cdi {
+        /// The subcommand.
+        #[command(subcommand)]
+        command: CdiCommand,
+    },
     /// Save, restore and check the allocation store of a stopped daemon
     #[command(after_help = "\
 Stop the daemon first, or give a copy of its state folder:
@@ -243,6 +249,31 @@ pub enum TokenCommand {
     /// For `kubectl exec POD -- berth token show > token`, since berth's pod has no shell. The token gives all
     /// rights of the operator.
     Show,
+}
+
+/// `berth cdi`.
+#[derive(Subcommand, Debug)]
+pub enum CdiCommand {
+    /// Compare what containers get by two CDI specifications
+    ///
+    /// Compares devices by name, device nodes and mounts by their path in the container, variables, and hooks with their
+    /// arguments; the order, the kind and paths on the host do not matter. What Berth's own specification leaves out of
+    /// nvidia-ctk's is no difference: graphics, firmware and the device `all`; nor are libraries under their sonames.
+    /// Also names paths of FILE that this machine lacks. Exit code 1 if there is a difference or such a path.
+    #[command(after_help = "\
+Example:
+  nvidia-ctk cdi generate --output=/tmp/nvidia.yaml
+  berth cdi check /var/run/cdi/berth-gpu.json --against /tmp/nvidia.yaml")]
+    Check {
+        /// The specification that is checked, in JSON or YAML
+        file: PathBuf,
+        /// The specification that has what containers need
+        #[arg(long, value_name = "FILE")]
+        against: PathBuf,
+        /// Do not check that paths exist on this machine
+        #[arg(long)]
+        without_files: bool,
+    },
 }
 
 /// `berth node`.

@@ -1,6 +1,6 @@
 //! Runs a command. `serve` loads its settings here and runs [`daemon`](crate::daemon).
 
-use crate::args::{Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
+use crate::args::{CdiCommand, Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
 use crate::config::nvidia::{Finding, is_nvidia, translate};
 use crate::config::{Choice, Config, ServeArgs, read_text};
 use crate::daemon::SkippedChecks;
@@ -67,6 +67,9 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
         }
         Command::Config { command: ConfigCommand::FromNvidia { file } } => from_nvidia(file, out)?,
         Command::Node { command: NodeCommand::Check(args) } => return checks::node::run(args, client, out),
+        Command::Cdi { command: CdiCommand::Check { file, against, without_files } } => {
+            return checks::cdi::run(file, against, *without_files, out);
+        }
         Command::State { command } => state::run(command, out)?,
         Command::Token { command: TokenCommand::Rotate } => {
             let path = client.token_file();

@@ -2,6 +2,7 @@
 
 mod admin;
 mod args;
+mod cdi;
 mod checks;
 mod choice;
 mod edits;
@@ -14,6 +15,9 @@ mod tracing;
 mod trusted;
 
 pub use args::{ApiServerMode, ChoiceArgs, LogFormat, ServeArgs};
+#[cfg(test)]
+pub(crate) use cdi::RUNTIME_FILES;
+pub use cdi::{CdiGenerate, CdiSettings};
 pub use checks::{BadSetting, BadSettings, ConfigError};
 pub use choice::{Choice, Chosen};
 pub use file::{FileConfig, LabelSettings, StackEntryConfig};
@@ -67,6 +71,10 @@ pub struct Config {
     pub tracing: Option<TracingSettings>,
     /// How allocated devices are passed to containers.
     pub edits: Edits,
+    /// Whether the strategies of `edits` are replaced by those that work on the node.
+    pub auto_strategy: bool,
+    /// CDI specifications and the container runtime's configuration.
+    pub cdi: CdiSettings,
     /// The resource of whole GPUs, unless a policy names another.
     pub resource: Resource,
     /// The MIG strategy, unless a policy decides otherwise.
@@ -172,7 +180,9 @@ impl Config {
         let resource = file.resource.unwrap_or_else(|| "nvidia.com/gpu".into());
         let resource = Resource::parse(&resource).map_err(|e| invalid_because("resource", &resource, e.rule));
         let resource = checks.record_error(resource);
-        let edits = file.container_edits.unwrap_or_default().resolve(&args.edits, &args.nvidia, &mut checks);
+        let (edits, auto_strategy) =
+            file.container_edits.unwrap_or_default().resolve(&args.edits, &args.nvidia, &mut checks);
+        let cdi = cdi::resolve(file.cdi, file.container_runtime, &args.nvidia, &mut checks);
         let driver =
             nvidia::args::non_empty(args.nvidia.driver_root_ctr_path.as_ref()).unwrap_or(&edits.driver_root);
         let health_checks =
@@ -180,7 +190,6 @@ impl Config {
         let mut notices = args.nvidia.notices(&mut checks);
         notices.extend(args.overridden_nvidia_args());
         notices.extend(health_checks.notices());
-        notices.extend(edits::cdi_notice(&args.edits.device_list_strategy));
         let library = args.nvml_library.clone().or(file.nvml_library);
         let library = library.map(|path| checks.plain_path("nvmlLibrary", path));
         let gpus = args.gpus.clone().or(file.gpus).unwrap_or_else(|| "nvml".into());
@@ -227,6 +236,8 @@ impl Config {
             chosen: None,
             state_dir,
             edits,
+            auto_strategy,
+            cdi,
             source: None,
             origin: None,
             fail_on_init_error: args.nvidia.fail_on_init_error.or(file.fail_on_init_error).unwrap_or(false),

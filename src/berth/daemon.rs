@@ -11,10 +11,12 @@ mod progress;
 mod reload;
 mod serve;
 mod setup;
+mod strategy;
 
 pub(crate) use dry_run::{Findings, SkippedChecks, check_source, dry_run};
 pub use serve::{serve, serve_with, wait_for_stop_signal};
 pub(crate) use setup::{open_gpus, process_visibility};
+use strategy::StrategyTask;
 
 use crate::config::Config;
 use anyhow::Context;
@@ -34,6 +36,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -84,6 +87,8 @@ pub struct Daemon {
     progress: Arc<Progress>,
     admin: berth_http::Running,
     gpus: Option<GpuWatch>,
+    /// To the task that decides how GPUs are passed to containers.
+    strategy: Option<watch::Sender<Config>>,
     cluster: Option<berth_cluster::Running>,
     /// The ledger as of the last process, until the changes since then are published.
     previous: Option<Snapshot>,
@@ -140,6 +145,7 @@ impl Daemon {
             progress,
             admin,
             gpus: None,
+            strategy: None,
             cluster: None,
             previous,
             kubelet: None,
@@ -197,10 +203,17 @@ impl Daemon {
             GpuWatch::start(&scanner, self.kernel(), self.config.poll)
                 .context("cannot start the GPU threads")?,
         );
+        let is_simulated = self.options.gpus.is_some();
+        let configs = watch::Sender::new(self.config.clone());
+        let (progress, kernel) = (Arc::clone(&self.progress), self.kernel().clone());
+        let mut strategy = StrategyTask::new(configs.subscribe(), is_simulated, progress, kernel);
+        self.strategy = Some(configs);
+        // Before devices are listed: the kubelet may start a pod at once.
+        strategy.look_first().await;
         let settings = berth_kubelet::Settings {
             waits: self.options.waits.clone(),
             kubelet_dir: self.config.kubelet_dir.clone(),
-            edits: self.config.edits.clone(),
+            edits: strategy.edits(),
             reconcile: self.config.rounds.clone(),
         };
         let front = berth_kubelet::Front::new(settings, self.kernel().clone());
@@ -219,6 +232,7 @@ impl Daemon {
         self.progress.set_registrations(running.registrations());
         self.kubelet = Some(running);
         self.labels.start(&self.config, &self.middle.core.kernel, &self.progress, &mut self.tasks);
+        self.tasks.spawn(strategy.run());
         self.tasks.spawn(memory::trim_periodically());
         Ok(())
     }

@@ -10,6 +10,7 @@ pub mod daemon;
 mod policy_new;
 pub mod scenario;
 mod state;
+mod strategy;
 pub mod telemetry;
 pub mod trace;
 pub mod usage;

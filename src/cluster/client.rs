@@ -180,6 +180,34 @@ async fn get_node(client: &Client, url: &str, node: &str) -> Result<PartialObjec
     }
 }
 
+/// Reads the versions of the node's kubelet and container runtime, which the kubelet reports.
+///
+/// # Errors
+/// If the API server cannot be used; the error names the remedy.
+pub async fn node_info(settings: &Settings) -> Result<NodeInfo, ConnectError> {
+    let (client, _) = connect_and_get_node(settings).await?;
+    let nodes: Api<Node> = Api::all(client);
+    let request = |source| ConnectError::Request {
+        url: "its address".into(),
+        node: settings.node.clone(),
+        hint: hint(&source),
+        source: Box::new(source),
+    };
+    let answer = timeout(ANSWER_MAX, nodes.get(&settings.node)).await;
+    let node = answer.map_err(|_| ConnectError::Timeout("its address".into()))?.map_err(request)?;
+    let info = node.status.and_then(|status| status.node_info).unwrap_or_default();
+    Ok(NodeInfo { kubelet: info.kubelet_version, container_runtime: info.container_runtime_version })
+}
+
+/// Versions, as the kubelet reports them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// `v1.33.1`; empty if it is not reported.
+    pub kubelet: String,
+    /// `containerd://2.1.4`; empty if it is not reported.
+    pub container_runtime: String,
+}
+
 /// What the operator has to do about an error status, or empty.
 fn hint(error: &kube::Error) -> &'static str {
     match error {

@@ -17,7 +17,7 @@ mod reviews;
 mod settings;
 mod wait;
 
-pub use client::{ConnectError, connect, error_chain};
+pub use client::{ConnectError, NodeInfo, connect, error_chain, node_info};
 pub use node_label::{LABEL_READ_MAX, node_label};
 pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};

@@ -73,6 +73,10 @@ impl PendingEvent {
             Transition::GpuForgotten { .. } => ("GPUForgotten", "Forget"),
             Transition::HoldChanged(Some(_)) => ("AllocationsOnHold", "Hold"),
             Transition::HoldChanged(None) => ("AllocationsHoldOver", "Hold"),
+            Transition::StrategyChanged(Some(_)) => ("NoDeviceStrategy", "Scan"),
+            Transition::StrategyChanged(None) => ("DeviceStrategyFound", "Scan"),
+            Transition::NodesChanged(Some(_)) => ("DeviceNodesMissing", "Scan"),
+            Transition::NodesChanged(None) => ("DeviceNodesFound", "Scan"),
             Transition::Eviction(eviction) => return Self::of_eviction(eviction, ledger),
             Transition::PartFound(_)
             | Transition::OffersChanged(_)

@@ -13,6 +13,7 @@ use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::gpu::{Inventory, Reading, XID};
 use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
+use berth_kernel::passing::Passing;
 use berth_kernel::placement;
 use berth_kernel::pods::PodsView;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
@@ -126,6 +127,14 @@ impl KernelHandle {
     /// If it could not be recorded.
     pub async fn pods(&self, view: PodsView) -> Result<Applied, CommandError> {
         self.command(Command::Pods(view)).await
+    }
+
+    /// Records whether devices can be passed to containers.
+    ///
+    /// # Errors
+    /// If it could not be recorded.
+    pub async fn set_passing(&self, passing: Passing) -> Result<Applied, CommandError> {
+        self.command(Command::SetPassing(passing)).await
     }
 
     /// Cordons a GPU.

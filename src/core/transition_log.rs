@@ -1,5 +1,5 @@
-//! Logs the transitions of the node that no operator ordered: health, the end of drains, and GPUs that are used without
-//! an allocation. Operators' orders are logged by the admin API.
+//! Logs the transitions of the node that no operator ordered: health, the end of drains, whether devices can be passed to
+//! containers, and GPUs that are used without an allocation. Operators' orders are logged by the admin API.
 
 use crate::KernelHandle;
 use berth_kernel::drain::{AtDeadline, Drain};
@@ -79,7 +79,9 @@ impl Log {
                 // A reason: an operator marked it healthy.
                 Transition::HealthChanged { now, .. }
                     if now.state == HealthState::Healthy && !now.reason.is_empty() => {}
-                Transition::HealthChanged { .. } => lines.push(Line::of(&transition, ledger)),
+                Transition::HealthChanged { .. }
+                | Transition::StrategyChanged(_)
+                | Transition::NodesChanged(_) => lines.push(Line::of(&transition, ledger)),
                 Transition::DrainChanged { before, now, .. } => {
                     let given_up = now.was_given_up() && !before.was_given_up();
                     if given_up || transition.is_warning() || matches!(now, Drain::Drained(_)) {

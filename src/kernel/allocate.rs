@@ -16,6 +16,7 @@ use super::reconcile::{end_changes, reset_breaker};
 use super::refusal::Refusal;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Decides one Allocate. `current`: whether a denial or a fault is final, because the ledger has not changed
 /// since the stack answered, or this is the second try.
@@ -95,6 +96,9 @@ fn new_allocation(
 fn check_invariants(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now: Now) -> Result<(), Refusal> {
     if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
         return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
+    }
+    if let Some(why) = &ledger.passing.no_strategy {
+        return Err(Refusal::NoDeviceStrategy { why: Arc::clone(why) });
     }
     let mut wanted: BTreeMap<&PartId, (&PartState, Taken, &DeviceId)> = BTreeMap::new();
     for id in &request.devices {

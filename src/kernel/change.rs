@@ -10,6 +10,7 @@ use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
 use super::offer::{OfferLine, ShareRange};
 use super::part_state::Device;
+use super::passing::Passing;
 use super::pods::PodsView;
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
@@ -138,6 +139,8 @@ pub enum Change {
         /// The new state; `None` removes the breaker.
         breaker: Option<Breaker>,
     },
+    /// Whether devices can be passed to containers changed.
+    PassingChanged(Arc<Passing>),
     /// A policy version was stored or recompiled.
     PolicyStored(PolicyVersion),
     /// A policy version was deleted.
@@ -176,6 +179,7 @@ impl Change {
             | Self::StuckChanged(_)
             | Self::PodsSeen(_)
             | Self::EvictionsUpdated(_)
+            | Self::PassingChanged(_)
             | Self::BreakerChanged { .. } => false,
         }
     }

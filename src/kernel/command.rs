@@ -6,6 +6,7 @@ use super::eviction::{EvictionOutcome, EvictionRequest};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
+use super::passing::Passing;
 use super::pods::PodsView;
 use super::policy::{AdmitRequest, PolicyVersion, Terms, TriageAnswer};
 use super::reconcile::ReconcileView;
@@ -42,6 +43,8 @@ pub enum Command {
     Reconcile(ReconcileView),
     /// A source's view of all pods of this node.
     Pods(PodsView),
+    /// Whether devices can be passed to containers.
+    SetPassing(Passing),
     /// An operator cordons a GPU. Legal in any state; a second cordon of the same owner keeps the start time and
     /// records a new reason.
     Cordon {
@@ -140,6 +143,7 @@ impl Command {
             Self::Offer(_) => "offer",
             Self::Reconcile(_) => "observe",
             Self::Pods(_) => "pods",
+            Self::SetPassing(_) => "passing",
             Self::Cordon { .. } => "cordon",
             Self::Drain { .. } => "drain",
             Self::StopDrain { .. } => "stopDrain",

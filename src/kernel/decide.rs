@@ -12,6 +12,7 @@ use super::names::{AllocationId, Digest, PartId};
 use super::offer::{PartOffer, RESOURCES_MAX};
 use super::offering::{check_offer, may_be_delisted, reoffer};
 use super::part_state::{Device, PartState};
+use super::passing::Passing;
 use super::pods::PodsView;
 use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::refusal::Refusal;
@@ -43,6 +44,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Offer(offers) => apply_offers(ledger, offers, rules, now),
         Command::Reconcile(view) => Ok(reconcile::observe(ledger, view, rules, now)),
         Command::Pods(view) => Ok(update_pods(ledger, view)),
+        Command::SetPassing(passing) => Ok(set_passing(ledger, passing)),
         Command::RecordEviction { ask, outcome } => {
             Ok(evict::record_outcome(ledger, ask, outcome, rules.timing.evict_again_ms, now))
         }
@@ -107,6 +109,13 @@ fn update_pods(ledger: &Ledger, view: &PodsView) -> Vec<Change> {
     let known = ledger.pods.as_deref();
     let changed = known != Some(view) && known.is_none_or(|known| view.replaces(known));
     if changed { vec![Change::PodsSeen(Arc::new(view.clone()))] } else { Vec::new() }
+}
+
+fn set_passing(ledger: &Ledger, passing: &Passing) -> Vec<Change> {
+    if *ledger.passing == *passing {
+        return Vec::new();
+    }
+    vec![Change::PassingChanged(Arc::new(passing.clone()))]
 }
 
 fn find_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::GpuState, Refusal> {

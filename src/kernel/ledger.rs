@@ -14,6 +14,7 @@ use super::history::History;
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::offer::{Consumes, OfferLine};
 use super::part_state::{Device, DeviceState, PartState, Taken};
+use super::passing::Passing;
 use super::pods::{Fate, PodsView};
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
@@ -87,6 +88,8 @@ pub struct Ledger {
     /// Creation time of the kubelet.sock under which a live allocation was last seen, milliseconds
     /// since 1970; kept across restarts of the daemon.
     pub kubelet_seen_wall_ms: Option<u64>,
+    /// Whether devices can be passed to containers.
+    pub passing: Arc<Passing>,
     /// Circuit breakers of resources with recent denials.
     pub breakers: Arc<BTreeMap<Resource, Breaker>>,
     /// Policy versions on this node.
@@ -149,10 +152,12 @@ impl Ledger {
         self.parts.values().flat_map(|p| p.devices.keys().map(|(r, _)| r.clone())).collect()
     }
 
-    /// Whether containers can use this part: it is present and its GPU works.
+    /// Whether containers can use this part: it is present, its GPU works, and devices can be passed to containers.
     #[must_use]
     pub fn is_usable(&self, part: &PartState) -> bool {
-        part.present && self.gpu_of(part).is_some_and(|g| g.health.state.is_usable())
+        self.passing.no_strategy.is_none()
+            && part.present
+            && self.gpu_of(part).is_some_and(|g| g.health.state.is_usable())
     }
 
     /// Whether new grants may be made on this part (I4).
@@ -238,6 +243,7 @@ impl Ledger {
             }
             Change::StuckChanged(stuck) => self.stuck.clone_from(stuck),
             Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
+            Change::PassingChanged(passing) => self.passing = Arc::clone(passing),
             Change::EvictionsUpdated(evictions) => self.evictions = Arc::clone(evictions),
             Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),
             Change::BreakerChanged { resource, breaker } => {

@@ -6,6 +6,7 @@ use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::policy::FaultKind;
 use super::running::RunningSource;
 use std::fmt;
+use std::sync::Arc;
 
 /// Why the kernel refused a command. Not an error of the daemon. The fields are the facts that the
 /// message (`Display`) names.
@@ -26,6 +27,8 @@ pub enum Refusal {
     Unhealthy { gpu: PartId, reason: String },
     /// The GPU is no longer on this node.
     Vanished { gpu: PartId },
+    /// No device list strategy can work on this node, so a container would not get its GPU.
+    NoDeviceStrategy { why: Arc<str> },
     /// A policy denied the request.
     Denied { policy: String, reason: String },
     /// A policy failed, and its entry's `onFault` is `deny`.
@@ -88,6 +91,7 @@ impl Refusal {
             Self::Cordoned { .. } => "cordoned",
             Self::Unhealthy { .. } => "unhealthy",
             Self::Vanished { .. } => "vanished",
+            Self::NoDeviceStrategy { .. } => "noDeviceStrategy",
             Self::Denied { .. } => "denied",
             Self::Faulted { .. } => "faulted",
             Self::Moved => "moved",
@@ -137,6 +141,7 @@ impl fmt::Display for Refusal {
             }
             Self::Unhealthy { gpu, reason } => write!(f, "GPU {gpu} is unhealthy: {reason}"),
             Self::Vanished { gpu } => write!(f, "GPU {gpu} is no longer on this node"),
+            Self::NoDeviceStrategy { why } => write!(f, "{why}"),
             Self::Denied { policy, reason } => write!(f, "policy {policy} denies: {reason}"),
             Self::Faulted { policy, kind, detail } => {
                 write!(f, "policy {policy} failed and its onFault is deny: {detail} ({})", kind.as_str())

@@ -74,6 +74,10 @@ pub enum Transition {
     Eviction(EvictionRecord),
     /// Allocations no longer end by themselves, with the reason; or end again.
     HoldChanged(Option<Arc<str>>),
+    /// No device list strategy can work on this node, with the reason and the remedy; or one can again.
+    StrategyChanged(Option<Arc<str>>),
+    /// Device nodes that containers need do not exist, with the remedy; or all exist again.
+    NodesChanged(Option<Arc<str>>),
     /// A version of a policy was uploaded, or came with the daemon.
     PolicyAdded(Arc<PolicyVersion>),
     /// A version of a policy was deleted.
@@ -125,6 +129,12 @@ impl Transitions {
         if old.hold != new.hold {
             all.push(Transition::HoldChanged(new.hold.clone()));
         }
+        if old.passing.no_strategy != new.passing.no_strategy {
+            all.push(Transition::StrategyChanged(new.passing.no_strategy.clone()));
+        }
+        if old.passing.missing_nodes != new.passing.missing_nodes {
+            all.push(Transition::NodesChanged(new.passing.missing_nodes.clone()));
+        }
         all.extend(policy_transitions(old, new));
         if old.stack.revision != new.stack.revision {
             all.push(Transition::StackActivated(Arc::clone(&new.stack)));
@@ -175,6 +185,8 @@ impl Transition {
             Self::Eviction(eviction) => Some(eviction.request.gpu.clone()),
             Self::BypassStarted(bypass) | Self::BypassEnded(bypass) => Some(bypass.gpu.clone()),
             Self::HoldChanged(_)
+            | Self::StrategyChanged(_)
+            | Self::NodesChanged(_)
             | Self::PolicyAdded(_)
             | Self::PolicyDeleted(_)
             | Self::StackActivated(_)
@@ -190,7 +202,9 @@ impl Transition {
             Self::DrainChanged { before, now, .. } => {
                 matches!((before, now), (Drain::Drained(_), Drain::Draining(..)))
             }
-            Self::HoldChanged(reason) => reason.is_some(),
+            Self::HoldChanged(reason) | Self::StrategyChanged(reason) | Self::NodesChanged(reason) => {
+                reason.is_some()
+            }
             Self::DrainBlocked { .. } | Self::BypassStarted(_) => true,
             _ => false,
         }

@@ -4,7 +4,7 @@ use super::device_nodes::device_nodes;
 use super::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, Device, DeviceSpec, Mount};
 use super::wire::v1beta1::{NumaNode, TopologyInfo};
 use super::wire::{HEALTHY, UNHEALTHY};
-use crate::edits::{DeviceIdStrategy, DeviceListStrategy, Edits, MpsEdits, ResourceEdits};
+use crate::edits::{DeviceListStrategy, Edits, MpsEdits, ResourceEdits, device_name};
 use berth_kernel::allocation::{Allocation, Limits};
 use berth_kernel::gpu::Part;
 use berth_kernel::ledger::Ledger;
@@ -48,7 +48,7 @@ pub(super) fn device(listed: &ListedDevice) -> Device {
 /// The response for the container of this grant.
 pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) -> ContainerAllocateResponse {
     let parts = granted_parts(allocation, ledger);
-    let names = parts.iter().map(|part| visible_name(part, edits.id_strategy));
+    let names = parts.iter().map(|part| device_name(part, edits.id_strategy));
     let names: Vec<String> = names.collect();
     let mut response = ContainerAllocateResponse::default();
     for (key, value) in &allocation.decision.environment {
@@ -62,7 +62,7 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
         add_strategy(*list, &names, allocation, edits, &mut response);
     }
     if edits.pass_device_specs && !edits.is_cdi_only() {
-        response.devices = device_nodes(&parts, &edits.dev_root);
+        response.devices = device_nodes(&parts, edits);
     }
     if let Some(own) = edits.resources.get(&allocation.resource) {
         add_operator_edits(own, &mut response);
@@ -128,17 +128,6 @@ fn granted_parts<'l>(allocation: &Allocation, ledger: &'l Ledger) -> Vec<&'l Par
     parts
 }
 
-fn visible_name(part: &Part, strategy: DeviceIdStrategy) -> String {
-    match strategy {
-        DeviceIdStrategy::Index => match (&part.parent, part.mig_index()) {
-            (None, _) => part.gpu_index.to_string(),
-            (Some(_), Some(index)) => format!("{}:{index}", part.gpu_index),
-            (Some(_), None) => part.id.to_string(),
-        },
-        DeviceIdStrategy::Uuid => part.id.to_string(),
-    }
-}
-
 fn add_limits(allocation: &Allocation, response: &mut ContainerAllocateResponse) {
     let limits = allocation.decision.limits;
     if let Some(mib) = limits.memory_mib {
@@ -192,7 +181,7 @@ mod tests {
     mod strategies;
 
     use super::*;
-    use crate::edits::HostDevice;
+    use crate::edits::{DeviceIdStrategy, HostDevice};
     use berth_kernel::allocation::{Decision, Holder};
     use berth_kernel::change::{Change, Entry};
     use berth_kernel::gpu::MIG_INDEX;
@@ -337,7 +326,7 @@ mod tests {
     #[test]
     fn device_nodes_are_passed_by_minor_number_under_the_device_root() {
         let edits =
-            Edits { pass_device_specs: true, dev_root: PathBuf::from("/nowhere"), ..Edits::default() };
+            Edits { pass_device_specs: true, driver_root: PathBuf::from("/nowhere"), ..Edits::default() };
         let got = response(&allocation("nvidia.com/gpu", &["GPU-8"]), &ledger(), &edits);
         let mut nodes = got.devices.iter().map(|d| (d.container_path.as_str(), d.host_path.as_str()));
         assert!(nodes.any(|node| node == ("/dev/nvidia5", "/nowhere/dev/nvidia5")), "{:?}", got.devices);

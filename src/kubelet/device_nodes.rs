@@ -1,87 +1,102 @@
 //! Device nodes of parts, for runtimes without NVIDIA's hook.
 
 use super::wire::v1beta1::DeviceSpec;
+use crate::edits::Edits;
+use berth_kernel::device_nodes::{HostFolder, MIG_MINORS, OPTIONAL_NODES, REQUIRED_NODES, part_nodes};
 use berth_kernel::gpu::Part;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
-/// The driver's table of MIG capabilities, one `name minor` pair per line.
-const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
-/// Where the chart mounts the host's driver root, as NVIDIA's chart does: the host's path does not
-/// exist inside the daemon's container.
-const MOUNTED_ROOT: &str = "/driver-root";
-/// Device nodes that every CUDA process opens, passed if they exist on the host.
-const CONTROL_NODES: [&str; 4] =
-    ["dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-uvm-tools", "dev/nvidia-modeset"];
+/// The nodes of some parts.
+#[derive(Debug, Default)]
+struct Nodes {
+    /// Path on the host by path relative to `/`.
+    found: BTreeMap<String, String>,
+    /// Nodes that do not exist, and MIG capabilities that the driver does not list.
+    missing: Vec<String>,
+}
 
 /// The device nodes of the parts' GPUs, the control nodes, and the capabilities of MIG instances.
-pub(super) fn device_nodes(parts: &[&Part], driver_root: &Path) -> Vec<DeviceSpec> {
+pub(super) fn device_nodes(parts: &[&Part], edits: &Edits) -> Vec<DeviceSpec> {
+    let nodes = find(parts, &edits.node_folders(), &capabilities(parts));
+    let spec = |(path, host_path)| DeviceSpec {
+        container_path: format!("/{path}"),
+        host_path,
+        permissions: "rw".to_owned(),
+    };
+    nodes.found.into_iter().map(spec).collect()
+}
+
+/// The device nodes that containers of these parts need and that do not exist, with the remedy; `None` if all exist.
+#[must_use]
+pub fn missing_nodes(parts: &[&Part], edits: &Edits) -> Option<String> {
+    let folders = edits.node_folders();
+    let missing = find(parts, &folders, &capabilities(parts)).missing;
+    if missing.is_empty() {
+        return None;
+    }
+    let searched: Vec<String> =
+        folders.iter().map(|folder| folder.seen.join("dev").display().to_string()).collect();
+    Some(format!(
+        "device nodes that containers need do not exist: {} (searched in {}); run `nvidia-modprobe -u -c=0` on the node; in a \
+         pod, set nvidiaDriverRoot, or nvidia.driverCapabilities to compute,utility",
+        missing.join(", "),
+        searched.join(", ")
+    ))
+}
+
+/// The driver's table of MIG capabilities, read only where an instance needs it.
+fn capabilities(parts: &[&Part]) -> String {
     let any_instance = parts.iter().any(|part| part.mig.is_some());
-    let caps = any_instance.then(|| fs::read_to_string(MIG_MINORS).unwrap_or_default());
-    let device_root = device_root(driver_root, Path::new(MOUNTED_ROOT));
-    nodes_under(parts, driver_root, device_root, &caps.unwrap_or_default())
+    if any_instance { fs::read_to_string(MIG_MINORS).unwrap_or_default() } else { String::new() }
 }
 
-/// The folder under which this process finds the host's device nodes: where the chart mounts the driver
-/// root, else the driver root's own path, which is right outside a container. A driver root without a
-/// `dev` folder uses the host's `/dev`.
-fn device_root<'p>(driver_root: &'p Path, mounted: &'p Path) -> &'p Path {
-    let has_dev = |root: &&Path| root.join("dev").is_dir();
-    [mounted, driver_root].into_iter().find(has_dev).unwrap_or(Path::new("/"))
-}
-
-/// [`device_nodes`] with the folder that holds the device nodes and the table of MIG capabilities given.
-fn nodes_under(parts: &[&Part], driver_root: &Path, device_root: &Path, caps: &str) -> Vec<DeviceSpec> {
-    let mut paths: BTreeSet<String> = BTreeSet::new();
-    let exists = |path: &str| device_root.join(path).exists();
-    let control = CONTROL_NODES.iter().filter(|path| exists(path));
-    paths.extend(control.map(|path| (*path).to_owned()));
+fn find(parts: &[&Part], folders: &[HostFolder], capabilities: &str) -> Nodes {
+    let mut nodes = Nodes::default();
+    let host_path = |path: &str| {
+        let found = folders.iter().map(|folder| folder.join(path)).find(|node| node.seen.exists());
+        found.map(|node| node.host.to_string_lossy().into_owned())
+    };
+    for path in REQUIRED_NODES.into_iter().chain(OPTIONAL_NODES) {
+        match host_path(path) {
+            Some(host) => drop(nodes.found.insert(path.to_owned(), host)),
+            None if REQUIRED_NODES.contains(&path) => nodes.missing.push(format!("/{path}")),
+            None => {}
+        }
+    }
     for part in parts {
-        let minor = part.minor.unwrap_or(part.gpu_index);
-        paths.insert(format!("dev/nvidia{minor}"));
-        if let Some(mig) = &part.mig {
-            let instance = format!("gpu{minor}/gi{}", mig.gpu_instance);
-            for name in
-                [format!("{instance}/access"), format!("{instance}/ci{}/access", mig.compute_instance)]
-            {
-                match cap_minor(caps, &name) {
-                    Some(n) => drop(paths.insert(format!("dev/nvidia-caps/nvidia-cap{n}"))),
-                    None => tracing::warn!(
-                        instance = %part.id, name,
-                        "the driver lists no such MIG capability in {MIG_MINORS}, so the container cannot open its MIG instance"
-                    ),
+        let own = part_nodes(part, capabilities);
+        nodes.missing.extend(own.unlisted.iter().map(|name| format!("{name} in {MIG_MINORS}")));
+        for path in own.paths {
+            // Passed even if this process does not see it: without it the container starts without its GPU.
+            let usual =
+                || folders.first().map(|folder| folder.host.join(&path).to_string_lossy().into_owned());
+            match host_path(&path) {
+                Some(host) => drop(nodes.found.insert(path, host)),
+                None => {
+                    nodes.missing.push(format!("/{path}"));
+                    nodes.found.extend(usual().map(|host| (path, host)));
                 }
             }
         }
     }
-    let spec = |path: String| DeviceSpec {
-        container_path: format!("/{path}"),
-        host_path: driver_root.join(&path).to_string_lossy().into_owned(),
-        permissions: "rw".to_owned(),
-    };
-    paths.into_iter().map(spec).collect()
-}
-
-/// The minor number of a capability, from the driver's table of `name minor` lines.
-fn cap_minor(table: &str, name: &str) -> Option<u32> {
-    let mut lines = table.lines().filter_map(|line| line.split_once(' '));
-    let (_, minor) = lines.find(|(found, _)| *found == name)?;
-    minor.trim().parse().ok()
+    nodes.missing.sort();
+    nodes.missing.dedup();
+    nodes
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{cap_minor, device_root, nodes_under};
-    use berth_kernel::gpu::{Mig, Part};
+    use super::*;
+    use berth_kernel::gpu::Mig;
     use berth_kernel::names::PartId;
     use std::collections::BTreeMap;
     use std::path::Path;
 
-    fn instance() -> Part {
+    fn gpu() -> Part {
         Part {
-            id: PartId::parse("MIG-1").unwrap(),
-            parent: PartId::parse("GPU-1").ok(),
+            id: PartId::parse("GPU-1").unwrap(),
+            parent: None,
             vendor: "nvidia".into(),
             model: "test".into(),
             gpu_index: 0,
@@ -90,51 +105,80 @@ mod tests {
             pci_bus: String::new(),
             numa_node: None,
             mig_enabled: false,
-            mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
+            mig: None,
             attributes: BTreeMap::new(),
         }
     }
 
-    #[test]
-    fn control_nodes_are_found_under_the_mount_and_named_by_their_host_path() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mounted, host) = (folder.path().join("driver-root"), Path::new("/run/nvidia/driver"));
-        let gpu = Part { parent: None, mig: None, ..instance() };
-        let nodes = |mounted: &Path| -> Vec<_> {
-            let nodes = nodes_under(&[&gpu], host, device_root(host, mounted), "");
-            nodes.into_iter().map(|node| (node.container_path, node.host_path)).collect()
-        };
-        let node = |name: &str| (format!("/dev/{name}"), format!("/run/nvidia/driver/dev/{name}"));
-        std::fs::create_dir_all(mounted.join("dev")).unwrap();
-        assert_eq!(nodes(&mounted), [node("nvidia3")]);
-        for name in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"] {
-            std::fs::write(mounted.join("dev").join(name), "").unwrap();
+    fn create(folder: &Path, names: &[&str]) {
+        std::fs::create_dir_all(folder.join("dev")).unwrap();
+        for name in names {
+            std::fs::write(folder.join("dev").join(name), "").unwrap();
         }
+    }
+
+    fn edits(folder: &Path) -> Edits {
+        Edits {
+            driver_root: "/run/nvidia/driver".into(),
+            driver_root_seen: folder.join("driver-root"),
+            ..Edits::default()
+        }
+    }
+
+    fn nodes(edits: &Edits, parts: &[&Part]) -> Vec<(String, String)> {
+        device_nodes(parts, edits).into_iter().map(|node| (node.container_path, node.host_path)).collect()
+    }
+
+    #[test]
+    fn nodes_are_found_under_the_mounted_driver_root_and_named_by_their_host_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let edits = edits(folder.path());
+        create(
+            &edits.driver_root_seen,
+            &["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia3"],
+        );
+        let node = |name: &str| (format!("/dev/{name}"), format!("/run/nvidia/driver/dev/{name}"));
         let expected = ["nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidia3", "nvidiactl"].map(node);
-        assert_eq!(nodes(&mounted), expected);
-        // Outside a container the driver root itself is used, or the machine's /dev.
-        assert_eq!(device_root(&mounted, Path::new("/nowhere")), mounted);
-        assert_eq!(device_root(Path::new("/nowhere"), Path::new("/nowhere")), Path::new("/"));
+        assert_eq!(nodes(&edits, &[&gpu()]), expected);
+        assert_eq!(missing_nodes(&[&gpu()], &edits), None);
     }
 
     #[test]
-    fn a_mig_instance_gets_its_gpu_node_and_its_two_capabilities() {
-        let table = "config 1\nmonitor 2\ngpu3/gi7/access 12\ngpu3/gi7/ci0/access 13\ngpu3/gi8/access 21\n";
-        let part = instance();
-        let nodes = nodes_under(&[&part], Path::new("/nowhere"), Path::new("/nowhere"), table);
-        let paths: Vec<_> =
-            nodes.iter().map(|n| (n.container_path.as_str(), n.permissions.as_str())).collect();
-        let caps = [("/dev/nvidia-caps/nvidia-cap12", "rw"), ("/dev/nvidia-caps/nvidia-cap13", "rw")];
-        assert_eq!(paths, [caps[0], caps[1], ("/dev/nvidia3", "rw")]);
-        assert_eq!(nodes[0].host_path, "/nowhere/dev/nvidia-caps/nvidia-cap12");
+    fn the_device_root_comes_before_the_driver_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let dev_root = folder.path().join("dev-root");
+        let edits = Edits { dev_root: Some(dev_root.clone()), ..edits(folder.path()) };
+        create(&dev_root, &["nvidia3", "nvidiactl"]);
+        create(&edits.driver_root_seen, &["nvidiactl", "nvidia-uvm"]);
+        let own =
+            |name: &str| (format!("/dev/{name}"), dev_root.join("dev").join(name).display().to_string());
+        let uvm = ("/dev/nvidia-uvm".to_owned(), "/run/nvidia/driver/dev/nvidia-uvm".to_owned());
+        assert_eq!(nodes(&edits, &[&gpu()]), [uvm, own("nvidia3"), own("nvidiactl")]);
     }
 
     #[test]
-    fn a_capability_is_found_by_its_whole_name() {
-        let table = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi10/access 99\n";
-        assert_eq!(cap_minor(table, "gpu0/gi1/access"), Some(12));
-        assert_eq!(cap_minor(table, "gpu0/gi1/ci0/access"), Some(13));
-        assert_eq!(cap_minor(table, "gpu0/gi2/access"), None);
-        assert_eq!(cap_minor("", "gpu0/gi1/access"), None);
+    fn a_missing_node_is_named_with_the_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let edits = edits(folder.path());
+        create(&edits.driver_root_seen, &["nvidiactl"]);
+        let part = Part {
+            mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
+            minor: Some(77),
+            ..gpu()
+        };
+        let text = missing_nodes(&[&part, &part], &edits).unwrap();
+        for expected in [
+            "/dev/nvidia-uvm,",
+            "/dev/nvidia77,",
+            "gpu77/gi7/access in ",
+            "nvidia-modprobe",
+            "driver-root/dev",
+        ] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+        assert!(!text.contains("/dev/nvidiactl"), "{text}");
+        // The node of the GPU is passed all the same, by its usual path on the host.
+        let usual = ("/dev/nvidia77".to_owned(), "/run/nvidia/driver/dev/nvidia77".to_owned());
+        assert!(nodes(&edits, &[&part]).contains(&usual));
     }
 }

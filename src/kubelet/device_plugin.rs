@@ -11,11 +11,11 @@ use super::wire::v1beta1::{
     PreferredAllocationResponse,
 };
 use super::{convert, parse, parse::BadRequest, status};
-use crate::edits::Edits;
+use crate::settings::CurrentEdits;
 use berth_core::counters::{CODES, Rpc};
 use berth_core::keeper::CommandError;
 use berth_core::spans;
-use berth_core::{Granted, KernelHandle, Shared};
+use berth_core::{Granted, KernelHandle};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::Attempt;
 use berth_kernel::names::{DeviceId, Resource};
@@ -35,7 +35,7 @@ const CONTAINERS_MAX: usize = 16;
 pub(super) struct Handler {
     pub(super) resource: Resource,
     pub(super) kernel: KernelHandle,
-    pub(super) edits: Shared<Edits>,
+    pub(super) edits: CurrentEdits,
     pub(super) reconciler: Arc<Reconciler>,
     pub(super) device_list: Arc<DeviceList>,
     /// When the Register in progress began. A connection accepted since then on which
@@ -276,9 +276,9 @@ impl Handler {
             allocation = %allocation.id, resource = %self.resource, devices = ?allocation.devices,
             "granted"
         );
-        let response = |devices| {
-            convert::response(&Allocation { devices, ..allocation.clone() }, &snapshot, &self.edits.get())
-        };
+        let edits = Arc::clone(&self.edits.borrow());
+        let response =
+            |devices| convert::response(&Allocation { devices, ..allocation.clone() }, &snapshot, &edits);
         Ok(containers.into_iter().map(response).collect())
     }
 

@@ -2,6 +2,8 @@
 //! devices. Berth runs no MPS control daemon: an operator starts one, and [`MpsEdits`] describes the one
 //! that the containers of a resource use.
 
+use berth_kernel::device_nodes::{HostFolder, MOUNTED_ROOT};
+use berth_kernel::gpu::Part;
 use berth_kernel::names::Resource;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +22,19 @@ pub enum DeviceListStrategy {
     CdiCri,
 }
 
+impl DeviceListStrategy {
+    /// Its keyword.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Envvar => "envvar",
+            Self::VolumeMounts => "volume-mounts",
+            Self::CdiAnnotations => "cdi-annotations",
+            Self::CdiCri => "cdi-cri",
+        }
+    }
+}
+
 /// How GPUs are named to the container runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceIdStrategy {
@@ -28,6 +43,19 @@ pub enum DeviceIdStrategy {
     Uuid,
     /// By NVML index.
     Index,
+}
+
+/// The name of a part to the container runtime.
+#[must_use]
+pub fn device_name(part: &Part, strategy: DeviceIdStrategy) -> String {
+    match strategy {
+        DeviceIdStrategy::Index => match (&part.parent, part.mig_index()) {
+            (None, _) => part.gpu_index.to_string(),
+            (Some(_), Some(index)) => format!("{}:{index}", part.gpu_index),
+            (Some(_), None) => part.id.to_string(),
+        },
+        DeviceIdStrategy::Uuid => part.id.to_string(),
+    }
 }
 
 /// A library that NVIDIA's container runtime adds on request.
@@ -64,8 +92,10 @@ pub struct Edits {
     pub pass_device_specs: bool,
     /// Where the driver is installed.
     pub driver_root: PathBuf,
-    /// The folder of `dev` on the host; defaults to the driver root.
-    pub dev_root: PathBuf,
+    /// Where this process sees the driver root: in a container the host's path does not exist.
+    pub driver_root_seen: PathBuf,
+    /// The folder of `dev` on the host, where it is not that of the driver root.
+    pub dev_root: Option<PathBuf>,
     /// Libraries besides CUDA that are requested from the runtime.
     pub features: BTreeSet<Feature>,
     /// CDI kind; defaults to nvidia-ctk's.
@@ -77,6 +107,25 @@ pub struct Edits {
 }
 
 impl Edits {
+    /// The folders whose `dev` is searched for device nodes, in order: the configured one, that of the driver root, and the
+    /// machine's own, in which a container has the nodes that its runtime passed.
+    #[must_use]
+    pub fn node_folders(&self) -> Vec<HostFolder> {
+        let mut folders: Vec<_> = self.dev_root.iter().map(HostFolder::same).collect();
+        folders.extend([self.driver_folder(), HostFolder::same("/")]);
+        folders.dedup();
+        folders
+    }
+
+    /// The driver root; where nothing is mounted for it, this process runs on the host and sees it by the host's path.
+    #[must_use]
+    pub fn driver_folder(&self) -> HostFolder {
+        if self.driver_root_seen.is_dir() {
+            return HostFolder { seen: self.driver_root_seen.clone(), host: self.driver_root.clone() };
+        }
+        HostFolder::same(&self.driver_root)
+    }
+
     /// Whether all strategies are CDI, which then adds the device nodes, too.
     #[must_use]
     pub fn is_cdi_only(&self) -> bool {
@@ -146,7 +195,8 @@ impl Default for Edits {
             id_strategy: DeviceIdStrategy::Uuid,
             pass_device_specs: false,
             driver_root: "/".into(),
-            dev_root: "/".into(),
+            driver_root_seen: MOUNTED_ROOT.into(),
+            dev_root: None,
             features: BTreeSet::new(),
             cdi_kind: "nvidia.com/gpu".into(),
             cdi_annotation_prefix: "cdi.k8s.io/".into(),

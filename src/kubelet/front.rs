@@ -8,7 +8,6 @@ use super::pods_api;
 use super::reconciler::{ReconcileError, Reconciler};
 use super::settings::{ReconcileTiming, Settings};
 use super::supervisor::Supervisor;
-use crate::edits::Edits;
 use berth_core::{KernelHandle, Shared};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -31,7 +30,6 @@ pub enum AdoptError {
 /// The kubelet front end, not started yet.
 pub struct Front {
     settings: Arc<Settings>,
-    edits: Shared<Edits>,
     timing: Shared<ReconcileTiming>,
     kernel: KernelHandle,
     folder: FolderWatcher,
@@ -43,7 +41,7 @@ impl Front {
     /// Creates the front end and starts to watch the kubelet's folder. Must be called in a tokio runtime.
     #[must_use]
     pub fn new(settings: Settings, kernel: KernelHandle) -> Self {
-        let (edits, timing) = (Shared::new(settings.edits.clone()), Shared::new(settings.reconcile.clone()));
+        let timing = Shared::new(settings.reconcile.clone());
         let settings = Arc::new(settings);
         let folder = FolderWatcher::watch(&settings);
         let device_lists = Arc::new(DeviceLists::default());
@@ -54,7 +52,7 @@ impl Front {
             Arc::clone(&device_lists),
             folder.subscribe(),
         ));
-        Self { settings, edits, timing, kernel, folder, device_lists, reconciler }
+        Self { settings, timing, kernel, folder, device_lists, reconciler }
     }
 
     /// Adopts the devices that pods hold already, for an empty store, before [`start`]. Returns the number
@@ -90,7 +88,6 @@ impl Front {
         let registrations = Arc::new(watch::Sender::new(Registrations::new()));
         let supervisor = Supervisor {
             settings: Arc::clone(&self.settings),
-            edits: self.edits.clone(),
             kernel: self.kernel.clone(),
             reconciler: Arc::clone(&self.reconciler),
             device_lists: self.device_lists,
@@ -103,7 +100,6 @@ impl Front {
         Running {
             stop,
             registrations: registrations.subscribe(),
-            edits: self.edits,
             timing: self.timing,
             reconciler: self.reconciler,
             supervisor_task,
@@ -118,7 +114,6 @@ impl Front {
 pub struct Running {
     stop: watch::Sender<bool>,
     registrations: watch::Receiver<Registrations>,
-    edits: Shared<Edits>,
     timing: Shared<ReconcileTiming>,
     reconciler: Arc<Reconciler>,
     supervisor_task: JoinHandle<()>,
@@ -132,12 +127,6 @@ impl Running {
     #[must_use]
     pub fn registrations(&self) -> watch::Receiver<Registrations> {
         self.registrations.clone()
-    }
-
-    /// Changes what grants change in their containers from the next Allocate on. Running containers keep what they got, and
-    /// so do their restarts: the kubelet repeats the answer from its checkpoint.
-    pub fn set_edits(&self, edits: Edits) {
-        self.edits.replace(edits);
     }
 
     /// Changes the intervals of the reconcile passes. A wait that is under way ends by the old ones.

@@ -37,14 +37,18 @@ pub mod settings;
 mod socket;
 mod socket_path;
 mod status;
+mod strategy;
 mod supervisor;
 mod wire;
 
+pub use device_nodes::missing_nodes;
 pub use edits::{
     DeviceIdStrategy, DeviceListStrategy, Edits, Feature, HostDevice, HostMount, MpsEdits, ResourceEdits,
+    device_name,
 };
 pub use front::{AdoptError, Front, Running};
 pub use plugin::{Registration, Registrations};
 pub use reconciler::ReconcileError;
-pub use settings::{ReconcileTiming, Settings, Waits};
+pub use settings::{CurrentEdits, ReconcileTiming, Settings, Waits, fixed_edits};
 pub use socket_path::{NoSocket, socket_metadata};
+pub use strategy::{FoundSpec, Resolution, Runtime, StrategyFacts, Trouble, resolve};

@@ -2,15 +2,26 @@
 
 use crate::edits::Edits;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
+
+/// What a grant changes in its container; changes with what the node's container runtime can do.
+pub type CurrentEdits = watch::Receiver<Arc<Edits>>;
+
+/// Edits that never change.
+#[must_use]
+pub fn fixed_edits(edits: Edits) -> CurrentEdits {
+    watch::Sender::new(Arc::new(edits)).subscribe()
+}
 
 /// Settings of the kubelet front end.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The kubelet's folder, which holds `device-plugins/` and `pod-resources/`.
     pub kubelet_dir: PathBuf,
-    /// What a grant changes in its container.
-    pub edits: Edits,
+    /// What a grant changes in its container, at present.
+    pub edits: CurrentEdits,
     /// When reconcile passes run.
     pub reconcile: ReconcileTiming,
     /// All other waits.

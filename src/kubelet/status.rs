@@ -58,6 +58,9 @@ fn advice(refusal: &Refusal) -> (Code, String) {
             Code::FailedPrecondition,
             format!("check the node's GPUs; if it was removed permanently, run `berth gpu forget {gpu}`"),
         ),
+        Refusal::NoDeviceStrategy { .. } => {
+            (Code::FailedPrecondition, "`berth node check` shows what the node offers".into())
+        }
         Refusal::Denied { .. } => (
             Code::PermissionDenied,
             "change the pod, or the policy's parameters (`berth policy list`)".into(),

@@ -7,9 +7,8 @@ use super::folder::FolderState;
 use super::plugin::{LoggedReason, Plugin, Registrations};
 use super::reconciler::Reconciler;
 use super::settings::Settings;
-use crate::edits::Edits;
+use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
-use berth_core::{KernelHandle, Shared};
 use berth_kernel::names::Resource;
 use berth_kernel::offer::RESOURCES_MAX;
 use std::collections::BTreeMap;
@@ -20,7 +19,6 @@ use tokio::task::JoinHandle;
 /// Starts and stops plugins as resources get and lose their listed devices.
 pub(super) struct Supervisor {
     pub(super) settings: Arc<Settings>,
-    pub(super) edits: Shared<Edits>,
     pub(super) kernel: KernelHandle,
     pub(super) reconciler: Arc<Reconciler>,
     pub(super) device_lists: Arc<DeviceLists>,
@@ -100,7 +98,7 @@ impl Supervisor {
         let handler = Arc::new(Handler {
             resource: resource.clone(),
             kernel: self.kernel.clone(),
-            edits: self.edits.clone(),
+            edits: self.settings.edits.clone(),
             reconciler: Arc::clone(&self.reconciler),
             device_list: Arc::clone(&device_list),
             register_began: watch::Sender::default(),

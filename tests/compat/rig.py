@@ -59,6 +59,9 @@ class Rig:
             own = folder / f"covered{number}"
             own.mkdir()
             mount("--bind", own, path)
+        # Without a file or a flag both pass GPUs by the variable: NVIDIA's plugin always, Berth where that works.
+        runtime = '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n'
+        Path("/etc/containerd/config.toml").write_text(f"version = 2\n{runtime}", encoding="ascii")
         # NVIDIA's plugin names the driver's libraries in its CDI specification.
         libraries = DRIVER_ROOT / "usr/lib64"
         libraries.mkdir(parents=True)

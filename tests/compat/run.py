@@ -38,8 +38,9 @@ from verdict import judge  # noqa: E402
 
 #: Set in the process that runs inside the mount namespace.
 INSIDE = "BERTH_COMPAT_INSIDE"
-#: Folders whose paths are fixed in NVIDIA's plugin. Each is covered by an empty one; those that were not there go again.
-COVERED = ["/var/lib/kubelet", "/var/run/cdi", "/driver-root"]
+#: Folders whose paths are fixed in NVIDIA's plugin, and that of the container runtime's configuration. Each is covered by an
+#: empty one; those that were not there go again.
+COVERED = ["/var/lib/kubelet", "/var/run/cdi", "/driver-root", "/etc/containerd"]
 
 
 def main() -> int:

@@ -64,6 +64,7 @@ NVIDIA = {
     "deviceListStrategy": "envvar,cdi-cri",
     "deviceIDStrategy": "index",
     "compatWithCPUManager": True,
+    "cdi": {"nvidiaHookPath": "/usr/local/nvidia/toolkit/nvidia-cdi-hook"},
     "nvml": {"migMonitor": True},
     "hostNetwork": True,
     "healthAddress": "::",
@@ -214,7 +215,7 @@ BAD = {
             "gfd": {"sleepInterval": "60s", "noTimestamp": False, "enableHostNetwork": True},
             "nfd": {"enabled": True, "gc": {"enable": False}},
             "mps": {"root": "/mps"},
-            "cdi": {"nvidiaHookPath": "/usr/bin/nvidia-ctk"},
+            "cdi": {"featureFlags": "disable-nvsandbox-utils"},
             "config": {"name": "mine", "map": CONFIGS},
         },
         [
@@ -227,7 +228,7 @@ BAD = {
             "nfd.enabled: this chart does not install node-feature-discovery",
             "nfd.gc: this chart does not install node-feature-discovery",
             "mps.root: Berth starts no MPS control daemon; remove mps",
-            "cdi.nvidiaHookPath: Berth writes no CDI specification",
+            "cdi.featureFlags: Berth makes its CDI specification without options",
             "config.name refers to an existing ConfigMap and config.map creates one",
         ],
     ),
@@ -262,7 +263,9 @@ BAD = {
 #: What else must be in what is rendered of GOOD, and what must not: words of the DaemonSets, the Service, the policies.
 RENDERED = {
     "default": (
-        ['value: "http://127.0.0.1:9470"'],
+        # Case 12 of the hardware's acceptance, with "nvidia runtime": privileged only where it is needed, and compute.
+        ['value: "http://127.0.0.1:9470"', 'value: "compute,utility"', "privileged: false", "mountPath: /var/run/cdi }"]
+        + ['mountPath: "/etc/containerd", readOnly: true', "mountPath: /etc/cdi, readOnly: true"],
         ["features.d", "berth-admin", "/run/berth", "containerPort: 9470", "port: admin", "targetPort: admin"],
     ),
     "admin API over TLS": (
@@ -288,7 +291,11 @@ RENDERED = {
     "labels of the node": (['name: "berth-label-own-node"', "node: true"], ["features.d"]),
     # The right, and what holds it to the own node.
     "labels alone": (['name: "berth-label"', 'name: "berth-label-own-node"', "node: true"], ["features.d"]),
-    "nvidia runtime": (["name: MIG_STRATEGY", 'value: "envvar,cdi-cri"', 'value: "/run/nvidia/driver"', "name: PASS_DEVICE_SPECS"], ["- watch\n  - apiGroups"]),
+    "nvidia runtime": (
+        ["name: MIG_STRATEGY", 'value: "envvar,cdi-cri"', 'value: "/run/nvidia/driver"', "name: PASS_DEVICE_SPECS"]
+        + ["name: NVIDIA_CDI_HOOK_PATH", "privileged: true", 'value: "compute,utility"'],
+        ["- watch\n  - apiGroups", "drop:", "allowPrivilegeEscalation"],
+    ),
     "the default values of NVIDIA's chart": ([], ["configs", "name: MIG_STRATEGY", "berth-label", "hostNetwork"]),
     "values of NVIDIA's chart": (
         ["--config-dir=/etc/berth-configs", '"--config-default=shared"', '"--config-fallbacks=named"', 'configMap: { name: "berth-configs" }']

@@ -13,7 +13,7 @@ import machine
 import process
 from gpus import FakeGpus
 from kubelet import NODE_NAME, healthy
-from places import CDI_SPECS, KUBELET, LIB, RUN
+from places import CDI_SPECS, CONTAINERD_CONFIG, KUBELET, LIB, RUN
 from say import TestError, until
 
 WHOLE = "nvidia.com/gpu"
@@ -29,6 +29,9 @@ _CONFIG = RUN / "berth.yaml"
 #: Where a pod would have the ConfigMap of `config.map`.
 _CONFIGS = RUN / "configs"
 
+#: The stand-in for an installed driver.
+DRIVER_ROOT = RUN / "driver"
+
 #: What the library case mounts into every container that holds a whole GPU.
 LIBRARY_ON_HOST = RUN / "library"
 LIBRARY_IN_POD = "/opt/berth-e2e/library"
@@ -39,6 +42,7 @@ class Setup:
 
     `shares`: so many of each GPU, under `shares_as`. `mixed`: `both` or `latched`, four shares a GPU beside the
     whole. `quiet_seconds`: after which an unhealthy GPU may come back. `api_server`: it may ask the API server.
+    `cdi`: by the names of a specification that is there; `auto`: by what Berth finds on the node.
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
     among the files of `Berth.mount_configs`.
     """
@@ -52,6 +56,7 @@ class Setup:
         quiet_seconds: int | None = None,
         library: bool = False,
         cdi: bool = False,
+        auto: bool = False,
         api_server: bool = False,
         labels: bool = False,
         configs: bool = False,
@@ -63,6 +68,7 @@ class Setup:
         self.quiet_seconds = quiet_seconds
         self.library = library
         self.cdi = cdi
+        self.auto = auto
         self.api_server = api_server
         self.labels = labels
         self.configs = configs
@@ -180,6 +186,10 @@ class Berth:
         """What it has logged, in the setups before this one, too."""
         return self._process.log.read_text(encoding="utf-8", errors="replace")
 
+    def node(self) -> dict:
+        """The node as the API shows it."""
+        return self._get("/api/v1/node")
+
     def gpus(self) -> set[str]:
         """The UUIDs of all GPUs that it manages."""
         return {gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"]}
@@ -248,10 +258,13 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
     if setup.library:
         mount = {"hostPath": str(LIBRARY_ON_HOST), "containerPath": LIBRARY_IN_POD, "readOnly": True}
         edits["resources"] = {WHOLE: {"mounts": [mount]}}
-    if setup.cdi:
-        edits["deviceListStrategy"] = ["cdi-cri"]
-    if edits:
-        settings["containerEdits"] = edits
+    # The node has no NVIDIA runtime; the other cases read the variable that it would.
+    edits["deviceListStrategy"] = ["auto"] if setup.auto else ["cdi-cri"] if setup.cdi else ["envvar"]
+    if setup.auto:
+        edits["nvidiaDriverRoot"] = str(DRIVER_ROOT)
+        settings["containerRuntime"] = {"configFiles": [str(CONTAINERD_CONFIG)]}
+    settings["cdi"] = {"folders": [str(CDI_SPECS)]}
+    settings["containerEdits"] = edits
     return settings
 
 

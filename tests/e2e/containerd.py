@@ -9,7 +9,7 @@ from pathlib import Path
 import images
 import process
 from gomodule import GoModule
-from places import CDI_SPECS, CONTAINERD_SOCKET, LIB, RUN
+from places import CDI_SPECS, CONTAINERD_CONFIG, CONTAINERD_SOCKET, LIB, RUN
 from say import TestError, until
 
 #: A containerd of version 2, for machines whose package is older.
@@ -30,17 +30,15 @@ class Containerd:
         self._folder = binaries
         self.version = self._read_version()
         env = {"PATH": f"{binaries}:/usr/sbin:/usr/bin:/sbin:/bin"} if binaries else None
-        config = RUN / "containerd.toml"
-        args = [self._program("containerd"), "--config", config]
+        args = [self._program("containerd"), "--config", CONTAINERD_CONFIG]
         self._process = process.Process("containerd", args, logs / "containerd.log", env)
-        self._config = config
 
     @property
     def has_cdi(self) -> bool:
         return self._numbers() >= _FIRST_WITH_CDI
 
     def start(self) -> None:
-        self._config.write_text(self._settings(), encoding="utf-8")
+        CONTAINERD_CONFIG.write_text(self._settings(), encoding="utf-8")
         CDI_SPECS.mkdir(exist_ok=True)
         (RUN / "cni").mkdir(exist_ok=True)
         # Never called, since all pods use the host's network; but a node without any network is never Ready.

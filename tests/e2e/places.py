@@ -24,6 +24,7 @@ CONTAINER_LOGS = Path("/var/log/containers")
 #: Held for the whole run, so that two runs never share the folders above.
 LOCK = Path("/run/berth-e2e.lock")
 
+CONTAINERD_CONFIG = RUN / "containerd.toml"
 CONTAINERD_SOCKET = RUN / "containerd.sock"
 MANIFESTS = RUN / "manifests"
 PODS = RUN / "pods"

@@ -18,6 +18,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 
 import cases  # noqa: E402
+import cdi  # noqa: E402
 import changeover  # noqa: E402
 import containerd  # noqa: E402
 import controlplane  # noqa: E402
@@ -38,7 +39,7 @@ from scenario import Scenario  # noqa: E402
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
 #: the change-over, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
 SCENARIOS = sorted(
-    cases.SCENARIOS + fullnode.SCENARIOS + changeover.SCENARIOS + drains.SCENARIOS, key=lambda s: s.cluster
+    cases.SCENARIOS + cdi.SCENARIOS + fullnode.SCENARIOS + changeover.SCENARIOS + drains.SCENARIOS, key=lambda s: s.cluster
 )
 
 
@@ -98,7 +99,7 @@ def _play(args: argparse.Namespace) -> Score:
 
 def _lacking(scenario: Scenario, node: Node, args: argparse.Namespace) -> str:
     """Why this setup cannot be played here; empty if it can."""
-    if scenario.setup.cdi and not node.containerd.has_cdi:
+    if (scenario.setup.cdi or scenario.setup.auto) and not node.containerd.has_cdi:
         return f"containerd {node.containerd.version} has no CDI"
     for command, flag in scenario.needs:
         if not knows(args.berth, command, flag):
@@ -118,6 +119,7 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
             kubeconfig = node.cluster.berth_kubeconfig
         node.renew()
         scenario.before()
+        scenario.install(args.nvml_library)
         fake = FakeGpus(scenario.setup.gpus, args.nvml_library)
         berth = Berth(logs, args.berth, fake, scenario.setup, kubeconfig)
         if scenario.berth_first:

@@ -10,6 +10,7 @@ class Scenario:
 
     `cluster`: on a node of an API server, with pods made by kubectl. `berth_first`: Berth runs before the first
     case; without it, the first case starts what it wants. `needs`: commands of Berth with a flag that each must know.
+    `install` is called with libfake_nvml.so, and puts a driver onto the node.
     """
 
     def __init__(
@@ -21,6 +22,7 @@ class Scenario:
         cluster: bool = False,
         berth_first: bool = True,
         needs: list[tuple[str, str]] | None = None,
+        install=None,
     ) -> None:
         self.name = name
         self.setup = setup
@@ -29,3 +31,4 @@ class Scenario:
         self.cluster = cluster
         self.berth_first = berth_first
         self.needs = needs or []
+        self.install = install or (lambda _: None)

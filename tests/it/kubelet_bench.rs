@@ -126,7 +126,7 @@ impl Recipe {
         let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
         let settings = Settings {
             kubelet_dir: folder.path().to_owned(),
-            edits: self.edits,
+            edits: berth_kubelet::fixed_edits(self.edits),
             reconcile: self.rounds,
             waits: self.waits,
         };

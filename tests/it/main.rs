@@ -27,6 +27,7 @@ mod api_reviews;
 mod api_server;
 mod api_writes;
 mod author;
+mod cdi;
 mod cli;
 mod cli_output;
 mod client;

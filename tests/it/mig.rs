@@ -6,26 +6,41 @@ use fake_nvml::{Installed, State};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use tempfile::TempDir;
 
 const SMALL: &str = "nvidia.com/mig-1g.10gb";
 const MEDIUM: &str = "nvidia.com/mig-2g.20gb.me";
 const LARGE: &str = "nvidia.com/mig-3g.40gb";
 
+/// The setting with the configuration of a containerd without CDI whose default runtime is NVIDIA's, in this folder.
+pub(crate) fn nvidia_runtime(folder: &Path) -> String {
+    let file = folder.join("config.toml");
+    let section = "[plugins.\"io.containerd.grpc.v1.cri\".containerd]";
+    std::fs::write(&file, format!("version = 2\n{section}\ndefault_runtime_name = \"nvidia\"\n")).unwrap();
+    format!("containerRuntime: {{configFiles: [{}]}}", file.display())
+}
+
 /// A node whose driver is the fake.
 pub(crate) struct Rig {
     pub(crate) house: House,
     pub(crate) nvml: Installed,
-    _folder: TempDir,
+    pub(crate) folder: TempDir,
 }
 
 impl Rig {
     pub(crate) async fn new(state: &State, settings: &str) -> Self {
+        Self::with_runtime(state, settings, nvidia_runtime).await
+    }
+
+    /// `runtime` is called with a folder and returns the setting with the container runtime's configuration.
+    pub(crate) async fn with_runtime(state: &State, settings: &str, runtime: fn(&Path) -> String) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let nvml = Installed::new(folder.path(), state).unwrap();
         let library = nvml.library().display();
-        let house = House::new(&format!("gpus: nvml\nnvmlLibrary: {library}\n{settings}")).await;
-        Self { house, nvml, _folder: folder }
+        let runtime = runtime(folder.path());
+        let house = House::new(&format!("gpus: nvml\nnvmlLibrary: {library}\n{runtime}\n{settings}")).await;
+        Self { house, nvml, folder }
     }
 
     pub(crate) async fn allocatable(&self, expected: &[(&str, usize)]) {

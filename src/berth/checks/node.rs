@@ -9,9 +9,10 @@ mod state;
 use crate::command;
 use crate::config::{Config, GpuSource, ServeArgs};
 use crate::daemon::{self, SkippedChecks};
+use crate::strategy::NodeVersions;
 use berth_cli::output::Out;
 use berth_cli::reach::ClientArgs;
-use berth_cluster::ApiServer;
+use berth_cluster::{ApiServer, NodeInfo};
 use berth_kernel::gpu::Part;
 use berth_kernel::process::ProcessVisibility;
 use line::{Level, Line};
@@ -28,12 +29,15 @@ struct FoundGpus {
 /// Returns whether no check failed.
 pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> anyhow::Result<bool> {
     let config = command::load(args, client)?;
-    let mut lines = check_all(&config, Path::new("/"), scan);
+    let api_server = connect_api_server(&config);
+    let versions =
+        api_server.as_ref().ok().and_then(Option::as_ref).map(NodeVersions::of).unwrap_or_default();
+    let mut lines = check_all(&config, Path::new("/"), scan, &versions);
     lines.push(processes(daemon::process_visibility(&config)));
     // Without GPUs the stack is not checked; the line of the GPUs has the reason.
     let has_gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
     lines.push(stack(&config, SkippedChecks { files: false, gpus: !has_gpus }));
-    lines.push(api_server(&config));
+    lines.push(api_server_line(&config, api_server));
     out.answer(&lines, |lines| as_text(lines))?;
     Ok(lines.iter().all(|line| line.level != Level::Fail))
 }
@@ -51,25 +55,33 @@ fn scan(source: &GpuSource) -> anyhow::Result<FoundGpus> {
     Ok(FoundGpus { text, parts: inventory.parts })
 }
 
-/// Connects to the API server once.
-fn connect_api_server(config: &Config) -> anyhow::Result<()> {
+/// Reads the node object once, if the API server is used.
+fn connect_api_server(config: &Config) -> anyhow::Result<Option<NodeInfo>> {
+    if config.api_server == ApiServer::Off {
+        return Ok(None);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
-    let connected = runtime.block_on(berth_cluster::connect(&settings));
-    connected.map(drop).map_err(|error| anyhow::anyhow!(berth_cluster::error_chain(&error)))
+    let info = runtime.block_on(berth_cluster::node_info(&settings));
+    info.map(Some).map_err(|error| anyhow::anyhow!(berth_cluster::error_chain(&error)))
 }
 
 /// The checks below `root`, which is `/` outside tests.
-fn check_all(config: &Config, root: &Path, scan: fn(&GpuSource) -> anyhow::Result<FoundGpus>) -> Vec<Line> {
+fn check_all(
+    config: &Config,
+    root: &Path,
+    scan: fn(&GpuSource) -> anyhow::Result<FoundGpus>,
+    versions: &NodeVersions,
+) -> Vec<Line> {
     let scanned = scan(&config.gpus);
+    let parts = scanned.as_ref().map(|found| found.parts.clone()).unwrap_or_default();
     let mut lines = vec![host::driver(config), gpus(&scanned)];
     lines.extend(scanned.ok().map(|found| host::mig(config, &found.parts)));
     lines.extend(kubelet::all(config));
     lines.push(state::folder(config));
     lines.push(state::ports(config));
     lines.extend(state::evidence(config));
-    lines.push(host::cdi(config, root));
-    lines.push(host::runtime(config, root));
+    lines.push(host::strategy(config, root, &parts, versions));
     lines.extend(host::mps(config, root));
     lines
 }
@@ -130,14 +142,14 @@ fn stack(config: &Config, skipped: SkippedChecks) -> Line {
 }
 
 /// A warning at most, since the API server is optional.
-fn api_server(config: &Config) -> Line {
+fn api_server_line(config: &Config, connected: anyhow::Result<Option<NodeInfo>>) -> Line {
     const CHECK: &str = "API server";
     if config.api_server == ApiServer::Off {
         let what = "not used (--kubeconfig, or a pod's service account): no eviction, no Node events, and the end of a pod takes two reconcile passes";
         return Line::ok(CHECK, what);
     }
-    match connect_api_server(config) {
-        Ok(()) => Line::ok(CHECK, format!("it answers and has node {}", config.node_name)),
+    match connected {
+        Ok(_) => Line::ok(CHECK, format!("it answers and has node {}", config.node_name)),
         Err(error) => {
             let fix = "check the address, the credentials and the role; the daemon keeps trying";
             Line::warn(CHECK, format!("{error:#}"), fix)
@@ -183,7 +195,12 @@ mod tests {
     fn a_bare_node_fails_with_a_fix_in_each_line_that_is_not_ok() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), "");
-        let lines = check_all(&config, dir.path(), |_| anyhow::bail!("no libnvidia-ml.so.1"));
+        let lines = check_all(
+            &config,
+            dir.path(),
+            |_| anyhow::bail!("no libnvidia-ml.so.1"),
+            &NodeVersions::default(),
+        );
         assert_eq!(level(&lines, "GPUs"), Level::Fail);
         assert_eq!(level(&lines, "kubelet folder"), Level::Fail);
         assert!(lines.iter().all(|l| l.level == Level::Ok || l.fix.is_some()));
@@ -208,7 +225,7 @@ mod tests {
         .unwrap();
         fs::write(dir.path().join("etc/cdi/nvidia.yaml"), "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
             .unwrap();
-        let lines = check_all(&config, dir.path(), one_gpu);
+        let lines = check_all(&config, dir.path(), one_gpu, &NodeVersions::default());
         for line in &lines {
             assert_eq!(line.level, Level::Ok, "{line:?}");
         }
@@ -234,12 +251,11 @@ mod tests {
         fs::write(dir.path().join("state"), "a file").unwrap();
         fs::write(plugins.join("kubelet.sock"), "no socket").unwrap();
         fs::write(plugins.join("kubelet_internal_checkpoint"), "{").unwrap();
-        let lines = check_all(&config, dir.path(), one_gpu);
+        let lines = check_all(&config, dir.path(), one_gpu, &NodeVersions::default());
         assert_eq!(level(&lines, "kubelet folder"), Level::Ok);
         assert_eq!(level(&lines, "kubelet socket"), Level::Fail);
         assert_eq!(level(&lines, "pod-resources socket"), Level::Warn);
         assert_eq!(level(&lines, "checkpoint"), Level::Fail);
         assert_eq!(level(&lines, "state folder"), Level::Fail);
-        assert_eq!(level(&lines, "CDI specs"), Level::Fail);
     }
 }

@@ -3,8 +3,9 @@
 use super::checks::{
     BadSetting, Checks, PATH_BYTES_MAX, PLAIN_PATH, bad, by_rule, invalid_because, parse_keyword,
 };
-use super::nvidia::args::{CDI, NvidiaArgs, boolish, non_empty, path};
+use super::nvidia::args::{NvidiaArgs, boolish, non_empty, path};
 use berth_files::yaml::shown;
+use berth_kernel::device_nodes::MOUNTED_ROOT;
 use berth_kernel::names::Resource;
 use berth_kubelet::{DeviceIdStrategy, DeviceListStrategy, Edits, Feature, MpsEdits, ResourceEdits};
 use clap::Args;
@@ -18,8 +19,8 @@ const EDITS_PER_RESOURCE_MAX: usize = 64;
 /// Container edits, by the names of NVIDIA's device plugin.
 #[derive(Args, Clone, Debug, Default)]
 pub struct EditArgs {
-    /// How GPUs are passed to containers: envvar, volume-mounts, cdi-annotations, cdi-cri; several with commas [default: envvar]
-    #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST", value_parser = by_rule(|list| strategies(list.split(',').map(str::trim))))]
+    /// How GPUs are passed to containers: auto (what works on this node), or envvar, volume-mounts, cdi-annotations, cdi-cri; several of these with commas [default: auto]
+    #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST", value_parser = by_rule(|list| strategy(list.split(',').map(str::trim))))]
     pub device_list_strategy: Vec<String>,
     /// Name GPUs by uuid or index [default: uuid]
     #[arg(long, env = "DEVICE_ID_STRATEGY", value_name = "STRATEGY", value_parser = by_rule(id_strategy))]
@@ -30,13 +31,6 @@ pub struct EditArgs {
     /// Where the NVIDIA driver is installed on the host [default: /]
     #[arg(long, alias = "driver-root", env = "NVIDIA_DRIVER_ROOT", value_name = "DIR", value_parser = path)]
     pub nvidia_driver_root: Option<PathBuf>,
-}
-
-/// A notice if a flag or variable selects CDI, since NVIDIA's plugin writes the specification and Berth does not.
-pub(super) fn cdi_notice(strategies: &[String]) -> Option<String> {
-    let keywords = strategies.iter().flat_map(|list| list.split(','));
-    let uses_cdi = keywords.map(str::trim).any(|keyword| keyword.starts_with("cdi-"));
-    uses_cdi.then(|| format!("DEVICE_LIST_STRATEGY={}: {}", strategies.join(","), CDI))
 }
 
 /// The file's `containerEdits`.
@@ -74,14 +68,14 @@ impl EditsFile {
         }
     }
 
-    /// The edits of flags, environment and file, in this order of precedence.
-    pub(super) fn resolve(self, args: &EditArgs, nvidia: &NvidiaArgs, checks: &mut Checks) -> Edits {
+    /// The edits of flags, environment and file, in this order of precedence, and whether the strategy is `auto`.
+    pub(super) fn resolve(self, args: &EditArgs, nvidia: &NvidiaArgs, checks: &mut Checks) -> (Edits, bool) {
         let file = self;
         let keywords = match args.device_list_strategy.as_slice() {
-            [] => file.device_list_strategy.unwrap_or_else(|| vec!["envvar".into()]),
+            [] => file.device_list_strategy.unwrap_or_else(|| vec![AUTO.into()]),
             lists => lists.iter().flat_map(|l| l.split(',')).map(|w| w.trim().to_owned()).collect(),
         };
-        let strategies = checks.ok(strategies(keywords.iter().map(String::as_str)));
+        let strategies = checks.ok(strategy(keywords.iter().map(String::as_str))).flatten();
         let id_keyword = args.device_id_strategy.clone().or(file.device_id_strategy);
         let id_strategy = id_keyword.and_then(|keyword| checks.ok(id_strategy(&keyword)));
         let cdi_kind = file.cdi_kind.unwrap_or_else(|| "nvidia.com/gpu".into());
@@ -95,18 +89,16 @@ impl EditsFile {
             let resource = Resource::parse(&name).map_err(|e| invalid_because(at, &name, e.rule));
             resources.extend(checks.ok(resource).map(|resource| (resource, edits)));
         }
-        let mut path_or = |setting, flag: &Option<PathBuf>, file: &Option<PathBuf>, default: &Path| {
-            let path = non_empty(flag.as_ref()).or_else(|| non_empty(file.as_ref()));
-            checks.plain_path(setting, path.unwrap_or(default).to_owned())
-        };
-        let driver_root = path_or(
-            "containerEdits.nvidiaDriverRoot",
-            &args.nvidia_driver_root,
-            &file.nvidia_driver_root,
-            Path::new("/"),
-        );
+        let driver_root = non_empty(args.nvidia_driver_root.as_ref())
+            .or_else(|| non_empty(file.nvidia_driver_root.as_ref()))
+            .unwrap_or(Path::new("/"));
+        let driver_root = checks.plain_path("containerEdits.nvidiaDriverRoot", driver_root.to_owned());
         let dev_root =
-            path_or("containerEdits.nvidiaDevRoot", &nvidia.dev_root, &file.nvidia_dev_root, &driver_root);
+            non_empty(nvidia.dev_root.as_ref()).or_else(|| non_empty(file.nvidia_dev_root.as_ref()));
+        let dev_root =
+            dev_root.map(|root| checks.plain_path("containerEdits.nvidiaDevRoot", root.to_owned()));
+        let driver_root_seen =
+            non_empty(nvidia.driver_root_ctr_path.as_ref()).unwrap_or(Path::new(MOUNTED_ROOT));
         let features = [
             (Feature::Gdrcopy, nvidia.gdrcopy_enabled.or(file.gdrcopy_enabled)),
             (Feature::Gds, nvidia.gds_enabled.or(file.gds_enabled)),
@@ -114,11 +106,14 @@ impl EditsFile {
         ];
         let features = features.into_iter().filter(|(_, enabled)| *enabled == Some(true));
         let prefix = nvidia.cdi_annotation_prefix.clone().filter(|prefix| !prefix.is_empty());
-        Edits {
-            strategies: strategies.unwrap_or_default(),
+        let is_auto = strategies.is_none();
+        let edits = Edits {
+            // With `auto` those of simulated GPUs, until others are resolved.
+            strategies: strategies.unwrap_or_else(|| Edits::default().strategies),
             id_strategy: id_strategy.unwrap_or_default(),
             pass_device_specs: args.pass_device_specs.or(file.pass_device_specs).unwrap_or(false),
             driver_root,
+            driver_root_seen: driver_root_seen.to_owned(),
             dev_root,
             features: features.map(|(feature, _)| feature).collect(),
             cdi_kind,
@@ -126,7 +121,8 @@ impl EditsFile {
                 .or(file.cdi_annotation_prefix)
                 .unwrap_or_else(|| "cdi.k8s.io/".into()),
             resources,
-        }
+        };
+        (edits, is_auto)
     }
 }
 
@@ -138,16 +134,27 @@ const STRATEGIES: [(&str, DeviceListStrategy); 4] = [
     ("cdi-cri", DeviceListStrategy::CdiCri),
 ];
 
-pub(super) fn strategies<'a>(
+/// The keyword for the strategy that works on the node.
+const AUTO: &str = "auto";
+
+/// The strategies; `None` is `auto`, which stands alone.
+pub(super) fn strategy<'a>(
     keywords: impl Iterator<Item = &'a str>,
-) -> Result<BTreeSet<DeviceListStrategy>, BadSetting> {
+) -> Result<Option<BTreeSet<DeviceListStrategy>>, BadSetting> {
     const SETTING: &str = "containerEdits.deviceListStrategy";
-    let strategies = keywords.map(|keyword| parse_keyword(SETTING, keyword, &STRATEGIES));
-    let strategies: BTreeSet<_> = strategies.collect::<Result<_, _>>()?;
-    if strategies.is_empty() {
-        return Err(bad(SETTING, "", "at least one of envvar, volume-mounts, cdi-annotations, cdi-cri"));
+    let keywords: Vec<&str> = keywords.collect();
+    if keywords == [AUTO] {
+        return Ok(None);
     }
-    Ok(strategies)
+    let known: Vec<_> =
+        STRATEGIES.map(|(name, strategy)| (name, Some(strategy))).into_iter().chain([(AUTO, None)]).collect();
+    let strategies = keywords.iter().map(|keyword| parse_keyword(SETTING, keyword, &known));
+    let strategies: BTreeSet<Option<DeviceListStrategy>> = strategies.collect::<Result<_, _>>()?;
+    if strategies.is_empty() || strategies.contains(&None) {
+        let rule = "auto, or at least one of envvar, volume-mounts, cdi-annotations, cdi-cri";
+        return Err(bad(SETTING, &keywords.join(","), rule));
+    }
+    Ok(Some(strategies.into_iter().flatten().collect()))
 }
 
 pub(super) fn id_strategy(keyword: &str) -> Result<DeviceIdStrategy, BadSetting> {

@@ -2,6 +2,7 @@
 
 use super::admin::AdminFile;
 use super::args::{ApiServerMode, LogFormat};
+use super::cdi::{CdiFile, RuntimeFile};
 use super::checks::{BadSetting, Checks, bad, in_range};
 use super::edits::EditsFile;
 use super::gpus::{HealthFile, ProcessesFile};
@@ -50,6 +51,8 @@ pub struct FileConfig {
     pub(super) processes: Option<ProcessesFile>,
     pub(super) labels: Option<LabelsFile>,
     pub(super) container_edits: Option<EditsFile>,
+    pub(super) cdi: Option<CdiFile>,
+    pub(super) container_runtime: Option<RuntimeFile>,
     pub(super) rounds: Option<RoundsFile>,
     pub(super) timing: Option<TimingFile>,
     pub(super) trusted_keys: Option<Vec<TrustedKeyFile>>,
@@ -278,6 +281,8 @@ impl FileConfig {
             processes: self.processes.or(base.processes),
             labels: self.labels.or(base.labels),
             container_edits: self.container_edits.or(base.container_edits),
+            cdi: self.cdi.or(base.cdi),
+            container_runtime: self.container_runtime.or(base.container_runtime),
             rounds: self.rounds.or(base.rounds),
             timing: self.timing.or(base.timing),
             trusted_keys: self.trusted_keys.or(base.trusted_keys),

@@ -14,7 +14,6 @@ use super::edits;
 use args::{CDI, IMEX, LABELS, MPS_ROOT, PACKED, check_discovery};
 use berth_files::yaml::{Document, LeftOut, Problems, Shape};
 use berth_kernel::mig::MigStrategy;
-use berth_kubelet::DeviceListStrategy::{CdiAnnotations, CdiCri};
 use draft::{Draft, FilePart, MERGE, Section, Translated, resource_name, scalar};
 use serde_json::Value;
 
@@ -202,14 +201,10 @@ fn device_list_strategy(section: &mut Section<'_>, draft: &mut Draft) {
     if keywords.is_empty() {
         return draft.refuse(&path, "with an empty list, containers would get no GPU; write [envvar]");
     }
-    match edits::strategies(keywords.iter().map(String::as_str)) {
-        Ok(strategies) => {
-            if strategies.iter().any(|strategy| matches!(strategy, CdiAnnotations | CdiCri)) {
-                draft.unused(&path, &format!("its CDI specification: {CDI}"));
-            }
-            draft.set("deviceListStrategy", &keywords);
-        }
-        Err(_) => draft.error(
+    match edits::strategy(keywords.iter().map(String::as_str)) {
+        Ok(Some(_)) => draft.set("deviceListStrategy", &keywords),
+        // NVIDIA's plugin has no `auto`.
+        Ok(None) | Err(_) => draft.error(
             &path,
             &format!(
                 "{} is not one of `envvar`, `volume-mounts`, `cdi-annotations`, `cdi-cri`",

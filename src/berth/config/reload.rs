@@ -173,6 +173,8 @@ impl Config {
         let Self {
             // Applied at once.
             edits,
+            auto_strategy,
+            cdi,
             resource,
             mig_strategy,
             rules: Rules { timing, overcommit_percent, history, trusted_keys },
@@ -213,6 +215,8 @@ impl Config {
         };
         let config = Self {
             edits,
+            auto_strategy,
+            cdi,
             resource,
             mig_strategy,
             rules: Rules {
@@ -358,7 +362,7 @@ mod tests {
     }
 
     /// Each key of the file, with a value that differs from that of [`BASE`].
-    const CHANGED: [(&str, &str); 28] = [
+    const CHANGED: [(&str, &str); 30] = [
         ("nodeName", "other"),
         ("kubeletDir", "/other"),
         ("stateDir", "/other"),
@@ -382,6 +386,8 @@ mod tests {
         ("decisions", "{ maxMiB: 0 }"),
         ("processes", "{ ignore: [] }"),
         ("labels", "{ node: true }"),
+        ("cdi", "{ generate: always }"),
+        ("containerRuntime", "{ configFiles: [/other] }"),
         ("containerEdits", "{ passDeviceSpecs: true, nvidiaDevRoot: /dev-root }"),
         ("rounds", "{ listEveryMs: 1 }"),
         ("timing", "{ retireMs: 1 }"),

@@ -34,7 +34,7 @@ fn an_empty_variable_counts_as_not_set() {
     let file = "containerEdits: { nvidiaDriverRoot: /driver, nvidiaDevRoot: /dev-root }";
     let config = Config::merge(&args, FileConfig::parse(file).unwrap()).unwrap();
     assert_eq!(config.edits.driver_root, PathBuf::from("/driver"));
-    assert_eq!(config.edits.dev_root, PathBuf::from("/dev-root"));
+    assert_eq!(config.edits.dev_root, Some(PathBuf::from("/dev-root")));
     assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: Some("/driver".into()) });
 }
 

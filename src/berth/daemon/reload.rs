@@ -101,8 +101,10 @@ impl Daemon {
         }
         self.apply_to_core(&config, &entries).await?;
         if let Some(kubelet) = &self.kubelet {
-            kubelet.set_edits(config.edits.clone());
             kubelet.set_timing(config.rounds.clone());
+        }
+        if let Some(strategy) = &self.strategy {
+            strategy.send_replace(config.clone());
         }
         if let Some(gpus) = self.gpus.as_ref().filter(|_| config.poll != self.config.poll) {
             gpus.set_interval(config.poll);

@@ -94,7 +94,10 @@ pub(crate) fn allocate(check: &Check) -> anyhow::Result<()> {
 }
 
 fn allocate_by(check: &Check, (strategy, judge): &Strategy, uuids: &[String]) -> anyhow::Result<()> {
-    let keys = format!("containerEdits: {{ deviceListStrategy: [{strategy}], passDeviceSpecs: true }}\n");
+    // Nothing is written into the machine's folders: only the names of the devices are judged.
+    let keys = format!(
+        "containerEdits: {{ deviceListStrategy: [{strategy}], passDeviceSpecs: true }}\ncdi: {{ generate: never }}\n"
+    );
     let node = Node::start(check, &keys)?;
     node.wait_registered(uuids.len(), REGISTERED_MAX)?;
     check.record.at(&format!("Allocate with {strategy}"));

@@ -96,7 +96,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- /* The settings of the file that the daemon reads only at its start: a change of one replaces the pods. The daemon applies
 all others while it runs; a test compares this list with the daemon's. Files of config.map never replace the pods. */ -}}
 {{- define "berth.startSettings" -}}
-{{- $start := omit . "stack" "resource" "migStrategy" "memoryOvercommit" "containerEdits" "health" "timing" "rounds" "history" -}}
+{{- $start := omit . "stack" "resource" "migStrategy" "memoryOvercommit" "containerEdits" "cdi" "containerRuntime" "health" "timing" "rounds" "history" -}}
 {{- $edits := pick (default (dict) .containerEdits) "nvidiaDriverRoot" "nvidiaDevRoot" -}}
 {{- toYaml (set $start "containerEdits" $edits) -}}
 {{- end -}}
@@ -260,7 +260,7 @@ all others while it runs; a test compares this list with the daemon's. Files of 
 {{- $accepted := list -}}
 {{- range (default (dict) $known).accepted -}}{{- $accepted = append $accepted (toJson .) -}}{{- end -}}
 {{- $instead := default $group.others (default (dict) $known).instead -}}
-{{- if and $instead (not (has (toJson $value) $accepted)) -}}
+{{- if and $instead (not (default (dict) $known).supported) (not (has (toJson $value) $accepted)) -}}
 {{- $lines = append $lines (printf "%s%s: %s" $prefix $key $instead) -}}
 {{- end -}}
 {{- end -}}
@@ -376,7 +376,13 @@ all others while it runs; a test compares this list with the daemon's. Files of 
 {{- /* The API server refuses the two together. */ -}}
 {{- $_ := unset $own "allowPrivilegeEscalation" -}}
 {{- end -}}
-{{- if .values.securityContext.privileged -}}
+{{- if .values.compatWithCPUManager -}}
+{{- /* The CPU manager has runc write this pod's device rules again, too: an unprivileged pod then loses the GPUs that the
+nvidia runtime added behind runc's back. As in NVIDIA's chart. */ -}}
+{{- $_ := set $own "privileged" true -}}
+{{- $_ := unset $own "capabilities" -}}
+{{- end -}}
+{{- if or .values.securityContext.privileged (and .values.compatWithCPUManager (not (hasKey .values.securityContext "privileged"))) -}}
 {{- $_ := unset $own "allowPrivilegeEscalation" -}}
 {{- end -}}
 {{- include "berth.lay" (dict "to" $own "from" .values.securityContext) -}}

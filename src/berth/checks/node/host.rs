@@ -1,13 +1,14 @@
-//! The node itself: driver, CDI specs, container runtime; and what the configuration offers of its GPUs: the MIG strategy,
-//! and the MPS daemons of resources.
+//! The node itself: driver, container runtime with its CDI specifications; and what the configuration offers of its GPUs:
+//! the MIG strategy, and the MPS daemons of resources.
 
 use super::line::Line;
 use crate::config::{Config, GpuSource};
+use crate::strategy::{Access, NodeVersions, StrategyFinder};
 use berth_kernel::gpu::Part;
 use berth_kernel::mig::plan;
-use berth_kubelet::DeviceListStrategy::{CdiAnnotations, CdiCri};
-use serde::Deserialize;
-use std::fs::{read_dir, read_to_string};
+use berth_kubelet::Resolution;
+use std::collections::BTreeSet;
+use std::fs::read_to_string;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
@@ -30,67 +31,30 @@ pub(super) fn driver(config: &Config) -> Line {
     Line::ok(CHECK, version)
 }
 
-pub(super) fn cdi(config: &Config, root: &Path) -> Line {
-    const CHECK: &str = "CDI specs";
-    if !config.edits.strategies.iter().any(|s| matches!(s, CdiCri | CdiAnnotations)) {
-        return Line::ok(CHECK, "not needed: no CDI strategy is configured");
-    }
-    let kind = &config.edits.cdi_kind;
-    let folders = ["etc/cdi", "var/run/cdi"].map(|f| root.join(f));
-    match folders.iter().find_map(|folder| find_spec(folder, kind)) {
-        Some(file) => Line::ok(CHECK, format!("{} names the kind {kind}", file.display())),
-        None => Line::fail(
-            CHECK,
-            format!("no spec of the kind {kind} in /etc/cdi or /var/run/cdi"),
-            "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        ),
-    }
-}
-
-/// The key of a CDI spec that is read.
-#[derive(Deserialize)]
-struct CdiSpec {
-    kind: String,
-}
-
-/// A spec file that names this kind, in YAML or JSON.
-fn find_spec(folder: &Path, kind: &str) -> Option<PathBuf> {
-    let names_kind = |path: &PathBuf| {
-        let text = read_to_string(path).unwrap_or_default();
-        berth_files::yaml::from_str::<CdiSpec>(&text).is_ok_and(|spec| spec.kind == kind)
+/// How GPUs are passed to containers on this node, as the daemon would decide it.
+pub(super) fn strategy(config: &Config, root: &Path, parts: &[Part], versions: &NodeVersions) -> Line {
+    const CHECK: &str = "device list strategy";
+    let parts: Vec<&Part> = parts.iter().collect();
+    let mut finder = StrategyFinder::new(config, root, false);
+    let found = finder.find_for(&parts, &BTreeSet::new(), versions, Access::Read);
+    let (strategies, why, warning) = match &found.resolution {
+        Resolution::None(trouble) => return Line::fail(CHECK, &trouble.what, &trouble.fix),
+        Resolution::Works { strategies, why, warning, .. } => (strategies, why, warning),
     };
-    let files = read_dir(folder).ok()?.filter_map(|entry| entry.ok().map(|e| e.path()));
-    let mut specs = files.filter(|p| p.extension().is_some_and(|e| e == "yaml" || e == "json"));
-    specs.find(names_kind)
-}
-
-/// NVIDIA's runtime, which turns `NVIDIA_VISIBLE_DEVICES` into devices.
-pub(super) fn runtime(config: &Config, root: &Path) -> Line {
-    const CHECK: &str = "nvidia runtime";
-    if config.edits.is_cdi_only() {
-        return Line::ok(CHECK, "not needed: the container runtime injects GPUs by CDI");
+    let names: Vec<_> = strategies.iter().map(|strategy| strategy.as_str()).collect();
+    let mut what = format!("{}: {why}", names.join(","));
+    let mut fix = None;
+    if let Some(trouble) = warning {
+        what += &format!("; {}", trouble.what);
+        fix = Some(trouble.fix.clone());
     }
-    let folders = ["usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit"];
-    let installed =
-        folders.map(|p| root.join(p).join("nvidia-container-runtime")).into_iter().find(|p| p.exists());
-    let Some(program) = installed else {
-        let fix = "install the NVIDIA container toolkit, then nvidia-ctk runtime configure --runtime=containerd; or \
-                   use CDI: --device-list-strategy cdi-cri";
-        return Line::warn(CHECK, "nvidia-container-runtime was not found", fix);
-    };
-    let configs = ["etc/containerd/config.toml", "etc/crio/crio.conf", "etc/docker/daemon.json"];
-    let config_folders = ["etc/containerd/conf.d", "etc/crio/crio.conf.d"];
-    let entries = config_folders.iter().filter_map(|f| read_dir(root.join(f)).ok()).flatten();
-    let files = configs.iter().map(|c| root.join(c)).chain(entries.filter_map(|e| e.ok().map(|e| e.path())));
-    let names_runtime =
-        |path: &PathBuf| read_to_string(path).is_ok_and(|t| t.contains("nvidia-container-runtime"));
-    match files.into_iter().find(names_runtime) {
-        Some(file) => Line::ok(CHECK, format!("{} is used by {}", program.display(), file.display())),
-        None => Line::warn(
-            CHECK,
-            format!("{} is installed, but no container runtime's configuration names it", program.display()),
-            "nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd",
-        ),
+    for warning in found.missing_nodes.iter().chain(&found.warnings) {
+        what += &format!("; {warning}");
+        fix = fix.or_else(|| Some("docs/cdi.md describes what containers need".to_owned()));
+    }
+    match fix {
+        None => Line::ok(CHECK, what),
+        Some(fix) => Line::warn(CHECK, what, fix),
     }
 }
 

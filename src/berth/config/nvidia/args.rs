@@ -15,8 +15,8 @@ pub(crate) const IMEX: &str = "Berth passes no IMEX channels; leave NVIDIA's plu
 pub(crate) const MPS_ROOT: &str = "Berth does not use NVIDIA's MPS control daemon; containerEdits.resources.<resource>.mps names \
      the folders of one that you run";
 /// Why settings of CDI specifications are not used.
-pub(crate) const CDI: &str = "Berth writes no CDI specification; run `nvidia-ctk cdi generate` on the node and set \
-     containerEdits.cdiKind to the kind in it";
+pub(crate) const CDI: &str = "Berth uses the CDI specification of nvidia-ctk (containerEdits.cdiKind), or makes its own without \
+     this program and without options";
 /// Variables of NVIDIA's programs that no flag of `berth serve` reads, and why each is not used.
 const VARIABLES: [(&str, &str); 14] = [
     ("NVIDIA_CTK_PATH", CDI),
@@ -72,8 +72,8 @@ pub struct NvidiaArgs {
     pub imex_required: Option<bool>,
     #[arg(long, env = "MPS_ROOT", hide = true)]
     pub mps_root: Option<String>,
-    #[arg(long, alias = "nvidia-ctk-path", env = "NVIDIA_CDI_HOOK_PATH", hide = true)]
-    pub nvidia_cdi_hook_path: Option<String>,
+    #[arg(long, alias = "nvidia-ctk-path", env = "NVIDIA_CDI_HOOK_PATH", hide = true, value_parser = path)]
+    pub nvidia_cdi_hook_path: Option<PathBuf>,
     #[arg(long, env = "CDI_FEATURE_FLAGS", hide = true)]
     pub cdi_feature_flags: Vec<String>,
     #[arg(long, env = "CDI_DISABLE_HOOKS", hide = true)]
@@ -131,7 +131,6 @@ impl NvidiaArgs {
         }
         for (name, value, reason) in [
             ("MPS_ROOT", self.mps_root.as_slice(), MPS_ROOT),
-            ("NVIDIA_CDI_HOOK_PATH", self.nvidia_cdi_hook_path.as_slice(), CDI),
             ("CDI_FEATURE_FLAGS", &self.cdi_feature_flags, CDI),
             ("CDI_DISABLE_HOOKS", &self.cdi_disable_hooks, CDI),
         ] {

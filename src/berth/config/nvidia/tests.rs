@@ -77,7 +77,7 @@ stack:
     let config = Config::merge(&ServeArgs::default(), file).unwrap();
     let variables: Vec<_> = config.edits.features.iter().map(|feature| feature.variable()).collect();
     assert_eq!(variables, ["NVIDIA_GDRCOPY", "NVIDIA_GDS"]);
-    assert_eq!(config.edits.dev_root.to_str(), Some("/dev-root"));
+    assert_eq!(config.edits.dev_root, Some("/dev-root".into()));
     assert!(config.edits.pass_device_specs && !config.fail_on_init_error);
 }
 
@@ -120,7 +120,7 @@ fn a_setting_without_an_equal_is_reported_with_its_replacement() {
         (
             "flags: {plugin: {nvidiaCTKPath: /usr/bin/nvidia-ctk}}",
             "flags.plugin.nvidiaCTKPath",
-            "nvidia-ctk cdi generate",
+            "makes its own without this program",
         ),
         (
             "flags: {plugin: {containerDriverRoot: /d}}",

@@ -163,7 +163,7 @@ impl<'h> Node<'h> {
         let running = house.daemon.block_on(async {
             let settings = Settings {
                 kubelet_dir: folder.path().to_owned(),
-                edits: Edits::default(),
+                edits: berth_kubelet::fixed_edits(Edits::default()),
                 // The stand-in has no pods, so a round would find fault with every allocation.
                 reconcile: ReconcileTiming { list_interval: PATIENCE, ..ReconcileTiming::default() },
                 waits: Waits::default(),

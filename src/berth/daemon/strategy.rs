@@ -1,0 +1,193 @@
+//! Keeps the way in which GPUs are passed to containers up to date: at the start, when the container runtime's configuration,
+//! the CDI specifications, the driver's files or the GPUs change, and when Berth's own specification was deleted.
+
+use super::progress::Progress;
+use crate::config::Config;
+use crate::strategy::{Access, NodeVersions, Strategy, StrategyFinder};
+use berth_cluster::ApiServer;
+use berth_core::KernelHandle;
+use berth_kernel::ledger::Ledger;
+use berth_kernel::passing::Passing;
+use berth_kubelet::{CurrentEdits, Edits, Resolution};
+use parking_lot::Mutex;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+/// Interval of looks at the node. Each reads a few folders and small files.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// How long the start waits for the versions that the API server shows.
+const VERSIONS_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Interval of reads of these versions, which change with an upgrade of the node; and after a failed read.
+const VERSIONS_INTERVAL: Duration = Duration::from_secs(600);
+const VERSIONS_RETRY: Duration = Duration::from_secs(60);
+
+/// The task, before it starts.
+pub(super) struct StrategyTask {
+    /// The newest configuration, if it was read again.
+    configs: watch::Receiver<Config>,
+    is_simulated: bool,
+    finder: Arc<Mutex<StrategyFinder>>,
+    is_auto: bool,
+    configured: Edits,
+    current: watch::Sender<Arc<Edits>>,
+    last: Option<Strategy>,
+    versions: NodeVersions,
+    versions_due: Instant,
+    cluster: berth_cluster::Settings,
+    needs_versions: bool,
+    progress: Arc<Progress>,
+    kernel: KernelHandle,
+}
+
+impl StrategyTask {
+    /// Follows `configs`. `is_simulated`: the GPUs are not real, whatever the configuration says.
+    pub(super) fn new(
+        mut configs: watch::Receiver<Config>,
+        is_simulated: bool,
+        progress: Arc<Progress>,
+        kernel: KernelHandle,
+    ) -> Self {
+        let config = configs.borrow_and_update().clone();
+        let finder = StrategyFinder::new(&config, Path::new("/"), is_simulated);
+        let needs_versions = finder.needs_versions() && config.api_server != ApiServer::Off;
+        Self {
+            is_simulated,
+            finder: Arc::new(Mutex::new(finder)),
+            is_auto: config.auto_strategy,
+            configured: config.edits.clone(),
+            current: watch::Sender::new(Arc::new(config.edits.clone())),
+            last: None,
+            versions: NodeVersions::default(),
+            versions_due: Instant::now(),
+            cluster: berth_cluster::Settings::new(config.api_server, config.node_name),
+            configs,
+            needs_versions,
+            progress,
+            kernel,
+        }
+    }
+
+    /// What a grant changes in its container, at present.
+    pub(super) fn edits(&self) -> CurrentEdits {
+        self.current.subscribe()
+    }
+
+    /// Looks at the node once, before the first list is sent.
+    pub(super) async fn look_first(&mut self) {
+        if self.needs_versions && timeout(VERSIONS_WAIT_MAX, self.read_versions()).await.is_err() {
+            tracing::warn!(
+                "the API server does not answer: the versions of the kubelet and of the container runtime are not known yet"
+            );
+        }
+        self.look().await;
+    }
+
+    /// Runs until it is aborted.
+    pub(super) async fn run(mut self) {
+        let mut snapshots = self.kernel.watch();
+        loop {
+            let before = Arc::clone(&snapshots.borrow_and_update());
+            let wait = async {
+                // Most changes of the ledger concern neither the parts nor who holds them.
+                while snapshots.changed().await.is_ok() {
+                    if have_parts_changed(&before, &snapshots.borrow_and_update()) {
+                        return;
+                    }
+                }
+                std::future::pending::<()>().await;
+            };
+            let mut configs = self.configs.clone();
+            tokio::select! {
+                _ = timeout(LOOK_INTERVAL, wait) => {}
+                Ok(()) = configs.changed() => self.reconfigure(),
+            }
+            if self.needs_versions && Instant::now() >= self.versions_due {
+                self.read_versions().await;
+            }
+            self.look().await;
+        }
+    }
+
+    /// Takes the settings of the newest configuration.
+    fn reconfigure(&mut self) {
+        let config = self.configs.borrow_and_update().clone();
+        *self.finder.lock() = StrategyFinder::new(&config, Path::new("/"), self.is_simulated);
+        self.is_auto = config.auto_strategy;
+        self.configured = config.edits;
+        self.last = None;
+    }
+
+    async fn read_versions(&mut self) {
+        self.versions_due = Instant::now() + VERSIONS_RETRY;
+        match berth_cluster::node_info(&self.cluster).await {
+            Ok(info) => {
+                self.versions_due = Instant::now() + VERSIONS_INTERVAL;
+                self.versions = NodeVersions::of(&info);
+            }
+            // The connection's own task reports it.
+            Err(error) => tracing::debug!("the versions of the node cannot be read: {error}"),
+        }
+    }
+
+    /// Looks at the node and publishes what changed.
+    async fn look(&mut self) {
+        let (finder, ledger, versions) =
+            (Arc::clone(&self.finder), self.kernel.snapshot(), self.versions.clone());
+        let look = move || finder.lock().find(&ledger, &versions, Access::Write);
+        let Ok(found) = tokio::task::spawn_blocking(look).await else {
+            tracing::error!("the look at the container runtime failed");
+            return;
+        };
+        if self.last.as_ref() == Some(&found) {
+            return;
+        }
+        self.log(&found);
+        let edits = found.edits(&self.configured);
+        self.progress.update(|facts| facts.device_list_strategy = Some(found.shown(self.is_auto)));
+        self.current.send_if_modified(|current| {
+            let differs = *current != edits;
+            *current = edits;
+            differs
+        });
+        let no_strategy = match &found.resolution {
+            Resolution::None(trouble) => Some(trouble.to_string().into()),
+            Resolution::Works { .. } => None,
+        };
+        let missing_nodes = found.missing_nodes.as_deref().map(Into::into);
+        match self.kernel.set_passing(Passing { no_strategy, missing_nodes }).await {
+            Ok(_) => self.last = Some(found),
+            // Tried again with the next look.
+            Err(error) => tracing::warn!("whether devices can be passed could not be recorded: {error}"),
+        }
+    }
+
+    /// Logs the decision and the warnings that changed. That no strategy works, and missing nodes, are logged as transitions.
+    fn log(&self, found: &Strategy) {
+        let last = self.last.as_ref();
+        if last.map(|last| &last.resolution) != Some(&found.resolution)
+            && let Resolution::Works { why, warning, .. } = &found.resolution
+        {
+            let strategies = found.shown(self.is_auto).strategies.join(",");
+            tracing::info!(strategies, "GPUs are passed to containers: {why}");
+            if let Some(warning) = warning {
+                tracing::warn!(strategies, "containers may get no GPU: {warning}");
+            }
+        }
+        let is_new = |warning: &&String| last.is_none_or(|last| !last.warnings.contains(warning));
+        for warning in found.warnings.iter().filter(is_new) {
+            tracing::warn!("CDI specification: {warning}");
+        }
+    }
+}
+
+/// Whether a part was added, removed or changed, or a part is held that was not.
+fn have_parts_changed(before: &Ledger, now: &Ledger) -> bool {
+    before.parts.len() != now.parts.len()
+        || before.parts.iter().zip(&now.parts).any(|((_, old), (_, new))| {
+            !Arc::ptr_eq(old, new)
+                && (old.part != new.part || old.present != new.present || old.held() != new.held())
+        })
+}

@@ -1,0 +1,262 @@
+//! How GPUs are passed to containers: looks at the node, decides, and keeps Berth's own CDI specification.
+//!
+//! The decision itself is [`berth_kubelet::resolve`]; this module collects what it needs. `berth node check` and the daemon use
+//! it alike, except that only the daemon writes.
+
+mod own_spec;
+mod runtime;
+
+use crate::config::{CdiGenerate, Config, GpuSource};
+use berth_gpus::cdi::{Driver, FileState, NamedDevices, OWN_FILE, OWN_KIND, file_states, named_devices};
+use berth_kernel::gpu::Part;
+use berth_kernel::ledger::Ledger;
+use berth_kubelet::{
+    DeviceListStrategy, Edits, FoundSpec, Resolution, StrategyFacts, device_name, missing_nodes, resolve,
+};
+use own_spec::OwnSpec;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The kubelet and the container runtime of the node, as the API server shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeVersions {
+    /// The minor version of the kubelet.
+    pub(crate) kubelet_minor: Option<u32>,
+    /// `containerd://2.1.4`.
+    pub(crate) runtime: Option<String>,
+}
+
+impl NodeVersions {
+    /// The versions of the node object.
+    pub(crate) fn of(info: &berth_cluster::NodeInfo) -> Self {
+        let minor = info.kubelet.trim_start_matches('v').split('.').nth(1);
+        let runtime = Some(info.container_runtime.clone()).filter(|runtime| runtime.contains("://"));
+        Self { kubelet_minor: minor.and_then(|minor| minor.parse().ok()), runtime }
+    }
+}
+
+/// How GPUs are passed at present.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Strategy {
+    /// The decision.
+    pub(crate) resolution: Resolution,
+    /// Device nodes that containers need and that do not exist.
+    pub(crate) missing_nodes: Option<String>,
+    /// What containers lack by Berth's own specification, and why it could not be written.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Strategy {
+    /// As the REST API shows it.
+    pub(crate) fn shown(&self, is_auto: bool) -> berth_api::DeviceListStrategy {
+        let mut shown = berth_api::DeviceListStrategy {
+            auto: is_auto,
+            strategies: Vec::new(),
+            cdi_kind: None,
+            reason: String::new(),
+            warnings: self.missing_nodes.iter().chain(&self.warnings).cloned().collect(),
+        };
+        match &self.resolution {
+            Resolution::Works { strategies, cdi_kind, why, warning } => {
+                shown.strategies = strategies.iter().map(|strategy| strategy.as_str().to_owned()).collect();
+                shown.cdi_kind.clone_from(cdi_kind);
+                shown.reason.clone_from(why);
+                shown.warnings.splice(0..0, warning.as_ref().map(ToString::to_string));
+            }
+            Resolution::None(trouble) => shown.reason = trouble.to_string(),
+        }
+        shown
+    }
+
+    /// The edits of containers by this strategy.
+    pub(crate) fn edits(&self, configured: &Edits) -> Arc<Edits> {
+        let mut edits = configured.clone();
+        if let Resolution::Works { strategies, cdi_kind, .. } = &self.resolution {
+            edits.strategies.clone_from(strategies);
+            if let Some(kind) = cdi_kind {
+                edits.cdi_kind.clone_from(kind);
+            }
+        }
+        Arc::new(edits)
+    }
+}
+
+/// Files, each with its state.
+type FileStates = Vec<(PathBuf, Option<FileState>)>;
+
+/// Looks at the node.
+pub(crate) struct StrategyFinder {
+    configured: Option<BTreeSet<DeviceListStrategy>>,
+    edits: Edits,
+    is_simulated: bool,
+    runtime_files: Vec<PathBuf>,
+    folders: Vec<PathBuf>,
+    generate: CdiGenerate,
+    /// Why no specification of our own can be made here, if so.
+    no_driver_root: Option<String>,
+    own: OwnSpec,
+    /// The devices of the configured kind, with the files that were read.
+    named: Option<(FileStates, NamedDevices)>,
+    root: PathBuf,
+}
+
+/// Whether the specification may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// It is kept up to date.
+    Write,
+    /// Only what would be written is computed.
+    Read,
+}
+
+impl StrategyFinder {
+    /// `root` is `/` outside tests. `is_simulated`: the GPUs are not real, whatever the configuration says.
+    pub(crate) fn new(config: &Config, root: &Path, is_simulated: bool) -> Self {
+        let edits = config.edits.clone();
+        let under = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
+        let folders: Vec<PathBuf> = config.cdi.folders.iter().map(under).collect();
+        let driver = Driver {
+            root: edits.driver_folder(),
+            nodes: edits.node_folders(),
+            hook: config.cdi.hook.clone(),
+            sysfs: "/sys".into(),
+            capabilities: berth_kernel::device_nodes::MIG_MINORS.into(),
+        };
+        let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let no_driver_root = (is_in_pod && !edits.driver_root_seen.is_dir()).then(|| {
+            "the host's driver root is not mounted into Berth's pod (chart: nvidiaDriverRoot, / if the driver is installed \
+             on the host)"
+                .to_owned()
+        });
+        let file = folders.last().map(|folder| folder.join(OWN_FILE)).unwrap_or_default();
+        Self {
+            configured: (!config.auto_strategy).then(|| edits.strategies.clone()),
+            is_simulated: is_simulated || matches!(config.gpus, GpuSource::Sim(_)),
+            runtime_files: config.cdi.runtime_files.clone(),
+            generate: config.cdi.generate,
+            own: OwnSpec::new(driver, file),
+            named: None,
+            root: root.to_owned(),
+            no_driver_root,
+            folders,
+            edits,
+        }
+    }
+
+    /// Whether the kubelet's and the runtime's version matter.
+    pub(crate) fn needs_versions(&self) -> bool {
+        !self.is_simulated
+    }
+
+    /// Looks at the node and decides. Reads files, and writes the specification; blocks.
+    pub(crate) fn find(&mut self, ledger: &Ledger, versions: &NodeVersions, access: Access) -> Strategy {
+        let parts: Vec<&Part> =
+            ledger.parts.values().filter(|state| state.present).map(|state| &state.part).collect();
+        let held: BTreeSet<String> = ledger
+            .parts
+            .values()
+            .filter(|state| state.held())
+            .flat_map(|state| [state.part.id.to_string(), device_name(&state.part, self.edits.id_strategy)])
+            .collect();
+        self.find_for(&parts, &held, versions, access)
+    }
+
+    /// [`Self::find`] for these parts; `held` are the names of those that containers hold.
+    pub(crate) fn find_for(
+        &mut self,
+        parts: &[&Part],
+        held: &BTreeSet<String>,
+        versions: &NodeVersions,
+        access: Access,
+    ) -> Strategy {
+        let grantable: Vec<&Part> =
+            parts.iter().copied().filter(|part| part.mig.is_some() || !part.mig_enabled).collect();
+        let mut facts = StrategyFacts { is_simulated: self.is_simulated, ..StrategyFacts::default() };
+        let mut warnings = Vec::new();
+        if !self.is_simulated {
+            facts.runtimes = runtime::runtimes(&self.runtime_files, &self.root, versions.runtime.as_deref());
+            facts.kubelet_minor = versions.kubelet_minor;
+            if facts.needs_spec(self.configured.as_ref()) {
+                facts.spec = Some(self.find_spec(&grantable, held, access, &mut warnings));
+            }
+        }
+        let resolution = resolve(self.configured.as_ref(), &facts);
+        let missing_nodes = self.missing_nodes(&resolution, &grantable);
+        Strategy { resolution, missing_nodes, warnings }
+    }
+
+    /// Device nodes are Berth's affair where it passes them itself, or names them in its own specification.
+    fn missing_nodes(&self, resolution: &Resolution, parts: &[&Part]) -> Option<String> {
+        let Resolution::Works { strategies, cdi_kind, .. } = resolution else { return None };
+        let edits = Edits { strategies: strategies.clone(), ..self.edits.clone() };
+        let passes = self.edits.pass_device_specs && !edits.is_cdi_only();
+        let is_concerned = passes || cdi_kind.as_deref() == Some(OWN_KIND);
+        (is_concerned && !self.is_simulated).then(|| missing_nodes(parts, &edits)).flatten()
+    }
+
+    /// A specification that names every part: an existing one of the configured kind, else our own.
+    fn find_spec(
+        &mut self,
+        parts: &[&Part],
+        held: &BTreeSet<String>,
+        access: Access,
+        warnings: &mut Vec<String>,
+    ) -> Result<FoundSpec, String> {
+        let existing = self.existing(parts);
+        let is_own_needed = match self.generate {
+            CdiGenerate::Never => false,
+            CdiGenerate::Always => true,
+            // Containers that were given names of our specification need it when they restart.
+            CdiGenerate::Auto => existing.is_err() || self.own.exists(),
+        };
+        if !is_own_needed {
+            return existing;
+        }
+        let own = match &self.no_driver_root {
+            Some(why) => Err(why.clone()),
+            None => self.own.update(parts, held, access, warnings),
+        };
+        match (existing, own) {
+            (Ok(existing), _) if self.generate == CdiGenerate::Auto => Ok(existing),
+            (_, Ok(())) => {
+                Ok(FoundSpec { kind: OWN_KIND.into(), file: self.own.file().display().to_string() })
+            }
+            (Ok(_), Err(own)) => Err(format!("Berth's own CDI specification cannot be made: {own}")),
+            (Err(existing), Err(own)) => Err(format!("{existing}, and Berth's own cannot be made: {own}")),
+        }
+    }
+
+    /// The specification of the configured kind, if it names every part.
+    fn existing(&mut self, parts: &[&Part]) -> Result<FoundSpec, String> {
+        let kind = &self.edits.cdi_kind.clone();
+        let files = file_states(&self.folders);
+        // Parsing takes milliseconds, and most looks find nothing new.
+        if self.named.as_ref().is_none_or(|(before, _)| *before != files) {
+            self.named = Some((files, named_devices(&self.folders, kind)));
+        }
+        let found = self.named.as_ref().map(|(_, named)| named.clone()).unwrap_or_default();
+        let names: Vec<String> = parts.iter().map(|part| device_name(part, self.edits.id_strategy)).collect();
+        if let Some(conflict) = names.iter().find(|name| found.conflicts.contains(*name)) {
+            return Err(format!(
+                "two CDI specifications of one folder name {kind}={conflict}, so no runtime uses it"
+            ));
+        }
+        let unnamed = names.iter().find(|name| !found.files.contains_key(*name));
+        match (unnamed, found.files.values().next()) {
+            (None, Some(first)) => {
+                let file = names.first().and_then(|name| found.files.get(name)).unwrap_or(first);
+                Ok(FoundSpec { kind: kind.clone(), file: file.display().to_string() })
+            }
+            (_, None) => {
+                let folders: Vec<_> =
+                    self.folders.iter().map(|folder| folder.display().to_string()).collect();
+                Err(format!("there is no CDI specification of the kind {kind} in {}", folders.join(" or ")))
+            }
+            (Some(name), Some(_)) => Err(format!("no CDI specification names {kind}={name}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+use super::*;
+use crate::config::{FileConfig, ServeArgs};
+use berth_gpus::cdi::Spec;
+use berth_kernel::gpu::{MIG_INDEX, Mig};
+use berth_kernel::names::PartId;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// A node with containerd 2, a driver and GPU 0.
+struct TestNode {
+    root: tempfile::TempDir,
+    parts: Vec<Part>,
+    held: BTreeSet<String>,
+}
+
+impl TestNode {
+    fn new() -> Self {
+        let node =
+            Self { root: tempfile::tempdir().unwrap(), parts: vec![part("GPU-0", 0)], held: BTreeSet::new() };
+        node.write("etc/containerd/config.toml", "version = 3\n");
+        for file in ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"] {
+            node.write(&format!("driver/dev/{file}"), "");
+        }
+        node.write("driver/usr/lib64/libcuda.so.580.1", "");
+        node
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        fs::create_dir_all(self.path(path).parent().unwrap()).unwrap();
+        fs::write(self.path(path), text).unwrap();
+    }
+
+    fn write_nvidias(&self, devices: &[&str]) {
+        let devices: Vec<_> = devices.iter().map(|name| format!("{{name: {name}}}")).collect();
+        let text = format!("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{}]\n", devices.join(", "));
+        self.write("var/run/cdi/nvidia.yaml", &text);
+    }
+
+    fn finder(&self, more: &str) -> StrategyFinder {
+        let driver = self.path("driver");
+        let yaml = format!("containerEdits: {{nvidiaDriverRoot: {}}}\n{more}", driver.display());
+        let config = Config::merge(&ServeArgs::default(), FileConfig::parse(&yaml).unwrap()).unwrap();
+        StrategyFinder::new(&config, self.root.path(), false)
+    }
+
+    fn find(&self, finder: &mut StrategyFinder, access: Access) -> Strategy {
+        let parts: Vec<&Part> = self.parts.iter().collect();
+        finder.find_for(&parts, &self.held, &NodeVersions::default(), access)
+    }
+
+    fn own_file(&self) -> PathBuf {
+        self.path("var/run/cdi/berth-gpu.json")
+    }
+
+    /// The devices of our own specification.
+    fn names(&self) -> Vec<String> {
+        Spec::read(&self.own_file()).unwrap().devices.into_iter().map(|device| device.name).collect()
+    }
+}
+
+fn part(id: &str, index: u32) -> Part {
+    Part {
+        id: PartId::parse(id).unwrap(),
+        parent: None,
+        vendor: "nvidia".into(),
+        model: "test".into(),
+        gpu_index: index,
+        minor: Some(index),
+        memory_mib: 1000,
+        pci_bus: format!("00000000:0{index}:00.0"),
+        numa_node: None,
+        mig_enabled: false,
+        mig: None,
+        attributes: BTreeMap::new(),
+    }
+}
+
+fn kind(strategy: &Strategy) -> Option<&str> {
+    match &strategy.resolution {
+        Resolution::Works { cdi_kind, .. } => cdi_kind.as_deref(),
+        Resolution::None(trouble) => panic!("{trouble}"),
+    }
+}
+
+#[test]
+fn our_own_specification_is_made_where_no_other_names_every_part() {
+    let mut node = TestNode::new();
+    let mut finder = node.finder("");
+    let found = node.find(&mut finder, Access::Write);
+    assert_eq!(kind(&found), Some(OWN_KIND));
+    assert_eq!(node.names(), ["0", "GPU-0"]);
+    assert!(found.warnings[0].contains("nvidia-cdi-hook"), "{:?}", found.warnings);
+    // Another one that names every part is used, and ours stays for the containers that were given its names.
+    node.write_nvidias(&["GPU-0"]);
+    assert_eq!(kind(&node.find(&mut finder, Access::Write)), Some("nvidia.com/gpu"));
+    assert!(node.own_file().exists());
+    // One that is out of date is not used.
+    node.parts.push(part("GPU-1", 1));
+    assert_eq!(kind(&node.find(&mut finder, Access::Write)), Some(OWN_KIND));
+    assert_eq!(node.names(), ["0", "1", "GPU-0", "GPU-1"]);
+}
+
+#[test]
+fn no_specification_is_made_where_another_names_every_part() {
+    let node = TestNode::new();
+    node.write_nvidias(&["GPU-0"]);
+    assert_eq!(kind(&node.find(&mut node.finder(""), Access::Write)), Some("nvidia.com/gpu"));
+    assert!(!node.own_file().exists());
+    assert_eq!(kind(&node.find(&mut node.finder("cdi: {generate: always}"), Access::Write)), Some(OWN_KIND));
+}
+
+#[test]
+fn a_deleted_or_changed_file_is_written_again() {
+    let node = TestNode::new();
+    let mut finder = node.finder("");
+    node.find(&mut finder, Access::Write);
+    let written = fs::read_to_string(node.own_file()).unwrap();
+    fs::remove_file(node.own_file()).unwrap();
+    node.find(&mut finder, Access::Write);
+    assert_eq!(fs::read_to_string(node.own_file()).unwrap(), written);
+    fs::write(node.own_file(), "{}").unwrap();
+    node.find(&mut finder, Access::Write);
+    assert_eq!(fs::read_to_string(node.own_file()).unwrap(), written);
+    // After a restart the file has it already.
+    let before = fs::metadata(node.own_file()).unwrap().modified().unwrap();
+    node.find(&mut node.finder(""), Access::Write);
+    assert_eq!(fs::metadata(node.own_file()).unwrap().modified().unwrap(), before);
+}
+
+#[test]
+fn another_driver_and_other_instances_change_the_file() {
+    let mut node = TestNode::new();
+    let mut finder = node.finder("");
+    let gpu = Part { mig_enabled: true, ..part("GPU-1", 1) };
+    let instance = Part {
+        parent: Some(gpu.id.clone()),
+        mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
+        attributes: BTreeMap::from([(MIG_INDEX.to_owned(), "2".to_owned())]),
+        ..part("MIG-1", 1)
+    };
+    node.parts.extend([gpu, instance]);
+    node.find(&mut finder, Access::Write);
+    assert_eq!(node.names(), ["0", "1:2", "GPU-0", "MIG-1"]);
+    // The instance is gone; the name that a container holds stays.
+    node.parts.pop();
+    node.held.insert("MIG-1".into());
+    node.find(&mut finder, Access::Write);
+    assert_eq!(node.names(), ["0", "GPU-0", "MIG-1"]);
+    fs::rename(
+        node.path("driver/usr/lib64/libcuda.so.580.1"),
+        node.path("driver/usr/lib64/libcuda.so.590.2"),
+    )
+    .unwrap();
+    node.find(&mut finder, Access::Write);
+    let mounts = Spec::read(&node.own_file()).unwrap().container_edits.mounts;
+    assert!(mounts.iter().any(|mount| mount.container_path == "/usr/lib64/libcuda.so.590.2"), "{mounts:?}");
+    assert!(mounts.iter().all(|mount| !mount.container_path.contains("580")), "{mounts:?}");
+}
+
+#[test]
+fn a_check_writes_nothing_and_a_node_without_a_strategy_is_told_why() {
+    let node = TestNode::new();
+    assert_eq!(kind(&node.find(&mut node.finder(""), Access::Read)), Some(OWN_KIND));
+    assert!(!node.own_file().exists());
+    let found = node.find(&mut node.finder("cdi: {generate: never}"), Access::Write);
+    let Resolution::None(trouble) = found.resolution else { panic!("{found:?}") };
+    assert!(trouble.what.contains("no CDI specification of the kind nvidia.com/gpu"), "{trouble}");
+    node.write("etc/containerd/config.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n");
+    assert_eq!(kind(&node.find(&mut node.finder(""), Access::Write)), None);
+    assert!(!node.own_file().exists(), "it is not needed");
+    fs::remove_file(node.path("etc/containerd/config.toml")).unwrap();
+    let found = node.find(&mut node.finder(""), Access::Write);
+    assert!(matches!(found.resolution, Resolution::None(_)));
+}
+
+#[test]
+fn missing_device_nodes_are_named_where_berth_passes_them() {
+    let node = TestNode::new();
+    fs::remove_file(node.path("driver/dev/nvidia-uvm")).unwrap();
+    let found = node.find(&mut node.finder(""), Access::Write);
+    // The machine's own /dev is searched, too.
+    let is_missing = !Path::new("/dev/nvidia-uvm").exists();
+    assert_eq!(found.missing_nodes.is_some_and(|text| text.contains("/dev/nvidia-uvm")), is_missing);
+    node.write("etc/containerd/config.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n");
+    assert_eq!(node.find(&mut node.finder(""), Access::Write).missing_nodes, None, "the runtime passes them");
+}

@@ -1,0 +1,310 @@
+//! How GPUs are passed to containers on this node: the decision, as a pure function of what was found.
+
+use crate::edits::DeviceListStrategy::{self, CdiAnnotations, CdiCri, Envvar};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// The first minor version of the kubelet (1.x) that passes CDI devices of device plugins without a feature gate (KEP-4009).
+const CDI_KUBELET_MINOR: u32 = 29;
+
+/// What was found on the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StrategyFacts {
+    /// The GPUs are simulated, so there is nothing to pass and no container runtime is needed.
+    pub is_simulated: bool,
+    /// The container runtimes whose configuration was found. Usually one.
+    pub runtimes: Vec<Runtime>,
+    /// The minor version of the kubelet, if the API server shows it; else it counts as recent.
+    pub kubelet_minor: Option<u32>,
+    /// The kind of a CDI specification that names every part, or why there is none. `None`: it was not searched.
+    pub spec: Option<Result<FoundSpec, String>>,
+}
+
+/// A container runtime, as its configuration shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runtime {
+    /// `containerd`, `CRI-O`, ...
+    pub name: String,
+    /// The file that was read.
+    pub file: String,
+    /// Whether it adds CDI devices to containers; `None` if the file does not show it.
+    pub has_cdi: Option<bool>,
+    /// How to turn CDI on.
+    pub cdi_fix: String,
+    /// The name of its default runtime, and whether that is NVIDIA's.
+    pub default_runtime: (String, bool),
+}
+
+/// A CDI specification that names every part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundSpec {
+    /// Its kind.
+    pub kind: String,
+    /// Its file.
+    pub file: String,
+}
+
+/// The decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resolution {
+    /// GPUs are passed by these strategies.
+    Works {
+        /// At least one.
+        strategies: BTreeSet<DeviceListStrategy>,
+        /// The kind of the CDI names.
+        cdi_kind: Option<String>,
+        /// Why these.
+        why: String,
+        /// Why containers may get no GPU all the same. Only of strategies that were configured.
+        warning: Option<Trouble>,
+    },
+    /// No strategy can work.
+    None(Trouble),
+}
+
+/// Something that does not work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// What, and why.
+    pub what: String,
+    /// The remedy.
+    pub fix: String,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.fix)
+    }
+}
+
+impl StrategyFacts {
+    /// Whether every runtime adds CDI devices, and the kubelet passes them.
+    fn cdi(&self) -> Result<(), String> {
+        let old = self.kubelet_minor.filter(|minor| *minor < CDI_KUBELET_MINOR);
+        if let Some(minor) = old {
+            return Err(format!(
+                "the kubelet (1.{minor}) passes no CDI devices before 1.{CDI_KUBELET_MINOR}"
+            ));
+        }
+        if self.runtimes.is_empty() {
+            return Err(
+                "no configuration of containerd or CRI-O was found (containerRuntime.configFiles)".into()
+            );
+        }
+        for runtime in &self.runtimes {
+            match runtime.has_cdi {
+                Some(true) => {}
+                Some(false) => return Err(format!("{} has CDI off ({})", runtime.name, runtime.file)),
+                None => {
+                    return Err(format!("{} does not show whether {} has CDI", runtime.file, runtime.name));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether NVIDIA's runtime is the default of every runtime, so that `NVIDIA_VISIBLE_DEVICES` has an effect in every pod.
+    fn nvidia(&self) -> Result<(), String> {
+        match self.runtimes.iter().find(|runtime| !runtime.default_runtime.1) {
+            _ if self.runtimes.is_empty() => Err("the default runtime is unknown".into()),
+            Some(other) => Err(format!(
+                "the default runtime of {} is {}, not nvidia",
+                other.name, other.default_runtime.0
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a specification is worth searching or writing for these strategies; `None` is `auto`.
+    #[must_use]
+    pub fn needs_spec(&self, configured: Option<&BTreeSet<DeviceListStrategy>>) -> bool {
+        match configured {
+            Some(strategies) => strategies.iter().any(|strategy| matches!(strategy, CdiCri | CdiAnnotations)),
+            None => !self.is_simulated && self.cdi().is_ok(),
+        }
+    }
+
+    fn found_spec(&self) -> Result<&FoundSpec, String> {
+        match &self.spec {
+            Some(Ok(spec)) => Ok(spec),
+            Some(Err(why)) => Err(why.clone()),
+            None => Err("no CDI specification was searched".into()),
+        }
+    }
+
+    /// The remedy where nothing works.
+    fn fix(&self) -> String {
+        let cdi = self.runtimes.iter().find(|runtime| runtime.has_cdi != Some(true));
+        let cdi = cdi.map_or_else(
+            || "let `nvidia-ctk cdi generate` write /etc/cdi/nvidia.yaml, or set nvidiaDriverRoot so that Berth can write its own".to_owned(),
+            |runtime| runtime.cdi_fix.clone(),
+        );
+        format!(
+            "{cdi}; or make nvidia the default runtime (nvidia-ctk runtime configure --set-as-default) and restart it; or, if all \
+             GPU pods set a runtimeClassName, set containerEdits.deviceListStrategy to envvar"
+        )
+    }
+}
+
+/// Decides how GPUs are passed. `configured`: the strategies of the configuration; `None` is `auto`.
+#[must_use]
+pub fn resolve(configured: Option<&BTreeSet<DeviceListStrategy>>, facts: &StrategyFacts) -> Resolution {
+    match configured {
+        Some(strategies) => {
+            let is_cdi = |strategy: &DeviceListStrategy| matches!(strategy, CdiCri | CdiAnnotations);
+            let warning = if facts.is_simulated { None } else { warning(strategies, facts) };
+            let spec = facts.spec.as_ref().and_then(|spec| spec.as_ref().ok());
+            Resolution::Works {
+                strategies: strategies.clone(),
+                cdi_kind: spec.filter(|_| strategies.iter().any(is_cdi)).map(|spec| spec.kind.clone()),
+                why: "configured".into(),
+                warning,
+            }
+        }
+        None if facts.is_simulated => works(Envvar, None, "the GPUs are simulated".into()),
+        None => {
+            let cdi = facts.cdi().and_then(|()| facts.found_spec());
+            let cdi_trouble = match cdi {
+                Ok(spec) => {
+                    let why = format!("the container runtime has CDI, and {} names every GPU", spec.file);
+                    return works(CdiCri, Some(spec.kind.clone()), why);
+                }
+                Err(trouble) => trouble,
+            };
+            match facts.nvidia() {
+                Ok(()) => works(Envvar, None, format!("the default runtime is nvidia; {cdi_trouble}")),
+                Err(nvidia_trouble) => Resolution::None(Trouble {
+                    what: format!(
+                        "no device list strategy can work on this node: {cdi_trouble}, and {nvidia_trouble}"
+                    ),
+                    fix: facts.fix(),
+                }),
+            }
+        }
+    }
+}
+
+fn works(strategy: DeviceListStrategy, cdi_kind: Option<String>, why: String) -> Resolution {
+    Resolution::Works { strategies: BTreeSet::from([strategy]), cdi_kind, why, warning: None }
+}
+
+/// Why the configured strategies may not work. A node with several works if one does; what is unknown is no warning.
+fn warning(strategies: &BTreeSet<DeviceListStrategy>, facts: &StrategyFacts) -> Option<Trouble> {
+    let mut troubles = Vec::new();
+    for strategy in strategies {
+        let trouble = match strategy {
+            CdiCri | CdiAnnotations => {
+                let off = facts.runtimes.iter().any(|runtime| runtime.has_cdi == Some(false));
+                let old =
+                    *strategy == CdiCri && facts.kubelet_minor.is_some_and(|minor| minor < CDI_KUBELET_MINOR);
+                match (facts.cdi(), facts.found_spec()) {
+                    (Err(trouble), _) if off || old => Some(trouble),
+                    (_, Err(trouble)) => Some(trouble),
+                    _ => None,
+                }
+            }
+            _ if facts.runtimes.is_empty() => None,
+            _ => facts.nvidia().err().map(|trouble| {
+                format!("{trouble}, so a pod gets its GPU only with runtimeClassName: nvidia")
+            }),
+        };
+        troubles.push(trouble?);
+    }
+    troubles.dedup();
+    Some(Trouble { what: troubles.join("; "), fix: facts.fix() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime(has_cdi: Option<bool>, default_runtime: &str) -> Runtime {
+        Runtime {
+            name: "containerd".into(),
+            file: "/etc/containerd/config.toml".into(),
+            has_cdi,
+            cdi_fix: "set enable_cdi = true".into(),
+            default_runtime: (default_runtime.into(), default_runtime == "nvidia"),
+        }
+    }
+
+    fn found() -> Option<Result<FoundSpec, String>> {
+        Some(Ok(FoundSpec { kind: "berth/gpu".into(), file: "/var/run/cdi/berth-gpu.json".into() }))
+    }
+
+    fn facts(runtimes: &[Runtime], spec: Option<Result<FoundSpec, String>>) -> StrategyFacts {
+        StrategyFacts { runtimes: runtimes.to_vec(), spec, ..StrategyFacts::default() }
+    }
+
+    /// HARDWARE.md, section 7, case 6.
+    #[test]
+    fn auto_is_cdi_then_nvidia_then_none() {
+        let (on, off, unknown) = (Some(true), Some(false), None);
+        let no_spec = || Some(Err("no specification names every GPU".to_owned()));
+        let cases = [
+            ("CDI before nvidia", vec![runtime(on, "nvidia")], found(), Some(CdiCri)),
+            ("CDI", vec![runtime(on, "runc")], found(), Some(CdiCri)),
+            ("no specification", vec![runtime(on, "nvidia")], no_spec(), Some(Envvar)),
+            ("nvidia", vec![runtime(off, "nvidia")], None, Some(Envvar)),
+            ("unknown, nvidia", vec![runtime(unknown, "nvidia")], None, Some(Envvar)),
+            ("none", vec![runtime(off, "runc")], None, None),
+            ("unknown", vec![runtime(unknown, "runc")], None, None),
+            ("CDI without a specification", vec![runtime(on, "runc")], no_spec(), None),
+            ("one of two has CDI", vec![runtime(on, "runc"), runtime(off, "runc")], found(), None),
+            ("no runtime", vec![], found(), None),
+        ];
+        for (case, runtimes, spec, expected) in cases {
+            match (resolve(None, &facts(&runtimes, spec)), expected) {
+                (Resolution::Works { strategies, cdi_kind, warning, .. }, Some(strategy)) => {
+                    assert_eq!(strategies, BTreeSet::from([strategy]), "{case}");
+                    assert_eq!(cdi_kind.is_some(), strategy == CdiCri, "{case}");
+                    assert_eq!(warning, None, "{case}");
+                }
+                (Resolution::None(trouble), None) => {
+                    let why = trouble.to_string();
+                    assert!(why.contains("no device list strategy can work"), "{case}: {why}");
+                    assert!(why.contains("--set-as-default"), "{case}: {why}");
+                }
+                (resolution, _) => panic!("{case}: {resolution:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn simulated_gpus_need_no_runtime() {
+        let simulated = StrategyFacts { is_simulated: true, ..StrategyFacts::default() };
+        let Resolution::Works { strategies, .. } = resolve(None, &simulated) else { panic!("none") };
+        assert_eq!(strategies, BTreeSet::from([Envvar]));
+        assert!(!simulated.needs_spec(None));
+    }
+
+    #[test]
+    fn a_kubelet_before_1_29_gets_no_cdi_devices() {
+        let old = StrategyFacts { kubelet_minor: Some(28), ..facts(&[runtime(Some(true), "runc")], found()) };
+        let Resolution::None(trouble) = resolve(None, &old) else { panic!("works") };
+        assert!(trouble.what.contains("1.28"), "{trouble}");
+        let new = StrategyFacts { kubelet_minor: Some(29), ..old };
+        assert!(matches!(resolve(None, &new), Resolution::Works { .. }));
+    }
+
+    #[test]
+    fn a_configured_strategy_stays_and_warns_where_it_cannot_work() {
+        let configured = |strategies: &[DeviceListStrategy], facts: &StrategyFacts| {
+            let strategies = strategies.iter().copied().collect();
+            match resolve(Some(&strategies), facts) {
+                Resolution::Works { strategies: kept, warning, .. } if kept == strategies => {
+                    warning.map(|trouble| trouble.what)
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        let (cdi, plain) =
+            (facts(&[runtime(Some(true), "runc")], found()), facts(&[runtime(Some(false), "runc")], None));
+        assert_eq!(configured(&[CdiCri], &cdi), None);
+        assert!(configured(&[CdiCri], &plain).unwrap().contains("CDI off"));
+        assert!(configured(&[Envvar], &cdi).unwrap().contains("runtimeClassName: nvidia"));
+        assert_eq!(configured(&[Envvar, CdiCri], &cdi), None, "one of them works");
+        assert_eq!(configured(&[Envvar], &facts(&[], None)), None, "nothing is known");
+        assert_eq!(configured(&[Envvar], &facts(&[runtime(None, "nvidia")], None)), None);
+    }
+}

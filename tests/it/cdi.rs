@@ -1,0 +1,258 @@
+//! Berth's own CDI specification, compared with that of nvidia-ctk for the same driver, and `berth cdi check`.
+
+use crate::daemon::{SOON, WHOLE, ended};
+use crate::mig::{Rig, nvidia_runtime};
+use crate::wait::until;
+use berth_gpus::cdi::{Driver, Spec, compare, generate};
+use berth_kernel::device_nodes::HostFolder;
+use berth_kernel::gpu::Part;
+use berth_kernel::names::PartId;
+use fake_nvml::State;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What nvidia-ctk 1.20.2 made of the driver root of tests/e2e/driver_root.py; `just cdi-compare --update` writes it again.
+const GOLDEN: &str = include_str!("data/cdi/nvidia-ctk-1.20.2.json");
+/// The driver's version there.
+const VERSION: &str = "570.172.08";
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+/// Base of the name, soname, and links beside the library, as in driver_root.py.
+const NAMES: [(&str, &str, &[&str]); 7] = [
+    ("libcuda.so", "libcuda.so.1", &["libcuda.so.1", "libcuda.so"]),
+    ("libnvidia-ml.so", "", &["libnvidia-ml.so.1"]),
+    ("libnvidia-ptxjitcompiler.so", "libnvidia-ptxjitcompiler.so.1", &["libnvidia-ptxjitcompiler.so.1"]),
+    ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1", &["libnvidia-opticalflow.so.1"]),
+    ("libnvidia-gpucomp.so", "", &[]),
+    ("libGLX_nvidia.so", "libGLX_nvidia.so.0", &["libGLX_nvidia.so.0"]),
+    ("vdpau/libvdpau_nvidia.so", "libvdpau_nvidia.so.1", &["libvdpau_nvidia.so.1"]),
+];
+
+/// The same driver, with plain files for device nodes.
+struct DriverRoot(tempfile::TempDir);
+
+impl DriverRoot {
+    fn new() -> Self {
+        let root = Self(tempfile::tempdir().unwrap());
+        for (base, soname, links) in NAMES {
+            let path = root.path(&format!("driver/{LIBRARIES}/{base}.{VERSION}"));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let mut compiler = Command::new("cc");
+            compiler.args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-o"]).arg(&path);
+            if !soname.is_empty() {
+                compiler.arg(format!("-Wl,-soname,{soname}"));
+            }
+            assert!(compiler.status().unwrap().success());
+            for link in links {
+                let target = if link.ends_with(".so") {
+                    Path::new(soname)
+                } else {
+                    path.file_name().unwrap().as_ref()
+                };
+                symlink(target, path.with_file_name(link)).unwrap();
+            }
+        }
+        let programs = [
+            "nvidia-smi",
+            "nvidia-debugdump",
+            "nvidia-persistenced",
+            "nvidia-cuda-mps-control",
+            "nvidia-cuda-mps-server",
+        ];
+        for program in programs {
+            root.write(&format!("driver/usr/bin/{program}"), "");
+        }
+        for node in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia0", "nvidia1"] {
+            root.write(&format!("driver/dev/{node}"), "");
+        }
+        root.write("driver/run/nvidia-persistenced/socket", "");
+        root.write(&format!("driver/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"), "");
+        root.write("driver/etc/vulkan/icd.d/nvidia_icd.json", "{}");
+        root.write(
+            "nvidia-cdi-hook",
+            "enable-cuda-compat disable-device-node-modification update-application-profile apply-cuda-memory-limits",
+        );
+        root
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        fs::create_dir_all(self.path(path).parent().unwrap()).unwrap();
+        fs::write(self.path(path), text).unwrap();
+    }
+
+    fn driver(&self, hook: Option<&str>) -> Driver {
+        let root = HostFolder::same(self.path("driver"));
+        Driver {
+            nodes: vec![root.clone()],
+            root,
+            hook: hook.map(|hook| self.path(hook)),
+            sysfs: self.path("sys"),
+            capabilities: self.path("mig-minors"),
+        }
+    }
+
+    /// nvidia-ctk's specification for this folder.
+    fn golden(&self) -> Spec {
+        let root = self.path("driver").display().to_string();
+        serde_json::from_str(&GOLDEN.replace("@ROOT@", &root)).unwrap()
+    }
+}
+
+fn gpus() -> Vec<Part> {
+    let gpu = |n: u32| Part {
+        id: PartId::parse(&format!("GPU-{n:08x}-e2e0-4e2e-8e2e-000000000e2e")).unwrap(),
+        parent: None,
+        vendor: "nvidia".into(),
+        model: "test".into(),
+        gpu_index: n,
+        minor: Some(n),
+        memory_mib: 81559,
+        pci_bus: format!("00000000:0{}:00.0", n + 1),
+        numa_node: None,
+        mig_enabled: false,
+        mig: None,
+        attributes: BTreeMap::new(),
+    };
+    vec![gpu(0), gpu(1)]
+}
+
+fn ours(driver: &Driver) -> Spec {
+    let parts = gpus();
+    generate(&parts.iter().collect::<Vec<_>>(), driver).unwrap().spec
+}
+
+/// HARDWARE.md, section 7, case 7.
+#[test]
+fn golden_spec_equals_nvidia_ctks_but_for_the_list() {
+    let root = DriverRoot::new();
+    let (ours, theirs) = (ours(&root.driver(Some("nvidia-cdi-hook"))), root.golden());
+    let found = compare(&ours, &theirs);
+    assert!(found.is_equal(), "missing {:#?}, extra {:#?}", found.missing, found.extra);
+    assert_eq!(
+        found.left_out,
+        [
+            "every container: mount /etc/vulkan/icd.d/nvidia_icd.json".to_owned(),
+            format!("every container: mount /lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"),
+            "every container: mount /usr/share/glvnd/egl_vendor.d/10_nvidia.json".to_owned(),
+            "devices: device all".to_owned(),
+        ]
+    );
+    assert_eq!((ours.cdi_version.as_str(), ours.kind.as_str()), (theirs.cdi_version.as_str(), "berth/gpu"));
+    // Mounts with their options, paths on the host and order.
+    let kept: Vec<_> = theirs
+        .container_edits
+        .mounts
+        .into_iter()
+        .filter(|mount| !found.left_out.iter().any(|item| item.ends_with(&mount.container_path)))
+        .collect();
+    assert_eq!(ours.container_edits.mounts, kept);
+    // Nodes with their paths on the host and order; plain files have no numbers.
+    let nodes = |spec: &Spec, n: usize| -> Vec<_> {
+        let edits = spec.all_edits().nth(n).unwrap();
+        edits.device_nodes.iter().map(|node| (node.path.clone(), node.host_path.clone())).collect()
+    };
+    let theirs = root.golden();
+    for n in 0..ours.all_edits().count() {
+        assert_eq!(nodes(&ours, n), nodes(&theirs, n));
+    }
+    let names: Vec<_> = ours.devices.iter().map(|device| device.name.as_str()).collect();
+    let all: Vec<_> =
+        theirs.devices.iter().map(|device| device.name.as_str()).filter(|name| *name != "all").collect();
+    assert_eq!(names, all);
+}
+
+#[test]
+fn an_older_toolkit_gets_only_the_hooks_that_it_has() {
+    let root = DriverRoot::new();
+    root.write("nvidia-cdi-hook", "enable-cuda-compat");
+    let spec = ours(&root.driver(Some("nvidia-cdi-hook")));
+    let hooks: Vec<_> = spec.container_edits.hooks.iter().map(|hook| hook.args[1].as_str()).collect();
+    assert_eq!(hooks, ["create-symlinks", "enable-cuda-compat", "update-ldcache"]);
+    assert!(spec.devices.iter().all(|device| device.container_edits.hooks.is_empty()));
+}
+
+#[test]
+fn without_the_toolkit_each_library_is_a_file_under_its_soname() {
+    let root = DriverRoot::new();
+    let (spec, parts) = (ours(&root.driver(None)), gpus());
+    assert!(spec.all_edits().all(|edits| edits.hooks.is_empty()));
+    let host = |path: &str| {
+        let mount = spec.container_edits.mounts.iter().find(|mount| mount.container_path == path);
+        mount.map(|mount| mount.host_path.clone())
+    };
+    let library =
+        |name: &str| root.path(&format!("driver/{LIBRARIES}/{name}.{VERSION}")).display().to_string();
+    for link in ["libcuda.so.1", "libcuda.so"] {
+        assert_eq!(host(&format!("/{LIBRARIES}/{link}")), Some(library("libcuda.so")), "{link}");
+    }
+    assert_eq!(host(&format!("/{LIBRARIES}/libnvidia-gpucomp.so")), None, "it has no soname");
+    let found = compare(&spec, &root.golden());
+    assert!(found.extra.is_empty(), "{:?}", found.extra);
+    assert!(found.missing.iter().all(|item| item.contains(" hook ")), "{:?}", found.missing);
+    assert!(!found.soname_files.is_empty());
+    let warnings = generate(&parts.iter().collect::<Vec<_>>(), &root.driver(None)).unwrap().warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("nvidia-cdi-hook was not found")), "{warnings:?}");
+}
+
+#[test]
+fn berth_cdi_check_compares_two_files() {
+    let root = DriverRoot::new();
+    let (own, theirs) = (root.path("own.json"), root.path("theirs.json"));
+    ours(&root.driver(Some("nvidia-cdi-hook"))).write(&own).unwrap();
+    root.golden().write(&theirs).unwrap();
+    let check = |a: &Path, b: &Path, more: &[&str]| {
+        ended(crate::daemon::berth().args(["cdi", "check"]).arg(a).arg("--against").arg(b).args(more))
+    };
+    let (code, text) = check(&own, &theirs, &[]);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, _) = check(&theirs, &own, &["--without-files"]);
+    assert_eq!(code, Some(1), "the other way round graphics is extra");
+    fs::remove_file(root.path("driver/usr/bin/nvidia-smi")).unwrap();
+    let (code, _) = check(&own, &theirs, &[]);
+    assert_eq!(code, Some(1), "a path does not exist");
+    let (code, _) = check(&own, &theirs, &["--without-files"]);
+    assert_eq!(code, Some(0));
+    let (code, text) = check(&own, &root.path("none.json"), &[]);
+    assert_eq!(code, Some(1));
+    assert!(text.contains("none.json"), "{text}");
+    let (code, _) = ended(crate::daemon::berth().args(["cdi", "check"]).arg(&own));
+    assert_eq!(code, Some(2), "--against is required");
+}
+
+/// Case 6 of HARDWARE.md, section 7, with the whole daemon: none, then nvidia.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_strategy_nothing_is_offered_until_one_can_work() {
+    let without_cdi = |folder: &Path| {
+        let file = folder.join("config.toml");
+        fs::write(&file, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n")
+            .unwrap();
+        format!("containerRuntime: {{configFiles: [{}]}}", file.display())
+    };
+    let rig = Rig::with_runtime(&State::h100(2), "", without_cdi).await;
+    let (serving, kubelet) = (rig.house.serve(), &rig.house.kubelet);
+    until("the GPUs are listed", || kubelet.listed(WHOLE).len() == 2);
+    assert!(kubelet.listed(WHOLE).values().all(|health| health == "Unhealthy"));
+    let ids: Vec<String> = kubelet.listed(WHOLE).into_keys().take(1).collect();
+    let refusal = kubelet.call_plugin_allocate(WHOLE, &ids).await.unwrap_err().message().to_owned();
+    let what = "no device list strategy can work on this node: containerd has CDI off";
+    assert!(refusal.contains(what) && refusal.contains("enable_cdi = true"), "{refusal}");
+    let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"].clone();
+    assert_eq!((&shown["auto"], &shown["strategies"]), (&json!(true), &json!([])));
+    assert!(shown["reason"].as_str().unwrap().contains(what), "{shown}");
+    assert!(
+        serving.line(|line| line.contains("no device is offered: no device list strategy")).contains("WARN")
+    );
+    nvidia_runtime(rig.folder.path());
+    kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let answer = kubelet.call_plugin_allocate(WHOLE, &ids).await.unwrap();
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], ids[0]);
+    let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"].clone();
+    assert_eq!(shown["strategies"], json!(["envvar"]));
+}

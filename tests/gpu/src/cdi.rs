@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-/// Berth's own spec.
-const OWN_SPEC: &str = "/var/run/cdi/berth-gpu.json";
+/// The file name of Berth's own spec.
+const OWN_SPEC: &str = "berth-gpu.json";
 /// How long the daemon may take to write it.
 const WRITTEN_MAX: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -21,14 +21,15 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Step 6: every host path of the spec exists; NVIDIA's own spec, if nvidia-ctk is there, has nothing that is missing; and
 /// as root, CUDA works in a root folder with nothing but the spec.
 pub(crate) fn check(check: &Check) -> anyhow::Result<()> {
-    if !berth(check, &["cdi", "--help"])?.status.success() {
+    if !check.has_command("cdi") {
         return Err(skip("this berth has no `cdi check`"));
     }
     if check.is_fake() {
         return Err(skip("the fake has no files of a driver"));
     }
-    let spec = check.options.out.join("berth-gpu.json");
-    fs::copy(own_spec(check)?.path(), &spec).context("Berth's spec")?;
+    let spec = check.options.out.join(OWN_SPEC);
+    let folder = tempfile::tempdir()?;
+    fs::copy(own_spec(check, folder.path())?, &spec).context("Berth's spec")?;
     let parsed = Spec::read(&spec)?;
     let missing: Vec<String> =
         parsed.host_paths().into_iter().filter(|path| !Path::new(path).exists()).collect();
@@ -46,54 +47,22 @@ fn berth(check: &Check, arguments: &[&str]) -> anyhow::Result<Output> {
     command.output().with_context(|| format!("berth {}", arguments.join(" ")))
 }
 
-/// A file that is removed at the end, unless it was there before.
-struct Written {
-    path: PathBuf,
-    was_there: bool,
-    folder_was_there: bool,
-}
-
-impl Written {
-    fn at(path: &str) -> Self {
-        let path = PathBuf::from(path);
-        let folder_was_there = path.parent().is_some_and(Path::exists);
-        Self { was_there: path.exists(), folder_was_there, path }
-    }
-
-    fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Written {
-    fn drop(&mut self) {
-        if !self.was_there {
-            let _ = fs::remove_file(&self.path);
-        }
-        if let Some(folder) = self.path.parent().filter(|_| !self.folder_was_there) {
-            // Only if it is empty.
-            let _ = fs::remove_dir(folder);
-        }
-    }
-}
-
-/// Has the daemon write its spec.
-fn own_spec(check: &Check) -> anyhow::Result<Written> {
-    let written = Written::at(OWN_SPEC);
-    let began = SystemTime::now();
-    let keys = "containerEdits: { deviceListStrategy: [cdi-cri] }\ncdi: { generate: always }\n";
-    let node = Node::start(check, keys)?;
+/// Has a daemon write its spec into this folder.
+fn own_spec(check: &Check, folder: &Path) -> anyhow::Result<PathBuf> {
+    let keys = format!(
+        "containerEdits: {{ deviceListStrategy: [cdi-cri] }}\ncdi: {{ generate: always, folders: [{}] }}\n",
+        folder.display()
+    );
+    let node = Node::start(check, &keys)?;
     check.record.at("waiting for the spec");
-    let is_new = |path: &Path| {
-        fs::metadata(path).and_then(|data| data.modified()).is_ok_and(|modified| modified >= began)
-    };
+    let file = folder.join(OWN_SPEC);
     let end = Instant::now() + WRITTEN_MAX;
-    while !is_new(&written.path) {
+    while !file.exists() {
         ensure!(Instant::now() < end, "the daemon has not written {OWN_SPEC}");
         std::thread::sleep(INTERVAL);
     }
     node.stop()?;
-    Ok(written)
+    Ok(file)
 }
 
 /// Compares with the spec that NVIDIA's toolkit makes of this machine.
@@ -153,27 +122,4 @@ fn try_spec(check: &Check, spec: &Path) -> anyhow::Result<()> {
         .context("CUDA with the spec alone")?;
     ensure!(inside == outside, "CUDA with the spec alone finds {inside:?}, outside {outside:?}");
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Written;
-
-    #[test]
-    fn a_spec_that_was_not_there_is_removed_with_its_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("cdi/berth-gpu.json");
-        let path_text = path.to_str().unwrap();
-        for _ in 0..2 {
-            let written = Written::at(path_text);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(&path, "{}").unwrap();
-            drop(written);
-            assert!(!path.parent().unwrap().exists());
-        }
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, "{}").unwrap();
-        drop(Written::at(path_text));
-        assert!(path.exists(), "it was there before");
-    }
 }

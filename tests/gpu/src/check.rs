@@ -126,6 +126,13 @@ impl Check {
         command
     }
 
+    /// Whether this `berth` has a command.
+    pub(crate) fn has_command(&self, name: &str) -> bool {
+        let mut command = Command::new(&self.options.berth);
+        command.args([name, "--help"]).stdin(Stdio::null());
+        command.output().is_ok_and(|output| output.status.success())
+    }
+
     /// Whether processes and errors are played by the fake.
     pub(crate) fn is_fake(&self) -> bool {
         self.options.fake_state.is_some()

@@ -54,7 +54,10 @@ impl Node {
         let path = |name: &str| folder.path().join(name);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let kubelet = runtime.block_on(Kubelet::started(path("kubelet"))).context("the stand-in kubelet")?;
-        fs::write(path("berth.yaml"), format!("{INTERVALS}{settings}"))?;
+        // A berth that makes CDI specifications would write one into a folder of this machine.
+        let cdi = check.has_command("cdi") && !settings.contains("cdi:");
+        let cdi = if cdi { "cdi: { generate: never }\n" } else { "" };
+        fs::write(path("berth.yaml"), format!("{INTERVALS}{settings}{cdi}"))?;
         let mut command = check.berth("serve");
         command.arg("--config").arg(path("berth.yaml")).args(["--admin-listen", "127.0.0.1:0"]);
         command.arg("--kubelet-dir").arg(path("kubelet")).arg("--state-dir").arg(path("state"));

@@ -40,12 +40,13 @@ pub struct Probe {
     verbose: Option<String>,
 }
 
-/// The error of a request with a query to a route without one.
+/// The error of a request with a query to a route without one. Methods that no route has are answered by the route: 405.
 pub(crate) fn refused(request: &ServiceRequest) -> Option<Failure> {
     let pattern = request.match_pattern()?;
     let method = match request.method() {
-        &Method::HEAD => "GET",
-        method => method.as_str(),
+        &Method::GET | &Method::HEAD => "GET",
+        method @ (&Method::PUT | &Method::POST | &Method::DELETE) => method.as_str(),
+        _ => return None,
     };
     if request.query_string().is_empty() || OPERATIONS_WITH_QUERY.contains(&(method, pattern.as_str())) {
         return None;

@@ -6,12 +6,15 @@ becomes of pods that run already.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
+from pathlib import Path
 
 from bench import Bench
 from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, gpu_of, write_cdi_spec
 from foreign import ForeignStream
+from gpus import DEVICE_NODE
 from kubelet import PLUGINS, healthy
 from pods import Container, Pod
 from say import TestError, until
@@ -311,6 +314,41 @@ def dead_gpu(bench: Bench) -> str:
     return f"unhealthy_after_ms={took * 1000:.0f}"
 
 
+def released(bench: Bench) -> str:
+    """Refused while a pod holds a GPU; forced, no file of the driver is left open, and `resume` brings all GPUs back."""
+    pod = bench.pod("holder", {"main": 1})
+    bench.start(pod)
+    before = bench.allocation(pod, "main").same()
+
+    def files() -> int:
+        folder = Path(f"/proc/{bench.berth.pid}/fd")
+        return sum(os.path.realpath(file) == str(DEVICE_NODE) for file in folder.iterdir())
+
+    if not files():
+        raise TestError(f"berth does not hold {DEVICE_NODE}, so this case shows nothing")
+    try:
+        bench.berth.cli("nvml", "release")
+    except TestError as error:
+        if "holds a GPU" not in str(error):
+            raise
+    else:
+        raise TestError("the driver was released although a pod holds a GPU")
+    bench.berth.cli("nvml", "release", "--force", "--for", "10m", "--reason", "the test")
+    if files():
+        raise TestError(f"berth still holds {DEVICE_NODE}")
+    until("the kubelet knows that no GPU can be used", LIST_SECONDS, lambda: not healthy(bench.resource), every=0.02)
+    bench.refused(bench.pod("too-early", {"main": 1}))
+    begin = time.monotonic()
+    bench.berth.cli("nvml", "resume")
+    until("all GPUs are back", LIST_SECONDS, lambda: len(healthy(bench.resource)) == 2, every=0.02)
+    took = time.monotonic() - begin
+    if bench.allocation(pod, "main").same() != before:
+        raise TestError("the allocation of the running pod is another one")
+    pod.beats("main")
+    bench.start(bench.pod("later", {"main": 1}))
+    return f"resumed_after_s={took:.2f}"
+
+
 def cdi_devices(bench: Bench) -> None:
     pod = bench.pod("cdi", {"main": 2})
     bench.start(pod)
@@ -404,6 +442,11 @@ SCENARIOS = [
         "fault",
         Setup(gpus=2, shares=4),
         {"an XID takes every share of a GPU from the kubelet, also after its restart": dead_gpu},
+    ),
+    Scenario(
+        "driver",
+        Setup(gpus=2),
+        {"the driver is released under a running pod, and used again": released},
     ),
     Scenario(
         "cdi",

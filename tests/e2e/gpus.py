@@ -8,6 +8,8 @@ from pathlib import Path
 from places import RUN
 
 _FILE = RUN / "gpus.json"
+#: In the place of /dev/nvidia0: open while a program uses the driver.
+DEVICE_NODE = RUN / "nvidia0"
 #: A folder for LD_LIBRARY_PATH, in which the look-alike has the name that programs ask the loader for.
 _LIBRARY = RUN / "nvml"
 
@@ -22,6 +24,7 @@ class FakeGpus:
     def __init__(self, count: int, library: Path) -> None:
         """`library` is libfake_nvml.so."""
         self.library = library
+        DEVICE_NODE.touch()
         gpus = []
         for n, uuid in enumerate(uuids(count)):
             gpus.append(
@@ -30,6 +33,7 @@ class FakeGpus:
                     "name": "NVIDIA H100 80GB HBM3",
                     "memory_total_mib": 81559,
                     "pci_bus_id": f"00000000:{n + 1:02x}:00.0",
+                    "held_file": str(DEVICE_NODE),
                 }
             )
         self._state: dict = {"gpus": gpus}

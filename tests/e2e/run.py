@@ -44,7 +44,7 @@ SCENARIOS = sorted(
 
 
 _CONTAINERD_HELP = (
-    "`build` makes a containerd 2, which has CDI, from Go modules; or a folder with one. Default: the one of PATH"
+    "`build` (the default) makes a containerd 2, which has CDI, from Go modules; `path` takes the one of PATH; or a folder with one"
 )
 
 
@@ -81,7 +81,7 @@ def _play(args: argparse.Namespace) -> Score:
     score = Score()
     logs = _new_logs()
     try:
-        binaries = str(containerd.MODULE.folder) if args.containerd == "build" else args.containerd
+        binaries = {"build": str(containerd.MODULE.folder), "path": ""}.get(args.containerd, args.containerd)
         with Node(logs, binaries) as node:
             note(f"kubelet {kubelet.MODULE.version}, containerd {node.containerd.version}; logs in {logs}")
             for scenario in _chosen(args):
@@ -186,7 +186,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--berth", type=Path, default=places.REPO / "target" / "release" / "berth")
     parser.add_argument("--nvml-library", type=Path, help="libfake_nvml.so; default: beside berth")
-    parser.add_argument("--containerd", default="", metavar="build|FOLDER", help=_CONTAINERD_HELP)
+    parser.add_argument("--containerd", default="build", metavar="build|path|FOLDER", help=_CONTAINERD_HELP)
     parser.add_argument(
         "--only", action="append", choices=[s.name for s in SCENARIOS], help="only this setup; repeatable"
     )

@@ -52,6 +52,16 @@ fn ask(bench: &Bench, method: &str, path: &str, headers: &[(&str, &str)]) -> Ans
 }
 
 #[test]
+fn a_method_that_no_route_has_is_answered_as_such_with_a_query_too() {
+    let bench = Bench::new(1);
+    for method in ["TRACE", "PATCH", "OPTIONS"] {
+        for path in ["/api/v1/allocations?limit=3", "/api/v1/stack?x", "/livez?verbose"] {
+            ask(&bench, method, path, &[]).problem(405, "method-not-allowed");
+        }
+    }
+}
+
+#[test]
 fn an_unknown_key_is_refused_on_every_route_and_the_known_ones_are_named() {
     let bench = Bench::new(1);
     let operations = operations(&bench);

@@ -43,7 +43,8 @@ impl TestNode {
     fn finder(&self, more: &str) -> StrategyFinder {
         let driver = self.path("driver");
         let yaml = format!("containerEdits: {{nvidiaDriverRoot: {}}}\n{more}", driver.display());
-        let config = Config::merge(&ServeArgs::default(), FileConfig::parse(&yaml).unwrap()).unwrap();
+        let mut config = Config::merge(&ServeArgs::default(), FileConfig::parse(&yaml).unwrap()).unwrap();
+        config.edits.driver_root_seen = driver;
         StrategyFinder::new(&config, self.root.path(), false)
     }
 

@@ -92,6 +92,12 @@ compat *ARGS:
     cargo build --locked -p kubelet-standin --example node
     python3 tests/compat/run.py {{ARGS}}
 
+# The same two under faults of GPUs, with a table of what each lists and logs: 15 minutes, `--only TEXT`; needs root
+compat-faults *ARGS:
+    cargo build --locked -p berth -p fake-nvml
+    cargo build --locked -p kubelet-standin --example node
+    python3 tests/compat/faults.py {{ARGS}}
+
 # Berth's own CDI specification compared with that of NVIDIA's nvidia-ctk, which Go modules build; needs root for device nodes
 cdi-compare *ARGS:
     cargo build --locked -p berth -p fake-nvml

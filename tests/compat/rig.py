@@ -10,7 +10,9 @@ import stat
 import subprocess
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Iterator
 
 from outcome import Outcome
 from relay import Relay
@@ -19,7 +21,7 @@ from say import TestError
 #: What programs without GPUs need of /dev.
 PLAIN_NODES = ["null", "zero", "full", "random", "urandom", "tty"]
 #: What the driver makes there.
-NVIDIA_NODES = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia0", "nvidia1"]
+NVIDIA_NODES = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", *(f"nvidia{minor}" for minor in range(8))]
 #: How long a program has to end or to register: NVIDIA's plugin needs less than one, Berth in a debug build a few.
 START_SECONDS = 15
 #: A list that is not the expected one and stays so long will not become it.
@@ -33,6 +35,10 @@ DRIVER_ROOT = Path("/driver-root")
 #: That of tests/fake-nvml.
 DRIVER_VERSION = "570.172.08"
 KUBELET = Path("/var/lib/kubelet")
+#: Folders that programs use and that are covered by empty ones: those whose paths are fixed in NVIDIA's plugin, and that of the
+#: container runtime's configuration. Of the kubelet's it is the parent: a kubelet outside that removes its folder would end a
+#: mount on it, and the next one's folder would be emptied here.
+COVERED = ["/var/lib", "/run", str(DRIVER_ROOT), "/etc/containerd"]
 #: Between the id of a device and the number of a share of it.
 SHARE = "::"
 #: For containers of so many shares it is asked which are preferred: on two GPUs, packed and distributed differ in both.
@@ -50,15 +56,17 @@ def berth_command(program: Path, rig: "Rig") -> list[object]:
 
 
 class Rig:
-    def __init__(self, folder: Path, library: Path, kubelet: Path, covered: list[str]) -> None:
+    def __init__(self, folder: Path, library: Path, kubelet: Path) -> None:
         self.folder = folder
         self.state = folder / "state"
         self._warm = folder / "warm"
         self._kubelet_program = kubelet
-        for number, path in enumerate(covered):
+        for number, path in enumerate(COVERED):
             own = folder / f"covered{number}"
             own.mkdir()
             mount("--bind", own, path)
+        KUBELET.mkdir()
+        Path("/run/cdi").mkdir()
         # Without a file or a flag both pass GPUs by the variable: NVIDIA's plugin always, Berth where that works.
         runtime = '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n'
         Path("/etc/containerd/config.toml").write_text(f"version = 2\n{runtime}", encoding="ascii")
@@ -73,6 +81,7 @@ class Rig:
         self._library.mkdir()
         (self._library / "libnvidia-ml.so.1").symlink_to(library.resolve())
         self._gpus = folder / "gpus.json"
+        self._log = folder / "program.log"
 
     def _devices(self) -> None:
         """A /dev with NVIDIA's nodes: what they are does not matter, only that they are there."""
@@ -111,16 +120,7 @@ class Rig:
 
     def run(self, case, command: list, expected: Outcome | None) -> Outcome:
         """Starts the program under the case and gives what came of it. `expected` shortens the wait."""
-        self._clean()
-        if self._warm.is_dir():
-            (self.state).mkdir(mode=0o700)
-            shutil.copytree(self._warm, self.state / "policies")
-        self._write(case.gpus())
-        env = {"PATH": os.environ["PATH"], "HOME": "/root", "FAKE_NVML_CONFIG": str(self._gpus)}
-        if case.driver:
-            env["LD_LIBRARY_PATH"] = str(self._library)
-        env.update(case.env)
-        flags = list(case.flags)
+        flags, env = list(case.flags), dict(case.env)
         if case.file is not None:
             path = self.folder / "config.yaml"
             path.write_text(case.file, encoding="utf-8")
@@ -128,12 +128,27 @@ class Rig:
                 env["CONFIG_FILE"] = str(path)
             else:
                 flags.append(f"--config-file={path}")
-        kubelet = Kubelet(self._kubelet_program, self.folder / "kubelet.log")
-        log_path = self.folder / "program.log"
-        with open(log_path, "wb") as log:
-            program = subprocess.Popen([*map(str, command), *flags], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
+        with self.serving([*command, *flags], case.gpus(), env, case.driver) as (program, kubelet):
             outcome = self._observe(case, program, kubelet, expected)
+        outcome.log = self.log()
+        return outcome
+
+    @contextmanager
+    def serving(self, command: list, gpus: dict, env: dict[str, str], driver: bool = True) -> Iterator[tuple]:
+        """The program, just started, and the stand-in kubelet, on an empty node with these GPUs. Both are stopped at the end."""
+        self._clean()
+        if self._warm.is_dir():
+            self.state.mkdir(mode=0o700)
+            shutil.copytree(self._warm, self.state / "policies")
+        self.write(gpus)
+        env = {"PATH": os.environ["PATH"], "HOME": "/root", "FAKE_NVML_CONFIG": str(self._gpus), **env}
+        if driver:
+            env.setdefault("LD_LIBRARY_PATH", str(self._library))
+        kubelet = Kubelet(self._kubelet_program, self.folder / "kubelet.log")
+        with open(self._log, "wb") as log:
+            program = subprocess.Popen([*map(str, command)], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            yield program, kubelet
         finally:
             program.send_signal(signal.SIGTERM)
             try:
@@ -142,8 +157,10 @@ class Rig:
                 program.kill()
                 program.wait()
             kubelet.stop()
-        outcome.log = log_path.read_text(encoding="utf-8", errors="replace")
-        return outcome
+
+    def log(self) -> str:
+        """The output of the last program."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
 
     def _observe(self, case, program: subprocess.Popen, kubelet: "Kubelet", expected: Outcome | None) -> Outcome:
         lists = self._settled(program, kubelet, expected.first if expected else None, case.serves_nothing)
@@ -157,7 +174,7 @@ class Rig:
                 if count == 1 and SHARE in healthy[0]:
                     outcome.preferred |= self._preferred(kubelet, resource, healthy[0], healthy[1:])
         if case.events:
-            self._write(case.gpus(events=True))
+            self.write(case.gpus(events=True))
             end = time.monotonic() + EVENT_SECONDS
             while time.monotonic() < end:
                 outcome.lists = kubelet.devices()
@@ -200,7 +217,8 @@ class Rig:
             time.sleep(0.05)
         return last or {}
 
-    def _write(self, state: dict) -> None:
+    def write(self, state: dict) -> None:
+        """Replaces the state file of the fake NVML."""
         draft = self._gpus.with_suffix(".new")
         draft.write_text(json.dumps(state), encoding="utf-8")
         draft.rename(self._gpus)

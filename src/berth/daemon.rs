@@ -34,6 +34,7 @@ use progress::Progress;
 use setup::{SystemClock, baseline, create_state_dir, new_stack, open_journal, process_source};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -185,12 +186,16 @@ impl Daemon {
     /// # Errors
     /// If the configuration's stack cannot be used, or a thread cannot be started.
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
-        let in_time = tokio::time::timeout(GPUS_WAIT_MAX, self.find_gpus()).await;
-        if in_time.is_err() {
-            // A node without GPUs is reported, too.
-            self.start_cluster();
-        }
-        let (scanner, inventory) = if let Ok(found) = in_time { found? } else { self.find_gpus().await? };
+        let (config, given) = (self.config.clone(), self.options.gpus.clone());
+        let mut finding = pin!(find_gpus(config, given, Arc::clone(&self.progress)));
+        let (scanner, inventory) = match tokio::time::timeout(GPUS_WAIT_MAX, &mut finding).await {
+            Ok(found) => found?,
+            Err(_) => {
+                // A node without GPUs is reported, too. The search goes on: a GPU may take a minute to start.
+                self.start_cluster();
+                finding.await?
+            }
+        };
         self.progress.update(|facts| {
             facts.gpu_source = scanner.gpus().describe();
             facts.driver_version.clone_from(&inventory.driver_version);
@@ -277,44 +282,6 @@ impl Daemon {
                     retry.wait(&format!("the GPUs cannot be recorded: {error}; {RETRIED}")).await;
                 }
                 Err(error) => return Err(error).context("the GPUs that were found could not be recorded"),
-            }
-        }
-    }
-
-    /// Scans the GPUs until a scan succeeds, since some nodes load their drivers late.
-    ///
-    /// # Errors
-    /// If the scan fails and the configuration has `failOnInitError`.
-    async fn find_gpus(&self) -> anyhow::Result<(InventoryScanner, Inventory)> {
-        let mut retry = Retry::default();
-        let processes = Arc::new(process_source(&self.config));
-        loop {
-            let (source, given) = (self.config.gpus.clone(), self.options.gpus.clone());
-            let (processes, health_checks) = (Arc::clone(&processes), self.config.health_checks);
-            let open = move || -> Result<(InventoryScanner, Inventory), GpusError> {
-                let gpus = given.map_or_else(|| open_gpus(source), Ok)?;
-                let scanner = InventoryScanner::new(gpus, processes).with_health_checks(health_checks);
-                let inventory = scanner.scan()?;
-                Ok((scanner, inventory))
-            };
-            match tokio::task::spawn_blocking(open).await {
-                Ok(Ok((scanner, inventory))) => {
-                    let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
-                    tracing::info!(backend = scanner.gpus().describe(), gpus = count, "found GPUs");
-                    return Ok((scanner, inventory));
-                }
-                Ok(Err(error)) if self.config.fail_on_init_error => {
-                    return Err(error).context("GPUs cannot be read, and failOnInitError is set");
-                }
-                Ok(Err(error)) => {
-                    self.progress.update(|facts| facts.gpus = Step::Waiting(error.to_string()));
-                    let message = format!("no GPUs: {error}; {RETRIED} (run `berth node check` for details)");
-                    retry.wait(&message).await;
-                }
-                Err(error) => {
-                    tracing::error!(%error, "the GPU scan failed");
-                    tokio::time::sleep(RETRY_INTERVAL).await;
-                }
             }
         }
     }
@@ -423,6 +390,49 @@ impl Daemon {
         if tokio::time::timeout_at(end, join).await.is_err() {
             // Acknowledged changes are durable, so nothing is lost.
             tracing::warn!("the keeper did not stop in time");
+        }
+    }
+}
+
+/// Scans the GPUs until a scan succeeds, since some nodes load their drivers late. Borrows nothing of the daemon, which goes on
+/// meanwhile.
+///
+/// # Errors
+/// If the scan fails and the configuration has `failOnInitError`.
+async fn find_gpus(
+    config: Config,
+    given: Option<Arc<dyn Gpus>>,
+    progress: Arc<Progress>,
+) -> anyhow::Result<(InventoryScanner, Inventory)> {
+    let mut retry = Retry::default();
+    let processes = Arc::new(process_source(&config));
+    loop {
+        let (source, given) = (config.gpus.clone(), given.clone());
+        let (processes, health_checks) = (Arc::clone(&processes), config.health_checks);
+        let open = move || -> Result<(InventoryScanner, Inventory), GpusError> {
+            let gpus = given.map_or_else(|| open_gpus(source), Ok)?;
+            let scanner = InventoryScanner::new(gpus, processes).with_health_checks(health_checks);
+            let inventory = scanner.scan()?;
+            Ok((scanner, inventory))
+        };
+        match tokio::task::spawn_blocking(open).await {
+            Ok(Ok((scanner, inventory))) => {
+                let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
+                tracing::info!(backend = scanner.gpus().describe(), gpus = count, "found GPUs");
+                return Ok((scanner, inventory));
+            }
+            Ok(Err(error)) if config.fail_on_init_error => {
+                return Err(error).context("GPUs cannot be read, and failOnInitError is set");
+            }
+            Ok(Err(error)) => {
+                progress.update(|facts| facts.gpus = Step::Waiting(error.to_string()));
+                let message = format!("no GPUs: {error}; {RETRIED} (run `berth node check` for details)");
+                retry.wait(&message).await;
+            }
+            Err(error) => {
+                tracing::error!(%error, "the GPU scan failed");
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
         }
     }
 }

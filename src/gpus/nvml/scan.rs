@@ -208,6 +208,9 @@ impl Scanner {
                 detail: format!("{errors} uncorrectable ECC errors since the last scan"),
             });
         }
+        if last.is_none() && scan.parts.gpu.memory_mib == 0 {
+            warn!(gpu = %id, "the memory of a GPU cannot be read: it is offered, but not in shares by memory");
+        }
         let was_waiting = last.is_some_and(|last| last.fabric_error.is_some());
         if was_waiting && scan.fabric_error.is_none() {
             self.links.forget(id);

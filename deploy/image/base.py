@@ -1,5 +1,5 @@
-"""What the program needs beside itself, from Debian's packages: libc and libgcc, certificates of authorities, the names of
-users, and which Debian this is. No shell and no package manager.
+"""What the program needs beside itself, from Debian's packages: libc and libgcc, CA certificates, user names, and the
+release of Debian. No shell and no package manager.
 
 Like the distroless images, it keeps each package's copyright file, and its description in /var/lib/dpkg/status.d, by which
 scanners of images know the packages.

@@ -3,7 +3,7 @@
 
 The program is compiled for each architecture, laid over a base of Debian's packages (`base.py`), and each image is started
 once (`start.py`). deploy/Dockerfile builds the same on a distroless base.
-Exit status: 0 all are built and start, 1 one is not; the last line says of each architecture how it went.
+Exit status: 0 if all images are built and start, else 1; the last line has the result of each architecture.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> int:
     wanted = list(dict.fromkeys(args.architectures)) or list(program.ARCHITECTURES)
     for architecture in wanted:
         if architecture not in program.ARCHITECTURES:
-            parser.error(f"no image is made for {architecture}, but for {' and '.join(program.ARCHITECTURES)}")
+            parser.error(f"images are built for {' and '.join(program.ARCHITECTURES)}, not for {architecture}")
     programs, outcomes = _programs(wanted, args.profile)
     failed = bool(outcomes)
     if programs:
@@ -78,7 +78,7 @@ def main() -> int:
             written = image(programs, ARCHIVE)
         except debian.PackageError as why:
             print(why, flush=True)
-            print("image: " + " ".join(f"{architecture}=not built (no base, see above)" for architecture in wanted), flush=True)
+            print("image: " + " ".join(f"{architecture}=not built (no base image, see above)" for architecture in wanted), flush=True)
             return 1
         for made in written.images:
             outcomes[made.architecture] = f"{made.size / 1e6:.0f} MB"
@@ -97,7 +97,7 @@ def main() -> int:
 def _programs(wanted: list[str], profile: str) -> tuple[dict[str, Path], dict[str, str]]:
     """The program of each architecture that can be built, and why the others cannot."""
     programs, reasons = {}, {}
-    # What may be missing is brought first, since building takes minutes.
+    # What may be missing is installed first, since building takes minutes.
     for architecture in wanted:
         try:
             program.prepare(program.ARCHITECTURES[architecture])

@@ -73,7 +73,7 @@ def _run(command: list, cwd: Path | None = None) -> bytes:
     try:
         done = subprocess.run(command, capture_output=True, cwd=cwd, env={**os.environ, "LC_ALL": "C"}, check=False)
     except FileNotFoundError as error:
-        raise PackageError(f"{command[0]} is not here: this needs Debian or Ubuntu; elsewhere, build deploy/Dockerfile") from error
+        raise PackageError(f"{command[0]} is not installed: this needs Debian or Ubuntu; elsewhere, build deploy/Dockerfile") from error
     if done.returncode != 0:
         raise PackageError(f"`{' '.join(command)}`: exit {done.returncode}: {done.stderr.decode(errors='replace').strip()[-1500:]}")
     return done.stdout

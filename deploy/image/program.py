@@ -1,4 +1,4 @@
-"""Compiles the program for an architecture: this machine's, or another by its C compiler of Debian's."""
+"""Compiles the program for an architecture: this machine's, or another one with Debian's C compiler for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Architecture:
     name: str
     #: As `uname -m` and QEMU call it.
     machine: str
-    #: For another machine: what brings a C compiler, which is also the linker, and the C library to link with.
+    #: Packages to build for it on another machine: a C compiler, which is also the linker, and the C library.
     packages: tuple[str, ...]
 
     @property
@@ -55,16 +55,16 @@ def native() -> Architecture:
 
 
 def prepare(architecture: Architecture) -> None:
-    """Brings what compiling for another machine needs, if it is missing: a C compiler, as root, and Rust's standard library.
-    `BuildError` if it cannot be had, with the command that would bring it."""
+    """Installs what compiling for another machine needs, if it is missing: a C compiler, as root, and Rust's standard library.
+    `BuildError` if that fails, with the command that installs it."""
     if architecture.is_native:
         return
     if not shutil.which(architecture.compiler):
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *architecture.packages]
         if os.geteuid() != 0 or not shutil.which("apt-get"):
-            raise BuildError(f"no {architecture.compiler} here: `sudo {' '.join(install)}`")
+            raise BuildError(f"{architecture.compiler} is not installed: run `sudo {' '.join(install)}`")
         if subprocess.run(install, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=False).returncode != 0:
-            raise BuildError(f"`{' '.join(install)}` failed, see above; `apt-get update` may be missing")
+            raise BuildError(f"`{' '.join(install)}` failed, see above; run `apt-get update` first")
     sysroot = subprocess.run(["rustc", "--print", "sysroot"], cwd=REPO, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     if not (Path(sysroot) / "lib" / "rustlib" / architecture.triple).is_dir():
         add = ["rustup", "target", "add", architecture.triple]

@@ -1,5 +1,5 @@
-"""Starts an image of an archive, without root and without a container runtime: its version, and a daemon on simulated GPUs
-that compiles a policy. Another machine's program runs under QEMU."""
+"""Starts an image of an archive, without root and without a container runtime: `berth --version`, then a daemon on simulated
+GPUs, which compiles a policy. Another machine's program runs under QEMU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start(archive: Path, architecture: program.Architecture, cache: Path) -> str
     machine has none."""
     config, layers = oci.read(archive, architecture.name)
     if config["config"]["Entrypoint"] != ["/usr/bin/berth"]:
-        raise StartError(f"the entry point is {config['config']['Entrypoint']}")
+        raise StartError(f"the entry point is {config['config']['Entrypoint']}, not /usr/bin/berth")
     emulator = [] if architecture.is_native else [_emulator(architecture, cache), architecture.machine]
     with tempfile.TemporaryDirectory(prefix="berth-image-") as folder:
         for layer in layers:

@@ -9,8 +9,8 @@ mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 if [ -n "$emulator" ]; then
     case $machine in x86_64) elf='\x3e' ;; aarch64) elf='\xb7' ;; *) exit 2 ;; esac
-    # The handler is this user namespace's own. Linux before 6.7 has no such thing, and then one that is registered on the
-    # machine will do.
+    # The handler belongs to this user namespace. Before Linux 6.7 that is not possible; then the one that is registered on
+    # the machine is used.
     if mount -t binfmt_misc binfmt_misc "$root/proc/sys/fs/binfmt_misc" 2>/dev/null; then
         # An executable ELF file, of 64 bits, for that machine. F: QEMU is opened now, since ROOT has none.
         magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00'$elf'\x00'
@@ -21,7 +21,7 @@ fi
 berth=(env -i PATH=/usr/sbin:/usr/bin chroot "$root" /usr/bin/berth)
 
 "${berth[@]}" --version
-# With a custom section more, so that these bytes were never compiled.
+# A custom section is added, so that no cache has compiled code for these bytes.
 { cat "$policy"; printf '\x00\x05\x04test'; } >"$root/tmp/policy.wasm"
 socket=/tmp/admin.sock
 "${berth[@]}" serve --gpus sim:2xh100 --api-server off --admin-listen 127.0.0.1:0 --admin-socket $socket &

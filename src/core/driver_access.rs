@@ -42,7 +42,7 @@ pub enum ReleaseError {
     NotStarted,
     /// A GPU is held.
     #[error(
-        "allocation {by} of {pod} holds a GPU: a driver that is unloaded or reset under it would end its work"
+        "allocation {by} of {pod} holds a GPU, and an unload or reset of the driver would end its containers"
     )]
     Held {
         /// The allocation.
@@ -138,7 +138,7 @@ fn record(scanner: &InventoryScanner, kernel: &KernelHandle) {
     }
 }
 
-/// The release that a scanner obeys.
+/// The release that the scanner checks before each scan.
 #[derive(Default)]
 pub(crate) struct Released {
     active: Mutex<Option<Active>>,
@@ -176,7 +176,7 @@ impl Released {
         let active = slot.as_ref()?;
         let driver = loaded_driver();
         let why = if Instant::now() >= active.ends {
-            "its time is over"
+            "the time of its release is over"
         } else if driver.is_some() && driver != active.driver {
             "another driver was loaded"
         } else {

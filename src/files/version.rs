@@ -1,4 +1,4 @@
-//! Tells the states of a file apart without reading it.
+//! Distinguishes the states of a file without reading it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,9 +1,9 @@
-//! Whether devices can be passed to containers. The front end finds it out, and the ledger withholds all devices while it
-//! is not possible.
+//! Whether devices can be passed to containers. The daemon reports it, and the ledger withholds all devices while it is
+//! not possible.
 
 use std::sync::Arc;
 
-/// What stands in the way of containers that get devices. Observed again after each start, so it is not stored.
+/// Why containers cannot get devices, or not all device nodes. Observed again after each start, so it is not stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Passing {
     /// Why no device list strategy can work on this node, with the remedy; `None` if one can. While it is set, every

@@ -236,7 +236,6 @@ mod tests {
         StrategyFacts { runtimes: runtimes.to_vec(), spec, ..StrategyFacts::default() }
     }
 
-    /// HARDWARE.md, section 7, case 6.
     #[test]
     fn auto_is_cdi_then_nvidia_then_none() {
         let (on, off, unknown) = (Some(true), Some(false), None);

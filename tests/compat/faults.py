@@ -37,7 +37,7 @@ from configurations import MODEL, UUIDS  # noqa: E402
 BERTH_CONFIG = "health: { pollSeconds: 5, quietSeconds: 10 }\n"
 #: How long a program has to register, and a fault lasts if it says nothing else.
 START_SECONDS, FAULT_SECONDS = 20, 10
-#: Berth looks every 5 seconds, and a call that hangs for 10 seconds makes a GPU unhealthy.
+#: Berth scans every 5 seconds, and a call that hangs for 10 seconds makes a GPU unhealthy.
 HANG_SECONDS = 25
 #: Longer than Berth waits for a GPU when it starts.
 HANG_AT_START_SECONDS = 100
@@ -57,14 +57,14 @@ FABRIC_UP = {"state": "completed", "status": 0}
 @dataclass
 class Fault:
     name: str
-    #: Makes of the state of a good node one with the fault.
+    #: Adds the fault to the state of a good node.
     break_node: Callable[[dict], None]
     #: How many healthy and unhealthy devices Berth has to list with the fault. After it all eight have to be healthy.
     during: tuple[int, int] = (8, 0)
     #: The fault is there before the program starts.
     from_start: bool = False
     lasts: int = FAULT_SECONDS
-    #: It is never taken away; the devices have so many seconds more to become healthy.
+    #: The fault is not removed: the devices become healthy by themselves, within so many seconds after `lasts`.
     ends_by_itself: int | None = None
 
     def state(self) -> dict:
@@ -139,7 +139,7 @@ class Observed:
 
 
 class Watch:
-    """Looks at the devices that the kubelet knows of a program."""
+    """Reads the devices that a program has listed to the kubelet."""
 
     def __init__(self, program: subprocess.Popen, kubelet: rig.Kubelet) -> None:
         self._program = program
@@ -204,14 +204,14 @@ def observe(node: rig.Rig, fault: Fault, command: list) -> Observed:
     return seen
 
 
-#: What the lines have in which the programs say what they make of a GPU.
+#: Matches the log lines in which the programs report a change or an error of a GPU.
 REASON = re.compile(r"GPU-0|Xid=|does not answer|device memory|fabric|Skipping event|Failed to determine uuid|waiting for event")
 #: Berth's line for a change of a GPU's health.
 CHANGE = "berth_core::transition_log"
 #: What Berth made of an event that changed nothing.
 TRIAGED = re.compile(r'severity=(?P<severity>\w+) reason="(?P<reason>[^"]*)"')
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-#: What differs between two lines that say the same: the time, of klog the process, and the GPU.
+#: What differs between two lines with the same message: the time, klog's process id, and the GPU.
 TIME = re.compile(r"^([IWEF])\d{4} \S+ +\d+ |^\S+Z +")
 GPU = re.compile(r"(GPU \d+ \()?GPU-\w{8}-c0de[-\w]*\)?")
 #: Level and place of a line.

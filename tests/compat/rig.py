@@ -36,8 +36,8 @@ DRIVER_ROOT = Path("/driver-root")
 DRIVER_VERSION = "570.172.08"
 KUBELET = Path("/var/lib/kubelet")
 #: Folders that programs use and that are covered by empty ones: those whose paths are fixed in NVIDIA's plugin, and that of the
-#: container runtime's configuration. Of the kubelet's it is the parent: a kubelet outside that removes its folder would end a
-#: mount on it, and the next one's folder would be emptied here.
+#: container runtime's configuration. Of the kubelet's folder the parent is covered: if a kubelet outside removed the
+#: folder itself, a mount on it would end, and this script would then empty the folder of the next kubelet.
 COVERED = ["/var/lib", "/run", str(DRIVER_ROOT), "/etc/containerd"]
 #: Between the id of a device and the number of a share of it.
 SHARE = "::"

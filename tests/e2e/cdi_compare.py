@@ -62,7 +62,7 @@ def _compare(args: argparse.Namespace, folder: Path) -> int:
         golden = GOLDEN / f"nvidia-ctk-{MODULE.version.removeprefix('v')}.json"
         golden.write_text(json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n", encoding="utf-8")
         print(f"wrote {golden}")
-    # The hook's program is not one of the things that are compared, nor must the path of the container's be here.
+    # The program of a hook is not compared, and paths in the container need not exist on this machine.
     command = [args.berth, "cdi", "check", ours, "--against", theirs]
     done = subprocess.run(command, check=False, text=True, capture_output=True)
     print(done.stdout + done.stderr, end="")

@@ -715,7 +715,7 @@ class Deployed:
         until(f"the pod of {daemonset} is ready", 120, look)
 
     def _image_of_pod(self) -> str:
-        """The ID of the image that the pod runs, by the kubelet's word. It must be that of the archive."""
+        """The ID of the image that the pod runs, as the kubelet reports it. It must be that of the archive."""
         [pod] = [pod for pod in self._pods() if "deletionTimestamp" not in pod["metadata"]]
         seen = pod["status"]["containerStatuses"][0]["imageID"]
         # By its digest if it has a name with one, and by its configuration otherwise.

@@ -128,7 +128,6 @@ fn ours(driver: &Driver) -> Spec {
     generate(&parts.iter().collect::<Vec<_>>(), driver).unwrap().spec
 }
 
-/// HARDWARE.md, section 7, case 7.
 #[test]
 fn golden_spec_equals_nvidia_ctks_but_for_the_list() {
     let root = DriverRoot::new();
@@ -226,7 +225,7 @@ fn berth_cdi_check_compares_two_files() {
     assert_eq!(code, Some(2), "--against is required");
 }
 
-/// Case 6 of HARDWARE.md, section 7, with the whole daemon: none, then nvidia.
+/// The whole daemon: none, then nvidia.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_strategy_nothing_is_offered_until_one_can_work() {
     let without_cdi = |folder: &Path| {

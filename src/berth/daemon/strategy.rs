@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// Interval of looks at the node. Each reads a few folders and small files.
+/// Interval of checks of the node. Each check reads a few folders and small files.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long the start waits for the versions that the API server shows.
 const VERSIONS_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -75,7 +75,7 @@ impl StrategyTask {
         self.current.subscribe()
     }
 
-    /// Looks at the node once, before the first list is sent.
+    /// Checks the node once, before the first list is sent.
     pub(super) async fn look_first(&mut self) {
         if self.needs_versions && timeout(VERSIONS_WAIT_MAX, self.read_versions()).await.is_err() {
             tracing::warn!(
@@ -132,13 +132,13 @@ impl StrategyTask {
         }
     }
 
-    /// Looks at the node and publishes what changed.
+    /// Checks the node and publishes what changed.
     async fn look(&mut self) {
         let (finder, ledger, versions) =
             (Arc::clone(&self.finder), self.kernel.snapshot(), self.versions.clone());
         let look = move || finder.lock().find(&ledger, &versions, Access::Write);
         let Ok(found) = tokio::task::spawn_blocking(look).await else {
-            tracing::error!("the look at the container runtime failed");
+            tracing::error!("the check of the container runtime and its CDI specifications panicked");
             return;
         };
         if self.last.as_ref() == Some(&found) {
@@ -159,7 +159,7 @@ impl StrategyTask {
         let missing_nodes = found.missing_nodes.as_deref().map(Into::into);
         match self.kernel.set_passing(Passing { no_strategy, missing_nodes }).await {
             Ok(_) => self.last = Some(found),
-            // Tried again with the next look.
+            // Tried again with the next check.
             Err(error) => tracing::warn!("whether devices can be passed could not be recorded: {error}"),
         }
     }

@@ -1,4 +1,4 @@
-//! How GPUs are passed to containers: looks at the node, decides, and keeps Berth's own CDI specification.
+//! How GPUs are passed to containers: checks the node, decides, and keeps Berth's own CDI specification.
 //!
 //! The decision itself is [`berth_kubelet::resolve`]; this module collects what it needs. `berth node check` and the daemon use
 //! it alike, except that only the daemon writes.
@@ -85,7 +85,7 @@ impl Strategy {
 /// Files, each with its state.
 type FileStates = Vec<(PathBuf, Option<FileState>)>;
 
-/// Looks at the node.
+/// Checks the node.
 pub(crate) struct StrategyFinder {
     configured: Option<BTreeSet<DeviceListStrategy>>,
     edits: Edits,
@@ -149,7 +149,7 @@ impl StrategyFinder {
         !self.is_simulated
     }
 
-    /// Looks at the node and decides. Reads files, and writes the specification; blocks.
+    /// Checks the node and decides. Reads files, and writes the specification; blocks.
     pub(crate) fn find(&mut self, ledger: &Ledger, versions: &NodeVersions, access: Access) -> Strategy {
         let parts: Vec<&Part> =
             ledger.parts.values().filter(|state| state.present).map(|state| &state.part).collect();
@@ -231,7 +231,7 @@ impl StrategyFinder {
     fn existing(&mut self, parts: &[&Part]) -> Result<FoundSpec, String> {
         let kind = &self.edits.cdi_kind.clone();
         let files = file_states(&self.folders);
-        // Parsing takes milliseconds, and most looks find nothing new.
+        // Parsing takes milliseconds, and most checks find no change.
         if self.named.as_ref().is_none_or(|(before, _)| *before != files) {
             self.named = Some((files, named_devices(&self.folders, kind)));
         }

@@ -12,7 +12,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Options of mounts: of files, of sockets, and of the one that stands for no device.
+/// Options of mounts: of files, of sockets, and of the one that requests no device from NVIDIA's runtime.
 const FILE_OPTIONS: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
 const SOCKET_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
 const VOID_OPTIONS: [&str; 4] = ["ro", "nosuid", "nodev", "bind"];

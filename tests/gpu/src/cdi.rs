@@ -29,7 +29,7 @@ pub(crate) fn check(check: &Check) -> anyhow::Result<()> {
     }
     let spec = check.options.out.join(OWN_SPEC);
     let folder = tempfile::tempdir()?;
-    fs::copy(own_spec(check, folder.path())?, &spec).context("Berth's spec")?;
+    fs::copy(own_spec(check, folder.path())?, &spec).context("cannot copy Berth's spec")?;
     let parsed = Spec::read(&spec)?;
     let missing: Vec<String> =
         parsed.host_paths().into_iter().filter(|path| !Path::new(path).exists()).collect();
@@ -47,7 +47,7 @@ fn berth(check: &Check, arguments: &[&str]) -> anyhow::Result<Output> {
     command.output().with_context(|| format!("berth {}", arguments.join(" ")))
 }
 
-/// Has a daemon write its spec into this folder.
+/// Starts a daemon, which writes its spec into this folder.
 fn own_spec(check: &Check, folder: &Path) -> anyhow::Result<PathBuf> {
     let keys = format!(
         "containerEdits: {{ deviceListStrategy: [cdi-cri] }}\ncdi: {{ generate: always, folders: [{}] }}\n",

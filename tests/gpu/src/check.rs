@@ -28,7 +28,7 @@ pub(crate) struct Options {
     pub(crate) nvml: Option<PathBuf>,
     /// `libcuda.so.1`; `None`: by the loader, or beside NVML.
     pub(crate) cuda: Option<PathBuf>,
-    /// The state file of the fake NVML, which then plays processes and errors.
+    /// The state file of the fake NVML, which then simulates processes and errors.
     pub(crate) fake_state: Option<PathBuf>,
     pub(crate) out: PathBuf,
     pub(crate) load_seconds: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Options {
 #[derive(Clone)]
 pub(crate) struct Check {
     pub(crate) options: Arc<Options>,
-    /// The present step's.
+    /// Results of the present step.
     pub(crate) record: Record,
     /// The NVML library that `berth node check` finds.
     pub(crate) library: Arc<OnceLock<PathBuf>>,
@@ -79,28 +79,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Record {
-    /// A figure, shown and kept.
+    /// Records a measurement, for the step's line and gpu.json.
     pub(crate) fn figure(&self, name: &str, value: impl Into<Value>) {
         lock(&self.0).figures.insert(name.to_owned(), value.into());
     }
 
-    /// A duration in milliseconds, with one decimal.
+    /// Records a duration in milliseconds, with one decimal.
     pub(crate) fn ms(&self, name: &str, duration: Duration) {
         self.figure(name, round(duration.as_secs_f64() * 1000.0));
     }
 
-    /// Something that was not checked, or not as on another machine.
+    /// Records what was not checked, or not as on other machines.
     pub(crate) fn note(&self, text: impl Into<String>) {
         lock(&self.0).notes.push(text.into());
     }
 
-    /// What the step does now: the cause, if it does not end.
+    /// Sets what the step does now, which is the cause if the step exceeds its time limit.
     pub(crate) fn at(&self, text: &str) {
         text.clone_into(&mut lock(&self.0).at);
     }
 }
 
-/// One decimal.
+/// Rounds to one decimal.
 pub(crate) fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
@@ -133,7 +133,7 @@ impl Check {
         command.output().is_ok_and(|output| output.status.success())
     }
 
-    /// Whether processes and errors are played by the fake.
+    /// Whether the fake NVML simulates processes and errors.
     pub(crate) fn is_fake(&self) -> bool {
         self.options.fake_state.is_some()
     }
@@ -210,7 +210,7 @@ impl Outcome {
     }
 }
 
-/// Runs one step; a step that is not over after its limit is left behind.
+/// Runs one step; a step that exceeds its limit is no longer waited for.
 fn run_step(check: &Check, number: usize, step: &Step) -> Outcome {
     let record = Record::default();
     let check = Check { record: record.clone(), ..check.clone() };
@@ -246,7 +246,7 @@ fn run_step(check: &Check, number: usize, step: &Step) -> Outcome {
     }
 }
 
-/// Runs all steps, prints a line for each and the last line, writes the figures, and answers whether none failed.
+/// Runs all steps, prints a line for each and the last line, writes the figures, and returns whether none failed.
 /// `absent`: why there is nothing to check.
 ///
 /// # Errors
@@ -268,7 +268,7 @@ pub(crate) fn run(check: &Check, steps: &[Step], absent: Option<&str>) -> anyhow
             let outcome = run_step(check, number, step);
             println!("{}", outcome.line());
             outcomes.push(outcome);
-            // After each step: what is known survives a machine that is taken away.
+            // After each step, so that results are kept if the machine is lost during a later one.
             write_figures(check, &outcomes)?;
         }
     }

@@ -12,8 +12,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 /// Longest part of a program's errors that is shown, bytes.
 const ERRORS_BYTES: usize = 2000;
 
-/// Makes the child end with the thread that starts it, also if that is ended by force: nothing must be left on a machine
-/// that is borrowed.
+/// Makes the child end with the thread that starts it, also if that thread is killed, so that nothing is left running on
+/// the machine.
 pub(crate) fn ends_with_this_thread(command: &mut Command) {
     // SAFETY: one system call, which may be made between fork and exec.
     unsafe {
@@ -23,7 +23,7 @@ pub(crate) fn ends_with_this_thread(command: &mut Command) {
 
 /// This program with a hidden subcommand.
 pub(crate) fn command(subcommand: &str, arguments: &[&OsStr]) -> anyhow::Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("this program's path")?);
+    let mut command = Command::new(std::env::current_exe().context("no path of this program")?);
     command.arg(subcommand).args(arguments).stdin(Stdio::null());
     ends_with_this_thread(&mut command);
     Ok(command)

@@ -185,12 +185,12 @@ fn uuid_text(bytes: &[u8; 16]) -> String {
     format!("GPU-{}", parts.join("-"))
 }
 
-/// Opens CUDA and answers the UUID of device 0. In MIG mode it is that of the GPU, not of the instance.
+/// Opens CUDA and returns the UUID of device 0. In MIG mode it is that of the GPU, not of the instance.
 pub(crate) fn uuid(paths: &[PathBuf]) -> anyhow::Result<String> {
     Cuda::open(paths).map(|cuda| cuda.uuid)
 }
 
-/// Allocates so many MiB, says so on standard output with the GPU's UUID, and holds them until standard input ends.
+/// Allocates so many MiB, prints the GPU's UUID when that is done, and holds them until standard input ends.
 pub(crate) fn hold(paths: &[PathBuf], mib: usize) -> anyhow::Result<()> {
     let cuda = Cuda::open(paths)?;
     cuda.allocate(mib * 1024 * 1024)?;
@@ -199,7 +199,7 @@ pub(crate) fn hold(paths: &[PathBuf], mib: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stores to address 0. The error that CUDA reports is what is expected.
+/// Writes to address 0, and returns the error that CUDA then has to report.
 ///
 /// # Errors
 /// If there is no error.
@@ -210,7 +210,7 @@ pub(crate) fn fault(paths: &[PathBuf]) -> anyhow::Result<String> {
     let launched = cuda.launch(function, 1, 1, &mut [(&raw mut address).cast()]);
     match launched {
         Err(error) => Ok(format!("{} {error:#}", cuda.uuid)),
-        Ok(()) => bail!("a store to address 0 had no error"),
+        Ok(()) => bail!("CUDA reported no error of a write to address 0"),
     }
 }
 

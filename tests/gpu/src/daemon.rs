@@ -127,7 +127,7 @@ async fn call_allocate(
         durations.push(took);
         last = Some(response);
     }
-    Ok((durations, last.context("nothing was allocated")?))
+    Ok((durations, last.context("no Allocate was made")?))
 }
 
 /// Every device node of the response is a character device with a major number of NVIDIA's driver.
@@ -163,8 +163,8 @@ pub(crate) fn release(check: &Check) -> anyhow::Result<()> {
     let pod = PodSpec::new("default", "gpu-check").container("main", &[(GPU, 1)]);
     let uid = pod.uid.clone();
     check.record.at("a pod with a GPU");
-    node.block_on(node.kubelet.admit(pod)).context("a pod with a GPU")?;
-    node.block_on(node.kubelet.run(&uid)).context("its container")?;
+    node.block_on(node.kubelet.admit(pod)).context("cannot admit a pod with a GPU")?;
+    node.block_on(node.kubelet.run(&uid)).context("cannot start its container")?;
     let refused = node.command(&["nvml", "release", "--for", "30m"])?;
     ensure!(!refused.status.success(), "`nvml release` was accepted while a pod holds a GPU");
     node.kubelet.finish(&uid);

@@ -1,4 +1,4 @@
-//! Steps on what is there: the probe, `berth node check`, the facts of each GPU, repeated looks, and MIG. They only read.
+//! Steps that only read: the probe, `berth node check`, the facts of each GPU, repeated scans, and MIG.
 
 use crate::check::{Check, round, skip};
 use crate::node::{ENVVAR, Node};
@@ -12,12 +12,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The script of step 0, so that no file but this program has to be carried.
+/// The script of step 0, built in, so that no other file has to be copied.
 const PROBE: &str = include_str!("../gpu-probe.sh");
-/// Looks of step 3, and those before it that start threads and read what does not change.
+/// Scans of step 3, and those before them that start threads and read what does not change.
 const LOOKS: usize = 100;
 const FIRST_LOOKS: usize = 3;
-/// How long threads of the last look may take to end before threads are counted.
+/// How long threads of the last scan may take to end before threads are counted.
 const REST: Duration = Duration::from_millis(300);
 /// How long a GPU that nothing else uses may take to start.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -59,7 +59,7 @@ pub(crate) fn probe(check: &Check) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What NVML says now, read by another process.
+/// What NVML reports now, read by another process.
 ///
 /// # Errors
 /// If it cannot be read.
@@ -143,7 +143,7 @@ pub(crate) fn facts(check: &Check) -> anyhow::Result<()> {
     check.record.figure("calls_made", report.calls.len());
     check.record.figure("calls_not_successful", failed);
     let fixture = check.options.out.join("fake-nvml.json");
-    fixture::state(&report).write(&fixture).context("the fixture for the fake")?;
+    fixture::state(&report).write(&fixture).context("cannot write the state file")?;
     let node = Node::start(check, ENVVAR)?;
     node.wait_registered(count(&report)?, START_MAX)?;
     check.record.at("nvidia-smi");
@@ -160,7 +160,7 @@ pub(crate) fn facts(check: &Check) -> anyhow::Result<()> {
     node.stop()
 }
 
-/// What the daemon shows otherwise than NVML, nvidia-smi, `/proc` and sysfs, as far as they are there.
+/// Where the daemon differs from NVML, nvidia-smi, `/proc` and sysfs, as far as this machine has them.
 fn differences(
     check: &Check,
     gpu: &nvml::Gpu,
@@ -214,7 +214,7 @@ fn differences(
 /// What the process that scans has measured.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Looks {
-    /// Microseconds of each look, the first ones left out.
+    /// Microseconds of each scan, without the first ones.
     us: Vec<u64>,
     first_ms: f64,
     /// Descriptors and threads before and after.
@@ -242,7 +242,7 @@ pub(crate) fn make_looks(library: Option<PathBuf>) -> anyhow::Result<Looks> {
         let inventory = gpus.scan()?;
         let took = began.elapsed();
         errors
-            .extend(inventory.scan_errors.iter().map(|(gpu, error)| format!("look {look}: {gpu}: {error}")));
+            .extend(inventory.scan_errors.iter().map(|(gpu, error)| format!("scan {look}: {gpu}: {error}")));
         if look == 0 {
             first_ms = round(took.as_secs_f64() * 1000.0);
         } else if look >= FIRST_LOOKS {
@@ -254,7 +254,7 @@ pub(crate) fn make_looks(library: Option<PathBuf>) -> anyhow::Result<Looks> {
     Ok(Looks { us, first_ms, before, after, pss_kib: machine::pss_kib(pid)?, errors })
 }
 
-/// Step 3: a hundred looks find no trouble and leave nothing open.
+/// Step 3: a hundred scans report no error and leave nothing open.
 pub(crate) fn looks(check: &Check) -> anyhow::Result<()> {
     check.record.at("scanning");
     let library = check.options.nvml.as_deref().map(std::path::Path::as_os_str);
@@ -271,10 +271,10 @@ pub(crate) fn looks(check: &Check) -> anyhow::Result<()> {
     check.record.figure("fds", looks.after.0);
     check.record.figure("threads", looks.after.1);
     check.record.figure("pss_kib", looks.pss_kib);
-    ensure!(looks.errors.is_empty(), "{} looks had trouble: {}", looks.errors.len(), looks.errors[0]);
+    ensure!(looks.errors.is_empty(), "errors of scans: {}, first: {}", looks.errors.len(), looks.errors[0]);
     ensure!(
         looks.before == looks.after,
-        "descriptors and threads were {:?}, and are {:?} after {LOOKS} looks",
+        "descriptors and threads were {:?}, and are {:?} after {LOOKS} scans",
         looks.before,
         looks.after
     );

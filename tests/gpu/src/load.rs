@@ -1,5 +1,5 @@
 //! Steps with work on the GPU: a process that holds memory, an error of an application, and CUDA processes that start one
-//! after the other. Where the NVML is the fake, its state file plays them.
+//! after the other. With the fake NVML its state file simulates them.
 
 use crate::check::{Check, skip};
 use crate::child::Running;
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 const HELD_MIB: u64 = 1024;
 /// How long the registration may take once the GPU has been started by an earlier step.
 const REGISTERED_MAX: Duration = Duration::from_secs(18);
-/// How long the daemon may take to see a process, its end, or an error: it looks twice a second.
+/// How long the daemon may take to see a process, its end, or an error: it scans twice a second.
 const SEEN_MAX: Duration = Duration::from_secs(10);
 /// Errors of applications that a store to a bad address causes: an MMU fault, or an exception of the graphics engine.
 const FAULT_XIDS: [&str; 2] = ["code=\"31\"", "code=\"13\""];
 const START_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Who uses the GPU.
+/// What uses the GPU.
 enum Work {
     /// CUDA processes; the paths of `libcuda.so.1` to try.
     Cuda(Vec<PathBuf>),
@@ -38,7 +38,7 @@ struct Holder<'w> {
 }
 
 impl Work {
-    /// Finds out who uses the GPU here.
+    /// Decides what uses the GPU here.
     ///
     /// # Errors
     /// A skip, if CUDA cannot be used.
@@ -202,14 +202,14 @@ pub(crate) fn xid(check: &Check) -> anyhow::Result<()> {
     };
     check.record.ms("xid_ms", began.elapsed());
     check.record.figure("xid", code.trim_start_matches("code=").trim_matches('"'));
-    // One more look: a judgement would be there by now.
+    // After one more scan a change of the health would be visible.
     std::thread::sleep(START_INTERVAL);
     let after = node.health()?;
     ensure!(after == before, "the health was {before:?}, and is {after:?}");
     node.stop()
 }
 
-/// Step 11: processes that start once a second cause no trouble, and the settings are as step 0 found them.
+/// Step 11: processes that start once a second cause no error, and the settings are as step 0 found them.
 pub(crate) fn load(check: &Check) -> anyhow::Result<()> {
     let result = Work::find(check).and_then(|work| start_processes(check, &work));
     // Also without CUDA, and after a failure.
@@ -242,7 +242,7 @@ fn start_processes(check: &Check, work: &Work) -> anyhow::Result<()> {
     let after = node.health()?;
     ensure!(after == before, "the health was {before:?}, and is {after:?}");
     let failed = node.metric("berth_gpu_scans_total", &["outcome=\"failed\""])?;
-    ensure!(failed == 0.0, "{failed} looks failed");
+    ensure!(failed == 0.0, "{failed} scans failed");
     node.stop()
 }
 

@@ -1,4 +1,4 @@
-//! What the system says of its GPUs without NVML: nvidia-smi, `/proc` and sysfs.
+//! What the system shows of its GPUs without NVML: nvidia-smi, `/proc` and sysfs.
 
 use anyhow::{Context as _, ensure};
 use std::collections::BTreeMap;
@@ -161,7 +161,7 @@ pub(crate) fn open_files(pid: u32, is_wanted: impl Fn(&Path) -> bool) -> Vec<Str
 mod tests {
     use super::*;
 
-    /// Made up after the format that `nvidia-smi --help-query-gpu` and NVIDIA's page "Useful nvidia-smi Queries"
+    /// Written by hand after the format that `nvidia-smi --help-query-gpu` and NVIDIA's page "Useful nvidia-smi Queries"
     /// describe; the second GPU as one in MIG mode that reports no memory.
     const SMI: &str = "\
 0, GPU-8a56a4bc-e184-a047-2620-be19fdf913d5, 00000000:65:00.0, 81559, 580.159.04

@@ -1,5 +1,5 @@
-//! `just gpu`: checks Berth on a machine with a real GPU, in ten minutes. docs/gpu.md says how to run it, and what each
-//! step asserts.
+//! `just gpu`: checks Berth on a machine with a real GPU, in ten minutes. docs/gpu.md describes how to run it, and what
+//! each step asserts.
 //!
 //! It changes no setting of a GPU and never resets one; it reads them before and after. The daemon is the real one; the
 //! kubelet is the stand-in of the tests. Against the fake NVML (`--nvml`, `--fake-state`) the same steps run without a GPU.
@@ -47,7 +47,7 @@ struct CheckArgs {
     /// CUDA's driver library [default: where the loader finds libcuda.so.1, or beside NVML]
     #[arg(long, value_name = "FILE")]
     cuda: Option<PathBuf>,
-    /// The state file of the fake NVML that --nvml names: it plays processes and errors
+    /// The state file of the fake NVML that --nvml names: it simulates processes and errors
     #[arg(long, value_name = "FILE", requires = "nvml")]
     fake_state: Option<PathBuf>,
     /// Folder of gpu.json, the fixture, the probe and the daemons' log
@@ -58,7 +58,7 @@ struct CheckArgs {
     load_seconds: u64,
 }
 
-/// What this program does in processes of its own.
+/// Hidden subcommands, which this program starts as child processes.
 #[derive(Subcommand)]
 #[command(disable_help_subcommand = true)]
 enum ChildCommand {

@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 /// How GPUs are passed, for steps in which it does not matter: no container runtime has to know of it.
 pub(crate) const ENVVAR: &str = "containerEdits: { deviceListStrategy: [envvar] }\n";
-/// Between two looks at something that is waited for.
+/// Interval of polls while something is waited for.
 const INTERVAL: Duration = Duration::from_millis(20);
 /// How long the daemon may take to answer: as long as NVML may take to open.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -50,10 +50,12 @@ impl Node {
     /// If the daemon does not start; with its log.
     pub(crate) fn start(check: &Check, settings: &str) -> anyhow::Result<Self> {
         check.record.at("starting the daemon");
-        let folder = tempfile::Builder::new().prefix("berth-gpu-").tempdir().context("a folder")?;
+        let folder =
+            tempfile::Builder::new().prefix("berth-gpu-").tempdir().context("cannot make a folder")?;
         let path = |name: &str| folder.path().join(name);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let kubelet = runtime.block_on(Kubelet::started(path("kubelet"))).context("the stand-in kubelet")?;
+        let kubelet =
+            runtime.block_on(Kubelet::started(path("kubelet"))).context("cannot start the kubelet")?;
         // A berth that makes CDI specifications would write one into a folder of this machine.
         let cdi = check.has_command("cdi") && !settings.contains("cdi:");
         let cdi = if cdi { "cdi: { generate: never }\n" } else { "" };
@@ -92,7 +94,7 @@ impl Node {
         }
     }
 
-    /// Waits until the kubelet lists a healthy device of each GPU, and answers how long it took.
+    /// Waits until the kubelet lists a healthy device of each GPU, and returns how long it took.
     ///
     /// # Errors
     /// If it does not happen within `limit`; with the daemon's log.
@@ -143,7 +145,7 @@ impl Node {
     /// # Errors
     /// If the daemon does not answer, or answers with an error.
     pub(crate) fn text(&self, path: &str) -> anyhow::Result<String> {
-        let token = fs::read_to_string(self.token_file()).context("the daemon's token")?;
+        let token = fs::read_to_string(self.token_file()).context("cannot read the token")?;
         let url = format!("{}{path}", self.origin);
         let request = self.agent.get(&url).header("Authorization", format!("Bearer {}", token.trim()));
         let mut response = request.call().with_context(|| url.clone())?;

@@ -133,7 +133,7 @@ fn bind(root: &Path, host: &Path, inside: &Path) -> anyhow::Result<()> {
     mount(host, &target, None, libc::MS_BIND | libc::MS_REC)
 }
 
-/// Makes the root folder, goes into it, and answers the UUID of CUDA's first device there. Needs root.
+/// Makes the root folder, changes the root to it, and returns the UUID of CUDA's first device there. Needs root.
 ///
 /// # Errors
 /// If the root folder cannot be made, or CUDA does not work in it.
@@ -145,7 +145,7 @@ pub(crate) fn uuid_within(spec: &Path, root: &Path) -> anyhow::Result<String> {
     let kept: Vec<Library> =
         C_LIBRARIES.iter().filter_map(|name| unsafe { Library::new(name) }.ok()).collect();
     // SAFETY: a system call without pointers.
-    checked("a mount namespace", unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+    checked("making a mount namespace", unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
     let whole = Path::new("/");
     mount(whole, whole, None, libc::MS_REC | libc::MS_PRIVATE)?;
     mount(Path::new("tmpfs"), root, Some("tmpfs"), 0)?;

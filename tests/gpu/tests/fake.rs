@@ -1,4 +1,4 @@
-//! The whole check against the fake NVML, whose state file plays processes and errors; CUDA and a CDI spec need a driver.
+//! The whole check against the fake NVML, whose state file simulates processes and errors; CUDA and a CDI spec need a driver.
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, but not in their helpers")]
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// The steps that the fake can play.
+/// The steps that can run against the fake.
 const PLAYED: [&str; 11] = [
     "probe",
     "node-check",

@@ -378,7 +378,7 @@ all others while it runs; a test compares this list with the daemon's. Files of 
 {{- end -}}
 {{- if .values.compatWithCPUManager -}}
 {{- /* The CPU manager has runc write this pod's device rules again, too: an unprivileged pod then loses the GPUs that the
-nvidia runtime added behind runc's back. As in NVIDIA's chart. */ -}}
+nvidia runtime added, since runc has no record of them. As in NVIDIA's chart. */ -}}
 {{- $_ := set $own "privileged" true -}}
 {{- $_ := unset $own "capabilities" -}}
 {{- end -}}

@@ -50,9 +50,9 @@ pub enum ReleaseError {
         /// Its pod.
         pod: String,
     },
-    /// A call of the driver hangs, or its files stay open.
+    /// A call of the driver hangs, its files stay open, or the GPUs could not be recorded as unhealthy.
     #[error("the driver was not released: {0}")]
-    Hung(String),
+    Failed(String),
 }
 
 /// A release that was ordered.
@@ -102,13 +102,18 @@ impl DriverAccess {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let release = Release { by, why, since_wall_ms, until_wall_ms: since_wall_ms.saturating_add(ms) };
         scanner.released.begin(release.clone(), time, scanner.gpus().loaded_driver());
-        record(scanner, kernel);
-        // From now on nothing is granted. A grant that came before the scan was recorded is seen now.
-        let closed = find_holder().and_then(|()| {
-            scanner.gpus().close(CLOSE_WAIT).map_err(|error| ReleaseError::Hung(error.to_string()))
+        let closed = record(scanner, kernel).map_err(ReleaseError::Failed).and_then(|()| {
+            // From now on nothing is granted. A grant that came before the scan was recorded is seen now.
+            find_holder()?;
+            scanner.gpus().close(CLOSE_WAIT).map_err(|error| ReleaseError::Failed(error.to_string()))?;
+            let is_resumed = scanner.released.release().as_ref() != Some(&release);
+            if is_resumed { Err(ReleaseError::Failed("it was resumed meanwhile".into())) } else { Ok(()) }
         });
         if let Err(error) = closed {
             scanner.released.end();
+            if let Err(error) = record(scanner, kernel) {
+                tracing::warn!("the next scan makes the GPUs healthy again: {error}");
+            }
             return Err(error);
         }
         Ok(release)
@@ -131,11 +136,11 @@ fn no_holder(ledger: &Ledger) -> Result<(), ReleaseError> {
     Err(ReleaseError::Held { by: allocation.id, pod })
 }
 
-fn record(scanner: &InventoryScanner, kernel: &KernelHandle) {
-    let recorded = scanner.scan().map(|inventory| kernel.record_scan(inventory));
-    if let Ok(Err(error)) = recorded {
-        tracing::warn!(%error, "a GPU scan could not be recorded");
-    }
+/// Scans the GPUs and records the result.
+fn record(scanner: &InventoryScanner, kernel: &KernelHandle) -> Result<(), String> {
+    let inventory = scanner.scan().map_err(|error| error.to_string())?;
+    let recorded = kernel.record_scan(inventory);
+    recorded.map(drop).map_err(|error| format!("a scan of the GPUs could not be recorded: {error}"))
 }
 
 /// The release that the scanner checks before each scan.
@@ -159,11 +164,6 @@ impl Released {
     /// Ends it. Returns whether there was one.
     fn end(&self) -> bool {
         self.active.lock().take().is_some()
-    }
-
-    /// Whether there is one.
-    pub(crate) fn is_active(&self) -> bool {
-        self.active.lock().is_some()
     }
 
     fn release(&self) -> Option<Release> {
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(reason.as_deref(), Some("the driver was released by ada until 1970-01-01T00:30:00Z"));
         assert!(lasting.current(|| None).is_some(), "unloaded");
         assert_eq!(lasting.current(|| Some("580".into())), None);
-        assert!(!lasting.is_active());
+        assert_eq!(lasting.release(), None);
         assert_eq!(released(Duration::ZERO).current(|| Some("570".into())), None);
     }
 }

@@ -130,8 +130,8 @@ fn run_events(gpus: &dyn Gpus, kernel: &KernelHandle, stop: &AtomicBool) {
 
 /// Waits like [`pause`], for the newest interval, but not past the begin or the end of a release of the driver.
 fn pause_until_resumed(interval: &Shared<Duration>, stop: &AtomicBool, scanner: &InventoryScanner) -> bool {
-    let (began, was_released) = (Instant::now(), scanner.released.is_active());
-    while was_released == scanner.released.is_active() {
+    let (began, was_released) = (Instant::now(), scanner.is_released());
+    while was_released == scanner.is_released() {
         let left = interval.get().saturating_sub(began.elapsed());
         if left.is_zero() {
             break;
@@ -201,6 +201,11 @@ impl InventoryScanner {
     /// Excludes other scans.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock()
+    }
+
+    /// Whether the driver is released at present.
+    fn is_released(&self) -> bool {
+        self.released.current(|| self.gpus.loaded_driver()).is_some()
     }
 
     /// All GPUs as they were last, each with this error.

@@ -180,6 +180,8 @@ impl Worker {
                 let _ = reply.send(activated);
                 return offered;
             }
+            // Its caller has given up, and has refused the new configuration.
+            OtherJob::Reconfigure { reply, .. } if reply.is_closed() => {}
             OtherJob::Reconfigure { new, reply } => {
                 let reconfigured = self.reconfigure(*new);
                 let offered = reconfigured.is_ok();

@@ -3,9 +3,9 @@
 use crate::daemon::{SOON, WHOLE, ended};
 use crate::mig::{Rig, nvidia_runtime};
 use crate::wait::until;
-use berth_gpus::cdi::{Driver, Spec, compare, generate};
+use berth_gpus::cdi::{Driver, Spec, compare, fingerprint, generate};
 use berth_kernel::device_nodes::HostFolder;
-use berth_kernel::gpu::Part;
+use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::names::PartId;
 use fake_nvml::State;
 use serde_json::{Value, json};
@@ -165,6 +165,34 @@ fn golden_spec_equals_nvidia_ctks_but_for_the_list() {
     let all: Vec<_> =
         theirs.devices.iter().map(|device| device.name.as_str()).filter(|name| *name != "all").collect();
     assert_eq!(names, all);
+}
+
+/// The specification is made again when this text changes.
+#[test]
+fn nodes_libraries_and_hooks_that_change_later_change_what_the_specification_depends_on() {
+    let root = DriverRoot::new();
+    let driver = root.driver(Some("nvidia-cdi-hook"));
+    let [gpu, _] = &gpus()[..] else { panic!("two GPUs") };
+    let instance = Part {
+        id: PartId::parse("MIG-1").unwrap(),
+        parent: Some(gpu.id.clone()),
+        mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
+        ..gpu.clone()
+    };
+    root.write("mig-minors", "gpu0/gi7/access 66\ngpu0/gi7/ci0/access 67\n");
+    let text = || fingerprint(&[gpu, &instance], &driver).unwrap();
+    let mut last = text();
+    assert_eq!(text(), last);
+    for (file, content) in [
+        ("driver/dev/nvidia-caps/nvidia-cap66", ""),
+        (&*format!("driver/{LIBRARIES}/libnvidia-encode.so.{VERSION}"), ""),
+        ("nvidia-cdi-hook", "enable-cuda-compat"),
+    ] {
+        root.write(file, content);
+        let now = text();
+        assert_ne!(now, last, "{file}");
+        last = now;
+    }
 }
 
 #[test]

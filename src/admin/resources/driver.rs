@@ -37,14 +37,20 @@ pub(crate) async fn release(
     }
     let order = berth_core::ReleaseOrder {
         by: caller.name(),
-        why: reason.clone(),
+        why: reason,
         time: Duration::from_secs(for_seconds.into()),
         force,
     };
     let (driver, kernel) = (state.driver.clone(), state.kernel.clone());
-    let released = tokio::task::spawn_blocking(move || driver.end_use(&kernel, order)).await;
+    // Logged there: the client may give up before the calls of the driver have ended.
+    let release = move || {
+        let released = driver.end_use(&kernel, order)?;
+        let Release { by, why, .. } = &released;
+        tracing::info!(by, reason = why, for_seconds, force, "the driver was released");
+        Ok::<_, ReleaseError>(released)
+    };
+    let released = tokio::task::spawn_blocking(release).await;
     let released = released.map_err(|error| Failure::new(Kind::Internal, error))?.or_failure()?;
-    tracing::info!(by = caller.name(), reason, for_seconds, force, "the driver was released");
     Ok(HttpResponse::Ok().json(release_of(released)))
 }
 
@@ -77,7 +83,7 @@ impl IntoFailure for ReleaseError {
             Self::Held { by, .. } => Failure::new(Kind::Held, &self)
                 .hint("drain the GPUs first, or release it with `force`")
                 .action(Action::new(Operation::EndAllocation, &[("id", &by.to_string())])),
-            Self::Hung(_) => Failure::new(Kind::State, &self)
+            Self::Failed(_) => Failure::new(Kind::State, &self)
                 .hint("if `nvidia-smi` hangs too, the driver can only be unloaded by a reboot of the node"),
         }
     }

@@ -105,7 +105,8 @@ impl StrategyTask {
                 Ok(()) = configs.changed() => self.reconfigure(),
             }
             if self.needs_versions && Instant::now() >= self.versions_due {
-                self.read_versions().await;
+                // The versions of before are used meanwhile.
+                let _ = timeout(VERSIONS_WAIT_MAX, self.read_versions()).await;
             }
             self.look().await;
         }
@@ -117,7 +118,10 @@ impl StrategyTask {
         *self.finder.lock() = StrategyFinder::new(&config, Path::new("/"), self.is_simulated);
         self.is_auto = config.auto_strategy;
         self.configured = config.edits;
-        self.last = None;
+        // At once, with the last decision: the look that follows may take a while.
+        if let Some(last) = self.last.take() {
+            self.current.send_replace(last.edits(&self.configured));
+        }
     }
 
     async fn read_versions(&mut self) {
@@ -147,9 +151,13 @@ impl StrategyTask {
         self.log(&found);
         let edits = found.edits(&self.configured);
         self.progress.update(|facts| facts.device_list_strategy = Some(found.shown(self.is_auto)));
+        // Without a strategy nothing will be granted; a grant that is under way keeps the former one.
+        let has_strategy = matches!(found.resolution, Resolution::Works { .. });
         self.current.send_if_modified(|current| {
-            let differs = *current != edits;
-            *current = edits;
+            let differs = has_strategy && *current != edits;
+            if differs {
+                *current = edits;
+            }
             differs
         });
         let no_strategy = match &found.resolution {

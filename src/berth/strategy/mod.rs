@@ -93,8 +93,6 @@ pub(crate) struct StrategyFinder {
     runtime_files: Vec<PathBuf>,
     folders: Vec<PathBuf>,
     generate: CdiGenerate,
-    /// Why no specification of our own can be made here, if so.
-    no_driver_root: Option<String>,
     own: OwnSpec,
     /// The devices of the configured kind, with the files that were read.
     named: Option<(FileStates, NamedDevices)>,
@@ -123,12 +121,6 @@ impl StrategyFinder {
             sysfs: "/sys".into(),
             capabilities: berth_kernel::device_nodes::MIG_MINORS.into(),
         };
-        let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-        let no_driver_root = (is_in_pod && !edits.driver_root_seen.is_dir()).then(|| {
-            "the host's driver root is not mounted into Berth's pod (chart: nvidiaDriverRoot, / if the driver is installed \
-             on the host)"
-                .to_owned()
-        });
         let file = folders.last().map(|folder| folder.join(OWN_FILE)).unwrap_or_default();
         Self {
             configured: (!config.auto_strategy).then(|| edits.strategies.clone()),
@@ -138,7 +130,6 @@ impl StrategyFinder {
             own: OwnSpec::new(driver, file),
             named: None,
             root: root.to_owned(),
-            no_driver_root,
             folders,
             edits,
         }
@@ -213,8 +204,10 @@ impl StrategyFinder {
         if !is_own_needed {
             return existing;
         }
-        let own = match &self.no_driver_root {
-            Some(why) => Err(why.clone()),
+        // Looked up each time: a driver container that is started again mounts its root later.
+        self.own.set_folders(self.edits.driver_folder(), self.edits.node_folders());
+        let own = match self.no_driver_root() {
+            Some(why) => Err(why),
             None => self.own.update(parts, held, access, warnings),
         };
         match (existing, own) {
@@ -225,6 +218,16 @@ impl StrategyFinder {
             (Ok(_), Err(own)) => Err(format!("Berth's own CDI specification cannot be made: {own}")),
             (Err(existing), Err(own)) => Err(format!("{existing}, and Berth's own cannot be made: {own}")),
         }
+    }
+
+    /// Why no specification of our own can be made here at present, if so.
+    fn no_driver_root(&self) -> Option<String> {
+        let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        (is_in_pod && !self.edits.driver_root_seen.is_dir()).then(|| {
+            "the host's driver root is not mounted into Berth's pod (chart: nvidiaDriverRoot, / if the driver is installed \
+             on the host; its last folder must not be a symbolic link)"
+                .to_owned()
+        })
     }
 
     /// The specification of the configured kind, if it names every part.

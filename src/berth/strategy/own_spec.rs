@@ -3,6 +3,7 @@
 
 use super::Access;
 use berth_gpus::cdi::{Driver, FileState, Spec, file_state, fingerprint, generate};
+use berth_kernel::device_nodes::HostFolder;
 use berth_kernel::gpu::Part;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,12 @@ pub(super) struct OwnSpec {
 impl OwnSpec {
     pub(super) fn new(driver: Driver, file: PathBuf) -> Self {
         Self { driver, file, written: None, warnings: Vec::new() }
+    }
+
+    /// Sets the folder of the driver, and the folders of its device nodes.
+    pub(super) fn set_folders(&mut self, root: HostFolder, nodes: Vec<HostFolder>) {
+        self.driver.root = root;
+        self.driver.nodes = nodes;
     }
 
     pub(super) fn file(&self) -> &Path {

@@ -1,11 +1,12 @@
 //! The files of an installed NVIDIA driver, as nvidia-ctk finds them (NVIDIA Container Toolkit 1.20, `pkg/nvcdi`).
 
+use super::folders::{FileState, file_state};
 use berth_kernel::device_nodes::HostFolder;
 use object::Endianness;
 use object::elf::{DT_SONAME, DT_STRSZ, DT_STRTAB, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 use object::read::{ReadCache, ReadRef as _};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -69,14 +70,24 @@ pub(super) struct HookProgram {
 }
 
 impl HookProgram {
+    /// What changes when the program, or the one that it starts, is replaced.
+    pub(super) fn states(&self) -> [Option<FileState>; 2] {
+        [file_state(&self.file), file_state(&self.real())]
+    }
+
+    /// The program that a script of this name starts.
+    fn real(&self) -> PathBuf {
+        let mut real = self.file.clone().into_os_string();
+        real.push(".real");
+        real.into()
+    }
+
     /// Those of these subcommands that the program has. A container with a hook that its program does not know does not
     /// start, so a name counts only if the program contains it. The GPU operator installs a script that starts the program
     /// with `.real` at its end.
     pub(super) fn known<'n>(&self, subcommands: &[&'n str]) -> Vec<&'n str> {
-        let mut real = self.file.clone().into_os_string();
-        real.push(".real");
         let read = |path: &Path| berth_files::read(path, PROGRAM_BYTES_MAX).unwrap_or_default();
-        let programs = [read(&self.file), read(Path::new(&real))];
+        let programs = [read(&self.file), read(&self.real())];
         let has = |name: &str| programs.iter().any(|program| contains(program, name.as_bytes()));
         subcommands.iter().copied().filter(|name| OLD_SUBCOMMANDS.contains(name) || has(name)).collect()
     }
@@ -226,6 +237,15 @@ impl Driver {
         let usual = || HOOKS.into_iter().map(PathBuf::from).find(|hook| is_host && seen(hook).exists());
         let path = self.hook.clone().or_else(usual)?;
         Some(HookProgram { file: seen(&path), path })
+    }
+
+    /// The files of libraries of this version. A package manager unpacks them one after the other.
+    pub(super) fn library_names(&self, version: &str) -> BTreeSet<PathBuf> {
+        let suffix = format!(".so.{version}");
+        let folders =
+            LIBRARY_FOLDERS.iter().flat_map(|folder| [(*folder).to_owned(), format!("{folder}/vdpau")]);
+        let files = folders.flat_map(|folder| files_of(&self.root.seen.join(folder)));
+        files.filter(|path| path.to_str().is_some_and(|path| path.ends_with(&suffix))).collect()
     }
 
     /// A device node, relative to the folder that holds `dev`.

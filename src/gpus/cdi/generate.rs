@@ -131,8 +131,13 @@ pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverErr
 /// # Errors
 /// If the driver's libraries are not found.
 pub fn fingerprint(parts: &[&Part], driver: &Driver) -> Result<String, DriverError> {
-    let mut text = format!("{}\n{:?}\n", driver.version()?, driver.find_hook());
-    text += &fs::read_to_string(&driver.capabilities).unwrap_or_default();
+    let version = driver.version()?;
+    let mut text = format!("{version}\n{:?}\n", driver.library_names(&version));
+    if let Some(hook) = driver.find_hook() {
+        let _ = writeln!(text, "{hook:?} {:?}", hook.states());
+    }
+    let capabilities = fs::read_to_string(&driver.capabilities).unwrap_or_default();
+    text += &capabilities;
     let node = |text: &mut String, path: &str| {
         let found = driver.node(path);
         let number = found.as_ref().and_then(|node| fs::metadata(&node.seen).ok()).map(|node| node.rdev());
@@ -143,7 +148,7 @@ pub fn fingerprint(parts: &[&Part], driver: &Driver) -> Result<String, DriverErr
     }
     for part in parts {
         let _ = writeln!(text, "{} {:?} {:?} {:?}", part.id, part.minor, part.mig, part.mig_index());
-        for path in part_nodes(part, "").paths.iter().chain(&driver.display_nodes(&part.pci_bus)) {
+        for path in part_nodes(part, &capabilities).paths.iter().chain(&driver.display_nodes(&part.pci_bus)) {
             node(&mut text, path);
         }
     }

@@ -223,6 +223,7 @@ impl Gpus for NvmlGpus {
 
     fn close(&self, wait: Duration) -> Result<(), GpusError> {
         self.retire();
+        *self.failing.lock() = None;
         let error = |what| Err(GpusError { what, source: None });
         if !self.wait_until_closed(wait) {
             let call = self.fence.longest().unwrap_or("nvmlShutdown");

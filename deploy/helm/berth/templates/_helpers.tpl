@@ -380,10 +380,12 @@ all others while it runs; a test compares this list with the daemon's. Files of 
 {{- /* The CPU manager has runc write this pod's device rules again, too: an unprivileged pod then loses the GPUs that the
 nvidia runtime added, since runc has no record of them. As in NVIDIA's chart. */ -}}
 {{- $_ := set $own "privileged" true -}}
-{{- $_ := unset $own "capabilities" -}}
 {{- end -}}
 {{- if or .values.securityContext.privileged (and .values.compatWithCPUManager (not (hasKey .values.securityContext "privileged"))) -}}
 {{- $_ := unset $own "allowPrivilegeEscalation" -}}
+{{- if not .values.securityContext.privileged -}}
+{{- $_ := unset $own "capabilities" -}}
+{{- end -}}
 {{- end -}}
 {{- include "berth.lay" (dict "to" $own "from" .values.securityContext) -}}
 {{- toYaml $own -}}

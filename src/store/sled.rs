@@ -30,12 +30,16 @@ use super::handle::{Handle, initialize, open_counter, open_sled, read_check, rea
 use berth_kernel::ports::{Store, StoreError, Waker};
 use berth_kernel::record::{Record, Write};
 use berth_kernel::steps::{Step, pass};
+use crossbeam_channel::RecvTimeoutError;
 use parking_lot::Mutex;
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+/// Interval at which an upgrade's append is woken: sled may wait for a write that failed, see [`ActiveAppend::wake`].
+const UPGRADE_WAKE_INTERVAL: Duration = Duration::from_secs(5);
 /// Records in one append of an upgrade or an import: at 16 KiB each 1 MiB, half a segment of the log.
 pub(super) const RECORDS_PER_APPEND: usize = 64;
 
@@ -127,9 +131,21 @@ impl SledStore {
             return;
         }
         let Ok(records) = self.load() else { return };
+        // Nobody else watches over these appends: the deadlines of the daemon's appends begin once the store is open.
+        let (running, ended) = crossbeam_channel::bounded::<()>(0);
+        let active_append = self.active_append.clone();
+        let wake = move || {
+            while ended.recv_timeout(UPGRADE_WAKE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                active_append.wake();
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("store-upgrade".into()).spawn(wake) {
+            tracing::warn!(%error, "cannot start a thread that watches over the store's upgrade");
+        }
         let mut chunks = records.chunks(RECORDS_PER_APPEND);
         let upgraded = chunks
             .try_for_each(|chunk| self.append(&chunk.iter().cloned().map(Write::Put).collect::<Vec<_>>()));
+        drop(running);
         match upgraded {
             Ok(()) => tracing::info!(
                 format = codec::FORMAT,

@@ -131,7 +131,7 @@ impl SledStore {
             return;
         }
         let Ok(records) = self.load() else { return };
-        // Nobody else watches over these appends: the deadlines of the daemon's appends begin once the store is open.
+        // Nothing else wakes these appends: the deadlines of the daemon's appends begin once the store is open.
         let (running, ended) = crossbeam_channel::bounded::<()>(0);
         let active_append = self.active_append.clone();
         let wake = move || {

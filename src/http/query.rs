@@ -10,23 +10,38 @@ use serde::Deserialize;
 use std::fmt::Display;
 use utoipa::IntoParams;
 
-/// The operations with a query. Their own types (`deny_unknown_fields`) refuse unknown keys and list the known ones;
-/// every other operation has none. A test against the API's description keeps this list complete.
-const OPERATIONS_WITH_QUERY: [(&str, &str); 14] = [
-    ("GET", "/api/v1/allocations"),
-    ("DELETE", "/api/v1/allocations/{id}"),
-    ("GET", "/api/v1/bypass"),
-    ("GET", "/api/v1/decisions"),
-    ("GET", "/api/v1/events"),
-    ("GET", "/api/v1/gpus"),
-    ("GET", "/api/v1/policies"),
-    ("POST", "/api/v1/policies"),
-    ("POST", "/api/v1/replays"),
-    ("DELETE", "/api/v1/gpus/{uuid}/cordon"),
-    ("DELETE", "/api/v1/gpus/{uuid}/drain"),
-    ("DELETE", "/api/v1/stack/override"),
-    ("GET", "/livez"),
-    ("GET", "/readyz"),
+/// The operations without a query. The others have types of their own (`deny_unknown_fields`), which refuse unknown keys and
+/// list the known ones; a method that is not an operation is answered by its route. A test with each operation of the API's
+/// description keeps this list complete.
+const OPERATIONS_WITHOUT_QUERY: [(&str, &str); 28] = [
+    ("GET", "/api/v1/allocations/{id}"),
+    ("GET", "/api/v1/allocations/{id}/explanation"),
+    ("GET", "/api/v1/decisions/{seq}"),
+    ("GET", "/api/v1/decisions/{seq}/input"),
+    ("GET", "/api/v1/gpus/{uuid}"),
+    ("DELETE", "/api/v1/gpus/{uuid}"),
+    ("PUT", "/api/v1/gpus/{uuid}/cordon"),
+    ("GET", "/api/v1/gpus/{uuid}/drain"),
+    ("PUT", "/api/v1/gpus/{uuid}/drain"),
+    ("PUT", "/api/v1/gpus/{uuid}/health"),
+    ("GET", "/api/v1/gpus/{uuid}/processes"),
+    ("GET", "/api/v1/node"),
+    ("POST", "/api/v1/node/nvml/release"),
+    ("POST", "/api/v1/node/nvml/resume"),
+    ("GET", "/api/v1/policies/{digest}"),
+    ("DELETE", "/api/v1/policies/{digest}"),
+    ("GET", "/api/v1/policies/{digest}/module"),
+    ("GET", "/api/v1/shadows"),
+    ("POST", "/api/v1/shadows"),
+    ("GET", "/api/v1/shadows/{id}"),
+    ("DELETE", "/api/v1/shadows/{id}"),
+    ("GET", "/api/v1/stack"),
+    ("PUT", "/api/v1/stack"),
+    ("DELETE", "/api/v1/stack/entries/{place}/suspension"),
+    ("GET", "/api/v1/stack/history"),
+    ("POST", "/api/v1/stack/rollback"),
+    ("POST", "/api/v1/trials"),
+    ("GET", "/metrics"),
 ];
 
 /// The query of a probe.
@@ -40,15 +55,17 @@ pub struct Probe {
     verbose: Option<String>,
 }
 
-/// The error of a request with a query to a route without one. Methods that no route has are answered by the route: 405.
+/// The error of a request with a query to an operation without one.
 pub(crate) fn refused(request: &ServiceRequest) -> Option<Failure> {
+    if request.query_string().is_empty() {
+        return None;
+    }
     let pattern = request.match_pattern()?;
     let method = match request.method() {
-        &Method::GET | &Method::HEAD => "GET",
-        method @ (&Method::PUT | &Method::POST | &Method::DELETE) => method.as_str(),
-        _ => return None,
+        &Method::HEAD => "GET",
+        method => method.as_str(),
     };
-    if request.query_string().is_empty() || OPERATIONS_WITH_QUERY.contains(&(method, pattern.as_str())) {
+    if !OPERATIONS_WITHOUT_QUERY.contains(&(method, pattern.as_str())) {
         return None;
     }
     let keys = web::Query::<Vec<(String, String)>>::from_query(request.query_string());

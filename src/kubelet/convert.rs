@@ -15,6 +15,8 @@ use std::collections::BTreeSet;
 
 /// The variable that names the GPUs to NVIDIA's runtimes.
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// The value with which NVIDIA's runtime adds nothing to a container.
+const NO_DEVICES: &str = "void";
 /// The folder whose mounts name devices to NVIDIA's runtimes.
 const MOUNTS_ROOT: &str = "/var/run/nvidia-container-devices";
 /// Prefix of the variable that carries the allocation's id. The kubelet's checkpoint stores it with the pod's UID.
@@ -60,6 +62,11 @@ pub(super) fn response(allocation: &Allocation, ledger: &Ledger, edits: &Edits) 
     }
     for list in &edits.strategies {
         add_strategy(*list, &names, allocation, edits, &mut response);
+    }
+    if edits.is_cdi_only() {
+        // As in the specification itself: a runtime that ignores it, since its configuration changed and it was not started
+        // again, would else give the container what the image names, which is often `all`.
+        response.envs.insert(VISIBLE_DEVICES.to_owned(), NO_DEVICES.to_owned());
     }
     if edits.pass_device_specs && !edits.is_cdi_only() {
         response.devices = device_nodes(&parts, edits);

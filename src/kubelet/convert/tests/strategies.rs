@@ -28,7 +28,7 @@ fn every_combination_of_strategies_matches_nvidias_plugin() {
             let visible = match (has(VolumeMounts), has(Envvar)) {
                 (true, _) => Some(root.to_owned()),
                 (false, true) => Some(names.join(",")),
-                (false, false) => None,
+                (false, false) => Some("void".to_owned()),
             };
             assert_eq!(response.envs.get("NVIDIA_VISIBLE_DEVICES"), visible.as_ref(), "{strategies:?}");
             let mounts: Vec<_> = response

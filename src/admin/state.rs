@@ -132,7 +132,7 @@ pub struct FileStack {
     /// Its entries with resolved versions; `berth policy reset` activates them.
     pub entries: Vec<StackEntry>,
     /// Why it cannot be used, if so.
-    pub trouble: Option<String>,
+    pub error: Option<String>,
 }
 
 /// Concurrent uploads: each holds up to 32 MiB, and only one is compiled at a time.

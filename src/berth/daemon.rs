@@ -322,10 +322,10 @@ impl Daemon {
     fn resolve_file_stack(&self) -> anyhow::Result<()> {
         let snapshot = self.kernel().snapshot();
         let stack = match resolve(&self.config, &snapshot) {
-            Ok(entries) => FileStack { entries, trouble: None },
+            Ok(entries) => FileStack { entries, error: None },
             Err(error) if snapshot.stack.from_api => {
                 tracing::error!("the stack of the configuration cannot be used: {error}");
-                FileStack { entries: Vec::new(), trouble: Some(error.to_string()) }
+                FileStack { entries: Vec::new(), error: Some(error.to_string()) }
             }
             Err(error) => anyhow::bail!("the stack of the configuration cannot be used: {error}"),
         };

@@ -83,7 +83,7 @@ impl DriverAccess {
 
     /// The present release.
     #[must_use]
-    pub fn release(&self) -> Option<Release> {
+    pub fn current_release(&self) -> Option<Release> {
         self.scanner.get()?.released.release()
     }
 
@@ -92,7 +92,11 @@ impl DriverAccess {
     ///
     /// # Errors
     /// If a GPU is held and the order has no `force`, or if a call hangs; then the driver stays in use.
-    pub fn end_use(&self, kernel: &KernelHandle, order: ReleaseOrder) -> Result<Release, ReleaseError> {
+    pub fn release_driver(
+        &self,
+        kernel: &KernelHandle,
+        order: ReleaseOrder,
+    ) -> Result<Release, ReleaseError> {
         let scanner = self.scanner.get().ok_or(ReleaseError::NotStarted)?;
         let _turn = scanner.turn();
         let find_holder = || if order.force { Ok(()) } else { no_holder(&kernel.snapshot()) };

@@ -88,7 +88,7 @@ fn run_scans(
         let began = Instant::now();
         let scan = scanner.scan();
         counters.scan_ended(began.elapsed(), scan.as_ref().err().map(ToString::to_string));
-        counters.set_stale(scanner.gpus.stale());
+        counters.set_restart_reason(scanner.gpus.restart_reason());
         match scan {
             Ok(inventory) => {
                 if std::mem::take(&mut failing) {

@@ -151,7 +151,7 @@ fn mark_healthy(
         return Err(Refusal::Vanished { gpu: gpu.clone() });
     }
     if let Some(error) = ledger.scan_errors.get(gpu) {
-        return Err(Refusal::NoAnswer { gpu: gpu.clone(), trouble: error.reason.clone() });
+        return Err(Refusal::NoAnswer { gpu: gpu.clone(), error: error.reason.clone() });
     }
     match health.state {
         HealthState::Healthy => Ok(Vec::new()),

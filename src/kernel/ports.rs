@@ -49,7 +49,7 @@ pub trait Gpus: Send + Sync {
     }
 
     /// Why only a restart of the daemon's container can help, if so: its mounts may be of a driver that was replaced.
-    fn stale(&self) -> Option<String> {
+    fn restart_reason(&self) -> Option<String> {
         None
     }
 

@@ -42,7 +42,7 @@ pub enum Refusal {
     /// No GPU with this id.
     UnknownGpu { gpu: PartId },
     /// The GPU is present but does not answer, so it cannot be known to work.
-    NoAnswer { gpu: PartId, trouble: String },
+    NoAnswer { gpu: PartId, error: String },
     /// The GPU did not vanish.
     StillThere { gpu: PartId },
     /// The GPU vanished, but a pod still holds it.
@@ -155,8 +155,8 @@ impl fmt::Display for Refusal {
                 "GPU {gpu} has {MARKS_MAX} marks, or {MARKS_TEXT_BYTES_MAX} bytes of reasons, the maximum: remove a mark first"
             ),
             Self::UnknownGpu { gpu } => write!(f, "no GPU {gpu} on this node"),
-            Self::NoAnswer { gpu, trouble } => {
-                let error = trouble.replace(char::is_control, " ");
+            Self::NoAnswer { gpu, error } => {
+                let error = error.replace(char::is_control, " ");
                 write!(f, "GPU {gpu} does not answer at present, so it cannot be marked healthy: {error}")
             }
             Self::StillThere { gpu } => {

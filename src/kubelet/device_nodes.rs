@@ -120,7 +120,7 @@ mod tests {
     fn edits(folder: &Path) -> Edits {
         Edits {
             driver_root: "/run/nvidia/driver".into(),
-            driver_root_seen: folder.join("driver-root"),
+            driver_root_in_container: folder.join("driver-root"),
             ..Edits::default()
         }
     }
@@ -134,7 +134,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let edits = edits(folder.path());
         create(
-            &edits.driver_root_seen,
+            &edits.driver_root_in_container,
             &["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia3"],
         );
         let node = |name: &str| (format!("/dev/{name}"), format!("/run/nvidia/driver/dev/{name}"));
@@ -149,7 +149,7 @@ mod tests {
         let dev_root = folder.path().join("dev-root");
         let edits = Edits { dev_root: Some(dev_root.clone()), ..edits(folder.path()) };
         create(&dev_root, &["nvidia3", "nvidiactl"]);
-        create(&edits.driver_root_seen, &["nvidiactl", "nvidia-uvm"]);
+        create(&edits.driver_root_in_container, &["nvidiactl", "nvidia-uvm"]);
         let own =
             |name: &str| (format!("/dev/{name}"), dev_root.join("dev").join(name).display().to_string());
         let uvm = ("/dev/nvidia-uvm".to_owned(), "/run/nvidia/driver/dev/nvidia-uvm".to_owned());
@@ -160,7 +160,7 @@ mod tests {
     fn a_missing_node_is_named_with_the_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let edits = edits(folder.path());
-        create(&edits.driver_root_seen, &["nvidiactl"]);
+        create(&edits.driver_root_in_container, &["nvidiactl"]);
         let part = Part {
             mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
             minor: Some(77),

@@ -93,7 +93,7 @@ pub struct Edits {
     /// Where the driver is installed.
     pub driver_root: PathBuf,
     /// Where this process sees the driver root: in a container the host's path does not exist.
-    pub driver_root_seen: PathBuf,
+    pub driver_root_in_container: PathBuf,
     /// The folder of `dev` on the host, where it is not that of the driver root.
     pub dev_root: Option<PathBuf>,
     /// Libraries besides CUDA that are requested from the runtime.
@@ -120,8 +120,11 @@ impl Edits {
     /// The driver root; where nothing is mounted for it, this process runs on the host and sees it by the host's path.
     #[must_use]
     pub fn driver_folder(&self) -> HostFolder {
-        if self.driver_root_seen.is_dir() {
-            return HostFolder { seen: self.driver_root_seen.clone(), host: self.driver_root.clone() };
+        if self.driver_root_in_container.is_dir() {
+            return HostFolder {
+                seen: self.driver_root_in_container.clone(),
+                host: self.driver_root.clone(),
+            };
         }
         HostFolder::same(&self.driver_root)
     }
@@ -195,7 +198,7 @@ impl Default for Edits {
             id_strategy: DeviceIdStrategy::Uuid,
             pass_device_specs: false,
             driver_root: "/".into(),
-            driver_root_seen: MOUNTED_ROOT.into(),
+            driver_root_in_container: MOUNTED_ROOT.into(),
             dev_root: None,
             features: BTreeSet::new(),
             cdi_kind: "nvidia.com/gpu".into(),

@@ -51,4 +51,4 @@ pub use plugin::{Registration, Registrations};
 pub use reconciler::ReconcileError;
 pub use settings::{CurrentEdits, ReconcileTiming, Settings, Waits, fixed_edits};
 pub use socket_path::{NoSocket, socket_metadata};
-pub use strategy::{FoundSpec, Resolution, Runtime, StrategyFacts, Trouble, resolve};
+pub use strategy::{FoundSpec, Resolution, Runtime, StrategyError, StrategyFacts, resolve};

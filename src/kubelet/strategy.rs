@@ -56,22 +56,22 @@ pub enum Resolution {
         /// Why these.
         why: String,
         /// Why containers may get no GPU all the same. Only of strategies that were configured.
-        warning: Option<Trouble>,
+        warning: Option<StrategyError>,
     },
     /// No strategy can work.
-    None(Trouble),
+    None(StrategyError),
 }
 
 /// Something that does not work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct StrategyError {
     /// What, and why.
     pub what: String,
     /// The remedy.
     pub fix: String,
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for StrategyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.what, self.fix)
     }
@@ -164,18 +164,18 @@ pub fn resolve(configured: Option<&BTreeSet<DeviceListStrategy>>, facts: &Strate
         None if facts.is_simulated => works(Envvar, None, "the GPUs are simulated".into()),
         None => {
             let cdi = facts.cdi().and_then(|()| facts.found_spec());
-            let cdi_trouble = match cdi {
+            let cdi_error = match cdi {
                 Ok(spec) => {
                     let why = format!("the container runtime has CDI, and {} names every GPU", spec.file);
                     return works(CdiCri, Some(spec.kind.clone()), why);
                 }
-                Err(trouble) => trouble,
+                Err(error) => error,
             };
             match facts.nvidia() {
-                Ok(()) => works(Envvar, None, format!("the default runtime is nvidia; {cdi_trouble}")),
-                Err(nvidia_trouble) => Resolution::None(Trouble {
+                Ok(()) => works(Envvar, None, format!("the default runtime is nvidia; {cdi_error}")),
+                Err(nvidia_error) => Resolution::None(StrategyError {
                     what: format!(
-                        "no device list strategy can work on this node: {cdi_trouble}, and {nvidia_trouble}"
+                        "no device list strategy can work on this node: {cdi_error}, and {nvidia_error}"
                     ),
                     fix: facts.fix(),
                 }),
@@ -189,29 +189,30 @@ fn works(strategy: DeviceListStrategy, cdi_kind: Option<String>, why: String) ->
 }
 
 /// Why the configured strategies may not work. A node with several works if one does; what is unknown is no warning.
-fn warning(strategies: &BTreeSet<DeviceListStrategy>, facts: &StrategyFacts) -> Option<Trouble> {
-    let mut troubles = Vec::new();
+fn warning(strategies: &BTreeSet<DeviceListStrategy>, facts: &StrategyFacts) -> Option<StrategyError> {
+    let mut errors = Vec::new();
     for strategy in strategies {
-        let trouble = match strategy {
+        let error = match strategy {
             CdiCri | CdiAnnotations => {
                 let off = facts.runtimes.iter().any(|runtime| runtime.has_cdi == Some(false));
                 let old =
                     *strategy == CdiCri && facts.kubelet_minor.is_some_and(|minor| minor < CDI_KUBELET_MINOR);
                 match (facts.cdi(), facts.found_spec()) {
-                    (Err(trouble), _) if off || old => Some(trouble),
-                    (_, Err(trouble)) => Some(trouble),
+                    (Err(error), _) if off || old => Some(error),
+                    (_, Err(error)) => Some(error),
                     _ => None,
                 }
             }
             _ if facts.runtimes.is_empty() => None,
-            _ => facts.nvidia().err().map(|trouble| {
-                format!("{trouble}, so a pod gets its GPU only with runtimeClassName: nvidia")
-            }),
+            _ => facts
+                .nvidia()
+                .err()
+                .map(|error| format!("{error}, so a pod gets its GPU only with runtimeClassName: nvidia")),
         };
-        troubles.push(trouble?);
+        errors.push(error?);
     }
-    troubles.dedup();
-    Some(Trouble { what: troubles.join("; "), fix: facts.fix() })
+    errors.dedup();
+    Some(StrategyError { what: errors.join("; "), fix: facts.fix() })
 }
 
 #[cfg(test)]
@@ -259,8 +260,8 @@ mod tests {
                     assert_eq!(cdi_kind.is_some(), strategy == CdiCri, "{case}");
                     assert_eq!(warning, None, "{case}");
                 }
-                (Resolution::None(trouble), None) => {
-                    let why = trouble.to_string();
+                (Resolution::None(error), None) => {
+                    let why = error.to_string();
                     assert!(why.contains("no device list strategy can work"), "{case}: {why}");
                     assert!(why.contains("--set-as-default"), "{case}: {why}");
                 }
@@ -280,8 +281,8 @@ mod tests {
     #[test]
     fn a_kubelet_before_1_29_gets_no_cdi_devices() {
         let old = StrategyFacts { kubelet_minor: Some(28), ..facts(&[runtime(Some(true), "runc")], found()) };
-        let Resolution::None(trouble) = resolve(None, &old) else { panic!("works") };
-        assert!(trouble.what.contains("1.28"), "{trouble}");
+        let Resolution::None(error) = resolve(None, &old) else { panic!("works") };
+        assert!(error.what.contains("1.28"), "{error}");
         let new = StrategyFacts { kubelet_minor: Some(29), ..old };
         assert!(matches!(resolve(None, &new), Resolution::Works { .. }));
     }
@@ -292,7 +293,7 @@ mod tests {
             let strategies = strategies.iter().copied().collect();
             match resolve(Some(&strategies), facts) {
                 Resolution::Works { strategies: kept, warning, .. } if kept == strategies => {
-                    warning.map(|trouble| trouble.what)
+                    warning.map(|error| error.what)
                 }
                 other => panic!("{other:?}"),
             }

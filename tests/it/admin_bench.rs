@@ -150,9 +150,9 @@ impl Bench {
     }
 
     /// The same with one GPU in trouble.
-    pub(crate) fn look_troubled(&self, gpus: u32, troubled: u32) {
+    pub(crate) fn scan_failing(&self, gpus: u32, failing: u32) {
         self.look_as(gpus, |seen| {
-            seen.scan_errors = BTreeMap::from([(gpu(troubled), "fell off the bus".into())]);
+            seen.scan_errors = BTreeMap::from([(gpu(failing), "fell off the bus".into())]);
         });
     }
 

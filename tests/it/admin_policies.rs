@@ -162,7 +162,7 @@ fn an_override_is_shown_and_reset() {
         permissions: Permissions::default(),
         on_fault: OnFault::Skip,
     };
-    bench.facts.lock().unwrap().file_stack = FileStack { entries: vec![entry], trouble: None };
+    bench.facts.lock().unwrap().file_stack = FileStack { entries: vec![entry], error: None };
     let reset = |headers: &[(&str, &str)]| bench.ask("DELETE", "/api/v1/stack/override", headers, b"");
     let untouched = reset(&[]).expect(200);
     assert_eq!((&untouched["revision"], &untouched["fileStack"]["shadowed"]), (&0.into(), &false.into()));
@@ -177,7 +177,7 @@ fn an_override_is_shown_and_reset() {
     assert_eq!(back["entries"][0]["policy"], "of-the-file");
 
     activate(&bench, &json!([]), None).expect(200);
-    bench.facts.lock().unwrap().file_stack.trouble = Some("no such policy".into());
+    bench.facts.lock().unwrap().file_stack.error = Some("no such policy".into());
     let says = reset(&[]).problem(409, "wrong-state");
     assert!(says.contains("no such policy"), "{says}");
     assert_eq!(bench.get("/api/v1/stack").expect(200)["source"], "api");

@@ -158,7 +158,7 @@ fn a_drain_shows_its_remaining_holders_and_its_end() {
 fn an_operator_marks_a_gpu_healthy_and_the_history_records_it() {
     let bench = Bench::new(2);
     let health = "/api/v1/gpus/GPU-1/health";
-    bench.look_troubled(2, 1);
+    bench.scan_failing(2, 1);
     let sick = bench.get("/api/v1/gpus/GPU-1").expect(200);
     assert_eq!(sick["health"]["state"], "unhealthy");
     let silent = bench.json("PUT", health, r#"{"state": "healthy"}"#).problem(409, "wrong-state");

@@ -107,7 +107,7 @@ fn a_gpu_is_drained_and_marked_healthy_from_the_command_line() {
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.err.contains("1 allocation left") && ran.err.contains("given up"), "{}", ran.err);
     bench.end(allocation.id);
-    bench.look_troubled(2, 1);
+    bench.scan_failing(2, 1);
     assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
     let says = bench.refused(&["gpu", "mark-healthy", "1", "--reason", "reseated"]);
     assert!(says.contains("does not answer at present") && says.contains("fell off the bus"), "{says}");

@@ -170,10 +170,10 @@ fn inode(path: &Path) -> u64 {
 
 #[test]
 fn a_driver_that_is_replaced_is_opened_from_its_new_files_and_a_stale_container_asks_for_a_restart() {
-    let stale_after = Duration::from_secs(1);
+    let restart_after = Duration::from_secs(1);
     let bench =
-        Bench::new(&State::h100(2), |options| NvmlOptions { in_container: true, stale_after, ..options });
-    assert_eq!((errors(&bench.scan()).len(), bench.gpus.stale()), (0, None));
+        Bench::new(&State::h100(2), |options| NvmlOptions { in_container: true, restart_after, ..options });
+    assert_eq!((errors(&bench.scan()).len(), bench.gpus.restart_reason()), (0, None));
     let library = bench.installed.library().to_owned();
     let old = inode(&library);
     bench.change(|state| {
@@ -182,9 +182,9 @@ fn a_driver_that_is_replaced_is_opened_from_its_new_files_and_a_stale_container_
     });
     let mismatch = bench.scan_until("a mismatch", |inventory| !inventory.scan_errors.is_empty());
     assert_eq!((mismatch.parts.len(), errors(&mismatch).len()), (2, 2));
-    std::thread::sleep(stale_after);
+    std::thread::sleep(restart_after);
     assert_eq!(errors(&bench.scan()).len(), 2);
-    let stale = bench.gpus.stale().unwrap();
+    let stale = bench.gpus.restart_reason().unwrap();
     assert!(stale.contains("different versions"), "{stale}");
     // The new driver's mount arrives after all.
     let new = bench.folder.path().join("new");
@@ -193,7 +193,7 @@ fn a_driver_that_is_replaced_is_opened_from_its_new_files_and_a_stale_container_
     bench.change(|state| state.faults.clear());
     assert_ne!(inode(&library), old);
     bench.scan_until("well", |inventory| inventory.scan_errors.is_empty());
-    assert_eq!(bench.gpus.stale(), None);
+    assert_eq!(bench.gpus.restart_reason(), None);
 }
 
 /// Open files of this process with this path.

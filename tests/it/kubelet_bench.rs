@@ -186,17 +186,17 @@ impl Node {
     }
 
     /// A scan in which these GPUs have errors.
-    pub(crate) async fn look(&self, troubled: &[u32]) {
-        self.look_without(&[], troubled).await;
+    pub(crate) async fn look(&self, failing: &[u32]) {
+        self.look_without(&[], failing).await;
     }
 
     /// A scan in which some GPUs are missing, and others have errors.
-    pub(crate) async fn look_without(&self, missing: &[u32], troubled: &[u32]) {
+    pub(crate) async fn look_without(&self, missing: &[u32], failing: &[u32]) {
         let there = |part: &&Part| missing.iter().all(|n| part.id != gpu(*n));
         let inventory = Inventory {
             parts: self.gpus.iter().filter(there).cloned().collect(),
             links: Links::default(),
-            scan_errors: troubled.iter().map(|n| (gpu(*n), "fell off the bus".into())).collect(),
+            scan_errors: failing.iter().map(|n| (gpu(*n), "fell off the bus".into())).collect(),
             ..Inventory::default()
         };
         let kernel = self.kernel.clone();

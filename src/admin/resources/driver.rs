@@ -44,7 +44,7 @@ pub(crate) async fn release(
     let (driver, kernel) = (state.driver.clone(), state.kernel.clone());
     // Logged there: the client may give up before the calls of the driver have ended.
     let release = move || {
-        let released = driver.end_use(&kernel, order)?;
+        let released = driver.release_driver(&kernel, order)?;
         let Release { by, why, .. } = &released;
         tracing::info!(by, reason = why, for_seconds, force, "the driver was released");
         Ok::<_, ReleaseError>(released)

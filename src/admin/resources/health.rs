@@ -71,7 +71,7 @@ fn liveness(kernel: &KernelHandle) -> Vec<Check> {
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
-        check("looks", hanging.or(overdue).or(counters.gpus.stale()), fails),
+        check("looks", hanging.or(overdue).or(counters.gpus.restart_reason()), fails),
         check("kubelet", quiet, None),
         check("streams", unwatched(kernel, limits.stream), None),
     ]

@@ -34,7 +34,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         gpu_source: facts.gpu_source,
         driver_version: facts.driver_version,
         cuda_version: facts.cuda_version,
-        driver_release: state.driver.release().map(release_of),
+        driver_release: state.driver.current_release().map(release_of),
         device_list_strategy: facts.device_list_strategy,
         store_trouble: state.kernel.store_error(),
         api_server: facts.api_server.as_ref().map(step_state),

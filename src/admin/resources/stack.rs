@@ -84,10 +84,10 @@ pub(crate) async fn reset(
         return Ok(answer(&state, &ledger));
     }
     let file = (state.facts)().file_stack;
-    if let Some(trouble) = file.trouble {
+    if let Some(error) = file.error {
         return Err(Failure::new(
             Kind::State,
-            format!("the configuration file's stack cannot be used: {trouble}"),
+            format!("the configuration file's stack cannot be used: {error}"),
         )
         .hint("fix the file's stack; the active one is unchanged"));
     }
@@ -135,7 +135,7 @@ fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         warnings: state.kernel.offer_notes().reasons(),
         file_stack: FileStack {
             shadowed: stack.from_api,
-            trouble: file.trouble,
+            trouble: file.error,
             entries: file.entries.iter().map(|e| StackEntry::of(ledger, e, None)).collect(),
         },
     };

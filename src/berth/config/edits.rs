@@ -97,7 +97,7 @@ impl EditsFile {
             non_empty(nvidia.dev_root.as_ref()).or_else(|| non_empty(file.nvidia_dev_root.as_ref()));
         let dev_root =
             dev_root.map(|root| checks.plain_path("containerEdits.nvidiaDevRoot", root.to_owned()));
-        let driver_root_seen =
+        let driver_root_in_container =
             non_empty(nvidia.driver_root_ctr_path.as_ref()).unwrap_or(Path::new(MOUNTED_ROOT));
         let features = [
             (Feature::Gdrcopy, nvidia.gdrcopy_enabled.or(file.gdrcopy_enabled)),
@@ -113,7 +113,7 @@ impl EditsFile {
             id_strategy: id_strategy.unwrap_or_default(),
             pass_device_specs: args.pass_device_specs.or(file.pass_device_specs).unwrap_or(false),
             driver_root,
-            driver_root_seen: driver_root_seen.to_owned(),
+            driver_root_in_container: driver_root_in_container.to_owned(),
             dev_root,
             features: features.map(|(feature, _)| feature).collect(),
             cdi_kind,

@@ -115,7 +115,7 @@ impl Daemon {
         }
         self.progress.update(|facts| {
             facts.mps = config.edits.mps_sockets().into_keys().collect();
-            facts.file_stack = FileStack { entries, trouble: None };
+            facts.file_stack = FileStack { entries, error: None };
         });
         self.config = config;
         self.show_loaded(&changes);

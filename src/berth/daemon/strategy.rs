@@ -161,7 +161,7 @@ impl StrategyTask {
             differs
         });
         let no_strategy = match &found.resolution {
-            Resolution::None(trouble) => Some(trouble.to_string().into()),
+            Resolution::None(error) => Some(error.to_string().into()),
             Resolution::Works { .. } => None,
         };
         let missing_nodes = found.missing_nodes.as_deref().map(Into::into);

@@ -64,7 +64,7 @@ impl Strategy {
                 shown.reason.clone_from(why);
                 shown.warnings.splice(0..0, warning.as_ref().map(ToString::to_string));
             }
-            Resolution::None(trouble) => shown.reason = trouble.to_string(),
+            Resolution::None(error) => shown.reason = error.to_string(),
         }
         shown
     }
@@ -223,7 +223,7 @@ impl StrategyFinder {
     /// Why no specification of our own can be made here at present, if so.
     fn no_driver_root(&self) -> Option<String> {
         let is_in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-        (is_in_pod && !self.edits.driver_root_seen.is_dir()).then(|| {
+        (is_in_pod && !self.edits.driver_root_in_container.is_dir()).then(|| {
             "the host's driver root is not mounted into Berth's pod (chart: nvidiaDriverRoot, / if the driver is installed \
              on the host; its last folder must not be a symbolic link)"
                 .to_owned()

@@ -44,7 +44,7 @@ impl TestNode {
         let driver = self.path("driver");
         let yaml = format!("containerEdits: {{nvidiaDriverRoot: {}}}\n{more}", driver.display());
         let mut config = Config::merge(&ServeArgs::default(), FileConfig::parse(&yaml).unwrap()).unwrap();
-        config.edits.driver_root_seen = driver;
+        config.edits.driver_root_in_container = driver;
         StrategyFinder::new(&config, self.root.path(), false)
     }
 
@@ -83,7 +83,7 @@ fn part(id: &str, index: u32) -> Part {
 fn kind(strategy: &Strategy) -> Option<&str> {
     match &strategy.resolution {
         Resolution::Works { cdi_kind, .. } => cdi_kind.as_deref(),
-        Resolution::None(trouble) => panic!("{trouble}"),
+        Resolution::None(error) => panic!("{error}"),
     }
 }
 
@@ -168,8 +168,8 @@ fn a_check_writes_nothing_and_a_node_without_a_strategy_is_told_why() {
     assert_eq!(kind(&node.find(&mut node.finder(""), Access::Read)), Some(OWN_KIND));
     assert!(!node.own_file().exists());
     let found = node.find(&mut node.finder("cdi: {generate: never}"), Access::Write);
-    let Resolution::None(trouble) = found.resolution else { panic!("{found:?}") };
-    assert!(trouble.what.contains("no CDI specification of the kind nvidia.com/gpu"), "{trouble}");
+    let Resolution::None(error) = found.resolution else { panic!("{found:?}") };
+    assert!(error.what.contains("no CDI specification of the kind nvidia.com/gpu"), "{error}");
     node.write("etc/containerd/config.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n");
     assert_eq!(kind(&node.find(&mut node.finder(""), Access::Write)), None);
     assert!(!node.own_file().exists(), "it is not needed");

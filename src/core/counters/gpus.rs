@@ -26,7 +26,7 @@ pub struct GpuCounters {
     answered: AtomicU64,
     failed: AtomicU64,
     last_scan: Mutex<LastScan>,
-    stale: Mutex<Option<String>>,
+    restart_reason: Mutex<Option<String>>,
     versions: Mutex<Versions>,
     xids: Mutex<BTreeMap<(String, u64), u64>>,
     other_xids: AtomicU64,
@@ -59,7 +59,7 @@ impl Default for GpuCounters {
             answered: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             last_scan: Mutex::default(),
-            stale: Mutex::default(),
+            restart_reason: Mutex::default(),
             versions: Mutex::default(),
             xids: Mutex::default(),
             other_xids: AtomicU64::new(0),
@@ -99,14 +99,14 @@ impl GpuCounters {
     }
 
     /// Sets why only a restart of the container can help, or that none is needed.
-    pub fn set_stale(&self, why: Option<String>) {
-        *self.stale.lock() = why;
+    pub fn set_restart_reason(&self, why: Option<String>) {
+        *self.restart_reason.lock() = why;
     }
 
-    /// Why only a restart of the container can help, if so: see [`berth_kernel::ports::Gpus::stale`].
+    /// Why only a restart of the container can help, if so: see [`berth_kernel::ports::Gpus::restart_reason`].
     #[must_use]
-    pub fn stale(&self) -> Option<String> {
-        self.stale.lock().clone()
+    pub fn restart_reason(&self) -> Option<String> {
+        self.restart_reason.lock().clone()
     }
 
     /// Sets the versions that a scan found: the driver may be replaced while the daemon runs.

@@ -173,8 +173,8 @@ fn a_grant_whose_append_failed_after_the_write_has_no_holder() {
 fn gpu_health_survives_a_restart_and_a_failed_write_is_repeated() {
     let (mut keeper, disk, clock) = keeper();
     let failing = || {
-        let troubles = [(gpu(1), "fell off the bus".into())].into();
-        Command::RecordScan(Inventory { scan_errors: troubles, ..gpus(2) })
+        let errors = [(gpu(1), "fell off the bus".into())].into();
+        Command::RecordScan(Inventory { scan_errors: errors, ..gpus(2) })
     };
     let health_after_restart = || {
         let keeper = Keeper::open(Box::new(disk.clone()), Rules::default(), clock.clone()).unwrap();

@@ -233,7 +233,7 @@ mod tests {
         spec.devices.push(device("0"));
         assert_eq!(spec.least_version(), "0.5.0");
         spec.devices.pop();
-        spec.container_edits.device_nodes = vec![node("/dev/nvidia0", Some("/root/dev/nvidia0"))];
+        spec.container_edits.device_nodes = vec![node("/dev/nvidia0", Some("/driver/dev/nvidia0"))];
         assert_eq!(spec.least_version(), "0.5.0");
         spec.devices[0].container_edits.additional_gids = vec![44];
         assert_eq!(spec.least_version(), "0.7.0");

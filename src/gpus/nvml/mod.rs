@@ -57,8 +57,8 @@ pub struct NvmlOptions {
     pub first_contact: Duration,
     /// How long one call may run before its GPU counts as hung. Two calls in a row that exceed the deadline do, too.
     pub hung_after: Duration,
-    /// How long NVML may fail to open, after it worked, before a container has to be started again; see [`Gpus::stale`].
-    pub stale_after: Duration,
+    /// How long NVML may fail to open, after it worked, before a container has to be started again; see [`Gpus::restart_reason`].
+    pub restart_after: Duration,
     /// How long NVLinks that were read are used: they come up some time after the driver.
     pub links_interval: Duration,
 }
@@ -77,7 +77,7 @@ impl Default for NvmlOptions {
             deadline: Duration::from_secs(2),
             first_contact: Duration::from_secs(60),
             hung_after: Duration::from_secs(10),
-            stale_after: Duration::from_secs(120),
+            restart_after: Duration::from_secs(120),
             links_interval: Duration::from_secs(60),
         }
     }
@@ -239,13 +239,13 @@ impl Gpus for NvmlGpus {
         fs::read_to_string(&self.options.driver_version).ok()
     }
 
-    fn stale(&self) -> Option<String> {
+    fn restart_reason(&self) -> Option<String> {
         if !self.options.in_container {
             return None;
         }
         let failing = self.failing.lock();
         let (since, error) =
-            failing.as_ref().filter(|(since, _)| since.elapsed() >= self.options.stale_after)?;
+            failing.as_ref().filter(|(since, _)| since.elapsed() >= self.options.restart_after)?;
         let seconds = since.elapsed().as_secs();
         Some(format!(
             "NVML could not be opened for {seconds} s, and this container may have the files of the former driver: {error}"

@@ -38,15 +38,15 @@ pub(super) fn strategy(config: &Config, root: &Path, parts: &[Part], versions: &
     let mut finder = StrategyFinder::new(config, root, false);
     let found = finder.find_for(&parts, &BTreeSet::new(), versions, Access::Read);
     let (strategies, why, warning) = match &found.resolution {
-        Resolution::None(trouble) => return Line::fail(CHECK, &trouble.what, &trouble.fix),
+        Resolution::None(error) => return Line::fail(CHECK, &error.what, &error.fix),
         Resolution::Works { strategies, why, warning, .. } => (strategies, why, warning),
     };
     let names: Vec<_> = strategies.iter().map(|strategy| strategy.as_str()).collect();
     let mut what = format!("{}: {why}", names.join(","));
     let mut fix = None;
-    if let Some(trouble) = warning {
-        what += &format!("; {}", trouble.what);
-        fix = Some(trouble.fix.clone());
+    if let Some(error) = warning {
+        what += &format!("; {}", error.what);
+        fix = Some(error.fix.clone());
     }
     for warning in found.missing_nodes.iter().chain(&found.warnings) {
         what += &format!("; {warning}");

@@ -12,7 +12,7 @@ pub(crate) struct Machine {
     /// Every part that there ever was; GPUs before their instances.
     parts: Vec<Part>,
     gone: BTreeSet<PartId>,
-    troubled: BTreeSet<PartId>,
+    failing: BTreeSet<PartId>,
     pub(crate) driver: Driver,
 }
 
@@ -33,7 +33,7 @@ impl Machine {
                 parts.push(instance);
             }
         }
-        Self { parts, gone: BTreeSet::new(), troubled: BTreeSet::new(), driver: Driver::Ready }
+        Self { parts, gone: BTreeSet::new(), failing: BTreeSet::new(), driver: Driver::Ready }
     }
 
     /// Some part, modulo how many there are.
@@ -58,16 +58,16 @@ impl Machine {
     pub(crate) fn trouble(&mut self, which: u32, on: bool) {
         let gpu = self.part(which).gpu().clone();
         if on {
-            self.troubled.insert(gpu);
+            self.failing.insert(gpu);
         } else {
-            self.troubled.remove(&gpu);
+            self.failing.remove(&gpu);
         }
     }
 
     /// Everything is there and works.
     pub(crate) fn mend(&mut self) {
         self.gone.clear();
-        self.troubled.clear();
+        self.failing.clear();
         self.driver = Driver::Ready;
     }
 
@@ -83,7 +83,7 @@ impl Machine {
             Driver::Fabric => Some(ScanError::not_ready("its NVLink fabric is not ready")),
             Driver::Replaced => Some("the driver is not loaded".into()),
         };
-        let own = |gpu: &PartId| self.troubled.contains(gpu).then(|| "it does not answer".into());
+        let own = |gpu: &PartId| self.failing.contains(gpu).then(|| "it does not answer".into());
         let errors =
             gpus.into_iter().filter_map(|gpu| Some((gpu.clone(), own(gpu).or_else(|| of_all.clone())?)));
         let scan_errors = errors.collect();

@@ -25,8 +25,8 @@ use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::transition_log;
 use berth_core::{GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore};
 use berth_kernel::gpu::Inventory;
-use berth_kernel::ports::{Gpus, GpusError};
-use berth_store::{Deadline, SledStore};
+use berth_kernel::ports::{Gpus, GpusError, StoreError};
+use berth_store::SledStore;
 use berth_wasm::WasmPolicies;
 use configuration::Configuration;
 use policies::{PolicyLoader, resolve};
@@ -41,6 +41,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+/// The longest time of opening the store. The largest one (a copy and a read of about 60 MiB) takes under 1 s on a slow disk.
+const STORE_OPEN_MAX: Duration = Duration::from_secs(15);
 /// Interval of attempts to read the GPUs or the kubelet's checkpoint during the start.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of attempts to make the active stack callable.
@@ -111,14 +113,7 @@ impl Daemon {
         let progress = Arc::new(Progress::new(&config));
         let admin = berth_admin::Server::bind(access::settings(&config))?;
         let clock = Arc::new(SystemClock::default());
-        let path = config.state_dir.join("store");
-        // The disk has its own thread, so that a hung disk delays an Allocate by two seconds and never blocks the keeper.
-        let open = move || {
-            let folder = path.clone();
-            Deadline::open(&path, move || SledStore::open(&folder))
-        };
-        let disk = tokio::task::spawn_blocking(open).await.context("opening the store")??;
-        let keeper = Keeper::open(Box::new(disk), config.rules.clone(), clock.clone())?;
+        let keeper = open_store(&config, clock.clone()).await?;
         let previous = Some(keeper.snapshot());
         let settings = berth_wasm::Settings {
             compiler: options.compiler.clone(),
@@ -391,6 +386,17 @@ impl Daemon {
             // Acknowledged changes are durable, so nothing is lost.
             tracing::warn!("the keeper did not stop in time");
         }
+    }
+}
+
+/// Opens the store, and restores the ledger from it.
+async fn open_store(config: &Config, clock: Arc<SystemClock>) -> anyhow::Result<Keeper> {
+    let (path, rules) = (config.state_dir.join("store"), config.rules.clone());
+    let folder = path.display().to_string();
+    let open = move || Keeper::open(Box::new(SledStore::open(&path)?), rules, clock);
+    match tokio::time::timeout(STORE_OPEN_MAX, tokio::task::spawn_blocking(open)).await {
+        Ok(opened) => Ok(opened.context("opening the store")??),
+        Err(_) => Err(StoreError::Slow { path: folder, ms: 1000 * STORE_OPEN_MAX.as_secs() }.into()),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Jobs of the policy thread, with their results.
 
-use crate::keeper::{CommandError, CommandResult, Snapshot};
+use crate::keeper::{Applied, CommandError, CommandResult, Snapshot};
 use crate::stack::Baseline;
 use berth_kernel::allocation::Allocation;
+use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, NewStack, Rules};
 use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
@@ -64,6 +65,17 @@ pub struct Granted {
     pub allocation: Allocation,
     /// The ledger after the grant.
     pub snapshot: Snapshot,
+}
+
+impl Granted {
+    /// The grant among the changes of an Allocate that was applied.
+    pub(crate) fn of(applied: Applied) -> Option<Self> {
+        let allocation = applied.entry.changes.iter().find_map(|change| match change {
+            Change::Granted(allocation) => Some(allocation.clone()),
+            _ => None,
+        })?;
+        Some(Self { allocation, snapshot: applied.snapshot })
+    }
 }
 
 /// Error of an activation. Nothing has changed.

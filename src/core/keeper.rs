@@ -1,11 +1,13 @@
 //! The keeper, the ledger's single writer. One thread, one `turn()`: decide, append, apply, publish, reply, in that
-//! order. It never runs guest code and never waits for NVML.
+//! order. It never runs guest code and never waits for NVML. If the disk does not answer in time, another keeper takes over.
 //!
 //! Readers only see snapshots, so a slow reader cannot delay an Allocate. What is absent here: locks around the ledger. No
 //! other code changes it.
 
+mod disk;
 mod inbox;
 
+pub use disk::DISK_WAIT;
 pub use inbox::{Handle, KUBELET_INBOX, OTHER_INBOX, Running, spawn};
 
 use crate::counters::Counters;
@@ -21,6 +23,7 @@ use berth_kernel::record::{HealthRecord, Record, Write, health_records, health_w
 use berth_kernel::refusal::Refusal;
 use berth_kernel::restore::{carry_over, restore};
 use berth_kernel::steps::{Step, pass};
+use disk::{Disk, DiskError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,16 +91,18 @@ pub type CommandResult = Result<Applied, CommandError>;
 /// The keeper's state.
 pub struct Keeper {
     ledger: Snapshot,
-    store: Box<dyn Store>,
+    disk: Arc<Disk>,
     rules: Shared<Rules>,
     clock: Arc<dyn Clock>,
-    publisher: watch::Sender<Snapshot>,
+    publisher: Arc<watch::Sender<Snapshot>>,
     /// The GPUs' health as the store holds it.
     persisted_health: BTreeMap<PartId, HealthRecord>,
     store_failure: StoreFailure,
     /// When to read the store again, monotonic milliseconds; set while memory and store may differ.
     reopen_at: Option<u64>,
     counters: Arc<Counters>,
+    /// Whether another keeper has taken over: this one only ends.
+    is_replaced: bool,
 }
 
 /// Error of the store, for readiness; `None` while the store works.
@@ -114,18 +119,45 @@ impl Keeper {
         let ledger = Arc::new(restore(records, clock.now()));
         let (publisher, _) = watch::channel(Arc::clone(&ledger));
         let counters = Arc::<Counters>::default();
-        counters.keeper.set_store_bytes(store.bytes());
+        let disk = Arc::new(Disk::new(store, DISK_WAIT));
+        counters.keeper.set_store_bytes(disk.bytes());
         Ok(Self {
             ledger,
-            store,
+            disk,
             rules: Shared::new(rules),
             clock,
-            publisher,
+            publisher: Arc::new(publisher),
             persisted_health,
             store_failure: StoreFailure::default(),
             reopen_at: None,
             counters,
+            is_replaced: false,
         })
+    }
+
+    /// The keeper that takes over when a call of the store is late. It works on the published snapshot, and reads the store
+    /// before it writes.
+    fn successor(&self) -> Self {
+        Self {
+            ledger: self.snapshot(),
+            disk: Arc::clone(&self.disk),
+            rules: self.rules.clone(),
+            clock: Arc::clone(&self.clock),
+            publisher: Arc::clone(&self.publisher),
+            persisted_health: BTreeMap::new(),
+            store_failure: Arc::clone(&self.store_failure),
+            reopen_at: None,
+            counters: Arc::clone(&self.counters),
+            is_replaced: false,
+        }
+    }
+
+    /// Takes over from a keeper whose call of the store failed with this error.
+    fn take_over(mut self, error: &StoreError) -> Self {
+        self.ledger = Arc::clone(&self.publisher.borrow());
+        self.store_failed(with_causes(error));
+        self.reopen_at = Some(self.clock.now().mono_ms + REOPEN_MS);
+        self
     }
 
     /// The newest snapshot.
@@ -158,6 +190,9 @@ impl Keeper {
         }
         if self.reopen_at.is_some_and(|at| now.mono_ms >= at) {
             self.reopen();
+        }
+        if self.is_replaced {
+            return Err(CommandError::Stopping);
         }
         let Verdict { entry, refusal } = decide(&self.ledger, &rules, command, now);
         let entry = Arc::new(entry);
@@ -196,7 +231,7 @@ impl Keeper {
             if self.reopen_at.is_some() {
                 return Err(CommandError::Store(self.failure_message()));
             }
-            self.append(&writes(&self.ledger, entry, &next))?;
+            self.append(&writes(&self.ledger, entry, &next), false)?;
         }
         self.count(entry);
         self.publish(next);
@@ -222,25 +257,39 @@ impl Keeper {
         }
     }
 
-    fn append(&mut self, writes: &[Write]) -> Result<(), CommandError> {
+    /// `is_applied`: the command that the writes belong to has been applied.
+    fn append(&mut self, writes: &[Write], is_applied: bool) -> Result<(), CommandError> {
         pass(Step::BeforeAppend);
         let began = Instant::now();
         let span = spans::append(writes.len());
-        let Err(error) = span.in_scope(|| self.store.append(writes)) else {
-            pass(Step::AfterAppend);
-            self.counters.keeper.append_durations.add(began.elapsed());
-            self.counters.keeper.set_store_bytes(self.store.bytes());
-            return Ok(());
+        let error = match span.in_scope(|| self.disk.append(writes, is_applied)) {
+            Ok(()) => {
+                pass(Step::AfterAppend);
+                self.counters.keeper.append_durations.add(began.elapsed());
+                self.counters.keeper.set_store_bytes(self.disk.bytes());
+                return Ok(());
+            }
+            Err(DiskError::TakenOver) => {
+                self.is_replaced = true;
+                return Err(CommandError::Stopping);
+            }
+            Err(DiskError::Store(error)) => error,
         };
-        self.counters.keeper.append_failed();
         let message = with_causes(&error);
         // `TooLarge` is returned before anything is written.
-        if !matches!(error, StoreError::TooLarge { .. }) {
-            tracing::error!(error = message, "the store failed");
-            self.set_store_failure(Some(message.clone()));
+        if matches!(error, StoreError::TooLarge { .. }) {
+            self.counters.keeper.append_failed();
+        } else {
+            self.store_failed(message.clone());
             self.reopen();
         }
         Err(CommandError::Store(message))
+    }
+
+    fn store_failed(&self, message: String) {
+        self.counters.keeper.append_failed();
+        tracing::error!(error = message, "the store failed");
+        self.set_store_failure(Some(message));
     }
 
     /// Writes changed health records to the store. A failed write is repeated with the next command.
@@ -253,7 +302,7 @@ impl Keeper {
         if self.reopen_at.is_some() {
             return Err(CommandError::Store(self.failure_message()));
         }
-        self.append(&writes)?;
+        self.append(&writes, true)?;
         self.persisted_health = now;
         Ok(())
     }
@@ -262,7 +311,7 @@ impl Keeper {
     /// written after all becomes an allocation without a reply to the kubelet, and ends as `neverStarted`.
     fn reopen(&mut self) {
         let now = self.clock.now();
-        match self.store.load() {
+        match self.disk.load() {
             Ok(records) => {
                 self.persisted_health = health_of(&records);
                 let next = carry_over(restore(records, now), &self.ledger);
@@ -271,7 +320,8 @@ impl Keeper {
                 self.reopen_at = None;
                 self.set_store_failure(None);
             }
-            Err(error) => {
+            Err(DiskError::TakenOver) => self.is_replaced = true,
+            Err(DiskError::Store(error)) => {
                 self.set_store_failure(Some(with_causes(&error)));
                 self.reopen_at = Some(now.mono_ms + REOPEN_MS);
             }

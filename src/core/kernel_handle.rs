@@ -3,11 +3,14 @@
 use crate::counters::{Counters, Versions};
 use crate::jobs::{Granted, KubeletJob, OtherJob};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
+use crate::lab::recorder::Recorder;
 use crate::shared::Shared;
+use crate::stack::evaluate::outcome;
 use crate::stack::policy_stats::PolicyStats;
-use crate::stack::{CallCounters, EntryStats, OfferNotes, PolicyStatuses};
-use berth_kernel::command::{Attempt, Command, Rules};
+use crate::stack::{Baseline, CallCounters, EntryStats, OfferNotes, PolicyStatuses};
+use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decider::Decider;
+use berth_kernel::decision::{NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::drain::{Author, Order, Owners};
 use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::gpu::{Inventory, Reading, XID};
@@ -16,9 +19,10 @@ use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
 use berth_kernel::passing::Passing;
 use berth_kernel::placement;
 use berth_kernel::pods::PodsView;
-use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement, PolicyVersion};
+use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, PolicyVersion};
 use berth_kernel::ports::Clock;
 use berth_kernel::reconcile::ReconcileView;
+use berth_kernel::refusal::Refusal;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
 use crossbeam_channel::{Sender, TrySendError};
@@ -38,8 +42,10 @@ pub struct KernelHandle {
     pub(crate) keeper: Handle,
     pub(crate) kubelet_jobs: Sender<(tracing::Span, KubeletJob)>,
     pub(crate) other_jobs: Sender<(tracing::Span, OtherJob)>,
+    pub(crate) recorder: Recorder,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) rules: Shared<Rules>,
+    pub(crate) baseline: Shared<Baseline>,
     pub(crate) policy_stats: PolicyStats,
 }
 
@@ -92,25 +98,75 @@ impl KernelHandle {
     /// If the grant is refused or fails. Nothing was granted then, except possibly after
     /// [`CommandError::Late`]: such a grant ends as `neverStarted`.
     pub async fn allocate(&self, request: AdmitRequest, attempt: Attempt) -> Result<Granted, CommandError> {
+        // The policy thread has nothing to do if no policy has the hook, and each thread on the way costs a wake-up.
+        let node = self.snapshot();
+        if !node.calls_policies(Hook::Admit)
+            && !self.baseline.get().mps_sockets.contains_key(&request.resource)
+        {
+            match self.allocate_without_policies(node, &request, attempt).await {
+                Err(CommandError::Refused(Refusal::Moved)) => {}
+                result => return result,
+            }
+        }
         let (reply, answer) = oneshot::channel();
         send(&self.kubelet_jobs, KubeletJob::Allocate { request, attempt, reply })?;
         within(answer).await?
     }
 
+    async fn allocate_without_policies(
+        &self,
+        node: Snapshot,
+        request: &AdmitRequest,
+        attempt: Attempt,
+    ) -> Result<Granted, CommandError> {
+        let now = self.now();
+        let command = Command::Allocate {
+            request: request.clone(),
+            answer: StackAnswer::NotCalled,
+            generation: node.generation,
+            is_retry: false,
+            attempt,
+        };
+        let granted = match self.command(command).await {
+            // The policy thread decides, and records what it decided.
+            Err(error @ CommandError::Refused(Refusal::Moved)) => return Err(error),
+            result => result.and_then(|applied| Granted::of(applied).ok_or(CommandError::Stopping)),
+        };
+        let id = granted.as_ref().map(|granted| Some(granted.allocation.id)).map_err(ToString::to_string);
+        let outcome = outcome(StackAnswer::NotCalled, id);
+        self.record(node, now, OwnedQuestion::Admit(request.clone()), outcome);
+        granted
+    }
+
+    /// Records a decision without a call of a policy.
+    fn record(&self, node: Snapshot, now: Now, question: OwnedQuestion, outcome: Outcome) {
+        let decision = NewDecision { node, now, question, calls: Vec::new(), outcome, is_repeat: false };
+        self.recorder.record(&self.policy_stats, decision);
+    }
+
     /// Chooses the devices to prefer; returns the label of the policy that chose them, too. Never fails: an error would fail the
     /// pod.
     pub async fn place(&self, request: PlaceRequest) -> (Placement, Decider) {
-        let (reply, answer) = oneshot::channel();
-        let job = KubeletJob::Place { request: request.clone(), reply };
-        if send(&self.kubelet_jobs, job).is_ok() {
-            let wait = Duration::from_millis(PLACE_MS_MAX);
-            if let Ok(Ok(placement)) = tokio::time::timeout(wait, answer).await {
-                return placement;
+        let calls_policies = self.snapshot().calls_policies(Hook::Place);
+        if calls_policies {
+            let (reply, answer) = oneshot::channel();
+            let job = KubeletJob::Place { request: request.clone(), reply };
+            if send(&self.kubelet_jobs, job).is_ok() {
+                let wait = Duration::from_millis(PLACE_MS_MAX);
+                if let Ok(Ok(placement)) = tokio::time::timeout(wait, answer).await {
+                    return placement;
+                }
             }
         }
-        let snapshot = self.snapshot();
-        let request = placement::without_ungrantable(&snapshot, &request, self.rules().overcommit_percent);
-        (placement::baseline(&snapshot, &request), Decider::Baseline)
+        let node = self.snapshot();
+        // The journal records the request as policies see it.
+        let request = placement::without_ungrantable(&node, &request, self.rules().overcommit_percent);
+        let placement = placement::baseline(&node, &request);
+        if !calls_policies {
+            let outcome = Outcome::Placed(placement.clone(), Decider::Baseline);
+            self.record(node, self.now(), OwnedQuestion::Place(request), outcome);
+        }
+        (placement, Decider::Baseline)
     }
 
     /// Submits the observations of a reconcile pass.

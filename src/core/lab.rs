@@ -16,7 +16,8 @@ pub use trial::{
 
 use crate::jobs::{ActivateError, Unprepared};
 use crate::keeper::CommandError;
-use crate::policies::{PolicyService, Prepared, lower_priority};
+use crate::policies::{PolicyService, Prepared};
+use crate::priority::lower_priority;
 use berth_kernel::command::NewStack;
 use berth_kernel::decision::{Decision, Filter};
 use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, PolicyRuntime};

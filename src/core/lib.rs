@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod policies;
 mod policy_thread;
 pub mod policy_transitions;
+mod priority;
 mod shared;
 pub mod spans;
 pub mod stack;
@@ -85,7 +86,7 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
     let recording = lab::recorder::start(Arc::clone(&runtime), journal.clone(), Arc::clone(&shadows))?;
     let worker = Worker::new(
         running.handle.clone(),
-        recording.recorder,
+        recording.recorder.clone(),
         Arc::clone(&runtime),
         Arc::clone(&clock),
         baseline.clone(),
@@ -94,8 +95,16 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
     );
     let inboxes = Inboxes { kubelet, other, nudge: nudges };
     let thread = std::thread::Builder::new().name("policy".into()).spawn(move || worker.run(&inboxes))?;
-    let kernel =
-        KernelHandle { keeper: running.handle, kubelet_jobs, other_jobs, clock, rules, policy_stats };
+    let kernel = KernelHandle {
+        keeper: running.handle,
+        kubelet_jobs,
+        other_jobs,
+        recorder: recording.recorder,
+        clock,
+        rules,
+        baseline: baseline.clone(),
+        policy_stats,
+    };
     let policies = PolicyService::new(kernel.clone(), Arc::clone(policies) as _, runtime, baseline, shadows);
     let lab = Lab::new(policies.clone(), journal, recording.lost);
     let threads = vec![thread, recording.thread, running.thread];

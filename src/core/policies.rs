@@ -7,13 +7,13 @@ mod upload;
 
 pub use chunks::ModuleChunks;
 pub use prepare::Prepared;
-pub(crate) use prepare::{at_low_priority, lower_priority};
 pub use upload::{DeleteError, DeletePrecondition, Upload, UploadError};
 
 use crate::jobs::{ActivateError, OtherJob, Reconfiguration};
 use crate::keeper::{CommandError, Snapshot};
 use crate::kernel_handle::{KernelHandle, send, within};
 use crate::lab::shadow::Shadows;
+use crate::priority::at_low_priority;
 use crate::shared::Shared;
 use crate::spans;
 use crate::stack::{Baseline, DryRun, TIME_FACTOR};

@@ -12,7 +12,6 @@ use crate::stack::evaluate::outcome;
 use crate::stack::fault_log::FaultLog;
 use crate::stack::policy_stats::PolicyStats;
 use crate::stack::{Baseline, DryRun, Evaluation, FAULTS_TO_SUSPEND, Faults, OfferNotes, Offers};
-use berth_kernel::change::Change;
 use berth_kernel::command::{Attempt, Command, NewStack, Rules};
 use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, CallRecord, NewDecision, Outcome, OwnedQuestion};
@@ -226,15 +225,9 @@ impl Worker {
 
     fn record(&self, node: &Snapshot, question: OwnedQuestion, evaluated: Evaluated, outcome: Outcome) {
         let Evaluated { now, calls } = evaluated;
-        self.policy_stats.record_outcome(question.hook(), outcome.as_str());
-        self.recorder.submit(NewDecision {
-            node: Arc::clone(node),
-            now,
-            question,
-            calls,
-            outcome,
-            is_repeat: false,
-        });
+        let node = Arc::clone(node);
+        let decision = NewDecision { node, now, question, calls, outcome, is_repeat: false };
+        self.recorder.record(&self.policy_stats, decision);
     }
 
     /// Evaluates the stack and submits the answer to the keeper; repeats both once if the node changed in between.
@@ -261,7 +254,7 @@ impl Worker {
                 }
                 // An Allocate that is not refused always grants. If it ever did not, the kubelet's call must
                 // still fail.
-                result => result.and_then(|applied| granted(applied).ok_or(CommandError::Stopping)),
+                result => result.and_then(|applied| Granted::of(applied).ok_or(CommandError::Stopping)),
             };
             let id = granted.as_ref().map(|granted| Some(granted.allocation.id)).map_err(ToString::to_string);
             self.record(&node, OwnedQuestion::Admit(request.clone()), evaluated, outcome(stack_answer, id));
@@ -442,12 +435,4 @@ impl Worker {
         }
         self.policy_stats.publish(stack);
     }
-}
-
-fn granted(applied: Applied) -> Option<Granted> {
-    let allocation = applied.entry.changes.iter().find_map(|change| match change {
-        Change::Granted(allocation) => Some(allocation.clone()),
-        _ => None,
-    })?;
-    Some(Granted { allocation, snapshot: applied.snapshot })
 }

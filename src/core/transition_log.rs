@@ -15,6 +15,8 @@ use tokio::time::timeout;
 
 /// How often deadlines are compared with the clock: a deadline that passes changes no ledger.
 const DEADLINE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause after each comparison of ledgers, so that a burst of Allocates is compared once.
+const COMPARE_PAUSE: Duration = Duration::from_millis(50);
 /// Most lines about single bypasses after one change: a job of eight ranks on each of two GPUs, and some more. The
 /// others are logged as a number; the API lists them all.
 const BYPASS_LINES_MAX: usize = 20;
@@ -36,6 +38,7 @@ pub async fn run(kernel: KernelHandle, before: Arc<Ledger>) {
                 tracing::info!("{text}");
             }
         }
+        tokio::time::sleep(COMPARE_PAUSE).await;
     }
 }
 

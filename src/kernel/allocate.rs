@@ -11,7 +11,7 @@ use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId};
 use super::part_state::{Device, PartState, Taken};
 use super::pods::Fate;
-use super::policy::{AdmitRequest, Terms};
+use super::policy::{AdmitRequest, Hook, Terms};
 use super::reconcile::{end_changes, reset_breaker};
 use super::refusal::Refusal;
 use super::time::Now;
@@ -30,7 +30,8 @@ pub fn allocate(
     attempt: Attempt,
     now: Now,
 ) -> Verdict {
-    let outcome = check_invariants(ledger, rules, request, now).and_then(|()| check_answer(answer, current));
+    let outcome =
+        check_invariants(ledger, rules, request, now).and_then(|()| check_answer(ledger, answer, current));
     let mut changes = Vec::new();
     let refusal = match outcome {
         Ok((by, terms)) => {
@@ -64,8 +65,15 @@ fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
     is_policys || (refusal.reconcile_may_resolve() && attempt == Attempt::Last)
 }
 
-fn check_answer(answer: &StackAnswer, current: bool) -> Result<(Vec<Decider>, Terms), Refusal> {
+fn check_answer(
+    ledger: &Ledger,
+    answer: &StackAnswer,
+    current: bool,
+) -> Result<(Vec<Decider>, Terms), Refusal> {
     match answer.clone() {
+        // Another stack was activated meanwhile.
+        StackAnswer::NotCalled if ledger.calls_policies(Hook::Admit) => Err(Refusal::Moved),
+        StackAnswer::NotCalled => Ok((vec![Decider::Baseline], Terms::default())),
         StackAnswer::Allow { by, terms } => Ok((by, terms)),
         StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } if !current => Err(Refusal::Moved),
         StackAnswer::Deny { policy, reason } => Err(Refusal::Denied { policy, reason }),

@@ -195,6 +195,8 @@ impl NewStack {
 /// The whole stack's answer to an Allocate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StackAnswer {
+    /// No policy of the stack has the hook `admit`, so none was called.
+    NotCalled,
     /// No policy denied.
     Allow {
         /// The policies that allowed, or the baseline if all passed.

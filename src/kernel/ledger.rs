@@ -16,10 +16,10 @@ use super::offer::{Consumes, OfferLine};
 use super::part_state::{Device, DeviceState, PartState, Taken};
 use super::passing::Passing;
 use super::pods::{Fate, PodsView};
-use super::policy::PolicyVersion;
+use super::policy::{Hook, PolicyVersion};
 use super::process::ProcessTable;
 use super::sighting::Sighting;
-use super::stack::{PastStacks, Stack, keep_past};
+use super::stack::{PastStacks, Stack, StackEntry, keep_past};
 use super::stuck::Stuck;
 use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -179,6 +179,18 @@ impl Ledger {
     pub fn taken(&self, part: &PartState) -> Taken {
         let own = part.taken();
         if self.parts_on_same_hardware(part).any(PartState::held) { own.plus(Consumes::Whole) } else { own }
+    }
+
+    /// Whether the policy of this stack entry has this hook; of a version that is not known, it is assumed.
+    #[must_use]
+    pub fn has_hook(&self, entry: &StackEntry, hook: Hook) -> bool {
+        self.policies.get(&entry.digest).is_none_or(|version| version.hooks.contains(&hook))
+    }
+
+    /// Whether a policy of the active stack has this hook.
+    #[must_use]
+    pub fn calls_policies(&self, hook: Hook) -> bool {
+        self.stack.entries.iter().any(|entry| self.has_hook(entry, hook))
     }
 
     /// The newest live allocation that names a device of this part.

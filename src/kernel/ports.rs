@@ -102,13 +102,16 @@ pub trait Store: Send {
     /// If that cannot be guaranteed. Whether the writes are stored is then unknown until `load`.
     fn append(&mut self, writes: &[Write]) -> Result<(), StoreError>;
 
+    /// The store's folder, for errors.
+    fn path(&self) -> String;
+
     /// A function that may be called from any thread to end a store call that hangs for another reason
     /// than the disk.
     fn waker(&self) -> Option<Waker> {
         None
     }
 
-    /// Size of its files in bytes when last measured, if it measures them. Does not block.
+    /// Size of its files in bytes, if it has files.
     fn bytes(&self) -> Option<u64> {
         None
     }

@@ -6,6 +6,8 @@
 //! containers. Its checkpoint has UIDs and init containers but no names, and stores the environment of
 //! our reply, which contains the allocation id.
 
+mod sources;
+
 use super::allocation::{Allocation, Decision, EndReason, Holder};
 use super::change::{Change, Entry};
 use super::command::Rules;
@@ -16,6 +18,7 @@ use super::pods::Fate;
 use super::sighting::Sighting;
 use super::stuck::{SourceError, Stuck};
 use super::time::{Now, Timing};
+use sources::{Evidence, Sources};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -106,135 +109,6 @@ pub struct Plan {
     pub kubelet_seen_wall_ms: Option<u64>,
 }
 
-/// What the sources of one reconcile pass show of an allocation.
-struct Evidence {
-    /// Holder fields that the checkpoint or `List` shows.
-    learned: Holder,
-    /// The checkpoint contains its id.
-    by_id: bool,
-    /// The checkpoint contains its id, or one of its devices that is not only under ids of other allocations.
-    in_checkpoint: bool,
-    /// The checkpoint contains its devices only under other pods, and its own pod's UID is known.
-    under_another_pod: bool,
-    /// A later grant includes some of its devices, and the checkpoint contains them only under ids of other
-    /// allocations.
-    reissued: bool,
-    /// `List` shows its pod.
-    listed: bool,
-    /// The checkpoint shows the allocation, or `List` shows its pod.
-    is_shown: bool,
-    /// The source that would show it could be read: `List` if its pod's name is known, else the checkpoint.
-    can_be_shown: bool,
-    /// No source shows it.
-    is_gone: bool,
-}
-
-/// The evidence of `view` on `allocation`; `list` is the view's `List` if it was fetched after the grant.
-fn evidence(
-    ledger: &Ledger,
-    allocation: &Allocation,
-    view: &ReconcileView,
-    list: Option<&PodList>,
-) -> Evidence {
-    let checkpoint = || view.checkpoint.iter().flatten();
-    let shares_device = |c: &&CheckpointEntry| c.devices.iter().any(|id| allocation.devices.contains(id));
-    let on_devices: Vec<&CheckpointEntry> =
-        checkpoint().filter(|c| c.resource == allocation.resource).filter(shares_device).collect();
-    let own = checkpoint().find(|c| c.allocation == Some(allocation.id));
-    // An entry without an allocation id was answered by another plugin: it can only belong to an adopted
-    // allocation.
-    let adopted = allocation.decision.is_adoption();
-    let entry = own.or_else(|| {
-        let mut entries = on_devices.iter().copied();
-        entries.find(|c| c.allocation.is_none() && adopted && c.devices == allocation.devices)
-    });
-    let mut learned = Holder::default();
-    if let Some(c) = entry {
-        learned.pod_uid = Some(c.pod_uid.clone());
-        learned.container = Some(c.container.clone());
-    }
-    let mut known = allocation.holder.clone();
-    known.fill_from(&learned);
-    if let Some(hold) = listed_hold(ledger, allocation, &known, view, list) {
-        learned.namespace = Some(hold.namespace.clone());
-        learned.pod = Some(hold.pod.clone());
-        learned.container.get_or_insert_with(|| hold.container.clone());
-        // While the checkpoint cannot be read, the UID comes from the view of all pods.
-        if known.pod_uid.is_none()
-            && view.checkpoint.is_none()
-            && let Some(pods) = &ledger.pods
-            && let Some(pod) = pods.find_by_name(&hold.namespace, &hold.pod, allocation.granted_wall_ms)
-        {
-            learned.pod_uid = Some(pod.uid.clone());
-        }
-    } else if known.pod.is_none() {
-        // `List` shows no init containers: the name comes from the pod's other allocations or the pods view.
-        if let Some(pod) = known.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid)) {
-            learned.fill_from(&pod);
-        }
-    }
-    known.fill_from(&learned);
-    let listed = match (&known.namespace, &known.pod, list) {
-        (Some(namespace), Some(pod), Some(list)) => list.pods.contains(&(namespace.clone(), pod.clone())),
-        _ => false,
-    };
-    let by_id = own.is_some();
-    let by_device = !on_devices.is_empty();
-    let is_of_another_id = |c: &&CheckpointEntry| c.allocation.is_some_and(|id| id != allocation.id);
-    let is_of_another_pod =
-        |c: &&CheckpointEntry| known.pod_uid.as_ref().is_some_and(|uid| *uid != c.pod_uid);
-    let under_another_id = by_device && on_devices.iter().all(is_of_another_id);
-    let reissued = allocation.overlapped && under_another_id;
-    Evidence {
-        by_id,
-        in_checkpoint: by_id || (by_device && !under_another_id),
-        under_another_pod: by_device && on_devices.iter().all(is_of_another_pod),
-        is_shown: entry.is_some() || listed,
-        can_be_shown: if known.pod.is_some() { list.is_some() } else { view.checkpoint.is_some() },
-        // A pod that still runs other containers does not keep a superseded grant live.
-        is_gone: !by_id && (reissued || !(by_device || listed)),
-        learned,
-        reissued,
-        listed,
-    }
-}
-
-/// The container that `List` shows with exactly these devices. It belongs to the newest allocation of the
-/// devices, or to an older one of the same pod with this container name: another pod's container may have
-/// the same name.
-fn listed_hold<'v>(
-    ledger: &Ledger,
-    allocation: &Allocation,
-    known: &Holder,
-    view: &ReconcileView,
-    list: Option<&'v PodList>,
-) -> Option<&'v ListedHolding> {
-    let holders = |id| ledger.holders_of(&allocation.resource, id);
-    let newest = allocation.devices.iter().all(|id| holders(id).last() == Some(&allocation.id));
-    let is_candidate = newest || newest_shares_pod(ledger, allocation, view);
-    list?.held.iter().find(|h| {
-        h.resource == allocation.resource
-            && h.devices == allocation.devices
-            && match &known.container {
-                Some(container) => *container == h.container && is_candidate,
-                None => newest,
-            }
-            && known.pod.as_ref().is_none_or(|pod| *pod == h.pod)
-    })
-}
-
-/// Whether all newer allocations of the same devices are of the same pod, by UID.
-fn newest_shares_pod(ledger: &Ledger, allocation: &Allocation, view: &ReconcileView) -> bool {
-    let uid_of = |id: AllocationId| {
-        let entry = view.checkpoint.iter().flatten().find(|c| c.allocation == Some(id));
-        let known = || ledger.live.get(&id)?.holder.pod_uid.as_deref();
-        entry.map(|c| c.pod_uid.as_str()).or_else(known)
-    };
-    let own = uid_of(allocation.id);
-    let mut holders = allocation.devices.iter().flat_map(|id| ledger.holders_of(&allocation.resource, id));
-    own.is_some() && holders.all(|holder| *holder <= allocation.id || uid_of(*holder) == own)
-}
-
 /// Turns the view of one reconcile pass into a plan.
 #[must_use]
 pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) -> Plan {
@@ -244,6 +118,7 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
     let at = Now { mono_ms: view.began_mono_ms, ..now };
     let mut missed = Vec::new();
     let mut seen_any = false;
+    let sources = Sources::new(view);
     for (id, allocation) in ledger.live.iter() {
         let sighting = ledger.sightings.get(id).copied();
         let mut sighting = sighting.unwrap_or_else(|| Sighting::restored(&allocation.holder, now));
@@ -252,9 +127,7 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
         // A view of the same millisecond may be older than the grant.
         let since_grant = view.began_mono_ms > sighting.since_mono_ms;
-        // A list from before the grant may name the pod that held these devices before.
-        let list = view.list.as_ref().filter(|_| since_grant);
-        let evidence = evidence(ledger, allocation, view, list);
+        let evidence = sources.evidence(ledger, allocation, since_grant);
         if allocation.holder.clone().fill_from(&evidence.learned) {
             plan.learned.push((*id, evidence.learned.clone()));
         }
@@ -263,7 +136,7 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
             sighting.missed_mono_ms = None;
         }
         sighting.named = evidence.is_shown || (sighting.named && !evidence.can_be_shown);
-        if allocation.overlapped && evidence.by_id && newest_shares_pod(ledger, allocation, view) {
+        if allocation.overlapped && evidence.by_id && sources.newest_shares_pod(ledger, allocation) {
             plan.settled.push(*id);
         }
         // A pass in which no source could name it does not count as a reading: an operator's `end` stays refused.

@@ -22,10 +22,6 @@ impl ErrorFactory {
         StoreError::Locked { path: self.path.clone() }
     }
 
-    pub(super) fn slow(&self, wait: std::time::Duration) -> StoreError {
-        StoreError::Slow { path: self.path.clone(), ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) }
-    }
-
     pub(super) fn damaged(&self, what: impl Into<String>) -> StoreError {
         StoreError::Damaged { path: self.path.clone(), what: what.into() }
     }

@@ -2,13 +2,11 @@
 //!
 //! The store holds one record per object ([`berth_kernel::record`]); [`codec`] encodes it. sled 0.34
 //! alone guarantees less than an Allocate needs: [`SledStore`] adds the missing checks and documents
-//! what stays undetected. [`Deadline`] bounds how long a caller waits for the disk. No other crate
-//! uses sled.
+//! what stays undetected. No other crate uses sled.
 
 mod check;
 pub mod codec;
 mod counter;
-mod deadline;
 mod dto;
 mod errors;
 mod folder;
@@ -19,7 +17,6 @@ mod sled;
 mod transfer;
 
 pub use codec::RECORD_BYTES_MAX;
-pub use deadline::{APPEND_WAIT, Deadline, LOAD_WAIT};
 pub use memory::{MemoryDisk, MemoryFault, MemoryStore};
 pub use sled::SledStore;
 pub use transfer::{Summary, TransferError, export, import, init, verify};

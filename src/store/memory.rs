@@ -11,6 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Stands for the folder in errors.
+const PATH: &str = "memory";
+
 /// A simulated fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryFault {
@@ -56,7 +59,7 @@ impl MemoryDisk {
     /// # Errors
     /// [`StoreError::Locked`] while another one is open.
     pub fn open(&self) -> Result<MemoryStore, StoreError> {
-        let errors = ErrorFactory::new(Path::new("memory"));
+        let errors = ErrorFactory::new(Path::new(PATH));
         let mut shared = self.shared.lock();
         if shared.in_use {
             return Err(errors.locked());
@@ -126,6 +129,10 @@ impl Store for MemoryStore {
             return Err(self.errors.failed("simulated fault"));
         }
         Ok(())
+    }
+
+    fn path(&self) -> String {
+        PATH.into()
     }
 }
 

@@ -271,6 +271,10 @@ impl Store for SledStore {
         Some(Box::new(move || active_append.wake()))
     }
 
+    fn path(&self) -> String {
+        self.folder.path.display().to_string()
+    }
+
     fn bytes(&self) -> Option<u64> {
         self.folder.bytes().ok()
     }

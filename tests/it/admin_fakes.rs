@@ -44,6 +44,10 @@ impl Store for SwitchStore {
         self.check()?;
         self.inner.append(writes)
     }
+
+    fn path(&self) -> String {
+        "/state".into()
+    }
 }
 
 pub(crate) fn digest_of(module: &[u8]) -> Digest {

@@ -70,6 +70,10 @@ impl Store for MapStore {
         }
         Ok(())
     }
+
+    fn path(&self) -> String {
+        "memory".into()
+    }
 }
 
 pub(crate) fn scripted_version() -> PolicyVersion {

@@ -1,5 +1,4 @@
-//! The contract of `Store`: one set of checks, run on the store on disk and on the one in memory, with and without
-//! deadlines.
+//! The contract of `Store`: one set of checks, run on the store on disk and on the one in memory.
 
 use berth_kernel::allocation::{Allocation, Decision, EndReason, Holder, Limits};
 use berth_kernel::change::{Change, Entry};
@@ -15,9 +14,9 @@ use berth_kernel::record::{Meta, Record, RecordKey, Write, records, writes};
 use berth_kernel::restore::restore;
 use berth_kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth_kernel::time::Now;
-use berth_store::{Deadline, MemoryDisk, MemoryFault, RECORD_BYTES_MAX, SledStore};
+use berth_store::{MemoryDisk, MemoryFault, RECORD_BYTES_MAX, SledStore};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A disk that stores are opened on.
 pub(crate) trait Disk {
@@ -72,42 +71,6 @@ fn limit_files(bytes: Option<u64>) {
     let maximum = getrlimit(Resource::Fsize).maximum;
     let current = bytes.or(maximum);
     setrlimit(Resource::Fsize, Rlimit { current, maximum }).unwrap();
-}
-
-struct Behind<D>(D);
-
-impl Disk for Behind<MemoryDisk> {
-    fn open(&self) -> Result<Box<dyn Store>, StoreError> {
-        let disk = self.0.clone();
-        let open = move || MemoryDisk::open(&disk);
-        Ok(Box::new(Deadline::open(Path::new("memory"), open)?))
-    }
-
-    fn spoil(&self) {
-        self.0.spoil();
-    }
-
-    fn mend(&self) {
-        self.0.mend();
-    }
-}
-
-impl Disk for Behind<Folder> {
-    fn open(&self) -> Result<Box<dyn Store>, StoreError> {
-        let path = self.0.0.clone();
-        let open = move || SledStore::open(&path);
-        // The product's two seconds are for a kubelet that waits, not for a test on a busy disk.
-        let long = std::time::Duration::from_secs(60);
-        Ok(Box::new(Deadline::open_within(&self.0.0, long, long, open)?))
-    }
-
-    fn spoil(&self) {
-        self.0.spoil();
-    }
-
-    fn mend(&self) {
-        self.0.mend();
-    }
 }
 
 pub(crate) fn allocation(number: u64, reason: &str) -> Record {
@@ -440,8 +403,6 @@ fn stack(revision: u64, entries: usize) -> Stack {
 fn the_store_in_memory_keeps_the_contract() {
     contract(&|| Box::new(MemoryDisk::new(7)));
     an_append_that_failed_is_settled_by_load(&MemoryDisk::new(7));
-    contract(&|| Box::new(Behind(MemoryDisk::new(7))));
-    an_append_that_failed_is_settled_by_load(&Behind(MemoryDisk::new(7)));
 }
 
 /// The failed append is in `store_sled`, in a process of its own.
@@ -450,7 +411,6 @@ fn the_store_on_disk_keeps_the_contract() {
     let temporary = tempfile::tempdir().unwrap();
     let fresh = || Folder(tempfile::tempdir_in(temporary.path()).unwrap().keep().join("store"));
     contract(&|| Box::new(fresh()));
-    contract(&|| Box::new(Behind(fresh())));
 }
 
 #[test]

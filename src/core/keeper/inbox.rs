@@ -6,6 +6,7 @@ use crate::spans;
 use berth_kernel::command::Command;
 use berth_kernel::steps::{Step, pass};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -94,14 +95,23 @@ impl Handle {
 pub struct Running {
     /// The handle to it.
     pub handle: Handle,
-    /// The keeper's thread; ends when all handles are dropped.
+    /// The watcher's thread; ends after the keeper, which ends when all handles are dropped.
     pub thread: JoinHandle<()>,
 }
 
-/// Starts the keeper's thread. It signals each publication on `nudge`, without waiting.
+/// The receiving ends of a keeper's channels. A keeper that takes over receives from the same ones.
+#[derive(Clone)]
+pub(super) struct Inboxes {
+    pub(super) kubelet: Receiver<Request>,
+    pub(super) other: Receiver<Request>,
+    pub(super) nudge: Sender<()>,
+}
+
+/// Starts the keeper's thread, and the one that watches over its calls of the store. The keeper signals each publication on
+/// `nudge`, without waiting.
 ///
 /// # Errors
-/// If the thread cannot be started.
+/// If a thread cannot be started.
 pub fn spawn(keeper: Keeper, nudge: Sender<()>) -> std::io::Result<Running> {
     let (kubelet, kubelet_requests) = bounded(KUBELET_INBOX);
     let (other, other_requests) = bounded(OTHER_INBOX);
@@ -110,30 +120,58 @@ pub fn spawn(keeper: Keeper, nudge: Sender<()>) -> std::io::Result<Running> {
     let counters = Arc::clone(&keeper.counters);
     // The heartbeat starts before the first turn.
     drop(counters.keeper.heartbeat.begin());
+    let inboxes = Inboxes { kubelet: kubelet_requests, other: other_requests, nudge };
+    let successor = keeper.successor();
+    let first = start(keeper, &inboxes)?;
     let thread = std::thread::Builder::new()
-        .name("keeper".into())
-        .spawn(move || run(keeper, &kubelet_requests, &other_requests, &nudge))?;
+        .name("keeper-watch".into())
+        .spawn(move || watch(&successor, &inboxes, first))?;
     Ok(Running { handle: Handle { kubelet, other, snapshots, store_failure, counters }, thread })
 }
 
-pub(super) fn run(
-    mut keeper: Keeper,
-    kubelet: &Receiver<Request>,
-    other: &Receiver<Request>,
-    nudge: &Sender<()>,
-) {
+fn start(keeper: Keeper, inboxes: &Inboxes) -> std::io::Result<JoinHandle<()>> {
+    let (inboxes, disk) = (inboxes.clone(), Arc::clone(&keeper.disk));
+    std::thread::Builder::new().name("keeper".into()).spawn(move || {
+        if catch_unwind(AssertUnwindSafe(|| run(keeper, &inboxes))).is_err() {
+            // Ends the watcher, so that senders learn that nobody receives.
+            disk.close();
+        }
+    })
+}
+
+/// Starts the next keeper each time the current one hangs in a call of the store. The thread of the hanging one ends with
+/// its call.
+fn watch(successor: &Keeper, inboxes: &Inboxes, mut current: JoinHandle<()>) {
+    while let Some((error, answer)) = successor.disk.wait_for_late_call() {
+        let next = successor.successor().take_over(&error);
+        if let Some((reply, error)) = answer {
+            let _ = reply.send(Err(error));
+        }
+        match start(next, inboxes) {
+            Ok(thread) => current = thread,
+            Err(error) => {
+                // The heartbeat of the hanging keeper makes the liveness probe fail.
+                tracing::error!(%error, "cannot start a thread for the keeper");
+                return;
+            }
+        }
+    }
+    let _ = current.join();
+}
+
+pub(super) fn run(mut keeper: Keeper, inboxes: &Inboxes) {
     let ticks = tick(TICK);
     loop {
         let generation = keeper.ledger.generation;
         // The kubelet's commands first: it has no timeout and admits no other pod meanwhile.
         select_biased! {
-            recv(kubelet) -> request => match request {
+            recv(inboxes.kubelet) -> request => match request {
                 Ok(request) => handle_request(&mut keeper, request),
-                Err(_) => return,
+                Err(_) => break,
             },
-            recv(other) -> request => match request {
+            recv(inboxes.other) -> request => match request {
                 Ok(request) => handle_request(&mut keeper, request),
-                Err(_) => return,
+                Err(_) => break,
             },
             recv(ticks) -> _ => {
                 if let Err(error) = turn(&mut keeper, &Command::Tick) {
@@ -141,26 +179,38 @@ pub(super) fn run(
                 }
             }
         }
+        if keeper.is_replaced {
+            return;
+        }
         if keeper.ledger.generation != generation {
             // A full channel already holds a signal.
-            let _ = nudge.try_send(());
+            let _ = inboxes.nudge.try_send(());
         }
     }
+    keeper.disk.close();
 }
 
 fn handle_request(keeper: &mut Keeper, request: Request) {
     if matches!(request.command, Command::Allocate { .. }) && request.reply.is_closed() {
         return;
     }
-    let span = spans::turn(&request.span, request.command.as_str());
-    let answer = span.in_scope(|| turn(keeper, &request.command));
+    let Request { command, reply, span } = request;
+    keeper.disk.begin(reply);
+    let span = spans::turn(&span, command.as_str());
+    let answer = span.in_scope(|| turn(keeper, &command));
     let failed = matches!(answer, Err(CommandError::Store(_)));
     let outcome = answer.as_ref().err().map_or("applied", CommandError::kind);
     spans::turn_ended(&span, keeper.ledger.generation, outcome, failed);
     drop(span);
     pass(Step::BeforeReply);
-    // The submitter may have stopped waiting; the command stays applied.
-    let _ = request.reply.send(answer);
+    // The request of a keeper that was taken over has been answered; the slot may hold its successor's.
+    if keeper.is_replaced {
+        return;
+    }
+    if let Some(reply) = keeper.disk.end() {
+        // The submitter may have stopped waiting; the command stays applied.
+        let _ = reply.send(answer);
+    }
 }
 
 /// One turn, with heartbeat and duration.

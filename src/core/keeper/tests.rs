@@ -1,4 +1,4 @@
-use super::inbox::{Request, run};
+use super::inbox::{Inboxes, Request, run};
 use super::*;
 use berth_kernel::command::{Attempt, StackAnswer};
 use berth_kernel::gpu::{Inventory, Part};
@@ -7,10 +7,11 @@ use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{AdmitRequest, Terms};
 use berth_kernel::record::{Record, RecordKey, Write};
 use berth_kernel::time::Now;
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tracing::Span;
 
 /// A clock that the test advances.
@@ -26,7 +27,7 @@ impl Clock for ManualClock {
 
 /// A store in memory with injected faults.
 #[derive(Clone, Default)]
-struct Disk {
+struct TestDisk {
     records: Arc<Mutex<BTreeMap<RecordKey, Record>>>,
     fault: Arc<Mutex<Option<DiskFault>>>,
 }
@@ -39,13 +40,13 @@ enum DiskFault {
     AfterWrite,
 }
 
-impl Disk {
+impl TestDisk {
     fn set_fault(&self, fault: Option<DiskFault>) {
         *self.fault.lock() = fault;
     }
 }
 
-impl Store for Disk {
+impl Store for TestDisk {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
         match *self.fault.lock() {
             Some(DiskFault::Gone) => Err(StoreError::Io { path: "/disk".into(), what: "gone".into() }),
@@ -66,6 +67,10 @@ impl Store for Disk {
             Some(_) => Err(StoreError::Io { path: "/disk".into(), what: "full".into() }),
             None => Ok(()),
         }
+    }
+
+    fn path(&self) -> String {
+        "/disk".into()
     }
 }
 
@@ -96,8 +101,8 @@ fn gpus(count: u32) -> Inventory {
 }
 
 /// A keeper with two whole GPUs on offer, its store and its clock.
-fn keeper() -> (Keeper, Disk, Arc<ManualClock>) {
-    let (disk, clock) = (Disk::default(), Arc::new(ManualClock::default()));
+fn keeper() -> (Keeper, TestDisk, Arc<ManualClock>) {
+    let (disk, clock) = (TestDisk::default(), Arc::new(ManualClock::default()));
     let store = Box::new(disk.clone());
     let mut keeper = Keeper::open(store, Rules::default(), clock.clone()).unwrap();
     keeper.turn(&Command::RecordScan(gpus(2))).unwrap();
@@ -124,13 +129,14 @@ fn an_allocate_whose_caller_stopped_waiting_is_not_granted() {
     let (kubelet, requests) = bounded(4);
     let (_other, other_requests) = bounded(4);
     let (nudge, _nudged) = bounded(1);
+    let inboxes = Inboxes { kubelet: requests, other: other_requests, nudge };
     let (reply, abandoned) = tokio::sync::oneshot::channel();
     kubelet.send(Request { command: allocate(0), reply, span: Span::none() }).unwrap();
     drop(abandoned);
     let (reply, mut answer) = tokio::sync::oneshot::channel();
     kubelet.send(Request { command: allocate(1), reply, span: Span::none() }).unwrap();
     drop(kubelet);
-    run(keeper, &requests, &other_requests, &nudge);
+    run(keeper, &inboxes);
     answer.try_recv().unwrap().unwrap();
     let live: Vec<_> = snapshots.borrow_and_update().live.values().map(|a| a.devices.clone()).collect();
     assert_eq!(live, [[DeviceId::whole(&gpu(1))]]);
@@ -195,4 +201,100 @@ fn gpu_health_survives_a_restart_and_a_failed_write_is_repeated() {
     clock.0.fetch_add(400_000, Ordering::Relaxed);
     keeper.turn(&Command::RecordScan(gpus(2))).unwrap();
     assert_eq!(health_after_restart(), ("healthy", String::new(), 2));
+}
+
+/// A store whose appends wait until the test opens the gate by dropping its other end.
+struct Gated {
+    disk: TestDisk,
+    gate: Receiver<()>,
+}
+
+impl Store for Gated {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        self.disk.load()
+    }
+
+    fn append(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        let _ = self.gate.recv();
+        self.disk.append(writes)
+    }
+
+    fn path(&self) -> String {
+        self.disk.path()
+    }
+}
+
+/// A running keeper whose first append hangs until the sender is dropped.
+fn hanging_keeper() -> (Running, Arc<ManualClock>, Sender<()>) {
+    let (mut keeper, disk, clock) = keeper();
+    let (open, gate) = bounded(0);
+    let store = Box::new(Gated { disk, gate });
+    keeper.disk = Arc::new(Disk::new(store, Duration::from_millis(30)));
+    let (nudge, _nudged) = bounded(1);
+    (spawn(keeper, nudge).unwrap(), clock, open)
+}
+
+fn assert_slow(result: CommandResult) {
+    let Err(CommandError::Store(error)) = result else { panic!("{result:?}") };
+    assert!(error.contains("did not answer within 30 ms"), "{error}");
+}
+
+#[test]
+fn another_keeper_takes_over_while_an_append_hangs() {
+    let (Running { handle, thread }, clock, open) = hanging_keeper();
+    assert_slow(handle.execute(allocate(0)));
+    assert!(handle.store_trouble().is_some());
+    assert_slow(handle.execute(allocate(0)));
+    // One GPU vanished, which is published all the same.
+    let _ = handle.execute(Command::RecordScan(gpus(1)));
+    let snapshot = handle.snapshot();
+    assert!(!snapshot.is_usable(snapshot.part(&gpu(1)).unwrap()));
+    assert!(snapshot.live.is_empty());
+    drop(open);
+    // The append that was late has taken effect, and no pod uses the allocation.
+    let since = Instant::now();
+    while handle.snapshot().live.is_empty() {
+        assert!(since.elapsed() < Duration::from_secs(30));
+        clock.0.fetch_add(REOPEN_MS, Ordering::Relaxed);
+        let _ = handle.execute(Command::Tick);
+    }
+    assert!(handle.snapshot().live.values().all(|a| a.holder.is_unknown()));
+    assert_eq!(handle.store_trouble(), None);
+    handle.execute(allocate(0)).unwrap();
+    assert_eq!(handle.snapshot().live.len(), 2);
+    drop(handle);
+    thread.join().unwrap();
+}
+
+#[test]
+fn the_keeper_ends_while_an_append_hangs() {
+    let (Running { handle, thread }, _clock, open) = hanging_keeper();
+    assert_slow(handle.execute(allocate(0)));
+    drop(handle);
+    thread.join().unwrap();
+    drop(open);
+}
+
+#[test]
+fn senders_learn_that_the_keeper_has_panicked() {
+    struct Panics;
+    impl Store for Panics {
+        fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+            Ok(Vec::new())
+        }
+        fn append(&mut self, _: &[Write]) -> Result<(), StoreError> {
+            panic!("a defect");
+        }
+        fn path(&self) -> String {
+            "/disk".into()
+        }
+    }
+    let (mut keeper, _disk, _clock) = keeper();
+    keeper.disk = Arc::new(Disk::new(Box::new(Panics), DISK_WAIT));
+    let (nudge, _nudged) = bounded(1);
+    let Running { handle, thread } = spawn(keeper, nudge).unwrap();
+    let stopping = |result| matches!(result, Err(CommandError::Stopping));
+    assert!(stopping(handle.execute(allocate(0))));
+    thread.join().unwrap();
+    assert!(stopping(handle.execute(allocate(0))));
 }

@@ -1,27 +1,34 @@
 //! The recorder: writes decisions to the journal and calls shadows, on a thread of its own that no caller waits for.
 
 use super::shadow::Shadows;
-use crate::policies::lower_priority;
+use crate::priority::lower_priority;
+use crate::stack::policy_stats::PolicyStats;
 use berth_kernel::decision::NewDecision;
 use berth_kernel::ports::{Input, Journal, JournalError, PolicyRuntime};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Capacity of the queue: half a second of the busiest node measured. Each decision holds a snapshot, which
+/// Capacity of the queue: a second of the busiest node measured, and as much again. Each decision holds a snapshot, which
 /// shares nearly all of its memory with the next one.
-const QUEUE: usize = 256;
-/// Queue length above which shadows are skipped, so that recording catches up.
-const QUEUE_WITHOUT_SHADOWS: usize = QUEUE / 2;
-/// Longest time that decisions stay in memory before they are written.
-const FLUSH: Duration = Duration::from_secs(1);
+const QUEUE: usize = 1024;
+/// Number of decisions in one batch above which shadows are skipped, so that recording catches up.
+const BATCH_WITHOUT_SHADOWS: usize = QUEUE / 4;
+/// Time for which decisions are gathered before they are written, so that the calls of the kubelet do not share their
+/// processor with the encoding, and many decisions cost one wake-up.
+const GATHER: Duration = Duration::from_millis(100);
 
 /// A handle to the recorder. Never blocks.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    notes: Sender<NewDecision>,
+    decisions: Sender<NewDecision>,
+    /// Wakes the recorder's thread; full while there is a signal that it has not seen.
+    signal: Sender<()>,
+    /// Nothing is sent: tells the recorder's thread that a handle exists.
+    _alive: Sender<Infallible>,
     lost: Arc<AtomicU64>,
 }
 
@@ -34,11 +41,18 @@ pub(crate) struct Recording {
 }
 
 impl Recorder {
+    /// Counts a decision, and queues it.
+    pub(crate) fn record(&self, stats: &PolicyStats, decision: NewDecision) {
+        stats.record_outcome(decision.question.hook(), decision.outcome.as_str());
+        self.submit(decision);
+    }
+
     /// Queues a decision. If the queue is full, the decision is lost and counted.
-    pub(crate) fn submit(&self, note: NewDecision) {
-        if let Err(TrySendError::Full(_)) = self.notes.try_send(note) {
+    pub(crate) fn submit(&self, decision: NewDecision) {
+        if let Err(TrySendError::Full(_)) = self.decisions.try_send(decision) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+        let _ = self.signal.try_send(());
     }
 }
 
@@ -51,45 +65,39 @@ pub(crate) fn start(
     journal: Option<Arc<dyn Journal>>,
     shadows: Arc<Shadows>,
 ) -> std::io::Result<Recording> {
-    let (send, notes) = bounded(QUEUE);
+    let (decisions, queue) = bounded(QUEUE);
+    let (signal, signals) = bounded(1);
+    let (alive, handles) = bounded(0);
     let lost = Arc::new(AtomicU64::new(0));
-    let worker = Worker { policies, journal, shadows, flushed: Instant::now(), failure_logged: false };
+    let worker = Worker { policies, journal, shadows, failure_logged: false };
     let record = move || {
         lower_priority();
-        worker.run(&notes);
+        worker.run(&queue, &signals, &handles);
     };
     let thread = std::thread::Builder::new().name("recorder".into()).spawn(record)?;
-    Ok(Recording { recorder: Recorder { notes: send, lost: Arc::clone(&lost) }, lost, thread })
+    let recorder = Recorder { decisions, signal, _alive: alive, lost: Arc::clone(&lost) };
+    Ok(Recording { recorder, lost, thread })
 }
 
 struct Worker {
     policies: Arc<dyn PolicyRuntime>,
     journal: Option<Arc<dyn Journal>>,
     shadows: Arc<Shadows>,
-    flushed: Instant,
     /// Whether the journal's current failure has been logged.
     failure_logged: bool,
 }
 
 impl Worker {
-    fn run(mut self, notes: &Receiver<NewDecision>) {
-        loop {
-            match notes.recv_timeout(FLUSH) {
-                Ok(note) => {
-                    let seq = if note.is_repeat { None } else { self.record(&note) };
-                    // The timeout below never occurs while decisions keep arriving.
-                    if self.flushed.elapsed() >= FLUSH {
-                        self.flush();
-                    }
-                    let busy = notes.len() > QUEUE_WITHOUT_SHADOWS;
-                    self.shadows.compare(&note, seq, &*self.policies, busy);
-                }
-                Err(RecvTimeoutError::Timeout) => self.flush(),
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.flush();
-                    return;
-                }
+    fn run(mut self, queue: &Receiver<NewDecision>, signals: &Receiver<()>, handles: &Receiver<Infallible>) {
+        while signals.recv().is_ok() {
+            // Ends early once the last handle is dropped.
+            let _ = handles.recv_timeout(GATHER);
+            let is_busy = queue.len() > BATCH_WITHOUT_SHADOWS;
+            for decision in queue.try_iter() {
+                let seq = if decision.is_repeat { None } else { self.record(&decision) };
+                self.shadows.compare(&decision, seq, &*self.policies, is_busy);
             }
+            self.flush();
         }
     }
 
@@ -111,7 +119,6 @@ impl Worker {
     }
 
     fn flush(&mut self) {
-        self.flushed = Instant::now();
         let Some(journal) = self.journal.clone() else { return };
         let result = journal.flush();
         self.log_failure(result.err());

@@ -5,6 +5,7 @@
 
 use super::PolicyService;
 use crate::jobs::Unprepared;
+use crate::priority::at_low_priority;
 use crate::spans;
 use berth_kernel::command::Command;
 use berth_kernel::names::Digest;
@@ -18,9 +19,6 @@ use tokio::sync::OwnedRwLockReadGuard;
 const TURN_MAX: Duration = Duration::from_secs(20);
 /// Time limit of preparing all policies of a stack; a compilation that is running then may still take its own 90 s.
 const PREPARE_MAX: Duration = Duration::from_secs(60);
-
-/// Nice value of threads for long work; 19 is the lowest priority.
-const NICE: i32 = 10;
 
 /// Guard against the deletion of policies' files and the unloading of their code.
 pub struct Prepared {
@@ -101,22 +99,5 @@ impl PolicyService {
             let idle = ledger.policies.keys().filter(|digest| !needed.contains(digest));
             idle.for_each(|digest| service.runtime.unload(digest));
         });
-    }
-}
-
-/// Lowers the priority of the current thread, and of the threads and processes that it starts later, so that an
-/// Allocate is served first on a busy machine. On Linux the call affects a single thread (setpriority(2)), and if the
-/// daemon has a cgroup of its own, only relative to the daemon's other threads. It needs no privilege; if it fails, the
-/// priority is unchanged.
-pub(crate) fn lower_priority() {
-    let _ = rustix::process::setpriority_process(None, NICE);
-}
-
-/// Wraps long work for a blocking thread: compiling, installing, trying a stack. The thread's priority stays
-/// low afterwards.
-pub(crate) fn at_low_priority<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
-    || {
-        lower_priority();
-        work()
     }
 }

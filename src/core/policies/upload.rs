@@ -1,8 +1,9 @@
 //! Uploads, downloads and deletions of policies.
 
 use super::signatures::{self, SignatureError};
-use super::{ModuleChunks, PolicyService, at_low_priority};
+use super::{ModuleChunks, PolicyService};
 use crate::keeper::{Applied, CommandError};
+use crate::priority::at_low_priority;
 use crate::spans;
 use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;

@@ -141,8 +141,7 @@ impl Evaluation<'_> {
         check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
     ) -> (CallResult, Vec<String>) {
         let hook = question.hook();
-        let has_hook = self.node.policies.get(&entry.digest).is_none_or(|v| v.hooks.contains(&hook));
-        if !has_hook {
+        if !self.node.has_hook(entry, hook) {
             return (CallResult::Pass, Vec::new());
         }
         if self.faults.is_suspended(index, entry) {
@@ -325,7 +324,10 @@ pub(crate) fn outcome(answer: StackAnswer, granted: Result<Option<AllocationId>,
         (StackAnswer::Faulted { policy: by, kind, detail }, _) => {
             Outcome::Denied { by, reason: format!("it failed ({}): {detail}", kind.as_str()) }
         }
-        (StackAnswer::Allow { .. }, Err(reason)) => Outcome::Refused { reason },
+        (StackAnswer::NotCalled | StackAnswer::Allow { .. }, Err(reason)) => Outcome::Refused { reason },
+        (StackAnswer::NotCalled, Ok(allocation)) => {
+            Outcome::Granted(Grant { allocation, by: vec![Decider::Baseline], terms: Terms::default() })
+        }
         (StackAnswer::Allow { by, terms }, Ok(allocation)) => {
             Outcome::Granted(Grant { allocation, by, terms })
         }

@@ -7,7 +7,7 @@ use crate::bench::node::{Client, GPU, House, Node, Recipe, SHARED, SHARES};
 use crate::bench::table::{Budget, Row, Table, time};
 use anyhow::{Context as _, Result, ensure};
 use berth_kernel::ports::Store;
-use berth_store::{Deadline, MemoryDisk, SledStore};
+use berth_store::{MemoryDisk, SledStore};
 use kubelet_standin::TinyPlugin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,9 +24,7 @@ pub(crate) fn memory() -> Result<Box<dyn Store>> {
 
 /// A store on the disk, as the daemon opens it.
 fn durable(house: &House, name: &str) -> Result<Box<dyn Store>> {
-    let folder = house.folder(name)?;
-    let path = folder.clone();
-    Ok(Box::new(Deadline::open(&folder, move || SledStore::open(&path))?))
+    Ok(Box::new(SledStore::open(&house.folder(name)?)?))
 }
 
 fn whole_gpus(gpus: &str, store: Box<dyn Store>) -> Recipe<'_> {

@@ -81,4 +81,8 @@ impl<S: Store> Store for Scales<S> {
         self.last.store(bytes, Ordering::Relaxed);
         self.store.append(writes)
     }
+
+    fn path(&self) -> String {
+        self.store.path()
+    }
 }

@@ -78,6 +78,7 @@ pub(crate) fn offers(node: &Ledger, stack: &Stack, overcommit_percent: u32, offe
 /// Environment that an entry of the stack may set; a denial by an entry that may deny.
 pub(crate) fn admit(stack: &Stack, answer: &StackAnswer) -> Checked {
     match answer {
+        StackAnswer::NotCalled => Ok(()),
         StackAnswer::Allow { by, terms } => {
             let allowing =
                 || by.iter().flat_map(|label| stack.entries.iter().filter(move |e| e.decider() == *label));

@@ -128,4 +128,8 @@ impl Store for Handle {
         self.disk.die_at(CrashAt::AfterAppend);
         appended
     }
+
+    fn path(&self) -> String {
+        self.store.path()
+    }
 }

@@ -12,7 +12,7 @@ use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Attempt, Command, StackAnswer};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
-use berth_kernel::policy::{AdmitRequest, PlaceRequest};
+use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest};
 use berth_kernel::refusal::Refusal;
 use std::sync::Arc;
 
@@ -202,9 +202,18 @@ impl World {
             let daemon = self.daemon.as_mut()?;
             let before = daemon.snapshot();
             let node = if stale && !again { Arc::clone(&self.older) } else { Arc::clone(&before) };
-            let answer = daemon.admit(&self.around, &node, request);
-            let answer = self.take(answer)?;
-            let allowed = matches!(answer, StackAnswer::Allow { .. });
+            // A policy is called only if one has the hook, and after another stack was activated meanwhile.
+            let answer = if again || node.calls_policies(Hook::Admit) {
+                let answer = daemon.admit(&self.around, &node, request);
+                self.take(answer)?
+            } else {
+                StackAnswer::NotCalled
+            };
+            let allowed = match answer {
+                StackAnswer::NotCalled => !before.calls_policies(Hook::Admit),
+                StackAnswer::Allow { .. } => true,
+                StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } => false,
+            };
             let seen = node.generation;
             let command = Command::Allocate {
                 request: request.clone(),

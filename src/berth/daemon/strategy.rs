@@ -91,7 +91,7 @@ impl StrategyTask {
         loop {
             let before = Arc::clone(&snapshots.borrow_and_update());
             let wait = async {
-                // Most changes of the ledger concern neither the parts nor who holds them.
+                // Most changes of the ledger do not concern the parts.
                 while snapshots.changed().await.is_ok() {
                     if have_parts_changed(&before, &snapshots.borrow_and_update()) {
                         return;
@@ -191,11 +191,11 @@ impl StrategyTask {
     }
 }
 
-/// Whether a part was added, removed or changed, or a part is held that was not.
+/// Whether a part was added, removed or changed. What is held matters only then: the specification names a part that is
+/// gone as long as a container holds it.
 fn have_parts_changed(before: &Ledger, now: &Ledger) -> bool {
     before.parts.len() != now.parts.len()
         || before.parts.iter().zip(&now.parts).any(|((_, old), (_, new))| {
-            !Arc::ptr_eq(old, new)
-                && (old.part != new.part || old.present != new.present || old.held() != new.held())
+            !Arc::ptr_eq(old, new) && (old.part != new.part || old.present != new.present)
         })
 }

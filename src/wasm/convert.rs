@@ -26,6 +26,7 @@ pub(super) const HOOKS: [(Hook, wit::Hooks); 4] = [
 ];
 
 /// The parts and devices behind the indices of a node.
+#[derive(PartialEq, Eq)]
 pub(super) struct Indices {
     pub(super) parts: Vec<PartId>,
     /// Part, resource and share number by device index.

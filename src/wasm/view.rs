@@ -39,8 +39,9 @@ pub(super) struct View {
 }
 
 impl View {
-    /// A view with empty parameters.
-    pub(super) fn new(ledger: &Arc<Ledger>, now: Now, settings: &Settings) -> Self {
+    /// A view with empty parameters. What is the same in the view of another snapshot is moved from there: with a thousand
+    /// allocations, making the texts again takes longer than a policy call.
+    pub(super) fn new(ledger: &Arc<Ledger>, now: Now, settings: &Settings, other: Option<Self>) -> Self {
         let mut states: Vec<&PartState> = ledger.parts.values().map(AsRef::as_ref).collect();
         states.sort_by_key(|s| (s.part.gpu_index, s.part.gpu(), s.part.parent.is_some()));
         let keys = states.iter().flat_map(|state| state.devices.keys());
@@ -81,9 +82,31 @@ impl View {
             view.add_devices(ledger, index, state, settings.memory_overcommit_percent);
         }
         view.add_links(ledger);
-        let allocations = ledger.live.values().map(|allocation| view.allocation(allocation, now)).collect();
-        view.context.node.allocations = allocations;
+        view.add_allocations(ledger, now, other);
         view
+    }
+
+    fn add_allocations(&mut self, ledger: &Ledger, now: Now, other: Option<Self>) {
+        // Allocations refer to parts, resources and devices by index.
+        let other = other.filter(|other| other.resources == self.resources && other.indices == self.indices);
+        let (known, shown) = match other {
+            Some(other) => (Some(other.ledger), other.context.node.allocations),
+            None => (None, Vec::new()),
+        };
+        // Both are in the order of the allocations' ids.
+        let mut others = known.iter().flat_map(|known| known.live.iter()).zip(shown).peekable();
+        self.context.node.allocations = Vec::with_capacity(ledger.live.len());
+        for (id, allocation) in ledger.live.iter() {
+            while others.next_if(|((other, _), _)| *other < id).is_some() {}
+            let same = others.next_if(|((other, known), _)| *other == id && Arc::ptr_eq(known, allocation));
+            let allocation = match same {
+                Some((_, shown)) => {
+                    wit::Allocation { age_seconds: seconds(age_ms(allocation, now)), ..shown }
+                }
+                None => self.allocation(allocation, now),
+            };
+            self.context.node.allocations.push(allocation);
+        }
     }
 
     /// Whether a new view of this snapshot at this time would be the same.
@@ -365,8 +388,10 @@ impl ViewCache {
         read: impl FnOnce(&View) -> T,
     ) -> T {
         let changes = self.settings.read().0;
-        let cached = self.take(node, now);
-        let mut view = cached.unwrap_or_else(|| View::new(node, now, &self.settings.read().1));
+        let mut view = match self.take(node, now) {
+            Some(view) if view.is_current(node, now) => view,
+            other => View::new(node, now, &self.settings.read().1, other),
+        };
         view.context.parameters.clear();
         view.context.parameters.push_str(parameters);
         let result = read(&view);
@@ -378,10 +403,12 @@ impl ViewCache {
         result
     }
 
+    /// Takes the view of this snapshot at this time, or else the oldest one of another.
     fn take(&self, node: &Arc<Ledger>, now: Now) -> Option<View> {
         let mut views = self.views.lock();
-        let newest = views.iter().rposition(|view| view.is_current(node, now))?;
-        views.remove(newest)
+        let current = views.iter().rposition(|view| view.is_current(node, now));
+        let oldest = (views.len() >= VIEWS_MAX).then_some(0);
+        views.remove(current.or(oldest)?)
     }
 
     fn put(&self, view: View) {

@@ -36,13 +36,13 @@ fn candidates_have_their_labels() {
         finished: VecDeque::new(),
     };
     let ledger = Arc::new(Ledger { pods: Some(Arc::new(view)), ..Ledger::default() });
-    let shown = View::new(&ledger, Now::default(), &settings()).candidates(&resource, 2);
+    let shown = View::new(&ledger, Now::default(), &settings(), None).candidates(&resource, 2);
     let [candidate] = shown.as_slice() else { panic!("{} candidates", shown.len()) };
     let names = (candidate.namespace.as_str(), candidate.pod.as_str(), candidate.container.as_str());
     assert_eq!(names, ("team", "p", "main"));
     assert_eq!(candidate.pod_uid, "u");
     assert_eq!(candidate.labels[0].key, "app");
-    assert!(View::new(&ledger, Now::default(), &settings()).candidates(&resource, 1).is_empty());
+    assert!(View::new(&ledger, Now::default(), &settings(), None).candidates(&resource, 1).is_empty());
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn parts_have_the_resource_of_the_baseline() {
     ledger.apply(&Entry { at: Now::default(), changes });
     let ledger = Arc::new(ledger);
     let resources = |mig| -> Vec<Option<String>> {
-        let view = View::new(&ledger, Now::default(), &Settings { mig, ..settings() });
+        let view = View::new(&ledger, Now::default(), &Settings { mig, ..settings() }, None);
         let baseline =
             |part: &wit::Part| part.attributes.iter().find(|a| a.key == BASELINE_RESOURCE).cloned();
         view.context.node.parts.iter().map(|part| baseline(part).map(|a| a.value)).collect()
@@ -128,9 +128,9 @@ fn a_current_view_equals_a_new_one() {
     let node = node();
     let (mut current, mut different) = (0, 0);
     for created in (2_000..4_000).step_by(70) {
-        let view = View::new(&node, at(created), &settings());
+        let view = View::new(&node, at(created), &settings(), None);
         for now in (1_000..6_000).step_by(10) {
-            let same = View::new(&node, at(now), &settings()).context == view.context;
+            let same = View::new(&node, at(now), &settings(), None).context == view.context;
             let is_current = view.is_current(&node, at(now));
             assert!(same || !is_current, "created at {created}, current at {now}");
             // A view with the same ages is current, unless the time went back.
@@ -176,4 +176,39 @@ fn concurrent_users_have_their_own_parameters() {
             assert_eq!(parameters, ("first", "second"));
         });
     });
+}
+
+/// Allocations that came, ended or changed since another view, and ones that stayed.
+#[test]
+fn a_view_made_from_another_equals_a_new_one() {
+    let allocation = |number, pod: Option<&str>| Allocation {
+        id: AllocationId { store: 1, number },
+        resource: Resource::parse("nvidia.com/gpu").unwrap(),
+        devices: Vec::new(),
+        granted_wall_ms: at(0).wall_ms,
+        holder: Holder { pod: pod.map(str::to_owned), ..Holder::default() },
+        overlapped: false,
+        decision: Decision::default(),
+        ended: None,
+    };
+    let with = |live: &[&Arc<Allocation>]| {
+        let live = live.iter().map(|allocation| (allocation.id, Arc::clone(allocation))).collect();
+        Arc::new(Ledger { live: Arc::new(live), ..Ledger::clone(&node()) })
+    };
+    let [one, two, three, four] = [1, 2, 3, 4].map(|number| Arc::new(allocation(number, None)));
+    let named = Arc::new(allocation(2, Some("p")));
+    let nodes = [
+        with(&[&one, &two, &three]),
+        with(&[&two, &four]),
+        with(&[&one, &named, &three, &four]),
+        with(&[]),
+        Arc::new(Ledger { parts: BTreeMap::new(), ..Ledger::clone(&with(&[&two, &three])) }),
+    ];
+    for before in &nodes {
+        for after in &nodes {
+            let old = View::new(before, at(2_000), &settings(), None);
+            let made = View::new(after, at(5_000), &settings(), Some(old));
+            assert_eq!(made.context, View::new(after, at(5_000), &settings(), None).context);
+        }
+    }
 }

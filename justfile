@@ -76,6 +76,11 @@ bench *ARGS:
     cargo build --release --locked -p berth -p harness
     target/release/harness bench {{ARGS}}
 
+# NVIDIA's device plugin and Berth measured in turn: Allocate, start, exit, at rest; `--glance`, `--only calls`; needs root
+bench-peer *ARGS:
+    cargo build --release --locked -p berth -p harness -p fake-nvml
+    python3 tests/compat/peer.py {{ARGS}}
+
 # On a machine with a GPU, without a kubelet: a verdict and figures in ten minutes (docs/gpu.md); builds only where cargo is
 gpu *ARGS:
     if command -v cargo >/dev/null; then cargo build --release --locked -p berth -p gpu-check; fi

@@ -28,18 +28,27 @@ def add_programs(parser: argparse.ArgumentParser) -> None:
 
 
 def run(name: str, args: argparse.Namespace, compare: Callable[[rig.Rig], int]) -> int:
-    """The exit status of `compare`, or 2 if it could not run. The script runs twice: outside, then inside."""
+    """The exit status of `compare`, or 2 if it could not run."""
+
+    def on_a_node(folder: Path) -> int:
+        node = rig.Rig(folder, args.nvml_library, args.kubelet)
+        node.warm(args.berth)
+        return compare(node)
+
+    return inside(name, [args.berth, args.nvml_library, args.kubelet], on_a_node)
+
+
+def inside(name: str, programs: list[Path], act: Callable[[Path], int]) -> int:
+    """The exit status of `act`, which gets an empty folder, or 2 if it could not run. The script runs twice: outside, then inside."""
     folder = os.environ.get(_INSIDE)
     if not folder:
         return _enter(name)
-    for program in (args.berth, args.nvml_library, args.kubelet):
+    for program in programs:
         if not program.is_file():
             print(f"{name}: {program} is not there: `just {name}` builds it", file=sys.stderr)
             return 2
     try:
-        node = rig.Rig(Path(folder), args.nvml_library, args.kubelet)
-        node.warm(args.berth)
-        return compare(node)
+        return act(Path(folder))
     except TestError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2

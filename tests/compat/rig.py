@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Iterator
 
 from outcome import Outcome
-from relay import Relay
 from say import TestError
 
 #: What programs without GPUs need of /dev.
@@ -56,7 +55,8 @@ def berth_command(program: Path, rig: "Rig") -> list[object]:
 
 
 class Rig:
-    def __init__(self, folder: Path, library: Path, kubelet: Path) -> None:
+    def __init__(self, folder: Path, library: Path, kubelet: Path | None) -> None:
+        """`kubelet`: the stand-in kubelet that `serving` starts."""
         self.folder = folder
         self.state = folder / "state"
         self._warm = folder / "warm"
@@ -238,7 +238,6 @@ class Kubelet:
         )
         if self._child.stdout.readline().strip() != "ok":
             raise TestError(f"the stand-in kubelet does not start: {log.read_text()[-500:]}")
-        self._relay = Relay(KUBELET / "device-plugins" / "kubelet.sock")
 
     def _ask(self, line: str) -> tuple[bool, str]:
         self._child.stdin.write(line + "\n")
@@ -261,7 +260,6 @@ class Kubelet:
         return json.loads(text) if ok else "refused"
 
     def stop(self) -> None:
-        self._relay.stop()
         self._child.stdin.close()
         try:
             self._child.wait(10)

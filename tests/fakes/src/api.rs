@@ -88,6 +88,19 @@ impl Api {
         .await
     }
 
+    /// DELETE of a path below `/api/v1`.
+    ///
+    /// # Errors
+    /// If the API does not answer, or answers with a problem.
+    pub async fn delete(&self, path: &str) -> anyhow::Result<()> {
+        let (api, url) = (self.clone(), format!("{}{path}", self.base));
+        blocking(move || {
+            read_response(&url, api.agent.delete(&url).header("Authorization", api.authorization()).call())
+        })
+        .await
+        .map(drop)
+    }
+
     /// Cordons a GPU, by UUID.
     ///
     /// # Errors
@@ -101,12 +114,7 @@ impl Api {
     /// # Errors
     /// If the API does not answer, or answers with a problem.
     pub async fn uncordon(&self, gpu: &str) -> anyhow::Result<()> {
-        let (api, url) = (self.clone(), format!("{}/gpus/{gpu}/cordon", self.base));
-        blocking(move || {
-            read_response(&url, api.agent.delete(&url).header("Authorization", api.authorization()).call())
-        })
-        .await
-        .map(drop)
+        self.delete(&format!("/gpus/{gpu}/cordon")).await
     }
 
     /// Activates a stack with these entries.

@@ -3,7 +3,10 @@
 use anyhow::Context as _;
 use hyper_util::rt::TokioIo;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use kubelet_standin::proto::v1beta1::{AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse};
+use kubelet_standin::proto::v1beta1::{
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest, PreferredAllocationRequest,
+};
 use sha2::{Digest as _, Sha256};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,4 +50,27 @@ pub async fn allocate(
     let mut responses = response.into_inner().container_responses;
     anyhow::ensure!(responses.len() == 1, "{} responses for one container", responses.len());
     responses.pop().map(|response| (duration, response)).context("no response")
+}
+
+/// Calls GetPreferredAllocation for one container that needs `size` of the devices `from`. Returns the duration.
+///
+/// # Errors
+/// If the call is refused, or the response has another number of devices.
+pub async fn prefer(
+    client: &mut DevicePluginClient<Channel>,
+    from: &[String],
+    size: usize,
+) -> anyhow::Result<Duration> {
+    let container = ContainerPreferredAllocationRequest {
+        available_device_i_ds: from.to_vec(),
+        must_include_device_i_ds: Vec::new(),
+        allocation_size: i32::try_from(size)?,
+    };
+    let request = PreferredAllocationRequest { container_requests: vec![container] };
+    let began = Instant::now();
+    let response = client.get_preferred_allocation(request).await?;
+    let duration = began.elapsed();
+    let chosen = response.into_inner().container_responses.first().map_or(0, |c| c.device_i_ds.len());
+    anyhow::ensure!(chosen == size, "{chosen} devices chosen instead of {size}");
+    Ok(duration)
 }

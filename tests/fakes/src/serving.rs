@@ -34,6 +34,12 @@ impl Drop for Serving {
     }
 }
 
+/// The admin API's URL without `/api/v1`, if this is the line of the log that shows it.
+pub fn origin(line: &str) -> Option<String> {
+    let (_, rest) = line.split_once("Swagger UI at ")?;
+    rest.split("/swagger-ui").next().map(str::to_owned)
+}
+
 /// Reads the API's address from the log. A thread reads the rest of the log, so that the daemon never blocks
 /// on a full pipe.
 fn read_origin(child: &mut Child) -> anyhow::Result<String> {
@@ -43,8 +49,7 @@ fn read_origin(child: &mut Child) -> anyhow::Result<String> {
         let mut line = String::new();
         ensure!(log.read_line(&mut line)? > 0, "the daemon ended before its API answered: {text}");
         text += &line;
-        if let Some((_, rest)) = line.split_once("Swagger UI at ") {
-            let origin = rest.split("/swagger-ui").next().unwrap_or_default().to_owned();
+        if let Some(origin) = origin(&line) {
             std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
             return Ok(origin);
         }

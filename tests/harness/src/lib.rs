@@ -5,11 +5,13 @@
 #![allow(clippy::print_stdout)]
 
 pub mod bench;
+pub mod bench_peer;
 pub mod flood_admin;
 pub mod fuzz;
 pub mod hostile;
 pub mod kill;
 pub mod load_admin;
+mod resources;
 pub mod same_answers;
 pub mod sim;
 pub mod soak;

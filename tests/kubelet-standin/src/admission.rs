@@ -153,6 +153,30 @@ impl KubeletState {
         Ok(())
     }
 
+    /// Records a running pod whose first container holds these devices.
+    pub(crate) fn hold(
+        &self,
+        spec: PodSpec,
+        resource: &str,
+        ids: &[String],
+        response: ContainerAllocateResponse,
+    ) {
+        self.update_allocated_devices();
+        let uid = spec.uid.clone();
+        let container = spec.containers.first().map(|container| container.name.clone()).unwrap_or_default();
+        lock(&self.known).insert(uid.clone());
+        let pod = Pod { spec, phase: Phase::Running, force_deleted: false };
+        lock(&self.node.pods).insert(uid.clone(), pod);
+        let mut manager = lock(&self.manager);
+        let ids: Ids = ids.iter().cloned().collect();
+        let by_numa = manager.by_numa(resource, &ids);
+        manager.insert(&uid, &container, resource, Holding { by_numa, response });
+        manager.allocated.entry(resource.to_owned()).or_default().extend(ids);
+        self.write_checkpoint(&manager);
+        drop(manager);
+        self.node.notify_changed();
+    }
+
     async fn call_allocate(
         &self,
         resource: &str,

@@ -40,6 +40,10 @@ impl Client {
         })
     }
 
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// A client for unary calls; `None` if the connection is closed.
     pub(crate) fn api(&self) -> Option<DevicePluginClient<Channel>> {
         let channel = lock(&self.channel).clone()?;

@@ -158,6 +158,13 @@ impl Kubelet {
         self.node().device_plugins().join("kubelet.sock")
     }
 
+    /// The socket of the plugin that serves `resource`.
+    pub fn plugin_socket(&self, resource: &str) -> Option<PathBuf> {
+        let state = self.state()?;
+        let client = lock(&state.clients).get(resource).cloned();
+        client.map(|client| client.socket().to_owned())
+    }
+
     /// The socket of the pod resources API.
     pub fn pod_resources_socket(&self) -> PathBuf {
         self.node().pod_resources().join("kubelet.sock")

@@ -88,8 +88,9 @@ impl KubeletState {
         if !self.is_sources_ready() {
             return;
         }
-        let active = self.active_uids();
-        lock(&self.manager).purge(&active);
+        // Locked first: a pod that `hold` records between the two would be forgotten.
+        let mut manager = lock(&self.manager);
+        manager.purge(&self.active_uids());
     }
 
     /// Applies a device list that was received on a stream.

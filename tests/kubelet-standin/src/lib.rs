@@ -24,6 +24,7 @@ mod client;
 mod container;
 mod devices;
 mod faults;
+mod go_client;
 mod inspect;
 mod kubelet;
 mod kubelet_state;

@@ -6,6 +6,7 @@ use crate::devices::{Holding, Ids};
 use crate::kubelet::Kubelet;
 use crate::node_state::lock;
 use crate::pods::{Phase, Pod, PodSpec};
+use crate::proto::v1beta1::ContainerAllocateResponse;
 use crate::{HEALTHY, UNHEALTHY};
 use std::collections::BTreeMap;
 
@@ -14,6 +15,20 @@ impl Kubelet {
     pub async fn admit(&self, pod: PodSpec) -> Result<(), AdmissionError> {
         let state = self.state().ok_or(AdmissionError::NoKubelet)?;
         state.admit(pod).await
+    }
+
+    /// Admits a pod and runs it. Allocate is not called: the caller has called it, for these devices, for the first
+    /// container of the pod. For measurements of that call by a client of their own.
+    pub fn run_allocated(
+        &self,
+        pod: PodSpec,
+        resource: &str,
+        ids: &[String],
+        response: ContainerAllocateResponse,
+    ) -> Result<(), AdmissionError> {
+        let state = self.state().ok_or(AdmissionError::NoKubelet)?;
+        state.hold(pod, resource, ids, response);
+        Ok(())
     }
 
     /// Admits pods whose containers do not run again, as a restarted kubelet does, with

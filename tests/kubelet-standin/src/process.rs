@@ -1,5 +1,6 @@
 //! The runtimes and sockets of a kubelet process.
 
+use crate::go_client::GoClient;
 use crate::kubelet_state::KubeletState;
 use crate::pod_resources::PodResourcesService;
 use crate::pods_api::PodsService;
@@ -20,7 +21,7 @@ use tokio::{
     task::JoinHandle,
     time::sleep,
 };
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tonic::transport::Server;
 
 /// The backlog of a listening socket.
@@ -98,7 +99,7 @@ pub(crate) async fn listen_registration(
     let listener = handle.spawn(bind(socket, gap)).await??;
     let service = RegistrationServer::new(RegistrationService(Arc::clone(state)));
     Ok(handle.spawn(async move {
-        let incoming = UnixListenerStream::new(listener);
+        let incoming = UnixListenerStream::new(listener).map(|client| client.map(GoClient::new));
         // An accept error ends this server, as in the kubelet.
         let _ = Server::builder().serve_with_incoming(service, incoming).await;
     }))

@@ -136,7 +136,7 @@ fn wait(set: SetHandle, timeout_ms: c_uint) -> Answer<Event> {
         if left.is_zero() || state.empty_wait_at_once {
             return Err(Code::Timeout);
         }
-        thread::sleep(left.min(LOOK_AGAIN));
+        thread::sleep(if state.wait_without_polling { left } else { left.min(LOOK_AGAIN) });
     }
 }
 

@@ -108,7 +108,7 @@ fn durability(effort: Effort, house: &House, table: &mut Table) -> Result<()> {
 }
 
 /// How many bytes of records an Allocate of one GPU writes.
-fn weigh(house: &House) -> Result<usize> {
+pub(crate) fn weigh(house: &House) -> Result<usize> {
     let last = Arc::new(AtomicUsize::new(0));
     let store = Scales { store: MemoryDisk::new(1).open()?, last: Arc::clone(&last) };
     let mut node = Node::start(house, whole_gpus("8xh100", Box::new(store)))?;

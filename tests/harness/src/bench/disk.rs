@@ -4,26 +4,41 @@ use anyhow::{Context as _, Result, ensure};
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::{Record, Write};
 use berth_store::codec;
+use fakes::program;
 use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// `f_type` of a file system in memory (linux/magic.h): there is no disk to measure on it.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// `f_type` of ramfs.
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
 
+/// A new folder in `BERTH_BENCH_DIR`, or beside this program.
+pub(crate) fn folder() -> Result<TempDir> {
+    let base = std::env::var_os("BERTH_BENCH_DIR")
+        .map_or_else(|| program::beside_this("tmp"), |folder| Ok(PathBuf::from(folder)))?;
+    std::fs::create_dir_all(&base)?;
+    TempDir::new_in(&base).with_context(|| format!("no folder in {}", base.display()))
+}
+
+/// Whether a folder lies in memory, where nothing is durable.
+pub(crate) fn is_in_memory(folder: &Path) -> Result<bool> {
+    let kind = rustix::fs::statfs(folder)?.f_type;
+    Ok(kind == TMPFS_MAGIC || kind == RAMFS_MAGIC)
+}
+
 /// Says where a folder lies.
 ///
 /// # Errors
 /// If it lies in memory.
 pub(crate) fn describe(folder: &Path) -> Result<String> {
-    let kind = rustix::fs::statfs(folder)?.f_type;
     ensure!(
-        kind != TMPFS_MAGIC && kind != RAMFS_MAGIC,
+        !is_in_memory(folder)?,
         "{} lies in memory, where nothing is durable: set BERTH_BENCH_DIR to a folder on the disk to measure",
         folder.display()
     );
@@ -36,7 +51,7 @@ pub(crate) fn describe(folder: &Path) -> Result<String> {
         })
         .filter(|(at, _)| folder.starts_with(at))
         .max_by_key(|(at, _)| at.len());
-    Ok(mount.map_or_else(|| format!("file system {kind:#x}"), |(_, kind)| kind.to_owned()))
+    Ok(mount.map_or("unknown file system", |(_, kind)| kind).to_owned())
 }
 
 /// A file that grows by the same bytes again and again, each time down to the disk.

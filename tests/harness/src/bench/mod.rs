@@ -20,17 +20,17 @@
 //! ```
 //!
 mod brute;
-mod calls;
-mod disk;
-mod history;
+pub(crate) mod calls;
+pub(crate) mod disk;
+pub(crate) mod history;
 mod load;
-mod measure;
-mod node;
+pub(crate) mod measure;
+pub(crate) mod node;
 mod placement;
 mod policy;
 mod process;
 mod stream;
-mod table;
+pub(crate) mod table;
 mod upload;
 
 use anyhow::{Context as _, Result};
@@ -122,7 +122,7 @@ fn sections(args: &Args, table: &mut Table) -> Result<()> {
 }
 
 /// What ran this, and how busy it was: a load well above 1 says that others ran beside it.
-fn machine() -> String {
+pub(crate) fn machine() -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
     let cpu = read("/proc/cpuinfo");

@@ -1,7 +1,7 @@
 //! A node on simulated GPUs: keeper, policy thread, store and kubelet front end, as the daemon puts
 //! them together, the stand-in kubelet that they register with, and a client on their socket.
 
-use crate::bench::history;
+use crate::bench::{disk, history};
 use anyhow::{Context as _, Result};
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
@@ -21,7 +21,6 @@ use berth_kubelet::{Front, Running, Settings, Waits};
 use berth_wasm::{self, WasmPolicies};
 use fakes::{plugin, program};
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use kubelet_standin::proto::v1beta1::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
 use kubelet_standin::{CheckpointMode, Kubelet, Options};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -65,10 +64,7 @@ impl House {
     /// Compiles the shipped policies, which takes a second or two.
     pub(crate) fn new() -> Result<Self> {
         let workers = |n| Builder::new_multi_thread().worker_threads(n).enable_all().build();
-        let base = std::env::var_os("BERTH_BENCH_DIR")
-            .map_or_else(|| program::beside_this("tmp"), |folder| Ok(PathBuf::from(folder)))?;
-        std::fs::create_dir_all(&base)?;
-        let state = TempDir::new_in(&base).with_context(|| format!("no folder in {}", base.display()))?;
+        let state = disk::folder()?;
         let settings = berth_wasm::Settings {
             compiler: program::beside_this("berth")?,
             ..berth_wasm::Settings::new(state.path().to_owned())
@@ -239,17 +235,6 @@ impl Client {
 
     /// One GetPreferredAllocation for one container. Answers how long it took.
     pub(crate) fn prefer(&mut self, house: &House, from: &[String], size: usize) -> Result<Duration> {
-        let container = ContainerPreferredAllocationRequest {
-            available_device_i_ds: from.to_vec(),
-            must_include_device_i_ds: Vec::new(),
-            allocation_size: i32::try_from(size)?,
-        };
-        let request = PreferredAllocationRequest { container_requests: vec![container] };
-        let began = Instant::now();
-        let answer = house.client.block_on(self.0.get_preferred_allocation(request))?;
-        let took = began.elapsed();
-        let chosen = answer.into_inner().container_responses.first().map_or(0, |c| c.device_i_ds.len());
-        anyhow::ensure!(chosen == size, "{chosen} devices chosen instead of {size}");
-        Ok(took)
+        house.client.block_on(plugin::prefer(&mut self.0, from, size))
     }
 }

@@ -4,7 +4,8 @@ use crate::bench::history;
 use crate::bench::measure::{Effort, Series, ratio};
 use crate::bench::node::{GPU, House, PATIENCE};
 use crate::bench::table::{Budget, Row, Table};
-use anyhow::{Context as _, Result, ensure};
+use crate::resources::Memory;
+use anyhow::{Result, ensure};
 use fakes::program;
 use fakes::serving;
 use kubelet_standin::Kubelet;
@@ -171,8 +172,5 @@ fn idle(effort: Effort, serving: &Serving) -> Result<u64> {
     if effort == Effort::Full {
         std::thread::sleep(IDLE);
     }
-    let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", serving.process.child.id()))?;
-    let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).context("no Pss in smaps_rollup")?;
-    let kib: u64 = pss.trim().trim_end_matches("kB").trim().parse()?;
-    Ok(kib * 1024)
+    Ok(Memory::of(serving.process.child.id())?.share)
 }

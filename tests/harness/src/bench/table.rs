@@ -94,7 +94,7 @@ impl Row {
             self.budget.median.map(|d| format!("median {}", time(d))),
             self.budget.p99.map(|d| format!("p99 {}", time(d))),
             self.budget.ratio.map(|r| format!("{r} x")),
-            self.budget.bytes.map(megabytes),
+            self.budget.bytes.map(|bytes| megabytes(bytes as f64)),
         ];
         let budget: Vec<String> = budget.into_iter().flatten().collect();
         let kept = match self.kept() {
@@ -104,7 +104,7 @@ impl Row {
         };
         let (median, p99) = match self.seen {
             Seen::Times { median, p99: (p99, run) } => (time(median), format!("{} #{run}", time(p99))),
-            Seen::Bytes(bytes) => (megabytes(bytes), String::new()),
+            Seen::Bytes(bytes) => (megabytes(bytes as f64), String::new()),
         };
         [
             self.name.clone(),
@@ -135,15 +135,26 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = ["what", "median", "p99 #run", "ratio", "budget", ""].map(String::from);
         let rows: Vec<[String; 6]> = std::iter::once(head).chain(self.0.iter().map(Row::cells)).collect();
-        let width = |column: usize| rows.iter().map(|r| r[column].chars().count()).max().unwrap_or(0);
-        for row in &rows {
-            let [what, median, p99, ratio, budget, kept] = row;
-            let (w, m, p, r, b) = (width(0), width(1), width(2), width(3), width(4));
-            let line = format!("{what:w$}  {median:>m$}  {p99:>p$}  {ratio:r$}  {budget:b$}  {kept}");
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        Ok(())
+        aligned(f, &rows, [false, true, true, false, false, false])
     }
+}
+
+/// A table with columns as wide as they need, those that are `right` aligned to the right.
+pub(crate) fn aligned<const N: usize>(
+    f: &mut fmt::Formatter<'_>,
+    rows: &[[String; N]],
+    right: [bool; N],
+) -> fmt::Result {
+    let widths: [usize; N] =
+        std::array::from_fn(|column| rows.iter().map(|r| r[column].chars().count()).max().unwrap_or(0));
+    for row in rows {
+        let mut line = String::new();
+        for ((cell, width), right) in row.iter().zip(widths).zip(right) {
+            line += &if right { format!("{cell:>width$}  ") } else { format!("{cell:width$}  ") };
+        }
+        writeln!(f, "{}", line.trim_end())?;
+    }
+    Ok(())
 }
 
 /// Three digits, in the unit that needs the fewest.
@@ -158,14 +169,12 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-fn megabytes(bytes: u64) -> String {
-    // Exact up to 2^53 bytes.
-    #[allow(clippy::cast_precision_loss)]
-    let megabytes = bytes as f64 / MEGABYTE as f64;
-    format!("{} MB", digits(megabytes))
+/// `bytes`: exact up to 2^53.
+pub(crate) fn megabytes(bytes: f64) -> String {
+    format!("{} MB", digits(bytes / MEGABYTE as f64))
 }
 
-fn digits(value: f64) -> String {
+pub(crate) fn digits(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),

@@ -1,6 +1,7 @@
 //! `berth serve` as a process that is killed, and what its API says.
 
 use anyhow::{Context, bail};
+use fakes::serving;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -104,9 +105,8 @@ impl Serving {
         // Read to its end, or the daemon would wait for room in the pipe.
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if let Some((_, rest)) = line.split_once("Swagger UI at ") {
-                    let base = rest.split("/swagger-ui").next().unwrap_or_default();
-                    found.send_replace(Some(format!("{base}/api/v1")));
+                if let Some(origin) = serving::origin(&line) {
+                    found.send_replace(Some(format!("{origin}/api/v1")));
                 }
                 let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
                 if lines.len() == LOG_LINES {

@@ -19,7 +19,7 @@
 mod allocates;
 mod answer;
 mod figures;
-mod machine;
+pub(crate) mod machine;
 mod mix;
 mod node;
 mod readers;

@@ -1,5 +1,6 @@
 //! The node that is read: the built daemon, several resources, some hundreds of pods.
 
+use crate::resources::Threads;
 use anyhow::{Context as _, ensure};
 use fakes::serving::Serving;
 use kubelet_standin::{Kubelet, PodSpec};
@@ -164,14 +165,7 @@ impl Node {
 
     /// What the daemon has used of the processors so far, all its threads together.
     pub(crate) fn processor_time(&self) -> anyhow::Result<Duration> {
-        let tasks = format!("/proc/{}/task", self.serving.child.id());
-        let mut ns = 0;
-        for task in std::fs::read_dir(tasks)? {
-            // One that has ended meanwhile did little. The first number is time at work (proc(5)).
-            let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
-            ns += text.split(' ').next().context("no schedstat")?.parse::<u64>()?;
-        }
-        Ok(Duration::from_nanos(ns))
+        Ok(Threads::of(self.serving.child.id())?.processor_time())
     }
 }
 

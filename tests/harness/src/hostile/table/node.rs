@@ -1,6 +1,6 @@
 //! The daemon under attack: the real binary with simulated GPUs, beside the stand-in kubelet.
 
-use anyhow::Context;
+use crate::resources::Memory;
 use fakes::serving::Serving;
 use kubelet_standin::{Kubelet, PodSpec};
 use serde_json::{Value, json};
@@ -68,13 +68,8 @@ impl Node {
     /// Memory that is the daemon's own (PSS without pages of files), KiB: how much of the program file
     /// counts depends on who else runs it, the compiler for one.
     pub(crate) fn memory_kib(&self) -> anyhow::Result<u64> {
-        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.serving.child.id()))?;
-        let field = |name: &str| -> anyhow::Result<u64> {
-            let line =
-                rollup.lines().find_map(|line| line.strip_prefix(name)).with_context(|| name.to_owned())?;
-            Ok(line.trim().trim_end_matches(" kB").parse()?)
-        };
-        Ok(field("Pss:")?.saturating_sub(field("Pss_File:")?))
+        let memory = Memory::of(self.serving.child.id())?;
+        Ok(memory.share.saturating_sub(memory.share_of_files) / 1024)
     }
 
     /// Files of policies.

@@ -101,6 +101,8 @@ pub struct Keeper {
     /// When to read the store again, monotonic milliseconds; set while memory and store may differ.
     reopen_at: Option<u64>,
     counters: Arc<Counters>,
+    /// Whether a snapshot was published for which readers have not been woken.
+    has_news: bool,
     /// Whether another keeper has taken over: this one only ends.
     is_replaced: bool,
 }
@@ -131,6 +133,7 @@ impl Keeper {
             store_failure: StoreFailure::default(),
             reopen_at: None,
             counters,
+            has_news: false,
             is_replaced: false,
         })
     }
@@ -148,6 +151,7 @@ impl Keeper {
             store_failure: Arc::clone(&self.store_failure),
             reopen_at: None,
             counters: Arc::clone(&self.counters),
+            has_news: false,
             is_replaced: false,
         }
     }
@@ -221,6 +225,8 @@ impl Keeper {
             let mut next = Ledger::clone(&self.ledger);
             next.apply(&Entry { at: entry.at, changes: derived });
             self.publish(next);
+            // The append that may follow can take long.
+            self.wake_readers();
         }
     }
 
@@ -338,8 +344,21 @@ impl Keeper {
         }
         self.ledger = Arc::new(next);
         pass(Step::AfterApply);
-        self.publisher.send_replace(Arc::clone(&self.ledger));
+        let ledger = Arc::clone(&self.ledger);
+        self.publisher.send_if_modified(|current| {
+            *current = ledger;
+            false
+        });
+        self.has_news = true;
         pass(Step::AfterPublish);
+    }
+
+    /// Wakes the readers that wait for a new snapshot. Separate from its publication, so that an Allocate is answered
+    /// before they compete with its caller for a processor.
+    fn wake_readers(&mut self) {
+        if std::mem::take(&mut self.has_news) {
+            self.publisher.send_if_modified(|_| true);
+        }
     }
 
     fn set_store_failure(&self, store_failure: Option<String>) {

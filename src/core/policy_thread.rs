@@ -103,7 +103,11 @@ impl Worker {
     pub(crate) fn run(&self, inboxes: &Inboxes) {
         let mut next_offers: Option<Instant> = None;
         let mut offering = false;
+        let no_nudge = never();
+        // Whether a change of the ledger has set `next_offers`: further ones are not received, and wake nobody, until then.
+        let mut is_nudged = false;
         loop {
+            let nudges = if is_nudged { &no_nudge } else { &inboxes.nudge };
             let timer =
                 next_offers.map_or_else(never, |at| after(at.saturating_duration_since(Instant::now())));
             select_biased! {
@@ -123,15 +127,17 @@ impl Worker {
                     }
                     Err(_) => return,
                 },
-                recv(inboxes.nudge) -> nudge => match nudge {
+                recv(nudges) -> nudge => match nudge {
                     Ok(()) if !offering => {}
                     Ok(()) => {
+                        is_nudged = true;
                         let soon = Instant::now() + OFFERS_DELAY;
                         next_offers = Some(next_offers.map_or(soon, |at| at.min(soon)));
                     }
                     Err(_) => return,
                 },
                 recv(timer) -> _ => {
+                    is_nudged = false;
                     let _busy = self.keeper.counters().policies.begin();
                     // Offers that could not be recorded are evaluated again, like those that failed.
                     let again_after_s = self.reoffer().map_or(Some(1), |(_, again_after_s)| again_after_s);

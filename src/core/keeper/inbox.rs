@@ -182,6 +182,7 @@ pub(super) fn run(mut keeper: Keeper, inboxes: &Inboxes) {
         if keeper.is_replaced {
             return;
         }
+        keeper.wake_readers();
         if keeper.ledger.generation != generation {
             // A full channel already holds a signal.
             let _ = inboxes.nudge.try_send(());

@@ -7,6 +7,7 @@ use crate::resources::{Memory, Threads};
 use anyhow::{Context as _, Result, bail, ensure};
 use fakes::api::Api;
 use fakes::{plugin, serving};
+use kubelet_standin::proto::v1beta1::Empty;
 use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::BTreeSet;
@@ -283,7 +284,12 @@ fn client<'c>(
 ) -> Result<&'c mut DevicePluginClient<Channel>> {
     if client.is_none() {
         let socket = site.kubelet.plugin_socket(resource).context("no plugin is registered")?;
-        *client = Some(site.bench.runtime.block_on(plugin::dial(&socket))?);
+        let runtime = &site.bench.runtime;
+        let mut dialled = runtime.block_on(plugin::dial(&socket))?;
+        // Open like the kubelet's: Berth closes a connection on which no call runs for some seconds.
+        let mut lists = runtime.block_on(dialled.list_and_watch(Empty {}))?.into_inner();
+        runtime.spawn(async move { while let Ok(Some(_)) = lists.message().await {} });
+        *client = Some(dialled);
     }
     client.as_mut().context("no client")
 }

@@ -19,9 +19,11 @@ pub use state::{Facts, FileStack, NodeFacts, Registration, Step};
 
 use actix_web::web::{Data, ServiceConfig};
 use berth_core::Core;
+use berth_core::keeper::Snapshot;
 use berth_http::{AdminError, Application, Running};
 use state::State;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// A server that listens but does not respond yet: connections wait in the system's queue.
@@ -36,37 +38,58 @@ impl Server {
         berth_http::Server::bind(settings).map(Self)
     }
 
+    /// The address of the API, with the port that the system chose if 0 was requested.
+    ///
+    /// # Errors
+    /// If the system does not know it.
+    pub fn address(&self) -> Result<SocketAddr, AdminError> {
+        self.0.address()
+    }
+
     /// Serves requests, on threads of its own.
     ///
     /// # Errors
     /// If the system refuses a thread or socket; everything that was started ends again.
     pub fn run(self, core: Core, facts: Facts) -> Result<Running, AdminError> {
+        let before = core.kernel.snapshot();
+        self.run_since(before, core, facts)
+    }
+
+    /// As [`Self::run`]; `/events` has the changes since `before`.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_since(self, before: Snapshot, core: Core, facts: Facts) -> Result<Running, AdminError> {
         let counters = Arc::clone(core.kernel.counters());
-        self.0.run(counters, move |http| Api(Data::new(State::new(facts, http, core))))
+        self.0.run(counters, move |http| Api { state: Data::new(State::new(facts, http, core)), before })
     }
 }
 
 /// The routes of the API.
 #[derive(Clone)]
-struct Api(Data<State>);
+struct Api {
+    state: Data<State>,
+    /// The ledger as of which `/events` begins.
+    before: Snapshot,
+}
 
 impl Application for Api {
     fn admin(&self, config: &mut ServiceConfig) {
-        config.app_data(self.0.clone());
+        config.app_data(self.state.clone());
         routes::admin(config);
     }
 
     fn health(&self, config: &mut ServiceConfig) {
-        config.app_data(self.0.clone());
+        config.app_data(self.state.clone());
         routes::health(config);
     }
 
     /// Starts before the first request is answered, so that each change by a client is an event.
     fn background(&self) -> impl Future<Output = ()> + 'static {
-        resources::events::run(self.0.clone())
+        resources::events::run(self.state.clone(), Arc::clone(&self.before))
     }
 
     fn stop(&self) {
-        self.0.feed.ring.close("the daemon stops");
+        self.state.feed.ring.close("the daemon stops");
     }
 }

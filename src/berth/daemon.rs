@@ -2,6 +2,7 @@
 //! the reverse order.
 
 mod access;
+mod admin_api;
 mod configuration;
 mod dry_run;
 mod labels;
@@ -19,6 +20,7 @@ pub(crate) use setup::{open_gpus, process_visibility};
 use strategy::StrategyTask;
 
 use crate::config::Config;
+use admin_api::StartingApi;
 use anyhow::Context;
 use berth_admin::{FileStack, Step};
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
@@ -34,7 +36,6 @@ use progress::Progress;
 use setup::{SystemClock, baseline, create_state_dir, new_stack, open_journal, process_source};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -88,7 +89,12 @@ pub struct Daemon {
     middle: RunningCore,
     wasm: Arc<WasmPolicies>,
     progress: Arc<Progress>,
-    admin: berth_http::Running,
+    admin_address: SocketAddr,
+    /// The admin API before [`Self::bring_up`], and after it.
+    starting_admin: Option<StartingApi>,
+    admin: Option<berth_http::Running>,
+    /// The search for GPUs, one task, before [`Self::bring_up`].
+    finding: JoinSet<anyhow::Result<(InventoryScanner, Inventory)>>,
     gpus: Option<GpuWatch>,
     /// To the task that decides how GPUs are passed to containers.
     strategy: Option<watch::Sender<Config>>,
@@ -112,14 +118,18 @@ impl Daemon {
         let configuration = Configuration::new(&config);
         let progress = Arc::new(Progress::new(&config));
         let admin = berth_admin::Server::bind(access::settings(&config))?;
-        let clock = Arc::new(SystemClock::default());
-        let keeper = open_store(&config, clock.clone()).await?;
-        let previous = Some(keeper.snapshot());
+        // GPUs, store and policies are opened side by side.
+        let mut finding = JoinSet::new();
+        finding.spawn(find_gpus(config.clone(), options.gpus.clone(), Arc::clone(&progress)));
         let settings = berth_wasm::Settings {
             compiler: options.compiler.clone(),
             ..setup::policies(&config, config.state_dir.clone())
         };
-        let policies = WasmPolicies::new(settings)?;
+        let policies = tokio::task::spawn_blocking(move || WasmPolicies::new(settings));
+        let clock = Arc::new(SystemClock::default());
+        let keeper = open_store(&config, clock.clone()).await?;
+        let previous = Some(keeper.snapshot());
+        let policies = policies.await.context("opening the policies")??;
         let snapshot = keeper.snapshot();
         policies.tidy(|digest| snapshot.policies.contains_key(digest));
         let policies = Arc::new(policies);
@@ -127,19 +137,18 @@ impl Daemon {
         let middle = berth_core::start(keeper, &policies, clock, baseline, open_journal(&config))
             .context("cannot start the keeper")?;
         let loader = PolicyLoader::new(middle.core.policies.clone(), config.rules.trusted_keys.clone());
-        let node_progress = Arc::clone(&progress);
-        let admin = admin.run(middle.core.clone(), Arc::new(move || node_progress.facts()))?;
-        tracing::info!(
-            token_file = %config.token_file.display(),
-            "admin API: Swagger UI at {}/swagger-ui/", admin.url
-        );
+        let core = middle.core.clone();
+        let admin = StartingApi::new(admin, core, Arc::clone(&progress), &config.token_file)?;
         let mut daemon = Self {
             config,
             options,
             middle,
             wasm: policies,
             progress,
-            admin,
+            admin_address: admin.address,
+            starting_admin: Some(admin),
+            admin: None,
+            finding,
             gpus: None,
             strategy: None,
             cluster: None,
@@ -173,7 +182,7 @@ impl Daemon {
     /// The address of the admin API.
     #[must_use]
     pub fn admin_address(&self) -> SocketAddr {
-        self.admin.address
+        self.admin_address
     }
 
     /// Finds the GPUs, adopts the allocations of running pods, activates the stack and registers. Logs the reasons of waits.
@@ -181,16 +190,30 @@ impl Daemon {
     /// # Errors
     /// If the configuration's stack cannot be used, or a thread cannot be started.
     pub async fn bring_up(&mut self) -> anyhow::Result<()> {
-        let (config, given) = (self.config.clone(), self.options.gpus.clone());
-        let mut finding = pin!(find_gpus(config, given, Arc::clone(&self.progress)));
-        let (scanner, inventory) = match tokio::time::timeout(GPUS_WAIT_MAX, &mut finding).await {
-            Ok(found) => found?,
+        let starting = self.starting_admin.take().context("the daemon is up already")?;
+        let start_now = Arc::clone(&starting.start_now);
+        let register = async {
+            self.register().await?;
+            start_now.notify_one();
+            Ok(())
+        };
+        let ((), admin) = tokio::try_join!(Box::pin(register), starting.started())?;
+        self.admin = Some(admin);
+        self.tasks.spawn(memory::trim_periodically());
+        Ok(())
+    }
+
+    /// The steps of [`Self::bring_up`] that the kubelet waits for.
+    async fn register(&mut self) -> anyhow::Result<()> {
+        let found = match tokio::time::timeout(GPUS_WAIT_MAX, self.finding.join_next()).await {
+            Ok(found) => found,
             Err(_) => {
                 // A node without GPUs is reported, too. The search goes on: a GPU may take a minute to start.
                 self.start_cluster();
-                finding.await?
+                self.finding.join_next().await
             }
         };
+        let (scanner, inventory) = found.context("the search for GPUs was not started")???;
         self.progress.update(|facts| {
             facts.gpu_source = scanner.gpus().describe();
             facts.driver_version.clone_from(&inventory.driver_version);
@@ -208,8 +231,6 @@ impl Daemon {
         let (progress, kernel) = (Arc::clone(&self.progress), self.kernel().clone());
         let mut strategy = StrategyTask::new(configs.subscribe(), is_simulated, progress, kernel);
         self.strategy = Some(configs);
-        // Before devices are listed: the kubelet may start a pod at once.
-        strategy.look_first().await;
         let settings = berth_kubelet::Settings {
             waits: self.options.waits.clone(),
             kubelet_dir: self.config.kubelet_dir.clone(),
@@ -219,8 +240,9 @@ impl Daemon {
         let front = berth_kubelet::Front::new(settings, self.kernel().clone());
         // Adoption may wait indefinitely for a readable checkpoint.
         self.start_cluster();
-        // Before the stack offers devices, so that adopted devices keep their share numbers.
-        self.adopt(&front).await;
+        // Adoption before the stack offers devices, so that adopted devices keep their share numbers. The strategy before
+        // devices are listed, since the kubelet may start a pod at once.
+        tokio::join!(self.adopt(&front), strategy.look_first());
         self.activate_file_stack().await?;
         if let Err(error) = self.kernel().reoffer().await {
             // The policy thread tries again by itself.
@@ -233,7 +255,6 @@ impl Daemon {
         self.kubelet = Some(running);
         self.labels.start(&self.config, &self.middle.core.kernel, &self.progress, &mut self.tasks);
         self.tasks.spawn(strategy.run());
-        self.tasks.spawn(memory::trim_periodically());
         Ok(())
     }
 
@@ -357,8 +378,21 @@ impl Daemon {
 
     /// Stops all parts: tasks, GPU threads, the connection to the API server, both front ends, and the keeper with its store.
     pub async fn stop(self) {
-        let Self { middle, options, admin, gpus, cluster, kubelet, mut tasks, .. } = self;
+        let Self {
+            middle,
+            options,
+            admin,
+            starting_admin,
+            mut finding,
+            gpus,
+            cluster,
+            kubelet,
+            mut tasks,
+            ..
+        } = self;
         let RunningCore { core, threads } = middle;
+        drop(starting_admin);
+        finding.abort_all();
         tasks.shutdown().await;
         if let Some(gpus) = gpus {
             gpus.stop();
@@ -372,7 +406,7 @@ impl Daemon {
                     kubelet.stop().await;
                 }
             };
-            let admin = tokio::task::spawn_blocking(move || admin.stop());
+            let admin = tokio::task::spawn_blocking(move || admin.map(berth_http::Running::stop));
             let _ = tokio::join!(kubelet, admin);
         };
         // One deadline for all steps: by default a stop takes at most a second.

@@ -3,6 +3,7 @@
 
 use crate::gpu_watch::InventoryScanner;
 use crate::kernel_handle::KernelHandle;
+use crate::wake::Wake;
 use berth_kernel::date::rfc3339_seconds;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::AllocationId;
@@ -148,9 +149,10 @@ fn record(scanner: &InventoryScanner, kernel: &KernelHandle) -> Result<(), Strin
 }
 
 /// The release that the scanner checks before each scan.
-#[derive(Default)]
 pub(crate) struct Released {
     active: Mutex<Option<Active>>,
+    /// Notified when a release begins or is ended.
+    wake: Arc<Wake>,
 }
 
 struct Active {
@@ -161,13 +163,20 @@ struct Active {
 }
 
 impl Released {
+    pub(crate) fn new(wake: Arc<Wake>) -> Self {
+        Self { active: Mutex::default(), wake }
+    }
+
     fn begin(&self, release: Release, time: Duration, driver: Option<String>) {
         *self.active.lock() = Some(Active { release, ends: Instant::now() + time, driver });
+        self.wake.notify();
     }
 
     /// Ends it. Returns whether there was one.
     fn end(&self) -> bool {
-        self.active.lock().take().is_some()
+        let was_active = self.active.lock().take().is_some();
+        self.wake.notify();
+        was_active
     }
 
     fn release(&self) -> Option<Release> {
@@ -197,7 +206,7 @@ mod tests {
     use super::*;
 
     fn released(time: Duration) -> Released {
-        let released = Released::default();
+        let released = Released::new(Arc::default());
         let release =
             Release { by: "ada".into(), why: String::new(), since_wall_ms: 0, until_wall_ms: 1_800_000 };
         released.begin(release, time, Some("570".into()));

@@ -1,30 +1,50 @@
 //! Two threads that watch the GPUs: one scans all of them every few seconds, one waits for events.
 //! Only they may wait for NVML.
 
+use crate::counters::{Counters, GpuCounters};
 use crate::driver_access::Released;
 use crate::kernel_handle::KernelHandle;
 use crate::shared::Shared;
+use crate::wake::Wake;
 use berth_kernel::gpu::{Inventory, Part, ScanError};
 use berth_kernel::ports::{Gpus, GpusError, Processes};
 use berth_kernel::process::{Owner, ProcessIdentity, UnknownReason};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest wait for one event, and so the longest delay of a stop.
-const EVENT_WAIT: Duration = Duration::from_millis(200);
+/// Longest wait for one event: after it, that events cannot be read is noticed.
+const EVENT_WAIT: Duration = Duration::from_secs(10);
+/// How often the end of a release of the driver is looked for: a file shows that another driver was loaded.
+const RELEASE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause after events could not be read.
 const EVENT_RETRY: Duration = Duration::from_secs(5);
 
 /// The running threads.
 pub struct GpuWatch {
-    stop: Arc<AtomicBool>,
+    gpus: Arc<dyn Gpus>,
+    wake: Arc<Wake>,
     interval: Shared<Duration>,
-    kernel: KernelHandle,
+    kernel: KernelSlot,
+    counters: Arc<Counters>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// The handle of the kernel until the stop. A thread that waits for NVML has none, so that the kernel ends without it.
+#[derive(Clone)]
+struct KernelSlot(Arc<Mutex<Option<KernelHandle>>>);
+
+impl KernelSlot {
+    /// The handle, for one command; `None` after the stop.
+    fn get(&self) -> Option<KernelHandle> {
+        self.0.lock().clone()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.0.lock().is_none()
+    }
 }
 
 impl GpuWatch {
@@ -37,35 +57,41 @@ impl GpuWatch {
         kernel: &KernelHandle,
         interval: Duration,
     ) -> std::io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
         let interval = Shared::new(interval);
-        kernel.counters().gpus.start_scanning(*interval.get());
+        let counters = Arc::clone(kernel.counters());
+        counters.gpus.start_scanning(*interval.get());
+        let kernel = KernelSlot(Arc::new(Mutex::new(Some(kernel.clone()))));
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work)
         };
         let scans = {
-            let (scanner, kernel, stop) = (scanner.clone(), kernel.clone(), Arc::clone(&stop));
+            let (scanner, kernel, counters) = (scanner.clone(), kernel.clone(), Arc::clone(&counters));
             let interval = interval.clone();
-            spawn("gpu-scan", Box::new(move || run_scans(&scanner, &kernel, &stop, &interval)))?
+            spawn("gpu-scan", Box::new(move || run_scans(&scanner, &kernel, &counters.gpus, &interval)))?
         };
         let mut threads = vec![scans];
         if scanner.has_health_checks() {
-            let (gpus, kernel, stop) = (Arc::clone(scanner.gpus()), kernel.clone(), Arc::clone(&stop));
-            threads.push(spawn("gpu-events", Box::new(move || run_events(&*gpus, &kernel, &stop)))?);
+            let (gpus, kernel, wake) =
+                (Arc::clone(scanner.gpus()), kernel.clone(), Arc::clone(&scanner.wake));
+            threads.push(spawn("gpu-events", Box::new(move || run_events(&*gpus, &kernel, &wake)))?);
         }
-        Ok(Self { stop, interval, kernel: kernel.clone(), threads })
+        let (gpus, wake) = (Arc::clone(scanner.gpus()), Arc::clone(&scanner.wake));
+        Ok(Self { gpus, wake, interval, kernel, counters, threads })
     }
 
     /// Changes the interval of the scans. The pause that is under way ends by the new one, too.
     pub fn set_interval(&self, interval: Duration) {
         let before = self.interval.replace(interval);
         // Liveness expects the next scan by the longer one; that scan sets the new one.
-        self.kernel.counters().gpus.set_scan_interval(interval.max(*before));
+        self.counters.gpus.set_scan_interval(interval.max(*before));
+        self.wake.notify();
     }
 
     /// Signals both threads to end. Does not wait: a thread in a hung NVML call ends with the process.
     pub fn stop(self) {
-        self.stop.store(true, Ordering::Relaxed);
+        *self.kernel.0.lock() = None;
+        self.wake.notify();
+        self.gpus.interrupt();
         for thread in self.threads.into_iter().filter(JoinHandle::is_finished) {
             let _ = thread.join();
         }
@@ -74,13 +100,12 @@ impl GpuWatch {
 
 fn run_scans(
     scanner: &InventoryScanner,
-    kernel: &KernelHandle,
-    stop: &AtomicBool,
+    kernel: &KernelSlot,
+    counters: &GpuCounters,
     interval: &Shared<Duration>,
 ) {
     let mut failing = false;
-    let counters = &kernel.counters().gpus;
-    while pause_until_resumed(interval, stop, scanner) {
+    while pause_until_resumed(interval, kernel, scanner) {
         // Held for the whole iteration: `/livez` fails if this thread panics while it handles a scan, as if it hangs.
         let _busy = counters.heartbeat.begin();
         counters.set_scan_interval(*interval.get());
@@ -94,6 +119,7 @@ fn run_scans(
                 if std::mem::take(&mut failing) {
                     tracing::info!("GPUs can be read again");
                 }
+                let Some(kernel) = kernel.get() else { return };
                 if let Err(error) = kernel.record_scan(inventory) {
                     tracing::warn!(%error, "a GPU scan could not be recorded");
                 }
@@ -107,13 +133,14 @@ fn run_scans(
     }
 }
 
-fn run_events(gpus: &dyn Gpus, kernel: &KernelHandle, stop: &AtomicBool) {
+fn run_events(gpus: &dyn Gpus, kernel: &KernelSlot, wake: &Wake) {
     let mut failing = false;
-    while !stop.load(Ordering::Relaxed) {
+    while !kernel.is_stopped() {
         match gpus.next_reading(EVENT_WAIT) {
             Ok(None) => failing = false,
             Ok(Some(reading)) => {
                 failing = false;
+                let Some(kernel) = kernel.get() else { return };
                 if let Err(error) = kernel.submit_reading(reading) {
                     tracing::error!(%error, "a GPU event was lost");
                 }
@@ -122,34 +149,29 @@ fn run_events(gpus: &dyn Gpus, kernel: &KernelHandle, stop: &AtomicBool) {
                 if !std::mem::replace(&mut failing, true) {
                     tracing::warn!(%error, "GPU events cannot be read; health is polled only");
                 }
-                pause(EVENT_RETRY, stop);
+                let end = Instant::now() + EVENT_RETRY;
+                while Instant::now() < end && !kernel.is_stopped() {
+                    wake.wait_until(end, || kernel.is_stopped());
+                }
             }
         }
     }
 }
 
-/// Waits like [`pause`], for the newest interval, but not past the begin or the end of a release of the driver.
-fn pause_until_resumed(interval: &Shared<Duration>, stop: &AtomicBool, scanner: &InventoryScanner) -> bool {
+/// Waits for the newest interval, but not past a stop, or the begin or the end of a release of the driver. Returns whether to
+/// continue.
+fn pause_until_resumed(interval: &Shared<Duration>, kernel: &KernelSlot, scanner: &InventoryScanner) -> bool {
     let (began, was_released) = (Instant::now(), scanner.is_released());
-    while was_released == scanner.is_released() {
-        let left = interval.get().saturating_sub(began.elapsed());
-        if left.is_zero() {
-            break;
+    let is_over =
+        || kernel.is_stopped() || was_released != scanner.is_released() || began.elapsed() >= *interval.get();
+    while !is_over() {
+        let mut end = began + *interval.get();
+        if was_released {
+            end = end.min(Instant::now() + RELEASE_CHECK_INTERVAL);
         }
-        if !pause(EVENT_WAIT.min(left), stop) {
-            return false;
-        }
+        scanner.wake.wait_until(end, is_over);
     }
-    !stop.load(Ordering::Relaxed)
-}
-
-/// Waits, but not past a stop. Returns whether to continue.
-fn pause(wait: Duration, stop: &AtomicBool) -> bool {
-    let end = Instant::now() + wait;
-    while Instant::now() < end && !stop.load(Ordering::Relaxed) {
-        std::thread::sleep(EVENT_WAIT.min(end.saturating_duration_since(Instant::now())));
-    }
-    !stop.load(Ordering::Relaxed)
+    !kernel.is_stopped()
 }
 
 /// Combines the GPUs' inventory with the owners of their processes. Cheap to clone.
@@ -159,6 +181,8 @@ pub struct InventoryScanner {
     processes: Arc<dyn Processes>,
     health_checks: bool,
     pub(crate) released: Arc<Released>,
+    /// Notified when a release begins or ends, the interval changes, or the threads have to stop.
+    wake: Arc<Wake>,
     /// The last inventory that was read.
     last: Arc<Mutex<Inventory>>,
     /// Held while a scan is made and recorded, so that a release is not overtaken by an older scan.
@@ -169,11 +193,13 @@ impl InventoryScanner {
     /// A scanner of these GPUs and processes, with health checks.
     #[must_use]
     pub fn new(gpus: Arc<dyn Gpus>, processes: Arc<dyn Processes>) -> Self {
+        let wake = Arc::<Wake>::default();
         Self {
             gpus,
             processes,
             health_checks: true,
-            released: Arc::default(),
+            released: Arc::new(Released::new(Arc::clone(&wake))),
+            wake,
             last: Arc::default(),
             turn: Arc::default(),
         }

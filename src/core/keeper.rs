@@ -23,11 +23,12 @@ use berth_kernel::record::{HealthRecord, Record, Write, health_records, health_w
 use berth_kernel::refusal::Refusal;
 use berth_kernel::restore::{carry_over, restore};
 use berth_kernel::steps::{Step, pass};
+use berth_kernel::tick::next_tick;
 use disk::{Disk, DiskError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// The ledger as readers see it: an immutable value.
@@ -363,6 +364,21 @@ impl Keeper {
 
     fn set_store_failure(&self, store_failure: Option<String>) {
         *self.store_failure.lock() = store_failure;
+    }
+
+    /// Whether the store has to be read again, which a tick does.
+    fn has_store_failed(&self) -> bool {
+        self.reopen_at.is_some()
+    }
+
+    /// Time until a tick has something to do; `None` if nothing is pending.
+    fn until_next_tick(&self) -> Option<Duration> {
+        if self.has_store_failed() || self.persisted_health != health_records(&self.ledger) {
+            return Some(Duration::ZERO);
+        }
+        let now = self.clock.now();
+        let due = next_tick(&self.ledger, &self.rules.get(), now)?;
+        Some(Duration::from_millis(due.saturating_sub(now.mono_ms)))
     }
 
     fn failure_message(&self) -> String {

@@ -4,6 +4,7 @@
 //! of the ledger ([`keeper`]) and the thread that calls the policies of the stack ([`stack`]) are synchronous.
 //! [`PolicyService`] uploads and activates policies; [`Lab`] tries them on recorded and live decisions.
 
+mod beat;
 pub mod counters;
 mod driver_access;
 mod gpu_watch;
@@ -20,7 +21,9 @@ mod shared;
 pub mod spans;
 pub mod stack;
 pub mod transition_log;
+mod wake;
 
+pub use beat::next_beat;
 pub use driver_access::{DriverAccess, Release, ReleaseError, ReleaseOrder};
 pub use gpu_watch::{GpuWatch, InventoryScanner};
 pub use jobs::{ActivateError, Granted, Reconfiguration, Unprepared};

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How often deadlines are compared with the clock: a deadline that passes changes no ledger.
-const DEADLINE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait for a deadline before the wall clock, which may be set, is read again. A deadline that passes changes no
+/// ledger.
+const DEADLINE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The pause after each comparison of ledgers, so that a burst of Allocates is compared once.
 const COMPARE_PAUSE: Duration = Duration::from_millis(50);
 /// Most lines about single bypasses after one change: a job of eight ranks on each of two GPUs, and some more. The
@@ -27,7 +28,8 @@ pub async fn run(kernel: KernelHandle, before: Arc<Ledger>) {
     snapshots.mark_changed();
     let mut log = Log::new(before);
     loop {
-        if let Ok(Err(_)) = timeout(DEADLINE_CHECK_INTERVAL, snapshots.changed()).await {
+        let wait = next_deadline(&snapshots.borrow(), kernel.now()).map(|wait| wait.min(DEADLINE_WAIT_MAX));
+        if let Ok(Err(_)) = timeout(wait.unwrap_or(Duration::MAX), snapshots.changed()).await {
             return std::future::pending().await;
         }
         let ledger = snapshots.borrow_and_update().clone();
@@ -40,6 +42,13 @@ pub async fn run(kernel: KernelHandle, before: Arc<Ledger>) {
         }
         tokio::time::sleep(COMPARE_PAUSE).await;
     }
+}
+
+/// Time until the next deadline of a drain; `None` if there is none to come.
+fn next_deadline(ledger: &Ledger, now: Now) -> Option<Duration> {
+    let orders = ledger.gpus.values().flat_map(|state| state.marks.orders());
+    let waits = orders.filter_map(|order| order.deadline_wall_ms?.checked_sub(now.wall_ms));
+    waits.filter(|ms| *ms > 0).min().map(Duration::from_millis)
 }
 
 #[derive(Debug, PartialEq, Eq)]

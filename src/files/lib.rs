@@ -1,13 +1,15 @@
-//! Opens regular files without blocking and reads them up to a limit.
+//! Opens regular files without blocking and reads them up to a limit; waits for changes of files.
 //!
 //! A path from outside may name a FIFO, a device, a socket or a folder. Opening a FIFO blocks until its
 //! other end is open, and reading a device may never end, so this crate opens each path that must be a
 //! regular file.
 
+mod folder_events;
 pub mod socket;
 mod version;
 pub mod yaml;
 
+pub use folder_events::FolderEvents;
 pub use version::FileVersion;
 
 use std::fs::{self, File, FileType, OpenOptions};

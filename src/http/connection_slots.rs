@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 /// How often connections that are idle, or do not read, for too long are closed.
 pub(crate) const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -43,6 +44,8 @@ pub(crate) struct ConnectionSlots {
     began: Instant,
     /// Connections wait for a slot in the order in which they came.
     turn: tokio::sync::Mutex<()>,
+    /// Notified when a connection takes a slot.
+    taken: Notify,
     inner: Mutex<Inner>,
 }
 
@@ -75,6 +78,7 @@ impl ConnectionSlots {
             grace,
             began: Instant::now(),
             turn: tokio::sync::Mutex::default(),
+            taken: Notify::new(),
             inner: Mutex::default(),
         })
     }
@@ -100,6 +104,7 @@ impl ConnectionSlots {
         inner.next += 1;
         let slot = Arc::new(Slot::new(client.clone(), self.began, now));
         inner.taken.insert(number, Arc::clone(&slot));
+        self.taken.notify_one();
         *inner.by_client.entry(client.clone()).or_default() += 1;
         Ok(SlotGuard { slots: Arc::clone(self), number, slot })
     }
@@ -145,6 +150,22 @@ impl ConnectionSlots {
             );
         }
         Ok(())
+    }
+
+    /// Waits until a connection takes a slot, or did since the last call. For one task.
+    pub(crate) async fn wait_for_connection(&self) {
+        self.taken.notified().await;
+    }
+
+    /// Whether no slot is in use.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.inner.lock().taken.is_empty()
+    }
+
+    /// Whether a connection has a request in progress, or had one within this time.
+    pub(crate) fn has_active(&self, within: Duration) -> bool {
+        let now = millis(self.began);
+        self.inner.lock().taken.values().any(|slot| slot.was_active(within, now))
     }
 
     /// Closes connections that are idle, or do not read, for too long.
@@ -349,6 +370,11 @@ impl Slot {
         }
     }
 
+    /// Whether it has a request in progress, or had one within this time. A new connection counts as active.
+    fn was_active(&self, within: Duration, now: u64) -> bool {
+        self.is_handling() || passed(now, self.idle_since.load(Ordering::Relaxed)) < within
+    }
+
     /// Whether it is idle, or does not read, for too long.
     pub(crate) fn is_over(&self, now: u64) -> bool {
         let idle = !self.is_handling() && passed(now, self.idle_since.load(Ordering::Relaxed)) > IDLE_MAX;
@@ -519,6 +545,27 @@ mod tests {
         assert!(closed(&first) && !closed(&second));
         drop(second);
         assert!(!closed(&slots.take(at(1)).await));
+    }
+
+    #[tokio::test]
+    async fn a_listener_without_connections_is_neither_swept_nor_waited_for() {
+        let slots = ConnectionSlots::new("test", 2);
+        let hour = Duration::from_secs(3600);
+        let soon = Duration::from_millis(20);
+        assert!(slots.is_empty() && !slots.has_active(hour));
+        assert!(tokio::time::timeout(soon, slots.wait_for_connection()).await.is_err());
+        let taken = slots.take(at(1)).await;
+        tokio::time::timeout(hour, slots.wait_for_connection()).await.unwrap();
+        assert!(!slots.is_empty() && slots.has_active(hour));
+        let work = taken.slot.work();
+        tokio::time::sleep(soon * 2).await;
+        assert!(slots.has_active(soon), "a request is in progress");
+        drop(work);
+        assert!(slots.has_active(hour), "its response may not have left");
+        tokio::time::sleep(soon * 2).await;
+        assert!(!slots.has_active(soon), "the client only keeps its connection");
+        drop(taken);
+        assert!(slots.is_empty());
     }
 
     fn slot() -> Arc<Slot> {

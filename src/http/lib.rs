@@ -13,6 +13,7 @@ pub mod etag;
 mod failure;
 pub mod gate;
 mod listeners;
+mod on_demand;
 mod peer;
 pub mod query;
 mod rate_limit;

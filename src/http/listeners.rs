@@ -4,6 +4,7 @@ use crate::access::Access;
 use crate::connection::{self, Connection};
 use crate::connection_slots::{ConnectionSlots, SWEEP_EVERY, UNREAD_MAX};
 use crate::gate::{self, Context};
+use crate::on_demand::on_demand;
 use crate::settings::{AdminError, Settings};
 use crate::unix_socket::AdminSocket;
 use crate::{clock_guard, compress};
@@ -17,10 +18,12 @@ use actix_web::middleware::{Compress, from_fn};
 use actix_web::web::{Data, ServiceConfig};
 use actix_web::{App, rt};
 use berth_core::counters::{Counters, MALFORMED};
+use std::cell::RefCell;
 use std::future::{Future, ready};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -59,8 +62,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
 /// Longest time for requests in progress to finish after a stop.
 const FINISH_WAIT: Duration = Duration::from_millis(500);
-/// How often the number of requests in progress is checked then.
-const FINISH_POLL: Duration = Duration::from_millis(10);
+/// How often the requests and connections in progress are checked then.
+const FINISH_POLL: Duration = Duration::from_millis(5);
 /// Time for the last responses to leave after their handlers have finished: they go to local sockets.
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
 /// Longest duration of [`Running::stop`].
@@ -85,13 +88,15 @@ pub trait Application: Clone + Send + 'static {
 macro_rules! http {
     ($app:expr) => {{
         let app = $app.into_factory().map_err(|error: actix_web::Error| error.error_response());
-        HttpService::build()
-            .keep_alive(KeepAlive::Timeout(KEEP_ALIVE))
-            .client_request_timeout(HEAD_WAIT)
-            .client_disconnect_timeout(CLOSE_WAIT)
-            .on_connect_ext(connection::note)
-            .h1(map_config(app, |()| AppConfig::default()))
-            .map_err(drop)
+        on_demand(map_config(app, |()| AppConfig::default()), |app| {
+            HttpService::build()
+                .keep_alive(KeepAlive::Timeout(KEEP_ALIVE))
+                .client_request_timeout(HEAD_WAIT)
+                .client_disconnect_timeout(CLOSE_WAIT)
+                .on_connect_ext(connection::note)
+                .h1(app)
+                .map_err(drop)
+        })
     }};
 }
 
@@ -130,6 +135,14 @@ impl Server {
         Ok(Self { settings, access, admin, health, socket })
     }
 
+    /// The address of the API, with the port that the system chose if 0 was requested.
+    ///
+    /// # Errors
+    /// If the system does not know it.
+    pub fn address(&self) -> Result<SocketAddr, AdminError> {
+        self.admin.local_addr().map_err(AdminError::Threads)
+    }
+
     /// Serves requests, on threads of its own.
     ///
     /// # Errors
@@ -139,7 +152,7 @@ impl Server {
         counters: Arc<Counters>,
         application: impl FnOnce(Arc<Context>) -> A + Send + 'static,
     ) -> Result<Running, AdminError> {
-        let address = self.admin.local_addr().map_err(AdminError::Threads)?;
+        let address = self.address()?;
         let health_address = self.health.as_ref().map(TcpListener::local_addr);
         let health_address = health_address.transpose().map_err(AdminError::Threads)?;
         clock_guard::watch();
@@ -183,7 +196,9 @@ impl Server {
         let background = application.background();
         let running: Vec<_> = servers.into_iter().map(rt::spawn).collect();
         let _ = started.send(Ok(()));
-        let (background, sweeping) = (rt::spawn(background), rt::spawn(sweep(slots)));
+        let malformed = Rc::<RefCell<Malformed>>::default();
+        let sweeps = slots.iter().map(|slots| rt::spawn(sweep(Arc::clone(slots), Rc::clone(&malformed))));
+        let (background, sweeps) = (rt::spawn(background), sweeps.collect::<Vec<_>>());
         tokio::select! {
             _ = stops.recv() => {}
             () = watch_tls_files(&context, self.settings.tls_poll_interval) => {}
@@ -191,13 +206,17 @@ impl Server {
         // The library's own graceful stop checks only once a second whether all requests have finished.
         context.gate.close();
         background.abort();
-        sweeping.abort();
+        sweeps.iter().for_each(rt::task::JoinHandle::abort);
         application.stop();
         let until = tokio::time::Instant::now() + FINISH_WAIT;
         while !context.gate.is_empty() && tokio::time::Instant::now() < until {
             tokio::time::sleep(FINISH_POLL).await;
         }
-        tokio::time::sleep(FLUSH_WAIT).await;
+        let until = tokio::time::Instant::now() + FLUSH_WAIT;
+        let has_active = || slots.iter().any(|slots| slots.has_active(FLUSH_WAIT));
+        while has_active() && tokio::time::Instant::now() < until {
+            tokio::time::sleep(FINISH_POLL).await;
+        }
         for handle in handles {
             handle.stop(false).await;
         }
@@ -303,13 +322,20 @@ fn builder(workers: usize, connections: usize) -> ServerBuilder {
         .disable_signals()
 }
 
-/// Closes connections that are idle for too long, and logs how many sent no HTTP; never returns.
-async fn sweep(all: Vec<Arc<ConnectionSlots>>) {
-    let mut malformed = Malformed::default();
+/// Closes connections that are idle for too long, and logs how many sent no HTTP; never returns. Runs only while there are
+/// connections.
+async fn sweep(slots: Arc<ConnectionSlots>, malformed: Rc<RefCell<Malformed>>) {
     loop {
-        tokio::time::sleep(SWEEP_EVERY).await;
-        all.iter().for_each(|slots| slots.sweep());
-        malformed.log(MALFORMED.load(Ordering::Relaxed));
+        slots.wait_for_connection().await;
+        loop {
+            tokio::time::sleep(SWEEP_EVERY).await;
+            slots.sweep();
+            let all = MALFORMED.load(Ordering::Relaxed);
+            malformed.borrow_mut().log(all);
+            if slots.is_empty() && malformed.borrow().logged == all {
+                break;
+            }
+        }
     }
 }
 

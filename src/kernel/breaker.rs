@@ -62,26 +62,35 @@ pub fn after_denial(breaker: Option<&Breaker>, timing: &Timing, now: Now) -> Bre
     next
 }
 
+/// When time changes the breaker next, monotonic milliseconds.
+#[must_use]
+pub fn next_change(breaker: &Breaker, timing: &Timing) -> u64 {
+    match breaker.phase {
+        Phase::Open { until_mono_ms } => until_mono_ms,
+        Phase::HalfOpen | Phase::Closed => breaker.window_mono_ms.saturating_add(timing.breaker_window_ms),
+    }
+}
+
 /// The breaker's next state if time changes it: `Some(None)` removes it.
 #[must_use]
 pub fn after_tick(breaker: &Breaker, timing: &Timing, now: Now) -> Option<Option<Breaker>> {
-    match breaker.phase {
-        Phase::Open { until_mono_ms } if now.mono_ms >= until_mono_ms => {
-            Some(Some(Breaker { phase: Phase::HalfOpen, window_mono_ms: now.mono_ms, ..breaker.clone() }))
+    if now.mono_ms < next_change(breaker, timing) {
+        return None;
+    }
+    Some(match breaker.phase {
+        Phase::Open { .. } => {
+            Some(Breaker { phase: Phase::HalfOpen, window_mono_ms: now.mono_ms, ..breaker.clone() })
         }
         // No request arrived, perhaps because pods need more than the one listed device. All devices
         // are listed again, and the next denial opens the breaker again, for longer.
-        Phase::HalfOpen if now.passed(breaker.window_mono_ms, timing.breaker_window_ms) => {
-            Some(Some(Breaker {
-                phase: Phase::Closed,
-                denials: DENIALS_TO_OPEN - 1,
-                window_mono_ms: now.mono_ms,
-                ..breaker.clone()
-            }))
-        }
-        Phase::Closed if now.passed(breaker.window_mono_ms, timing.breaker_window_ms) => Some(None),
-        Phase::Open { .. } | Phase::HalfOpen | Phase::Closed => None,
-    }
+        Phase::HalfOpen => Some(Breaker {
+            phase: Phase::Closed,
+            denials: DENIALS_TO_OPEN - 1,
+            window_mono_ms: now.mono_ms,
+            ..breaker.clone()
+        }),
+        Phase::Closed => None,
+    })
 }
 
 #[cfg(test)]

@@ -5,20 +5,18 @@ use super::change::{Change, Entry};
 use super::command::{Command, NewStack, Rules};
 use super::decider::Decider;
 use super::drain::{Marks, TooManyMarks};
-use super::drain_progress::update_drains;
 use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::{PartOffer, RESOURCES_MAX};
-use super::offering::{check_offer, may_be_delisted, reoffer};
-use super::part_state::{Device, PartState};
+use super::offering::{check_offer, reoffer};
 use super::passing::Passing;
 use super::pods::PodsView;
 use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::refusal::Refusal;
-use super::time::{Now, Timing};
+use super::time::Now;
 use super::trust_check::check_trust;
-use super::{allocate, breaker, evict, reconcile, running, scan};
+use super::{allocate, evict, reconcile, running, scan, tick};
 use std::sync::Arc;
 
 /// The decision on a command.
@@ -73,7 +71,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Activate { stack, expected, offers } => {
             activate(ledger, stack, *expected, offers, rules, now)
         }
-        Command::Tick => Ok(tick(ledger, rules, now)),
+        Command::Tick => Ok(tick::changes(ledger, rules, now)),
     };
     match decided {
         Ok(changes) => Verdict { entry: Entry { at: now, changes }, refusal: None },
@@ -238,39 +236,4 @@ fn activate(
     let mut changes = vec![Change::StackActivated(stack.clone().into_stack(revision + 1, now.wall_ms))];
     changes.extend(apply_offers(ledger, offers, rules, now)?);
     Ok(changes)
-}
-
-fn tick(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
-    let timing = &rules.timing;
-    let mut changes = Vec::new();
-    for (resource, state) in ledger.breakers.iter() {
-        if let Some(breaker) = breaker::after_tick(state, timing, now) {
-            changes.push(Change::BreakerChanged { resource: resource.clone(), breaker });
-        }
-    }
-    for part in ledger.parts.values().filter(|p| p.present) {
-        let due =
-            part.devices.iter().filter(|(_, d)| may_be_delisted(d, timing.retire_ms, timing.named_ms, now));
-        changes.extend(due.map(|((resource, share), _)| Change::Delisted(part.key(resource, *share))));
-    }
-    let gone = ledger.parts.iter().filter(|(_, part)| is_permanently_gone(ledger, part, timing, now));
-    changes.extend(gone.map(|(id, _)| Change::PartForgotten(id.clone())));
-    changes.extend(update_drains(ledger, now));
-    changes.extend(evict::prune_evictions(ledger));
-    // Each end prunes as many as it adds; more are left to prune after the limit was lowered.
-    changes.extend(ledger.ended.to_prune(rules.history, None).into_iter().map(Change::Pruned));
-    changes
-}
-
-/// Whether a part will not come back under its id: a MIG instance that was destroyed on a GPU that is still
-/// present. A GPU itself may come back, so only an operator removes it.
-fn is_permanently_gone(ledger: &Ledger, part: &PartState, timing: &Timing, now: Now) -> bool {
-    let recently_named =
-        |d: &Device| d.last_allocate_mono_ms.is_some_and(|at| !now.passed(at, timing.named_ms));
-    !part.present
-        && ledger.parts_of(part.part.gpu()).any(|p| p.present)
-        && part.part.parent.is_some()
-        && now.passed(part.present_changed_mono_ms, timing.retire_ms)
-        && now.passed(part.idle_since_mono_ms, timing.retire_ms)
-        && !part.devices.values().any(|d| d.held() || recently_named(d))
 }

@@ -191,6 +191,12 @@ impl Order {
         self.at_deadline == AtDeadline::GiveUp && self.is_late(now)
     }
 
+    /// In how many milliseconds it is to be given up; `None` if it is not, or was to be before.
+    pub(super) fn over_in_ms(&self, now: Now) -> Option<u64> {
+        let deadline = self.deadline_wall_ms.filter(|_| self.at_deadline == AtDeadline::GiveUp)?;
+        deadline.checked_sub(now.wall_ms).filter(|ms| *ms > 0)
+    }
+
     /// The method by which holders are removed at `now`; `None` without eviction.
     fn eviction_method(&self, now: Now) -> Option<EvictionMethod> {
         let late = self.at_deadline == AtDeadline::Delete && self.is_late(now);

@@ -6,10 +6,26 @@ use super::ledger::{GpuState, Ledger};
 use super::names::PartId;
 use super::part_state::PartState;
 use super::time::{Now, Timing};
+use std::sync::Arc;
 
 /// Expires deadlines, and reopens drains of GPUs that are held again.
 pub(super) fn update_drains(ledger: &Ledger, now: Now) -> Vec<Change> {
     ledger.gpus.iter().filter_map(|(gpu, state)| update_drain(ledger, gpu, state, now)).collect()
+}
+
+/// When [`update_drains`] has a change next, monotonic milliseconds, if the ledger stays as it is. Deadlines are times of the
+/// wall clock.
+pub(super) fn next_drain_update(ledger: &Ledger, now: Now) -> Option<u64> {
+    let next = |(gpu, state): (&PartId, &Arc<GpuState>)| match update_drain(ledger, gpu, state, now) {
+        Some(_) => Some(now.mono_ms),
+        None => state
+            .marks
+            .orders()
+            .filter_map(|order| order.over_in_ms(now))
+            .min()
+            .map(|ms| now.mono_ms.saturating_add(ms)),
+    };
+    ledger.gpus.iter().filter_map(next).min()
 }
 
 fn update_drain(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Option<Change> {

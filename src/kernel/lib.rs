@@ -8,7 +8,7 @@
 //! - [`part_state`], [`ledger`], [`history`]: the state; [`change`], [`record`], [`restore`]: how it
 //!   changes, is stored and is read back
 //! - [`command`], [`decide`], [`refusal`]: commands and their outcomes; the longer rules are in
-//!   [`allocate`], [`offering`], [`scan`] and [`reconcile`]
+//!   [`allocate`], [`offering`], [`scan`], [`reconcile`] and [`tick`]
 //! - [`decision`], [`compare`], [`describe`]: policy decisions, their comparison with another policy's
 //!   answers, and both as text
 //! - [`evict`]: pods to evict from a drained GPU; [`running`]: sources that show a pod running
@@ -61,6 +61,7 @@ pub mod sighting;
 pub mod stack;
 pub mod steps;
 pub mod stuck;
+pub mod tick;
 pub mod time;
 pub mod transitions;
 pub mod trust;

@@ -7,7 +7,7 @@ use super::offer::{Consumes, LINES_PER_PART_MAX, OfferLine, PartOffer, SHARES_PE
 use super::part_state::{Device, DeviceState, PartState};
 use super::refusal::Refusal;
 use super::stack::Permissions;
-use super::time::Now;
+use super::time::{Now, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks a policy's offer of one part (I8). `permissions` are those of its stack entry; the baseline
@@ -86,7 +86,7 @@ fn check_line(part: &PartState, line: &OfferLine, overcommit_percent: u32) -> Re
 /// The change that puts an offer of a part into effect; `None` if it is in effect already.
 ///
 /// A held device keeps what it consumes until it is free; a device that is no longer offered stays
-/// listed until [`may_be_delisted`] (I10).
+/// listed until [`delisting_due`] (I10).
 ///
 /// # Errors
 /// [`Refusal::BadOffer`] if the part has no share numbers left.
@@ -136,14 +136,14 @@ pub fn reoffer(
     }))
 }
 
-/// Whether a device may leave the list: unoffered and unheld for long enough, and not named by a recent
-/// Allocate, since the kubelet looks up the id after the reply (I10).
+/// When a device may leave the list, monotonic milliseconds: unoffered and unheld for long enough, and not named by a recent
+/// Allocate, since the kubelet looks up the id after the reply (I10). `None` while it is offered or held.
 #[must_use]
-pub fn may_be_delisted(device: &Device, retire_ms: u64, named_ms: u64, now: Now) -> bool {
+pub fn delisting_due(device: &Device, timing: &Timing) -> Option<u64> {
     let DeviceState::Retiring { since_mono_ms } = device.state else {
-        return false;
+        return None;
     };
-    !device.held()
-        && now.passed(since_mono_ms, retire_ms)
-        && device.last_allocate_mono_ms.is_none_or(|named| now.passed(named, named_ms))
+    let retired = since_mono_ms.saturating_add(timing.retire_ms);
+    let named = device.last_allocate_mono_ms.map_or(0, |at| at.saturating_add(timing.named_ms));
+    (!device.held()).then_some(retired.max(named))
 }

@@ -34,6 +34,9 @@ pub trait Gpus: Send + Sync {
     /// If events are not available at present; the caller keeps polling.
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError>;
 
+    /// Ends a wait of [`Self::next_reading`] that is under way, so that its thread can stop.
+    fn interrupt(&self) {}
+
     /// Closes the driver's library, if it is open; the next scan opens it again. Blocks for `wait` at most.
     ///
     /// # Errors

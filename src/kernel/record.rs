@@ -200,6 +200,8 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         keys.insert(key);
     };
     match change {
+        // After a start each part is found as the store has it.
+        Change::PartFound(part) if before.part(&part.id).is_some_and(|known| known.part == *part) => {}
         Change::PartFound(part) => add(RecordKey::Part(part.id.clone())),
         Change::Offered { part, .. } | Change::PartForgotten(part) => add(RecordKey::Part(part.clone())),
         Change::Delisted(key) => add(RecordKey::Part(key.id.part.clone())),

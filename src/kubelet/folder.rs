@@ -2,18 +2,18 @@
 //!
 //! The folder is watched and not the files, since both files are replaced rather than changed. Where
 //! kubelet.sock is a symbolic link, its target's folder is watched too. Events only cause a check of
-//! the files, so a lost event costs one interval.
+//! the files, which are checked at times without one, too.
 
 use super::checkpoint::CHECKPOINT_FILE;
 use super::settings::Settings;
 use crate::socket_path::{NoSocket, socket_metadata};
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use berth_core::next_beat;
+use berth_files::FolderEvents;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Distinguishes a file from its successor of the same name. The inode alone is not enough: a file
@@ -80,7 +80,9 @@ impl FolderWatcher {
             checkpoint: settings.device_plugins().join(CHECKPOINT_FILE),
         };
         let (sender, state) = watch::channel(paths.check());
-        let task = tokio::spawn(watch_paths(paths, sender, settings.waits.folder_check_interval));
+        let waits = &settings.waits;
+        let (interval, with_events) = (waits.folder_check_interval, waits.folder_recheck_interval);
+        let task = tokio::spawn(watch_paths(paths, sender, interval, with_events));
         Self { state, task }
     }
 
@@ -118,13 +120,33 @@ impl Paths {
     }
 }
 
-async fn watch_paths(paths: Paths, sender: watch::Sender<FolderState>, interval: Duration) {
-    let event = Arc::new(Notify::new());
-    let mut plugins = None;
-    let mut target = None;
+async fn watch_paths(
+    paths: Paths,
+    sender: watch::Sender<FolderState>,
+    interval: Duration,
+    interval_with_events: Duration,
+) {
+    let mut events = match FolderEvents::new() {
+        Ok(events) => Some(events),
+        Err(error) => {
+            warn_no_events(&paths.folder, &error);
+            None
+        }
+    };
+    let mut is_warned = events.is_none();
     loop {
-        update_watcher(&mut plugins, Some(&paths.folder), &event);
-        update_watcher(&mut target, paths.target_folder().as_deref(), &event);
+        let target = paths.target_folder();
+        let mut has_events = false;
+        if let Some(events) = &mut events {
+            match events.watch([Some(paths.folder.as_path()), target.as_deref()].into_iter().flatten()) {
+                // A folder that does not exist yet has no events.
+                Ok(()) => has_events = paths.folder.is_dir(),
+                Err(error) if !std::mem::replace(&mut is_warned, true) => {
+                    warn_no_events(&paths.folder, &error)
+                }
+                Err(_) => {}
+            }
+        }
         // After the watches are set, so that no change is missed in between.
         let state = paths.check();
         sender.send_if_modified(|last| {
@@ -132,40 +154,22 @@ async fn watch_paths(paths: Paths, sender: watch::Sender<FolderState>, interval:
             *last = state;
             differs
         });
+        let changed = async {
+            match &mut events {
+                Some(events) => events.changed().await,
+                None => std::future::pending().await,
+            }
+        };
         // An event and the timeout both lead to the next check.
-        let _ = tokio::time::timeout(interval, event.notified()).await;
+        let next = next_beat(if has_events { interval_with_events } else { interval });
+        let _ = tokio::time::timeout_at(next, changed).await;
     }
 }
 
-/// Watches the folder that is at this path now: it may have been created or replaced since the last check.
-fn update_watcher(
-    watching: &mut Option<(FileId, RecommendedWatcher)>,
-    path: Option<&Path>,
-    event: &Arc<Notify>,
-) {
-    let folder = path.and_then(|path| Some((path, FileId::of(&fs::metadata(path).ok()?))));
-    if watching.as_ref().map(|(id, _)| *id) != folder.map(|(_, id)| id) {
-        *watching = folder.and_then(|(path, id)| Some((id, watcher(path, event)?)));
-    }
-}
-
-/// `None` if events are unavailable; the files are then checked once per interval only.
-fn watcher(folder: &Path, event: &Arc<Notify>) -> Option<RecommendedWatcher> {
-    let event = Arc::clone(event);
-    let on_event = move |_| event.notify_one();
-    let watching = notify::recommended_watcher(on_event).and_then(|mut watcher| {
-        watcher.watch(folder, RecursiveMode::NonRecursive)?;
-        Ok(watcher)
-    });
-    match watching {
-        Ok(watcher) => Some(watcher),
-        Err(error) => {
-            tracing::warn!(
-                folder = %folder.display(), %error,
-                "cannot watch the kubelet's folder for events, so it is checked every second: raise \
-                 fs.inotify.max_user_instances or max_user_watches"
-            );
-            None
-        }
-    }
+fn warn_no_events(folder: &Path, error: &std::io::Error) {
+    tracing::warn!(
+        folder = %folder.display(), %error,
+        "cannot watch the kubelet's folder for events, so it is checked every second: raise \
+         fs.inotify.max_user_instances or max_user_watches"
+    );
 }

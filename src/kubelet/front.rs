@@ -3,7 +3,7 @@
 use super::checkpoint::{self, CheckpointError};
 use super::device_lists::DeviceLists;
 use super::folder::FolderWatcher;
-use super::plugin::Registrations;
+use super::plugin::{Predecessor, Registrations};
 use super::pods_api;
 use super::reconciler::{ReconcileError, Reconciler};
 use super::settings::{ReconcileTiming, Settings};
@@ -35,6 +35,7 @@ pub struct Front {
     folder: FolderWatcher,
     device_lists: Arc<DeviceLists>,
     reconciler: Arc<Reconciler>,
+    predecessor: Predecessor,
 }
 
 impl Front {
@@ -52,7 +53,8 @@ impl Front {
             Arc::clone(&device_lists),
             folder.subscribe(),
         ));
-        Self { settings, timing, kernel, folder, device_lists, reconciler }
+        let predecessor = Predecessor::find(&settings, folder.subscribe().borrow().kubelet.ok());
+        Self { settings, timing, kernel, folder, device_lists, reconciler, predecessor }
     }
 
     /// Adopts the devices that pods hold already, for an empty store, before [`start`]. Returns the number
@@ -93,6 +95,7 @@ impl Front {
             device_lists: self.device_lists,
             folder_state: self.folder.subscribe(),
             registrations: Arc::clone(&registrations),
+            predecessor: self.predecessor,
         };
         let supervisor_task = tokio::spawn(supervisor.run(stopped));
         let reconciler_task = tokio::spawn(Arc::clone(&self.reconciler).run());

@@ -28,9 +28,10 @@ use berth_kernel::names::Resource;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stream::{Loss, StreamStart, wait_for_zero};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -75,6 +76,49 @@ pub(super) fn socket_name(resource: &Resource) -> String {
     format!("berth-{hex}.sock")
 }
 
+/// An earlier plugin for the resource that ended in order: the kubelet may still process the end of its streams.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Predecessor {
+    /// When the kubelet has processed it.
+    settled_at: Option<Instant>,
+}
+
+impl Predecessor {
+    /// That of an earlier process; to be called before this one changes the folder. An earlier process removed its socket files at its end, so the
+    /// folder's time shows when that was, at the latest. A kubelet that started since knows no earlier process.
+    pub(super) fn find(settings: &Settings, kubelet: Option<FileId>) -> Self {
+        let changed = fs::metadata(settings.device_plugins()).and_then(|folder| folder.modified()).ok();
+        let left = changed.zip(kubelet).and_then(|(changed, kubelet)| {
+            settle_left(changed, kubelet.created_wall_ms(), SystemTime::now(), settings.waits.settle)
+        });
+        Self { settled_at: left.map(|left| Instant::now() + left) }
+    }
+
+    /// A plugin of this process that has just ended.
+    pub(super) fn ended_now(settings: &Settings) -> Self {
+        Self { settled_at: Some(Instant::now() + settings.waits.settle) }
+    }
+
+    fn settle_left(self) -> Option<Duration> {
+        let left = self.settled_at?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+}
+
+/// What is left of the time `settle` after a change of the folder; `None` if the kubelet started after it.
+fn settle_left(
+    changed: SystemTime,
+    kubelet_wall_ms: u64,
+    now: SystemTime,
+    settle: Duration,
+) -> Option<Duration> {
+    let changed_ms = changed.duration_since(UNIX_EPOCH).ok()?.as_millis();
+    // A change in the future: the clock was set since.
+    let elapsed = now.duration_since(changed).unwrap_or_default();
+    let is_known = changed_ms > u128::from(kubelet_wall_ms);
+    settle.checked_sub(elapsed).filter(|left| is_known && !left.is_zero())
+}
+
 /// Why a wait ended.
 enum WaitOutcome {
     /// It completed.
@@ -113,6 +157,8 @@ pub(super) struct Plugin {
     socket: Option<Socket>,
     /// The kubelet that this plugin, or an earlier process, may have sent a Register to.
     contacted_kubelet: Option<FileId>,
+    /// The time that this kubelet may still need to process the end of the last streams.
+    settle: Duration,
     quick_losses: u32,
     refused_wait: Duration,
 }
@@ -124,12 +170,19 @@ impl Plugin {
         folder_state: watch::Receiver<FolderState>,
         registrations: Arc<watch::Sender<Registrations>>,
         logged_wait: Arc<LoggedReason>,
+        predecessor: Predecessor,
     ) -> Self {
         let path = settings.device_plugins().join(socket_name(&handler.resource));
-        // A socket left by an earlier process: the kubelet may not have noticed that process's end yet.
-        let contacted_kubelet = socket_id(&path).and_then(|_| folder_state.borrow().kubelet.ok());
+        let kubelet = folder_state.borrow().kubelet.ok();
+        let (contacted_kubelet, settle) = match (socket_id(&path), predecessor.settle_left()) {
+            // Left by a process that was killed: the kubelet may not have noticed its end yet.
+            (Some(_), _) => (kubelet, settings.waits.settle),
+            (None, Some(left)) => (kubelet, left),
+            (None, None) => (None, settings.waits.settle),
+        };
         Self {
             refused_wait: settings.waits.register_retry,
+            settle,
             handler,
             settings,
             folder_state,
@@ -151,12 +204,10 @@ impl Plugin {
         self.handler.end_all_streams();
         if let Some(socket) = self.socket.take() {
             // The kubelet closes its connection shortly before it notifies its device manager; a process
-            // that registers in between would get a dead endpoint. So the socket file, which makes the next
-            // process wait, is removed only after that.
+            // that registers in between would get a dead endpoint. The next process waits for that: it sees the time of
+            // this removal of the socket file.
             let mut connections = self.handler.kubelet_connections.subscribe();
-            if timeout(self.settings.waits.stop_within, wait_for_zero(&mut connections)).await.is_ok() {
-                tokio::time::sleep(self.settings.waits.settle).await;
-            }
+            let _ = timeout(self.settings.waits.stop_within, wait_for_zero(&mut connections)).await;
             socket.stop(self.settings.waits.stop_limit).await;
         }
         let resource = self.handler.resource.clone();
@@ -277,7 +328,8 @@ impl Plugin {
             },
             () = self.wait_for_change(kubelet) => return WaitOutcome::KubeletChanged,
         }
-        self.wait(kubelet, waits.settle).await
+        let settle = std::mem::replace(&mut self.settle, waits.settle);
+        self.wait(kubelet, settle).await
     }
 
     /// Waits until kubelet.sock is replaced or removed.
@@ -386,5 +438,22 @@ impl Plugin {
             }
             differs
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kubelet_gets_the_rest_of_its_time_after_an_earlier_process() {
+        let ms = Duration::from_millis;
+        let at = |after: u64| UNIX_EPOCH + ms(1_000_000 + after);
+        let left =
+            |changed, kubelet: u64, now| settle_left(at(changed), 1_000_000 + kubelet, at(now), ms(250));
+        assert_eq!(left(100, 0, 140), Some(ms(210)));
+        assert_eq!(left(100, 0, 350), None, "it has settled");
+        assert_eq!(left(100, 100, 140), None, "the kubelet has started since");
+        assert_eq!(left(100, 0, 20), Some(ms(250)), "the clock was set");
     }
 }

@@ -12,8 +12,8 @@ use super::settings::Settings;
 use super::wire::dial;
 use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
-use berth_core::KernelHandle;
 use berth_core::keeper::{CommandError, Snapshot};
+use berth_core::{KernelHandle, next_beat};
 use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use std::collections::{BTreeMap, VecDeque};
@@ -188,7 +188,8 @@ pub(super) async fn run(settings: Arc<Settings>, kernel: KernelHandle) {
         let waits = &watcher.settings.waits;
         // A stream that lasted resets the wait.
         wait = if began.elapsed() > waits.pods_retry_max { waits.pods_retry } else { wait };
-        sleep(wait).await;
+        let is_longest = wait == waits.pods_retry_max;
+        sleep_until(if is_longest { next_beat(wait) } else { Instant::now() + wait }).await;
         wait = (wait * 2).min(waits.pods_retry_max);
     }
 }

@@ -12,7 +12,7 @@ use super::pod_resources::PodResources;
 use super::settings::{ReconcileTiming, Settings};
 use berth_core::keeper::{Applied, CommandError};
 use berth_core::spans;
-use berth_core::{KernelHandle, Shared};
+use berth_core::{KernelHandle, Shared, next_beat};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Resource;
 use berth_kernel::reconcile::{KubeletAge, PodList, ReconcileView};
@@ -204,7 +204,7 @@ impl Reconciler {
         loop {
             tokio::select! {
                 () = sleep_until(next_list) => {
-                    next_list = Instant::now() + self.list_interval();
+                    next_list = next_beat(self.list_interval());
                     self.poll(&mut disputes).await;
                 }
                 changed = folder_state.changed() => {

@@ -106,8 +106,8 @@ pub struct Waits {
     pub close_within: Duration,
     /// `close_within` when the daemon stops, which has one second in total.
     pub stop_within: Duration,
-    /// The wait between the connection's end and the next Register: the kubelet closes the connection
-    /// before it notifies its device manager, and a Register in between gets a dead endpoint.
+    /// The wait between the connection's end and the next Register, also of the next process: the kubelet closes the
+    /// connection before it notifies its device manager, and a Register in between gets a dead endpoint.
     pub settle: Duration,
     /// The loss of a stream sooner than this after Register is a quick loss.
     pub quick_loss: Duration,
@@ -129,8 +129,10 @@ pub struct Waits {
     /// The delay before a changed checkpoint is read: a pod with several containers changes it several
     /// times.
     pub gather: Duration,
-    /// The folder is checked at this interval even without events, which can be lost or unavailable.
+    /// The folder is checked at this interval while events are unavailable.
     pub folder_check_interval: Duration,
+    /// The folder is checked at this interval even without events, which some file systems lose.
+    pub folder_recheck_interval: Duration,
     /// The first wait after the Pods API failed or was absent; doubles up to `pods_again_max`.
     pub pods_retry: Duration,
     /// The longest wait before the Pods API is tried again.
@@ -167,6 +169,7 @@ impl Default for Waits {
             refusal_pass_limit: Duration::from_secs(1),
             gather: Duration::from_millis(50),
             folder_check_interval: Duration::from_secs(1),
+            folder_recheck_interval: Duration::from_secs(10),
             pods_retry: Duration::from_secs(1),
             pods_retry_max: Duration::from_secs(30),
             pods_first_list: Duration::from_secs(10),

@@ -4,7 +4,7 @@ use super::device_list::DeviceList;
 use super::device_lists::{DeviceLists, ListEntry};
 use super::device_plugin::Handler;
 use super::folder::FolderState;
-use super::plugin::{LoggedReason, Plugin, Registrations};
+use super::plugin::{LoggedReason, Plugin, Predecessor, Registrations};
 use super::reconciler::Reconciler;
 use super::settings::Settings;
 use berth_core::KernelHandle;
@@ -24,6 +24,7 @@ pub(super) struct Supervisor {
     pub(super) device_lists: Arc<DeviceLists>,
     pub(super) folder_state: watch::Receiver<FolderState>,
     pub(super) registrations: Arc<watch::Sender<Registrations>>,
+    pub(super) predecessor: Predecessor,
 }
 
 struct RunningPlugin {
@@ -109,13 +110,18 @@ impl Supervisor {
         let settings = Arc::clone(&self.settings);
         let folder_state = self.folder_state.clone();
         let registrations = Arc::clone(&self.registrations);
-        let logged_wait = Arc::clone(logged_wait);
+        let (logged_wait, before) = (Arc::clone(logged_wait), self.predecessor);
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(async move {
-            if let Some(predecessor) = predecessor {
-                let _ = predecessor.await;
-            }
-            Plugin::new(handler, settings, folder_state, registrations, logged_wait).run(stopped).await;
+            let before = match predecessor {
+                Some(stopping) => {
+                    let _ = stopping.await;
+                    Predecessor::ended_now(&settings)
+                }
+                None => before,
+            };
+            let plugin = Plugin::new(handler, settings, folder_state, registrations, logged_wait, before);
+            plugin.run(stopped).await;
         });
         RunningPlugin { device_list, stop, task }
     }

@@ -8,15 +8,16 @@
 //!
 //! A clean stop writes the digest of all the store's files into the counter's file. If the digest
 //! matches at the next start, the store is opened without checking a copy first: sled has nothing to
-//! repair in it.
+//! repair in it, unless it was damaged in use.
 
+use super::files::{Files, collect_files};
 use super::folder::{Folder, is_in_place};
 use berth_files::{self, Links};
 use sha2::{Digest as _, Sha256};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Two copies of the number, written alternately, each in its own sector: a torn write destroys only one.
 const SLOTS: u64 = 2;
@@ -31,6 +32,8 @@ const CLEAN_STOP_OFFSET: u64 = SLOTS * SECTOR;
 
 /// The digest of a store's files and of the number of acknowledged appends.
 pub(super) type Digest = [u8; 32];
+/// Most bytes of a store that are kept in memory while it is opened; a larger one is copied first.
+const FILES_KEPT_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Bytes of one read of a file for the digest.
 const BUFFER_BYTES: usize = 256 * 1024;
 
@@ -114,24 +117,20 @@ fn decode(bytes: &[u8; SLOT_BYTES]) -> Option<u64> {
 }
 
 impl Folder {
-    /// Whether the files are unchanged since a clean stop after `count` appends.
-    pub(super) fn is_unchanged_since_clean_stop(&self, counter: &Counter, count: u64) -> bool {
-        counter
-            .clean_stop_digest()
-            .is_some_and(|expected| self.digest(count).is_ok_and(|digest| digest == expected))
+    /// The files, if they are unchanged since a clean stop after `count` appends, and not too many to be kept in memory.
+    pub(super) fn files_of_clean_stop(&self, counter: &Counter, count: u64) -> Option<Files> {
+        let expected = counter.clean_stop_digest()?;
+        let files = Files::read(&self.data(), FILES_KEPT_BYTES_MAX).ok()??;
+        (self.digest(count).ok()? == expected).then_some(files)
     }
 
     /// The digest of the current files.
     pub(super) fn digest(&self, count: u64) -> io::Result<Digest> {
-        let (data, counter) = (self.data(), self.counter());
-        let mut paths = Vec::new();
-        collect_files(&data, &mut paths)?;
-        paths.retain(|path| *path != counter);
-        paths.sort();
+        let data = self.data();
         let mut sha = Sha256::new();
         sha.update(count.to_le_bytes());
         let mut buffer = vec![0; BUFFER_BYTES];
-        for path in paths {
+        for path in collect_files(&data)? {
             let mut file = File::open(&path)?;
             let name = path.strip_prefix(&data).unwrap_or(&path).as_os_str().as_encoded_bytes();
             sha.update((name.len() as u64).to_le_bytes());
@@ -147,20 +146,6 @@ impl Folder {
         }
         Ok(sha.finalize().into())
     }
-}
-
-/// Adds every regular file below a folder to `paths`.
-fn collect_files(folder: &Path, paths: &mut Vec<PathBuf>) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            collect_files(&entry.path(), paths)?;
-        } else if kind.is_file() {
-            paths.push(entry.path());
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

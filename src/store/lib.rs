@@ -9,6 +9,7 @@ pub mod codec;
 mod counter;
 mod dto;
 mod errors;
+mod files;
 mod folder;
 mod handle;
 pub mod journal;

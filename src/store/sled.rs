@@ -4,10 +4,11 @@
 //! - `flush()` is `sync_file_range`: after it, neither the drive's cache nor the length of a grown file
 //!   is durable. So each append ends with `fdatasync` on the log, through a separate descriptor.
 //! - Opening repairs a store, which may truncate it. So a copy is opened first and read completely
-//!   ([`Folder::check_copy`], [`Contents`]), unless the files are unchanged since a clean stop
-//!   ([`Folder::is_unchanged_since_clean_stop`]). If both have the same check record, they have the same
+//!   ([`Folder::check_copy`], [`Contents`]). If both have the same check record, they have the same
 //!   contents. The store itself is then opened but not read: sled keeps in memory what it has read, and
-//!   exceeds its cache limit (it evicts by 256 shards and on every 64th access).
+//!   exceeds its cache limit (it evicts by 256 shards and on every 64th access). If the files are unchanged since a
+//!   clean stop, no acknowledged append can be missing, and the store itself is read; if it is damaged, its files
+//!   are put back as they were ([`Folder::or_restore`]).
 //! - Opening writes up to a segment of zeros and a snapshot, after the data that was read. Disk space for
 //!   that is reserved ([`Folder::release_reserve_if_full`]).
 //! - After an I/O error sled fails every call until it is opened again, and it may panic. So any error
@@ -26,7 +27,9 @@ use super::codec;
 use super::counter::Counter;
 use super::errors::ErrorFactory;
 use super::folder::{Folder, is_in_place, sync_folder};
-use super::handle::{Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents};
+use super::handle::{
+    CACHE_BYTES, Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents,
+};
 use berth_kernel::ports::{Store, StoreError, Waker};
 use berth_kernel::record::{Record, Write};
 use berth_kernel::steps::{Step, pass};
@@ -40,6 +43,9 @@ use std::time::Duration;
 
 /// Interval at which an upgrade's append is woken: sled may wait for a write that failed, see [`ActiveAppend::wake`].
 const UPGRADE_WAKE_INTERVAL: Duration = Duration::from_secs(5);
+/// A store of at most so many bytes is opened once after a clean stop, although sled then keeps in memory what the check has
+/// read: as much as its cache may hold.
+const KEPT_BYTES_MAX: u64 = CACHE_BYTES;
 /// Records in one append of an upgrade or an import: at 16 KiB each 1 MiB, half a segment of the log.
 pub(super) const RECORDS_PER_APPEND: usize = 64;
 
@@ -287,37 +293,59 @@ impl OpenStore {
         folder.check_files()?;
         let log = folder.open_log()?;
         let (counter, count) = open_counter(folder)?;
-        let read = |data: &Path| read_complete(&open_sled(data, errors)?, count, errors);
-        let (contents, records) = if folder.is_unchanged_since_clean_stop(&counter, count) {
-            folder.remove_unfinished()?;
-            folder.release_reserve_if_full();
-            let store = read(&folder.data())?;
-            if !folder.wait_released()? {
-                return Err(errors.locked());
-            }
-            store
-        } else {
-            folder.check_copy(read)?
+        let read = |data: &Path| {
+            let db = open_sled(data, errors)?;
+            read_complete(&db, count, errors).map(|(contents, records)| (db, contents, records))
         };
+        let original = folder.files_of_clean_stop(&counter, count);
+        let checked = match &original {
+            None => folder
+                .check_copy(|copy| read(copy).map(|(_, contents, records)| (None, contents, records)))?,
+            Some(original) => {
+                folder.remove_unfinished()?;
+                folder.release_reserve_if_full();
+                let (db, contents, records) = folder.or_restore(original, read)?;
+                // sled keeps in memory what it has read.
+                let db = (original.bytes() <= KEPT_BYTES_MAX).then_some(db);
+                (db, contents, records)
+            }
+        };
+        let (db, contents, records) = checked;
         pass(Step::StoreChecked);
-        folder.remove_unfinished()?;
-        folder.release_reserve_if_full();
-        let db = open_sled(&folder.data(), errors)?;
-        // Equal bytes give equal contents, unless the disk returns other bytes on the second read.
-        if read_check(&db, errors)? != contents.check() {
-            return Err(errors.damaged("its contents differ from those of its copy"));
-        }
+        let db = match db {
+            Some(db) => db,
+            None => {
+                folder.remove_unfinished()?;
+                folder.release_reserve_if_full();
+                if original.is_some() && !folder.wait_released()? {
+                    return Err(errors.locked());
+                }
+                let db = open_sled(&folder.data(), errors)?;
+                // Equal bytes give equal contents, unless the disk returns other bytes on the second read.
+                if read_check(&db, errors)? != contents.check() {
+                    return Err(errors.damaged("its contents differ from those that were checked"));
+                }
+                db
+            }
+        };
+        drop(original);
         let open = Self { db, log, counter, contents, records: Some(records) };
         pass(Step::StoreOpened);
-        open.counter
-            .set(open.contents.check().writes)
-            .and_then(|()| open.counter.sync())
-            .and_then(|()| open.log.sync_data())
-            // sled renames snapshots without a sync.
-            .and_then(|()| sync_folder(&folder.data()))
-            .map_err(|e| errors.io("opening it", &e))?;
+        open.sync_opened(count, folder).map_err(|e| errors.io("opening it", &e))?;
         folder.reserve();
         Ok(open)
+    }
+
+    /// Makes durable what opening has changed. `count`: what the counter held.
+    fn sync_opened(&self, count: u64, folder: &Folder) -> std::io::Result<()> {
+        let writes = self.contents.check().writes;
+        if writes != count {
+            self.counter.set(writes)?;
+        }
+        self.counter.sync()?;
+        self.log.sync_data()?;
+        // sled renames snapshots without a sync.
+        sync_folder(&folder.data())
     }
 
     /// Whether the paths still name the open files.
@@ -365,12 +393,12 @@ impl OpenStore {
 
 impl SledStore {
     /// Closes the store and records the digest of its files, so that the next start can skip the check of a
-    /// copy. Best effort.
+    /// copy. Best effort. The files may be damaged, and are not read here: the next start does that, and puts them back if
+    /// sled repairs them ([`Folder::or_restore`]).
     fn close(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         // A store that failed may be incomplete.
         let Some(open) = self.open.take() else { return Ok(()) };
-        let check = open.contents.check();
-        let count = check.writes;
+        let count = open.contents.check().writes;
         if !open.is_in_place(&self.folder)? {
             return Ok(());
         }
@@ -379,18 +407,8 @@ impl SledStore {
             return Ok(());
         }
         let (counter, stored_count) = Counter::open(&self.folder.counter())?;
-        if stored_count != count {
-            return Ok(());
-        }
-        // Computed before the copy is read: if a file changes after this, the next start checks a copy.
-        let digest = self.folder.digest(count)?;
-        // The files may be damaged and were not read since they were written. Without this check, sled would
-        // repair them in place at the next start and truncate what follows the damage.
-        let errors = &self.folder.errors;
-        let read = |data: &Path| read_complete(&open_sled(data, errors)?, count, errors);
-        let (contents, _) = self.folder.check_copy(read)?;
-        if contents.check() == check {
-            counter.set_clean_stop_digest(&digest)?;
+        if stored_count == count {
+            counter.set_clean_stop_digest(&self.folder.digest(count)?)?;
         }
         Ok(())
     }

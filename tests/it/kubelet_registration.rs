@@ -228,7 +228,8 @@ async fn a_kubelet_that_calls_after_a_new_socket_is_registered_with_only_then() 
 /// of the folder that the link leads to can announce a restart in time.
 #[tokio::test]
 async fn a_kubelet_behind_a_symbolic_link_is_registered_with_and_its_restart_noticed() {
-    let waits = Waits { folder_check_interval: Duration::from_secs(60), ..Waits::default() };
+    let minute = Duration::from_secs(60);
+    let waits = Waits { folder_check_interval: minute, folder_recheck_interval: minute, ..Waits::default() };
     let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
     let theirs = node.plugins_folder();
     let ours = tempfile::tempdir().unwrap();

@@ -34,11 +34,11 @@ pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 /// The header in which a client that reconnects sends the id of its last event.
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// Adds the transitions of each new ledger to the feed; returns when the keeper ends. The first comparison starts at the
-/// ledger of the call, not of the first poll, so that a change between the two is an event.
-pub(crate) fn run(state: Data<State>) -> impl Future<Output = ()> {
+/// Adds the transitions of each new ledger since `before` to the feed; returns when the keeper ends.
+pub(crate) fn run(state: Data<State>, before: Arc<Ledger>) -> impl Future<Output = ()> {
     let (mut snapshots, mut standings) = (state.kernel.watch(), state.kernel.watch_policy_statuses());
-    let mut transitions = Transitions::since(snapshots.borrow_and_update().clone());
+    snapshots.mark_changed();
+    let mut transitions = Transitions::since(before);
     let mut policies = standings.borrow_and_update().clone();
     async move {
         loop {

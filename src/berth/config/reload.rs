@@ -69,6 +69,15 @@ impl Origin {
             .collect()
     }
 
+    /// The folders of the files, and of what they link to.
+    #[must_use]
+    pub fn folders(&self) -> Vec<PathBuf> {
+        let files = [Some(&self.file), self.base.as_ref()].into_iter().flatten();
+        let targets = files.clone().filter_map(|file| file.canonicalize().ok());
+        let folder = |file: PathBuf| file.parent().map(Path::to_owned);
+        files.cloned().chain(targets).filter_map(folder).collect()
+    }
+
     /// Reads the files. Returns the settings without the invalid ones, unless too little remains, and all errors.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use berth_admin::Step;
 use berth_cluster::ApiServer;
 use berth_cluster::node_labels::{Facts, Labels, OTHER_WRITER, file, labels};
 use berth_cluster::{NodeLabelState, NodeLabelTask, OtherWriter};
-use berth_core::KernelHandle;
+use berth_core::{KernelHandle, next_beat};
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use std::collections::BTreeSet;
@@ -171,7 +171,7 @@ impl LabelWriter {
                 }
                 () = state_changed => {}
                 _ = self.sharing.changed() => {}
-                () = tokio::time::sleep(CHECK_INTERVAL) => {}
+                () = tokio::time::sleep_until(next_beat(CHECK_INTERVAL)) => {}
             }
         }
     }

@@ -2,6 +2,7 @@
 //! and a third of the program's pages is needed only for the start.
 #![allow(unsafe_code, reason = "calls the C library's allocator, and madvise on the program's pages")]
 
+use berth_core::next_beat;
 use std::fs;
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ pub(super) async fn trim_periodically() {
     }
     let mut schedule = TrimSchedule { smallest: resident_bytes(), wait: CHECK_INTERVAL };
     loop {
-        tokio::time::sleep(schedule.wait).await;
+        tokio::time::sleep_until(next_beat(schedule.wait)).await;
         if schedule.has_grown(resident_bytes()) {
             let _ = tokio::task::spawn_blocking(trim_heaps).await;
             schedule.record_trim(resident_bytes());

@@ -4,14 +4,16 @@ use crate::config::Config;
 use berth_admin::{NodeFacts, Registration, Step};
 use berth_cluster::{ApiServer, ApiServerStatus};
 use berth_core::counters::Counters;
+use berth_core::next_beat;
 use berth_kubelet::Registrations;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::sleep_until;
 
 /// Interval of the runtime's heartbeat.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The state of the daemon's parts, updated during the start and read by requests.
 #[derive(Default)]
@@ -74,12 +76,11 @@ impl Progress {
     }
 }
 
-/// The heartbeat of the runtime that answers the kubelet, each second. Without it no worker is free for an Allocate either.
+/// The heartbeat of the runtime that answers the kubelet. Without it no worker is free for an Allocate either.
 pub(super) async fn run_heartbeat(counters: Arc<Counters>) {
-    let mut every = tokio::time::interval(HEARTBEAT_INTERVAL);
     loop {
         drop(counters.front.begin());
-        every.tick().await;
+        sleep_until(next_beat(HEARTBEAT_INTERVAL)).await;
     }
 }
 

@@ -1,8 +1,8 @@
 //! Follows the configuration file while the daemon runs. A changed file is checked as a whole, as a start would check it;
 //! then its settings are applied, or the file is refused and nothing changes.
 //!
-//! The file's version is polled instead of watched for events: one stat a second costs nothing, and notices every kind of
-//! replacement, also on file systems without events. The kubelet itself updates a mounted ConfigMap only about once a
+//! Changes in the file's folder are events, and its version is checked at times without one, too: that notices every kind
+//! of replacement, also on file systems without events. The kubelet itself updates a mounted ConfigMap only about once a
 //! minute, and SIGHUP has the file read at once.
 
 use super::Daemon;
@@ -12,20 +12,24 @@ use super::setup::{self, baseline, new_stack};
 use crate::config::{BadSetting, Config, ConfigError, Effect, Origin, Reloaded, SettingChange, Versions};
 use berth_admin::FileStack;
 use berth_api::{ConfigurationError, ConfigurationState, SettingEffect, SettingProblem, rfc3339};
-use berth_core::Reconfiguration;
+use berth_core::{Reconfiguration, next_beat};
+use berth_files::FolderEvents;
 use berth_files::yaml::{Problem, Problems};
 use berth_http::check_files;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::stack::StackEntry;
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::Signal;
 use tokio::time::{Instant, sleep_until};
 
-/// Interval of the checks whether the file changed. A change is read once two checks in a row found the same version, so
-/// that a file that is just being written is not read half.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two checks of a changed file. It is read once both found the same version, so that a file that is just
+/// being written is not read half.
+const SETTLE_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of the checks whether the file changed, without an event.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval of attempts to use a refused file: its cause may have passed, such as a policy that was uploaded since.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Most changes that a log line or the API lists.
@@ -59,9 +63,14 @@ impl Daemon {
         let mut seen = origin.versions().clone();
         // Of the last attempt, if it was refused.
         let mut refused: Option<String> = None;
+        let mut events = FolderEvents::new()
+            .inspect_err(
+                |error| tracing::warn!(%error, "changes of the configuration are noticed by checks only"),
+            )
+            .ok();
         loop {
             let retry_at = refused.as_ref().map(|_| Instant::now() + RETRY_INTERVAL);
-            let trigger = wait(&origin, &mut seen, &mut hangup, retry_at).await;
+            let trigger = wait(&origin, &mut seen, &mut hangup, retry_at, &mut events).await;
             let file = origin.file().display();
             match self.reload().await {
                 Ok(changes) => {
@@ -260,26 +269,40 @@ async fn wait(
     seen: &mut Versions,
     hangup: &mut Signal,
     retry_at: Option<Instant>,
+    events: &mut Option<FolderEvents>,
 ) -> Trigger {
     let mut last = seen.clone();
-    let mut next_poll = Instant::now() + POLL_INTERVAL;
     loop {
-        tokio::select! {
-            _ = hangup.recv() => {
-                *seen = origin.present_versions();
-                return Trigger::Signal;
+        if let Some(events) = events {
+            let folders = origin.folders();
+            if let Err(error) = events.watch(folders.iter().map(PathBuf::as_path)) {
+                tracing::debug!(%error, "a folder of the configuration cannot be watched");
             }
-            () = sleep_until(next_poll) => {}
         }
-        next_poll = Instant::now() + POLL_INTERVAL;
         let present = origin.present_versions();
-        if present != *seen && present == last {
+        let is_changed = present != *seen;
+        if is_changed && present == last {
             *seen = present;
             return Trigger::Change;
         }
         last = present;
         if retry_at.is_some_and(|at| Instant::now() >= at) {
             return Trigger::Retry;
+        }
+        let next = if is_changed { Instant::now() + SETTLE_INTERVAL } else { next_beat(POLL_INTERVAL) };
+        let changed = async {
+            match events {
+                Some(events) if !is_changed => events.changed().await,
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = hangup.recv() => {
+                *seen = origin.present_versions();
+                return Trigger::Signal;
+            }
+            () = changed => {}
+            () = sleep_until(retry_at.map_or(next, |at| at.min(next))) => {}
         }
     }
 }

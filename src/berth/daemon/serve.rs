@@ -19,8 +19,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::Span;
 
-/// Async workers. Fixed: GPU nodes have 96 to 256 processors, and each worker costs memory.
-const WORKERS: usize = 2;
+/// Async workers. One: it answers calls of the kubelet, which come one after the other, and what takes time runs on other
+/// threads. With two, each timer and each answer of another thread wakes both.
+const WORKERS: usize = 1;
 /// Longest time to send the last spans after the daemon has stopped.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 

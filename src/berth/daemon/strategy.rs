@@ -5,19 +5,25 @@ use super::progress::Progress;
 use crate::config::Config;
 use crate::strategy::{Access, NodeVersions, Strategy, StrategyFinder};
 use berth_cluster::ApiServer;
-use berth_core::KernelHandle;
+use berth_core::{KernelHandle, next_beat};
+use berth_files::FolderEvents;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::passing::Passing;
 use berth_kubelet::{CurrentEdits, Edits, Resolution};
 use parking_lot::Mutex;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
-/// Interval of checks of the node. Each check reads a few folders and small files.
+/// Interval of checks of the node while GPUs cannot be passed to containers, or changes of files are no events.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval of checks otherwise. Each check reads some folders and small files, and not all of them are watched: the driver
+/// has many files, and a mount is no event.
+const LOOK_INTERVAL_WORKING: Duration = Duration::from_secs(10);
+/// Changes of files within this time are looked at together.
+const GATHER: Duration = Duration::from_millis(100);
 /// How long the start waits for the versions that the API server shows.
 const VERSIONS_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Interval of reads of these versions, which change with an upgrade of the node; and after a failed read.
@@ -88,9 +94,19 @@ impl StrategyTask {
     /// Runs until it is aborted.
     pub(super) async fn run(mut self) {
         let mut snapshots = self.kernel.watch();
+        let mut events = FolderEvents::new().inspect_err(|error| log_no_events(error)).ok();
         loop {
             let before = Arc::clone(&snapshots.borrow_and_update());
-            let wait = async {
+            if self.needs_versions && Instant::now() >= self.versions_due {
+                // The versions of before are used meanwhile.
+                let _ = timeout(VERSIONS_WAIT_MAX, self.read_versions()).await;
+            }
+            let folders = self.finder.lock().folders();
+            let watched = events.as_mut().map(|events| events.watch(folders.iter().map(PathBuf::as_path)));
+            self.look().await;
+            let is_watched = matches!(watched, Some(Ok(())));
+            let interval = if is_watched && self.works() { LOOK_INTERVAL_WORKING } else { LOOK_INTERVAL };
+            let parts_changed = async {
                 // Most changes of the ledger do not concern the parts.
                 while snapshots.changed().await.is_ok() {
                     if have_parts_changed(&before, &snapshots.borrow_and_update()) {
@@ -99,17 +115,26 @@ impl StrategyTask {
                 }
                 std::future::pending::<()>().await;
             };
+            let files_changed = async {
+                match &mut events {
+                    Some(events) => events.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
             let mut configs = self.configs.clone();
             tokio::select! {
-                _ = timeout(LOOK_INTERVAL, wait) => {}
+                _ = timeout_at(next_beat(interval), parts_changed) => {}
+                () = files_changed => tokio::time::sleep(GATHER).await,
                 Ok(()) = configs.changed() => self.reconfigure(),
             }
-            if self.needs_versions && Instant::now() >= self.versions_due {
-                // The versions of before are used meanwhile.
-                let _ = timeout(VERSIONS_WAIT_MAX, self.read_versions()).await;
-            }
-            self.look().await;
         }
+    }
+
+    /// Whether GPUs can be passed to containers, as of the last check.
+    fn works(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| {
+            matches!(last.resolution, Resolution::Works { .. }) && last.missing_nodes.is_none()
+        })
     }
 
     /// Takes the settings of the newest configuration.
@@ -189,6 +214,13 @@ impl StrategyTask {
             tracing::warn!("CDI specification: {warning}");
         }
     }
+}
+
+fn log_no_events(error: &std::io::Error) {
+    tracing::warn!(
+        %error,
+        "changes of CDI specifications are noticed by checks every 2 s only: raise fs.inotify.max_user_instances"
+    );
 }
 
 /// Whether a part was added, removed or changed. What is held matters only then: the specification names a part that is

@@ -140,6 +140,13 @@ impl StrategyFinder {
         !self.is_simulated
     }
 
+    /// The folders of the CDI specifications and of the runtimes' configurations.
+    pub(crate) fn folders(&self) -> Vec<PathBuf> {
+        let files = self.runtime_files.iter().filter_map(|file| file.parent());
+        let under = |folder: &Path| self.root.join(folder.strip_prefix("/").unwrap_or(folder));
+        self.folders.iter().cloned().chain(files.map(under)).collect()
+    }
+
     /// Checks the node and decides. Reads files, and writes the specification; blocks.
     pub(crate) fn find(&mut self, ledger: &Ledger, versions: &NodeVersions, access: Access) -> Strategy {
         let parts: Vec<&Part> =

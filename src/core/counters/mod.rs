@@ -55,7 +55,7 @@ impl Counters {
 /// where an operation never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LivenessLimits {
-    /// Longest time without a turn of the keeper, which ticks each second. Its longest turn is an append and a load of the store
+    /// Longest time without a turn of the keeper, which ticks every ten seconds. Its longest turn is an append and a load of the store
     /// of 2 s each, after waiting for another such turn.
     pub keeper: Duration,
     /// Longest job of the policy thread: a stack evaluation has 1 s, an Allocate evaluates twice, and then waits for the keeper.
@@ -63,7 +63,7 @@ pub struct LivenessLimits {
     /// Longest scan of the GPUs, whose NVML calls run concurrently with deadlines of a few seconds per GPU; also the longest delay
     /// of the next scan after its interval.
     pub scan: Duration,
-    /// Longest time without a heartbeat of the async runtime that serves the kubelet, which beats each second.
+    /// Longest time without a heartbeat of the async runtime that serves the kubelet, which beats every ten seconds.
     pub front: Duration,
     /// Longest time that a resource may stay registered without a stream.
     pub stream: Duration,

@@ -5,7 +5,7 @@ use crate::counters::Counters;
 use crate::spans;
 use berth_kernel::command::Command;
 use berth_kernel::steps::{Step, pass};
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, tick};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,8 +18,12 @@ pub const KUBELET_INBOX: usize = 64;
 /// Capacity of the other inbox: a turn takes well under a millisecond with a disk of 0.2 ms, so a
 /// full inbox is a fraction of a second of work. A full inbox refuses instead of waiting.
 pub const OTHER_INBOX: usize = 256;
-/// Interval of [`Command::Tick`].
-const TICK: Duration = Duration::from_secs(1);
+/// Least time between two [`Command::Tick`]s, and between a change of the ledger and the tick that finds out what time
+/// changes next.
+const TICK_MIN: Duration = Duration::from_secs(1);
+/// Longest time between two ticks, so that `/livez` knows that the thread runs.
+const TICK_MAX: Duration = Duration::from_secs(10);
+
 pub(super) struct Request {
     pub(super) command: Command,
     pub(super) reply: oneshot::Sender<CommandResult>,
@@ -160,7 +164,7 @@ fn watch(successor: &Keeper, inboxes: &Inboxes, mut current: JoinHandle<()>) {
 }
 
 pub(super) fn run(mut keeper: Keeper, inboxes: &Inboxes) {
-    let ticks = tick(TICK);
+    let mut tick_at = Instant::now() + TICK_MIN;
     loop {
         let generation = keeper.ledger.generation;
         // The kubelet's commands first: it has no timeout and admits no other pod meanwhile.
@@ -173,16 +177,21 @@ pub(super) fn run(mut keeper: Keeper, inboxes: &Inboxes) {
                 Ok(request) => handle_request(&mut keeper, request),
                 Err(_) => break,
             },
-            recv(ticks) -> _ => {
+            default(tick_at.saturating_duration_since(Instant::now())) => {
                 if let Err(error) = turn(&mut keeper, &Command::Tick) {
                     tracing::debug!(%error, "a tick failed");
                 }
+                let until_due = keeper.until_next_tick().unwrap_or(TICK_MAX);
+                tick_at = Instant::now() + until_due.clamp(TICK_MIN, TICK_MAX);
             }
         }
         if keeper.is_replaced {
             return;
         }
         keeper.wake_readers();
+        if keeper.ledger.generation != generation || keeper.has_store_failed() {
+            tick_at = tick_at.min(Instant::now() + TICK_MIN);
+        }
         if keeper.ledger.generation != generation {
             // A full channel already holds a signal.
             let _ = inboxes.nudge.try_send(());

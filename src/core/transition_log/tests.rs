@@ -156,3 +156,16 @@ fn the_progress_and_end_of_a_drain_are_logged_and_its_order_is_not() {
     node.scan(true);
     one(&mut log, &node, false, "is drained: no allocation is left on it");
 }
+
+#[test]
+fn the_next_deadline_is_waited_for_and_no_other_time() {
+    let mut node = Node::new();
+    assert_eq!(next_deadline(&node.ledger, node.now), None);
+    drain(&mut node, Order::default());
+    assert_eq!(next_deadline(&node.ledger, node.now), None, "without a deadline");
+    let deadline_wall_ms = Some(node.now.wall_ms + 5_000);
+    drain(&mut node, Order { deadline_wall_ms, ..Order::default() });
+    assert_eq!(next_deadline(&node.ledger, node.now), Some(Duration::from_secs(5)));
+    node.now.wall_ms += 5_000;
+    assert_eq!(next_deadline(&node.ledger, node.now), None, "it has passed");
+}

@@ -20,17 +20,18 @@ use std::time::{Duration, Instant};
 /// come meanwhile.
 const READINGS_MAX: usize = 1024;
 
-/// The timeout of one wait in NVML. Between two waits the thread registers new GPUs and checks whether it has to stop.
-const WAIT_MS: u32 = 1000;
+/// The timeout of one wait in NVML, that of NVIDIA's device plugin. Between two waits the thread registers GPUs whose
+/// registration failed, and checks whether it has to stop; nothing ends a wait (nvml.h, `nvmlEventSetWait_v2`).
+pub(super) const WAIT_MS: u32 = 5000;
 
 /// A wait without an event that ends before this time is followed by a pause.
-const WAIT_EARLY: Duration = Duration::from_millis(WAIT_MS as u64 / 2);
+const WAIT_EARLY: Duration = Duration::from_millis(500);
 
 /// The pause of the thread after an error: as long as a GPU is lost, NVML returns from each wait at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A wait that has not returned after this time counts as hung: ten times its timeout.
-const WAIT_MAX: Duration = Duration::from_millis(10 * WAIT_MS as u64);
+/// A wait that has not returned after this time counts as hung: twice its timeout.
+const WAIT_MAX: Duration = Duration::from_millis(2 * WAIT_MS as u64);
 
 /// A GPU whose events are collected, with what identifies it in an event.
 #[derive(Clone, Debug, PartialEq, Eq)]

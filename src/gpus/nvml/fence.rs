@@ -77,6 +77,12 @@ struct RunningJob {
     steps: Steps,
 }
 
+impl RunningJob {
+    fn new(allowed: Duration) -> Self {
+        Self { since: Instant::now(), allowed, steps: Steps(Arc::new(Mutex::new("an NVML call"))) }
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     /// The lanes in use.
@@ -130,6 +136,60 @@ impl Fence {
         Ok(Pending { answer, job })
     }
 
+    /// Runs jobs one after the other on one thread, each on its lane and for `allowed` at most. A job whose lane is in use is
+    /// left out. Returns the results of the first jobs, in their order, and why the next one has none, if so; the jobs after
+    /// that one are not run. The caller is woken once, at the end.
+    pub(super) fn run_series<T: Send + 'static>(
+        &self,
+        jobs: Vec<(Lane, impl FnOnce(&Steps) -> T + Send + 'static)>,
+        allowed: Duration,
+    ) -> (Vec<Option<T>>, Option<Stuck>) {
+        let (began, count) = (Instant::now(), jobs.len());
+        let series = Arc::new(Series::default());
+        let (fence, end) = (self.clone(), SeriesEnd(Arc::clone(&series)));
+        let run = move || {
+            for (lane, work) in jobs {
+                let job = fence.try_acquire(lane, allowed);
+                {
+                    let mut state = end.0.state.lock();
+                    if state.is_abandoned {
+                        return;
+                    }
+                    state.current.clone_from(&job);
+                }
+                let done = job.map(|job| {
+                    let _guard = LaneGuard { fence: fence.clone(), lane };
+                    work(&job.steps)
+                });
+                end.0.state.lock().done.push(done);
+            }
+        };
+        if let Err(stuck) = start_thread(began + allowed, run) {
+            return (Vec::new(), Some(stuck));
+        }
+        let mut state = series.state.lock();
+        while !state.has_ended {
+            let since = state.current.as_ref().map_or(began, |job| job.since);
+            let left = allowed.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            series.ended.wait_for(&mut state, left);
+        }
+        let done = std::mem::take(&mut state.done);
+        let call = state.current.as_ref().map_or("an NVML call", |job| job.steps.now());
+        let stuck = match state.has_ended {
+            true if done.len() == count => None,
+            true => Some(Stuck::NotMade(format!("{call} panicked in its wrapper"))),
+            false => {
+                state.is_abandoned = true;
+                let running = state.current.as_ref().map_or(began, |job| job.since).elapsed();
+                Some(Stuck::Hung { call, running, is_new: true })
+            }
+        };
+        (done, stuck)
+    }
+
     /// The call that has been running longest.
     pub(super) fn longest(&self) -> Option<&'static str> {
         let running = self.shared.running.lock();
@@ -147,10 +207,55 @@ impl Fence {
             }
             self.shared.freed.wait_for(&mut running_jobs, left);
         }
-        let steps = Steps(Arc::new(Mutex::new("an NVML call")));
-        let job = RunningJob { since: Instant::now(), allowed, steps };
+        let job = RunningJob::new(allowed);
         running_jobs.insert(lane, job.clone());
         Ok(job)
+    }
+
+    /// Takes the lane if no other job holds it.
+    fn try_acquire(&self, lane: Lane, allowed: Duration) -> Option<RunningJob> {
+        let mut running_jobs = self.shared.running.lock();
+        if running_jobs.contains_key(&lane) {
+            return None;
+        }
+        let job = RunningJob::new(allowed);
+        running_jobs.insert(lane, job.clone());
+        Some(job)
+    }
+}
+
+/// Jobs that run one after the other.
+struct Series<T> {
+    state: Mutex<SeriesState<T>>,
+    /// Notified once no more results follow.
+    ended: Condvar,
+}
+
+struct SeriesState<T> {
+    /// The results so far; `None` for a job that was left out.
+    done: Vec<Option<T>>,
+    /// The job that runs.
+    current: Option<RunningJob>,
+    /// Whether no more results follow.
+    has_ended: bool,
+    /// Whether the caller waits no longer.
+    is_abandoned: bool,
+}
+
+impl<T> Default for Series<T> {
+    fn default() -> Self {
+        let state = SeriesState { done: Vec::new(), current: None, has_ended: false, is_abandoned: false };
+        Self { state: Mutex::new(state), ended: Condvar::new() }
+    }
+}
+
+/// Ends a series when it is dropped, also by a panic of a job.
+struct SeriesEnd<T>(Arc<Series<T>>);
+
+impl<T> Drop for SeriesEnd<T> {
+    fn drop(&mut self) {
+        self.0.state.lock().has_ended = true;
+        self.0.ended.notify_all();
     }
 }
 
@@ -285,5 +390,58 @@ mod tests {
         let sum: u32 = pending.into_iter().map(|p| p.wait().unwrap()).sum();
         assert_eq!(sum, 120);
         assert!(fence.shared.running.lock().is_empty());
+    }
+
+    #[test]
+    fn a_series_runs_on_one_thread_and_leaves_out_lanes_in_use() {
+        let fence = Fence::default();
+        let (release, held) = channel::<()>();
+        let other = fence.start(Lane::Gpu(1), LONG, move |_| held.recv().is_ok()).unwrap();
+        let job = |_: &Steps| thread::current().id();
+        let (done, stuck) = fence.run_series((0..3).map(|gpu| (Lane::Gpu(gpu), job)).collect(), LONG);
+        assert_eq!(stuck, None);
+        assert_eq!((done[1], done.len()), (None, 3));
+        assert!(done[0].is_some() && done[0] == done[2], "{done:?}");
+        release.send(()).unwrap();
+        assert_eq!(other.wait(), Ok(true));
+        assert!(fence.shared.running.lock().is_empty());
+    }
+
+    #[test]
+    fn a_hang_or_a_panic_ends_a_series() {
+        let fence = Fence::default();
+        let (release, held) = channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let job = |gpu: u32| {
+            let held = Arc::clone(&held);
+            let job = move |steps: &Steps| {
+                steps.at("nvmlDeviceGetName");
+                if gpu == 1 {
+                    let _ = held.lock().recv();
+                }
+                gpu
+            };
+            (Lane::Gpu(gpu), job)
+        };
+        let (done, stuck) = fence.run_series((0..3).map(job).collect(), SHORT);
+        assert_eq!(done, [Some(0)]);
+        assert!(
+            matches!(stuck, Some(Stuck::Hung { call: "nvmlDeviceGetName", is_new: true, .. })),
+            "{stuck:?}"
+        );
+        // The lane stays in use, and the third job is not run once the second one returns.
+        assert_eq!(fence.run_series(vec![job(1)], LONG), (vec![None], None));
+        release.send(()).unwrap();
+        let began = Instant::now();
+        while !fence.shared.running.lock().is_empty() {
+            assert!(began.elapsed() < LONG, "the lane is never free again");
+            thread::yield_now();
+        }
+
+        let fails = |gpu: u32| (Lane::Gpu(gpu), move |_: &Steps| assert!(gpu == 0, "made to fail"));
+        let (done, stuck) = fence.run_series((0..3).map(fails).collect(), LONG);
+        assert_eq!(done, [Some(())]);
+        assert!(matches!(stuck, Some(Stuck::NotMade(_))), "{stuck:?}");
+        assert_eq!(fence.run(Lane::Gpu(1), LONG, |_| 1), Ok(1));
     }
 }

@@ -16,7 +16,7 @@ mod scan;
 
 use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::ports::{Gpus, GpusError};
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use events::Events;
 use fence::Fence;
 use library::Library;
@@ -27,11 +27,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest wait for the end of a session before the next one: twice the duration of one wait of its event thread.
-const CLOSE_WAIT: Duration = Duration::from_secs(2);
+/// The longest wait for the end of a session before the next one: a wait of its event thread, and some time to close.
+const CLOSE_WAIT: Duration = Duration::from_millis(events::WAIT_MS as u64 + 1000);
+
+/// Longest wait for an event while NVML is not open.
+const NOT_OPEN_WAIT: Duration = Duration::from_millis(200);
 
 /// Paths and limits of the access to NVML.
 #[derive(Clone, Debug)]
@@ -116,6 +118,9 @@ pub struct NvmlGpus {
     scanner: Mutex<Scanner>,
     /// Since when the library could not be opened, and the error.
     failing: Mutex<Option<(Instant, String)>>,
+    /// Ends a wait for an event.
+    interrupt: Sender<()>,
+    interrupted: Receiver<()>,
 }
 
 impl NvmlGpus {
@@ -125,6 +130,7 @@ impl NvmlGpus {
     /// If the library is not found or does not work; the error names the remedy. A retry can succeed, since drivers are
     /// loaded late on some nodes.
     pub fn open(options: NvmlOptions) -> Result<Self, GpusError> {
+        let (interrupt, interrupted) = bounded(1);
         let gpus = Self {
             scanner: Mutex::new(Scanner::new(options.links_interval)),
             options,
@@ -132,6 +138,8 @@ impl NvmlGpus {
             session: Mutex::default(),
             closing: Mutex::default(),
             failing: Mutex::default(),
+            interrupt,
+            interrupted,
         };
         gpus.session()?;
         Ok(gpus)
@@ -253,19 +261,29 @@ impl Gpus for NvmlGpus {
     }
 
     fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
-        let until = Instant::now() + wait;
+        // Without the session: NVML is closed once that is dropped.
+        let readings = self.session.lock().as_ref().map(|session| session.events.readings.clone());
         // Not opened here but by the next scan, which reports what is wrong.
-        let Some(session) = self.session.lock().clone() else {
-            thread::sleep(wait);
+        let Some(readings) = readings else {
+            let _ = self.interrupted.recv_timeout(wait.min(NOT_OPEN_WAIT));
             return Err(no_events("NVML is not open"));
         };
-        if let Ok(reading) = session.events.readings.recv_deadline(until) {
-            return Ok(Some(reading));
+        select! {
+            recv(readings) -> reading => if let Ok(reading) = reading {
+                return Ok(Some(reading));
+            },
+            recv(self.interrupted) -> _ => return Ok(None),
+            default(wait) => {}
         }
-        match session.events.error() {
+        match self.session.lock().as_ref().and_then(|session| session.events.error()) {
             Some(text) => Err(no_events(&text)),
             None => Ok(None),
         }
+    }
+
+    fn interrupt(&self) {
+        // A full channel already holds a signal.
+        let _ = self.interrupt.try_send(());
     }
 
     fn describe(&self) -> String {

@@ -2,7 +2,7 @@
 
 use super::events::WatchedGpu;
 use super::facts::{self, GpuParts, GpuScan, ReadError};
-use super::fence::{Lane, Pending, Stuck};
+use super::fence::{Lane, Pending, Steps, Stuck};
 use super::links::LinkCache;
 use super::{Session, map};
 use berth_kernel::gpu::{ECC, Inventory, PARTS_MAX, Part, Reading, ScanError};
@@ -153,34 +153,34 @@ impl Scanner {
     /// deadlines at most, however many hang. GPUs that still have to start are scanned at the same time, too.
     fn run_scans(&self, session: &Session, count: u32) -> Vec<(u32, ScanResult)> {
         let options = &session.options;
-        let start = |index: u32| -> Result<Pending<Result<GpuScan, ReadError>>, Stuck> {
-            let deadline = if session.is_started(index) { options.deadline } else { options.first_contact };
+        let job = |index: u32| {
             let last = self.gpus.get(&index);
             let (known, rows) = (last.map(|last| last.parts.clone()), last.and_then(|last| last.rows));
             let (nvml, sysfs) = (Arc::clone(&session.library.nvml), options.sysfs.clone());
-            session.fence.start(Lane::Gpu(index), deadline, move |steps| {
-                facts::scan_gpu(&nvml, index, known, rows, &sysfs, steps)
-            })
+            move |steps: &Steps| facts::scan_gpu(&nvml, index, known, rows, &sysfs, steps)
+        };
+        let start = |index: u32| -> Result<Pending<Result<GpuScan, ReadError>>, Stuck> {
+            let deadline = if session.is_started(index) { options.deadline } else { options.first_contact };
+            session.fence.start(Lane::Gpu(index), deadline, job(index))
         };
         let mut done = Vec::new();
         let (starting, started): (Vec<u32>, Vec<u32>) =
             (0..count).take(GPUS_MAX).partition(|index| !session.is_started(*index));
         let starting: Vec<_> = starting.into_iter().map(|index| (index, start(index))).collect();
         done.extend(starting.into_iter().map(|(index, scan)| (index, scan.and_then(Pending::wait))));
-        let mut rest = started.into_iter();
-        for index in rest.by_ref() {
-            // A lane that is overdue already fails at once, and does not count.
-            let (waited, scan) = match start(index) {
-                Ok(pending) => (true, pending.wait()),
-                Err(stuck) => (false, Err(stuck)),
-            };
-            let hung = waited && scan.is_err();
-            done.push((index, scan));
-            if hung {
-                break;
+        let series = started.iter().map(|index| (Lane::Gpu(*index), job(*index))).collect();
+        let (scans, stuck) = session.fence.run_series(series, options.deadline);
+        let mut results =
+            scans.into_iter().map(|scan| scan.map(Ok)).chain(stuck.map(|stuck| Some(Err(stuck))));
+        // Those whose lane is in use, as by a call that hung before: that fails at once. And those after one that hung.
+        let mut others = Vec::new();
+        for index in started {
+            match results.next().flatten() {
+                Some(scan) => done.push((index, scan)),
+                None => others.push(index),
             }
         }
-        let concurrent: Vec<_> = rest.map(|index| (index, start(index))).collect();
+        let concurrent: Vec<_> = others.into_iter().map(|index| (index, start(index))).collect();
         done.extend(concurrent.into_iter().map(|(index, started)| (index, started.and_then(Pending::wait))));
         done
     }

@@ -13,6 +13,7 @@ use berth_kernel::ports::{Gpus, GpusError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
+use std::mem;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ const READINGS_MAX: usize = 1024;
 /// Simulated GPUs.
 pub struct SimGpus {
     state: Mutex<State>,
-    /// Notified when a reading arrives.
+    /// Notified when a reading arrives, or a wait for one is to end.
     arrived: Condvar,
 }
 
@@ -46,6 +47,8 @@ struct State {
     /// GPUs whose loss became a reading.
     lost: BTreeSet<u32>,
     readings: VecDeque<Reading>,
+    /// Whether a wait for a reading is to end.
+    interrupted: bool,
 }
 
 /// Device, inode, size and modification time of a file.
@@ -89,6 +92,7 @@ impl SimGpus {
             stamp: None,
             error: None,
             readings: VecDeque::new(),
+            interrupted: false,
         };
         Self { state: Mutex::new(state), arrived: Condvar::new() }
     }
@@ -173,13 +177,18 @@ impl Gpus for SimGpus {
                 return Ok(Some(reading));
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || mem::take(&mut state.interrupted) {
                 return Ok(None);
             }
             let timeout = if state.file.is_some() { left.min(FILE_POLL) } else { left };
             self.arrived.wait_for(&mut state, timeout);
             state.reload();
         }
+    }
+
+    fn interrupt(&self) {
+        self.state.lock().interrupted = true;
+        self.arrived.notify_all();
     }
 
     fn describe(&self) -> String {

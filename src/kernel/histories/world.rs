@@ -25,6 +25,7 @@ use crate::reconcile::{KubeletAge, ListedHolding, PodList, ReconcileView};
 use crate::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
 use crate::refusal::Refusal;
 use crate::restore::restore;
+use crate::tick::next_tick;
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -219,9 +220,16 @@ impl World {
                     KubeletAge { created_wall_ms: self.now.wall_ms, created_mono_ms: self.now.mono_ms };
             }
             Op::Wait { ms } => {
+                let due = next_tick(&self.ledger, &self.rules, self.now);
                 self.now.mono_ms += ms;
                 self.now.wall_ms += ms;
-                self.apply(&Command::Tick).unwrap();
+                let entry = self.apply(&Command::Tick).unwrap();
+                let is_due = due.is_some_and(|due| due <= self.now.mono_ms);
+                assert!(
+                    is_due || entry.changes.is_empty(),
+                    "a tick at {:?} instead of {due:?}: {entry:?}",
+                    self.now
+                );
             }
             Op::Cordon(i) => {
                 let _ = self.apply(&Command::Cordon { gpu: gpu(*i), author: author("cordons") });

@@ -42,10 +42,6 @@ pub struct State {
     /// A wait on an event set returns at once where there is no event, as a driver may for a set without event types.
     #[serde(default, skip_serializing_if = "is_false")]
     pub empty_wait_at_once: bool,
-    /// A wait on an event set does not watch the file meanwhile: it sleeps like that of a real driver, in place of waking up
-    /// hundreds of times a second, and sees an event only at its start and at its end. For measurements of programs at rest.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub wait_without_polling: bool,
     /// The inode of a library file that no longer fits the loaded driver: `nvmlInit` of that copy answers
     /// `LIB_RM_VERSION_MISMATCH` until the program opens another file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -83,7 +79,6 @@ impl Default for State {
             counts_at_init: false,
             supported_events: None,
             empty_wait_at_once: false,
-            wait_without_polling: false,
             stale_library: None,
             topology: Vec::new(),
             events: Vec::new(),

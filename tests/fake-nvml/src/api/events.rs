@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_ulonglong};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::api::layout::{EventData, EventDataV1};
 use crate::api::processes::NO_INSTANCE;
 use crate::code::{Answer, Code};
 use crate::event::{Event, EventKind};
-use crate::runtime::call::{self, LOOK_AGAIN};
+use crate::runtime::call;
+use crate::runtime::changes::Changes;
 use crate::runtime::handle::Handle;
 use crate::runtime::library;
 use crate::runtime::pointer::Out;
@@ -30,6 +30,8 @@ struct Watch {
 }
 
 struct Set {
+    /// Those since the set was created.
+    changes: Arc<Changes>,
     /// The newest event in the file when the set was created.
     created_at: u64,
     /// By UUID.
@@ -61,7 +63,8 @@ extern "C" fn nvmlEventSetCreate(out: Out<SetHandle>) -> c_uint {
         let mut sets = sets();
         let handle = SetHandle(sets.next);
         sets.next += 16;
-        let set = Set { created_at: state.newest_event(), watched: HashMap::new() };
+        let changes = Arc::new(Changes::of(library::state_file().as_deref()));
+        let set = Set { changes, created_at: state.newest_event(), watched: HashMap::new() };
         sets.open.get_or_insert_default().insert(handle, set);
         out.put(handle)
     })
@@ -72,7 +75,7 @@ extern "C" fn nvmlEventSetCreate(out: Out<SetHandle>) -> c_uint {
 extern "C" fn nvmlEventSetFree(set: SetHandle) -> c_uint {
     call::system("nvmlEventSetFree", |_| {
         let freed = sets().open.as_mut().and_then(|open| open.remove(&set));
-        freed.map(drop).ok_or(Code::InvalidArgument)
+        freed.map(|set| set.changes.end_waits()).ok_or(Code::InvalidArgument)
     })
 }
 
@@ -123,6 +126,8 @@ impl Set {
 fn wait(set: SetHandle, timeout_ms: c_uint) -> Answer<Event> {
     let began = Instant::now();
     let timeout = Duration::from_millis(timeout_ms.into());
+    // A thread that waits sleeps, as in NVML.
+    let changes = with_set(set, |set| Arc::clone(&set.changes))?;
     loop {
         let state = library::state()?;
         let (event, lost) = with_set(set, |set| (set.next(&state), set.lost(&state)))?;
@@ -136,7 +141,7 @@ fn wait(set: SetHandle, timeout_ms: c_uint) -> Answer<Event> {
         if left.is_zero() || state.empty_wait_at_once {
             return Err(Code::Timeout);
         }
-        thread::sleep(if state.wait_without_polling { left } else { left.min(LOOK_AGAIN) });
+        changes.wait(left);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The one library of a process: initialised or not, and its state file.
 
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -95,6 +96,11 @@ pub(crate) fn state() -> Answer<Arc<State>> {
         seen.gpus.retain(counted);
         Ok(Arc::new(seen))
     })
+}
+
+/// The path of the state file, once it was searched for.
+pub(crate) fn state_file() -> Option<PathBuf> {
+    with(|library| library.source.path().map(Path::to_owned))
 }
 
 /// The newest state, whether initialised or not: `nvmlInit` itself may be slow, hang or fail.

@@ -41,6 +41,11 @@ impl Source {
         Self { path: None, stamp: None, state: None, last_message: String::new() }
     }
 
+    /// The path of the file, once it was searched for.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
     /// Finds and reads the file, as `nvmlInit` does. Without a valid file there is no driver.
     pub(crate) fn open(&mut self) -> Answer {
         self.path = Some(config_path());

@@ -92,23 +92,6 @@ fn a_wait_lasts_for_its_timeout() {
 }
 
 #[test]
-fn a_wait_without_polling_sees_an_event_at_its_end() {
-    let bench = Bench::new(&State { wait_without_polling: true, ..State::t4(1) });
-    let set = watch(&bench, &[0]);
-    thread::scope(|scope| {
-        let waiting = scope.spawn(move || {
-            let began = Instant::now();
-            (set.wait(300).unwrap().event_type, began.elapsed())
-        });
-        thread::sleep(Duration::from_millis(20));
-        push(&bench, 0, 62);
-        let (kind, took) = waiting.join().unwrap();
-        assert_eq!(kind, EventTypes::CRITICAL_XID_ERROR);
-        assert!(took >= Duration::from_millis(300), "{took:?}");
-    });
-}
-
-#[test]
 fn the_loss_of_a_watched_gpu_follows_its_last_events() {
     let bench = Bench::new(&State::h100(3));
     let set = watch(&bench, &[0, 1]);

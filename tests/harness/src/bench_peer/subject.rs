@@ -117,7 +117,7 @@ impl Programs {
              namespace is needed, which `just bench-peer` makes"
         );
         let folder = TempDir::new_in(parent).context("a folder in /var/lib")?;
-        let state = State { wait_without_polling: true, ..State::h100(GPUS) };
+        let state = State::h100(GPUS);
         let gpus = Installed::new(&folder.path().join("nvml"), &state)?;
         Ok(Self { nvidia: nvidia.to_owned(), berth, gpus, folder })
     }

@@ -1,28 +1,31 @@
-//! The configuration file of the daemon, and what became of its changes.
+//! The configuration file that the daemon follows: its changes while the daemon runs, and its errors.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The configuration file. A change of it is applied while the daemon runs, or refused as a whole.
+/// The configuration file that the daemon follows. When it changes, its settings are applied while the daemon runs; if it
+/// has an error, none of them is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigurationState {
-    /// The file.
+    /// The path of the file.
     #[schema(example = "/etc/berth/config.yaml")]
     pub file: String,
-    /// When the settings in use were read from it.
+    /// When the settings that are in use were read from the file.
     #[schema(example = "2026-01-02T03:04:05Z")]
     pub loaded_at: String,
-    /// What the last reading that changed something changed; empty since the start.
+    /// The settings that differed the last time that the file changed, without those of `needsRestart`. Empty if it has not
+    /// changed since the daemon started.
     pub changed: Vec<SettingChange>,
-    /// The settings of the file that need a restart of the daemon; it uses their values of its start.
+    /// The settings whose values in the file apply only after a restart of the daemon. Until then it uses the values that it
+    /// started with.
     pub needs_restart: Vec<SettingChange>,
-    /// Why the present file is refused, as a whole; absent if it is in use.
+    /// Why the file as it is now is not used; absent if it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ConfigurationError>,
 }
 
-/// A setting whose value in the file differs from the one that was in use.
+/// A setting that has another value in the file than before.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SettingChange {
@@ -45,19 +48,20 @@ pub struct SettingChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum SettingEffect {
-    /// It is in effect.
+    /// It took effect when the file was read.
     Applied,
-    /// With the next start of the daemon.
+    /// It takes effect when the daemon is restarted.
     AfterRestart,
-    /// Never: a flag or a variable sets it, or the stack was activated through the API.
+    /// It has no effect: a flag or an environment variable sets it, or it belongs to the stack while another one that was
+    /// activated through the API is in use.
     Overridden,
 }
 
-/// Why the present file is refused.
+/// The errors because of which the file is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigurationError {
-    /// When it was refused.
+    /// When they were found.
     #[schema(example = "2026-01-02T03:04:05Z")]
     pub at: String,
     /// All its errors, in the order of their lines.
@@ -68,14 +72,14 @@ pub struct ConfigurationError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SettingProblem {
-    /// Its line, from 1; absent if it has none in the file.
+    /// The line, counted from 1; absent if the error is not on a line, as when the file cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 3)]
     pub line: Option<u64>,
-    /// The key; absent if it is of the file as a whole.
+    /// The key; absent if the error concerns the whole file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "stack[0].policy")]
     pub key: Option<String>,
-    /// What is wrong with it.
+    /// What is wrong, and what is allowed.
     pub message: String,
 }

@@ -38,9 +38,9 @@ pub struct Node {
     pub device_list_strategy: Option<DeviceListStrategy>,
     /// The resources, with their devices and their registration with the kubelet.
     pub resources: Vec<ResourceState>,
-    /// The store's error, during which nothing is granted.
+    /// Why the store of allocations cannot be written at present; nothing is granted then. Absent while it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub store_trouble: Option<String>,
+    pub store_error: Option<String>,
     /// The release of the driver, during which no GPU is granted; absent if the driver is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver_release: Option<DriverRelease>,
@@ -76,7 +76,7 @@ pub struct DriverRelease {
     /// Since when.
     #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
     pub since: String,
-    /// When the daemon uses the driver again by itself; earlier if another driver is loaded.
+    /// When the daemon uses the driver again at the latest; earlier if another driver is loaded.
     #[schema(format = DateTime, example = "2026-02-03T04:35:06.000Z")]
     pub until: String,
 }
@@ -88,10 +88,11 @@ pub struct ReleaseOrder {
     /// The reason, at most 1024 bytes without control characters.
     #[schema(example = "driver upgrade")]
     pub reason: String,
-    /// How long at most, in seconds: 1 to 86400.
+    /// After how many seconds the daemon uses the driver again at the latest: 1 to 86400.
     #[schema(example = 1800, minimum = 1, maximum = 86400)]
     pub for_seconds: u32,
-    /// Release it although GPUs are held: their containers end with the driver.
+    /// Release it even if pods hold GPUs. Their containers are not stopped, and while one of them uses its GPU, the driver
+    /// cannot be unloaded.
     pub force: bool,
 }
 
@@ -111,7 +112,7 @@ impl Default for ReleaseOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceListStrategy {
-    /// Whether it is chosen by what works on this node.
+    /// Whether the setting is `auto`, so that the daemon chooses what works on this node.
     pub auto: bool,
     /// `envvar`, `volume-mounts`, `cdi-annotations`, `cdi-cri`; empty if none can work: then no device is offered.
     #[schema(example = json!(["cdi-cri"]))]
@@ -120,10 +121,10 @@ pub struct DeviceListStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "nvidia.com/gpu")]
     pub cdi_kind: Option<String>,
-    /// Why these strategies are used; if none can work, why, and what to do.
+    /// Why these strategies are used; if none can work, the cause and the remedy.
     #[schema(example = "the container runtime has CDI, and /etc/cdi/nvidia.yaml names every GPU")]
     pub reason: String,
-    /// Why containers may lack their GPU or parts of the driver all the same, and what to do.
+    /// Why containers may get no GPU, or only a part of the driver, although a strategy is in use; with the remedy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -216,7 +217,7 @@ pub struct Check {
 pub struct Alive {
     /// Always true; a daemon that is not alive responds with status 503 or not at all.
     pub alive: bool,
-    /// The checks of liveness: `keeper`, `policies`, `looks`, `streams`.
+    /// The checks of liveness: `keeper`, `policies`, `scans`, `kubelet`, `streams`.
     pub checks: Vec<Check>,
 }
 

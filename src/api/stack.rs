@@ -199,9 +199,9 @@ values! {
 pub struct FileStack {
     /// Whether a stack that was activated through the API overrides it; `DELETE /stack/override` ends that.
     pub shadowed: bool,
-    /// The reason why it cannot be used.
+    /// Why it cannot be used; absent if it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
+    pub error: Option<String>,
     /// Its policies, in the order in which they are called.
     pub entries: Vec<StackEntry>,
 }

@@ -254,20 +254,21 @@ pub enum TokenCommand {
 /// `berth cdi`.
 #[derive(Subcommand, Debug)]
 pub enum CdiCommand {
-    /// Compare what containers get by two CDI specifications
+    /// Check that containers get the same from a CDI specification as from another one
     ///
-    /// Compares devices by name, device nodes and mounts by their path in the container, variables, and hooks with their
-    /// arguments; the order, the kind and paths on the host do not matter. What Berth's own specification leaves out of
-    /// nvidia-ctk's is no difference: graphics, firmware and the device `all`; nor are libraries under their sonames.
-    /// Also names paths of FILE that this machine lacks. Exit code 1 if there is a difference or such a path.
+    /// Compares devices by their names, device nodes and mounts by their paths in the container, environment variables,
+    /// and hooks with their arguments; not the order, the kind, or paths on the host. What Berth leaves out on purpose
+    /// (graphics, firmware, the device `all`) and what it adds (libraries under their sonames) is no difference.
+    /// Also checks that the paths on the host that FILE names exist on this machine.
+    /// The exit code is 1 if there is a difference, or a path does not exist.
     #[command(after_help = "\
 Example:
   nvidia-ctk cdi generate --output=/tmp/nvidia.yaml
   berth cdi check /var/run/cdi/berth-gpu.json --against /tmp/nvidia.yaml")]
     Check {
-        /// The specification that is checked, in JSON or YAML
+        /// The specification to check, in JSON or YAML
         file: PathBuf,
-        /// The specification that has what containers need
+        /// The specification to compare it with, such as that of nvidia-ctk
         #[arg(long, value_name = "FILE")]
         against: PathBuf,
         /// Do not check that paths exist on this machine

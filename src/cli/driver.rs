@@ -26,7 +26,8 @@ Examples:
         /// The reason; recorded with the change
         #[arg(long, default_value = "", value_name = "TEXT")]
         reason: String,
-        /// Release it although GPUs are held; their containers end with the driver
+        /// Release it even if pods hold GPUs: their containers are not stopped, and while one uses its GPU, the driver
+        /// cannot be unloaded
         #[arg(long)]
         force: bool,
     },

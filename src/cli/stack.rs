@@ -113,8 +113,8 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
     if stack.file_stack.shadowed {
         text += "the configuration file's stack is not used while this one is active; `berth policy reset` activates it\n";
     }
-    if let Some(trouble) = &stack.file_stack.trouble {
-        text += &format!("the configuration file's stack cannot be used: {trouble}\n");
+    if let Some(error) = &stack.file_stack.error {
+        text += &format!("the configuration file's stack cannot be used: {error}\n");
     }
     for warning in &stack.warnings {
         text += &format!("warning: {}\n", printable(warning));

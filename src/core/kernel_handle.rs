@@ -11,12 +11,12 @@ use crate::stack::{Baseline, CallCounters, EntryStats, OfferNotes, PolicyStatuse
 use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decider::Decider;
 use berth_kernel::decision::{NewDecision, Outcome, OwnedQuestion};
+use berth_kernel::device_access::DeviceAccess;
 use berth_kernel::drain::{Author, Order, Owners};
 use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::gpu::{Inventory, Reading, XID};
 use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
-use berth_kernel::passing::Passing;
 use berth_kernel::placement;
 use berth_kernel::pods::PodsView;
 use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, PolicyVersion};
@@ -189,8 +189,8 @@ impl KernelHandle {
     ///
     /// # Errors
     /// If it could not be recorded.
-    pub async fn set_passing(&self, passing: Passing) -> Result<Applied, CommandError> {
-        self.command(Command::SetPassing(passing)).await
+    pub async fn set_device_access(&self, device_access: DeviceAccess) -> Result<Applied, CommandError> {
+        self.command(Command::SetDeviceAccess(device_access)).await
     }
 
     /// Cordons a GPU.

@@ -105,7 +105,7 @@ fn check_invariants(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now:
     if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
         return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
     }
-    if let Some(why) = &ledger.passing.no_strategy {
+    if let Some(why) = &ledger.device_access.no_strategy {
         return Err(Refusal::NoDeviceStrategy { why: Arc::clone(why) });
     }
     let mut wanted: BTreeMap<&PartId, (&PartState, Taken, &DeviceId)> = BTreeMap::new();
@@ -152,10 +152,13 @@ fn check_grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
     if state.health.state == HealthState::Unhealthy {
         return Err(Refusal::Unhealthy { gpu, reason: state.health.reason.clone() });
     }
-    match state.drain().mark() {
-        None => Ok(()),
-        Some(mark) => Err(Refusal::Cordoned { gpu, by: mark.by.clone(), why: mark.reason() }),
+    if let Some(mark) = state.drain().mark() {
+        return Err(Refusal::Cordoned { gpu, by: mark.by.clone(), why: mark.reason() });
     }
+    if !ledger.device_access.is_named(part) {
+        return Err(Refusal::NoCdiName { part: part.part.id.clone() });
+    }
+    Ok(())
 }
 
 fn check_fits(

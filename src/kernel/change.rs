@@ -3,6 +3,7 @@
 use super::allocation::{Allocation, EndReason, Holder};
 use super::breaker::Breaker;
 use super::decider::Decider;
+use super::device_access::DeviceAccess;
 use super::drain::{Empty, Marks};
 use super::eviction::EvictionRecord;
 use super::gpu::{Links, Part, ScanError, Usage};
@@ -10,7 +11,6 @@ use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
 use super::offer::{OfferLine, ShareRange};
 use super::part_state::Device;
-use super::passing::Passing;
 use super::pods::PodsView;
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
@@ -140,7 +140,7 @@ pub enum Change {
         breaker: Option<Breaker>,
     },
     /// Whether devices can be passed to containers changed.
-    PassingChanged(Arc<Passing>),
+    DeviceAccessChanged(Arc<DeviceAccess>),
     /// A policy version was stored or recompiled.
     PolicyStored(PolicyVersion),
     /// A policy version was deleted.
@@ -179,7 +179,7 @@ impl Change {
             | Self::StuckChanged(_)
             | Self::PodsSeen(_)
             | Self::EvictionsUpdated(_)
-            | Self::PassingChanged(_)
+            | Self::DeviceAccessChanged(_)
             | Self::BreakerChanged { .. } => false,
         }
     }

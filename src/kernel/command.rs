@@ -1,12 +1,12 @@
 //! The kernel's commands: every operation on the ledger, as one enum.
 
 use super::decider::Decider;
+use super::device_access::DeviceAccess;
 use super::drain::{Author, Order, Owners};
 use super::eviction::{EvictionOutcome, EvictionRequest};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
-use super::passing::Passing;
 use super::pods::PodsView;
 use super::policy::{AdmitRequest, PolicyVersion, Terms, TriageAnswer};
 use super::reconcile::ReconcileView;
@@ -44,7 +44,7 @@ pub enum Command {
     /// A source's view of all pods of this node.
     Pods(PodsView),
     /// Whether devices can be passed to containers.
-    SetPassing(Passing),
+    SetDeviceAccess(DeviceAccess),
     /// An operator cordons a GPU. Legal in any state; a second cordon of the same owner keeps the start time and
     /// records a new reason.
     Cordon {
@@ -143,7 +143,7 @@ impl Command {
             Self::Offer(_) => "offer",
             Self::Reconcile(_) => "observe",
             Self::Pods(_) => "pods",
-            Self::SetPassing(_) => "passing",
+            Self::SetDeviceAccess(_) => "deviceAccess",
             Self::Cordon { .. } => "cordon",
             Self::Drain { .. } => "drain",
             Self::StopDrain { .. } => "stopDrain",

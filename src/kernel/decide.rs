@@ -4,13 +4,13 @@ use super::allocation::EndReason;
 use super::change::{Change, Entry};
 use super::command::{Command, NewStack, Rules};
 use super::decider::Decider;
+use super::device_access::DeviceAccess;
 use super::drain::{Marks, TooManyMarks};
 use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::{PartOffer, RESOURCES_MAX};
 use super::offering::{check_offer, reoffer};
-use super::passing::Passing;
 use super::pods::PodsView;
 use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::refusal::Refusal;
@@ -42,7 +42,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         Command::Offer(offers) => apply_offers(ledger, offers, rules, now),
         Command::Reconcile(view) => Ok(reconcile::observe(ledger, view, rules, now)),
         Command::Pods(view) => Ok(update_pods(ledger, view)),
-        Command::SetPassing(passing) => Ok(set_passing(ledger, passing)),
+        Command::SetDeviceAccess(device_access) => Ok(set_device_access(ledger, device_access)),
         Command::RecordEviction { ask, outcome } => {
             Ok(evict::record_outcome(ledger, ask, outcome, rules.timing.evict_again_ms, now))
         }
@@ -109,11 +109,11 @@ fn update_pods(ledger: &Ledger, view: &PodsView) -> Vec<Change> {
     if changed { vec![Change::PodsSeen(Arc::new(view.clone()))] } else { Vec::new() }
 }
 
-fn set_passing(ledger: &Ledger, passing: &Passing) -> Vec<Change> {
-    if *ledger.passing == *passing {
+fn set_device_access(ledger: &Ledger, device_access: &DeviceAccess) -> Vec<Change> {
+    if *ledger.device_access == *device_access {
         return Vec::new();
     }
-    vec![Change::PassingChanged(Arc::new(passing.clone()))]
+    vec![Change::DeviceAccessChanged(Arc::new(device_access.clone()))]
 }
 
 fn find_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::GpuState, Refusal> {

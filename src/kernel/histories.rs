@@ -49,6 +49,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<usize>().prop_map(|which| Op::LoseFromCheckpoint { which }),
         2 => (any::<usize>(), 0usize..4).prop_map(|(which, outcome)| Op::Evict { which, outcome }),
         2 => prop::bool::weighted(0.3).prop_map(|host| Op::ScanProcesses { host }),
+        2 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::NameParts { mask }),
     ]
 }
 

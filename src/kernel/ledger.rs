@@ -6,6 +6,7 @@
 use super::allocation::{Allocation, End, EndReason, Holder};
 use super::breaker::Breaker;
 use super::change::{Change, Entry};
+use super::device_access::DeviceAccess;
 use super::drain::{Drain, Empty, Marks};
 use super::eviction::EvictionRecord;
 use super::gpu::{Links, ScanError, Usage};
@@ -14,7 +15,6 @@ use super::history::History;
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use super::offer::{Consumes, OfferLine};
 use super::part_state::{Device, DeviceState, PartState, Taken};
-use super::passing::Passing;
 use super::pods::{Fate, PodsView};
 use super::policy::{Hook, PolicyVersion};
 use super::process::ProcessTable;
@@ -89,7 +89,7 @@ pub struct Ledger {
     /// since 1970; kept across restarts of the daemon.
     pub kubelet_seen_wall_ms: Option<u64>,
     /// Whether devices can be passed to containers.
-    pub passing: Arc<Passing>,
+    pub device_access: Arc<DeviceAccess>,
     /// Circuit breakers of resources with recent denials.
     pub breakers: Arc<BTreeMap<Resource, Breaker>>,
     /// Policy versions on this node.
@@ -155,7 +155,7 @@ impl Ledger {
     /// Whether containers can use this part: it is present, its GPU works, and devices can be passed to containers.
     #[must_use]
     pub fn is_usable(&self, part: &PartState) -> bool {
-        self.passing.no_strategy.is_none()
+        self.device_access.no_strategy.is_none()
             && part.present
             && self.gpu_of(part).is_some_and(|g| g.health.state.is_usable())
     }
@@ -163,7 +163,9 @@ impl Ledger {
     /// Whether new grants may be made on this part (I4).
     #[must_use]
     pub fn may_grant(&self, part: &PartState) -> bool {
-        self.is_usable(part) && self.gpu_of(part).is_some_and(|g| g.marks.is_empty())
+        self.is_usable(part)
+            && self.device_access.is_named(part)
+            && self.gpu_of(part).is_some_and(|g| g.marks.is_empty())
     }
 
     /// The parts on the same hardware: a GPU's instances, or an instance's GPU.
@@ -255,7 +257,7 @@ impl Ledger {
             }
             Change::StuckChanged(stuck) => self.stuck.clone_from(stuck),
             Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
-            Change::PassingChanged(passing) => self.passing = Arc::clone(passing),
+            Change::DeviceAccessChanged(device_access) => self.device_access = Arc::clone(device_access),
             Change::EvictionsUpdated(evictions) => self.evictions = Arc::clone(evictions),
             Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),
             Change::BreakerChanged { resource, breaker } => {

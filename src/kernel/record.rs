@@ -246,7 +246,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         | Change::StuckChanged(_)
         | Change::PodsSeen(_)
         | Change::EvictionsUpdated(_)
-        | Change::PassingChanged(_)
+        | Change::DeviceAccessChanged(_)
         | Change::BreakerChanged { .. } => {}
     }
 }

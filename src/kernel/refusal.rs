@@ -29,6 +29,8 @@ pub enum Refusal {
     Vanished { gpu: PartId },
     /// No device list strategy can work on this node, so a container would not get its GPU.
     NoDeviceStrategy { why: Arc<str> },
+    /// Containers get their GPUs by CDI, and no specification names this part.
+    NoCdiName { part: PartId },
     /// A policy denied the request.
     Denied { policy: String, reason: String },
     /// A policy failed, and its entry's `onFault` is `deny`.
@@ -92,6 +94,7 @@ impl Refusal {
             Self::Unhealthy { .. } => "unhealthy",
             Self::Vanished { .. } => "vanished",
             Self::NoDeviceStrategy { .. } => "noDeviceStrategy",
+            Self::NoCdiName { .. } => "noCdiName",
             Self::Denied { .. } => "denied",
             Self::Faulted { .. } => "faulted",
             Self::Moved => "moved",
@@ -142,6 +145,7 @@ impl fmt::Display for Refusal {
             Self::Unhealthy { gpu, reason } => write!(f, "GPU {gpu} is unhealthy: {reason}"),
             Self::Vanished { gpu } => write!(f, "GPU {gpu} is no longer on this node"),
             Self::NoDeviceStrategy { why } => write!(f, "{why}"),
+            Self::NoCdiName { part } => write!(f, "no CDI specification names {part} yet"),
             Self::Denied { policy, reason } => write!(f, "policy {policy} denies: {reason}"),
             Self::Faulted { policy, kind, detail } => {
                 write!(f, "policy {policy} failed and its onFault is deny: {detail} ({})", kind.as_str())

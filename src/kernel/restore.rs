@@ -105,7 +105,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.processes = Arc::clone(&old.processes);
     restored.breakers = Arc::clone(&old.breakers);
     restored.hold.clone_from(&old.hold);
-    restored.passing = Arc::clone(&old.passing);
+    restored.device_access = Arc::clone(&old.device_access);
     restored.stuck.clone_from(&old.stuck);
     restored.pods.clone_from(&old.pods);
     restored.evictions = Arc::clone(&old.evictions);

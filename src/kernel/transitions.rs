@@ -129,11 +129,11 @@ impl Transitions {
         if old.hold != new.hold {
             all.push(Transition::HoldChanged(new.hold.clone()));
         }
-        if old.passing.no_strategy != new.passing.no_strategy {
-            all.push(Transition::StrategyChanged(new.passing.no_strategy.clone()));
+        if old.device_access.no_strategy != new.device_access.no_strategy {
+            all.push(Transition::StrategyChanged(new.device_access.no_strategy.clone()));
         }
-        if old.passing.missing_nodes != new.passing.missing_nodes {
-            all.push(Transition::NodesChanged(new.passing.missing_nodes.clone()));
+        if old.device_access.missing_nodes != new.device_access.missing_nodes {
+            all.push(Transition::NodesChanged(new.device_access.missing_nodes.clone()));
         }
         all.extend(policy_transitions(old, new));
         if old.stack.revision != new.stack.revision {

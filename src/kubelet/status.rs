@@ -61,6 +61,10 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         Refusal::NoDeviceStrategy { .. } => {
             (Code::FailedPrecondition, "`berth node check` shows what the node offers".into())
         }
+        Refusal::NoCdiName { .. } => (
+            Code::FailedPrecondition,
+            "it is offered once one does; if none will, `berth node check` shows why".into(),
+        ),
         Refusal::Denied { .. } => (
             Code::PermissionDenied,
             "change the pod, or the policy's parameters (`berth policy list`)".into(),

@@ -59,7 +59,7 @@ pub enum Resolution {
         warning: Option<StrategyError>,
     },
     /// No strategy can work.
-    None(StrategyError),
+    NoStrategy(StrategyError),
 }
 
 /// Something that does not work.
@@ -173,7 +173,7 @@ pub fn resolve(configured: Option<&BTreeSet<DeviceListStrategy>>, facts: &Strate
             };
             match facts.nvidia() {
                 Ok(()) => works(Envvar, None, format!("the default runtime is nvidia; {cdi_error}")),
-                Err(nvidia_error) => Resolution::None(StrategyError {
+                Err(nvidia_error) => Resolution::NoStrategy(StrategyError {
                     what: format!(
                         "no device list strategy can work on this node: {cdi_error}, and {nvidia_error}"
                     ),
@@ -260,7 +260,7 @@ mod tests {
                     assert_eq!(cdi_kind.is_some(), strategy == CdiCri, "{case}");
                     assert_eq!(warning, None, "{case}");
                 }
-                (Resolution::None(error), None) => {
+                (Resolution::NoStrategy(error), None) => {
                     let why = error.to_string();
                     assert!(why.contains("no device list strategy can work"), "{case}: {why}");
                     assert!(why.contains("--set-as-default"), "{case}: {why}");
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_kubelet_before_1_29_gets_no_cdi_devices() {
         let old = StrategyFacts { kubelet_minor: Some(28), ..facts(&[runtime(Some(true), "runc")], found()) };
-        let Resolution::None(error) = resolve(None, &old) else { panic!("works") };
+        let Resolution::NoStrategy(error) = resolve(None, &old) else { panic!("works") };
         assert!(error.what.contains("1.28"), "{error}");
         let new = StrategyFacts { kubelet_minor: Some(29), ..old };
         assert!(matches!(resolve(None, &new), Resolution::Works { .. }));

@@ -100,6 +100,14 @@ NVIDIA_DEFAULTS = {
     "updateStrategy": {"type": "RollingUpdate"},
     "priorityClassName": "system-node-critical",
 }
+#: docs/cdi.md, "A read-only /etc".
+TALOS = {
+    "containerRuntime": {"configFolders": ["/etc/cri"]},
+    "config": {
+        "containerRuntime": {"configFiles": ["/etc/cri/containerd.toml"]},
+        "cdi": {"folders": ["/var/run/cdi"]},
+    },
+}
 #: A file of NVIDIA's plugin and one of Berth, of which a label of the node chooses.
 CONFIGS = {
     "shared": "version: v1\nsharing:\n  timeSlicing:\n    resources: [{name: nvidia.com/gpu, replicas: 4}]\n",
@@ -141,6 +149,7 @@ GOOD = {
     "nvidia runtime": NVIDIA,
     "driver at the root": {"nvidiaDriverRoot": "/", "gpuOperator": {"enabled": True}},
     "GPU operator": {"nvidiaDriverRoot": "/run/nvidia/driver", "gpuOperator": {"enabled": True, "label": "nvidia.com/gpu.deploy.device-plugin"}},
+    "a host whose /etc is read-only": TALOS,
     "the default values of NVIDIA's chart": NVIDIA_DEFAULTS,
     "values of NVIDIA's chart": {
         **NVIDIA_DEFAULTS,
@@ -264,8 +273,8 @@ BAD = {
 RENDERED = {
     "default": (
         # Case 12 of the hardware's acceptance, with "nvidia runtime": privileged only where it is needed, and compute.
-        ['value: "http://127.0.0.1:9470"', 'value: "compute,utility"', "privileged: false", "mountPath: /var/run/cdi }"]
-        + ['mountPath: "/etc/containerd", readOnly: true', "mountPath: /etc/cdi, readOnly: true"],
+        ['value: "http://127.0.0.1:9470"', 'value: "compute,utility"', "privileged: false", 'mountPath: "/var/run/cdi" }']
+        + ['mountPath: "/etc/containerd", readOnly: true', 'mountPath: "/etc/cdi", readOnly: true'],
         ["features.d", "berth-admin", "/run/berth", "containerPort: 9470", "port: admin", "targetPort: admin"],
     ),
     "admin API over TLS": (
@@ -295,6 +304,10 @@ RENDERED = {
         ["name: MIG_STRATEGY", 'value: "envvar,cdi-cri"', 'value: "/run/nvidia/driver"', "name: PASS_DEVICE_SPECS"]
         + ["name: NVIDIA_CDI_HOOK_PATH", "privileged: true", 'value: "compute,utility"'],
         ["- watch\n  - apiGroups", "drop:", "allowPrivilegeEscalation"],
+    ),
+    "a host whose /etc is read-only": (
+        ['mountPath: "/etc/cri", readOnly: true', 'hostPath: { path: "/var/run/cdi", type: DirectoryOrCreate }', 'mountPath: "/var/run/cdi" }'],
+        ["/etc/cdi", "/etc/containerd", "/etc/crio"],
     ),
     "the default values of NVIDIA's chart": ([], ["configs", "name: MIG_STRATEGY", "berth-label", "hostNetwork"]),
     "values of NVIDIA's chart": (

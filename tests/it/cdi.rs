@@ -7,6 +7,7 @@ use berth_gpus::cdi::{Driver, Spec, compare, fingerprint, generate};
 use berth_kernel::device_nodes::HostFolder;
 use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::names::PartId;
+use disk_faults::{Fault as DiskFault, Faults};
 use fake_nvml::State;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -282,4 +283,76 @@ async fn without_a_strategy_nothing_is_offered_until_one_can_work() {
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], ids[0]);
     let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"].clone();
     assert_eq!(shown["strategies"], json!(["envvar"]));
+}
+
+/// The settings of a node with containerd 2 and a driver whose files are in this folder; GPU 0 alone has a device node.
+fn own_spec(folder: &Path) -> String {
+    let write = |path: &str, text: &str| {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    for node in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
+        write(&format!("driver/dev/{node}"), "");
+    }
+    write(&format!("driver/{LIBRARIES}/libcuda.so.{VERSION}"), "");
+    write("config.toml", "version = 3\n");
+    let folder = folder.display();
+    format!(
+        "containerRuntime: {{configFiles: [{folder}/config.toml]}}\ncdi: {{folders: [{folder}/cdi]}}\n\
+         containerEdits: {{nvidiaDriverRoot: {folder}/driver}}"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gpu_that_appears_is_offered_once_the_specification_names_it() {
+    let rig = Rig::with_runtime(&State::h100(1), "", own_spec).await;
+    let (serving, kubelet) = (rig.house.serve(), &rig.house.kubelet);
+    kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    let second = State::h100(2).gpus.remove(1);
+    let id = second.uuid.clone();
+    rig.nvml.change(|state| state.gpus.push(second)).unwrap();
+    until("it is listed", || kubelet.listed(WHOLE).contains_key(&id));
+    // Its device node does not exist yet, so no specification can name it.
+    until("the warning", || {
+        let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"]["warnings"].clone();
+        shown.to_string().contains(&format!("{id}: /dev/nvidia1 does not exist"))
+    });
+    assert_eq!(kubelet.listed(WHOLE)[&id], "Unhealthy");
+    let ids = [id.clone()];
+    let refusal = kubelet.call_plugin_allocate(WHOLE, &ids).await.unwrap_err().message().to_owned();
+    assert!(refusal.contains(&format!("no CDI specification names {id}")), "{refusal}");
+    fs::write(rig.folder.path().join("driver/dev/nvidia1"), "").unwrap();
+    kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    let answer = kubelet.call_plugin_allocate(WHOLE, &ids).await.unwrap();
+    assert_eq!(answer.cdi_devices[0].name, format!("berth/gpu={id}"));
+    let spec = Spec::read(&rig.folder.path().join("cdi/berth-gpu.json")).unwrap();
+    assert!(spec.devices.iter().any(|device| device.name == id), "{spec:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_leaves_the_specification_whole_and_is_shown_with_the_remedy() {
+    let rig = Rig::with_runtime(&State::h100(1), "", own_spec).await;
+    let file = rig.folder.path().join("cdi/berth-gpu.json");
+    let faults = Faults::new(file.parent().unwrap(), &rig.folder.path().join("faults"));
+    let serving = rig.house.serve_as(rig.house.command().envs(faults.environment().unwrap()));
+    let kubelet = &rig.house.kubelet;
+    kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
+    let before = fs::read_to_string(&file).unwrap();
+    // The draft can be made, but not be filled; later ones cannot be made either.
+    faults.set(Some((DiskFault::Full, 1))).unwrap();
+    fs::write(rig.folder.path().join("driver/dev/nvidia1"), "").unwrap();
+    rig.nvml.change(|state| state.gpus.push(State::h100(2).gpus.remove(1))).unwrap();
+    let reason = || {
+        let shown = serving.call("GET", "/node", &Value::Null)["deviceListStrategy"]["reason"].clone();
+        shown.as_str().unwrap().to_owned()
+    };
+    until("the error", || reason().contains("berth-gpu.json cannot be written (No space left on device"));
+    assert!(reason().contains("free space for it"), "{}", reason());
+    until("nothing is offered", || kubelet.listed(WHOLE).values().all(|health| health == "Unhealthy"));
+    assert_eq!(fs::read_to_string(&file).unwrap(), before);
+    assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "no draft is left");
+    faults.set(None).unwrap();
+    kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    assert_eq!(Spec::read(&file).unwrap().devices.len(), 4, "each by its index and its UUID");
 }

@@ -282,3 +282,44 @@ async fn a_released_driver_is_closed_and_nothing_is_granted_until_it_is_used_aga
     rig.allocatable(&[(WHOLE, 2)]).await;
     assert_eq!(rig.house.kubelet.anomalies(), []);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_releases_at_once_one_follows_the_other() {
+    let nodes = tempfile::tempdir().unwrap();
+    let node = nodes.path().join("nvidia0");
+    std::fs::write(&node, "").unwrap();
+    let mut state = State::h100(2);
+    state.gpus[0].held_file = Some(node.clone());
+    // So that the second one comes while the first one closes the driver.
+    state.faults.push(Fault::slow("nvmlShutdown", 1000));
+    let rig = Rig::new(&state, "").await;
+    let serving = rig.house.serve();
+    rig.allocatable(&[(WHOLE, 2)]).await;
+    let (serving, barrier) = (&serving, std::sync::Barrier::new(2));
+    let order = |reason: &str| {
+        barrier.wait();
+        let released = crate::daemon::berth()
+            .args(["nvml", "release", "--reason", reason, "--output", "json"])
+            .env("BERTH_SERVER", serving.base.trim_end_matches("/api/v1"))
+            .env("BERTH_TOKEN_FILE", rig.house.folder.path().join("state/token"))
+            .stdout(std::process::Stdio::piped())
+            .output()
+            .unwrap();
+        assert!(released.status.success(), "{}", String::from_utf8_lossy(&released.stderr));
+        serde_json::from_slice::<Value>(&released.stdout).unwrap()
+    };
+    let (a, b) = std::thread::scope(|scope| {
+        let (a, b) = (scope.spawn(|| order("a")), scope.spawn(|| order("b")));
+        (a.join().unwrap(), b.join().unwrap())
+    });
+    assert_eq!((&a["why"], &b["why"]), (&json!("a"), &json!("b")));
+    // The later one counts, and the driver is closed.
+    let shown = serving.call("GET", "/node", &Value::Null)["driverRelease"].clone();
+    assert!(shown == a || shown == b, "{shown}");
+    let pid = serving.child.id();
+    let mut files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    assert!(!files.any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == node)));
+    rig.allocatable(&[(WHOLE, 0)]).await;
+    serving.call("POST", "/node/nvml/resume", &Value::Null);
+    rig.allocatable(&[(WHOLE, 2)]).await;
+}

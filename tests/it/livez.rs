@@ -148,7 +148,7 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     let scanner = InventoryScanner::new(gpus.clone(), Arc::new(NoOwners));
     let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_millis(50)).unwrap();
     let counters = &bench.kernel.counters().gpus;
-    until_some("it looks", || counters.answered_wall_ms());
+    until_some("it scans", || counters.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
         let says = until_some("the missing scan is detected", || liveness_error(&bench));
@@ -160,8 +160,8 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     let said = until_some("the failure is reported", || {
         let answer = ask(bench.address(), "GET", "/livez", &[], b"").expect(200);
         let checks = answer["checks"].as_array().unwrap().clone();
-        let looks = checks.into_iter().find(|check| check["name"] == "looks").unwrap();
-        looks["detail"].as_str().map(String::from)
+        let scans = checks.into_iter().find(|check| check["name"] == "scans").unwrap();
+        scans["detail"].as_str().map(String::from)
     });
     assert!(said.contains("NVML cannot count the GPUs"), "{said}");
     *gpus.fails.lock().unwrap() = false;
@@ -169,7 +169,7 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     // A thread that has ended begins no further scan.
     alive_again(&bench);
     watch.stop();
-    let says = until_some("the looks are missed", || liveness_error(&bench));
+    let says = until_some("the scans are missed", || liveness_error(&bench));
     assert!(says.contains("no scan of the GPUs has begun for"), "{says}");
 }
 
@@ -198,7 +198,7 @@ fn a_dead_scan_thread_fails_livez() {
     let scanner = InventoryScanner::new(Arc::new(DeadlyGpus), Arc::new(NoOwners));
     let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_millis(50)).unwrap();
     let says = until_some("it is missed", || liveness_error(&bench));
-    assert!(says.contains("looks: "), "{says}");
+    assert!(says.contains("scans: "), "{says}");
     watch.stop();
 }
 

@@ -1,7 +1,7 @@
 //! NVML that hangs, fails or is missing: GPUs become unhealthy, and every request is answered.
 
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
-use berth_kernel::gpu::{Inventory, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
+use berth_kernel::gpu::{Inventory, Part, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
 use berth_kernel::ports::Gpus;
 use berth_kernel::process::PROCESSES_PER_GPU_MAX;
 use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, RecoveryAction, State};
@@ -234,6 +234,54 @@ fn a_profiles_attributes_are_read_from_nvml_if_the_name_has_none() {
     state.faults.push(Fault::fail("nvmlDeviceGetGpuInstanceById", Code::NoPermission));
     let bench = Bench::new(&state);
     assert_eq!(profiles(&bench), ["1g.10gb", "1g.10gb", "1g.10gb", "2g.20gb"]);
+}
+
+#[test]
+fn without_the_right_to_see_a_gpu_in_mig_mode_its_instances_are_read_by_themselves() {
+    let mut state = State::h100(1);
+    let uuids = state.split(0, &[1, 2]);
+    state.gpus[0].processes = vec![
+        Process { gpu_instance: Some(7), compute_instance: Some(0), ..Process::new(42, 100) },
+        Process { gpu_instance: Some(8), compute_instance: Some(0), ..Process::new(43, 200) },
+    ];
+    state.gpus[0].mig.as_mut().expect("it is split").privileged = false;
+    let bench = Bench::new(&state);
+    let inventory = bench.look();
+    assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
+    let [gpu, instances @ ..] = &inventory.parts[..] else { panic!("no GPU") };
+    assert_eq!(gpu.memory_mib, 0, "not known");
+    let read = |part: &Part| (part.id.to_string(), part.mig.clone().map(|mig| mig.profile), part.memory_mib);
+    let memory = |at: usize| state.gpus[0].mig.as_ref().expect("it is split").instances[at].memory_mib;
+    let profile = |name: &str| Some(name.to_owned());
+    assert_eq!(
+        instances.iter().map(read).collect::<Vec<_>>(),
+        [
+            (uuids[0].clone(), profile("1g.10gb"), memory(0)),
+            (uuids[1].clone(), profile("2g.20gb"), memory(1))
+        ]
+    );
+    // NVML lists the GPU's processes to others only; those of its instances make up for it.
+    let seen: Vec<_> =
+        inventory.processes[&gpu.id].iter().map(|one| (one.pid, one.part.to_string())).collect();
+    assert_eq!(seen, [(42, uuids[0].clone()), (43, uuids[1].clone())]);
+    // The memory can be read again once MIG is off.
+    bench.change(|state| {
+        let gpu = &mut state.gpus[0];
+        gpu.processes.clear();
+        gpu.mig.as_mut().expect("it has MIG").enabled = false;
+    });
+    let whole = bench.look();
+    assert_eq!((whole.parts.len(), whole.parts[0].memory_mib), (1, 81_559));
+}
+
+#[test]
+fn calls_that_use_a_megabyte_of_stack_find_it() {
+    let mut state = State::h100(2);
+    state.stack_kib = 1024;
+    let bench = Bench::new(&state);
+    assert_eq!(bench.look().parts.len(), 2);
+    bench.xid(1, 48);
+    assert_eq!(bench.next().code, 48);
 }
 
 #[test]

@@ -223,3 +223,42 @@ async fn a_stack_of_the_api_stays_and_the_files_is_the_next_after_a_reset() {
     serving.call("DELETE", "/stack/override", &Value::Null);
     house.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_stack_behind_a_stack_of_the_api_is_shown_and_the_rest_is_applied() {
+    let house = House::of(&shares(2)).await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+    let stack = json!({ "entries": [{ "policy": "timeslice", "parameters": { "replicas": 3 } }] });
+    serving.call("PUT", "/stack", &stack);
+    let file = house.folder.path().join("config.yaml");
+    let wrong = format!(
+        "{}containerEdits: {{ deviceIdStrategy: index }}\n",
+        shares(2).replace("policy: timeslice", "policy: timeslize")
+    );
+    replace(&file, &wrong);
+    serving.signal("-HUP");
+    let file_stack = || serving.call("GET", "/stack", &Value::Null)["fileStack"].clone();
+    until("the error of the file's stack", || file_stack()["error"].to_string().contains("timeslize"));
+    let state = configuration(&serving);
+    assert!(state["error"].is_null(), "the file is in use: {state}");
+    let applied = json!({ "key": "containerEdits.deviceIdStrategy", "to": "index", "effect": "applied" });
+    assert!(state["changed"].as_array().unwrap().contains(&applied), "{state}");
+    let pod = house.start("share", SHARED, 1).await.unwrap();
+    let visible = house.kubelet.view(&pod, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
+    assert!(["0", "1"].contains(&visible.as_str()), "by its index: {visible}");
+    // There is nothing to go back to; with the next good file there is.
+    let refused = serving.call("DELETE", "/stack/override", &Value::Null);
+    assert!(refused["detail"].as_str().unwrap().contains("timeslize"), "{refused}");
+    replace(&file, &shares(5));
+    serving.signal("-HUP");
+    until("no error", || file_stack()["error"].is_null());
+    house.kubelet.delete(&pod);
+    serving.call("DELETE", "/stack/override", &Value::Null);
+    house.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
+    // Without a stack of the API the same file is refused as a whole.
+    replace(&file, &wrong);
+    serving.signal("-HUP");
+    until("it is refused", || configuration(&serving)["error"]["problems"].to_string().contains("timeslize"));
+    house.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
+}

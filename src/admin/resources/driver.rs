@@ -58,7 +58,7 @@ pub(crate) async fn release(
 ///
 /// Ends a release of the driver; the GPUs are scanned at once, and healthy GPUs are granted again. Idempotent.
 #[utoipa::path(post, path = "/api/v1/node/nvml/resume", tag = "node", operation_id = "resumeDriver",
-    responses((status = 204, description = "The driver is in use")))]
+    responses((status = 204, description = "The driver is used again, or was never released")))]
 pub(crate) async fn resume(caller: Caller, state: Data<State>) -> HandlerResult {
     if state.driver.resume() {
         tracing::info!(by = caller.name(), "the driver is used again");

@@ -41,10 +41,10 @@ pub(crate) async fn livez(state: Data<State>, request: HttpRequest, _probe: Quer
 fn liveness(kernel: &KernelHandle) -> Vec<Check> {
     let counters = kernel.counters();
     let limits = counters.limits();
-    let check = |name: &str, trouble: Option<String>, note: Option<String>| Check {
+    let check = |name: &str, error: Option<String>, note: Option<String>| Check {
         name: name.into(),
-        ok: trouble.is_none(),
-        detail: trouble.or(note),
+        ok: error.is_none(),
+        detail: error.or(note),
     };
     let over = |time: Option<Duration>, limit: Duration| {
         time.filter(|time| *time > limit).map(|time| format!("{:.0} s", time.as_secs_f64()))
@@ -71,7 +71,7 @@ fn liveness(kernel: &KernelHandle) -> Vec<Check> {
     vec![
         check("keeper", ended.or(silent), None),
         check("policies", stuck, None),
-        check("looks", hanging.or(overdue).or(counters.gpus.restart_reason()), fails),
+        check("scans", hanging.or(overdue).or(counters.gpus.restart_reason()), fails),
         check("kubelet", quiet, None),
         check("streams", unwatched(kernel, limits.stream), None),
     ]
@@ -115,7 +115,7 @@ pub(crate) async fn readyz(state: Data<State>, request: HttpRequest, _probe: Que
 /// The checks of readiness.
 pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let kernel = &state.kernel;
-    let store_trouble = kernel.store_error();
+    let store_error = kernel.store_error();
     let OfferNotes { mig, warnings } = kernel.offer_notes();
     let mig_notes = (!mig.notes.is_empty()).then(|| mig.notes.join("; "));
     let step = |name: &str, step: &Step| {
@@ -135,7 +135,7 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let mut checks = vec![
         step("gpus", &facts.gpus),
         step("adoption", &facts.adoption),
-        Check { name: "store".into(), ok: store_trouble.is_none(), detail: store_trouble },
+        Check { name: "store".into(), ok: store_error.is_none(), detail: store_error },
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
         // The other policies and the baseline answer meanwhile.
         Check { name: "policies".into(), ok: true, detail: policies },

@@ -36,7 +36,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         cuda_version: facts.cuda_version,
         driver_release: state.driver.current_release().map(release_of),
         device_list_strategy: facts.device_list_strategy,
-        store_trouble: state.kernel.store_error(),
+        store_error: state.kernel.store_error(),
         api_server: facts.api_server.as_ref().map(step_state),
         hold: ledger.hold.as_deref().map(String::from),
         configuration: facts.configuration,

@@ -135,7 +135,7 @@ fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         warnings: state.kernel.offer_notes().reasons(),
         file_stack: FileStack {
             shadowed: stack.from_api,
-            trouble: file.error,
+            error: file.error,
             entries: file.entries.iter().map(|e| StackEntry::of(ledger, e, None)).collect(),
         },
     };

@@ -142,14 +142,14 @@ pub struct Reloaded {
 
 /// The settings that keep their value until a restart.
 #[derive(Default)]
-struct Kept {
+struct NeedsRestart {
     /// The keys of those whose value in the file differs.
     keys: BTreeSet<&'static str>,
 }
 
-impl Kept {
+impl NeedsRestart {
     /// The value in use; notes the keys if the file has another one.
-    fn keep<T: Clone + PartialEq>(&mut self, keys: &[&'static str], running: &T, new: &T) -> T {
+    fn running<T: Clone + PartialEq>(&mut self, keys: &[&'static str], running: &T, new: &T) -> T {
         if running != new {
             self.keys.extend(keys);
         }
@@ -157,8 +157,8 @@ impl Kept {
     }
 
     fn contains(&self, key: &str) -> bool {
-        self.keys.iter().any(|kept| {
-            key.strip_prefix(kept).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        self.keys.iter().any(|changed| {
+            key.strip_prefix(changed).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
         })
     }
 }
@@ -215,11 +215,15 @@ impl Config {
             health_checks,
             fail_on_init_error,
         } = new;
-        let mut kept = Kept::default();
+        let mut needs_restart = NeedsRestart::default();
         let driver_root = ["containerEdits.nvidiaDriverRoot"];
         let edits = Edits {
-            driver_root: kept.keep(&driver_root, &self.edits.driver_root, &edits.driver_root),
-            dev_root: kept.keep(&["containerEdits.nvidiaDevRoot"], &self.edits.dev_root, &edits.dev_root),
+            driver_root: needs_restart.running(&driver_root, &self.edits.driver_root, &edits.driver_root),
+            dev_root: needs_restart.running(
+                &["containerEdits.nvidiaDevRoot"],
+                &self.edits.dev_root,
+                &edits.dev_root,
+            ),
             ..edits
         };
         let config = Self {
@@ -233,7 +237,11 @@ impl Config {
                 overcommit_percent,
                 history,
                 // The signatures of all known versions are checked with them at the start.
-                trusted_keys: kept.keep(&["trustedKeys"], &self.rules.trusted_keys, &trusted_keys),
+                trusted_keys: needs_restart.running(
+                    &["trustedKeys"],
+                    &self.rules.trusted_keys,
+                    &trusted_keys,
+                ),
             },
             xids,
             poll,
@@ -243,34 +251,38 @@ impl Config {
             origin: None,
             chosen: self.chosen.clone(),
             notices,
-            node_name: kept.keep(&["nodeName"], &self.node_name, &node_name),
-            kubelet_dir: kept.keep(&["kubeletDir"], &self.kubelet_dir, &kubelet_dir),
-            state_dir: kept.keep(&["stateDir"], &self.state_dir, &state_dir),
-            api_server: kept.keep(&["apiServer", "kubeconfig"], &self.api_server, &api_server),
-            gpus: kept.keep(&["gpus", "nvmlLibrary"], &self.gpus, &gpus),
-            admin_listen: kept.keep(&["adminListen"], &self.admin_listen, &admin_listen),
-            health_listen: kept.keep(&["healthListen"], &self.health_listen, &health_listen),
-            token_file: kept.keep(&["tokenFile"], &self.token_file, &token_file),
-            admin: kept.keep(&["admin"], &self.admin, &admin),
-            log: kept.keep(&["log"], &self.log, &log),
-            tracing: kept.keep(&["tracing"], &self.tracing, &tracing),
-            decisions: kept.keep(&["decisions"], &self.decisions, &decisions),
-            processes: kept.keep(&["processes"], &self.processes, &processes),
-            labels: kept.keep(&["labels"], &self.labels, &labels),
-            skip_adoption: kept.keep(&["skipAdoption"], &self.skip_adoption, &skip_adoption),
-            health_checks: kept.keep(&[], &self.health_checks, &health_checks),
-            fail_on_init_error: kept.keep(
+            node_name: needs_restart.running(&["nodeName"], &self.node_name, &node_name),
+            kubelet_dir: needs_restart.running(&["kubeletDir"], &self.kubelet_dir, &kubelet_dir),
+            state_dir: needs_restart.running(&["stateDir"], &self.state_dir, &state_dir),
+            api_server: needs_restart.running(&["apiServer", "kubeconfig"], &self.api_server, &api_server),
+            gpus: needs_restart.running(&["gpus", "nvmlLibrary"], &self.gpus, &gpus),
+            admin_listen: needs_restart.running(&["adminListen"], &self.admin_listen, &admin_listen),
+            health_listen: needs_restart.running(&["healthListen"], &self.health_listen, &health_listen),
+            token_file: needs_restart.running(&["tokenFile"], &self.token_file, &token_file),
+            admin: needs_restart.running(&["admin"], &self.admin, &admin),
+            log: needs_restart.running(&["log"], &self.log, &log),
+            tracing: needs_restart.running(&["tracing"], &self.tracing, &tracing),
+            decisions: needs_restart.running(&["decisions"], &self.decisions, &decisions),
+            processes: needs_restart.running(&["processes"], &self.processes, &processes),
+            labels: needs_restart.running(&["labels"], &self.labels, &labels),
+            skip_adoption: needs_restart.running(&["skipAdoption"], &self.skip_adoption, &skip_adoption),
+            health_checks: needs_restart.running(&[], &self.health_checks, &health_checks),
+            fail_on_init_error: needs_restart.running(
                 &["failOnInitError"],
                 &self.fail_on_init_error,
                 &fail_on_init_error,
             ),
         };
-        let (origin, changes) = self.changes(&kept, origin);
+        let (origin, changes) = self.changes(&needs_restart, origin);
         Reloaded { config: Self { origin, ..config }, changes }
     }
 
     /// What differs between the values in use and those of the file, and the file with the values that are in use now.
-    fn changes(&self, kept: &Kept, new: Option<Arc<Origin>>) -> (Option<Arc<Origin>>, Vec<SettingChange>) {
+    fn changes(
+        &self,
+        needs_restart: &NeedsRestart,
+        new: Option<Arc<Origin>>,
+    ) -> (Option<Arc<Origin>>, Vec<SettingChange>) {
         let (Some(running), Some(new)) = (&self.origin, new) else {
             return (self.origin.clone(), Vec::new());
         };
@@ -282,7 +294,7 @@ impl Config {
             if from == to {
                 continue;
             }
-            let effect = if kept.contains(key) {
+            let effect = if needs_restart.contains(key) {
                 match from {
                     Some(from) => drop(values.insert(key.clone(), from.clone())),
                     None => drop(values.remove(key)),

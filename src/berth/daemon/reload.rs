@@ -46,8 +46,8 @@ enum Trigger {
 /// A new configuration that passed the checks of a start.
 struct Checked {
     reloaded: Reloaded,
-    /// The file's stack, with the versions of its policies.
-    entries: Vec<StackEntry>,
+    /// The file's stack, with the versions of its policies; or why it cannot be used, while a stack of the API is active.
+    file_stack: FileStack,
 }
 
 impl Daemon {
@@ -100,15 +100,23 @@ impl Daemon {
     async fn reload(&mut self) -> Result<Vec<SettingChange>, Problems> {
         let (running, node) = (self.config.clone(), self.kernel().snapshot());
         let check = move || check(&running, &node);
-        let Checked { reloaded: Reloaded { config, mut changes }, entries } =
+        let Checked { reloaded: Reloaded { config, mut changes }, file_stack } =
             tokio::task::spawn_blocking(check).await.map_err(|error| of_file(error.to_string()))??;
-        self.try_stack(&config, &entries).await?;
+        let entries = &file_stack.entries;
+        self.try_stack(&config, entries).await?;
         let from_api = self.kernel().snapshot().stack.from_api;
         if from_api {
             let of_stack = |change: &&mut SettingChange| change.key.starts_with("stack[");
             changes.iter_mut().filter(of_stack).for_each(|change| change.effect = Effect::Overridden);
         }
-        self.apply_to_core(&config, &entries).await?;
+        if let Some(error) = &file_stack.error {
+            if !from_api {
+                // It was reset meanwhile, and this file has no stack to take its place.
+                return Err(of_key(&config, "stack", error));
+            }
+            tracing::error!("the stack of the configuration cannot be used: {error}");
+        }
+        self.apply_to_core(&config, entries).await?;
         if let Some(kubelet) = &self.kubelet {
             kubelet.set_timing(config.rounds.clone());
         }
@@ -124,16 +132,17 @@ impl Daemon {
         }
         self.progress.update(|facts| {
             facts.mps = config.edits.mps_sockets().into_keys().collect();
-            facts.file_stack = FileStack { entries, error: None };
+            facts.file_stack = file_stack;
         });
         self.config = config;
         self.show_loaded(&changes);
         Ok(changes)
     }
 
-    /// Tries the file's stack on the node by the new settings, in a runtime of its own.
+    /// Tries the file's stack on the node by the new settings, in a runtime of its own. While a stack of the API is active,
+    /// the file's is not in use, and is tried when that one is reset.
     async fn try_stack(&self, config: &Config, entries: &[StackEntry]) -> Result<(), Problems> {
-        if self.is_core_unchanged(config, entries) {
+        if self.kernel().snapshot().stack.from_api || self.is_core_unchanged(config, entries) {
             return Ok(());
         }
         // Compiled by the daemon's own runtime, which then keeps the policies for the activation.
@@ -322,12 +331,14 @@ fn check(running: &Config, node: &Arc<Ledger>) -> Result<Checked, Problems> {
         problems.push(new.locate(BadSetting::new(key, format!("{:#}", anyhow::Error::new(error)))));
     }
     let reloaded = running.reloaded(new);
+    let mut file_stack = FileStack::default();
     match resolve(&reloaded.config, node) {
-        Ok(entries) if problems.is_empty() => return Ok(Checked { reloaded, entries }),
-        Ok(_) => {}
+        Ok(entries) => file_stack.entries = entries,
+        // As at a start: the active stack does not come from this file, so the rest of it is applied.
+        Err(of_stack) if node.stack.from_api => file_stack.error = Some(of_stack.to_string()),
         Err(of_stack) => of_stack.iter().for_each(|problem| problems.push(problem.clone())),
     }
-    Err(problems)
+    if problems.is_empty() { Ok(Checked { reloaded, file_stack }) } else { Err(problems) }
 }
 
 /// An error of the file as a whole.

@@ -7,8 +7,9 @@ use crate::strategy::{Access, NodeVersions, Strategy, StrategyFinder};
 use berth_cluster::ApiServer;
 use berth_core::{KernelHandle, next_beat};
 use berth_files::FolderEvents;
+use berth_kernel::device_access::{DeviceAccess, NamedPart};
 use berth_kernel::ledger::Ledger;
-use berth_kernel::passing::Passing;
+use berth_kernel::names::PartId;
 use berth_kubelet::{CurrentEdits, Edits, Resolution};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ pub(super) struct StrategyTask {
     is_auto: bool,
     configured: Edits,
     current: watch::Sender<Arc<Edits>>,
-    last: Option<Strategy>,
+    last: Option<(Strategy, DeviceAccess)>,
     versions: NodeVersions,
     versions_due: Instant,
     cluster: berth_cluster::Settings,
@@ -105,7 +106,8 @@ impl StrategyTask {
             let watched = events.as_mut().map(|events| events.watch(folders.iter().map(PathBuf::as_path)));
             self.look().await;
             let is_watched = matches!(watched, Some(Ok(())));
-            let interval = if is_watched && self.works() { LOOK_INTERVAL_WORKING } else { LOOK_INTERVAL };
+            let may_wait = is_watched && self.works() && !self.finder.lock().is_settling();
+            let interval = if may_wait { LOOK_INTERVAL_WORKING } else { LOOK_INTERVAL };
             let parts_changed = async {
                 // Most changes of the ledger do not concern the parts.
                 while snapshots.changed().await.is_ok() {
@@ -132,7 +134,7 @@ impl StrategyTask {
 
     /// Whether GPUs can be passed to containers, as of the last check.
     fn works(&self) -> bool {
-        self.last.as_ref().is_some_and(|last| {
+        self.last.as_ref().is_some_and(|(last, _)| {
             matches!(last.resolution, Resolution::Works { .. }) && last.missing_nodes.is_none()
         })
     }
@@ -144,7 +146,7 @@ impl StrategyTask {
         self.is_auto = config.auto_strategy;
         self.configured = config.edits;
         // At once, with the last decision: the look that follows may take a while.
-        if let Some(last) = self.last.take() {
+        if let Some((last, _)) = self.last.take() {
             self.current.send_replace(last.edits(&self.configured));
         }
     }
@@ -165,12 +167,16 @@ impl StrategyTask {
     async fn look(&mut self) {
         let (finder, ledger, versions) =
             (Arc::clone(&self.finder), self.kernel.snapshot(), self.versions.clone());
-        let look = move || finder.lock().find(&ledger, &versions, Access::Write);
-        let Ok(found) = tokio::task::spawn_blocking(look).await else {
+        let look = move || {
+            let found = finder.lock().find(&ledger, &versions, Access::Write);
+            let device_access = device_access(&found, &ledger);
+            (found, device_access)
+        };
+        let Ok((found, device_access)) = tokio::task::spawn_blocking(look).await else {
             tracing::error!("the check of the container runtime and its CDI specifications panicked");
             return;
         };
-        if self.last.as_ref() == Some(&found) {
+        if self.last.as_ref().is_some_and(|(last, reported)| (last, reported) == (&found, &device_access)) {
             return;
         }
         self.log(&found);
@@ -185,13 +191,8 @@ impl StrategyTask {
             }
             differs
         });
-        let no_strategy = match &found.resolution {
-            Resolution::None(error) => Some(error.to_string().into()),
-            Resolution::Works { .. } => None,
-        };
-        let missing_nodes = found.missing_nodes.as_deref().map(Into::into);
-        match self.kernel.set_passing(Passing { no_strategy, missing_nodes }).await {
-            Ok(_) => self.last = Some(found),
+        match self.kernel.set_device_access(device_access.clone()).await {
+            Ok(_) => self.last = Some((found, device_access)),
             // Tried again with the next check.
             Err(error) => tracing::warn!("whether devices can be passed could not be recorded: {error}"),
         }
@@ -199,7 +200,7 @@ impl StrategyTask {
 
     /// Logs the decision and the warnings that changed. That no strategy works, and missing nodes, are logged as transitions.
     fn log(&self, found: &Strategy) {
-        let last = self.last.as_ref();
+        let last = self.last.as_ref().map(|(last, _)| last);
         if last.map(|last| &last.resolution) != Some(&found.resolution)
             && let Resolution::Works { why, warning, .. } = &found.resolution
         {
@@ -221,6 +222,18 @@ fn log_no_events(error: &std::io::Error) {
         %error,
         "changes of CDI specifications are noticed by checks every 2 s only: raise fs.inotify.max_user_instances"
     );
+}
+
+/// What the ledger needs to know of this decision, which was made for its parts as they are in `ledger`.
+fn device_access(found: &Strategy, ledger: &Ledger) -> DeviceAccess {
+    let no_strategy = match &found.resolution {
+        Resolution::NoStrategy(error) => Some(error.to_string().into()),
+        Resolution::Works { .. } => None,
+    };
+    let named = |id: &PartId| Some((id.clone(), NamedPart::of(ledger.part(id)?)));
+    let named_parts =
+        found.named_parts.as_ref().map(|parts| Arc::new(parts.iter().filter_map(named).collect()));
+    DeviceAccess { no_strategy, missing_nodes: found.missing_nodes.as_deref().map(Into::into), named_parts }
 }
 
 /// Whether a part was added, removed or changed. What is held matters only then: the specification names a part that is

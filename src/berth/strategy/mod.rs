@@ -5,18 +5,24 @@
 
 mod own_spec;
 mod runtime;
+mod settled;
 
 use crate::config::{CdiGenerate, Config, GpuSource};
 use berth_gpus::cdi::{Driver, FileState, NamedDevices, OWN_FILE, OWN_KIND, file_states, named_devices};
 use berth_kernel::gpu::Part;
 use berth_kernel::ledger::Ledger;
+use berth_kernel::mig::MigStrategy;
+use berth_kernel::names::PartId;
 use berth_kubelet::{
-    DeviceListStrategy, Edits, FoundSpec, Resolution, StrategyFacts, device_name, missing_nodes, resolve,
+    DeviceListStrategy, Edits, FoundSpec, Resolution, Runtime, StrategyFacts, device_name, missing_nodes,
+    resolve,
 };
 use own_spec::OwnSpec;
+use settled::Settled;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The kubelet and the container runtime of the node, as the API server shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +47,8 @@ impl NodeVersions {
 pub(crate) struct Strategy {
     /// The decision.
     pub(crate) resolution: Resolution,
+    /// The parts that the CDI specification in use names; `None` if none is used.
+    pub(crate) named_parts: Option<BTreeSet<PartId>>,
     /// Device nodes that containers need and that do not exist.
     pub(crate) missing_nodes: Option<String>,
     /// What containers lack by Berth's own specification, and why it could not be written.
@@ -64,7 +72,7 @@ impl Strategy {
                 shown.reason.clone_from(why);
                 shown.warnings.splice(0..0, warning.as_ref().map(ToString::to_string));
             }
-            Resolution::None(error) => shown.reason = error.to_string(),
+            Resolution::NoStrategy(error) => shown.reason = error.to_string(),
         }
         shown
     }
@@ -90,7 +98,10 @@ pub(crate) struct StrategyFinder {
     configured: Option<BTreeSet<DeviceListStrategy>>,
     edits: Edits,
     is_simulated: bool,
+    mig_strategy: MigStrategy,
     runtime_files: Vec<PathBuf>,
+    /// What those files show.
+    runtimes: Settled<Vec<Runtime>>,
     folders: Vec<PathBuf>,
     generate: CdiGenerate,
     own: OwnSpec,
@@ -125,7 +136,9 @@ impl StrategyFinder {
         Self {
             configured: (!config.auto_strategy).then(|| edits.strategies.clone()),
             is_simulated: is_simulated || matches!(config.gpus, GpuSource::Sim(_)),
+            mig_strategy: config.mig_strategy,
             runtime_files: config.cdi.runtime_files.clone(),
+            runtimes: Settled::default(),
             generate: config.cdi.generate,
             own: OwnSpec::new(driver, file),
             named: None,
@@ -138,6 +151,11 @@ impl StrategyFinder {
     /// Whether the kubelet's and the runtime's version matter.
     pub(crate) fn needs_versions(&self) -> bool {
         !self.is_simulated
+    }
+
+    /// Whether a changed configuration of the runtime was read once, and is to be read again.
+    pub(crate) fn is_settling(&self) -> bool {
+        self.runtimes.is_settling()
     }
 
     /// The folders of the CDI specifications and of the runtimes' configurations.
@@ -173,7 +191,8 @@ impl StrategyFinder {
         let mut facts = StrategyFacts { is_simulated: self.is_simulated, ..StrategyFacts::default() };
         let mut warnings = Vec::new();
         if !self.is_simulated {
-            facts.runtimes = runtime::runtimes(&self.runtime_files, &self.root, versions.runtime.as_deref());
+            let read = runtime::runtimes(&self.runtime_files, &self.root, versions.runtime.as_deref());
+            facts.runtimes = self.runtimes.after(read, Instant::now());
             facts.kubelet_minor = versions.kubelet_minor;
             if facts.needs_spec(self.configured.as_ref()) {
                 facts.spec = Some(self.find_spec(&grantable, held, access, &mut warnings));
@@ -181,7 +200,42 @@ impl StrategyFinder {
         }
         let resolution = resolve(self.configured.as_ref(), &facts);
         let missing_nodes = self.missing_nodes(&resolution, &grantable);
-        Strategy { resolution, missing_nodes, warnings }
+        let named_parts = facts.spec.and_then(|_| self.named_parts(&resolution, parts));
+        if let Some(named) = named_parts.as_ref().filter(|_| self.mig_strategy == MigStrategy::None) {
+            let unnamed = |part: &&&Part| part.mig_enabled && !named.contains(&part.id);
+            warnings.extend(parts.iter().filter(unnamed).map(|part| {
+                format!(
+                    "{} is in MIG mode, in which CDI specifications name only its instances, so it is not offered: set \
+                     migStrategy, or turn its MIG mode off",
+                    part.id
+                )
+            }));
+        }
+        Strategy { resolution, named_parts, missing_nodes, warnings }
+    }
+
+    /// The parts that the specifications name which were just found or written. Where a configured strategy finds none at
+    /// all, their folder may be hidden from this process, and nothing is withheld.
+    fn named_parts(&self, resolution: &Resolution, parts: &[&Part]) -> Option<BTreeSet<PartId>> {
+        let Resolution::Works { strategies, cdi_kind, .. } = resolution else { return None };
+        let is_cdi =
+            |strategy| matches!(strategy, &DeviceListStrategy::CdiCri | &DeviceListStrategy::CdiAnnotations);
+        if !strategies.iter().any(is_cdi) {
+            return None;
+        }
+        let mut names: BTreeSet<&str> = BTreeSet::new();
+        if cdi_kind.as_deref() == Some(OWN_KIND) {
+            names.extend(self.own.names().iter().map(String::as_str));
+        }
+        if cdi_kind.as_ref().is_none_or(|kind| *kind == self.edits.cdi_kind) {
+            let found = self.named.iter().flat_map(|(_, named)| named.files.keys());
+            names.extend(found.map(String::as_str));
+        }
+        if names.is_empty() && cdi_kind.is_none() {
+            return None;
+        }
+        let is_named = |part: &&&Part| names.contains(device_name(part, self.edits.id_strategy).as_str());
+        Some(parts.iter().filter(is_named).map(|part| part.id.clone()).collect())
     }
 
     /// Device nodes are Berth's affair where it passes them itself, or names them in its own specification.

@@ -6,6 +6,7 @@ use berth_gpus::cdi::{Driver, FileState, Spec, file_state, fingerprint, generate
 use berth_kernel::device_nodes::HostFolder;
 use berth_kernel::gpu::Part;
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// The file, and what it was made of.
@@ -14,13 +15,15 @@ pub(super) struct OwnSpec {
     file: PathBuf,
     /// What the file depends on, and the file as it was written.
     written: Option<(String, FileState)>,
+    /// The names that the specification has which was made last.
+    names: BTreeSet<String>,
     /// What containers lack by the specification that was made last.
     warnings: Vec<String>,
 }
 
 impl OwnSpec {
     pub(super) fn new(driver: Driver, file: PathBuf) -> Self {
-        Self { driver, file, written: None, warnings: Vec::new() }
+        Self { driver, file, written: None, names: BTreeSet::new(), warnings: Vec::new() }
     }
 
     /// Sets the folder of the driver, and the folders of its device nodes.
@@ -31,6 +34,11 @@ impl OwnSpec {
 
     pub(super) fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// The names of its devices. A part without device nodes has none.
+    pub(super) fn names(&self) -> &BTreeSet<String> {
+        &self.names
     }
 
     /// Whether it was written by this process or an earlier one.
@@ -61,7 +69,11 @@ impl OwnSpec {
                 if before.as_ref() != Some(&made.spec) {
                     let path = self.file.display();
                     made.spec.write(&self.file).map_err(|error| {
-                        format!("{path} cannot be written ({error}): mount its folder, or set cdi.folders")
+                        let fix = match error.kind() {
+                            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free space for it",
+                            _ => "mount its folder, or set cdi.folders",
+                        };
+                        format!("{path} cannot be written ({error}): {fix}")
                     })?;
                     tracing::info!(
                         devices = made.spec.devices.len(),
@@ -71,6 +83,7 @@ impl OwnSpec {
                 }
                 self.written = file_state(&self.file).map(|state| (made_of, state));
             }
+            self.names = made.spec.devices.into_iter().map(|device| device.name).collect();
         }
         warnings.extend(self.warnings.iter().cloned());
         Ok(())

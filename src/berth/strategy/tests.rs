@@ -42,9 +42,12 @@ impl TestNode {
 
     fn finder(&self, more: &str) -> StrategyFinder {
         let driver = self.path("driver");
-        let yaml = format!("containerEdits: {{nvidiaDriverRoot: {}}}\n{more}", driver.display());
-        let mut config = Config::merge(&ServeArgs::default(), FileConfig::parse(&yaml).unwrap()).unwrap();
-        config.edits.driver_root_in_container = driver;
+        self.configured_finder(&format!("containerEdits: {{nvidiaDriverRoot: {}}}\n{more}", driver.display()))
+    }
+
+    fn configured_finder(&self, yaml: &str) -> StrategyFinder {
+        let mut config = Config::merge(&ServeArgs::default(), FileConfig::parse(yaml).unwrap()).unwrap();
+        config.edits.driver_root_in_container = self.path("driver");
         StrategyFinder::new(&config, self.root.path(), false)
     }
 
@@ -83,7 +86,7 @@ fn part(id: &str, index: u32) -> Part {
 fn kind(strategy: &Strategy) -> Option<&str> {
     match &strategy.resolution {
         Resolution::Works { cdi_kind, .. } => cdi_kind.as_deref(),
-        Resolution::None(error) => panic!("{error}"),
+        Resolution::NoStrategy(error) => panic!("{error}"),
     }
 }
 
@@ -162,20 +165,79 @@ fn another_driver_and_other_instances_change_the_file() {
     assert!(mounts.iter().all(|mount| !mount.container_path.contains("580")), "{mounts:?}");
 }
 
+/// What may be granted.
+fn named(strategy: &Strategy) -> Option<Vec<&str>> {
+    Some(strategy.named_parts.as_ref()?.iter().map(PartId::as_str).collect())
+}
+
+#[test]
+fn only_parts_that_the_specification_names_may_be_granted() {
+    let mut node = TestNode::new();
+    let mut finder = node.finder("");
+    assert_eq!(named(&node.find(&mut finder, Access::Write)), Some(vec!["GPU-0"]));
+    // Its device node does not exist yet, so a container with its name would get nothing.
+    node.parts.push(part("GPU-7", 7));
+    let found = node.find(&mut finder, Access::Write);
+    assert_eq!(named(&found), Some(vec!["GPU-0"]));
+    assert!(found.warnings.iter().any(|text| text.contains("/dev/nvidia7")), "{:?}", found.warnings);
+    node.write("driver/dev/nvidia7", "");
+    assert_eq!(named(&node.find(&mut finder, Access::Write)), Some(vec!["GPU-0", "GPU-7"]));
+    // The same without a change, and after a restart, when the file is as it should be.
+    assert_eq!(named(&node.find(&mut finder, Access::Write)), Some(vec!["GPU-0", "GPU-7"]));
+    assert_eq!(named(&node.find(&mut node.finder(""), Access::Write)), Some(vec!["GPU-0", "GPU-7"]));
+    // No specification names a GPU in MIG mode as a whole.
+    node.parts.push(Part { mig_enabled: true, ..part("GPU-1", 1) });
+    for (strategy, is_offered) in [("none", true), ("mixed", false)] {
+        let found = node.find(&mut node.finder(&format!("migStrategy: {strategy}")), Access::Write);
+        assert_eq!(named(&found), Some(vec!["GPU-0", "GPU-7"]));
+        let is_warned = found.warnings.iter().any(|text| text.contains("GPU-1 is in MIG mode"));
+        assert_eq!(is_warned, is_offered, "{:?}", found.warnings);
+    }
+    node.parts.pop();
+    // A strategy that was configured stays if a foreign specification lacks a GPU, which is then withheld.
+    let configured = "containerEdits: {deviceListStrategy: [cdi-cri]}\ncdi: {generate: never}";
+    node.write_nvidias(&["GPU-0"]);
+    let found = node.find(&mut node.configured_finder(configured), Access::Write);
+    assert_eq!(named(&found), Some(vec!["GPU-0"]));
+    let Resolution::Works { warning: Some(warning), .. } = &found.resolution else { panic!("{found:?}") };
+    assert!(warning.what.contains("nvidia.com/gpu=GPU-7"), "{warning}");
+    // Its folder may be hidden from Berth, so nothing is known.
+    fs::remove_file(node.path("var/run/cdi/nvidia.yaml")).unwrap();
+    assert_eq!(named(&node.find(&mut node.configured_finder(configured), Access::Write)), None);
+    // Without CDI no name is needed.
+    let envvar = "containerEdits: {deviceListStrategy: [envvar]}";
+    assert_eq!(named(&node.find(&mut node.configured_finder(envvar), Access::Write)), None);
+}
+
+#[test]
+fn a_configuration_of_the_runtime_that_is_half_written_changes_nothing() {
+    let node = TestNode::new();
+    let mut finder = node.finder("");
+    let mut find = || node.find(&mut finder, Access::Write);
+    let nvidia = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n";
+    assert_eq!(kind(&find()), Some(OWN_KIND));
+    for half in ["", "version = 2\n[plu", nvidia] {
+        node.write("etc/containerd/config.toml", half);
+        assert_eq!(kind(&find()), Some(OWN_KIND), "{half}");
+    }
+    std::thread::sleep(settled::SETTLE_TIME);
+    assert_eq!(kind(&find()), None, "the last one stayed");
+}
+
 #[test]
 fn a_check_writes_nothing_and_a_node_without_a_strategy_is_told_why() {
     let node = TestNode::new();
     assert_eq!(kind(&node.find(&mut node.finder(""), Access::Read)), Some(OWN_KIND));
     assert!(!node.own_file().exists());
     let found = node.find(&mut node.finder("cdi: {generate: never}"), Access::Write);
-    let Resolution::None(error) = found.resolution else { panic!("{found:?}") };
+    let Resolution::NoStrategy(error) = found.resolution else { panic!("{found:?}") };
     assert!(error.what.contains("no CDI specification of the kind nvidia.com/gpu"), "{error}");
     node.write("etc/containerd/config.toml", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"nvidia\"\n");
     assert_eq!(kind(&node.find(&mut node.finder(""), Access::Write)), None);
     assert!(!node.own_file().exists(), "it is not needed");
     fs::remove_file(node.path("etc/containerd/config.toml")).unwrap();
     let found = node.find(&mut node.finder(""), Access::Write);
-    assert!(matches!(found.resolution, Resolution::None(_)));
+    assert!(matches!(found.resolution, Resolution::NoStrategy(_)));
 }
 
 #[test]

@@ -83,7 +83,7 @@ families! {
         READY = gauge("berth_ready", &["check"],
             "Result of each check of /readyz, 1 if it passes: gpus, adoption, store, mig, policies, kubelet, evidence.");
         LIVE = gauge("berth_live", &["check"],
-            "Result of each check of /livez, 1 if it passes: keeper, policies, looks, kubelet, streams.");
+            "Result of each check of /livez, 1 if it passes: keeper, policies, scans, kubelet, streams.");
         CHECK_WARNINGS = gauge("berth_check_warning", &["check"],
             "1 while a check of /readyz has a message, even if it passes: the checks of berth_ready, and configuration, labels and tls if configured.");
     }

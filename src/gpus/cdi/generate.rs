@@ -107,6 +107,7 @@ pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverErr
         edits.additional_gids = group_ids(&edits);
         // A device without any change is not valid, and a container would start without its GPU.
         if edits.device_nodes.is_empty() {
+            warnings.push(format!("{}: it is not offered until a device node of it exists", part.id));
             continue;
         }
         if part.mig.is_none() && has_memory_hook {

@@ -109,6 +109,12 @@ pub(super) fn scan_gpu(
     };
     let mig_mode = invoke_optional(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
     gpu.mig_enabled = mig_mode.is_some_and(|mode| mode.current == 1);
+    if gpu.memory_mib == 0
+        && let Some((total, _)) = memory_mib(&device, steps)?
+    {
+        // Without the right to it the memory of a GPU in MIG mode is hidden until that mode ends.
+        gpu.memory_mib = total;
+    }
     let found = if gpu.mig_enabled { instances(&device, &gpu, &known, steps)? } else { Vec::new() };
     let of_gpu = processes::list(&device, steps)?;
     let (mut instances, mut of_instances, mut usages) = (Vec::new(), Vec::new(), Vec::new());

@@ -3,7 +3,9 @@ use crate::allocation::{EndReason, Holder};
 use crate::change::{Change, Entry};
 use crate::command::{Attempt, Command, Rules, StackAnswer};
 use crate::decide::decide;
+use crate::device_access::{DeviceAccess, NamedPart};
 use crate::gpu::{Inventory, Part};
+use crate::listing::listing;
 use crate::names::{PartId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
 use crate::pods::{Pod, PodsSource, PodsView, Stage};
@@ -59,7 +61,8 @@ impl Node {
         let offers = Command::Offer(offers.collect());
         let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
         let mut node = Self { ledger: Ledger::default(), now, parts };
-        node.turn(&Command::RecordScan(Inventory { parts: node.parts.clone(), ..Inventory::default() }));
+        let parts = node.parts.clone();
+        node.scan(&parts);
         node.turn(&offers);
         node
     }
@@ -75,14 +78,27 @@ impl Node {
         verdict.entry
     }
 
-    fn grant(&mut self, devices: &[DeviceId]) -> AllocationId {
-        let entry = self.turn(&Command::Allocate {
+    fn scan(&mut self, parts: &[Part]) {
+        self.turn(&Command::RecordScan(Inventory { parts: parts.to_vec(), ..Inventory::default() }));
+    }
+
+    fn allocate(&self, devices: &[DeviceId]) -> Command {
+        Command::Allocate {
             request: AdmitRequest { resource: resource(), devices: devices.to_vec() },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
             generation: self.ledger.generation,
             is_retry: true,
             attempt: Attempt::Last,
-        });
+        }
+    }
+
+    /// Decides without applying.
+    fn try_grant(&self, devices: &[DeviceId]) -> Verdict {
+        decide(&self.ledger, &Rules::default(), &self.allocate(devices), self.now)
+    }
+
+    fn grant(&mut self, devices: &[DeviceId]) -> AllocationId {
+        let entry = self.turn(&self.allocate(devices));
         let mut granted = None;
         for change in entry.changes {
             match change {
@@ -252,6 +268,45 @@ fn a_record_of_a_running_pod_ends_once_the_pod_has_a_newer_one_of_the_device() {
         node.grant(&[share(0, 0)]);
     }
     assert!(!node.is_live(first) && node.is_live(second));
+}
+
+#[test]
+fn a_part_is_granted_once_a_cdi_specification_names_it_as_it_is() {
+    let mut node = Node::new(2, 1);
+    let healthy = |node: &Node| -> Vec<DeviceId> {
+        let list = listing(&node.ledger, &resource(), 100).into_iter();
+        list.filter(|device| device.healthy).map(|device| device.id).collect()
+    };
+    // A check of the specification that names these GPUs.
+    let check = |node: &mut Node, gpus: &[u32]| {
+        let named = |gpu| (part(gpu), NamedPart::of(node.ledger.part(&part(gpu)).unwrap()));
+        let named_parts = Some(Arc::new(gpus.iter().copied().map(named).collect()));
+        node.turn(&Command::SetDeviceAccess(DeviceAccess { named_parts, ..DeviceAccess::default() }));
+    };
+    assert_eq!(healthy(&node), [share(0, 0), share(1, 0)], "no strategy uses a specification");
+    check(&mut node, &[0]);
+    assert_eq!(healthy(&node), [share(0, 0)]);
+    let refused = node.try_grant(&[share(1, 0)]).refusal;
+    assert_eq!(refused, Some(Refusal::NoCdiName { part: part(1) }));
+    node.grant(&[share(0, 0)]);
+    check(&mut node, &[0, 1]);
+    assert_eq!(healthy(&node), [share(0, 0), share(1, 0)]);
+    // It leaves and comes back between two checks; so does its name.
+    let parts = node.parts.clone();
+    node.scan(&parts[..1]);
+    node.scan(&parts);
+    assert_eq!(healthy(&node), [share(0, 0)]);
+    check(&mut node, &[0, 1]);
+    assert_eq!(healthy(&node), [share(0, 0), share(1, 0)]);
+    // Its name still stands for the device node of before.
+    let moved = Part { minor: Some(7), ..parts[1].clone() };
+    node.scan(&[parts[0].clone(), moved]);
+    assert_eq!(healthy(&node), [share(0, 0)]);
+    // What is held stays Healthy without a name, and is not granted a second time.
+    check(&mut node, &[1]);
+    assert_eq!(healthy(&node), [share(0, 0), share(1, 0)]);
+    node.now.mono_ms += Rules::default().timing.named_ms;
+    assert_eq!(node.try_grant(&[share(0, 0)]).refusal, Some(Refusal::NoCdiName { part: part(0) }));
 }
 
 #[test]

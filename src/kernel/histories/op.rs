@@ -83,6 +83,10 @@ pub(super) enum Op {
         which: usize,
         outcome: usize,
     },
+    /// A check of the CDI specification that found names for these parts.
+    NameParts {
+        mask: usize,
+    },
     /// An inventory scan that shows the processes on the GPUs.
     ScanProcesses {
         host: bool,

@@ -7,6 +7,7 @@ use super::sources::Sources;
 use crate::change::{Change, Entry};
 use crate::command::{Command, Rules, StackAnswer};
 use crate::decide::{Verdict, decide};
+use crate::device_access::{DeviceAccess, NamedPart};
 use crate::drain::{AtDeadline, Author, Order, Owners};
 use crate::gpu::{Inventory, Part, Reading};
 use crate::history::HistoryLimit;
@@ -28,6 +29,7 @@ use crate::restore::restore;
 use crate::tick::next_tick;
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 pub(super) struct World {
     pub(super) ledger: Ledger,
@@ -289,6 +291,16 @@ impl World {
             Op::LoseFromCheckpoint { which } => self.lose_from_checkpoint(*which),
             Op::Evict { which, outcome } => self.evict(*which, *outcome),
             Op::ScanProcesses { host } => self.scan_processes(*host),
+            Op::NameParts { mask } => {
+                let named = (0..PARTS).filter(|i| mask & (1 << i) != 0).map(part_id);
+                let named = named.filter_map(|id| Some((id.clone(), NamedPart::of(self.ledger.part(&id)?))));
+                let named_parts = Some(Arc::new(named.collect()));
+                self.apply(&Command::SetDeviceAccess(DeviceAccess {
+                    named_parts,
+                    ..DeviceAccess::default()
+                }))
+                .unwrap();
+            }
             Op::Activate { entries } => self.activate(*entries),
             Op::Stop { .. } => {}
         }

@@ -255,18 +255,20 @@ fn a_hold_is_reported_when_it_begins_and_ends() {
 #[test]
 fn a_node_without_a_strategy_and_missing_nodes_are_reported_once_for_each_change() {
     let mut node = Node::with_gpu();
-    let passing = |no_strategy: Option<&str>, missing_nodes: Option<&str>| {
+    let device_access = |no_strategy: Option<&str>, missing_nodes: Option<&str>| {
         let (no_strategy, missing_nodes) = (no_strategy.map(Into::into), missing_nodes.map(Into::into));
-        Change::PassingChanged(Arc::new(crate::passing::Passing { no_strategy, missing_nodes }))
+        let device_access =
+            crate::device_access::DeviceAccess { no_strategy, missing_nodes, ..Default::default() };
+        Change::DeviceAccessChanged(Arc::new(device_access))
     };
-    node.apply(passing(Some("the runtime has no CDI: upgrade it"), None));
+    node.apply(device_access(Some("the runtime has no CDI: upgrade it"), None));
     assert_eq!(node.text(), "no device is offered: the runtime has no CDI: upgrade it");
-    node.apply(passing(None, None));
+    node.apply(device_access(None, None));
     assert_eq!(node.text(), "devices can be passed to containers again");
-    node.apply(passing(None, Some("/dev/nvidia-uvm does not exist")));
+    node.apply(device_access(None, Some("/dev/nvidia-uvm does not exist")));
     assert_eq!(node.text(), "/dev/nvidia-uvm does not exist");
-    node.apply(passing(None, Some("/dev/nvidia-uvm does not exist")));
+    node.apply(device_access(None, Some("/dev/nvidia-uvm does not exist")));
     assert_eq!(node.step(), []);
-    node.apply(passing(None, None));
+    node.apply(device_access(None, None));
     assert_eq!(node.text(), "all device nodes that containers need exist");
 }

@@ -12,6 +12,10 @@ pub struct Mig {
     /// MIG mode after the next reset; by default as now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<bool>,
+    /// Whether the caller may see all of a GPU in MIG mode; else its memory, its processes and its GPU instances answer
+    /// `NO_PERMISSION` (nvml.h), and those of its MIG devices do not.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub privileged: bool,
     /// How many MIG devices the model allows.
     #[serde(default = "seven")]
     pub max_devices: u32,
@@ -20,13 +24,22 @@ pub struct Mig {
     pub instances: Vec<Instance>,
 }
 
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_true(value: &bool) -> bool {
+    *value
+}
+
 fn seven() -> u32 {
     7
 }
 
 impl Default for Mig {
     fn default() -> Self {
-        Self { enabled: false, pending: None, max_devices: seven(), instances: Vec::new() }
+        Self { enabled: false, pending: None, privileged: true, max_devices: seven(), instances: Vec::new() }
     }
 }
 

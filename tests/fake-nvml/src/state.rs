@@ -46,6 +46,9 @@ pub struct State {
     /// `LIB_RM_VERSION_MISMATCH` until the program opens another file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_library: Option<u64>,
+    /// So much of the stack each call uses, KiB, as the functions of a real driver may.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stack_kib: u32,
     /// Pairs of GPUs whose common ancestor is not what [`State::level`] derives.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology: Vec<Pair>,
@@ -60,6 +63,11 @@ pub struct State {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
 fn is_false(value: &bool) -> bool {
     !*value
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 fn default_driver_version() -> String {
@@ -80,6 +88,7 @@ impl Default for State {
             supported_events: None,
             empty_wait_at_once: false,
             stale_library: None,
+            stack_kib: 0,
             topology: Vec::new(),
             events: Vec::new(),
             faults: Vec::new(),

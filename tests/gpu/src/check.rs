@@ -307,7 +307,7 @@ mod tests {
 
     const STEPS: [fn(&Check) -> anyhow::Result<()>; 5] = [
         |check| {
-            check.record.figure("look_ms", 1.5);
+            check.record.figure("scan_ms", 1.5);
             check.record.figure("calls", json!([1]));
             Ok(())
         },
@@ -343,7 +343,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let check = check(folder.path());
         let line = |at: usize| run_step(&check, at, &step(5000, STEPS[at])).line();
-        assert!(line(0).ends_with("look_ms=1.5") && line(0).contains("passed"), "{}", line(0));
+        assert!(line(0).ends_with("scan_ms=1.5") && line(0).contains("passed"), "{}", line(0));
         assert!(line(1).ends_with("no such GPU") && line(1).contains("FAILED"), "{}", line(1));
         assert!(line(2).contains("skipped") && line(2).ends_with("no root"), "{}", line(2));
     }

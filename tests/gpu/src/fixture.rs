@@ -41,6 +41,7 @@ fn gpu(read: &Gpu, gpus: &[Gpu]) -> Option<FakeGpu> {
         enabled: current == 1,
         pending: Some(pending == 1),
         max_devices: most,
+        privileged: true,
         instances: read.instances.iter().map(instance).collect(),
     });
     gpu.ecc = read.settings.ecc.map(|(current, _)| Ecc {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 /// The script of step 0, built in, so that no other file has to be copied.
 const PROBE: &str = include_str!("../gpu-probe.sh");
 /// Scans of step 3, and those before them that start threads and read what does not change.
-const LOOKS: usize = 100;
-const FIRST_LOOKS: usize = 3;
+const SCANS: usize = 100;
+const FIRST_SCANS: usize = 3;
 /// How long threads of the last scan may take to end before threads are counted.
 const REST: Duration = Duration::from_millis(300);
 /// How long a GPU that nothing else uses may take to start.
@@ -213,7 +213,7 @@ fn differences(
 
 /// What the process that scans has measured.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Looks {
+pub(crate) struct Scans {
     /// Microseconds of each scan, without the first ones.
     us: Vec<u64>,
     first_ms: f64,
@@ -229,12 +229,12 @@ pub(crate) struct Looks {
 ///
 /// # Errors
 /// If NVML cannot be opened, or a scan fails as a whole.
-pub(crate) fn make_looks(library: Option<PathBuf>) -> anyhow::Result<Looks> {
+pub(crate) fn make_scans(library: Option<PathBuf>) -> anyhow::Result<Scans> {
     let gpus = NvmlGpus::open(NvmlOptions { library, ..NvmlOptions::default() })?;
     let pid = std::process::id();
     let (mut us, mut errors, mut first_ms, mut before) = (Vec::new(), Vec::new(), 0.0, (0, 0));
-    for look in 0..FIRST_LOOKS + LOOKS {
-        if look == FIRST_LOOKS {
+    for scan in 0..FIRST_SCANS + SCANS {
+        if scan == FIRST_SCANS {
             std::thread::sleep(REST);
             before = machine::descriptors_and_threads(pid)?;
         }
@@ -242,41 +242,41 @@ pub(crate) fn make_looks(library: Option<PathBuf>) -> anyhow::Result<Looks> {
         let inventory = gpus.scan()?;
         let took = began.elapsed();
         errors
-            .extend(inventory.scan_errors.iter().map(|(gpu, error)| format!("scan {look}: {gpu}: {error}")));
-        if look == 0 {
+            .extend(inventory.scan_errors.iter().map(|(gpu, error)| format!("scan {scan}: {gpu}: {error}")));
+        if scan == 0 {
             first_ms = round(took.as_secs_f64() * 1000.0);
-        } else if look >= FIRST_LOOKS {
+        } else if scan >= FIRST_SCANS {
             us.push(u64::try_from(took.as_micros())?);
         }
     }
     std::thread::sleep(REST);
     let after = machine::descriptors_and_threads(pid)?;
-    Ok(Looks { us, first_ms, before, after, pss_kib: machine::pss_kib(pid)?, errors })
+    Ok(Scans { us, first_ms, before, after, pss_kib: machine::pss_kib(pid)?, errors })
 }
 
 /// Step 3: a hundred scans report no error and leave nothing open.
-pub(crate) fn looks(check: &Check) -> anyhow::Result<()> {
+pub(crate) fn scans(check: &Check) -> anyhow::Result<()> {
     check.record.at("scanning");
     let library = check.options.nvml.as_deref().map(std::path::Path::as_os_str);
-    let output = child::output("looks", &library.into_iter().collect::<Vec<_>>())?;
-    let mut looks: Looks =
+    let output = child::output("scans", &library.into_iter().collect::<Vec<_>>())?;
+    let mut scans: Scans =
         serde_json::from_str(&output).context("the process that scans printed no figures")?;
-    looks.us.sort_unstable();
+    scans.us.sort_unstable();
     #[allow(clippy::cast_precision_loss, reason = "durations of milliseconds")]
     let quantile =
-        |percent: usize| looks.us.get(looks.us.len() * percent / 100).map(|us| *us as f64 / 1000.0);
-    check.record.figure("first_look_ms", looks.first_ms);
-    check.record.figure("look_ms_p50", quantile(50));
-    check.record.figure("look_ms_p99", quantile(99));
-    check.record.figure("fds", looks.after.0);
-    check.record.figure("threads", looks.after.1);
-    check.record.figure("pss_kib", looks.pss_kib);
-    ensure!(looks.errors.is_empty(), "errors of scans: {}, first: {}", looks.errors.len(), looks.errors[0]);
+        |percent: usize| scans.us.get(scans.us.len() * percent / 100).map(|us| *us as f64 / 1000.0);
+    check.record.figure("first_scan_ms", scans.first_ms);
+    check.record.figure("scan_ms_p50", quantile(50));
+    check.record.figure("scan_ms_p99", quantile(99));
+    check.record.figure("fds", scans.after.0);
+    check.record.figure("threads", scans.after.1);
+    check.record.figure("pss_kib", scans.pss_kib);
+    ensure!(scans.errors.is_empty(), "errors of scans: {}, first: {}", scans.errors.len(), scans.errors[0]);
     ensure!(
-        looks.before == looks.after,
-        "descriptors and threads were {:?}, and are {:?} after {LOOKS} scans",
-        looks.before,
-        looks.after
+        scans.before == scans.after,
+        "descriptors and threads were {:?}, and are {:?} after {SCANS} scans",
+        scans.before,
+        scans.after
     );
     Ok(())
 }

@@ -70,7 +70,7 @@ enum ChildCommand {
     NvmlHold { library: PathBuf },
     /// Scans as the daemon does, and prints durations
     #[command(hide = true)]
-    Looks { library: Option<PathBuf> },
+    Scans { library: Option<PathBuf> },
     /// Prints the UUID of CUDA's first device
     #[command(hide = true)]
     CudaUuid { libraries: Vec<PathBuf> },
@@ -98,7 +98,7 @@ fn steps() -> [Step; 12] {
         step("probe", 30, inventory::probe),
         step("node-check", 70, inventory::node_check),
         step("facts", 20, inventory::facts),
-        step("looks", 40, inventory::looks),
+        step("scans", 40, inventory::scans),
         step("kubelet", 20, daemon::kubelet),
         step("allocate", 20, daemon::allocate),
         step("cdi", 90, cdi::check),
@@ -144,8 +144,8 @@ fn run_child(child: ChildCommand) -> anyhow::Result<()> {
     match child {
         ChildCommand::Nvml { library } => println!("{}", serde_json::to_string(&nvml::read(&library)?)?),
         ChildCommand::NvmlHold { library } => nvml::hold(&library)?,
-        ChildCommand::Looks { library } => {
-            println!("{}", serde_json::to_string(&inventory::make_looks(library)?)?);
+        ChildCommand::Scans { library } => {
+            println!("{}", serde_json::to_string(&inventory::make_scans(library)?)?);
         }
         ChildCommand::CudaUuid { libraries } => println!("{}", cuda::uuid(&libraries)?),
         ChildCommand::CudaHold { mib, libraries } => cuda::hold(&libraries, mib)?,

@@ -12,7 +12,7 @@ const PLAYED: [&str; 11] = [
     "probe",
     "node-check",
     "facts",
-    "looks",
+    "scans",
     "kubelet",
     "allocate",
     "process",
@@ -85,7 +85,7 @@ fn every_step_that_the_fake_can_play_passes() {
     assert_eq!(run.last_line(), format!("gpu: {passed} passed, 0 failed, {skipped} skipped"));
     for (step, figures) in [
         ("node-check", &["open_ms", "first_handle_ms"][..]),
-        ("looks", &["look_ms_p50", "look_ms_p99", "fds", "pss_kib"]),
+        ("scans", &["scan_ms_p50", "scan_ms_p99", "fds", "pss_kib"]),
         ("kubelet", &["registered_ms"]),
         ("allocate", &["allocate_p50_us"]),
         ("process", &["seen_ms", "bypass_ms", "gone_ms"]),
@@ -109,7 +109,7 @@ fn every_step_that_the_fake_can_play_passes() {
 fn a_failed_step_has_its_cause_and_stops_no_other() {
     let run = Run::new(Some(&State::default()));
     assert!(!run.output.status.success(), "{}", run.text());
-    for name in PLAYED.iter().filter(|name| **name != "looks") {
+    for name in PLAYED.iter().filter(|name| **name != "scans") {
         let verdict = run.step(name)["verdict"].clone();
         let cause = verdict["failed"].as_str().unwrap_or_else(|| panic!("{name}: {verdict}"));
         assert!(

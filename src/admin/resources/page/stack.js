@@ -10,8 +10,8 @@ export function showStack(root, stack, act) {
     const by = stack.by ? ` by ${stack.by}` : '';
     const revision = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${stack.source === 'api' ? `activated${by}` : 'from the configuration file'}`,
       stack.why ? `: ${stack.why}` : '', stack.since ? [' since ', timeOf(stack.since)] : []);
-    const fileError = stack.fileStack.trouble
-      && el('p', { class: 'note bad' }, `The configuration file’s stack cannot be used: ${stack.fileStack.trouble}`);
+    const fileError = stack.fileStack.error
+      && el('p', { class: 'note bad' }, `The configuration file’s stack cannot be used: ${stack.fileStack.error}`);
     const overridden = stack.fileStack.shadowed && stack.fileStack.entries.length > 0
       && el('p', { class: 'muted' }, `The configuration file’s stack is overridden: ${stack.fileStack.entries.map((e) => e.policy).join(', ')}`);
     if (stack.entries.length === 0) {

@@ -38,7 +38,7 @@ pub(super) fn strategy(config: &Config, root: &Path, parts: &[Part], versions: &
     let mut finder = StrategyFinder::new(config, root, false);
     let found = finder.find_for(&parts, &BTreeSet::new(), versions, Access::Read);
     let (strategies, why, warning) = match &found.resolution {
-        Resolution::None(error) => return Line::fail(CHECK, &error.what, &error.fix),
+        Resolution::NoStrategy(error) => return Line::fail(CHECK, &error.what, &error.fix),
         Resolution::Works { strategies, why, warning, .. } => (strategies, why, warning),
     };
     let names: Vec<_> = strategies.iter().map(|strategy| strategy.as_str()).collect();

@@ -17,6 +17,7 @@ fn gpu_instance_handle(device: &Device, instance: &Instance) -> Handle {
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuInstanceById(device: Handle, id: c_uint, out: Out<Handle>) -> c_uint {
     call::gpu("nvmlDeviceGetGpuInstanceById", device, |device| {
+        device.privileged()?;
         let found = instances(device)?.iter().find(|instance| instance.gpu_instance == id);
         out.put(gpu_instance_handle(device, found.ok_or(Code::NotFound)?))
     })
@@ -31,6 +32,7 @@ extern "C" fn nvmlDeviceGetGpuInstances(
     count: Out<c_uint>,
 ) -> c_uint {
     call::gpu("nvmlDeviceGetGpuInstances", device, |device| {
+        device.privileged()?;
         let same =
             |instance: &&Instance| Profile::of(instance).is_some_and(|profile| profile.id == profile_id);
         let found: Vec<_> = instances(device)?

@@ -67,7 +67,10 @@ macro_rules! lists {
     ($($name:ident: $form:ty = $read:expr;)*) => {
         $(#[unsafe(no_mangle)]
         extern "C" fn $name(device: Handle, count: Out<c_uint>, array: OutArray<$form>) -> c_uint {
-            call::device(stringify!($name), device, |device| array.list(count, &$read(device)))
+            call::device(stringify!($name), device, |device| {
+                device.privileged()?;
+                array.list(count, &$read(device))
+            })
         })*
     };
 }

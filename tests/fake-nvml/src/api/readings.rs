@@ -12,6 +12,7 @@ use crate::runtime::pointer::Out;
 
 /// Total, reserved and used MiB of the GPU or the MIG device.
 fn memory(device: &Device) -> Answer<(u64, u64, u64)> {
+    device.privileged()?;
     let total = device.gpu.memory_total_mib.ok_or(Code::NotSupported)?;
     Ok(match device.mig {
         None => (total, device.gpu.memory_reserved_mib, device.gpu.memory_used_mib),

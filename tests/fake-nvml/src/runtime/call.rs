@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::code::{Answer, Code, number};
 use crate::fault::Fault;
 use crate::gpu::Gpu;
-use crate::instance::Instance;
+use crate::instance::{Instance, Mig};
 use crate::runtime::handle::Handle;
 use crate::runtime::library;
 use crate::state::State;
@@ -29,6 +29,17 @@ pub(crate) struct Device<'a> {
     pub(crate) gpu: &'a Gpu,
     /// The MIG device and its position, if the handle names one.
     pub(crate) mig: Option<(c_uint, &'a Instance)>,
+}
+
+impl Device<'_> {
+    /// The answer to calls that need the right to see all of a GPU in MIG mode.
+    pub(crate) fn privileged(&self) -> Answer {
+        let is_hidden = |mig: &Mig| mig.enabled && !mig.privileged;
+        match (self.mig, &self.gpu.mig) {
+            (None, Some(mig)) if is_hidden(mig) => Err(Code::NoPermission),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A call that names no GPU.
@@ -113,6 +124,7 @@ fn ready(symbol: &str, uuid: Option<&str>, state: impl Fn() -> Answer<Arc<State>
     let began = Instant::now();
     loop {
         let now = state()?;
+        use_stack(now.stack_kib);
         let Some(fault) = fault_of(&now, symbol, uuid) else {
             return Ok(now);
         };
@@ -127,6 +139,17 @@ fn ready(symbol: &str, uuid: Option<&str>, state: impl Fn() -> Answer<Arc<State>
         }
         // No lock is held here, so that other calls go on.
         thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Uses so much of the thread's stack: a thread whose stack is smaller ends the program.
+#[inline(never)]
+fn use_stack(kib: u32) {
+    if let Some(less) = kib.checked_sub(1) {
+        let mut used = [0_u8; 1024];
+        std::hint::black_box(&mut used);
+        use_stack(less);
+        std::hint::black_box(&mut used);
     }
 }
 

@@ -104,7 +104,7 @@ impl Worker {
         let mut next_offers: Option<Instant> = None;
         let mut offering = false;
         let no_nudge = never();
-        // Whether a change of the ledger has set `next_offers`: further ones are not received, and wake nobody, until then.
+        // Whether a change of the ledger has set `next_offers`: further ones are not received, and wake no thread, until then.
         let mut is_nudged = false;
         loop {
             let nudges = if is_nudged { &no_nudge } else { &inboxes.nudge };

@@ -142,7 +142,7 @@ async fn watch_paths(
                 // A folder that does not exist yet has no events.
                 Ok(()) => has_events = paths.folder.is_dir(),
                 Err(error) if !std::mem::replace(&mut is_warned, true) => {
-                    warn_no_events(&paths.folder, &error)
+                    warn_no_events(&paths.folder, &error);
                 }
                 Err(_) => {}
             }

@@ -82,9 +82,9 @@ fn pods_have_no_rights_that_they_do_not_need() {
             .map(|volume| (volume["name"].as_str().unwrap(), volume["hostPath"]["path"].as_str().unwrap()))
             .collect();
         let wanted = [
-            // Berth's own CDI specification is written into the second.
-            ("cdi-static", "/etc/cdi"),
-            ("cdi-dynamic", "/var/run/cdi"),
+            ("cdi-0", "/etc/cdi"),
+            // Berth's own CDI specification is written into it.
+            ("cdi-own", "/var/run/cdi"),
             ("runtime-config-0", "/etc/containerd"),
             ("runtime-config-1", "/etc/crio"),
             ("device-plugins", "/var/lib/kubelet/device-plugins"),
@@ -99,7 +99,7 @@ fn pods_have_no_rights_that_they_do_not_need() {
         assert!(mounts.contains(&json!({ "name": "tmp", "mountPath": "/tmp" })));
         for mount in container["volumeMounts"].as_array().unwrap() {
             let written =
-                ["state", "device-plugins", "tmp", "cdi-dynamic"].contains(&mount["name"].as_str().unwrap());
+                ["state", "device-plugins", "tmp", "cdi-own"].contains(&mount["name"].as_str().unwrap());
             assert_eq!(mount["readOnly"] != true, written, "{mount}");
         }
     }

@@ -137,7 +137,7 @@ fn start(keeper: Keeper, inboxes: &Inboxes) -> std::io::Result<JoinHandle<()>> {
     let (inboxes, disk) = (inboxes.clone(), Arc::clone(&keeper.disk));
     std::thread::Builder::new().name("keeper".into()).spawn(move || {
         if catch_unwind(AssertUnwindSafe(|| run(keeper, &inboxes))).is_err() {
-            // Ends the watcher, so that senders learn that nobody receives.
+            // Ends the watcher, so that senders learn that the inboxes are closed.
             disk.close();
         }
     })

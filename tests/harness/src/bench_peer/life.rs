@@ -55,7 +55,7 @@ pub(crate) fn starts(bench: &Bench, round: usize, figures: &mut Figures) -> Resu
     Ok(())
 }
 
-/// Memory, threads, wake-ups and processor time of a program that nobody calls, without and with pods; Berth's state is
+/// Memory, threads, wake-ups and processor time of a program that is not called, without and with pods; Berth's state is
 /// on the disk.
 pub(crate) fn rest(bench: &Bench, round: usize, figures: &mut Figures) -> Result<()> {
     for at in turns(round, Subject::BOTH.len()) {
@@ -80,7 +80,7 @@ pub(crate) fn rest(bench: &Bench, round: usize, figures: &mut Figures) -> Result
     Ok(())
 }
 
-/// What it does while nobody calls it: wake-ups of all its threads, and processor time.
+/// What it does while it is not called: wake-ups of all its threads, and processor time.
 fn watch(
     bench: &Bench,
     serving: &Serving<'_, '_>,

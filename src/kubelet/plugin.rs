@@ -77,9 +77,9 @@ pub(super) fn socket_name(resource: &Resource) -> String {
 }
 
 /// An earlier plugin for the resource that ended in order: the kubelet may still process the end of its streams.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Predecessor {
-    /// When the kubelet has processed it.
+    /// When the kubelet has processed it; `None` if it has.
     settled_at: Option<Instant>,
 }
 
@@ -92,11 +92,6 @@ impl Predecessor {
             settle_left(changed, kubelet.created_wall_ms(), SystemTime::now(), settings.waits.settle)
         });
         Self { settled_at: left.map(|left| Instant::now() + left) }
-    }
-
-    /// A plugin of this process that has just ended.
-    pub(super) fn ended_now(settings: &Settings) -> Self {
-        Self { settled_at: Some(Instant::now() + settings.waits.settle) }
     }
 
     fn settle_left(self) -> Option<Duration> {

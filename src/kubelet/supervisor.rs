@@ -52,7 +52,13 @@ impl Supervisor {
                     tracing::info!(%resource, "the resource has no listed device any more; stopping its device plugin");
                     self.device_lists.lock().remove(&resource);
                     plugin.stop.send_replace(true);
-                    stopping.insert(resource, plugin.task);
+                    let settle = self.settings.waits.settle;
+                    let stopped = async move {
+                        let _ = plugin.task.await;
+                        // The kubelet may still process the end of its streams.
+                        tokio::time::sleep(settle).await;
+                    };
+                    stopping.insert(resource, tokio::spawn(stopped));
                 }
             }
             for resource in listed {
@@ -72,8 +78,7 @@ impl Supervisor {
         for plugin in plugins.values() {
             plugin.stop.send_replace(true);
         }
-        let tasks = plugins.into_values().map(|plugin| plugin.task);
-        for task in tasks.chain(stopping.into_values()) {
+        for task in plugins.into_values().map(|plugin| plugin.task) {
             // A plugin that panicked has been reported by the runtime.
             let _ = task.await;
         }
@@ -116,7 +121,7 @@ impl Supervisor {
             let before = match predecessor {
                 Some(stopping) => {
                     let _ = stopping.await;
-                    Predecessor::ended_now(&settings)
+                    Predecessor::default()
                 }
                 None => before,
             };

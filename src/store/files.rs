@@ -33,6 +33,11 @@ impl Files {
         self.0.iter().map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
+    /// Whether the folder has files of the same names now.
+    pub(super) fn has_names_of(&self, data: &Path) -> io::Result<bool> {
+        Ok(collect_files(data)?.iter().eq(self.0.iter().map(|(path, _)| path)))
+    }
+
     /// Makes the folder's files equal to these again. Writes only what differs.
     fn restore(&self, data: &Path) -> io::Result<()> {
         for (path, bytes) in &self.0 {
@@ -105,9 +110,11 @@ mod tests {
         assert!(Files::read(data, 9).unwrap().is_none());
         let files = Files::read(data, 10).unwrap().unwrap();
         assert_eq!(files.bytes(), 10);
+        assert!(files.has_names_of(data).unwrap());
         fs::write(data.join("db"), "longer than before").unwrap();
         fs::remove_file(data.join("snap.1")).unwrap();
         fs::write(data.join("snap.2"), "new").unwrap();
+        assert!(!files.has_names_of(data).unwrap());
         fs::File::create(data.join("counter")).unwrap();
         files.restore(data).unwrap();
         let names = collect_files(data).unwrap();

@@ -26,6 +26,7 @@ use super::check::{CHECK_KEY, Changes, Contents};
 use super::codec;
 use super::counter::Counter;
 use super::errors::ErrorFactory;
+use super::files::Files;
 use super::folder::{Folder, is_in_place, sync_folder};
 use super::handle::{
     CACHE_BYTES, Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents,
@@ -328,24 +329,27 @@ impl OpenStore {
                 db
             }
         };
-        drop(original);
         let open = Self { db, log, counter, contents, records: Some(records) };
         pass(Step::StoreOpened);
-        open.sync_opened(count, folder).map_err(|e| errors.io("opening it", &e))?;
+        open.sync_opened(original.as_ref(), folder).map_err(|e| errors.io("opening it", &e))?;
         folder.reserve();
         Ok(open)
     }
 
-    /// Makes durable what opening has changed. `count`: what the counter held.
-    fn sync_opened(&self, count: u64, folder: &Folder) -> std::io::Result<()> {
-        let writes = self.contents.check().writes;
-        if writes != count {
-            self.counter.set(writes)?;
+    /// Makes durable what is not. `original`: the files as they were, if they are those of a clean stop, which synced them; sled
+    /// itself syncs what it writes to its log and to a snapshot when it opens them.
+    fn sync_opened(&self, original: Option<&Files>, folder: &Folder) -> std::io::Result<()> {
+        let data = folder.data();
+        if original.is_none() {
+            self.counter.set(self.contents.check().writes)?;
+            self.counter.sync()?;
+            self.log.sync_data()?;
         }
-        self.counter.sync()?;
-        self.log.sync_data()?;
-        // sled renames snapshots without a sync.
-        sync_folder(&folder.data())
+        // sled renames a new snapshot without a sync.
+        match original {
+            Some(original) if original.has_names_of(&data)? => Ok(()),
+            _ => sync_folder(&data),
+        }
     }
 
     /// Whether the paths still name the open files.

@@ -190,8 +190,11 @@ async fn a_shadow_is_called_in_addition_to_the_stack_and_changes_nothing() {
     // An offer that is new is, and the difference has its number.
     let other = json!({"entries": [{"policy": "timeslice", "parameters": {"replicas": 2}}]});
     serving.call("PUT", "/stack", &other);
-    let fares = until(&serving, &path, |s| s["differences"][0]["seq"].is_u64());
-    let seq = &fares["differences"][0]["seq"];
+    let recorded = |fares: &Value| {
+        fares["differences"].as_array().unwrap().iter().find_map(|difference| difference["seq"].as_u64())
+    };
+    let fares = until(&serving, &path, |fares| recorded(fares).is_some());
+    let seq = recorded(&fares).unwrap();
     assert_eq!(get(&serving, &format!("/decisions/{seq}"))["hook"], "offer", "{fares}");
     let shown = typed(&house, &serving, &["policy", "shadow", "show", "1"]);
     let row = shown.lines().find(|line| line.starts_with(&format!("{seq} "))).unwrap();

@@ -150,6 +150,7 @@ impl Fence {
         let run = move || {
             for (lane, work) in jobs {
                 let job = fence.try_acquire(lane, allowed);
+                let guard = job.as_ref().map(|_| LaneGuard { fence: fence.clone(), lane });
                 {
                     let mut state = end.0.state.lock();
                     if state.is_abandoned {
@@ -157,10 +158,8 @@ impl Fence {
                     }
                     state.current.clone_from(&job);
                 }
-                let done = job.map(|job| {
-                    let _guard = LaneGuard { fence: fence.clone(), lane };
-                    work(&job.steps)
-                });
+                let done = job.map(|job| work(&job.steps));
+                drop(guard);
                 end.0.state.lock().done.push(done);
             }
         };

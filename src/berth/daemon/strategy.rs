@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 /// Interval of checks of the node while GPUs cannot be passed to containers, or changes of files are no events.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
@@ -96,6 +96,7 @@ impl StrategyTask {
     pub(super) async fn run(mut self) {
         let mut snapshots = self.kernel.watch();
         let mut events = FolderEvents::new().inspect_err(|error| log_no_events(error)).ok();
+        let mut files_again = Instant::now();
         loop {
             let before = Arc::clone(&snapshots.borrow_and_update());
             if self.needs_versions && Instant::now() >= self.versions_due {
@@ -117,16 +118,19 @@ impl StrategyTask {
                 }
                 std::future::pending::<()>().await;
             };
+            let not_before = files_again;
             let files_changed = async {
                 match &mut events {
                     Some(events) => events.changed().await,
                     None => std::future::pending().await,
                 }
+                sleep_until(not_before.max(Instant::now() + GATHER)).await;
             };
             let mut configs = self.configs.clone();
             tokio::select! {
                 _ = timeout_at(next_beat(interval), parts_changed) => {}
-                () = files_changed => tokio::time::sleep(GATHER).await,
+                // A draft of the specification that cannot be written, as on a full disk, is a change by the check itself.
+                () = files_changed => files_again = Instant::now() + LOOK_INTERVAL,
                 Ok(()) = configs.changed() => self.reconfigure(),
             }
         }

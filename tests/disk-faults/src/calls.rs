@@ -54,9 +54,15 @@ fn fault(path: impl FnOnce() -> Option<PathBuf>) -> Option<c_int> {
     }
     counted.1 += 1;
     (counted.1 > after).then_some(match fault {
-        Fault::Full => libc::ENOSPC,
+        Fault::Full | Fault::NoData => libc::ENOSPC,
         Fault::ReadOnly => libc::EROFS,
     })
+}
+
+/// As [`fault`], for a call that makes an empty file or folder.
+fn fault_of_new(path: impl FnOnce() -> Option<PathBuf>) -> Option<c_int> {
+    let present = settings().and_then(|settings| line(&settings.control)).map(|(fault, _)| fault);
+    if present == Some(Fault::NoData) { None } else { fault(path) }
 }
 
 fn read_only(path: impl FnOnce() -> Option<PathBuf>) -> Option<c_int> {
@@ -109,7 +115,7 @@ unsafe extern "C" fn openat64(folder: c_int, name: *const c_char, flags: c_int, 
     // A full disk still opens what is there.
     let makes = flags & libc::O_CREAT != 0 && path().is_some_and(|p| !p.exists());
     let error = if makes {
-        fault(path)
+        fault_of_new(path)
     } else if writes {
         read_only(path)
     } else {
@@ -211,7 +217,7 @@ unsafe extern "C" fn mkdir(name: *const c_char, mode: mode_t) -> c_int {
     let path = || unsafe { of_name(libc::AT_FDCWD, name) };
     // An existing folder is reported on any disk.
     let makes = path().is_some_and(|p| !p.exists());
-    match makes.then(|| fault(path)).flatten() {
+    match makes.then(|| fault_of_new(path)).flatten() {
         Some(error) => fail(error),
         // SAFETY: the caller guarantees what the callee requires.
         None => int(unsafe { libc::syscall(libc::SYS_mkdirat, libc::AT_FDCWD, name, c_uint::from(mode)) }),

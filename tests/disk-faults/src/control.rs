@@ -15,6 +15,8 @@ const BUILT_NAME: &str = "libdisk_faults.so";
 pub enum Fault {
     /// No room: what would write or make a file fails with ENOSPC.
     Full,
+    /// No room for data: what would write fails with ENOSPC, but empty files can be made, as on most full disks.
+    NoData,
     /// Read-only, as a file system becomes after an error: what would change anything fails with EROFS,
     /// through open descriptors too.
     ReadOnly,
@@ -55,6 +57,7 @@ impl Faults {
         let text = match fault {
             None => String::new(),
             Some((Fault::Full, after)) => format!("full {after}"),
+            Some((Fault::NoData, after)) => format!("nodata {after}"),
             Some((Fault::ReadOnly, after)) => format!("readonly {after}"),
         };
         // In one step: the program reads it at any time.
@@ -78,6 +81,7 @@ pub(crate) fn parse(text: &[u8]) -> Option<(Fault, u32)> {
     let (what, after) = std::str::from_utf8(text).ok()?.split_once(' ')?;
     let fault = match what {
         "full" => Fault::Full,
+        "nodata" => Fault::NoData,
         "readonly" => Fault::ReadOnly,
         _ => return None,
     };

@@ -84,12 +84,18 @@ pub(super) struct Predecessor {
 }
 
 impl Predecessor {
-    /// That of an earlier process; to be called before this one changes the folder. An earlier process removed its socket files at its end, so the
-    /// folder's time shows when that was, at the latest. A kubelet that started since knows no earlier process.
+    /// That of an earlier process; to be called before this one changes the folder. An earlier process removed its
+    /// socket files at its end, so the folder's time shows when that was, at the latest. A kubelet that started since
+    /// knows no earlier process.
     pub(super) fn find(settings: &Settings, kubelet: Option<FileId>) -> Self {
         let changed = fs::metadata(settings.device_plugins()).and_then(|folder| folder.modified()).ok();
         let left = changed.zip(kubelet).and_then(|(changed, kubelet)| {
-            settle_left(changed, kubelet.created_wall_ms(), SystemTime::now(), settings.waits.settle)
+            settle_left(
+                changed,
+                kubelet.created_wall_ms(),
+                SystemTime::now(),
+                settings.waits.settle_after_process,
+            )
         });
         Self { settled_at: left.map(|left| Instant::now() + left) }
     }

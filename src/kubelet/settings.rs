@@ -106,9 +106,11 @@ pub struct Waits {
     pub close_within: Duration,
     /// `close_within` when the daemon stops, which has one second in total.
     pub stop_within: Duration,
-    /// The wait between the connection's end and the next Register, also of the next process: the kubelet closes the
+    /// The wait between the connection's end and the next Register: the kubelet closes the
     /// connection before it notifies its device manager, and a Register in between gets a dead endpoint.
     pub settle: Duration,
+    /// As `settle`, after an earlier process that ended in order, from the last change of the plugins' folder on.
+    pub settle_after_process: Duration,
     /// The loss of a stream sooner than this after Register is a quick loss.
     pub quick_loss: Duration,
     /// This many consecutive quick losses on one kubelet mean a second plugin for the same resource.
@@ -160,6 +162,7 @@ impl Default for Waits {
             close_within: Duration::from_secs(1),
             stop_within: Duration::from_millis(400),
             settle: Duration::from_millis(250),
+            settle_after_process: Duration::from_millis(250),
             quick_loss: Duration::from_secs(10),
             quick_losses_max: 3,
             contested_pause: Duration::from_secs(300),

@@ -95,7 +95,7 @@ impl StrategyTask {
     /// Runs until it is aborted.
     pub(super) async fn run(mut self) {
         let mut snapshots = self.kernel.watch();
-        let mut events = FolderEvents::new().inspect_err(|error| log_no_events(error)).ok();
+        let mut events = FolderEvents::new().inspect_err(log_no_events).ok();
         let mut files_again = Instant::now();
         loop {
             let before = Arc::clone(&snapshots.borrow_and_update());

@@ -38,7 +38,7 @@ impl Condvar {
         self.inner.wait_for(guard, timeout)
     }
 
-    /// Waits for work of the queue: longer than until `_cutoff`, see [`QUEUE_WAIT`].
+    /// Waits for work of the queue: longer than until `_cutoff`, since there is nothing to do without work.
     pub fn wait_until<T: ?Sized>(
         &self,
         guard: &mut MutexGuard<'_, T>,

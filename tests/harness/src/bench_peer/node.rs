@@ -21,8 +21,9 @@ use tonic::transport::Channel;
 
 /// Longer than any step takes on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long the stand-in takes at most to detect that a plugin has stopped.
-const GONE: Duration = Duration::from_millis(150);
+/// How long after a program's end the next one is started: until the kubelet has processed it, for which Berth waits
+/// 250 ms before it registers.
+const GONE: Duration = Duration::from_millis(300);
 /// The variable of Berth's answer that names the allocation starts so.
 const ALLOCATION_ID: &str = "BERTH_ALLOCATION_ID_";
 /// Bytes at the end of a program's log that an error shows.

@@ -1,4 +1,4 @@
-//! Front end 2: the admin API, JSON over HTTP under `/api/v1`.
+//! The admin API: JSON over HTTP under `/api/v1`.
 //!
 //! Handlers parse requests, submit commands to the kernel's handle, and show snapshots. The routes are listed in
 //! `routes` and described in `/openapi.json`; the wire types are those of [`berth_api`]. This crate has no rule about

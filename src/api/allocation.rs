@@ -213,11 +213,11 @@ pub struct End {
 values! {
     /// Why an allocation ended.
     EndReason from kernel::EndReason {
-        /// Its pod is gone.
+        /// Its pod is gone, and the kubelet's checkpoint no longer has it.
         Released = "released",
         /// No pod ever held it.
         NeverStarted = "neverStarted",
-        /// Its pod is gone, and the checkpoint could not be read.
+        /// Its pod is gone as another source shows; the kubelet's checkpoint could not be read.
         PodGone = "podGone",
         /// A later allocation holds its devices.
         Superseded = "superseded",

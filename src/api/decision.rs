@@ -185,7 +185,7 @@ values! {
         Answer = "answer",
         /// It left the answer to the next policy.
         Pass = "pass",
-        /// Calls that failed.
+        /// It failed.
         Fault = "fault",
         /// It was not called, since it was suspended after too many faults.
         Suspended = "suspended",

@@ -1,4 +1,4 @@
-//! An example of each body, for the error of another one.
+//! A valid example of each request body, which the error for an invalid one quotes.
 
 use crate::comparison::Candidate;
 use crate::drain::{Cordon, DrainOrder, MarkHealthy};

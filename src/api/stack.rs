@@ -19,7 +19,7 @@ pub struct Stack {
     /// The number of activations; also the ETag of this resource.
     #[schema(example = 3)]
     pub revision: u64,
-    /// The source of the error.
+    /// Where the stack comes from: the configuration file or the API.
     pub source: StackSource,
     /// The caller that activated it.
     #[schema(example = "admin")]
@@ -325,7 +325,7 @@ pub struct Activation {
     pub revision: u64,
     /// Whether this stack is active.
     pub active: bool,
-    /// The source of the error.
+    /// Where the stack comes from: the configuration file or the API.
     pub source: StackSource,
     /// The caller that activated it, and the person that the caller named.
     #[serde(default, skip_serializing_if = "Option::is_none")]

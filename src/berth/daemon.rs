@@ -412,13 +412,13 @@ impl Daemon {
         // One deadline for all steps: by default a stop takes at most a second.
         let end = Instant::now() + options.stop_max;
         if tokio::time::timeout_at(end, fronts).await.is_err() {
-            tracing::warn!("a front end did not stop in time");
+            tracing::warn!("the admin API or the device plugin did not stop in time");
         }
         drop(core);
         let join = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
         if tokio::time::timeout_at(end, join).await.is_err() {
             // Acknowledged changes are durable, so nothing is lost.
-            tracing::warn!("the keeper did not stop in time");
+            tracing::warn!("the thread that writes the ledger did not stop in time");
         }
     }
 }

@@ -115,7 +115,7 @@ impl ActivateError {
 
 /// Error of a policy that cannot be made callable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("policy {policy} cannot be made callable here: {error}")]
+#[error("policy {policy} cannot be compiled or loaded on this node: {error}")]
 pub struct Unprepared {
     /// The policy's label.
     pub policy: String,

@@ -1,5 +1,5 @@
-//! Keys of queries, and the pages of lists: `limit` and `cursor` in the query and `next` in the response, everywhere
-//! the same. A key that a route does not know is refused: a response must not seem to be filtered when it is not.
+//! Query parameters, and the pages of lists: `limit` and `cursor` in the query and `next` in the response, everywhere
+//! the same. A parameter that a route does not know is refused: a response must not seem to be filtered when it is not.
 
 use crate::failure::{Failure, excerpt};
 use actix_web::dev::ServiceRequest;

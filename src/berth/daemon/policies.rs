@@ -111,7 +111,7 @@ impl PolicyLoader {
                 }
                 Err(error) => {
                     tracing::warn!(
-                        "the state of the active stack's policies could not be recorded: {error:#}"
+                        "cannot record which policies of the active stack can be called: {error:#}"
                     );
                 }
             }

@@ -65,7 +65,7 @@ impl Daemon {
         let mut refused: Option<String> = None;
         let mut events = FolderEvents::new()
             .inspect_err(
-                |error| tracing::warn!(%error, "changes of the configuration are noticed by checks only"),
+                |error| tracing::warn!(%error, "cannot watch the configuration file; it is compared at intervals instead"),
             )
             .ok();
         loop {

@@ -155,7 +155,7 @@ fn watch(successor: &Keeper, inboxes: &Inboxes, mut current: JoinHandle<()>) {
             Ok(thread) => current = thread,
             Err(error) => {
                 // The heartbeat of the hanging keeper makes the liveness probe fail.
-                tracing::error!(%error, "cannot start a thread for the keeper");
+                tracing::error!(%error, "cannot start another thread to write the ledger");
                 return;
             }
         }

@@ -117,7 +117,9 @@ impl DriverAccess {
         if let Err(error) = closed {
             scanner.released.end();
             if let Err(error) = record(scanner, kernel) {
-                tracing::warn!("the driver was not released, but the GPUs stay unhealthy until the next scan: {error}");
+                tracing::warn!(
+                    "the driver was not released, but the GPUs stay unhealthy until the next scan: {error}"
+                );
             }
             return Err(error);
         }

@@ -198,7 +198,9 @@ impl StrategyTask {
         match self.kernel.set_device_access(device_access.clone()).await {
             Ok(_) => self.last = Some((found, device_access)),
             // Tried again with the next check.
-            Err(error) => tracing::warn!("cannot record whether devices can be passed to containers: {error}"),
+            Err(error) => {
+                tracing::warn!("cannot record whether devices can be passed to containers: {error}")
+            }
         }
     }
 

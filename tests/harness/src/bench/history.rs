@@ -33,7 +33,7 @@ pub(crate) fn fill(folder: &Path) -> Result<()> {
 }
 
 /// About what a policy's grant of a share leaves behind; every pod is another.
-fn ended(store: u32, number: u64) -> Result<Allocation> {
+pub(crate) fn ended(store: u32, number: u64) -> Result<Allocation> {
     let part = PartId::parse(&format!("GPU-8a56a4bc-e184-a047-2620-be19fdf913{:02}", number % 8))?;
     let share = u32::try_from(number / 8 % 10)?;
     let namespaces = ["machine-learning", "default", "research", "batch"];

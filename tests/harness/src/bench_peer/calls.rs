@@ -1,7 +1,7 @@
 //! The calls that the kubelet waits for: Allocate and GetPreferredAllocation, one after another through one client.
 //!
-//! Allocates come in bursts, as pods do: at most [`BURST`] follow each other at once. Then the program is left alone for a
-//! moment, its processor time is read, so that what it does after its answers counts, and the pods end.
+//! As on a node, an Allocate finds a program at rest: after each one the program is left alone for a moment, its
+//! processor time is read, so that what it does after its answer counts, and the pod ends.
 
 use crate::bench::disk::Bare;
 use crate::bench::measure::{Series, turns};
@@ -11,16 +11,14 @@ use crate::bench_peer::subject::{Setup, Subject};
 use anyhow::{Context as _, Result};
 use std::time::Duration;
 
-/// Allocates that follow each other at once.
-const BURST: usize = 8;
-/// Bursts of one device.
-const BURSTS: usize = 40;
-/// Allocates of all GPUs, each of which is a burst.
-const WHOLE_NODE: usize = 40;
+/// Allocates of one device in a row of the table.
+const SAMPLES: usize = 120;
+/// Allocates of all GPUs.
+const WHOLE_NODE: usize = 60;
 /// Calls of GetPreferredAllocation of each size.
 const PREFERS: usize = 100;
-/// After a burst and after its pods' end, until the program is at rest.
-const SETTLE: Duration = Duration::from_millis(50);
+/// After an Allocate and after its pod's end, until the program is at rest.
+const SETTLE: Duration = Duration::from_millis(20);
 /// After so many pods started, until their holders are known: Berth reads them every two seconds.
 const HOLDERS: Duration = Duration::from_secs(6);
 
@@ -38,7 +36,7 @@ struct Allocates {
     processor: Duration,
 }
 
-/// Bursts of Allocates of `size` devices each, from `free`.
+/// Allocates of `size` devices each, of `free` in turn.
 fn allocates(
     bench: &Bench,
     serving: &mut Serving<'_, '_>,
@@ -46,25 +44,20 @@ fn allocates(
     size: usize,
     mut after_call: impl FnMut() -> Result<()>,
 ) -> Result<Allocates> {
-    let bursts = bench.effort.samples(if size == 1 { BURSTS } else { WHOLE_NODE });
+    let samples = bench.effort.samples(if size == 1 { SAMPLES } else { WHOLE_NODE });
     let held = serving.pods();
-    let (mut series, mut processor, mut calls) = (Series::default(), Duration::ZERO, 0);
-    for _ in 0..bursts {
+    let (mut series, mut processor) = (Series::default(), Duration::ZERO);
+    for ids in free.chunks_exact(size).cycle().take(samples) {
         let before = serving.threads()?;
-        for ids in free.chunks_exact(size).take(BURST) {
-            series.push(serving.allocate(ids)?);
-            calls += 1;
-        }
+        series.push(serving.allocate(ids)?);
         std::thread::sleep(SETTLE);
         processor += serving.threads()?.processor_since(&before);
-        for _ in free.chunks_exact(size).take(BURST) {
-            after_call()?;
-        }
+        after_call()?;
         serving.end_pods(held)?;
         std::thread::sleep(SETTLE);
     }
     serving.check_allocations()?;
-    Ok(Allocates { time: series.median(), processor: processor / calls })
+    Ok(Allocates { time: series.median(), processor: processor / u32::try_from(samples)? })
 }
 
 /// Whole GPUs, the store in memory and on the disk.

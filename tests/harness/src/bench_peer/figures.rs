@@ -38,6 +38,10 @@ pub(crate) enum Row {
     ResidentAfterLoad,
     GrowthByLoad,
     ShareWithHistory,
+    NothingCall,
+    StoreAppend,
+    StoreAppendDurable,
+    HandOvers,
 }
 
 /// How a value is shown.
@@ -67,7 +71,7 @@ const MILLISECOND: f64 = 1e-3;
 const MEGABYTE: f64 = 1e6;
 
 impl Row {
-    const ALL: [Self; 29] = [
+    const ALL: [Self; 33] = [
         Self::Allocate1,
         Self::Allocate8,
         Self::Durable1,
@@ -97,6 +101,10 @@ impl Row {
         Self::ResidentAfterLoad,
         Self::GrowthByLoad,
         Self::ShareWithHistory,
+        Self::NothingCall,
+        Self::StoreAppend,
+        Self::StoreAppendDurable,
+        Self::HandOvers,
     ];
 
     fn describe(self) -> (&'static str, Unit, Goal) {
@@ -139,6 +147,12 @@ impl Row {
                 Unit::Bytes,
                 Berth(20.0 * MEGABYTE),
             ),
+            Self::NothingCall => {
+                ("floor: a call that the same library answers at once", Unit::Time, Goal::None)
+            }
+            Self::StoreAppend => ("floor: an append to the store, in memory", Unit::Time, Goal::None),
+            Self::StoreAppendDurable => ("floor: an append to the store, on disk", Unit::Time, Goal::None),
+            Self::HandOvers => ("floor: to another thread and back", Unit::Time, Goal::None),
         }
     }
 }

@@ -104,7 +104,8 @@ pub(crate) fn load(bench: &Bench, round: usize, figures: &mut Figures) -> Result
         let folder = bench.on_disk()?;
         let (mut serving, _) = site.serve(subject, Setup::Whole, &folder.path().join("state"))?;
         let ids = serving.ids();
-        // Code and buffers of the first calls are not growth.
+        // Code and buffers of the first calls are not growth, nor is code that was needed for the start alone.
+        bench.rest(SETTLE);
         pods(&mut serving, &ids, ids.len())?;
         bench.rest(SETTLE);
         let before = serving.memory()?.resident;

@@ -6,7 +6,7 @@
 //! ```text
 //!   subject   the programs and their configurations   figures   the rows, the table, the last line
 //!   node      kubelet, program, pods                  calls     Allocate, GetPreferredAllocation
-//!   life      start, exit, at rest, after load
+//!   life      start, exit, at rest, after load        floor     the least that the libraries take
 //! ```
 //!
 //! `just bench-peer` runs it in a mount namespace (`tests/compat/peer.py`), since the kubelet's folder is fixed in
@@ -14,6 +14,7 @@
 
 mod calls;
 mod figures;
+mod floor;
 mod life;
 mod node;
 mod subject;
@@ -48,7 +49,7 @@ pub struct Args {
     glance: bool,
 }
 
-const SECTIONS: [&str; 6] = ["calls", "live", "start", "rest", "load", "history"];
+const SECTIONS: [&str; 7] = ["calls", "live", "start", "rest", "load", "history", "floor"];
 
 /// Measures, and prints the table.
 ///
@@ -93,7 +94,8 @@ fn measure(args: &Args, bench: &Bench, round: usize, figures: &mut Figures) -> R
             "start" => life::starts(bench, round, figures),
             "rest" => life::rest(bench, round, figures),
             "load" => life::load(bench, round, figures),
-            _ => life::history(bench, figures),
+            "history" => life::history(bench, figures),
+            _ => floor::measure(bench, figures),
         };
         measured.with_context(|| section.to_owned())?;
         println!("  {:>9.1} %  stolen", Machine::now()?.stolen_percent_since(before));

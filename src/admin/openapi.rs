@@ -9,7 +9,7 @@ use crate::resources::{
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
-use berth_api::{Event, Kind, Problem};
+use berth_api::{Access, Event, EventHistory, GpuHistory, Kind, Problem};
 use berth_http::PROBLEM_JSON;
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -41,7 +41,7 @@ use utoipa::{Modify, OpenApi};
         stack::show, stack::activate, stack::reset, health::livez, health::readyz, health::metrics,
         stack::history, stack::roll_back, stack::end_suspension,
     ),
-    components(schemas(Problem, Event)),
+    components(schemas(Problem, Event, EventHistory, GpuHistory, Access)),
     tags(
         (name = "node", description = "The node and its daemon"),
         (name = "gpus", description = "GPUs: health, devices, cordon and drain"),

@@ -33,6 +33,14 @@ pub struct Event {
     pub words: String,
 }
 
+/// Past events that concern operators.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EventHistory {
+    /// The events, newest first.
+    pub items: Vec<Event>,
+}
+
 values! {
     /// The kinds of event. Later releases of `/api/v1` may add kinds: ignore unknown ones.
     EventKind {
@@ -66,6 +74,9 @@ values! {
         AllocationHolder = "allocationHolder",
         /// An allocation ended.
         AllocationEnded = "allocationEnded",
+        /// A request of the kubelet for devices was refused: the pod fails. In a burst, some events are left out, and the
+        /// next one has their number.
+        RequestRefused = "requestRefused",
         /// Allocations no longer end automatically, or do so again.
         Hold = "hold",
         /// No device list strategy works on this node, so no device is offered; or one works again.

@@ -52,6 +52,47 @@ pub struct GpuSummary {
     pub drain: Drain,
     /// The advertised, held and free devices of each resource.
     pub resources: Vec<ResourceUse>,
+    /// How busy the GPU is, percent of the time in which a kernel ran (NVML's `utilization.gpu`); absent if the last
+    /// inventory scan could not read it, as while the GPU is in MIG mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 87, maximum = 100)]
+    pub utilization_percent: Option<u32>,
+    /// Temperature of the GPU's die, degrees Celsius; absent if the last inventory scan could not read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 56)]
+    pub temperature_celsius: Option<u32>,
+    /// Power that the GPU draws, watts; absent if the last inventory scan could not read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 412)]
+    pub power_watts: Option<u32>,
+    /// Memory that live allocations reserve, MiB; all of it while the whole GPU is held. Absent if the driver does not
+    /// report the GPU's memory. Shares that reserve no memory count as 0.
+    #[serde(rename = "memoryGrantedMiB", default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 20389)]
+    pub memory_granted_mib: Option<u64>,
+    /// The pod with the most devices of this GPU, and of pods with as many, the one with the most memory reserved; absent
+    /// if no known pod has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_holder: Option<TopHolder>,
+    /// The number of known pods with a device of this GPU. The pod of an allocation is known seconds after the grant.
+    #[serde(default)]
+    #[schema(example = 3)]
+    pub pod_count: u32,
+}
+
+/// A pod with devices of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TopHolder {
+    /// The pod's namespace.
+    #[schema(example = "default")]
+    pub namespace: String,
+    /// The pod's name.
+    #[schema(example = "trainer-0")]
+    pub pod: String,
+    /// The number of devices of the GPU that it holds.
+    #[schema(example = 2)]
+    pub devices: u32,
 }
 
 /// All properties of a GPU.

@@ -1,5 +1,6 @@
 //! The bodies of the REST API, one file per noun, with their conversions. Kernel types are not serializable.
 
+mod access;
 mod allocation;
 mod comparison;
 mod configuration;
@@ -7,6 +8,7 @@ mod decision;
 mod drain;
 mod event;
 mod gpu;
+mod history;
 mod node;
 mod policy;
 mod problem;
@@ -16,6 +18,7 @@ mod stack;
 mod trial;
 mod values;
 
+pub use access::{Access, AccessRight};
 pub use allocation::{
     Allocation, AllocationLimits, AllocationList, AllocationState, Decision, End, EndReason, EnforcedBy,
     Holder, Limits, PartUse, SharedUse,
@@ -34,14 +37,15 @@ pub use drain::{
     AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, DrainState, Mark,
     MarkHealthy, MarkKind,
 };
-pub use event::{Event, EventKind};
+pub use event::{Event, EventHistory, EventKind};
 pub use gpu::{
     Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Link, LinkPath,
-    Mig, OfferLine, Part, ResourceUse,
+    Mig, OfferLine, Part, ResourceUse, TopHolder,
 };
+pub use history::{GpuHistory, GpuSample, PodHistory, PodSample};
 pub use node::{
-    Alive, Check, Counts, DeviceListStrategy, DriverRelease, Node, Ready, ReleaseOrder, ResourceState,
-    StepState,
+    Alive, Check, Counts, DeviceListStrategy, DriverRelease, Node, NotFree, NotFreeState, Ready,
+    ReleaseOrder, ResourceState, StepState,
 };
 pub use policy::{Hook, Policy, PolicyDetail, PolicyList};
 pub use problem::{Action, Kind, Operation, Problem};

@@ -2,6 +2,7 @@
 
 use super::configuration::ConfigurationState;
 use super::process::ProcessSight;
+use super::values::values;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -176,12 +177,59 @@ pub struct ResourceState {
     #[schema(example = 5)]
     pub held: u32,
     /// The number of these that can be granted now.
-    #[schema(example = 3)]
+    #[schema(example = 2)]
     pub free: u32,
+    /// The number of these that are not held and on GPUs that work, but cannot be granted now: other devices of the GPU
+    /// are held, the resource is withdrawn, or the device is no longer offered.
+    #[serde(default)]
+    #[schema(example = 0)]
+    pub withdrawn: u32,
+    /// The number of these that are not held, on GPUs that are cordoned or drained.
+    #[serde(default)]
+    #[schema(example = 0)]
+    pub cordoned: u32,
+    /// The number of these that are not held, on GPUs that are unhealthy or vanished. `devices` is the sum of `held`, `free`,
+    /// `withdrawn`, `cordoned` and `unhealthy`.
+    #[serde(default)]
+    #[schema(example = 1)]
+    pub unhealthy: u32,
+    /// Why devices are neither held nor free, by state, GPU and reason.
+    #[serde(default)]
+    pub not_free: Vec<NotFree>,
     /// The reason why its free devices are withdrawn after a series of denials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "3 denials in a minute: withdrawn for 10 s")]
     pub breaker: Option<String>,
+}
+
+/// Devices of a resource that are neither held nor free, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NotFree {
+    /// What keeps them from being granted.
+    pub state: NotFreeState,
+    /// The number of devices.
+    #[schema(example = 1)]
+    pub devices: u32,
+    /// The reason, as a sentence that names the GPU.
+    #[schema(example = "GPU 3: XID 79: GPU has fallen off the bus")]
+    pub reason: String,
+    /// UUID of the GPU that it is about; absent if the reason concerns the whole node or the whole resource.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")]
+    pub gpu: Option<String>,
+}
+
+values! {
+    /// What keeps a device that is not held from being granted.
+    NotFreeState {
+        /// Other devices of the GPU are held, the resource is withdrawn, or the device is no longer offered.
+        Withdrawn = "withdrawn",
+        /// Its GPU is cordoned or drained.
+        Cordoned = "cordoned",
+        /// Its GPU is unhealthy or vanished.
+        Unhealthy = "unhealthy",
+    }
 }
 
 /// A step of the daemon's start.

@@ -203,6 +203,12 @@ impl View {
             health: health(state, self.parts(id).any(|p| p.present)),
             drain: self.drain_of(id, &state.marks),
             resources: self.survey.uses.get(id).cloned().unwrap_or_default(),
+            utilization_percent: None,
+            temperature_celsius: None,
+            power_watts: None,
+            memory_granted_mib: None,
+            top_holder: None,
+            pod_count: 0,
         })
     }
 

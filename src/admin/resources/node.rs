@@ -60,6 +60,10 @@ fn resources(facts: &NodeFacts, survey: &Survey) -> Vec<ResourceState> {
         devices: 0,
         held: 0,
         free: 0,
+        withdrawn: 0,
+        cordoned: 0,
+        unhealthy: 0,
+        not_free: Vec::new(),
         breaker: None,
     };
     for used in &survey.of_node {

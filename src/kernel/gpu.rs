@@ -76,6 +76,22 @@ pub struct Usage {
     pub processes: u32,
 }
 
+/// How busy and how hot a GPU is at the time of a scan. It changes with each scan and is no part of the ledger, so that
+/// neither a snapshot nor a reader is due to it. A value that the model, the driver or the daemon's rights do not give is
+/// `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Percent of the last sample period, up to a second, in which a kernel ran (nvml.h, `nvmlUtilization_t.gpu`).
+    pub utilization_percent: Option<u8>,
+    /// Temperature of the GPU's die, degrees Celsius (nvml.h, `NVML_TEMPERATURE_GPU`).
+    pub temperature_celsius: Option<u32>,
+    /// Power draw, watts (nvml.h, `nvmlDeviceGetPowerUsage`: of the board, within 5 %).
+    pub power_watts: Option<u32>,
+    /// Percent of the GPU's time that each process used, by process id; `None` if the GPU does not report it. A process
+    /// that is not listed used nothing.
+    pub processes_percent: Option<BTreeMap<u32, u8>>,
+}
+
 /// The distance between two GPUs, nearest first; NVML's common ancestor levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Path {
@@ -139,6 +155,8 @@ pub struct Inventory {
     pub links: Links,
     /// Current usage of the parts, where it could be read.
     pub usage: BTreeMap<PartId, Usage>,
+    /// The load of the whole GPUs (by UUID) that answered.
+    pub loads: BTreeMap<PartId, Load>,
     /// The processes on each GPU (by UUID), including its instances', if the backend can list them.
     pub processes: BTreeMap<PartId, Vec<Process>>,
     /// Whether these are all processes, whatever the daemon may see. Only simulated GPUs can set this.

@@ -7,7 +7,7 @@ use berth_kernel::names::PartId;
 use berth_kernel::ports::Gpus;
 use berth_kernel::process::ProcessIdentity;
 use fake_nvml::{Installed, Process, RecoveryAction, State};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -172,8 +172,9 @@ impl Rig for OverNvml {
     }
 }
 
+/// A scan without the loads, which move from scan to scan.
 fn look(rig: &dyn Rig) -> Inventory {
-    rig.gpus().scan().expect("a look")
+    Inventory { loads: BTreeMap::new(), ..rig.gpus().scan().expect("a look") }
 }
 
 fn gpu_id(inventory: &Inventory, index: u32) -> PartId {
@@ -193,6 +194,25 @@ fn next_of(rig: &dyn Rig, source: &str) -> Reading {
         }
     }
     panic!("no reading from {source}");
+}
+
+fn reads_the_load_of_each_gpu_that_answers(rig: &dyn Rig) {
+    // The first scan starts the GPUs.
+    let inventory = look(rig);
+    rig.split(1);
+    rig.lost(2, true);
+    rig.gpus().scan().expect("a look");
+    let loads = rig.gpus().scan().expect("a look").loads;
+    let load = |index| loads.get(&gpu_id(&inventory, index));
+    let idle = load(0).expect("a load");
+    assert_eq!(
+        (idle.utilization_percent, idle.processes_percent.as_ref().map(BTreeMap::len)),
+        (Some(0), Some(0))
+    );
+    assert!(idle.temperature_celsius.is_some() && idle.power_watts.is_some(), "{idle:?}");
+    let split = load(1).expect("a load");
+    assert_eq!((split.utilization_percent, &split.processes_percent), (None, &None), "in MIG mode");
+    assert_eq!((loads.len(), load(2)), (7, None), "a lost GPU");
 }
 
 fn shows_every_gpu_and_always_the_same(rig: &dyn Rig) {
@@ -396,6 +416,7 @@ macro_rules! contract {
 }
 
 contract!(
+    reads_the_load_of_each_gpu_that_answers,
     shows_every_gpu_and_always_the_same,
     knows_the_link_of_every_pair,
     a_lost_gpu_is_in_trouble_and_its_facts_stay,

@@ -1,7 +1,7 @@
 //! NVML that hangs, fails or is missing: GPUs become unhealthy, and every request is answered.
 
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
-use berth_kernel::gpu::{Inventory, Part, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
+use berth_kernel::gpu::{Inventory, Load, Part, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
 use berth_kernel::ports::Gpus;
 use berth_kernel::process::PROCESSES_PER_GPU_MAX;
 use fake_nvml::{Code, Event, EventKind, Fault, Installed, Process, RecoveryAction, State};
@@ -85,7 +85,7 @@ fn options(library: &Path, sysfs: &Path) -> NvmlOptions {
 #[test]
 fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     let bench = Bench::new(&State::h100(4));
-    let before = bench.look();
+    let before = bench.look_until("scanned with its loads", |inventory| inventory.loads.len() == 4);
     let hung = before.parts[1].id.clone();
     bench.change(|state| {
         let fault = Fault::hang("nvmlDeviceGetMemoryInfo*").of_gpu(hung.as_str());
@@ -114,7 +114,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
 #[test]
 fn a_hanging_driver_leaves_all_gpus_listed_with_an_error() {
     let bench = Bench::new(&State::h100(8));
-    let before = bench.look();
+    let before = bench.look_until("scanned with its loads", |inventory| inventory.loads.len() == 8);
     bench.change(|state| state.faults.push(Fault::hang("*")));
     let during = bench.look();
     assert_eq!(during.parts, before.parts);
@@ -300,7 +300,9 @@ fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     let first = gpus.scan().expect("a look");
     assert_eq!(first.parts.len(), 2);
     installed.change(|state| state.gpus.extend(late)).expect("a change");
-    assert_eq!(gpus.scan().expect("a look"), first, "NVML counts when it is opened");
+    let again = gpus.scan().expect("a look");
+    assert_eq!(again.loads.len(), 2, "the first scan starts the GPUs and reads no load");
+    assert_eq!(Inventory { loads: BTreeMap::new(), ..again }, first, "NVML counts when it is opened");
     attach("0000:1f:00.0");
     attach("0000:2b:00.0");
     let both = gpus.scan().expect("a look");
@@ -664,4 +666,58 @@ fn links_that_come_up_after_the_driver_are_found() {
     installed.change(up).expect("a change");
     std::thread::sleep(interval);
     assert_eq!(links(), 18);
+}
+
+#[test]
+fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unhealthy() {
+    let mut state = State::h100(3);
+    let (poor, ill) = (state.gpus[1].uuid.clone(), state.gpus[2].uuid.clone());
+    state.gpus[0].utilization_gpu = 42;
+    state.gpus[0].temperature_c = 61;
+    state.gpus[0].power_mw = 350_499;
+    state.gpus[0].processes =
+        vec![Process { utilization: Some(30), ..Process::new(7, 100) }, Process::new(8, 100)];
+    for call in
+        ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetProcessUtilization"]
+    {
+        state.faults.push(Fault::fail(call, Code::NotSupported).of_gpu(poor.as_str()));
+        state.faults.push(Fault::fail(call, Code::Unknown).of_gpu(ill.as_str()));
+    }
+    state.faults.push(Fault::fail("nvmlDeviceGetTemperature", Code::NoPermission).of_gpu(ill.as_str()));
+    let bench = Bench::new(&state);
+    bench.look();
+    let inventory = bench.look();
+    assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
+    let load = |inventory: &Inventory, at: usize| inventory.loads[&inventory.parts[at].id].clone();
+    let full = load(&inventory, 0);
+    assert_eq!(
+        (full.utilization_percent, full.temperature_celsius, full.power_watts),
+        (Some(42), Some(61), Some(350))
+    );
+    assert_eq!(full.processes_percent, Some(BTreeMap::from([(7, 30)])));
+    assert_eq!(load(&inventory, 1), Load { temperature_celsius: Some(32), ..Load::default() });
+    assert_eq!(load(&inventory, 2), Load::default());
+    bench.change(|state| {
+        (state.gpus[0].utilization_gpu, state.gpus[0].temperature_c) = (43, 62);
+        state.gpus[0].processes.clear();
+    });
+    let moved = load(&bench.look(), 0);
+    assert_eq!((moved.utilization_percent, moved.temperature_celsius), (Some(43), Some(62)));
+    assert_eq!(moved.processes_percent, Some(BTreeMap::new()), "no process used the GPU");
+}
+
+#[test]
+fn a_load_that_is_slow_to_read_leaves_out_the_loads_after_it_and_no_facts() {
+    let mut state = State::h100(3);
+    let slow = state.gpus[1].uuid.clone();
+    state.faults.push(Fault::hang("nvmlDeviceGetPowerUsage").of_gpu(slow.as_str()));
+    let bench = Bench::new(&state);
+    bench.look();
+    let inventory = bench.look();
+    assert_eq!((inventory.parts.len(), inventory.usage.len(), inventory.scan_errors.len()), (3, 3, 0));
+    let known: Vec<_> = inventory.loads.keys().collect();
+    assert_eq!(known, [&inventory.parts[0].id]);
+    bench.change(|state| state.faults.clear());
+    let all = bench.look_until("read again", |inventory| inventory.loads.len() == 3);
+    assert!(all.scan_errors.is_empty());
 }

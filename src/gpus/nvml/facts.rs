@@ -4,16 +4,19 @@ use super::fence::Steps;
 use super::map;
 use super::processes::{self, GpuProcess};
 use super::raw::{self, RemappedRows};
-use berth_kernel::gpu::{MIG_INDEX, Mig, Part, RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Reading, Usage};
+use berth_kernel::gpu::{
+    Load, MIG_INDEX, Mig, Part, RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Reading, Usage,
+};
 use berth_kernel::names::{BadName, PartId};
 use berth_kernel::process::{PROCESSES_PER_GPU_MAX, Process};
-use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// A GPU and its MIG instances. What does not change while the GPU is attached is read once.
 #[derive(Clone, Debug)]
@@ -147,6 +150,48 @@ pub(super) fn scan_gpu(
         })?,
         parts: GpuParts { gpu, instances },
     })
+}
+
+/// The load of a GPU, and the newest time of its samples by process, microseconds since 1970.
+pub(super) struct LoadScan {
+    pub(super) load: Load,
+    pub(super) sampled_us: Option<u64>,
+}
+
+/// Reads the load of the GPU with this NVML index. Whatever fails only leaves a value out: other calls show whether the GPU
+/// works. `sampled_us`: the newest time of its samples by process at the last scan.
+pub(super) fn scan_load(nvml: &Nvml, index: u32, sampled_us: Option<u64>, steps: &Steps) -> LoadScan {
+    /// As long as a scan takes on a busy driver; then the rest is left out.
+    const LOAD_MAX: Duration = Duration::from_millis(500);
+    let began = Instant::now();
+    let mut scan = LoadScan { load: Load::default(), sampled_us };
+    let at = |call| {
+        steps.at(call);
+        began.elapsed() < LOAD_MAX
+    };
+    let Ok(device) = nvml.device_by_index(index) else { return scan };
+    if at("nvmlDeviceGetUtilizationRates") {
+        let rates = device.utilization_rates().ok();
+        scan.load.utilization_percent = rates.map(|rates| map::percent(rates.gpu));
+    }
+    if at("nvmlDeviceGetTemperature") {
+        scan.load.temperature_celsius = device.temperature(TemperatureSensor::Gpu).ok();
+    }
+    if at("nvmlDeviceGetPowerUsage") {
+        scan.load.power_watts = device.power_usage().ok().map(|milliwatts| (milliwatts + 500) / 1000);
+    }
+    if at("nvmlDeviceGetProcessUtilization") {
+        let samples = match device.process_utilization_stats(sampled_us) {
+            // No process used the GPU since.
+            Err(NvmlError::NotFound) => Ok(Vec::new()),
+            samples => samples,
+        };
+        if let Ok(samples) = samples {
+            scan.sampled_us = samples.iter().map(|sample| sample.timestamp).max().or(sampled_us);
+            scan.load.processes_percent = Some(map::newest_percents(&samples));
+        }
+    }
+    scan
 }
 
 /// Reads the part of a whole GPU.

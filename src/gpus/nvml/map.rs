@@ -5,11 +5,26 @@ use berth_kernel::gpu::{Part, Path};
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
 use std::collections::BTreeMap;
 
 /// Bytes to MiB, rounded down.
 pub(super) fn mib(bytes: u64) -> u64 {
     bytes / (1024 * 1024)
+}
+
+/// A percentage of NVML.
+pub(super) fn percent(value: u32) -> u8 {
+    u8::try_from(value.min(100)).unwrap_or(100)
+}
+
+/// The newest utilisation of the GPU's multiprocessors by each process (nvml.h, `smUtil`), percent. Some drivers return
+/// entries that they did not fill: those without a process, or above 100, are left out.
+pub(super) fn newest_percents(samples: &[ProcessUtilizationSample]) -> BTreeMap<u32, u8> {
+    let mut samples: Vec<_> =
+        samples.iter().filter(|sample| sample.pid != 0 && sample.sm_util <= 100).collect();
+    samples.sort_by_key(|sample| sample.timestamp);
+    samples.into_iter().map(|sample| (sample.pid, percent(sample.sm_util))).collect()
 }
 
 /// The ids of a MIG instance on its GPU: GPU instance and compute instance. `None` for a whole GPU.
@@ -192,6 +207,21 @@ mod tests {
 
     fn links(direct: &[(&str, u32)], switched: u32) -> OutgoingLinks {
         OutgoingLinks { direct: direct.iter().map(|(bus, n)| (bus_key(bus), *n)).collect(), switched }
+    }
+
+    #[test]
+    fn the_newest_sample_of_a_process_counts_and_entries_that_are_not_filled_do_not() {
+        let sample = |pid, timestamp, sm_util| ProcessUtilizationSample {
+            pid,
+            timestamp,
+            sm_util,
+            mem_util: 0,
+            enc_util: 0,
+            dec_util: 0,
+        };
+        let samples =
+            [sample(7, 20, 40), sample(7, 10, 90), sample(8, 5, 3), sample(0, 9, 1), sample(9, 9, 4_000_000)];
+        assert_eq!(newest_percents(&samples), BTreeMap::from([(7, 40), (8, 3)]));
     }
 
     #[test]

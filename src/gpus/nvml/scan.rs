@@ -1,7 +1,7 @@
 //! Scans all GPUs; GPUs that do not answer are kept as they were at their last scan.
 
 use super::events::WatchedGpu;
-use super::facts::{self, GpuParts, GpuScan, ReadError};
+use super::facts::{self, GpuParts, GpuScan, LoadScan, ReadError};
 use super::fence::{Lane, Pending, Steps, Stuck};
 use super::links::LinkCache;
 use super::{Session, map};
@@ -26,9 +26,20 @@ pub(super) struct Scanner {
     overdue: BTreeMap<Lane, u32>,
     /// Indices of GPUs without a known UUID for which a warning was logged.
     warned: BTreeSet<u32>,
+    /// The newest time of a GPU's samples by process, by NVML index, microseconds since 1970.
+    sampled_us: BTreeMap<u32, u64>,
 }
 
 type ScanResult = Result<Result<GpuScan, ReadError>, Stuck>;
+
+/// A job of a series.
+type SeriesJob = Box<dyn FnOnce(&Steps) -> SeriesAnswer + Send>;
+
+/// The answer of a job of a series.
+enum SeriesAnswer {
+    Facts(Box<Result<GpuScan, ReadError>>),
+    Load(LoadScan),
+}
 
 /// Calls in a row that may exceed their deadline before a GPU counts as hung: a driver that wakes a GPU up, or that
 /// another program uses, is slow at times.
@@ -42,6 +53,7 @@ impl Scanner {
             links: LinkCache::new(links_interval),
             overdue: BTreeMap::new(),
             warned: BTreeSet::new(),
+            sampled_us: BTreeMap::new(),
         }
     }
 
@@ -86,13 +98,19 @@ impl Scanner {
         inventory: &mut Inventory,
     ) -> Result<(), GpusError> {
         self.gpus.retain(|index, _| *index < count);
+        self.sampled_us.retain(|index, _| *index < count);
         let (mut answered, mut failed) = (Vec::new(), Vec::new());
-        for (index, scan) in self.run_scans(session, count) {
+        let (scans, mut loads) = self.run_scans(session, count);
+        for (index, scan) in scans {
             match scan {
                 Ok(Ok(scan)) => {
                     session.start_gpu(index);
                     self.overdue.remove(&Lane::Gpu(index));
                     answered.push(scan.parts.gpu.clone());
+                    if let Some(LoadScan { load, sampled_us }) = loads.remove(&index) {
+                        inventory.loads.insert(scan.parts.gpu.id.clone(), load);
+                        self.sampled_us.extend(sampled_us.map(|sampled_us| (index, sampled_us)));
+                    }
                     self.record(index, scan, inventory);
                 }
                 Ok(Err(ReadError::Uuid(error))) => self.warn_once(index, &error.to_string()),
@@ -151,7 +169,10 @@ impl Scanner {
 
     /// Scans one GPU after the other; once one of them has hung, all others at the same time, so that a scan takes two
     /// deadlines at most, however many hang. GPUs that still have to start are scanned at the same time, too.
-    fn run_scans(&self, session: &Session, count: u32) -> Vec<(u32, ScanResult)> {
+    ///
+    /// The loads are read by the same thread, after all GPUs were scanned one by one: a load that is slow leaves out the loads
+    /// after it, and nothing else. GPUs that were scanned at the same time have none.
+    fn run_scans(&self, session: &Session, count: u32) -> (Vec<(u32, ScanResult)>, BTreeMap<u32, LoadScan>) {
         let options = &session.options;
         let job = |index: u32| {
             let last = self.gpus.get(&index);
@@ -168,8 +189,31 @@ impl Scanner {
             (0..count).take(GPUS_MAX).partition(|index| !session.is_started(*index));
         let starting: Vec<_> = starting.into_iter().map(|index| (index, start(index))).collect();
         done.extend(starting.into_iter().map(|(index, scan)| (index, scan.and_then(Pending::wait))));
-        let series = started.iter().map(|index| (Lane::Gpu(*index), job(*index))).collect();
-        let (scans, stuck) = session.fence.run_series(series, options.deadline);
+        let facts = started.iter().map(|index| {
+            let job = job(*index);
+            let job: SeriesJob = Box::new(move |steps| SeriesAnswer::Facts(Box::new(job(steps))));
+            (Lane::Gpu(*index), job)
+        });
+        let load = started.iter().map(|index| {
+            let (nvml, index) = (Arc::clone(&session.library.nvml), *index);
+            let sampled_us = self.sampled_us.get(&index).copied();
+            let job: SeriesJob =
+                Box::new(move |steps| SeriesAnswer::Load(facts::scan_load(&nvml, index, sampled_us, steps)));
+            (Lane::Gpu(index), job)
+        });
+        let (answers, stuck) = session.fence.run_series(facts.chain(load).collect(), options.deadline);
+        // A load without an answer is no reason to scan anything again.
+        let stuck = stuck.filter(|_| answers.len() < started.len());
+        let (mut scans, mut loads) = (Vec::new(), BTreeMap::new());
+        for (answer, index) in answers.into_iter().zip(started.iter().chain(&started)) {
+            match answer {
+                Some(SeriesAnswer::Load(load)) => {
+                    loads.insert(*index, load);
+                }
+                Some(SeriesAnswer::Facts(scan)) => scans.push(Some(*scan)),
+                None => scans.push(None),
+            }
+        }
         let mut results =
             scans.into_iter().map(|scan| scan.map(Ok)).chain(stuck.map(|stuck| Some(Err(stuck))));
         // Those whose lane is in use, as by a call that hung before: that fails at once. And those after one that hung.
@@ -182,7 +226,7 @@ impl Scanner {
         }
         let concurrent: Vec<_> = others.into_iter().map(|index| (index, start(index))).collect();
         done.extend(concurrent.into_iter().map(|(index, started)| (index, started.and_then(Pending::wait))));
-        done
+        (done, loads)
     }
 
     /// Records a scan, and adds it to the inventory.

@@ -1,5 +1,6 @@
-//! Builds the inventory of a simulated machine. Deterministic: equal machines have equal inventories.
+//! Builds the inventory of a simulated machine. Deterministic: equal machines have equal inventories at the same scan.
 
+use super::load::load;
 use super::machine::{Machine, Model, SimGpu, SimKind, SimProcess};
 use berth_kernel::gpu::{Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage};
 use berth_kernel::names::PartId;
@@ -7,13 +8,14 @@ use berth_kernel::process::{Process, ProcessIdentity, Uses};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The result of a scan of the machine. `None` only for an unknown model, which [`Machine::check`] rejects.
-pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
+/// The result of the scan with this number of the machine. `None` only for an unknown model, which [`Machine::check`]
+/// rejects.
+pub(super) fn inventory(machine: &Machine, scan: u64) -> Option<Inventory> {
     let mut inventory = Inventory { processes_complete: true, ..Inventory::default() };
     let mut gpus = Vec::new();
     for index in 0..machine.total() {
         let model = machine.model_of(index)?;
-        let default = SimGpu::default();
+        let default = SimGpu { index, ..SimGpu::default() };
         let differs = machine.gpus.iter().find(|gpu| gpu.index == index);
         let state = differs.unwrap_or(&default);
         if state.absent {
@@ -26,6 +28,7 @@ pub(super) fn inventory(machine: &Machine) -> Option<Inventory> {
             inventory.scan_errors.insert(gpu.id.clone(), text.into());
         } else {
             add_usage(&mut inventory, &gpu, &instances, state);
+            inventory.loads.insert(gpu.id.clone(), load(model, state, scan));
             inventory.signs.extend(state.trouble.iter().map(|text| Reading {
                 part: gpu.id.clone(),
                 source: RECOVERY.to_owned(),
@@ -167,7 +170,7 @@ mod tests {
     use super::*;
 
     fn scan(profile: &str) -> Inventory {
-        inventory(&Machine::from_profile(profile).unwrap()).unwrap()
+        inventory(&Machine::from_profile(profile).unwrap(), 0).unwrap()
     }
 
     fn between(inventory: &Inventory, a: usize, b: usize) -> (Path, u32) {
@@ -199,7 +202,7 @@ mod tests {
     fn idle_gpus_have_an_empty_list_of_processes() {
         let mut machine = Machine::from_profile("2xh100").unwrap();
         machine.gpus = vec![SimGpu { index: 1, mig: vec!["1g.10gb".into()], ..SimGpu::default() }];
-        let idle = inventory(&machine).unwrap();
+        let idle = inventory(&machine, 0).unwrap();
         assert!(idle.processes_complete);
         for gpu in idle.parts.iter().filter(|part| part.parent.is_none()) {
             assert_eq!(idle.processes.get(&gpu.id).map(Vec::len), Some(0), "{}", gpu.id);

@@ -276,6 +276,8 @@ pub(super) struct Model {
     pub(super) memory_mib: u64,
     pub(super) compute_capability: &'static str,
     pub(super) architecture: &'static str,
+    /// Power limit of the board, watts, from NVIDIA's data sheets.
+    pub(super) power_watts: u32,
     /// NVLinks of a GPU to the NVSwitches of its board; 0 for boards with PCIe only.
     pub(super) nvlinks: u32,
     /// Whether it can be split into MIG instances.
@@ -292,6 +294,7 @@ const H100: Model = Model {
     memory_mib: 81_559,
     compute_capability: "9.0",
     architecture: "hopper",
+    power_watts: 700,
     nvlinks: 18,
     mig: true,
     neighbours: 1,
@@ -304,6 +307,7 @@ const L40S: Model = Model {
     memory_mib: 46_068,
     compute_capability: "8.9",
     architecture: "ada",
+    power_watts: 350,
     nvlinks: 0,
     mig: false,
     neighbours: 2,
@@ -317,6 +321,7 @@ const A100: Model = Model {
     memory_mib: 81_920,
     compute_capability: "8.0",
     architecture: "ampere",
+    power_watts: 400,
     nvlinks: 12,
     mig: true,
     neighbours: 2,
@@ -331,6 +336,7 @@ const MODELS: [Model; 9] = [
         memory_mib: 15_360,
         compute_capability: "7.5",
         architecture: "turing",
+        power_watts: 70,
         neighbour_path: Path::HostBridge,
         ..L40S
     },
@@ -340,9 +346,10 @@ const MODELS: [Model; 9] = [
         memory_mib: 23_028,
         compute_capability: "8.6",
         architecture: "ampere",
+        power_watts: 150,
         ..L40S
     },
-    Model { key: "l4", name: "NVIDIA L4", memory_mib: 23_034, ..L40S },
+    Model { key: "l4", name: "NVIDIA L4", memory_mib: 23_034, power_watts: 72, ..L40S },
     L40S,
     Model { key: "a100-40gb", name: "NVIDIA A100-SXM4-40GB", memory_mib: 40_960, ..A100 },
     A100,
@@ -354,6 +361,7 @@ const MODELS: [Model; 9] = [
         memory_mib: 183_359,
         compute_capability: "10.0",
         architecture: "blackwell",
+        power_watts: 1_000,
         ..H100
     },
 ];

@@ -4,6 +4,7 @@
 //! (for the format see [`Machine`]); and [`SimGpus::change`] changes one from Rust.
 
 mod inventory;
+mod load;
 mod machine;
 
 pub use machine::{Machine, SimEvent, SimGpu, SimGroup, SimKind, SimProcess};
@@ -47,6 +48,8 @@ struct State {
     /// GPUs whose loss became a reading.
     lost: BTreeSet<u32>,
     readings: VecDeque<Reading>,
+    /// Number of scans, by which the load moves.
+    scans: u64,
     /// Whether a wait for a reading is to end.
     interrupted: bool,
 }
@@ -92,6 +95,7 @@ impl SimGpus {
             stamp: None,
             error: None,
             readings: VecDeque::new(),
+            scans: 0,
             interrupted: false,
         };
         Self { state: Mutex::new(state), arrived: Condvar::new() }
@@ -161,11 +165,12 @@ impl State {
 
 impl Gpus for SimGpus {
     fn scan(&self) -> Result<Inventory, GpusError> {
-        let state = self.current();
+        let mut state = self.current();
         if let (Some(why), Some(path)) = (&state.error, &state.file) {
             return Err(simulation_error(&path.display().to_string(), why));
         }
-        inventory::inventory(&state.machine)
+        state.scans += 1;
+        inventory::inventory(&state.machine, state.scans)
             .ok_or_else(|| simulation_error(&state.machine.model, "this model is not known"))
     }
 

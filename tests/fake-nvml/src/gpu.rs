@@ -220,6 +220,9 @@ pub struct Process {
     /// Its memory is reported as `NVML_VALUE_NOT_AVAILABLE`.
     #[serde(default)]
     pub memory_hidden: bool,
+    /// Share of the GPU's time that it uses, in percent; absent: the driver has no sample of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<u32>,
     /// GPU instance id under MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_instance: Option<u32>,
@@ -238,6 +241,7 @@ impl Process {
             mps: false,
             graphics: false,
             memory_hidden: false,
+            utilization: None,
             gpu_instance: None,
             compute_instance: None,
         }

@@ -75,7 +75,7 @@
 //!         { "remote": { "switch": "00000000:D0:00.0" }, "active": false }
 //!       ],
 //!       "processes": [
-//!         { "pid": 4711, "memory_mib": 1024, "name": "python", "mps": false, "gpu_instance": 7, "compute_instance": 0 }
+//!         { "pid": 4711, "memory_mib": 1024, "name": "python", "mps": false, "utilization": 12, "gpu_instance": 7, "compute_instance": 0 }
 //!       ],
 //!       "ecc": { "enabled": true, "corrected_volatile": 0, "uncorrected_volatile": 0, "corrected_aggregate": 2, "uncorrected_aggregate": 0 },
 //!       "remapped_rows": { "correctable": 0, "uncorrectable": 1, "pending": true, "failed": false },

@@ -145,7 +145,6 @@ absent! {
     nvmlDeviceGetPowerMizerMode_v1
     nvmlDeviceGetPowerSource
     nvmlDeviceGetPowerState
-    nvmlDeviceGetProcessUtilization
     nvmlDeviceGetProcessesUtilizationInfo
     nvmlDeviceGetRemappedRows_v2
     nvmlDeviceGetRepairStatus

@@ -158,6 +158,18 @@ pub(crate) struct Process {
     pub(crate) compute_instance: c_uint,
 }
 
+/// `nvmlProcessUtilizationSample_t`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ProcessUtilization {
+    pub(crate) pid: c_uint,
+    pub(crate) timestamp_us: c_ulonglong,
+    pub(crate) sm: c_uint,
+    pub(crate) memory: c_uint,
+    pub(crate) encoder: c_uint,
+    pub(crate) decoder: c_uint,
+}
+
 /// `nvmlEventData_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]

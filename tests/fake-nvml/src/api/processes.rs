@@ -1,9 +1,11 @@
 //! Processes on a GPU or a MIG device.
 
 use std::ffi::{c_uint, c_ulonglong};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::api::bytes;
-use crate::api::layout::{Process, ProcessV1};
+use crate::api::layout::{Process, ProcessUtilization, ProcessV1};
+use crate::code::Code;
 use crate::gpu;
 use crate::runtime::call::{self, Device};
 use crate::runtime::handle::Handle;
@@ -85,4 +87,31 @@ lists! {
     nvmlDeviceGetGraphicsRunningProcesses: ProcessV1 = |device| short(device, List::Graphics);
     nvmlDeviceGetGraphicsRunningProcesses_v2: Process = |device| full(device, List::Graphics);
     nvmlDeviceGetGraphicsRunningProcesses_v3: Process = |device| full(device, List::Graphics);
+}
+
+/// Samples of now, whenever the caller last asked. `NOT_FOUND` if no process has one; not supported while MIG is on, as in
+/// NVML.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetProcessUtilization(
+    device: Handle,
+    array: OutArray<ProcessUtilization>,
+    count: Out<c_uint>,
+    _last_seen_us: c_ulonglong,
+) -> c_uint {
+    call::gpu("nvmlDeviceGetProcessUtilization", device, |device| {
+        if device.gpu.mig.as_ref().is_some_and(|mig| mig.enabled) {
+            return Err(Code::NotSupported);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let timestamp_us = c_ulonglong::try_from(now.as_micros()).map_err(|_| Code::Unknown)?;
+        let sample = |process: &gpu::Process| {
+            let sm = process.utilization?;
+            Some(ProcessUtilization { pid: process.pid, timestamp_us, sm, memory: 0, encoder: 0, decoder: 0 })
+        };
+        let samples: Vec<_> = device.gpu.processes.iter().filter_map(sample).collect();
+        if samples.is_empty() {
+            return Err(Code::NotFound);
+        }
+        array.list(count, &samples)
+    })
 }

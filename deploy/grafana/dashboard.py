@@ -125,6 +125,13 @@ ROWS = [
                 "percentunit",
             ),
             Panel(
+                "Utilisation",
+                [(_of("berth_gpu_utilization_ratio"), "GPU {{gpu}} of {{instance}}")],
+                "percentunit",
+            ),
+            Panel("Temperature", [(_of("berth_gpu_temperature_celsius"), "GPU {{gpu}} of {{instance}}")], "celsius"),
+            Panel("Power", [(_of("berth_gpu_power_watts"), "GPU {{gpu}} of {{instance}}")], "watt"),
+            Panel(
                 "Processes",
                 [
                     (_sum("berth_gpu_processes", "instance"), "{{instance}}"),

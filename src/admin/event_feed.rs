@@ -1,7 +1,9 @@
 //! The node's newest events in memory, made of the transitions of the node and of policies; and the permits of the
 //! streams that read them.
 
+use crate::past_events::PastEvents;
 use berth_api::{Event, EventKind, rfc3339};
+use berth_core::RefusedRequest;
 use berth_core::policy_transitions::PolicyTransition;
 use berth_kernel::drain::Drain;
 use berth_kernel::ledger::Ledger;
@@ -23,6 +25,8 @@ const NUDGE_WAIT: Duration = Duration::from_millis(50);
 /// The node's newest events, and the permits of the streams that read them.
 pub(crate) struct Feed {
     pub(crate) ring: Arc<Ring>,
+    /// The events of the last day that concern operators.
+    pub(crate) past: PastEvents,
     permits: Arc<StreamPermits>,
 }
 
@@ -30,7 +34,13 @@ impl Feed {
     /// Without events.
     pub(crate) fn new(now: Now) -> Self {
         // No two runs of a daemon start in the same millisecond.
-        Self { ring: Arc::new(Ring::new(now.wall_ms)), permits: Arc::default() }
+        Self { ring: Arc::new(Ring::new(now.wall_ms)), past: PastEvents::default(), permits: Arc::default() }
+    }
+
+    /// Adds an event that was noticed now.
+    pub(crate) fn add(&self, event: &Event, now: Now) {
+        self.ring.add(event);
+        self.past.add(event, now);
     }
 
     /// A permit for one more stream of this caller. A closed connection is noticed only when something is written to
@@ -121,6 +131,12 @@ pub(crate) fn policy_event(transition: &PolicyTransition, ledger: &Ledger, now: 
     };
     let event = node_event(kind, transition.describe(), ledger, now);
     Event { policy: Some(transition.label().to_owned()), ..event }
+}
+
+/// The event of a refused request.
+pub(crate) fn refused_event(refused: RefusedRequest, ledger: &Ledger) -> Event {
+    let event = node_event(EventKind::RequestRefused, refused.words, ledger, refused.at);
+    Event { gpu: refused.gpu.map(|gpu| gpu.to_string()), ..event }
 }
 
 /// Events that are kept for readers that reconnect. Each has at most [`WORDS_BYTES_MAX`] of words and about 300 other

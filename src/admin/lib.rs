@@ -8,6 +8,7 @@ mod allocation_cache;
 mod event_feed;
 mod failure;
 mod openapi;
+mod past_events;
 mod resources;
 mod routes;
 mod state;

@@ -4,12 +4,12 @@
 
 use crate::resources::events::{self, EVENT_STREAM};
 use crate::resources::{
-    allocations, comparisons, decisions, drains, driver, gpus, health, node, policies, processes, stack,
-    trials,
+    access, allocations, comparisons, decisions, drains, driver, gpus, health, history, node, policies,
+    processes, stack, trials,
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
-use berth_api::{Access, Event, EventHistory, GpuHistory, Kind, Problem};
+use berth_api::{Event, Kind, Problem};
 use berth_http::PROBLEM_JSON;
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -32,8 +32,8 @@ use utoipa::{Modify, OpenApi};
     ),
     servers((url = "/", description = "This node")),
     paths(
-        node::show, driver::release, driver::resume, gpus::list, gpus::show, gpus::forget, drains::cordon, drains::uncordon, drains::start, drains::show, drains::stop, drains::mark_healthy,
-        processes::list, processes::bypass, events::follow,
+        node::show, access::show, driver::release, driver::resume, gpus::list, gpus::show, gpus::forget, history::of_gpu, drains::cordon, drains::uncordon, drains::start, drains::show, drains::stop, drains::mark_healthy,
+        processes::list, processes::bypass, events::follow, history::of_events,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
         comparisons::replay, comparisons::list, comparisons::add, comparisons::show, comparisons::end, trials::add,
@@ -41,7 +41,7 @@ use utoipa::{Modify, OpenApi};
         stack::show, stack::activate, stack::reset, health::livez, health::readyz, health::metrics,
         stack::history, stack::roll_back, stack::end_suspension,
     ),
-    components(schemas(Problem, Event, EventHistory, GpuHistory, Access)),
+    components(schemas(Problem, Event)),
     tags(
         (name = "node", description = "The node and its daemon"),
         (name = "gpus", description = "GPUs: health, devices, cordon and drain"),
@@ -97,10 +97,13 @@ const NO_QUERY: &str = "An unknown key in the query";
 const NOT_ALLOWED: &str = "The caller is not allowed to do this";
 
 /// Operations whose responses have a weak ETag, with 304 for `If-None-Match`.
-const CACHED: [&str; 15] = [
+const CACHED: [&str; 18] = [
     "getNode",
+    "getAccess",
     "listGpus",
     "getGpu",
+    "getGpuHistory",
+    "listPastEvents",
     "listGpuProcesses",
     "listBypasses",
     "listAllocations",

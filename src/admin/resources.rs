@@ -1,5 +1,6 @@
 //! The handlers of the API, one file for each resource, and what they share.
 
+pub(crate) mod access;
 pub(crate) mod allocations;
 pub(crate) mod comparisons;
 pub(crate) mod decisions;
@@ -8,6 +9,7 @@ pub(crate) mod driver;
 pub(crate) mod events;
 pub(crate) mod gpus;
 pub(crate) mod health;
+pub(crate) mod history;
 pub(crate) mod node;
 pub(crate) mod pages;
 pub(crate) mod policies;

@@ -2,8 +2,8 @@
 
 use crate::openapi;
 use crate::resources::{
-    allocations, comparisons, decisions, drains, driver, events, gpus, health, node, pages, policies,
-    processes, stack, trials,
+    access, allocations, comparisons, decisions, drains, driver, events, gpus, health, history, node, pages,
+    policies, processes, stack, trials,
 };
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
@@ -18,6 +18,7 @@ pub(crate) fn admin(config: &mut ServiceConfig) {
         .service(resource("/node", "GET, HEAD").route(read().to(node::show)))
         .service(resource("/node/nvml/release", "POST").route(web::post().to(driver::release)))
         .service(resource("/node/nvml/resume", "POST").route(web::post().to(driver::resume)))
+        .service(resource("/access", "GET, HEAD").route(read().to(access::show)))
         .service(resource("/gpus", "GET, HEAD").route(read().to(gpus::list)))
         .service(
             resource("/gpus/{uuid}", "GET, HEAD, DELETE")
@@ -36,9 +37,11 @@ pub(crate) fn admin(config: &mut ServiceConfig) {
                 .route(web::delete().to(drains::stop)),
         )
         .service(resource("/gpus/{uuid}/health", "PUT").route(web::put().to(drains::mark_healthy)))
+        .service(resource("/gpus/{uuid}/history", "GET, HEAD").route(read().to(history::of_gpu)))
         .service(resource("/gpus/{uuid}/processes", "GET, HEAD").route(read().to(processes::list)))
         .service(resource("/bypass", "GET, HEAD").route(read().to(processes::bypass)))
         .service(resource("/events", "GET, HEAD").route(read().to(events::follow)))
+        .service(resource("/events/history", "GET, HEAD").route(read().to(history::of_events)))
         .service(resource("/allocations", "GET, HEAD").route(read().to(allocations::list)))
         .service(
             resource("/allocations/{id}", "GET, HEAD, DELETE")

@@ -1,9 +1,11 @@
 //! Device counts of a snapshot: computed once for all requests that show it.
 
-use berth_api::ResourceUse;
+use berth_api::{NotFree, ResourceUse};
 use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_kernel::attribution::Attributions;
+use berth_kernel::capacity::{self, why_not_free};
+use berth_kernel::gpu_holders::{GpuHolders, gpu_holders};
 use berth_kernel::names::{DeviceKey, PartId, Resource};
 use berth_kernel::part_state::PartState;
 use parking_lot::Mutex;
@@ -21,6 +23,10 @@ pub(crate) struct Survey {
     pub(crate) uses: BTreeMap<PartId, Vec<ResourceUse>>,
     /// Listed and held devices of the whole node.
     pub(crate) of_node: Vec<ResourceUse>,
+    /// Why devices of a resource are neither held nor free, the worst first.
+    pub(crate) not_free: BTreeMap<String, Vec<NotFree>>,
+    /// Pods and granted memory, by GPU.
+    pub(crate) holders: BTreeMap<PartId, GpuHolders>,
 }
 
 /// The counts of the newest requested snapshot. A page, its requests and a scraper mostly read the same one, and
@@ -66,7 +72,9 @@ impl Survey {
         }
         let uses = by_gpu.into_iter().map(|(gpu, counts)| (gpu.clone(), counts.into_values().collect()));
         let (uses, of_node) = (uses.collect(), all.into_values().collect());
-        Self { healthy, bypasses, uses, of_node, ledger }
+        let not_free = not_free(&ledger, &healthy, kernel.rules().overcommit_percent);
+        let holders = gpu_holders(&ledger);
+        Self { healthy, bypasses, uses, of_node, not_free, holders, ledger }
     }
 }
 
@@ -81,4 +89,34 @@ fn count<'s>(part: &'s PartState, healthy: &HashSet<DeviceKey>, counts: &mut Cou
         count.held += u32::from(device.held());
         count.free += u32::from(!device.held() && healthy.contains(&part.key(resource, *share)));
     }
+}
+
+/// The devices of each resource that are neither held nor free, by state, GPU and reason.
+fn not_free(
+    ledger: &Snapshot,
+    healthy: &HashSet<DeviceKey>,
+    overcommit_percent: u32,
+) -> BTreeMap<String, Vec<NotFree>> {
+    let mut counts: BTreeMap<&Resource, BTreeMap<(u32, capacity::NotFree), u32>> = BTreeMap::new();
+    for part in ledger.parts.values() {
+        for ((resource, share), device) in &part.devices {
+            if !device.held() && !healthy.contains(&part.key(resource, *share)) {
+                let why = why_not_free(ledger, part, resource, device, overcommit_percent);
+                let key = (why.gpu.as_ref().map_or(u32::MAX, |_| part.part.gpu_index), why);
+                *counts.entry(resource).or_default().entry(key).or_default() += 1;
+            }
+        }
+    }
+    let items = |counts: BTreeMap<(u32, capacity::NotFree), u32>| {
+        let mut items: Vec<_> = counts.into_iter().collect();
+        items.sort_by_key(|((_, why), _)| why.state);
+        let item = |((_, why), devices): ((u32, capacity::NotFree), u32)| NotFree {
+            state: (&why.state).into(),
+            devices,
+            reason: why.reason,
+            gpu: why.gpu.map(|gpu| gpu.to_string()),
+        };
+        items.into_iter().map(item).collect()
+    };
+    counts.into_iter().map(|(resource, counts)| (resource.to_string(), items(counts))).collect()
 }

@@ -3,6 +3,7 @@
 use super::configuration::ConfigurationState;
 use super::process::ProcessSight;
 use super::values::values;
+use berth_kernel::capacity;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -222,7 +223,7 @@ pub struct NotFree {
 
 values! {
     /// What keeps a device that is not held from being granted.
-    NotFreeState {
+    NotFreeState from capacity::NotFreeState {
         /// Other devices of the GPU are held, the resource is withdrawn, or the device is no longer offered.
         Withdrawn = "withdrawn",
         /// Its GPU is cordoned or drained.

@@ -124,11 +124,13 @@ fn run_scans(
                     tracing::warn!(%error, "a GPU scan could not be recorded");
                 }
             }
-            Err(error) if !failing => {
-                failing = true;
-                tracing::error!(%error, "GPUs cannot be read; their last known state is kept");
+            Err(error) => {
+                let Some(kernel) = kernel.get() else { return };
+                kernel.gpu_history().scan_failed();
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::error!(%error, "GPUs cannot be read; their last known state is kept");
+                }
             }
-            Err(_) => {}
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The front ends' handle to the kernel.
 
 use crate::counters::{Counters, Versions};
+use crate::gpu_history::GpuHistory;
 use crate::jobs::{Granted, KubeletJob, OtherJob};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::lab::recorder::Recorder;
+use crate::refusals::Refusals;
 use crate::shared::Shared;
 use crate::stack::evaluate::outcome;
 use crate::stack::policy_stats::PolicyStats;
@@ -16,7 +18,7 @@ use berth_kernel::drain::{Author, Order, Owners};
 use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::gpu::{Inventory, Reading, XID};
 use berth_kernel::listing::{ListedDevice, listing};
-use berth_kernel::names::{AllocationId, Digest, PartId, Resource};
+use berth_kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use berth_kernel::placement;
 use berth_kernel::pods::PodsView;
 use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, PolicyVersion};
@@ -47,6 +49,8 @@ pub struct KernelHandle {
     pub(crate) rules: Shared<Rules>,
     pub(crate) baseline: Shared<Baseline>,
     pub(crate) policy_stats: PolicyStats,
+    pub(crate) gpu_history: Arc<GpuHistory>,
+    pub(crate) refusals: Arc<Refusals>,
 }
 
 impl KernelHandle {
@@ -72,6 +76,23 @@ impl KernelHandle {
     #[must_use]
     pub fn rules(&self) -> Arc<Rules> {
         self.rules.get()
+    }
+
+    /// The load of the GPUs and its past.
+    #[must_use]
+    pub fn gpu_history(&self) -> &GpuHistory {
+        &self.gpu_history
+    }
+
+    /// The refused requests of the kubelet; one reader gets each of them.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// Reports that a request of the kubelet for these devices was refused.
+    pub fn request_refused(&self, resource: &Resource, devices: &[DeviceId], reason: &dyn std::fmt::Display) {
+        self.refusals.report(&self.snapshot(), resource, devices, reason, self.now());
     }
 
     /// Error of the store, if it failed.
@@ -273,10 +294,12 @@ impl KernelHandle {
     /// If the scan could not be recorded; changes that need no record are published all the same.
     pub fn record_scan(&self, mut inventory: Inventory) -> Result<Applied, CommandError> {
         let signs = std::mem::take(&mut inventory.signs);
+        let loads = std::mem::take(&mut inventory.loads);
         let (driver, cuda) = (inventory.driver_version.clone(), inventory.cuda_version.clone());
         self.counters().gpus.set_versions(Versions { driver, cuda });
         // The inventory first: a sign of an unknown GPU would be ignored.
         let applied = self.keeper.execute(Command::RecordScan(inventory));
+        self.gpu_history.add(&self.snapshot(), loads, self.now());
         for sign in signs {
             if let Err(error) = self.submit_reading(sign) {
                 tracing::warn!(%error, "a GPU reading could not be submitted; the next scan repeats it");

@@ -7,6 +7,7 @@
 mod beat;
 pub mod counters;
 mod driver_access;
+pub mod gpu_history;
 mod gpu_watch;
 mod jobs;
 pub mod keeper;
@@ -17,6 +18,7 @@ pub mod policies;
 mod policy_thread;
 pub mod policy_transitions;
 mod priority;
+mod refusals;
 mod shared;
 pub mod spans;
 pub mod stack;
@@ -30,6 +32,7 @@ pub use jobs::{ActivateError, Granted, Reconfiguration, Unprepared};
 pub use kernel_handle::KernelHandle;
 pub use lab::Lab;
 pub use policies::PolicyService;
+pub use refusals::{REFUSALS_PER_MINUTE_MAX, Refusals, RefusedRequest};
 pub use shared::Shared;
 
 use crate::stack::Baseline;
@@ -107,6 +110,8 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
         rules,
         baseline: baseline.clone(),
         policy_stats,
+        gpu_history: Arc::default(),
+        refusals: Arc::default(),
     };
     let policies = PolicyService::new(kernel.clone(), Arc::clone(policies) as _, runtime, baseline, shadows);
     let lab = Lab::new(policies.clone(), journal, recording.lost);

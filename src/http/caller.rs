@@ -109,6 +109,12 @@ impl Caller {
         format!("{} {}", self.identity().by, self.identity().name)
     }
 
+    /// Its right; `None` for a user of the cluster, each of whose requests the API server reviews.
+    #[must_use]
+    pub fn right(&self) -> Option<Right> {
+        self.identity().right
+    }
+
     /// Checks the reason of a change, and notes it for the audit line.
     ///
     /// # Errors

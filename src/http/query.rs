@@ -13,7 +13,8 @@ use utoipa::IntoParams;
 /// The operations without a query. The others have types of their own (`deny_unknown_fields`), which refuse unknown keys and
 /// list the known ones; a method that is not an operation is answered by its route. A test with each operation of the API's
 /// description keeps this list complete.
-const OPERATIONS_WITHOUT_QUERY: [(&str, &str); 28] = [
+const OPERATIONS_WITHOUT_QUERY: [(&str, &str); 29] = [
+    ("GET", "/api/v1/access"),
     ("GET", "/api/v1/allocations/{id}"),
     ("GET", "/api/v1/allocations/{id}/explanation"),
     ("GET", "/api/v1/decisions/{seq}"),

@@ -5,6 +5,7 @@
 //! - [`names`], [`time`], [`gpu`]: identifiers, clocks and hardware
 //! - [`offer`], [`allocation`], [`policy`], [`trust`], [`stack`], [`drain`], [`health`], [`breaker`]: the types of the rules
 //! - [`process`], [`attribution`], [`part_use`]: processes on the GPUs, their allocations and their usage
+//! - [`gpu_holders`], [`capacity`]: who holds each GPU, and why devices are not free
 //! - [`part_state`], [`ledger`], [`history`]: the state; [`change`], [`record`], [`restore`]: how it
 //!   changes, is stored and is read back
 //! - [`command`], [`decide`], [`refusal`]: commands and their outcomes; the longer rules are in
@@ -18,6 +19,7 @@ pub mod allocate;
 pub mod allocation;
 pub mod attribution;
 pub mod breaker;
+pub mod capacity;
 pub mod change;
 pub mod command;
 pub mod compare;
@@ -33,6 +35,7 @@ pub mod drain_progress;
 pub mod evict;
 pub mod eviction;
 pub mod gpu;
+pub mod gpu_holders;
 pub mod health;
 pub mod history;
 pub mod ledger;

@@ -224,8 +224,10 @@ impl Handler {
         let ledger = self.kernel.snapshot();
         let mut container_responses = Vec::new();
         for request in &requests {
-            let request = parse::preferred_request(&ledger, &self.resource, request)
-                .map_err(|error| status::bad_request(&error))?;
+            let request = parse::preferred_request(&ledger, &self.resource, request).map_err(|error| {
+                self.kernel.request_refused(&self.resource, &[], &error);
+                status::bad_request(&error)
+            })?;
             let devices = self.place(request).await;
             let device_i_ds = devices.iter().map(DeviceId::to_string).collect();
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
@@ -264,10 +266,13 @@ impl Handler {
         let (admit, containers) =
             parse::allocate_request(&ledger, &self.resource, requests).map_err(|error| {
                 self.kernel.counters().kubelet.count_refusal("badRequest");
+                self.kernel.request_refused(&self.resource, &[], &error);
                 status::bad_request(&error)
             })?;
+        let devices = admit.devices.clone();
         let Granted { allocation, snapshot } = self.grant(admit).await.map_err(|error| {
             self.kernel.counters().kubelet.count_refusal(error.kind());
+            self.kernel.request_refused(&self.resource, &devices, &error);
             tracing::warn!(resource = %self.resource, %error, "refused an Allocate call");
             status::refused(&self.resource, &error)
         })?;

@@ -56,6 +56,7 @@ mod fuzz_corpus;
 mod gated_daemon;
 mod gpu_health;
 mod gpus_contract;
+mod history;
 mod hostile;
 mod kubectl_plugin;
 mod kubelet_allocation;

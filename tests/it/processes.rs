@@ -10,17 +10,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const HOST: &str = "pid:[4026531836]";
+pub(crate) const HOST: &str = "pid:[4026531836]";
 
 /// A real process that does nothing; killed when dropped.
-struct Sleeper(Child);
+pub(crate) struct Sleeper(Child);
 
 impl Sleeper {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 }
@@ -33,10 +33,10 @@ impl Drop for Sleeper {
 }
 
 /// The simulated machine and its `/proc`.
-struct Machine(TempDir);
+pub(crate) struct Machine(TempDir);
 
 impl Machine {
-    fn new(namespace: &str) -> Self {
+    pub(crate) fn new(namespace: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("proc/self/ns")).unwrap();
         symlink(namespace, folder.path().join("proc/self/ns/pid")).unwrap();
@@ -45,7 +45,7 @@ impl Machine {
         machine
     }
 
-    fn settings(&self) -> String {
+    pub(crate) fn settings(&self) -> String {
         format!(
             "gpus: sim:{}\nstack: [{{ policy: timeslice, parameters: {{ replicas: 2 }} }}]\n\
              processes: {{ ignore: [dcgmi], procRoot: {} }}\n",
@@ -55,7 +55,7 @@ impl Machine {
     }
 
     /// What runs on the first GPU, as a list in YAML.
-    fn runs(&self, running: &str) {
+    pub(crate) fn runs(&self, running: &str) {
         let beside = self.0.path().join("machine.new");
         let text = format!("model: t4\ncount: 2\ngpus: [{{ index: 0, running: [{running}] }}]\n");
         fs::write(&beside, text).unwrap();
@@ -69,7 +69,7 @@ impl Machine {
     }
 
     /// Puts a process into a container: its own start and name, and the cgroup that it would have.
-    fn place(&self, pid: u32, cgroup: &str) {
+    pub(crate) fn place(&self, pid: u32, cgroup: &str) {
         let folder = self.process(pid);
         fs::copy(format!("/proc/{pid}/stat"), folder.join("stat")).unwrap();
         fs::write(folder.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
@@ -86,18 +86,18 @@ impl Machine {
     }
 }
 
-fn systemd(uid: &str, digit: &str) -> String {
+pub(crate) fn systemd(uid: &str, digit: &str) -> String {
     let flat = uid.replace('-', "_");
     format!("/kubepods.slice/kubepods-pod{flat}.slice/cri-containerd-{}.scope", digit.repeat(64))
 }
 
 impl Serving {
-    fn get(&self, path: &str) -> Value {
+    pub(crate) fn get(&self, path: &str) -> Value {
         self.call("GET", path, &Value::Null)
     }
 
     /// Sends requests until the response is as expected.
-    fn await_that(&self, path: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn await_that(&self, path: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + SOON;
         loop {
             let answer = self.get(path);

@@ -3,7 +3,7 @@
 mod stream;
 
 use crate::event_feed::{
-    EventId, Following, Ring, STREAMS_MAX, frame, node_event, policy_event, transition_event,
+    EventId, Following, Ring, STREAMS_MAX, frame, node_event, policy_event, refused_event, transition_event,
 };
 use crate::resources::gpus::gpu_of_query;
 use crate::state::State;
@@ -18,7 +18,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::transitions::Transitions;
 use futures_util::{FutureExt as _, stream as futures_stream};
 use serde::Deserialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) const EVENT_STREAM: &str = "text/event-stream";
 /// The header in which a client that reconnects sends the id of its last event.
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// Adds the transitions of each new ledger since `before` to the feed; returns when the keeper ends.
+/// Adds the transitions of each new ledger since `before`, and refused requests, to the feed; returns when the keeper ends.
 pub(crate) fn run(state: Data<State>, before: Arc<Ledger>) -> impl Future<Output = ()> {
     let (mut snapshots, mut standings) = (state.kernel.watch(), state.kernel.watch_policy_statuses());
     snapshots.mark_changed();
@@ -42,9 +42,14 @@ pub(crate) fn run(state: Data<State>, before: Arc<Ledger>) -> impl Future<Output
     let mut policies = standings.borrow_and_update().clone();
     async move {
         loop {
+            let mut refused = VecDeque::new();
             let changed = tokio::select! {
                 changed = snapshots.changed() => changed,
                 changed = standings.changed() => changed,
+                requests = state.kernel.refusals().next() => {
+                    refused = requests;
+                    Ok(())
+                }
             };
             if changed.is_err() {
                 return state.feed.ring.close("the daemon's ledger has ended");
@@ -54,11 +59,14 @@ pub(crate) fn run(state: Data<State>, before: Arc<Ledger>) -> impl Future<Output
             policies = standings.borrow_and_update().clone();
             for transition in transitions.step(Arc::clone(&ledger)) {
                 if let Some(event) = transition_event(&transition, &ledger, now) {
-                    state.feed.ring.add(&event);
+                    state.feed.add(&event, now);
                 }
             }
             for transition in policy_transitions(&before, &policies) {
-                state.feed.ring.add(&policy_event(&transition, &ledger, now));
+                state.feed.add(&policy_event(&transition, &ledger, now), now);
+            }
+            for request in refused {
+                state.feed.add(&refused_event(request, &ledger), now);
             }
             tokio::time::sleep(COMPARE_PAUSE).await;
         }

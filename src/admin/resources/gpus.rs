@@ -8,12 +8,12 @@ use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{
     Device, DeviceState, Drain, DrainHolder, DrainHolderState, DrainProgress, DrainState, Gpu, GpuList,
     GpuSummary, Health, HealthState, HealthTurn, Kind, Link, Mark, Mig, OfferLine, Operation, Part,
-    non_empty, rfc3339,
+    TopHolder, non_empty, rfc3339,
 };
 use berth_http::{Caller, Failure, HandlerResult, etag};
 use berth_kernel::drain::{self, Order};
 use berth_kernel::evict::{EvictionStatus, GpuHolder, holders};
-use berth_kernel::gpu;
+use berth_kernel::gpu::{self, Load};
 use berth_kernel::health;
 use berth_kernel::ledger::{GpuState, Ledger};
 use berth_kernel::names::{AllocationId, DeviceKey, PartId};
@@ -21,7 +21,7 @@ use berth_kernel::part_state::{self, PartState};
 use berth_kernel::refusal::Refusal;
 use berth_kernel::time::Now;
 use serde::Deserialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use utoipa::IntoParams;
 
@@ -133,6 +133,8 @@ pub(crate) fn shown(state: &State, gpu: &PartId) -> Result<Gpu, Failure> {
 /// GPUs, parts and devices of one snapshot at the present time, as the API shows them.
 pub(crate) struct View {
     survey: Arc<Survey>,
+    /// The loads of the last scan.
+    loads: Arc<BTreeMap<PartId, Load>>,
     now: Now,
     /// The connection to the API server, where drains are shown.
     api_server: Option<Step>,
@@ -141,7 +143,8 @@ pub(crate) struct View {
 impl View {
     pub(crate) fn of(state: &State) -> Self {
         let (survey, now) = (state.surveys.newest(&state.kernel), state.kernel.now());
-        Self { survey, now, api_server: (state.facts)().api_server }
+        let loads = state.kernel.gpu_history().loads();
+        Self { survey, loads, now, api_server: (state.facts)().api_server }
     }
 
     fn ledger(&self) -> &Ledger {
@@ -191,6 +194,9 @@ impl View {
     fn summary(&self, id: &PartId, state: &GpuState) -> Option<GpuSummary> {
         let main = self.main_part(id)?;
         let usage = self.ledger().usage.get(id);
+        let load = self.loads.get(id);
+        let holders = self.survey.holders.get(id);
+        let pods = holders.map_or(&[][..], |holders| &holders.pods);
         Some(GpuSummary {
             uuid: id.to_string(),
             index: main.part.gpu_index,
@@ -203,12 +209,16 @@ impl View {
             health: health(state, self.parts(id).any(|p| p.present)),
             drain: self.drain_of(id, &state.marks),
             resources: self.survey.uses.get(id).cloned().unwrap_or_default(),
-            utilization_percent: None,
-            temperature_celsius: None,
-            power_watts: None,
-            memory_granted_mib: None,
-            top_holder: None,
-            pod_count: 0,
+            utilization_percent: load.and_then(|load| load.utilization_percent).map(u32::from),
+            temperature_celsius: load.and_then(|load| load.temperature_celsius),
+            power_watts: load.and_then(|load| load.power_watts),
+            memory_granted_mib: holders.and_then(|holders| holders.memory_granted_mib),
+            top_holder: pods.first().map(|top| TopHolder {
+                namespace: top.name.namespace.clone(),
+                pod: top.name.pod.clone(),
+                devices: top.devices,
+            }),
+            pod_count: u32::try_from(pods.len()).unwrap_or(u32::MAX),
         })
     }
 

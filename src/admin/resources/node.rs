@@ -6,7 +6,7 @@ use crate::state::{NodeFacts, State, Step};
 use crate::survey::Survey;
 use actix_web::HttpRequest;
 use actix_web::web::Data;
-use berth_api::{Counts, Node, ProcessSight, ResourceState, StepState};
+use berth_api::{Counts, Node, NotFreeState, ProcessSight, ResourceState, StepState};
 use berth_http::{HandlerResult, etag};
 use berth_kernel::attribution::pods_with_gpu_bypass;
 use berth_kernel::breaker::{Breaker, Phase};
@@ -67,10 +67,18 @@ fn resources(facts: &NodeFacts, survey: &Survey) -> Vec<ResourceState> {
         breaker: None,
     };
     for used in &survey.of_node {
+        let not_free = survey.not_free.get(&used.resource).cloned().unwrap_or_default();
+        let sum = |state: NotFreeState| {
+            not_free.iter().filter(|why| why.state == state).map(|why| why.devices).sum()
+        };
         let state = ResourceState {
             devices: used.devices,
             held: used.held,
             free: used.free,
+            withdrawn: sum(NotFreeState::Withdrawn),
+            cordoned: sum(NotFreeState::Cordoned),
+            unhealthy: sum(NotFreeState::Unhealthy),
+            not_free,
             ..blank(&used.resource)
         };
         all.insert(used.resource.clone(), state);

@@ -61,6 +61,15 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     let usage = |id: &PartId| ledger.usage.get(id).filter(|_| is_known(id));
     let used = |id: &PartId| usage(id).map(|usage| usage.memory_used_mib * MIB);
     families.gauge(&table::GPU_USED, gpus().filter_map(|(labels, id)| Some((labels, used(id)?))))?;
+    let loads = || gpus().filter_map(|(labels, id)| Some((labels, scrape.loads.get(id)?)));
+    let utilization =
+        loads().filter_map(|(labels, load)| Some((labels, f64::from(load.utilization_percent?) / 100.0)));
+    families.gauge_f64(&table::GPU_UTILIZATION, utilization)?;
+    let temperature =
+        loads().filter_map(|(labels, load)| Some((labels, u64::from(load.temperature_celsius?))));
+    families.gauge(&table::GPU_TEMPERATURE, temperature)?;
+    let power = loads().filter_map(|(labels, load)| Some((labels, u64::from(load.power_watts?))));
+    families.gauge(&table::GPU_POWER, power)?;
     let processes = gpus().filter_map(|(labels, id)| Some((labels, ledger.processes_on(id)?.into())));
     families.gauge(&table::GPU_PROCESSES, processes)?;
     let mut bypasses: BTreeMap<PartId, u64> = BTreeMap::new();

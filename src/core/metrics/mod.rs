@@ -66,6 +66,7 @@ impl Metrics {
             counted: counted.collect(),
             about,
             gpus: gpus::shown(&ledger),
+            loads: self.kernel.gpu_history().loads(),
             listed,
             policy_statuses: self.kernel.policy_statuses(&ledger.stack),
             queue_lengths: self.kernel.queue_lengths(),

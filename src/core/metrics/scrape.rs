@@ -3,6 +3,7 @@
 use crate::counters::Counters;
 use crate::keeper::Snapshot;
 use crate::stack::{CallCounters, PolicyStatuses};
+use berth_kernel::gpu::Load;
 use berth_kernel::listing::ListedDevice;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::ports::JournalStats;
@@ -27,6 +28,8 @@ pub(super) struct Scrape {
     pub(super) ledger: Snapshot,
     /// Index and UUID of the GPUs with metrics.
     pub(super) gpus: Vec<(String, PartId)>,
+    /// The loads of the GPUs at the last scan.
+    pub(super) loads: Arc<BTreeMap<PartId, Load>>,
     pub(super) listed: BTreeMap<Resource, Vec<ListedDevice>>,
     /// Resources with metrics of grants and ends.
     pub(super) counted: BTreeSet<String>,

@@ -94,6 +94,12 @@ families! {
         GPU_CAPACITY = gauge("berth_gpu_memory_capacity_bytes", &["gpu", "uuid"], "Memory of the GPU.");
         GPU_USED = gauge("berth_gpu_memory_used_bytes", &["gpu", "uuid"],
             "Memory in use, by any process; absent if it cannot be read.");
+        GPU_UTILIZATION = gauge("berth_gpu_utilization_ratio", &["gpu", "uuid"],
+            "Share of the time in which a kernel ran on the GPU, 0 to 1; absent if the last scan could not read it, as in MIG mode.");
+        GPU_TEMPERATURE = gauge("berth_gpu_temperature_celsius", &["gpu", "uuid"],
+            "Temperature of the GPU; absent if the last scan could not read it.");
+        GPU_POWER = gauge("berth_gpu_power_watts", &["gpu", "uuid"],
+            "Power that the GPU draws; absent if the last scan could not read it.");
         GPU_PROCESSES = gauge("berth_gpu_processes", &["gpu", "uuid"],
             "Processes on the GPU, including its MIG instances; absent if they cannot be read.");
         GPU_BYPASSES = gauge("berth_gpu_bypasses", &["gpu", "uuid"],

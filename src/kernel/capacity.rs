@@ -1,0 +1,181 @@
+//! Why devices are neither held nor free, so that the numbers of a resource add up to its devices.
+
+use super::breaker::Phase;
+use super::describe;
+use super::drain::Drain;
+use super::ledger::Ledger;
+use super::names::{PartId, Resource};
+use super::part_state::{Device, PartState};
+use std::collections::BTreeSet;
+
+/// What keeps a device that is not held from being granted, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NotFreeState {
+    /// Its GPU is unhealthy or vanished.
+    Unhealthy,
+    /// Its GPU is cordoned or drained.
+    Cordoned,
+    /// The GPU works, and the device cannot be granted at present.
+    Withdrawn,
+}
+
+/// Why a device is not free.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NotFree {
+    /// What keeps it from being granted.
+    pub state: NotFreeState,
+    /// The reason, as a sentence without a full stop.
+    pub reason: String,
+    /// The GPU that the reason is about; `None` if it is about the node or the resource.
+    pub gpu: Option<PartId>,
+}
+
+/// Why a device of this part, which is not held and which [`super::listing::listing`] shows Unhealthy, cannot be granted.
+#[must_use]
+pub fn why_not_free(
+    ledger: &Ledger,
+    part: &PartState,
+    resource: &Resource,
+    device: &Device,
+    overcommit_percent: u32,
+) -> NotFree {
+    use NotFreeState::{Cordoned, Unhealthy, Withdrawn};
+    let name = describe::gpu(ledger, &part.part.id);
+    let of_gpu = |state, why: &str| NotFree {
+        state,
+        reason: format!("{name}: {why}"),
+        gpu: Some(part.part.gpu().clone()),
+    };
+    let of_node = |reason: String| NotFree { state: Withdrawn, reason, gpu: None };
+    if let Some(gpu) = ledger.gpu_of(part) {
+        let health = &gpu.health;
+        if !health.state.is_usable() {
+            let why = if health.reason.is_empty() { health.state.as_str() } else { &health.reason };
+            return of_gpu(Unhealthy, why);
+        }
+        if !part.present {
+            return of_gpu(Unhealthy, "the last scan did not find it");
+        }
+        if !gpu.marks.is_empty() {
+            return of_gpu(Cordoned, &describe_drain(&gpu.drain()));
+        }
+    }
+    if let Some(why) = &ledger.device_access.no_strategy {
+        return of_node(why.to_string());
+    }
+    if !device.offered() {
+        return of_gpu(Withdrawn, "no longer offered, and leaves the list within a minute");
+    }
+    if !ledger.device_access.is_named(part) {
+        return of_gpu(Withdrawn, "no CDI specification names it yet");
+    }
+    let memory_mib = part.memory_to_grant_mib(overcommit_percent);
+    let has_room = ledger.taken(part).plus(device.consumes).excess(memory_mib).is_none();
+    let holding = resources_held(ledger, part);
+    if !has_room && !holding.is_empty() {
+        return of_gpu(
+            Withdrawn,
+            &format!("too little of it is left while it is held as {}", holding.join(", ")),
+        );
+    }
+    match ledger.breakers.get(resource).map(|breaker| breaker.phase) {
+        Some(Phase::Open { .. }) => {
+            of_node(format!("{resource} is withdrawn for a while, since policies denied it repeatedly"))
+        }
+        Some(Phase::HalfOpen) => of_node(format!(
+            "one device of {resource} is offered after repeated denials; the next request decides"
+        )),
+        Some(Phase::Closed) | None => of_gpu(Withdrawn, "its other free devices leave no room for this one"),
+    }
+}
+
+/// The resources as which the part, or the hardware that it shares, is held.
+fn resources_held(ledger: &Ledger, part: &PartState) -> Vec<String> {
+    let parts = ledger.parts_on_same_hardware(part).chain([part]);
+    let held = parts.flat_map(|part| part.devices.iter()).filter(|(_, device)| device.held());
+    let names: BTreeSet<_> = held.map(|((resource, _), _)| resource.to_string()).collect();
+    names.into_iter().collect()
+}
+
+fn describe_drain(drain: &Drain) -> String {
+    let Some(mark) = drain.mark() else { return drain.as_str().to_owned() };
+    let reason = mark.reason();
+    let reason = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+    format!("{} by {}{reason}", drain.as_str(), mark.by)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::breaker::Breaker;
+    use crate::change::{Change, Entry};
+    use crate::command::{Command, Rules};
+    use crate::decide::decide;
+    use crate::drain::Author;
+    use crate::health::{Health, HealthState};
+    use crate::offer::Consumes;
+    use crate::part_state::DeviceState;
+    use crate::test_node::{Node, part, shared};
+    use std::sync::Arc;
+
+    /// A node whose GPU-0 is offered as two shares of this memory.
+    fn node(memory_mib: u64) -> Node {
+        let mut node = Node::new();
+        let state = Arc::make_mut(node.ledger.parts.get_mut(&part("GPU-0")).unwrap());
+        for share in [0, 1] {
+            let consumes = Consumes::Slice { memory_mib, compute_percent: 0 };
+            state.devices.insert((shared(), Some(share)), Device::new(consumes, DeviceState::Offered));
+        }
+        node
+    }
+
+    fn why(node: &Node) -> (NotFreeState, String) {
+        let state = node.ledger.part(&part("GPU-0")).unwrap();
+        let device = state.device(&shared(), Some(1)).unwrap();
+        let why = why_not_free(&node.ledger, state, &shared(), device, 100);
+        assert_eq!(why.gpu.is_some(), why.reason.starts_with("GPU 0: "), "{why:?}");
+        (why.state, why.reason)
+    }
+
+    fn apply(node: &mut Node, change: Change) {
+        node.ledger.apply(&Entry { at: node.now, changes: vec![change] });
+    }
+
+    #[test]
+    fn the_worst_reason_counts() {
+        let mut node = node(50_000);
+        node.grant("GPU-0", Some(0), "pod", "main");
+        let (state, reason) = why(&node);
+        assert_eq!(state, NotFreeState::Withdrawn);
+        assert_eq!(reason, "GPU 0: too little of it is left while it is held as nvidia.com/gpu.shared");
+        let cordon = Command::Cordon { gpu: part("GPU-0"), author: Author::api("ann".into(), "fan".into()) };
+        let entry = decide(&node.ledger, &Rules::default(), &cordon, node.now).entry;
+        node.ledger.apply(&entry);
+        assert_eq!(why(&node), (NotFreeState::Cordoned, "GPU 0: cordoned by ann (fan)".into()));
+        let health = Health {
+            state: HealthState::Unhealthy,
+            reason: "XID 79: GPU has fallen off the bus".into(),
+            ..Health::healthy(node.now)
+        };
+        apply(&mut node, Change::HealthChanged { gpu: part("GPU-0"), health });
+        assert_eq!(why(&node), (NotFreeState::Unhealthy, "GPU 0: XID 79: GPU has fallen off the bus".into()));
+    }
+
+    #[test]
+    fn a_device_without_room_beside_free_ones_and_one_of_a_withdrawn_resource_say_so() {
+        let mut node = node(50_000);
+        assert_eq!(why(&node).1, "GPU 0: its other free devices leave no room for this one");
+        let phase = Phase::Open { until_mono_ms: 1 };
+        let breaker = Some(Breaker { phase, denials: 0, window_mono_ms: 0, pause_ms: 10_000 });
+        apply(&mut node, Change::BreakerChanged { resource: shared(), breaker });
+        let (state, reason) = why(&node);
+        assert_eq!(state, NotFreeState::Withdrawn);
+        assert!(reason.starts_with("nvidia.com/gpu.shared is withdrawn for a while"), "{reason}");
+        let state = Arc::make_mut(node.ledger.parts.get_mut(&part("GPU-0")).unwrap());
+        let device = state.devices.get_mut(&(shared(), Some(1))).unwrap();
+        device.state = DeviceState::Retiring { since_mono_ms: 0 };
+        assert!(why(&node).1.contains("no longer offered"));
+        apply(&mut node, Change::PartGone(part("GPU-0")));
+        assert_eq!(why(&node), (NotFreeState::Unhealthy, "GPU 0: the last scan did not find it".into()));
+    }
+}

@@ -9,10 +9,13 @@ use crate::resources::{
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::IF_NONE_MATCH;
-use berth_api::{Event, Kind, Problem};
+use berth_api::{
+    Candidate, DrainOrder, Event, Kind, NewStack, NewTrial, Problem, ReleaseOrder, Rollback, Shape,
+};
 use berth_http::PROBLEM_JSON;
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
+use utoipa::openapi::example::ExampleBuilder;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaFormat, SchemaType, Type};
@@ -84,6 +87,7 @@ impl Modify for Errors {
             let guarded = path.starts_with("/api/v1/");
             for (operation, is_change) in operations(item) {
                 complete(operation, path, guarded, is_change);
+                fit_parameters(operation, path);
             }
         }
         add_examples(document);
@@ -226,6 +230,83 @@ fn complete(operation: &mut Operation, path: &str, guarded: bool, is_change: boo
     }
 }
 
+/// The example of a parameter in a path, such that it exists on the node of the demo: its GPU 0, the shipped policy
+/// `binpack`, its first allocation, and its first decision. A test compares the first two with the node.
+fn path_example(path: &str, name: &str) -> Option<Value> {
+    match name {
+        "uuid" => Some("GPU-40e3b113-e356-8f83-a45c-ca82546b96d9".into()),
+        "digest" => Some("76026800cefffec9082ed267558050b28c0032f51a84779e9282bcd82a7f52bb".into()),
+        "id" if path.contains("/allocations/") => Some("5eed0001-1".into()),
+        "seq" => Some(1.into()),
+        _ => None,
+    }
+}
+/// The only optional parameter whose example Swagger UI fills in: without it, the stream of events has no end.
+const FILLED_IN: (&str, &str) = ("streamEvents", "follow");
+
+/// Makes each operation one that can be executed in Swagger UI as it stands. The page fills examples of parameters into
+/// their fields: a filter that was not meant empties a list, and an `If-Match` refuses a change. So the examples of optional
+/// parameters become a part of their descriptions.
+fn fit_parameters(operation: &mut Operation, path: &str) {
+    let id = operation.operation_id.clone().unwrap_or_default();
+    for parameter in operation.parameters.iter_mut().flatten() {
+        let RefOr::T(parameter) = parameter else { continue };
+        let is_in_path = matches!(parameter.parameter_in, ParameterIn::Path);
+        let in_path = path_example(path, &parameter.name).filter(|_| is_in_path);
+        let is_needed = matches!(parameter.required, Required::True)
+            || FILLED_IN == (id.as_str(), parameter.name.as_str());
+        if is_needed && in_path.is_none() {
+            continue;
+        }
+        let example = serde_json::to_value(&*parameter)
+            .ok()
+            .and_then(|mut whole| Some(whole.get_mut("example")?.take()));
+        let new = match in_path {
+            Some(example) => Some(example),
+            None => {
+                if let Some(example) = example {
+                    let shown = example.as_str().map_or_else(|| example.to_string(), str::to_owned);
+                    let text = parameter.description.take().unwrap_or_default();
+                    let end = if text.ends_with('.') { "" } else { "." };
+                    parameter.description = Some(format!("{text}{end} Example: `{shown}`"));
+                }
+                None
+            }
+        };
+        *parameter = ParameterBuilder::from(parameter.clone()).example(new).build();
+    }
+}
+
+/// The named examples of a body, by the name of its schema.
+fn named(schema: &str) -> &'static [(&'static str, &'static str)] {
+    match schema {
+        "DrainOrder" => DrainOrder::NAMED,
+        "NewStack" => NewStack::NAMED,
+        "NewTrial" => NewTrial::NAMED,
+        "ReleaseOrder" => ReleaseOrder::NAMED,
+        "Rollback" => Rollback::NAMED,
+        _ => &[],
+    }
+}
+
+/// The examples of a body: named ones where there are some, else one.
+fn fill_body(kind: &str, content: &mut RefOr<Content>, schemas: &Value) {
+    let RefOr::T(body) = &mut *content else { return };
+    let schema = serde_json::to_value(&body.schema).unwrap_or_default();
+    let name = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
+    if name == "Candidate" {
+        // Composed of those of its properties, it would have a digest that no node has.
+        body.example = serde_json::from_str(Candidate::EXAMPLE).ok();
+    }
+    for (name, text) in named(name) {
+        let example = ExampleBuilder::new().value(serde_json::from_str(text).ok()).build();
+        body.examples.insert((*name).to_owned(), RefOr::T(example));
+    }
+    if body.examples.is_empty() {
+        fill(kind, content, schemas);
+    }
+}
+
 fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
     let detail = response.description.clone();
     let noun = path.strip_prefix("/api/v1/").and_then(|rest| rest.split('/').next());
@@ -285,7 +366,7 @@ fn add_examples(document: &mut Document) {
     for item in document.paths.paths.values_mut() {
         for (operation, _) in operations(item) {
             if let Some(RefOr::T(body)) = &mut operation.request_body {
-                body.content.iter_mut().for_each(|(kind, content)| fill(kind, content, &schemas));
+                body.content.iter_mut().for_each(|(kind, content)| fill_body(kind, content, &schemas));
             }
             for response in operation.responses.responses.values_mut() {
                 if let RefOr::T(response) = response {

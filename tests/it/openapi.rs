@@ -1,6 +1,8 @@
 //! The committed description of the admin API equals the one that the code makes, and is complete.
 
 use berth_api::Operation;
+use berth_gpus::sim::SimGpus;
+use berth_kernel::ports::Gpus;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -87,25 +89,65 @@ fn every_operation_has_a_description_and_its_errors() {
     }
 }
 
-/// Each body and each parameter has an example.
+/// Each body and each needed parameter has an example; that of an optional one is in its description, since Swagger UI
+/// fills examples into their fields.
 #[test]
 fn every_request_and_every_response_has_an_example() {
     let document = document();
     for (name, operation) in operations(&document) {
         for parameter in operation["parameters"].as_array().into_iter().flatten() {
             let example = parameter.get("example").or(parameter["schema"].get("example"));
-            let fixed = parameter["schema"]["enum"].is_array();
-            assert!(example.is_some() || fixed, "{name}: {} has no example", parameter["name"]);
             let text = parameter["description"].as_str().unwrap_or_default();
-            assert!(!text.is_empty(), "{name}: {} is not explained", parameter["name"]);
+            let fixed = parameter["schema"]["enum"].is_array();
+            let about = format!("{name}: {}", parameter["name"]);
+            assert!(!text.is_empty(), "{about} is not explained");
+            if parameter["required"] == true {
+                assert!(example.is_some() || fixed, "{about} has no example");
+            } else if operation["operationId"] != "streamEvents" || parameter["name"] != "follow" {
+                assert_eq!(example, None, "{about} is optional and would be filled in");
+                assert!(text.contains("Example: `") || fixed, "{about} has no example");
+            }
         }
         let mut bodies = vec![("the request", &operation["requestBody"])];
         bodies.extend(operation["responses"].as_object().unwrap().iter().map(|(s, r)| (s.as_str(), r)));
         for (which, body) in bodies {
             for (kind, content) in body["content"].as_object().into_iter().flatten() {
-                let example = &content["example"];
-                assert!(!example.is_null(), "{name}: {which} ({kind}) has no example");
-                assert!(!empty(example), "{name}: the example of {which} ({kind}) says nothing");
+                let named = content["examples"].as_object().into_iter().flatten();
+                let mut examples: Vec<_> = named.map(|(_, example)| &example["value"]).collect();
+                examples.extend(content.get("example"));
+                assert!(!examples.is_empty(), "{name}: {which} ({kind}) has no example");
+                for example in examples {
+                    assert!(!empty(example), "{name}: an example of {which} ({kind}) says nothing");
+                    assert!(
+                        which != "the request" || example.get("by").is_none(),
+                        "{name}: in another's name"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A node of eight simulated H100, such as the demo's, has what the examples of paths name.
+#[test]
+fn the_examples_of_paths_are_on_the_node_of_the_demo() {
+    let document = document();
+    let text = std::fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../policies-wasm/prebuilt/manifest.json"
+    ));
+    let shipped: Value = serde_json::from_str(&text.unwrap()).unwrap();
+    let digest = &shipped["policies"]["binpack"]["artifact"];
+    let gpus = SimGpus::open("8xh100").unwrap().scan().unwrap();
+    let first = gpus.parts.iter().find(|part| part.gpu_index == 0).unwrap().id.to_string();
+    for (name, operation) in operations(&document) {
+        for parameter in
+            operation["parameters"].as_array().into_iter().flatten().filter(|p| p["in"] == "path")
+        {
+            match parameter["name"].as_str().unwrap() {
+                "uuid" => assert_eq!(parameter["example"], first, "{name}"),
+                "digest" => assert_eq!(&parameter["example"], digest, "{name}"),
+                _ => {}
             }
         }
     }

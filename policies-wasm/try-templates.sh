@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Creates a policy in each language with `berth policy new`, builds it with the commands of its README, and runs
-# `berth policy check` and `berth policy test` on it. A language whose tools are missing is skipped with a message,
-# unless it is given as an argument; then it fails:
+# Creates a policy in each language with `berth policy new`, and runs the commands that it prints, word for word: build,
+# `berth policy check` and `test`, and then upload, try and activate on a daemon with simulated GPUs. A language whose
+# tools are missing is skipped with a message, unless it is given as an argument; then it fails:
 #   policies-wasm/try-templates.sh [rust] [c] [js] [python]
 # Tools: rust: a Rust that builds for wasm32-unknown-unknown (see build.sh). c: wit-bindgen and zig (or
 # `python3 -m ziglang`). js: npm. python: python3 with venv. npm and pip install into the temporary folder.
@@ -30,50 +30,58 @@ missing() {
     esac
 }
 
-build_rust() {
-    cargo test --quiet
-    if [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
-        cargo build --quiet --release --target "$target"
-    else
-        # Debian's rustc builds the standard library from source, as build.sh does.
-        local host
-        host=$(rustc -vV | sed -n 's/^host: //p')
-        RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 \
-            CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER="$(rustc --print sysroot)/lib/rustlib/$host/bin/rust-lld" \
-            cargo build --quiet --release -Zbuild-std=std,panic_abort --target "$target"
-    fi
+# The commands of one step that `berth policy new` printed: 1 tools, 2 build and test, 3 upload and activate.
+commands() {
+    python3 -c 'import json, sys
+print("\n".join(json.load(open(sys.argv[1]))["steps"][int(sys.argv[2]) - 1]["commands"]))' "$work/$1.json" "$2"
 }
-build_c() {
-    command -v zig >/dev/null || export ZIG="python3 -m ziglang"
-    sh build.sh
-}
-build_js() {
-    npm install --silent --no-fund --no-audit
-    npm run --silent build >build.log || { cat build.log; return 1; }
-}
-build_python() {
-    python3 -m venv build/venv
-    build/venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
-    build/venv/bin/componentize-py --quiet -d wit -w policy componentize --stub-wasi app -o build/my_trial.wasm
-}
-module() {
-    if [ "$1" = rust ]; then
-        echo "${CARGO_TARGET_DIR:-target}/$target/release/berth_policy_my_trial.wasm"
-    else
-        echo build/my_trial.wasm
-    fi
+
+# Debian's rustc builds the standard library from source, as build.sh does, where rustup has no target.
+use_debians_rust() {
+    local host
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    export RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_BUILD_STD=std,panic_abort
+    CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER="$(rustc --print sysroot)/lib/rustlib/$host/bin/rust-lld"
+    export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER
+    export RUSTC=/usr/bin/rustc
 }
 
 try() {
     set -e
-    "$berth" policy new my-trial --lang "$1" --dir "$work/$1" >/dev/null
+    "$berth" policy new my-trial --lang "$1" --dir "$work/$1" -o json >"$work/$1.json"
     cd "$work/$1"
     # A separate target folder: the artifacts must not be confused with those of this repository.
     unset CARGO_TARGET_DIR
-    "build_$1"
-    "$berth" policy check "$(module "$1")" | head -n 1
-    "$berth" policy test "$(module "$1")" scenarios/
+    # The steps are run word for word, except that tools that are there already are not installed again.
+    case $1 in
+    rust)
+        cargo test --quiet
+        [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ] || use_debians_rust ;;
+    c) command -v zig >/dev/null || export ZIG="python3 -m ziglang" ;;
+    *) commands "$1" 1 | sh -e >tools.log 2>&1 || { cat tools.log; return 1; } ;;
+    esac
+    commands "$1" 2 | sh -e
+    # `try` fails if the policy would not be activated.
+    commands "$1" 3 | sh -e >activate.log 2>&1 || { cat activate.log; return 1; }
+    grep -q "my-trial" activate.log
+    "$berth" policy reset >/dev/null
+    "$berth" policy delete my-trial >/dev/null
 }
+
+# A node of its own for step 3, on a free port.
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+mkdir "$work/kubelet"
+"$berth" serve --gpus sim:2xl4 --kubelet-dir "$work/kubelet" --state-dir "$work/state" \
+    --admin-listen "127.0.0.1:$port" 2>"$work/serve.log" >&2 &
+daemon=$!
+trap 'kill $daemon; rm -rf "$work"' EXIT
+export BERTH_SERVER=http://127.0.0.1:$port BERTH_TOKEN_FILE=$work/state/token
+PATH=$(dirname "$berth"):$PATH
+for _ in $(seq 100); do
+    "$berth" node show >/dev/null 2>&1 && break
+    kill -0 $daemon || { cat "$work/serve.log"; exit 1; }
+    sleep 0.1
+done
 
 for lang in "${@:-all}"; do
     for each in $([ "$lang" = all ] && echo rust c js python || echo "$lang"); do

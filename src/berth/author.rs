@@ -31,6 +31,9 @@ struct CheckResult {
     policy: Option<Description>,
     #[serde(skip_serializing_if = "Option::is_none")]
     parameters: Option<ParametersResult>,
+    /// Whether it can be used on a sample node; absent if that needs parameters that were not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    activation: Option<ActivationResult>,
 }
 
 #[derive(Serialize)]
@@ -55,6 +58,14 @@ struct ParametersResult {
     problem: Option<String>,
 }
 
+/// Whether a stack of the policy alone can be activated on a sample node, and its devices granted.
+#[derive(Serialize)]
+struct ActivationResult {
+    possible: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+}
+
 /// `berth policy check`. Returns whether the policy is accepted.
 pub(super) fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> anyhow::Result<bool> {
     let module = read_module(file)?;
@@ -65,8 +76,17 @@ pub(super) fn check(file: &Path, parameters: Option<&str>, out: &mut Out) -> any
         Err(error) => CheckResult { file: name, problem: Some(error.to_string()), ..CheckResult::default() },
         Ok(version) => {
             let accepted = parameters.as_ref().map(|json| bench.check_parameters(&version, json));
+            // Without parameters it is tried with the defaults, unless it has to be given some.
+            let (is_tried, json) = match &accepted {
+                Some(accepted) => (accepted.is_ok(), parameters.as_deref().unwrap_or("{}")),
+                None => (!bench.needs_parameters(&version), "{}"),
+            };
+            let activated = is_tried.then(|| bench.check_activation(&version, json));
             CheckResult {
-                ok: accepted.as_ref().is_none_or(Result::is_ok),
+                ok: accepted.as_ref().is_none_or(Result::is_ok)
+                    && activated.as_ref().is_none_or(Result::is_ok),
+                activation: activated
+                    .map(|result| ActivationResult { possible: result.is_ok(), problem: result.err() }),
                 file: name,
                 warning: bench.ships_another(&version).then(|| shipped_name(&version.name, &version.label())),
                 parameters: accepted
@@ -128,6 +148,16 @@ fn as_text(checked: &CheckResult) -> String {
             text += &format!("refused: the parameters are not accepted: {problem}\n");
         }
         Some(_) => text += "ok: the parameters are accepted\n",
+    }
+    match (&checked.activation, &checked.policy, &checked.parameters) {
+        (Some(ActivationResult { problem: Some(problem), .. }), ..) => {
+            text += &format!("refused: a node of eight H100 cannot use it: {problem}\n");
+        }
+        (Some(_), ..) => text += "ok: it can be activated on a node of eight H100, and its devices granted\n",
+        (None, Some(_), None) => {
+            text += "note: without parameters it does not work; --parameters tries it with some\n";
+        }
+        (None, ..) => {}
     }
     text
 }

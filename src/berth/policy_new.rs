@@ -23,6 +23,14 @@ const NAME_BYTES_MAX: usize = 63;
 
 pub(super) fn run(new: &NewPolicy, out: &mut Out) -> anyhow::Result<()> {
     check_name(&new.name).map_err(BadUsage)?;
+    if berth_wasm::is_shipped_name(&new.name) {
+        return Err(BadUsage(format!(
+            "{0} is the name of a shipped policy, and in a stack the name alone selects that one: choose another name, such \
+             as my-{0}",
+            new.name
+        ))
+        .into());
+    }
     let folder = new.dir.clone().unwrap_or_else(|| PathBuf::from(&new.name));
     if folder.symlink_metadata().is_ok() {
         bail!("{} exists already: choose another folder with --dir", folder.display());
@@ -43,12 +51,19 @@ pub(super) fn run(new: &NewPolicy, out: &mut Out) -> anyhow::Result<()> {
         lang: new.lang.to_possible_value().map(|lang| lang.get_name().to_owned()).unwrap_or_default(),
         folder: folder.display().to_string(),
         files: files.iter().map(|(path, _)| path.clone()).collect(),
-        commands: commands(readme),
+        steps: steps(readme),
     };
     out.answer(&created, |created| {
-        let CreatedPolicy { folder, files, commands, .. } = created;
-        let commands: String = commands.iter().map(|command| format!("  {command}\n")).collect();
-        format!("created {folder} with {} files; see README.md:\n  cd {folder}\n{commands}", files.len())
+        let CreatedPolicy { folder, files, steps, .. } = created;
+        let lines = |step: &NewStep| {
+            let commands: String = step.commands.iter().map(|command| format!("  {command}\n")).collect();
+            format!("  # {}\n{commands}", step.title)
+        };
+        let steps: String = steps.iter().map(lines).collect();
+        format!(
+            "created {folder} with {} files; README.md describes them:\n  cd {folder}\n{steps}",
+            files.len()
+        )
     })
 }
 
@@ -61,15 +76,34 @@ struct CreatedPolicy {
     folder: String,
     /// Paths in the folder.
     files: Vec<String>,
-    /// The commands that build, check and test it, run in the folder.
+    /// From the tools to the active policy, run in the folder.
+    steps: Vec<NewStep>,
+}
+
+/// A step of the way from the sources to the active policy.
+#[derive(Debug, Serialize)]
+struct NewStep {
+    title: String,
     commands: Vec<String>,
 }
 
-/// The first block of commands of a README, which builds, checks and tests the policy.
-fn commands(readme: &str) -> Vec<String> {
-    let from_block = readme.lines().skip_while(|line| !line.starts_with("    "));
-    let block = from_block.take_while(|line| line.starts_with("    "));
-    block.map(|line| line.trim_start().to_owned()).collect()
+/// The numbered sections of a README with their commands, so that what is printed is what is documented.
+fn steps(readme: &str) -> Vec<NewStep> {
+    let mut steps: Vec<NewStep> = Vec::new();
+    let mut is_step = false;
+    for line in readme.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            let numbered = title.split_once(". ").filter(|(number, _)| number.parse::<u8>().is_ok());
+            is_step = numbered.is_some();
+            steps
+                .extend(numbered.map(|(_, title)| NewStep { title: title.to_owned(), commands: Vec::new() }));
+        } else if let (true, Some(command), Some(step)) =
+            (is_step, line.strip_prefix("    "), steps.last_mut())
+        {
+            step.commands.push(command.to_owned());
+        }
+    }
+    steps
 }
 
 /// Checks that the name is a DNS label, as the contract requires.
@@ -169,9 +203,15 @@ mod tests {
                 }
             }
             let readme = &files.iter().find(|(path, _)| path == "README.md").unwrap().1;
-            let commands = commands(readme).join("\n");
-            assert!(commands.contains("berth policy test "), "{lang:?}: {commands}");
+            let steps = steps(readme);
+            assert_eq!(steps.len(), 3, "{lang:?}: tools, build and test, upload: {steps:?}");
+            let commands: Vec<String> = steps.into_iter().flat_map(|step| step.commands).collect();
+            let commands = commands.join("\n");
+            for part in ["check ", "test ", "push ", "try fill-first", "activate stack.yaml", "stack"] {
+                assert!(commands.contains(&format!("berth policy {part}")), "{lang:?}: {part}: {commands}");
+            }
             assert_eq!(commands.contains("cargo build"), lang == Lang::Rust);
+            assert_eq!(commands.contains("npm install"), lang == Lang::Js);
         }
         assert!(files(Lang::Rust, "x").iter().any(|(path, _)| path == "sdk/src/lib.rs"));
     }

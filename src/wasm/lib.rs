@@ -33,6 +33,7 @@ use std::sync::Arc;
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
 pub use settings::{Scratch, Settings};
+pub use shipped::is_shipped_name;
 
 use artifacts::{Artifacts, digest};
 use bindings::berth::policy::types as wit;

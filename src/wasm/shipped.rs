@@ -41,6 +41,12 @@ struct Description {
     parameters_schema: String,
 }
 
+/// Whether a shipped policy has this name, which then selects that policy in a stack.
+#[must_use]
+pub fn is_shipped_name(name: &str) -> bool {
+    SHIPPED.iter().any(|(shipped, _)| *shipped == name)
+}
+
 struct Shipped {
     version: PolicyVersion,
     component: &'static [u8],

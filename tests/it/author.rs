@@ -207,6 +207,37 @@ fn check_has_the_same_result_as_the_daemon() {
 }
 
 #[test]
+fn check_finds_an_answer_that_no_node_can_use() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, module, words) in [
+        // It is a valid policy, which a daemon takes at upload; each of its offers is a fault.
+        ("too-many.wasm", guest("offer-too-many"), "refused: a node of eight H100 cannot use it: "),
+        ("twice.wasm", guest("part-twice"), "refused: a node of eight H100 cannot use it: "),
+    ] {
+        std::fs::write(folder.path().join(name), module).unwrap();
+        let output = berth(folder.path(), &["policy", "check", name]);
+        assert_eq!(output.status.code(), Some(1), "{}", combined_output(&output));
+        assert!(combined_output(&output).contains(words), "{}", combined_output(&output));
+        let output = berth(folder.path(), &["policy", "check", name, "-o", "json"]);
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&answer["ok"], &answer["activation"]["possible"]), (&false.into(), &false.into()));
+    }
+    // Every shipped one can be used with its defaults, whatever it offers.
+    for policy in root().join("policies-wasm/prebuilt").read_dir().unwrap() {
+        let file = policy.unwrap().path();
+        if file.extension().is_some_and(|end| end == "wasm") {
+            let output = berth(folder.path(), &["policy", "check", file.to_str().unwrap()]);
+            assert!(output.status.success(), "{}", combined_output(&output));
+            assert!(
+                combined_output(&output).contains("ok: it can be activated"),
+                "{}",
+                combined_output(&output)
+            );
+        }
+    }
+}
+
+#[test]
 fn policy_test_runs_files_and_folders_and_sets_its_exit_code() {
     let folder = tempfile::tempdir().unwrap();
     let good = root().join("policies-wasm/timeslice/scenarios");
@@ -246,6 +277,11 @@ fn a_new_policy_has_all_its_sources() {
         "{}",
         combined_output(&output)
     );
+    for part in
+        ["rustup target add", "berth policy push", "berth policy try fill-first", "berth policy activate"]
+    {
+        assert!(combined_output(&output).contains(part), "{part}: {}", combined_output(&output));
+    }
     let made = folder.path().join("fill-first");
     // The kit and the contract are those of this repository, to the last byte.
     let mut compared = 0;
@@ -278,5 +314,12 @@ fn a_new_policy_has_all_its_sources() {
     assert!(combined_output(&again).contains("exists already"), "{}", combined_output(&again));
     let named = berth(folder.path(), &["policy", "new", "Fill_First"]);
     assert_eq!(named.status.code(), Some(2), "{}", combined_output(&named));
+    let taken = berth(folder.path(), &["policy", "new", "timeslice"]);
+    assert_eq!(taken.status.code(), Some(2), "{}", combined_output(&taken));
+    assert!(
+        combined_output(&taken).contains("is the name of a shipped policy"),
+        "{}",
+        combined_output(&taken)
+    );
     assert_eq!(folder.path().read_dir().unwrap().count(), 1, "no draft is left");
 }

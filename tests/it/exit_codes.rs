@@ -152,7 +152,8 @@ fn the_same_usage_error_has_the_same_exit_code_in_every_command() {
             if ended != code {
                 wrong += &format!("{command}: {ended}, not {code}: {err}{out}\n");
             }
-            let has_reason = err.starts_with("error: ") || !out.is_empty();
+            // An empty list says so in one line.
+            let has_reason = err.starts_with("error: ") || err.starts_with("No ") || !out.is_empty();
             assert!(has_reason, "{command} says nothing of why: {err}");
         }
     }
@@ -204,7 +205,7 @@ fn checks_and_new_folders_have_json_output() {
     assert!(bad["problem"].as_str().unwrap().contains("gpuss"), "{bad}");
     let made = json(&["policy", "new", "fill-first", "-o", "json"], 0);
     assert_eq!((&made["lang"], &made["folder"]), (&"rust".into(), &"fill-first".into()), "{made}");
-    for key in ["files", "commands"] {
+    for key in ["files", "steps"] {
         assert!(made[key].as_array().unwrap().len() >= 3, "{made}");
     }
     let (_, yaml, _) = typed(&bench, folder.path(), &["policy", "new", "b", "--lang", "c", "-o", "yaml"]);

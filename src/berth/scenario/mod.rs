@@ -108,7 +108,40 @@ impl PolicyTester {
     /// The hook that failed, with its fault.
     pub fn check_parameters(&self, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
         check_parameters_size(parameters)?;
-        call_all_hooks(&CallRecorder::new(&self.policies), version, parameters)
+        let called = call_all_hooks(&CallRecorder::new(&self.policies), version, parameters);
+        called.map_err(|(_, error)| error)
+    }
+
+    /// Whether a policy refuses to work without parameters, as one with required ones does.
+    #[must_use]
+    pub fn needs_parameters(&self, version: &PolicyVersion) -> bool {
+        let called = call_all_hooks(&CallRecorder::new(&self.policies), version, "{}");
+        matches!(called, Err((Some(FaultKind::Parameters), _)))
+    }
+
+    /// Checks that a policy can be used on a sample node: a stack of it alone is activated there, and one device of each
+    /// resource that it offers is placed and admitted. It may offer any resource and set any variable; the operator of a
+    /// node decides which.
+    ///
+    /// # Errors
+    /// The rule that an answer breaks, or the call that failed.
+    pub fn check_activation(&self, version: &PolicyVersion, parameters: &str) -> Result<(), String> {
+        let any = || vec!["*".to_owned()];
+        let entry = StackEntry {
+            name: version.name.clone(),
+            digest: version.digest.clone(),
+            parameters: parameters.to_owned(),
+            permissions: Permissions { resources: any(), environment: any(), ..Permissions::default() },
+            on_fault: OnFault::default(),
+        };
+        let group = Group { model: SAMPLE_MODEL.into(), count: SAMPLE_COUNT, mig: Vec::new() };
+        let policies = CallRecorder::new(&self.policies);
+        let mut node = Node::new(&[group], std::slice::from_ref(version), &policies)?;
+        let mut faults = node.activate(vec![entry])?;
+        if faults.is_empty() {
+            faults = run::one_of_each(&mut node)?;
+        }
+        if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
     }
 
     /// Runs a scenario file's text against a policy.
@@ -204,24 +237,29 @@ fn permissions(entry: berth_api::Permissions) -> Result<Permissions, String> {
 /// Calls every hook of a policy once, on a sample node, to check its parameters.
 ///
 /// # Errors
-/// The hook that failed, with its fault.
+/// The hook that failed, with its fault and the kind of that; without a kind if the node cannot be simulated.
 fn call_all_hooks(
     policies: &CallRecorder<'_>,
     version: &PolicyVersion,
     parameters: &str,
-) -> Result<(), String> {
+) -> Result<(), (Option<FaultKind>, String)> {
     let group = Group { model: SAMPLE_MODEL.into(), count: SAMPLE_COUNT, mig: Vec::new() };
-    let mut node = Node::new(&[group], std::slice::from_ref(version), policies)?;
+    let failed = |error: String| (None, error);
+    let mut node = Node::new(&[group], std::slice::from_ref(version), policies).map_err(failed)?;
     // The baseline's offers provide devices to place and admit.
-    node.settle()?;
+    node.settle().map_err(failed)?;
     let full = node.snapshot();
     // Policies read parameters before any GPU, so invalid ones fail on a node without GPUs, too.
     let empty = Arc::new(Ledger { policies: full.policies.clone(), ..Ledger::default() });
-    let resource = Resource::parse("nvidia.com/gpu").map_err(|error| error.to_string())?;
+    let resource = Resource::parse("nvidia.com/gpu").map_err(|error| failed(error.to_string()))?;
     let available: Vec<DeviceId> = node.free(&resource);
     let devices = available.iter().take(1).cloned().collect();
-    let reading =
-        Reading { part: node.gpu(0)?, source: "xid".into(), code: 79, detail: "fell off the bus".into() };
+    let reading = Reading {
+        part: node.gpu(0).map_err(failed)?,
+        source: "xid".into(),
+        code: 79,
+        detail: "fell off the bus".into(),
+    };
     let place = PlaceRequest { resource: resource.clone(), available, required: Vec::new(), size: 1 };
     let admit = AdmitRequest { resource, devices };
     for hook in &version.hooks {
@@ -243,10 +281,13 @@ fn call_all_hooks(
                 wall_ms_max: CALL_MS_MAX,
             };
             let gpus = if snapshot.parts.is_empty() { 0 } else { SAMPLE_COUNT };
-            policies.call(call).answer.map_err(|fault| match fault.kind {
-                // Independent of hook and node.
-                FaultKind::Parameters => fault.to_string(),
-                _ => format!("`{hook}`, called on a node with {gpus} GPUs: {fault}"),
+            policies.call(call).answer.map_err(|fault| {
+                let error = match fault.kind {
+                    // Independent of hook and node.
+                    FaultKind::Parameters => fault.to_string(),
+                    _ => format!("`{hook}`, called on a node with {gpus} GPUs: {fault}"),
+                };
+                (Some(fault.kind), error)
             })?;
         }
     }

@@ -51,6 +51,23 @@ pub(super) fn run(
     Ok(failures)
 }
 
+/// Places and admits one device of each resource. Returns the faults; a refusal is none.
+///
+/// # Errors
+/// If the node cannot be simulated further.
+pub(super) fn one_of_each(node: &mut Node<'_>) -> Result<Vec<String>, String> {
+    let mut run = Run { node, pods: Pods::default(), named: BTreeMap::new() };
+    let resources: Vec<_> = run.node.snapshot().resources().into_iter().collect();
+    for resource in resources {
+        if let Ok((devices, _)) = run.preferred_devices(&resource, 1, None, &[]) {
+            // The kernel's refusals are errors here.
+            let _ = run.admit(&resource, devices);
+            run.node.settle()?;
+        }
+    }
+    Ok(run.node.take_faults())
+}
+
 /// Checks a scenario whose stack is not active. It may expect the fault, in an `offer` step that is its only step.
 fn check_inactive(scenario: &Scenario, node: &Node<'_>, faults: &[String]) -> Result<Vec<Failure>, String> {
     let is_expected =

@@ -13,6 +13,7 @@
 // It prints for people: that is its purpose.
 #![allow(clippy::print_stdout)]
 
+mod screen;
 mod story;
 mod table;
 mod workload;
@@ -20,19 +21,27 @@ mod workload;
 use anyhow::Context;
 use berth::config::{Config, FileConfig, ServeArgs};
 use berth::daemon::{Daemon, Options};
+use berth_gpus::sim::SimGpus;
 use clap::Parser;
 use fakes::api::Api;
 use fakes::program;
 use kubelet_standin::Kubelet;
+use screen::Screen;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// An export of a store without allocations, whose ids begin with `5eed0001`.
+const EMPTY_STORE: &str = r#"{"berthState":1,"recordFormat":2,"records":1}
+{"kind":"meta","value":{"store":1592590337,"next":0}}
+"#;
 
 /// Berth with simulated GPUs and a stand-in kubelet.
 #[derive(Parser)]
 struct Args {
-    /// Run the story to its end and leave
+    /// Run the tour once, as plain lines, and exit
     #[arg(long)]
     once: bool,
     /// Where the admin API listens [default: 127.0.0.1:9470; with --once any free port]
@@ -45,22 +54,31 @@ pub(crate) struct Node {
     daemon: Daemon,
     pub(crate) kubelet: Kubelet,
     pub(crate) api: Api,
+    pub(crate) screen: Screen,
+    /// The machine, whose memory in use follows the pods.
+    pub(crate) gpus: Arc<SimGpus>,
     token_file: PathBuf,
     /// Removed at the end, with the store and the sockets in it.
     _folder: TempDir,
 }
 
 impl Node {
-    /// How to get in, again: what was printed first has scrolled away by now.
-    pub(crate) fn print_way_in(&self) {
+    /// The addresses, the token, and the commands of another terminal.
+    pub(crate) fn show_head(&self) {
         let (address, file) = (self.daemon.admin_address(), self.token_file.display());
-        println!("page   http://{address}/");
         // Read again, since `berth token rotate` replaces it. Without it the demo continues.
-        if let Ok(token) = std::fs::read_to_string(&self.token_file) {
-            println!("token  {}", token.trim());
-        }
-        println!("berth  export BERTH_SERVER=http://{address} BERTH_TOKEN_FILE={file}");
-        println!();
+        let token = std::fs::read_to_string(&self.token_file).unwrap_or_default();
+        let path = program::beside_this("").map(|programs| format!("PATH={}:$PATH ", programs.display()));
+        let path = path.unwrap_or_default();
+        self.screen.head(&format!(
+            "page        http://{address}/\n\
+             Swagger UI  http://{address}/swagger-ui/\n\
+             token       {}\n\
+             \n\
+             In another terminal, then `berth top` and `berth gpu drain 6 --wait`:\n\
+             export {path}BERTH_SERVER=http://{address} BERTH_TOKEN_FILE={file}",
+            token.trim()
+        ));
     }
 }
 
@@ -109,6 +127,8 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     let usual = if args.once { "127.0.0.1:0" } else { "127.0.0.1:9470" };
     let admin_listen = args.admin_listen.clone().unwrap_or_else(|| usual.to_owned());
     let folder = tempfile::Builder::new().prefix("berth-demo-").tempdir().context("cannot make a folder")?;
+    // With an id that is known, so that the examples of documents and of Swagger UI name allocations that exist.
+    berth_store::import(&folder.path().join("state"), &mut EMPTY_STORE.as_bytes())?;
     let kubelet = Kubelet::started(folder.path().join("kubelet")).await.context("the stand-in kubelet")?;
     let config = Config::merge(
         &ServeArgs {
@@ -122,28 +142,14 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
         FileConfig::parse(story::CONFIGURATION).map_err(anyhow::Error::msg)?,
     )?;
     let token_file = config.token_file.clone();
-    let mut daemon = Daemon::build(config, Options::default())
+    let gpus = Arc::new(SimGpus::open("8xh100")?);
+    let mut daemon = Daemon::build(config, Options { gpus: Some(gpus.clone()), ..Options::default() })
         .await
         .context("if the port is taken, choose another one with --admin-listen 127.0.0.1:0")?;
     daemon.bring_up().await?;
-    let token = std::fs::read_to_string(&token_file).context("the token file")?;
     let api = Api::of_file(daemon.admin_address(), token_file.clone());
-    println!("page        http://{}/", daemon.admin_address());
-    println!("Swagger UI  http://{}/swagger-ui/", daemon.admin_address());
-    println!("token       {}", token.trim());
-    println!("token file  {}", token_file.display());
-    println!();
-    println!("In another terminal:");
-    if let Ok(programs) = program::beside_this("") {
-        println!("  export PATH={}:$PATH", programs.display());
-    }
-    println!(
-        "  export BERTH_SERVER=http://{} BERTH_TOKEN_FILE={}",
-        daemon.admin_address(),
-        token_file.display()
-    );
-    println!("  berth gpu list");
-    println!("  berth gpu drain 6 --wait");
-    println!();
-    Ok(Node { daemon, kubelet, api, token_file, _folder: folder })
+    let screen = Screen::new(args.once);
+    let node = Node { daemon, kubelet, api, screen, gpus, token_file, _folder: folder };
+    node.show_head();
+    Ok(node)
 }

@@ -3,12 +3,17 @@
 use crate::workload::Workload;
 use crate::{Node, table};
 use anyhow::Context;
+use berth_gpus::sim::Machine;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 const WHOLE: &str = "nvidia.com/gpu";
 const SHARED: &str = "nvidia.com/gpu.shared";
+/// Events of the busy cluster between two tables, where lines are printed.
+const TABLE_EVERY: u64 = 60;
+/// Shares of each GPU.
+const SHARES: u64 = 4;
 /// Pods of the busy cluster.
 const PODS: usize = 8;
 /// How long the kubelet or the ledger may take to show what was done, on a machine that is busy.
@@ -37,60 +42,61 @@ pub(crate) async fn tell(node: &Node, once: bool) -> anyhow::Result<Workload> {
 }
 
 async fn whole_gpus(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
-    println!("1. policy `exclusive`: eight whole GPUs");
+    node.screen.step("1. policy `exclusive`: eight whole GPUs");
     node.kubelet.wait_allocatable(WHOLE, 8, SEEN_WITHIN).await?;
     work.start(node, "train-a", WHOLE, 4).await;
     work.start(node, "train-b", WHOLE, 2).await;
     work.start_in_vain(node, "greedy", WHOLE, 3).await;
     holders_known(node, 2).await?;
-    table::print(node, work, false).await
+    table::print(node, work).await
 }
 
 async fn cordon(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     let gpu = free_gpu(node).await?;
-    println!("2. cordon {gpu}, which is free: it leaves allocatable, nothing else changes");
+    let (index, gpu) = gpu;
+    node.screen
+        .step(&format!("2. cordon GPU {index}, which is free: it leaves allocatable, nothing else changes"));
     node.api.cordon(&gpu, "fan replacement").await?;
     node.kubelet.wait_allocatable(WHOLE, 7, SEEN_WITHIN).await?;
     work.start(node, "infer-a", WHOLE, 1).await;
     work.start_in_vain(node, "infer-b", WHOLE, 1).await;
-    table::print(node, work, false).await?;
-    println!("   uncordon it");
+    table::print(node, work).await?;
+    node.screen.say("  uncordon it");
     node.api.uncordon(&gpu).await?;
     node.kubelet.wait_allocatable(WHOLE, 8, SEEN_WITHIN).await?;
     Ok(())
 }
 
 async fn share(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
-    println!("3. swap the policy for `mixed`, four shares a GPU, with pods running");
-    node.api.activate(json!([{ "policy": "mixed", "parameters": { "replicas": 4 } }])).await?;
+    node.screen.step("3. swap the policy for `mixed`, four shares a GPU, with pods running");
+    node.api.activate(json!([{ "policy": "mixed", "parameters": { "replicas": SHARES } }])).await?;
     // The GPU that is free can be had whole or in four shares.
     node.kubelet.wait_allocatable(SHARED, 4, SEEN_WITHIN).await?;
     for name in ["note-a", "note-b", "note-c", "note-d"] {
         work.start(node, name, SHARED, 1).await;
     }
-    println!("   while a share is held the whole GPU is withdrawn");
+    node.screen.say("  while a share is held the whole GPU is withdrawn");
     node.kubelet.wait_allocatable(WHOLE, 7, SEEN_WITHIN).await?;
     work.start_in_vain(node, "note-e", SHARED, 1).await;
     holders_known(node, 7).await?;
-    table::print(node, work, false).await
+    table::print(node, work).await
 }
 
 async fn release(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
-    println!("4. pods finish: no event reports it, two reconcile passes find it");
+    node.screen.step("4. pods finish: no event reports it, two reconcile passes find it");
     for name in ["note-a", "note-b", "note-c", "note-d", "train-a"] {
         work.finish(node, name);
     }
     node.kubelet.wait_allocatable(SHARED, 5 * 4, SEEN_WITHIN).await?;
     // The shares of the GPU that was shared count as allocatable whether they are held or not.
     holders_known(node, work.names().len()).await?;
-    table::print(node, work, false).await
+    table::print(node, work).await
 }
 
 /// Starts and ends pods until the demo is interrupted.
 async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
-    println!("5. pods come and go; Ctrl-C ends it");
-    node.print_way_in();
-    for turn in 0usize.. {
+    node.screen.step("5. pods come and go; Ctrl-C ends it");
+    for turn in 0u64.. {
         let running = work.names();
         // Another stack may be activated meanwhile: pods request what is offered then.
         let is_free = |resource: &&str| {
@@ -100,22 +106,70 @@ async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
             Some(resource) if running.len() <= PODS => {
                 work.start(node, &format!("web-{turn}"), resource, 1).await;
             }
-            _ if !running.is_empty() => work.finish(node, &running[turn % running.len()]),
-            _ => println!(
-                "  . no pod runs, and none can: `berth policy rollback` brings the stack before back"
-            ),
+            _ if !running.is_empty() => {
+                let place = usize::try_from(turn)? % running.len();
+                work.finish(node, &running[place]);
+            }
+            _ => node
+                .screen
+                .say("  . no pod runs, and none can: `berth policy rollback` brings the stack before back"),
         }
+        move_load(node, turn).await?;
         sleep(Duration::from_secs(1)).await;
-        table::print(node, work, true).await?;
+        // As lines, a table at each event would bury the events.
+        if node.screen.is_live() || turn.is_multiple_of(TABLE_EVERY) {
+            table::print(node, work).await?;
+        }
+        if node.screen.is_live() {
+            node.show_head();
+        }
     }
     Ok(())
 }
 
-async fn free_gpu(node: &Node) -> anyhow::Result<String> {
+/// Sets the memory in use of each GPU, and the number of its processes: those of the pods on it. The memory goes up and down,
+/// so that graphs have something to show.
+async fn move_load(node: &Node, turn: u64) -> anyhow::Result<()> {
+    let gpus = node.api.get("/gpus").await?;
+    let held: Vec<String> =
+        [SHARED, WHOLE].iter().flat_map(|resource| node.kubelet.in_use(resource)).collect();
+    let change = |machine: &mut Machine| {
+        for gpu in table::items(&gpus) {
+            let (Some(uuid), Some(index), Some(memory)) =
+                (gpu["uuid"].as_str(), gpu["index"].as_u64(), gpu["memoryMiB"].as_u64())
+            else {
+                continue;
+            };
+            let (Ok(index), prefix) = (u32::try_from(index), format!("{uuid}::")) else { continue };
+            let (mut processes, mut most) = (0, 0);
+            for id in &held {
+                if id == uuid {
+                    (processes, most) = (1, memory);
+                } else if id.starts_with(&prefix) {
+                    (processes, most) = (processes + 1, most + memory / SHARES);
+                }
+            }
+            let state = machine.gpu(index);
+            (state.processes, state.memory_used_mib) = (processes, most * wave(turn, index) / 100);
+        }
+    };
+    node.gpus.change(change).map_err(anyhow::Error::msg)
+}
+
+/// Percent of the memory that is in use: from 30 up to 90 and down again, each GPU a little later than the one before.
+fn wave(turn: u64, gpu: u32) -> u64 {
+    let at = (turn * 2 + u64::from(gpu) * 15) % 120;
+    30 + at.min(120 - at)
+}
+
+/// Index and UUID of a free GPU.
+async fn free_gpu(node: &Node) -> anyhow::Result<(u64, String)> {
     let gpus = node.api.get("/gpus").await?;
     let free = table::items(&gpus)
         .find(|gpu| node.kubelet.in_use(WHOLE).iter().all(|id| gpu["uuid"] != id.as_str()));
-    Ok(free.and_then(|gpu| gpu["uuid"].as_str()).context("no GPU is free")?.to_owned())
+    let free = free.context("no GPU is free")?;
+    let named = free["index"].as_u64().zip(free["uuid"].as_str());
+    named.map(|(index, uuid)| (index, uuid.to_owned())).context("a GPU without a name")
 }
 
 /// Waits until there are `count` live allocations, and each has a pod's name.

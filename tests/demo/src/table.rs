@@ -3,32 +3,28 @@
 use crate::Node;
 use crate::workload::Workload;
 use serde_json::Value;
-use std::io::IsTerminal;
 
-/// Prints the node; on a terminal in place of the last one if `live`.
-pub(crate) async fn print(node: &Node, work: &Workload, live: bool) -> anyhow::Result<()> {
+/// Shows the GPUs and their pods.
+pub(crate) async fn print(node: &Node, work: &Workload) -> anyhow::Result<()> {
     let gpus = node.api.get("/gpus").await?;
     let allocations = node.api.get("/allocations").await?;
-    let in_place = live && std::io::stdout().is_terminal();
-    if in_place {
-        print!("\x1b[2J\x1b[H");
-    }
-    println!("  {:<5} {:<22} {:<9} {:<10} HELD BY", "GPU", "MODEL", "HEALTH", "STATE");
+    let mut table =
+        format!("  {:<4} {:<10} {:<11} {:<8} HELD BY\n", "GPU", "HEALTH", "SCHEDULING", "MEM GIB");
     for gpu in items(&gpus) {
         let uuid = text(gpu, "uuid");
-        println!(
-            "  {:<5} {:<22} {:<9} {:<10} {}",
+        let gib =
+            |key: &str| gpu[key].as_u64().map_or_else(|| "?".into(), |mib| ((mib + 512) / 1024).to_string());
+        let state = gpu["drain"]["state"].as_str().unwrap_or("?");
+        table += &format!(
+            "  {:<4} {:<10} {:<11} {:<8} {}\n",
             gpu["index"].to_string(),
-            text(gpu, "model").trim_start_matches("NVIDIA "),
             gpu["health"]["state"].as_str().unwrap_or("?"),
-            gpu["drain"]["state"].as_str().unwrap_or("?"),
+            if state == "active" { "open" } else { state },
+            format!("{}/{}", gib("memoryUsedMiB"), gib("memoryMiB")),
             holders(uuid, &allocations, &work.names()),
         );
     }
-    println!();
-    if in_place {
-        node.print_way_in();
-    }
+    node.screen.table(&table);
     Ok(())
 }
 

@@ -16,10 +16,10 @@ impl Workload {
     /// Starts a pod that the story expects to run.
     pub(crate) async fn start(&mut self, node: &Node, name: &str, resource: &str, count: usize) {
         match self.admit(node, name, resource, count).await {
-            Ok(()) => println!("  + pod {name:<10} {count} x {resource}"),
+            Ok(()) => node.screen.say(&format!("  + pod {name:<10} {count} x {resource}")),
             Err(error) => {
                 self.refused_unexpectedly += 1;
-                println!("  ! pod {name:<10} refused unexpectedly: {error}");
+                node.screen.say(&format!("  ! pod {name:<10} refused unexpectedly: {error}"));
             }
         }
     }
@@ -29,9 +29,11 @@ impl Workload {
         match self.admit(node, name, resource, count).await {
             Ok(()) => {
                 self.refused_unexpectedly += 1;
-                println!("  ! pod {name:<10} was admitted, but {count} x {resource} should not be there");
+                node.screen.say(&format!(
+                    "  ! pod {name:<10} was admitted, but {count} x {resource} should not be there"
+                ));
             }
-            Err(error) => println!("  - pod {name:<10} refused as it should be: {error}"),
+            Err(error) => node.screen.say(&format!("  - pod {name:<10} refused as it should be: {error}")),
         }
     }
 
@@ -56,7 +58,7 @@ impl Workload {
         if let Some(uid) = self.running.remove(name) {
             node.kubelet.finish(&uid);
             node.kubelet.delete(&uid);
-            println!("  x pod {name:<10} finished");
+            node.screen.say(&format!("  x pod {name:<10} finished"));
         }
     }
 

@@ -4,34 +4,37 @@ use crate::config::ServeArgs;
 use crate::state::StateCommand;
 use berth_cli::command::ClientCommand;
 use berth_cli::reach::ClientArgs;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
-  berth node check                          What does this node need?
+  berth node check                           What does this node need?
   berth config check /etc/berth/config.yaml  Would the daemon accept this file?
-  berth serve --config /etc/berth/config.yaml
-  berth gpu list                            GPUs, their health and their allocations
-  berth gpu cordon 3 --reason 'new fan'     Grant nothing new on GPU 3; running pods keep it
-  berth allocation list --gpu 3             Which pods hold it?
-  berth state verify                        Is the store of a stopped daemon intact?
-  berth policy push my-policy.wasm          Upload a policy without using it yet
-  berth policy activate stack.yaml          Replace the whole stack, or nothing
-
-Exit codes: 0 success, 1 refused or failed (a missing file, an unknown name, a refusal by the daemon),
-2 bad usage (an invalid command line).
-A setting of `berth serve` is a flag, an environment variable (`berth serve --help` shows it) or a
-key of the configuration file, in that order of precedence.";
+  berth gpu list                             GPUs, what is wrong, who is on them
+  berth gpu drain 3 --wait                   Empty GPU 3, for a repair
+  berth policy activate stack.yaml           Replace the whole stack, or nothing
+Exit codes: 0 success, 1 refused or failed (a missing file, an unknown name, a \
+refusal by the daemon), 2 bad usage.";
 
 /// The two forms of `berth policy test`; clap would show both FILE and NAME as optional.
 const TEST_USAGE: &str = "berth policy test [OPTIONS] <FILE> <SCENARIOS>...
        berth policy test [OPTIONS] --shipped <NAME> <SCENARIOS>...";
 
-/// Shares and protects this node's GPUs: the daemon, and the commands for its operators
+/// Shares and protects this node's GPUs: the daemon, and its commands
 #[derive(Parser, Debug)]
-#[command(name = "berth", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+#[command(
+    name = "berth",
+    version,
+    after_help = EXAMPLES,
+    disable_help_subcommand = true,
+    // Replaced by the flag below, whose help is a screen also as `--help`.
+    disable_help_flag = true
+)]
 pub struct Cli {
+    /// Print help; `berth options`: connection to the daemon
+    #[arg(short, long, global = true, action = ArgAction::HelpShort, display_order = 1000)]
+    pub help: Option<bool>,
     /// Access to a running daemon.
     #[command(flatten)]
     pub client: ClientArgs,
@@ -44,22 +47,21 @@ pub struct Cli {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Run the daemon on this node
-    ///
-    /// Finds the GPUs, adopts the allocations of running pods, registers with the kubelet, and serves the
-    /// admin API on loopback. Without a GPU or a kubelet it waits and logs that. Ends on SIGTERM.
     #[command(after_help = "\
-Examples:
+Finds the GPUs, adopts the allocations of running pods, registers with the kubelet, \
+and serves the admin API on loopback. Without a GPU or a kubelet it waits and logs \
+that. Ends on SIGTERM. `berth options serve` prints all flags with their variables; a \
+flag precedes its variable, and that the file.
   berth serve --config /etc/berth/config.yaml
-  berth serve --gpus sim:8xh100 --kubelet-dir /tmp/kubelet --state-dir /tmp/berth   No GPU needed
-  BERTH_LOG_FILTER=berth_wasm=debug,info berth serve   More from one crate (RUST_LOG works, too)")]
+  berth serve --gpus sim:8xh100 --kubelet-dir /tmp/k --state-dir /tmp/s")]
     Serve(Box<ServeArgs>),
     /// Commands for a running daemon.
     #[command(flatten)]
     Client(ClientCommand),
     /// Write, test, upload and activate policies
     #[command(after_help = "\
-new, check and test need no daemon. A policy version is given by its name if that is unambiguous, by its digest or
-the beginning of it, or by `name@digest`:
+new, check and test need no daemon. A version is given by its name if only one has \
+it, by its digest or the beginning of it, or by `name@digest`:
   berth policy list
   berth policy show timeslice     Which parameters does it have?
   berth policy push my-policy.wasm
@@ -73,13 +75,13 @@ the beginning of it, or by `name@digest`:
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Check a configuration file without starting anything, or convert one of NVIDIA's
+    /// Check a configuration file, or convert one of NVIDIA's
     Config {
         /// The subcommand.
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Check the daemon's requirements on this node
+    /// Show the node, or check the daemon's requirements on it
     Node {
         /// The subcommand.
         #[command(subcommand)]
@@ -97,10 +99,11 @@ Stop the daemon first, or give a copy of its state folder:
   berth state verify
   berth state export > state.jsonl
   berth state import --state-dir /var/lib/berth-new state.jsonl
-  berth state init                          # the store is lost without an export: create an empty one
+  berth state init    # the store is lost without an export: create an empty one
 
-JSON lines: a header with the format and the number of records, then one record per line. The modules of
-uploaded policies and the token are not in the store: copy their files, or push the policies again.")]
+JSON lines: a header with the format and the number of records, then one record per \
+line. The modules of uploaded policies and the token are not in the store: copy their \
+files, or push the policies again.")]
     State {
         /// The subcommand.
         #[command(subcommand)]
@@ -116,7 +119,8 @@ uploaded policies and the token are not in the store: copy their files, or push 
     Openapi,
     /// Print the shell completions of `berth`
     #[command(after_help = "\
-Examples:
+GPUs, policies and allocations are completed, too: the daemon is asked, with \
+BERTH_SERVER and BERTH_TOKEN_FILE or with the flags on the line.
   source <(berth completions bash)
   berth completions zsh > ~/.zfunc/_berth
   berth completions fish > ~/.config/fish/completions/berth.fish")]
@@ -124,7 +128,16 @@ Examples:
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write those of all commands into a folder
+    /// Print the flags of the connection, or all flags of a command
+    #[command(after_help = "\
+  berth options         For all commands that talk to a running daemon
+  berth options serve   All flags of `berth serve`, with their variables")]
+    Options {
+        /// The command, such as `serve` or `node check`
+        #[arg(value_name = "COMMAND")]
+        command: Vec<String>,
+    },
+    /// Print the manual page, or write those of all commands
     #[command(after_help = "\
 Examples:
   berth man | man -l -
@@ -150,8 +163,8 @@ Its README.md has the commands to build, check, test and upload it:
     New(NewPolicy),
     /// Check offline whether a daemon would accept a policy at upload
     #[command(after_help = "\
-The policy is checked, compiled and called on this machine by the daemon's rules; nothing is sent.
-Exit code 1 if it is refused.
+The policy is checked, compiled and called on this machine by the daemon's rules, also \
+on a simulated node; nothing is sent. Exit code 1 if it is refused.
   berth policy check my_policy.wasm
   berth policy check my_policy.wasm --parameters '{\"shares\": 4}'
   berth policy check my_policy.wasm --parameters @parameters.json -o json")]
@@ -164,13 +177,13 @@ Exit code 1 if it is refused.
     },
     /// Run scenario files against a policy, on simulated nodes
     #[command(override_usage = TEST_USAGE, after_help = "\
-A scenario is a YAML file: a node, steps, and the expected results. A folder means all .yaml files in
-it. Exit code 1 if one fails.
+A scenario is a YAML file: a node, steps, and the expected results. A folder means all \
+.yaml files in it. Exit code 1 if one fails.
   berth policy test my_policy.wasm scenarios/
   berth policy test --shipped timeslice scenarios/shares.yaml
-The tested policy is FILE, or with --shipped one that is built into this program; then every path is a scenario.
-
-policies-wasm/README.md of the sources describes the format; `berth policy new` writes an example.")]
+The tested policy is FILE, or with --shipped one that is built into this program; then \
+every path is a scenario. policies-wasm/README.md of the sources describes the format; \
+`berth policy new` writes an example.")]
     Test {
         /// The policy; not with --shipped
         #[arg(value_name = "FILE", required_unless_present = "shipped")]
@@ -215,10 +228,10 @@ pub enum Lang {
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
     /// Check a configuration file as the daemon would and list its errors
-    ///
-    /// Lists all errors of the file, each with its line, and exits with 1 if there are any. Reads the token and TLS
-    /// files, opens the GPUs, and runs the policies of its stack against them, as the daemon does at
-    /// start.
+    #[command(after_help = "\
+Lists all errors of the file, each with its line, and exits with 1 if there are any. \
+Reads the token and TLS files, opens the GPUs, and runs the policies of its stack \
+against them, as the daemon does at start.")]
     Check {
         /// The configuration file
         file: PathBuf,
@@ -240,14 +253,15 @@ pub enum ConfigCommand {
 #[derive(Subcommand, Clone, Copy, Debug)]
 pub enum TokenCommand {
     /// Write a new token to the token file
-    ///
-    /// Writes the file of --token-file, so run it on the node. A running daemon accepts the new token at once,
-    /// without a restart, and no longer the old one; give the new one to its users.
+    #[command(after_help = "\
+Writes the file of --token-file, so run it on the node. A running daemon accepts the \
+new token at once, without a restart, and no longer the old one; give the new one to \
+its users.")]
     Rotate,
     /// Print the token in the token file
-    ///
-    /// For `kubectl exec POD -- berth token show > token`, since berth's pod has no shell. The token gives all
-    /// rights of the operator.
+    #[command(after_help = "\
+For `kubectl exec POD -- berth token show > token`, since berth's pod has no shell. \
+Anyone with the token has full control of the daemon.")]
     Show,
 }
 
@@ -255,14 +269,13 @@ pub enum TokenCommand {
 #[derive(Subcommand, Debug)]
 pub enum CdiCommand {
     /// Check that containers get the same from a CDI specification as from another one
-    ///
-    /// Compares devices by their names, device nodes and mounts by their paths in the container, environment variables,
-    /// and hooks with their arguments; not the order, the kind, or paths on the host. What Berth leaves out on purpose
-    /// (graphics, firmware, the device `all`) and what it adds (libraries under their sonames) is no difference.
-    /// Also checks that the paths on the host that FILE names exist on this machine.
-    /// The exit code is 1 if there is a difference, or a path does not exist.
     #[command(after_help = "\
-Example:
+Compares devices by their names, device nodes and mounts by their paths in the \
+container, environment variables, and hooks with their arguments; not the order, the \
+kind, or paths on the host. What Berth leaves out on purpose (graphics, firmware, the \
+device `all`) and what it adds (libraries under their sonames) is no difference. Also \
+checks that the paths on the host that FILE names exist on this machine. The exit code \
+is 1 if there is a difference, or a path does not exist.
   nvidia-ctk cdi generate --output=/tmp/nvidia.yaml
   berth cdi check /var/run/cdi/berth-gpu.json --against /tmp/nvidia.yaml")]
     Check {
@@ -280,11 +293,14 @@ Example:
 /// `berth node`.
 #[derive(Subcommand, Debug)]
 pub enum NodeCommand {
+    /// Commands for operators, on a running daemon.
+    #[command(flatten)]
+    Client(berth_cli::node::NodeCommand),
     /// One line for each requirement of the daemon: ok, WARN or FAIL, with the fix
-    ///
-    /// Has the flags of `berth serve` and changes nothing.
-    /// FAIL: the daemon would not start, or no container would get a GPU; the exit code is then 1.
-    /// WARN: it would run, but wait or lack a feature.
+    #[command(after_help = "\
+Has the flags of `berth serve` (`berth options serve` prints all) and changes nothing. \
+FAIL: the daemon would not start, or no container would get a GPU; the exit code is \
+then 1. WARN: it would run, but wait or lack a feature.")]
     Check(Box<ServeArgs>),
 }
 

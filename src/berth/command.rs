@@ -4,7 +4,7 @@ use crate::args::{CdiCommand, Cli, Command, ConfigCommand, NodeCommand, PolicyCo
 use crate::config::nvidia::{Finding, is_nvidia, translate};
 use crate::config::{Choice, Config, ServeArgs, read_text};
 use crate::daemon::SkippedChecks;
-use crate::{author, checks, policy_new, state, telemetry};
+use crate::{author, checks, options, policy_new, state, telemetry};
 use anyhow::{Context, anyhow, ensure};
 use berth_cli::Request;
 use berth_cli::output::{Out, decide_colours, print_error};
@@ -39,8 +39,12 @@ pub fn run(cli: &Cli) -> ExitCode {
 /// Runs a command. Returns false if a check or a test found a failure, which is in its output.
 fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
     let client = &cli.client;
-    let for_daemon =
-        matches!(&cli.command, Command::Client(_) | Command::Policy { command: PolicyCommand::Client(_) });
+    let for_daemon = matches!(
+        &cli.command,
+        Command::Client(_)
+            | Command::Node { command: NodeCommand::Client(_) }
+            | Command::Policy { command: PolicyCommand::Client(_) }
+    );
     if client.watch.is_some() && !for_daemon {
         return Err(berth_cli::not_watched().into());
     }
@@ -66,6 +70,9 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
             checks::config::run(file, skipped, out)?;
         }
         Command::Config { command: ConfigCommand::FromNvidia { file } } => from_nvidia(file, out)?,
+        Command::Node { command: NodeCommand::Client(command) } => {
+            berth_cli::run(Request::Node(command), client, out)?;
+        }
         Command::Node { command: NodeCommand::Check(args) } => return checks::node::run(args, client, out),
         Command::Cdi { command: CdiCommand::Check { file, against, without_files } } => {
             return checks::cdi::run(file, against, *without_files, out);
@@ -81,10 +88,9 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
         }
         Command::Openapi => out.text(berth_admin::openapi_json())?,
         Command::Completions { shell } => {
-            let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "berth", &mut text);
-            out.text(&String::from_utf8(text).context("the completions are not UTF-8")?)?;
+            out.text(&crate::usage::completion_script(*shell)?)?;
         }
+        Command::Options { command } => options::run(command, out)?,
         Command::Man { into } => man(into.as_deref(), out)?,
     }
     Ok(true)
@@ -186,12 +192,12 @@ fn from_nvidia(file: &Path, out: &mut Out) -> anyhow::Result<()> {
 fn man(folder: Option<&Path>, out: &mut Out) -> anyhow::Result<()> {
     let Some(folder) = folder else {
         let mut page = Vec::new();
-        clap_mangen::Man::new(Cli::command()).render(&mut page)?;
+        clap_mangen::Man::new(options::with_all_flags(Cli::command())).render(&mut page)?;
         return out.text(&String::from_utf8(page).context("the manual page is not UTF-8")?);
     };
     let context = || format!("cannot write manual pages into {}", folder.display());
     std::fs::create_dir_all(folder).with_context(context)?;
-    clap_mangen::generate_to(Cli::command(), folder).with_context(context)?;
+    clap_mangen::generate_to(options::with_all_flags(Cli::command()), folder).with_context(context)?;
     let pages = std::fs::read_dir(folder).with_context(context)?.count();
     out.done(&format!(
         "wrote {pages} pages to {}; `man -l {}` shows one",

@@ -7,6 +7,7 @@ mod checks;
 pub mod command;
 pub mod config;
 pub mod daemon;
+mod options;
 mod policy_new;
 pub mod scenario;
 mod state;
@@ -22,6 +23,10 @@ use std::process::ExitCode;
 pub fn main() -> ExitCode {
     // The daemon starts this program as the compiler of policies, too, without arguments of the command line.
     if let Some(code) = berth_wasm::compiler_process() {
+        return code;
+    }
+    // So do the scripts of `berth completions`, with the line in which a word is completed.
+    if let Some(code) = usage::complete() {
         return code;
     }
     usage::parse().map_or_else(|code| code, |cli| command::run(&cli))

@@ -1,11 +1,17 @@
 //! Parses the command line and prints its errors.
 
 use crate::args::Cli;
+use anyhow::Context;
 use berth_cli::usage::CODE;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, Parser};
+use clap_complete::CompleteEnv;
+use clap_complete::env::Shells;
 use std::ffi::OsString;
 use std::process::ExitCode;
+
+/// The variable with which the script of `berth completions` runs the program.
+const COMPLETE_VARIABLE: &str = "BERTH_COMPLETE";
 
 /// Parses the arguments and the environment, and prints errors and help.
 ///
@@ -22,6 +28,33 @@ pub fn parse() -> Result<Cli, ExitCode> {
         }
         ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(CODE))
     })
+}
+
+/// Answers the script of `berth completions`; `None` if this is no request of one. Completing may ask the daemon, and then
+/// opens a connection like any command.
+pub(crate) fn complete() -> Option<ExitCode> {
+    let request = CompleteEnv::with_factory(Cli::command).var(COMPLETE_VARIABLE);
+    match request.try_complete(std::env::args_os(), std::env::current_dir().ok().as_deref()) {
+        Ok(false) => None,
+        Ok(true) => Some(ExitCode::SUCCESS),
+        Err(error) => {
+            let _ = error.print();
+            Some(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// The script that completes `berth` in a shell.
+///
+/// # Errors
+/// If the library does not know the shell, which it does for all values of `Shell`.
+pub(crate) fn completion_script(shell: clap_complete::Shell) -> anyhow::Result<String> {
+    let name = shell.to_string();
+    let shells = Shells::builtins();
+    let completer = shells.completer(&name).with_context(|| format!("no completions for {name}"))?;
+    let mut script = Vec::new();
+    completer.write_registration(COMPLETE_VARIABLE, "berth", "berth", "berth", &mut script)?;
+    String::from_utf8(script).context("the script is not UTF-8")
 }
 
 /// Replaces the usage line. clap adds the arguments that are set, also by the environment, so that `--server <URL>` would

@@ -1,12 +1,16 @@
 //! `berth allocation`.
 
+use crate::age::age;
 use crate::client::{Client, escaped, query};
+use crate::complete;
 use crate::decision;
-use crate::gpu::{self, Names};
-use crate::output::{Out, facts, or_dash, printable, table, warn};
+use crate::gpu;
+use crate::names::{Names, pod_name};
+use crate::output::{Cell, Out, facts, fitted, or_dash, printable, table, warn};
 use anyhow::{Context, bail};
 use berth_api::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCandidates;
 use std::io::{BufRead, IsTerminal, Write};
 
 /// `berth allocation`.
@@ -17,18 +21,21 @@ pub enum AllocationCommand {
     /// One allocation with the decision behind it
     Show {
         /// The allocation's id
+        #[arg(add = ArgValueCandidates::new(complete::allocations))]
         id: String,
     },
     /// Why the allocation's pod has these GPUs
     Explain {
         /// The allocation's id
+        #[arg(add = ArgValueCandidates::new(complete::allocations))]
         id: String,
     },
-    /// End an allocation when no source can show whether its pod still runs; its devices are released at once
-    ///
-    /// Refused while the kubelet's List or checkpoint, the API server or a process on the GPU shows its pod running,
-    /// and for 30 s after the grant: delete the pod instead, and its allocation ends by itself. Ending what has already
-    /// ended is refused, too. --force ends it anyway; on a terminal it asks for confirmation first.
+    /// End an allocation when no source can show whether its pod still runs
+    #[command(after_help = "\
+Its devices are released at once. Refused while the kubelet's List or checkpoint, the \
+API server or a process on the GPU shows its pod running, and for 30 s after the \
+grant: delete the pod instead, and its allocation ends by itself. Ending what has \
+already ended is refused, too. --force ends it anyway; on a terminal it asks first.")]
     End(EndArgs),
 }
 
@@ -36,6 +43,7 @@ pub enum AllocationCommand {
 #[derive(Args, Clone, Debug)]
 pub struct EndArgs {
     /// The allocation's id
+    #[arg(add = ArgValueCandidates::new(complete::allocations))]
     pub id: String,
     /// End it even while its pod runs; the pod is not stopped, and its GPU may be given to another pod
     #[arg(long)]
@@ -48,8 +56,8 @@ pub struct EndArgs {
 /// Selects allocations.
 #[derive(Args, Clone, Debug, Default)]
 pub struct AllocationFilter {
-    /// On this GPU: UUID, the beginning of it, or index
-    #[arg(long)]
+    /// On this GPU: index, UUID, or the beginning of it
+    #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
     /// Held by pods of this namespace
     #[arg(short, long)]
@@ -75,7 +83,11 @@ pub(crate) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
     match command {
         AllocationCommand::List(filter) => {
             let wide = out.wide();
-            out.answer(&fetch(filter, client)?, |found| list(found, filter, wide))
+            let found = fetch(filter, client)?;
+            let none = found.items.is_empty().then(|| none(filter));
+            out.list(&found, none, |found| {
+                if wide { list_wide(found) } else { list(found, filter, &Names::of(client)) }
+            })
         }
         AllocationCommand::Show { id } => {
             let allocation: Allocation = client.get(&format!("/allocations/{}", escaped(id)))?;
@@ -160,14 +172,42 @@ fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<Allocatio
     Ok(all)
 }
 
-fn list(list: &AllocationList, filter: &AllocationFilter, wide: bool) -> String {
-    if list.items.is_empty() {
-        return none(filter);
-    }
+fn list(list: &AllocationList, filter: &AllocationFilter, names: &Names) -> String {
+    // Where all are live, a column that says so is left out.
+    let is_mixed = filter.state != "live" || list.items.iter().any(|a| a.overlapped);
     let row = |a: &Allocation| {
         vec![
             a.id.clone(),
-            state(a),
+            pod_name(a.holder.as_ref()),
+            a.resource.clone(),
+            a.devices.len().to_string(),
+            names.indices(&a.gpus),
+            age(&a.granted_at),
+            if is_mixed { state(a, true) } else { String::new() },
+        ]
+    };
+    let mut head = vec!["ID", "POD", "RESOURCE", "DEVICES", "GPU", "AGE"];
+    if is_mixed {
+        head.push("STATE");
+    }
+    let over = |a: &Allocation| {
+        a.uses.iter().filter_map(over_limit).map(|use_| format!("{} {use_}\n", a.id)).collect::<String>()
+    };
+    let over: String = list.items.iter().map(over).collect();
+    fitted(&head, 1, Cell::Name, list.items.iter().map(row)) + &over + &next(list)
+}
+
+/// That an allocation uses more memory than its limit.
+fn over_limit(used: &PartUse) -> Option<String> {
+    let (memory, limit) = used.memory_used_mib.zip(used.memory_limit_mib)?;
+    (used.over_limit == Some(true)).then(|| format!("uses {memory} of {limit} MiB: more than its limit"))
+}
+
+fn list_wide(list: &AllocationList) -> String {
+    let row = |a: &Allocation| {
+        vec![
+            a.id.clone(),
+            state(a, false),
             holder(a.holder.as_ref()),
             a.resource.clone(),
             a.devices.join(" "),
@@ -178,22 +218,33 @@ fn list(list: &AllocationList, filter: &AllocationFilter, wide: bool) -> String 
             a.decision.reason.clone(),
         ]
     };
-    let mut head =
-        vec!["ID", "STATE", "NAMESPACE/POD/CONTAINER", "RESOURCE", "DEVICES", "USED/LIMIT MIB", "GRANTED"];
-    if wide {
-        head.extend(["POD UID", "BY", "REASON"]);
-    }
-    let mut text = table(&head, list.items.iter().map(row));
-    if let Some(next) = &list.next {
-        text += &format!("{} in total: --limit shows more, --after {next} the next ones\n", list.total);
-    }
-    text
+    let head = [
+        "ID",
+        "STATE",
+        "NAMESPACE/POD/CONTAINER",
+        "RESOURCE",
+        "DEVICES",
+        "USED/LIMIT MIB",
+        "GRANTED",
+        "POD UID",
+        "BY",
+        "REASON",
+    ];
+    table(&head, list.items.iter().map(row)) + &next(list)
+}
+
+/// How to see the rest of a list.
+fn next(list: &AllocationList) -> String {
+    let next = list.next.as_ref();
+    next.map_or_else(String::new, |next| {
+        format!("{} in total: --limit shows more, --after {next} the next ones\n", list.total)
+    })
 }
 
 /// The text of an empty list, which names the filter: with a typo in it the list is empty, too.
 fn none(filter: &AllocationFilter) -> String {
     let state = if filter.state == "all" { String::new() } else { format!(" {}", filter.state) };
-    let mut text = format!("no{state} allocations");
+    let mut text = format!("No{state} allocations found");
     let filters = [
         (" on GPU ", &filter.gpu),
         (" in namespace ", &filter.namespace),
@@ -207,7 +258,7 @@ fn none(filter: &AllocationFilter) -> String {
     if filter.state == "live" {
         text += "; --state all shows ended ones, too";
     }
-    text + "\n"
+    text
 }
 
 fn show(allocation: &Allocation) -> String {
@@ -226,13 +277,13 @@ fn show(allocation: &Allocation) -> String {
         .map(|used| format!("{} MiB on {}{}", memory(used), used.part, processes_of(used)));
     facts(&[
         ("id", allocation.id.clone()),
-        ("state", state(allocation)),
+        ("state", state(allocation, false)),
         ("holder", holder(allocation.holder.as_ref())),
         ("pod UID", uid),
         ("resource", allocation.resource.clone()),
         ("devices", allocation.devices.join(" ")),
         ("GPUs", allocation.gpus.join(" ")),
-        ("granted", allocation.granted_at.clone()),
+        ("granted", format!("{} ({})", allocation.granted_at, age(&allocation.granted_at))),
         ("allowed by", decision.by.join(" ")),
         ("reason", decision.reason.clone()),
         ("environment", environment.collect::<Vec<_>>().join(" ")),
@@ -261,11 +312,14 @@ fn processes_of(used: &PartUse) -> String {
     own + &shared
 }
 
-fn state(allocation: &Allocation) -> String {
+fn state(allocation: &Allocation, short: bool) -> String {
     match (&allocation.state, &allocation.ended) {
-        (AllocationState::Ended, Some(end)) => format!("{} {}", end.reason, end.at),
+        (AllocationState::Ended, Some(end)) if short => {
+            format!("ended {} ago ({})", age(&end.at), end.reason)
+        }
+        (AllocationState::Ended, Some(end)) => format!("ended {} ({})", end.at, end.reason),
         (AllocationState::Ended, None) => "ended".into(),
-        (AllocationState::Live, _) if allocation.overlapped => "live, overlapped".into(),
+        (AllocationState::Live, _) if allocation.overlapped => "live, device also held by another".into(),
         (AllocationState::Live, _) => "live".into(),
         (AllocationState::Other(state), _) => state.clone(),
     }
@@ -297,7 +351,7 @@ mod tests {
     #[test]
     fn an_empty_list_names_the_filter() {
         let live = AllocationFilter { state: "live".into(), ..AllocationFilter::default() };
-        assert_eq!(none(&live), "no live allocations; --state all shows ended ones, too\n");
+        assert_eq!(none(&live), "No live allocations found; --state all shows ended ones, too");
         let all = AllocationFilter {
             state: "all".into(),
             gpu: Some("3".into()),
@@ -306,9 +360,9 @@ mod tests {
             resource: Some("nvidia.com/gpu".into()),
             ..AllocationFilter::default()
         };
-        let text = "no allocations on GPU 3 in namespace team of pod web-0 of resource nvidia.com/gpu\n";
+        let text = "No allocations found on GPU 3 in namespace team of pod web-0 of resource nvidia.com/gpu";
         assert_eq!(none(&all), text);
         let ended = AllocationFilter { state: "ended".into(), ..live };
-        assert_eq!(none(&ended), "no ended allocations\n");
+        assert_eq!(none(&ended), "No ended allocations found");
     }
 }

@@ -2,11 +2,13 @@
 //! files.
 
 use crate::client::query;
+use crate::complete;
 use crate::usage::BadUsage;
 use anyhow::{Context, anyhow, bail};
 use berth_api::Candidate;
 use berth_kernel::policy::PARAMETERS_BYTES_MAX;
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 use serde_json::{Map, Value};
 use std::io::Read;
 use std::path::Path;
@@ -15,6 +17,7 @@ use std::path::Path;
 #[derive(Args, Clone, Debug)]
 pub struct CandidateArgs {
     /// Name, or name@ and the beginning of its digest
+    #[arg(add = ArgValueCandidates::new(complete::policies))]
     pub policy: String,
     /// The policy's parameters
     #[arg(long, value_name = "JSON|@FILE", default_value = "{}")]

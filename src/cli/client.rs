@@ -68,7 +68,12 @@ impl Client {
     /// # Errors
     /// If the daemon cannot be reached, refuses, or answers something else.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.send(Method::GET, path, &[], None, ANSWER_MAX).and_then(read)
+        self.get_within(path, ANSWER_MAX)
+    }
+
+    /// As [`Self::get`], with another longest wait.
+    pub(crate) fn get_within<T: DeserializeOwned>(&self, path: &str, wait: Duration) -> anyhow::Result<T> {
+        self.send(Method::GET, path, &[], None, wait).and_then(read)
     }
 
     /// PUT that answers with the new state; with a revision, only if that is still the present one (`If-Match`).
@@ -208,8 +213,8 @@ impl Client {
         }
         if problem.status == 401 {
             return anyhow!(
-                "the daemon at {server} does not accept the token in {}: give this daemon's token file with \
-                 --token-file or BERTH_TOKEN_FILE",
+                "the daemon at {server} does not accept the token in {}; it may have been rotated: give this daemon's \
+                 present token file with --token-file or BERTH_TOKEN_FILE",
                 self.token_file.display()
             );
         }

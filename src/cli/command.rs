@@ -8,21 +8,23 @@ use crate::decision::{self, DecisionCommand};
 use crate::driver::{self, DriverCommand};
 use crate::event::{self, EventsArgs};
 use crate::gpu::{self, GpuCommand};
+use crate::node::{self, NodeCommand};
 use crate::output::{Out, Output, note};
 use crate::policy::{self, PolicyCommand};
 use crate::process::{self, ProcessCommand};
 use crate::reach::ClientArgs;
+use crate::top::{self, TopArgs};
 use crate::usage::BadUsage;
 use clap::Subcommand;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// The commands for a running daemon, except those of `berth policy`.
+/// The commands for a running daemon, except those of `berth node` and `berth policy`.
 #[derive(Subcommand, Debug)]
 pub enum ClientCommand {
     /// List GPUs, cordon and drain them, remove vanished ones
     #[command(after_help = "\
-A GPU is named by its UUID, the beginning of it, or its index:
+A GPU is named by its index, its UUID, or the beginning of it:
   berth gpu list
   berth gpu show 0
   berth gpu cordon GPU-8a56 --reason 'row remapping pending'
@@ -49,7 +51,7 @@ Examples:
         #[command(subcommand)]
         command: ProcessCommand,
     },
-    /// List the decisions: the calls of policies, their answers, and the results
+    /// List the decisions: the answers of policies, and the results
     #[command(after_help = "\
 The decisions, newest first, with the answer of each policy:
   berth decision list --outcome denied
@@ -67,21 +69,31 @@ The decisions, newest first, with the answer of each policy:
         #[command(subcommand)]
         command: DriverCommand,
     },
+    /// Show the use of GPUs and the pods on them, live
+    #[command(after_help = "\
+Shows utilization, memory in use, granted and in total (GiB), temperature and \
+power of each GPU, and then the share and the memory of each pod. `-`: not known. \
+On a terminal it is redrawn every 2 s (-w=5s: every 5 s) until Ctrl-C.
+  berth top
+  berth top --once -o json")]
+    Top(TopArgs),
     /// Print changes on the node as they happen
     #[command(after_help = "\
 Examples:
   berth events
   berth events --gpu 3 --kind gpuHealth,gpuDraining,gpuDrained
-  berth events --no-follow                 The latest events, without waiting for more
-  berth events --since-id ID -o json       One JSON object a line, resuming after the event ID")]
+  berth events --no-follow            The latest events, without waiting
+  berth events --since-id ID -o json  One JSON object a line, after the event ID")]
     Events(EventsArgs),
 }
 
 /// A command for a running daemon.
 #[derive(Clone, Copy, Debug)]
 pub enum Request<'c> {
-    /// All but those of `berth policy`.
+    /// All but those of `berth node` and `berth policy`.
     Command(&'c ClientCommand),
+    /// Of `berth node`.
+    Node(&'c NodeCommand),
     /// Of `berth policy`.
     Policy(&'c PolicyCommand),
 }
@@ -91,7 +103,9 @@ pub enum Request<'c> {
 /// # Errors
 /// If the daemon cannot be reached or refuses it; the message has advice.
 pub fn run(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result<()> {
-    let Some(every) = args.watch else { return ask(request, args, out) };
+    let repeats_itself = matches!(request, Request::Command(ClientCommand::Top(_)));
+    check_interval(args.watch)?;
+    let Some(every) = args.watch.filter(|_| !repeats_itself) else { return ask(request, args, out) };
     if !is_repeatable(request) {
         return Err(not_watched().into());
     }
@@ -115,7 +129,9 @@ fn ask(request: Request<'_>, args: &ClientArgs, out: &mut Out) -> anyhow::Result
             ClientCommand::Decision { command } => decision::run(command, &client, out),
             ClientCommand::Nvml { command } => driver::run(command, &client, out),
             ClientCommand::Events(args) => event::run(args, &client, out),
+            ClientCommand::Top(top) => top::run(top, args.watch, &client, out),
         },
+        Request::Node(command) => node::run(command, &client, out),
         Request::Policy(command) => policy::run(command, &client, out),
     }
 }
@@ -137,8 +153,9 @@ fn is_repeatable(request: Request<'_>) -> bool {
                 matches!(command, ProcessCommand::List { .. } | ProcessCommand::Bypass)
             }
             ClientCommand::Decision { command } => matches!(command, DecisionCommand::List(_)),
-            ClientCommand::Nvml { .. } | ClientCommand::Events(_) => false,
+            ClientCommand::Nvml { .. } | ClientCommand::Events(_) | ClientCommand::Top(_) => false,
         },
+        Request::Node(NodeCommand::Show) => true,
         Request::Policy(command) => match command {
             PolicyCommand::List | PolicyCommand::Stack => true,
             PolicyCommand::Trial(trial) => matches!(
@@ -160,10 +177,6 @@ fn watch(
     out: &mut Out,
     mut ask: impl FnMut(&mut Out) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    if every < EVERY_MIN {
-        let least = humantime::format_duration(EVERY_MIN);
-        return Err(BadUsage(format!("--watch repeats at most every {least}")).into());
-    }
     let terminal = std::io::stdout().is_terminal();
     let mut last: Option<Result<String, String>> = None;
     loop {
@@ -188,6 +201,15 @@ fn watch(
         }
         std::thread::sleep(every);
     }
+}
+
+/// Checks the interval of `--watch`.
+fn check_interval(every: Option<Duration>) -> Result<(), BadUsage> {
+    if every.is_some_and(|every| every < EVERY_MIN) {
+        let least = humantime::format_duration(EVERY_MIN);
+        return Err(BadUsage(format!("--watch repeats at most every {least}")));
+    }
+    Ok(())
 }
 
 /// An empty line separates tables, and a marker YAML documents; JSON needs no separator.

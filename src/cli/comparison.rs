@@ -1,8 +1,9 @@
 //! `berth policy replay` and `berth policy shadow`, and the commands of `berth policy` that try a policy.
 
+use crate::age::{age, moment};
 use crate::arguments::CandidateArgs;
 use crate::client::{Client, query};
-use crate::gpu::Names;
+use crate::names::Names;
 use crate::output::{Out, facts, or_dash, table};
 use crate::trial::{self, TryArgs};
 use anyhow::bail;
@@ -13,15 +14,14 @@ use std::collections::BTreeMap;
 /// Commands of `berth policy` that try a policy without effect.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TrialCommand {
-    /// Call a policy on the live node, without effect: what it would offer, and which GPUs a request would get
+    /// Call a policy on the live node, without effect
     #[command(after_help = "\
-The policy is called with the active stack: it replaces the entry of the same name, or is called before
-the others. The node must have the policy: `berth policy push FILE` uploads one without activating it.
+The policy is called with the active stack: it replaces the entry of the same name, \
+or is called before the others. The node must have it: `berth policy push FILE`. The \
+exit code is 1 if it would not be activated, or the request would not be granted.
   berth policy try timeslice --parameters '{\"replicas\": 4}'
-  berth policy try timeslice --parameters @four.json --request nvidia.com/gpu.shared=2
-  berth policy try quota@0123456789ab --request nvidia.com/gpu=1 --namespace team-a --pod trainer-0
-
-Exit code 1 if the policy would not be activated, or the request would not be granted.")]
+  berth policy try timeslice --parameters @four.json \\
+      --request nvidia.com/gpu.shared=2 --namespace team-a")]
     Try(TryArgs),
     /// Call a policy with the recorded inputs, and show which results would have differed
     #[command(after_help = "\
@@ -38,8 +38,8 @@ Exit code 1 if the policy failed on any of them; different answers are not a fai
         /// Only decisions of this hook
         #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
         hook: Option<String>,
-        /// Only decisions at or after this time, such as 2026-02-03T04:05:06Z
-        #[arg(long)]
+        /// Only decisions of this time until now, such as 10m, or at or after a time such as 2026-02-03T04:05:06Z
+        #[arg(long, value_name = "TIME", value_parser = moment)]
         since: Option<String>,
         /// Only decisions with a smaller number
         #[arg(long)]
@@ -99,7 +99,9 @@ pub(crate) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
             })
         }
         TrialCommand::Shadow { command: ShadowCommand::List } => {
-            out.answer(&client.get::<ShadowList>("/shadows")?, list)
+            let shadows = client.get::<ShadowList>("/shadows")?;
+            let none = "No shadows found; `berth policy shadow start POLICY` starts one";
+            out.list(&shadows, shadows.items.is_empty().then(|| none.into()), list)
         }
         TrialCommand::Shadow { command: ShadowCommand::Show { shadow } } => {
             let id = shadow_id(shadow, client)?;
@@ -152,16 +154,13 @@ fn replay(replay: &Replay) -> String {
 }
 
 fn list(list: &ShadowList) -> String {
-    if list.items.is_empty() {
-        return "no shadows\n".into();
-    }
     let sum =
         |shadow: &Shadow, of: fn(&Comparison) -> u64| shadow.counts.values().map(of).sum::<u64>().to_string();
     let row = |s: &Shadow| {
         vec![
             s.id.to_string(),
             s.policy.clone(),
-            s.since.clone(),
+            age(&s.since),
             sum(s, |c| c.same),
             sum(s, |c| c.differs),
             sum(s, |c| c.passes),
@@ -169,7 +168,7 @@ fn list(list: &ShadowList) -> String {
             sum(s, |c| c.skipped),
         ]
     };
-    let head = ["ID", "POLICY", "SINCE", "SAME", "DIFFERS", "PASSES", "FAILS", "SKIPPED"];
+    let head = ["ID", "POLICY", "AGE", "SAME", "DIFFERS", "NO OPINION", "FAILS", "SKIPPED"];
     table(&head, list.items.iter().map(row))
 }
 
@@ -198,7 +197,7 @@ fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
             c.skipped.to_string(),
         ]
     };
-    table(&["HOOK", "SAME", "DIFFERS", "PASSES", "FAILS", "SKIPPED"], counts.iter().map(row))
+    table(&["HOOK", "SAME", "DIFFERS", "NO OPINION", "FAILS", "SKIPPED"], counts.iter().map(row))
 }
 
 fn differences(differences: &[Difference]) -> String {
@@ -207,9 +206,9 @@ fn differences(differences: &[Difference]) -> String {
     }
     let row = |d: &Difference| {
         let how = if d.failed { format!("fails: {}", d.message) } else { d.message.clone() };
-        vec![or_dash(d.seq), d.at.clone(), d.hook.to_string(), how]
+        vec![or_dash(d.seq), age(&d.at), d.hook.to_string(), how]
     };
-    let mut text = table(&["DECISION", "AT", "HOOK", "DIFFERENCE"], differences.iter().map(row));
+    let mut text = table(&["DECISION", "AGE", "HOOK", "DIFFERENCE"], differences.iter().map(row));
     if differences.iter().any(|difference| difference.seq.is_none()) {
         text += "-: not recorded, so without a number: an unchanged offer, or there is no journal (decisions.maxMiB: 0), or \
                  too many decisions at once\n";

@@ -1,10 +1,14 @@
 //! `berth decision`, and `berth allocation explain`.
 
+use crate::age::{age, moment};
 use crate::client::{Client, escaped, query};
-use crate::gpu::{self, Names};
-use crate::output::{Out, facts, table};
+use crate::complete;
+use crate::gpu;
+use crate::names::Names;
+use crate::output::{Cell, Out, facts, fitted, joined, table};
 use berth_api::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCandidates;
 
 /// Most decisions in one answer.
 const PAGE: usize = 500;
@@ -29,8 +33,8 @@ pub enum DecisionCommand {
 /// Selects decisions.
 #[derive(Args, Clone, Debug, Default)]
 pub struct DecisionFilter {
-    /// Only decisions about this GPU: UUID, the beginning of it, or index
-    #[arg(long)]
+    /// Only decisions about this GPU: index, UUID, or the beginning of it
+    #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
     /// Only decisions for pods of this namespace
     #[arg(short, long)]
@@ -39,10 +43,10 @@ pub struct DecisionFilter {
     #[arg(long)]
     pub pod: Option<String>,
     /// Only decisions that led to this allocation
-    #[arg(long)]
+    #[arg(long, add = ArgValueCandidates::new(complete::allocations))]
     pub allocation: Option<String>,
     /// Only decisions with an answer of a policy whose name@digest begins with this text
-    #[arg(long)]
+    #[arg(long, add = ArgValueCandidates::new(complete::policies))]
     pub policy: Option<String>,
     /// Only decisions with this result; `fault`: a policy failed
     #[arg(long, value_parser = ["offered", "placed", "granted", "denied", "refused", "triaged", "fault"])]
@@ -50,11 +54,11 @@ pub struct DecisionFilter {
     /// Only decisions of this hook
     #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
     pub hook: Option<String>,
-    /// Only decisions at or after this time, such as 2026-02-03T04:05:06Z
-    #[arg(long)]
+    /// Only decisions of this time until now, such as 10m, or at or after a time such as 2026-02-03T04:05:06Z
+    #[arg(long, value_name = "TIME", value_parser = moment)]
     pub since: Option<String>,
-    /// Only decisions before this time
-    #[arg(long)]
+    /// Only decisions before a time, or longer ago than a time such as 10m
+    #[arg(long, value_name = "TIME", value_parser = moment)]
     pub until: Option<String>,
     /// Only decisions with a smaller number
     #[arg(long)]
@@ -66,7 +70,12 @@ pub struct DecisionFilter {
 
 pub(crate) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
-        DecisionCommand::List(filter) => out.answer(&fetch(filter, client)?, list),
+        DecisionCommand::List(filter) => {
+            let wide = out.wide();
+            let found = fetch(filter, client)?;
+            let none = found.items.is_empty().then(|| none(filter, &found));
+            out.list(&found, none, |found| list(found, wide))
+        }
         DecisionCommand::Show { seq, input: false } => {
             let decision: DecisionRecord = client.get(&format!("/decisions/{seq}"))?;
             out.answer(&decision, |decision| Names::of(client).with_indices(&show(decision)))
@@ -124,10 +133,28 @@ fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRec
     Ok(all)
 }
 
-fn list(list: &DecisionRecordList) -> String {
-    if list.items.is_empty() {
-        return format!("none of the {} recorded decisions matches\n", list.journal.kept);
+/// The text of an empty list. A filter with a typo leads to one, too, so it shows whether there are any decisions.
+fn none(filter: &DecisionFilter, found: &DecisionRecordList) -> String {
+    let given = [
+        &filter.gpu,
+        &filter.namespace,
+        &filter.pod,
+        &filter.allocation,
+        &filter.policy,
+        &filter.outcome,
+        &filter.hook,
+        &filter.since,
+        &filter.until,
+    ];
+    let is_filtered = filter.before.is_some() || given.iter().any(|value| value.is_some());
+    match found.journal.kept {
+        0 => "No decisions found; decisions for which no policy is called are not recorded".into(),
+        kept if is_filtered => format!("No decisions found among the {kept} recorded ones"),
+        _ => "No decisions found".into(),
     }
+}
+
+fn list(list: &DecisionRecordList, wide: bool) -> String {
     let row = |d: &DecisionRecord| {
         let what = match (&d.request, &d.reading) {
             (Some(request), _) => format!("{} x {}", request.count, request.resource),
@@ -135,19 +162,25 @@ fn list(list: &DecisionRecordList) -> String {
             (None, None) => format!("{} GPUs", d.gpus.len()),
         };
         let microseconds: u64 = d.calls.iter().map(|call| call.microseconds).sum();
-        vec![
+        let mut row = vec![
             d.seq.to_string(),
-            d.at.clone(),
+            if wide { d.at.clone() } else { age(&d.at) },
             d.hook.to_string(),
             what,
             d.outcome.to_string(),
-            d.by.join(" "),
-            microseconds.to_string(),
-            d.reason.clone(),
-        ]
+        ];
+        if wide {
+            row.extend([joined(&d.candidates, " "), d.by.join(" "), microseconds.to_string()]);
+        }
+        row.push(d.reason.clone());
+        row
     };
-    let head = ["SEQ", "AT", "HOOK", "REQUEST", "OUTCOME", "BY", "US", "REASON"];
-    let mut text = table(&head, list.items.iter().map(row));
+    let rows = list.items.iter().map(row);
+    let mut text = if wide {
+        table(&["SEQ", "AT", "HOOK", "REQUEST", "OUTCOME", "PODS", "BY", "US", "REASON"], rows)
+    } else {
+        fitted(&["SEQ", "AGE", "HOOK", "REQUEST", "OUTCOME", "REASON"], 5, Cell::Text, rows)
+    };
     if let Some(next) = &list.next {
         text += &format!("--before {next} shows earlier ones\n");
     }

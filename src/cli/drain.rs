@@ -1,11 +1,13 @@
 //! `berth gpu drain`: orders a drain, and with `--wait` prints its progress.
 
 use crate::client::{Client, Temporary, escaped, query};
-use crate::gpu::{drain, resolve};
+use crate::complete;
+use crate::gpu::{drain, resolve, title};
 use crate::output::{Out, printable};
 use crate::usage;
 use anyhow::bail;
 use berth_api::{DrainHolder, DrainHolderState, DrainOrder, DrainState, Gpu};
+use clap_complete::engine::ArgValueCandidates;
 use std::time::{Duration, Instant};
 
 /// Interval of the requests for the progress.
@@ -20,21 +22,31 @@ const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 /// `berth gpu drain`.
 #[derive(clap::Args, Debug)]
 pub struct DrainArgs {
-    /// UUID, the beginning of it, or index
+    /// Index, UUID, or the beginning of it
+    #[arg(add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: String,
     /// The reason; recorded with the change
-    #[arg(long, default_value = "", value_name = "TEXT")]
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
     pub reason: String,
-    /// Evict the GPU's pods through the API server; disruption budgets are respected
+    /// Evict its pods through the API server, within their disruption budgets
     #[arg(long)]
     pub evict: bool,
-    /// Time until the deadline: `30s`, `10m`, `2h`; at most a week
+    /// Time until the deadline, such as 10m; at most a week
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     pub deadline: Option<std::time::Duration>,
-    /// What happens at the deadline
-    #[arg(long, value_enum, default_value = "wait", requires = "deadline", requires_if("delete", "evict"))]
+    /// At the deadline: wait (longer), delete (the pods, with --evict), give-up
+    #[arg(
+        long,
+        value_enum,
+        value_name = "ACTION",
+        default_value = "wait",
+        hide_possible_values = true,
+        hide_default_value = true,
+        requires = "deadline",
+        requires_if("delete", "evict")
+    )]
     pub at_deadline: AtDeadline,
-    /// Show progress until the GPU is drained. A drain that is in progress is followed unchanged if no other flag is given
+    /// Show progress until it is drained; without other flags, of a drain under way
     #[arg(long)]
     pub wait: bool,
     /// Stop the drain; the GPU stays cordoned
@@ -75,12 +87,12 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     };
     let before: Gpu = client.get(&format!("/gpus/{}", escaped(&uuid)))?;
     let mut gpu: Gpu = if only_watches(args, &before.summary.drain) {
-        eprintln!("{uuid} is being drained already; watching");
+        eprintln!("{} is being drained already; watching", title(&before));
         before
     } else {
         let gpu: Gpu = client.put(&path, &order, None)?;
         for lost in removed_settings(&before.summary.drain, &order) {
-            eprintln!("{uuid}: this drain replaces the previous one: {lost}");
+            eprintln!("{}: this drain replaces the previous one: {lost}", title(&gpu));
         }
         gpu
     };
@@ -91,7 +103,7 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     match gpu.summary.drain.state {
         DrainState::Draining | DrainState::Drained => Ok(()),
         DrainState::Active | DrainState::Cordoned | DrainState::Other(_) => {
-            bail!("the drain of {uuid} was cancelled, or given up at its deadline")
+            bail!("the drain of {} was cancelled, or given up at its deadline", title(&gpu))
         }
     }
 }
@@ -164,7 +176,10 @@ fn waits_for(progress: &berth_api::DrainProgress) -> String {
         (Some(at), berth_api::AtDeadline::Delete) => format!("remaining pods are deleted at {at}"),
         (Some(at), berth_api::AtDeadline::GiveUp) => format!("given up at {at}"),
     };
-    format!("waiting until it is drained, {deadline}; Ctrl-C ends this command but not the drain")
+    format!(
+        "waiting until it is drained, {deadline}; Ctrl-C ends this command but not the drain\n\
+         typically it is drained 10 to 60 s after its last pod has ended"
+    )
 }
 
 /// How long the daemon has not answered.
@@ -201,7 +216,7 @@ fn line(gpu: &Gpu) -> String {
 
 /// One line for the GPU, and one for each pod that still holds it.
 fn progress_lines(gpu: &Gpu, time: TimeLeft) -> String {
-    let mut text = format!("{} is {}", gpu.summary.uuid, drain(&gpu.summary.drain));
+    let mut text = format!("{} is {}", title(gpu), drain(&gpu.summary.drain));
     let Some(progress) = &gpu.summary.drain.progress else {
         return text + "\n";
     };
@@ -260,7 +275,7 @@ fn holder_line(holder: &DrainHolder) -> String {
         DrainHolderState::DisruptionBudget => format!("waits for its disruption budget: {message}"),
         DrainHolderState::Failed => format!("could not be evicted, trying again: {message}"),
         DrainHolderState::Terminating => format!("terminating since {since}"),
-        DrainHolderState::Over => "gone; the kubelet has not released its devices yet".into(),
+        DrainHolderState::Over => "gone; the kubelet releases its devices typically within 50 s".into(),
         DrainHolderState::Other(state) => format!("{state}: {message}"),
     };
     let back =

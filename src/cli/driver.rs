@@ -11,9 +11,10 @@ use std::time::Duration;
 pub enum DriverCommand {
     /// Close NVML, so that the driver can be unloaded, a GPU reset, or its MIG mode changed
     #[command(after_help = "\
-While it is released no GPU is scanned, and nothing is granted. Allocations stay. It is refused while a GPU is
-held: drain the GPUs first. The daemon uses the driver again after `berth nvml resume`, after the time, once
-another driver is loaded, or when it is started again.
+While it is released no GPU is scanned, and nothing is granted. Allocations stay. It \
+is refused while a GPU is held: drain the GPUs first. The daemon uses the driver again \
+after `berth nvml resume`, after the time, once another driver is loaded, or when it \
+is started again.
 
 Examples:
   berth nvml release --for 1h --reason 'driver upgrade'
@@ -24,7 +25,7 @@ Examples:
         #[arg(long = "for", value_name = "TIME", value_parser = duration, default_value = "30m")]
         time: Duration,
         /// The reason; recorded with the change
-        #[arg(long, default_value = "", value_name = "TEXT")]
+        #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
         reason: String,
         /// Release it even if pods hold GPUs: their containers are not stopped, and while one uses its GPU, the driver
         /// cannot be unloaded

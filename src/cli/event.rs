@@ -1,10 +1,12 @@
 //! `berth events`: changes on the node as they happen.
 
 use crate::client::{Client, Temporary, query};
+use crate::complete;
 use crate::gpu;
 use crate::output::{self, Out, Output, or_dash, printable};
 use berth_api::{Event, EventKind};
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
@@ -24,8 +26,8 @@ pub struct EventsArgs {
     /// Only of these kinds, such as gpuHealth,gpuDrained
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
     pub kind: Vec<String>,
-    /// Only about this GPU: UUID, the beginning of it, or index
-    #[arg(long)]
+    /// Only about this GPU: index, UUID, or the beginning of it
+    #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
     /// Begin after this event; 0: with the oldest that the daemon keeps
     #[arg(long, value_name = "ID")]
@@ -122,20 +124,28 @@ fn show(id: &str, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::R
             }
             _ => {
                 let head = if std::mem::take(heading) {
-                    line("AT", "KIND", "ALLOCATION", "WHAT")
+                    line(out.wide(), "AT", "KIND", "ALLOCATION", "WHAT")
                 } else {
                     String::new()
                 };
                 let allocation = or_dash(event.allocation.as_ref());
-                out.text(&(head + &line(&event.at, event.kind.as_str(), &allocation, &event.words)))
+                out.text(
+                    &(head + &line(out.wide(), &event.at, event.kind.as_str(), &allocation, &event.words)),
+                )
             }
         },
     }
 }
 
-/// One line, with columns of fixed widths, since later lines are not known yet.
-fn line(at: &str, kind: &str, allocation: &str, what: &str) -> String {
-    format!("{at:24}  {kind:17}  {allocation:12}  {}\n", printable(what))
+/// One line, with columns of fixed widths, since later lines are not known yet. A narrow one has the time of day.
+fn line(wide: bool, at: &str, kind: &str, allocation: &str, what: &str) -> String {
+    let what = printable(what);
+    if wide {
+        return format!("{at:24}  {kind:17}  {allocation:12}  {what}\n");
+    }
+    // Of `2026-02-03T04:05:06.000Z`.
+    let time = at.get(11..19).unwrap_or(at);
+    format!("{time:8}  {kind:17}  {what}\n")
 }
 
 /// The next whole line of a stream; `None` at its end, at a line that is too long, and if the connection breaks.
@@ -151,6 +161,13 @@ fn next_line(stream: &mut BufReader<impl Read>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_narrow_line_has_the_time_of_day() {
+        assert_eq!(line(false, "AT", "KIND", "ALLOCATION", "WHAT"), "AT        KIND               WHAT\n");
+        let narrow = line(false, "2026-02-03T04:05:06.000Z", "gpuDrained", "-", "GPU 3 is drained");
+        assert_eq!(narrow, "04:05:06  gpuDrained         GPU 3 is drained\n");
+    }
 
     #[test]
     fn a_stream_is_read_frame_by_frame_and_its_id_is_kept() {

@@ -1,15 +1,19 @@
 //! `berth gpu`.
 
+use crate::age::age;
 use crate::client::{Client, escaped, query};
+use crate::complete;
 use crate::drain::DrainArgs;
-use crate::output::{Out, facts, or_dash, table};
+use crate::names::{Names, pod_name, scheduling};
+use crate::output::{Cell, Out, facts, fitted, or_dash, printable, table};
 use crate::process;
 use anyhow::bail;
 use berth_api::{
-    Cordon, Device, Drain, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Link, Mark,
-    MarkHealthy, MarkKind, Part, ResourceUse,
+    AllocationList, Cordon, Device, Drain, DrainState, Gpu, GpuList, GpuSummary, Health, HealthState,
+    HealthTurn, Link, Mark, MarkHealthy, MarkKind, Part, ResourceUse,
 };
 use clap::Subcommand;
+use clap_complete::engine::ArgValueCandidates;
 
 /// `berth gpu`.
 #[derive(Subcommand, Debug)]
@@ -18,45 +22,45 @@ pub enum GpuCommand {
     List,
     /// One GPU with its devices and the pods that hold them
     Show {
-        /// UUID, the beginning of it, or index
+        /// Index, UUID, or the beginning of it
+        #[arg(add = ArgValueCandidates::new(complete::gpus))]
         gpu: String,
     },
     /// Grant nothing new on a GPU; running pods keep it
     Cordon {
-        /// UUID, the beginning of it, or index
+        /// Index, UUID, or the beginning of it
+        #[arg(add = ArgValueCandidates::new(complete::gpus))]
         gpu: String,
         /// The reason; recorded with the change
-        #[arg(long, default_value = "", value_name = "TEXT")]
+        #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
         reason: String,
     },
     /// Drain a GPU: cordon it and wait until its pods have ended
     #[command(after_help = "\
-Without --evict no pod is evicted: end the pods yourself (`kubectl delete pod`), or wait until they end.
-With --evict they are evicted through the API server, as `kubectl drain` does: disruption budgets are
-respected, and static pods stay. A GPU is drained once it has no allocation left and, where
-processes are visible, none was seen on it for ten seconds. `berth gpu uncordon` ends a drain at any point.
-
-Examples:
+Without --evict no pod is evicted: end them yourself, or wait until they end. With \
+--evict they are evicted as by `kubectl drain`; static pods stay. A GPU is drained \
+when no allocation is left and, where processes are visible, none was seen for 10 s: \
+typically 10 to 60 s after its last pod ended. `berth gpu uncordon` ends a drain.
   berth gpu drain 0 --reason 'fan replacement' --wait
-  berth gpu drain 0 --evict --deadline 10m --wait
   berth gpu drain 0 --evict --deadline 10m --at-deadline delete --wait
-  berth gpu drain 0 --deadline 10m --at-deadline give-up --wait
   berth gpu drain 0 --stop")]
     Drain(DrainArgs),
     /// Mark an unhealthy GPU as healthy, until the next error
     MarkHealthy {
-        /// UUID, the beginning of it, or index
+        /// Index, UUID, or the beginning of it
+        #[arg(add = ArgValueCandidates::new(complete::gpus))]
         gpu: String,
         /// The reason; recorded with the change
-        #[arg(long, default_value = "", value_name = "TEXT")]
+        #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
         reason: String,
     },
     /// Allow new grants on a GPU again
     #[command(after_help = "\
-A GPU is out of use while any owner's cordon or drain is left on it. This command removes your own; the
-others are shown with their owners.")]
+A GPU is out of use while any owner's cordon or drain is left on it. This command \
+removes your own; the others are shown with their owners.")]
     Uncordon {
-        /// UUID, the beginning of it, or index
+        /// Index, UUID, or the beginning of it
+        #[arg(add = ArgValueCandidates::new(complete::gpus))]
         gpu: String,
         /// Remove the mark of this owner, or of `all`, instead of your own
         #[arg(long, value_name = "OWNER")]
@@ -65,6 +69,7 @@ others are shown with their owners.")]
     /// Remove a vanished GPU from the list, if no allocation uses it
     Forget {
         /// UUID, or the beginning of it
+        #[arg(add = ArgValueCandidates::new(complete::gpus))]
         gpu: String,
     },
 }
@@ -73,20 +78,30 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
     match command {
         GpuCommand::List => {
             let wide = out.wide();
-            out.answer(&client.get::<GpuList>("/gpus")?, |gpus| list(gpus, wide))
+            let gpus = client.get::<GpuList>("/gpus")?;
+            let none =
+                gpus.items.is_empty().then(|| "No GPUs found; `berth node check` shows the cause".into());
+            out.list(&gpus, none, |gpus| if wide { list_wide(gpus) } else { list(gpus) })
         }
         GpuCommand::Show { gpu } => {
             let uuid = resolve(client, gpu)?;
             let processes = process::on(client, &uuid)?;
             let gpu = client.get::<Gpu>(&format!("/gpus/{}", escaped(&uuid)))?;
-            out.answer(&gpu, |gpu| show(gpu) + &process::below_gpu(&processes))
+            // Names of the pods; the API names only allocations. Without an answer they are left out.
+            let query = query(&[("gpu", Some(&uuid)), ("limit", Some("1000"))]);
+            let pods = || client.get::<AllocationList>(&format!("/allocations{query}")).ok();
+            let wide = out.wide();
+            out.answer(&gpu, |gpu| {
+                let names = Names::of(client);
+                show(gpu, pods().as_ref(), &names, wide) + &process::below_gpu(&processes, wide)
+            })
         }
         GpuCommand::Cordon { gpu, reason } => {
             let path = format!("/gpus/{}/cordon", escaped(&resolve(client, gpu)?));
             let gpu: Gpu = client.put(&path, &Cordon { reason: reason.clone() }, None)?;
             out.answer(&gpu, |gpu| {
                 let held: u32 = gpu.summary.resources.iter().map(|r| r.held).sum();
-                format!("{} is {}; devices still held: {held}\n", gpu.summary.uuid, drain(&gpu.summary.drain))
+                format!("{} is {}; devices still held: {held}\n", title(gpu), drain(&gpu.summary.drain))
             })
         }
         GpuCommand::Uncordon { gpu, owner } => {
@@ -94,12 +109,12 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             let path = format!("/gpus/{}/cordon{query}", escaped(&resolve(client, gpu)?));
             let gpu: Gpu = client.delete(&path, None)?;
             out.answer(&gpu, |gpu| {
-                let mut text = format!("{} is {}\n", gpu.summary.uuid, drain(&gpu.summary.drain));
+                let mut text = format!("{} is {}\n", title(gpu), drain(&gpu.summary.drain));
                 for Mark { owner, since, .. } in &gpu.summary.drain.marks {
                     let quoted = owner.replace('\'', r"'\''");
                     text += &format!(
                         "  a mark of {owner} is left, since {since}; `berth gpu uncordon {} --owner '{quoted}'` removes it\n",
-                        gpu.summary.uuid
+                        gpu.summary.index
                     );
                 }
                 text
@@ -110,7 +125,7 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             let path = format!("/gpus/{}/health", escaped(&resolve(client, gpu)?));
             let word = MarkHealthy { state: HealthState::Healthy, reason: reason.clone() };
             let gpu: Gpu = client.put(&path, &word, None)?;
-            out.answer(&gpu, |gpu| format!("{} is {}\n", gpu.summary.uuid, health(&gpu.summary.health)))
+            out.answer(&gpu, |gpu| format!("{} is {}\n", title(gpu), health(&gpu.summary.health)))
         }
         GpuCommand::Forget { gpu } => {
             let uuid = resolve(client, gpu)?;
@@ -138,10 +153,36 @@ pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     }
 }
 
-fn list(list: &GpuList, wide: bool) -> String {
-    if list.items.is_empty() {
-        return "no GPUs; `berth node check` shows the cause\n".into();
+/// The name of a GPU in sentences.
+pub(crate) fn title(gpu: &Gpu) -> String {
+    format!("GPU {}", gpu.summary.index)
+}
+
+fn list(list: &GpuList) -> String {
+    let row = |g: &GpuSummary| {
+        let sum = |of: fn(&ResourceUse) -> u32| g.resources.iter().map(of).sum::<u32>().to_string();
+        vec![
+            g.index.to_string(),
+            g.health.state.to_string(),
+            scheduling(&g.drain.state).into(),
+            sum(|r| r.held),
+            sum(|r| r.free),
+            memory_gib(g),
+            top_pod(g),
+            age(changed(g)),
+        ]
+    };
+    let head = ["GPU", "HEALTH", "SCHEDULING", "HELD", "FREE", "MEM GIB", "TOP POD", "AGE"];
+    let mut text = fitted(&head, 6, Cell::Name, list.items.iter().map(row));
+    let reasons = list.items.iter().filter_map(|g| Some(format!("GPU {}: {}\n", g.index, not_normal(g)?)));
+    let reasons: String = reasons.collect();
+    if !reasons.is_empty() {
+        text += &format!("\n{reasons}");
     }
+    text
+}
+
+fn list_wide(list: &GpuList) -> String {
     let row = |g: &GpuSummary| {
         let known = |mib: Option<u64>| mib.map_or_else(|| "?".into(), |m| m.to_string());
         vec![
@@ -152,31 +193,102 @@ fn list(list: &GpuList, wide: bool) -> String {
             health(&g.health),
             drain(&g.drain),
             uses(&g.resources),
+            top_pod(g),
             or_dash(g.processes),
             g.bypasses.to_string(),
             g.health.since.clone(),
             or_dash(g.drain.since.as_ref()),
         ]
     };
-    let mut head = vec!["INDEX", "UUID", "MODEL", "MEMORY MIB", "HEALTH", "DRAIN", "HELD/FREE"];
-    if wide {
-        head.extend(["PROCESSES", "BYPASSES", "HEALTH SINCE", "DRAIN SINCE"]);
-    }
+    let head = [
+        "GPU",
+        "UUID",
+        "MODEL",
+        "MEMORY MIB",
+        "HEALTH",
+        "SCHEDULING",
+        "HELD/FREE",
+        "TOP POD",
+        "PROCESSES",
+        "BYPASSES",
+        "HEALTH SINCE",
+        "SCHEDULING SINCE",
+    ];
     table(&head, list.items.iter().map(row))
 }
 
-fn show(gpu: &Gpu) -> String {
+/// Memory in use of all memory in GiB, with a decimal below ten: `0.9/80`.
+pub(crate) fn memory_gib(gpu: &GpuSummary) -> String {
+    format!("{}/{}", gib(gpu.memory_used_mib), gib(gpu.memory_mib))
+}
+
+/// MiB as GiB, rounded to a whole number from ten on; `-` if it is unknown.
+pub(crate) fn gib(mib: Option<u64>) -> String {
+    match mib {
+        None => "-".into(),
+        Some(0) => "0".into(),
+        // Tenths, rounded: 10/1024 of a MiB.
+        Some(mib) if mib < 10 * 1024 - 51 => {
+            let tenths = (mib * 10 + 512) / 1024;
+            format!("{}.{}", tenths / 10, tenths % 10)
+        }
+        Some(mib) => ((mib + 512) / 1024).to_string(),
+    }
+}
+
+/// The pod with the most of the GPU, and how many others there are; `-` without one, and from an older daemon.
+pub(crate) fn top_pod(gpu: &GpuSummary) -> String {
+    let Some(top) = &gpu.top_holder else { return "-".into() };
+    let others = gpu.pod_count.saturating_sub(1);
+    let more = if others > 0 { format!(" +{others}") } else { String::new() };
+    format!("{}/{}{more}", top.namespace, top.pod)
+}
+
+/// The newer one of the last changes of its health and of its scheduling.
+fn changed(gpu: &GpuSummary) -> &str {
+    // All times are UTC and of one length, so their texts are in order.
+    let scheduling = gpu.drain.since.as_deref().unwrap_or_default();
+    gpu.health.since.as_str().max(scheduling)
+}
+
+/// Why a GPU is not in normal use.
+fn not_normal(gpu: &GpuSummary) -> Option<String> {
+    let bad = (gpu.health.state != HealthState::Healthy).then(|| health(&gpu.health));
+    let closed = (gpu.drain.state != DrainState::Active).then(|| drain(&gpu.drain));
+    let bypass = (gpu.bypasses > 0).then(|| bypasses(gpu.bypasses));
+    let all: Vec<_> = [bad, closed, bypass].into_iter().flatten().collect();
+    (!all.is_empty()).then(|| printable(&all.join("; ")))
+}
+
+fn show(gpu: &Gpu, pods: Option<&AllocationList>, names: &Names, wide: bool) -> String {
     let summary = &gpu.summary;
+    let percent = |value: Option<u32>| value.map_or_else(String::new, |v| format!("{v} %"));
     let mut text = facts(&[
+        ("gpu", summary.index.to_string()),
         ("uuid", summary.uuid.clone()),
-        ("index", summary.index.to_string()),
         ("model", summary.model.clone()),
-        ("health", format!("{} since {}", health(&summary.health), summary.health.since)),
-        ("drain", drain(&summary.drain)),
+        (
+            "health",
+            format!(
+                "{} since {} ({})",
+                health(&summary.health),
+                summary.health.since,
+                age(&summary.health.since)
+            ),
+        ),
+        ("scheduling", drain(&summary.drain)),
         (
             "memory MiB",
-            format!("{} used of {}", or_dash(summary.memory_used_mib), or_dash(summary.memory_mib)),
+            format!(
+                "{} used, {} granted, {} in total",
+                or_dash(summary.memory_used_mib),
+                or_dash(summary.memory_granted_mib),
+                or_dash(summary.memory_mib)
+            ),
         ),
+        ("utilization", percent(summary.utilization_percent)),
+        ("temperature", summary.temperature_celsius.map_or_else(String::new, |v| format!("{v} C"))),
+        ("power", summary.power_watts.map_or_else(String::new, |v| format!("{v} W"))),
         ("processes", or_dash(summary.processes)),
         ("bypasses", bypasses(summary.bypasses)),
         ("PCI bus", gpu.pci_bus.clone()),
@@ -184,19 +296,20 @@ fn show(gpu: &Gpu) -> String {
         ("MIG", if gpu.mig_enabled { "enabled".into() } else { String::new() }),
     ]);
     if !summary.health.history.is_empty() {
-        let turn = |t: &HealthTurn| vec![t.since.clone(), t.state.to_string(), or_dash(t.reason.as_ref())];
+        let turn = |t: &HealthTurn| vec![age(&t.since), t.state.to_string(), or_dash(t.reason.as_ref())];
         text += "\n";
-        text += &table(&["WAS SINCE", "HEALTH", "REASON"], summary.health.history.iter().map(turn));
+        text += &table(&["BEFORE", "HEALTH", "REASON"], summary.health.history.iter().map(turn));
     }
     if summary.drain.marks.len() > 1 {
         text += "\n";
         text += &marks(&summary.drain.marks);
     }
     for part in &gpu.parts {
-        text += &part_table(part);
+        text += &part_table(part, pods, wide);
     }
     if !gpu.links.is_empty() {
-        let row = |l: &Link| vec![l.gpu.clone(), l.path.to_string(), l.nvlinks.to_string()];
+        let other = |l: &Link| if wide { l.gpu.clone() } else { names.short(&l.gpu) };
+        let row = |l: &Link| vec![other(l), l.path.to_string(), l.nvlinks.to_string()];
         text += "\n";
         text += &table(&["TO GPU", "PATH", "NVLINKS"], gpu.links.iter().map(row));
     }
@@ -222,22 +335,45 @@ fn bypasses(count: u32) -> String {
     }
 }
 
-fn part_table(part: &Part) -> String {
+fn part_table(part: &Part, pods: Option<&AllocationList>, wide: bool) -> String {
     let kind = part.mig.as_ref().map_or_else(|| "whole GPU".into(), |m| format!("MIG {}", m.profile));
     let by = part.offered_by.as_deref().unwrap_or("no policy");
-    let head = ["DEVICE", "RESOURCE", "STATE", "TAKES", "ALLOCATIONS"];
-    format!("\n{} ({kind}), offered by {by}\n", part.uuid)
-        + &table(&head, part.devices.iter().map(device_row))
+    let rows = part.devices.iter().map(|device| device_row(device, part, pods, wide));
+    let devices = match wide {
+        true => table(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD", "TAKES"], rows),
+        false => fitted(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD"], 4, Cell::Name, rows),
+    };
+    // The UUID of a whole GPU is above.
+    let uuid = if wide || part.mig.is_some() { format!(" {}", part.uuid) } else { String::new() };
+    format!("\n{kind}{uuid}, offered by {by}\n{devices}")
 }
 
-fn device_row(device: &Device) -> Vec<String> {
+fn device_row(device: &Device, part: &Part, pods: Option<&AllocationList>, wide: bool) -> Vec<String> {
     let takes = match device.consumes {
         c if c.whole => "whole".into(),
         c if c.memory_mib == 0 && c.compute_percent == 0 => "-".into(),
         c => format!("{} MiB, {} %", c.memory_mib, c.compute_percent),
     };
-    let state = device.state.to_string();
-    vec![device.id.clone(), device.resource.clone(), state, takes, device.allocations.join(" ")]
+    let id = match device.id.strip_prefix(part.uuid.as_str()) {
+        _ if wide => device.id.clone(),
+        Some("") => "all of it".into(),
+        Some(share) => share.trim_start_matches(':').to_owned(),
+        None => device.id.clone(),
+    };
+    let holders = pods.into_iter().flat_map(|list| &list.items);
+    let holders = holders.filter(|allocation| device.allocations.contains(&allocation.id));
+    let holders: Vec<_> = holders.map(|allocation| pod_name(allocation.holder.as_ref())).collect();
+    let mut row = vec![
+        id,
+        device.resource.clone(),
+        device.state.to_string(),
+        device.allocations.join(" "),
+        holders.join(" "),
+    ];
+    if wide {
+        row.push(takes);
+    }
+    row
 }
 
 fn health(health: &Health) -> String {
@@ -248,10 +384,11 @@ fn health(health: &Health) -> String {
 }
 
 pub(crate) fn drain(drain: &Drain) -> String {
+    let state = scheduling(&drain.state);
     match (&drain.by, &drain.why) {
-        (Some(by), Some(why)) => format!("{} by {by} ({why})", drain.state),
-        (Some(by), None) => format!("{} by {by}", drain.state),
-        _ => drain.state.to_string(),
+        (Some(by), Some(why)) => format!("{state} by {by} ({why})"),
+        (Some(by), None) => format!("{state} by {by}"),
+        _ => state.to_owned(),
     }
 }
 
@@ -262,69 +399,23 @@ fn uses(resources: &[ResourceUse]) -> String {
     if words.is_empty() { "-".into() } else { words.join(", ") }
 }
 
-/// The indices of a node's GPUs by UUID, for texts of the API that name GPUs by UUID.
-pub(crate) struct Names(Vec<(String, u32)>);
-
-impl Names {
-    /// Requests the list. Without an answer, texts stay as they are.
-    pub(crate) fn of(client: &Client) -> Self {
-        let gpus = client.get::<GpuList>("/gpus").map(|list| list.items).unwrap_or_default();
-        Self(gpus.into_iter().filter(|gpu| gpu.present).map(|gpu| (gpu.uuid, gpu.index)).collect())
-    }
-
-    /// The text with `GPU 3 (GPU-71d5...)` for a UUID, and `GPU 3 share 1 (GPU-71d5...::1)` for a device.
-    pub(crate) fn with_indices(&self, text: &str) -> String {
-        let mut result = String::with_capacity(text.len());
-        let mut rest = text;
-        // A UUID inside a longer word is left alone.
-        let in_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
-        while !rest.is_empty() {
-            // A UUID in JSON, after a quote, is left alone.
-            let free = !result.ends_with(in_word) && !result.ends_with('"');
-            let here = |(uuid, _): &&(String, u32)| {
-                rest.strip_prefix(uuid.as_str()).is_some_and(|behind| !behind.starts_with(in_word))
-            };
-            if let Some((uuid, index)) = self.0.iter().filter(|_| free).find(here) {
-                let behind = &rest[uuid.len()..];
-                let share = behind
-                    .strip_prefix("::")
-                    .map(|n| &n[..n.find(|c: char| !c.is_ascii_digit()).unwrap_or(n.len())]);
-                match share.filter(|share| !share.is_empty()) {
-                    Some(share) => {
-                        result += &format!("GPU {index} share {share} ({uuid}::{share})");
-                        rest = &behind[2 + share.len()..];
-                    }
-                    None => {
-                        result += &format!("GPU {index} ({uuid})");
-                        rest = behind;
-                    }
-                }
-                continue;
-            }
-            let Some(next) = rest.chars().next() else { break };
-            result.push(next);
-            rest = &rest[next.len_utf8()..];
-        }
-        result
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_comes_with_its_index_and_longer_words_stay() {
-        let names = Names(vec![("GPU-1".into(), 1), ("GPU-10".into(), 7)]);
-        for (text, expected) in [
-            ("chooses GPU-1 instead of GPU-10", "chooses GPU 1 (GPU-1) instead of GPU 7 (GPU-10)"),
-            ("GPU-10::3, GPU-1::12.", "GPU 7 share 3 (GPU-10::3), GPU 1 share 12 (GPU-1::12)."),
-            ("GPU-1 x2; GPU-1::", "GPU 1 (GPU-1) x2; GPU 1 (GPU-1)::"),
-            ("{\"part\":\"GPU-1\"}", "{\"part\":\"GPU-1\"}"),
-            ("MIG-GPU-1 GPU-100 GPU-1-a \u{e9}", "MIG-GPU-1 GPU-100 GPU-1-a \u{e9}"),
+    fn memory_is_shown_in_gib_with_a_decimal_below_ten() {
+        for (mib, text) in [
+            (None, "-"),
+            (Some(0), "0"),
+            (Some(1), "0.0"),
+            (Some(922), "0.9"),
+            (Some(1024), "1.0"),
+            (Some(10_188), "9.9"),
+            (Some(10_189), "10"),
+            (Some(81_559), "80"),
         ] {
-            assert_eq!(names.with_indices(text), expected);
+            assert_eq!(gib(mib), text, "{mib:?}");
         }
-        assert_eq!(Names(Vec::new()).with_indices("GPU-1"), "GPU-1");
     }
 }

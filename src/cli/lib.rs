@@ -1,22 +1,27 @@
 //! The client half of the command line: it uses a running daemon's admin API, and knows only what the
 //! API returns.
 
+mod age;
 mod allocation;
 pub mod arguments;
 pub mod client;
 pub mod command;
 mod comparison;
+mod complete;
 mod decision;
 mod drain;
 mod driver;
 mod event;
 mod gpu;
+mod names;
+pub mod node;
 pub mod output;
 pub mod parameters;
 pub mod policy;
 mod process;
 pub mod reach;
 mod stack;
+mod top;
 mod trial;
 pub mod upload;
 pub mod usage;

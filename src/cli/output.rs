@@ -20,6 +20,11 @@ pub enum Output {
     Yaml,
 }
 
+/// Columns of a table if standard output is no terminal.
+const COLUMNS: usize = 80;
+/// The fewest characters to which a column is cut.
+const CUT_MIN: usize = 12;
+
 /// Prints answers in one of the forms.
 pub struct Out {
     output: Output,
@@ -80,6 +85,25 @@ impl Out {
         self.text(&text)
     }
 
+    /// Prints a list as [`Self::answer`] does. If a table would be empty, `none` says so on standard error instead, as
+    /// kubectl does, so that a pipe gets no line.
+    pub fn list<T: Serialize>(
+        &mut self,
+        list: &T,
+        none: Option<String>,
+        table: impl FnOnce(&T) -> String,
+    ) -> anyhow::Result<()> {
+        match none.filter(|_| self.is_table()) {
+            // A repeated command shows it in place of the table.
+            Some(none) if self.captured.is_some() => self.text(&format!("{none}\n")),
+            Some(none) => {
+                let _ = writeln!(std::io::stderr(), "{none}");
+                Ok(())
+            }
+            None => self.answer(list, table),
+        }
+    }
+
     /// Prints what was done, unless the form is JSON or YAML.
     pub fn done(&mut self, text: &str) -> anyhow::Result<()> {
         if self.is_table() { self.text(&format!("{text}\n")) } else { Ok(()) }
@@ -116,6 +140,52 @@ pub fn note(text: &str) {
 /// Prints a warning to standard error.
 pub fn warn(text: &str) {
     let _ = writeln!(std::io::stderr(), "warning: {text}");
+}
+
+/// What a column holds, which decides when it is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    /// Text for people. It is cut to the terminal's width, and to 80 columns where there is no terminal.
+    Text,
+    /// A name that another command takes. It is cut only on a terminal: a pipe needs all of it.
+    Name,
+}
+
+/// A table of which one column is cut, with `...` at the end, so that the others stay in the line.
+pub(crate) fn fitted(
+    head: &[&str],
+    column: usize,
+    cell: Cell,
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    let terminal = std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
+    let width = match (terminal, cell) {
+        (Some((width, _)), _) => usize::from(width.0).max(COLUMNS),
+        (None, Cell::Text) => COLUMNS,
+        (None, Cell::Name) => usize::MAX,
+    };
+    fitted_to(width, head, column, rows)
+}
+
+pub(crate) fn fitted_to(
+    width: usize,
+    head: &[&str],
+    column: usize,
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    let mut rows: Vec<_> = rows.into_iter().collect();
+    let widest = |i: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
+        cells.chain([head[i].len()]).max().unwrap_or_default()
+    };
+    let others: usize = (0..head.len()).filter(|i| *i != column).map(|i| widest(i) + 2).sum();
+    let most = width.saturating_sub(others).max(CUT_MIN);
+    for cell in rows.iter_mut().filter_map(|row| row.get_mut(column)) {
+        if cell.chars().count() > most {
+            *cell = cell.chars().take(most - 3).collect::<String>() + "...";
+        }
+    }
+    table(head, rows)
 }
 
 /// A table: columns as wide as their widest cell, with two spaces between. Cells without a head are left out.
@@ -196,7 +266,7 @@ fn coloured(text: &str, padded: String) -> String {
 fn style(text: &str) -> Style {
     let first = text.split([' ', ',', '(']).next().unwrap_or_default();
     match first {
-        "healthy" | "active" | "live" | "granted" | "allowed" => AnsiColor::Green.on_default(),
+        "healthy" | "open" | "live" | "granted" | "allowed" => AnsiColor::Green.on_default(),
         "degraded" | "cordoned" | "draining" | "drained" | "withdrawn" | "leaving" | "overlapped" => {
             AnsiColor::Yellow.on_default()
         }
@@ -215,6 +285,14 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell_and_escape_nothing() {
         let rows = [vec!["a".into(), "long one".into()], vec!["\u{1b}[31mred".into(), String::new()]];
         assert_eq!(table(&["X", "Y"], rows), "X         Y\na         long one\n\u{fffd}[31mred\n");
+    }
+
+    #[test]
+    fn one_column_is_cut_so_that_lines_fit() {
+        let rows = || [vec!["1".into(), "a long name of a pod".into(), "3m".into()]];
+        let head = ["ID", "POD", "AGE"];
+        assert_eq!(fitted_to(22, &head, 1, rows()), "ID  POD            AGE\n1   a long nam...  3m\n");
+        assert_eq!(fitted_to(usize::MAX, &head, 1, rows()), table(&head, rows()));
     }
 
     #[test]

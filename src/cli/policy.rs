@@ -1,9 +1,12 @@
 //! `berth policy`.
 
+use crate::age::age;
 use crate::arguments::{ReasonArgs, read_file};
 use crate::client::{Client, escaped};
 use crate::comparison::{self, TrialCommand};
-use crate::output::{Out, facts, joined, table};
+use crate::complete;
+use crate::names::{label, short};
+use crate::output::{Cell, Out, facts, fitted, joined, table};
 use crate::parameters;
 use crate::stack::{self, stack_table};
 use crate::upload::{self, PushArgs};
@@ -11,6 +14,7 @@ use anyhow::{Context, anyhow, bail};
 use berth_api::{ActivationList, NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Rollback, Stack};
 use berth_files::yaml::{Document, LeftOut, Problems, Shape};
 use clap::Subcommand;
+use clap_complete::engine::ArgValueCandidates;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -18,13 +22,13 @@ use std::path::{Path, PathBuf};
 const STACK_BYTES_MAX: u64 = 1024 * 1024;
 
 const STACK_FILE: &str = "\
-The file is a list of entries in the order in which policies are called, or a configuration file with
-such a list under `stack`. Only `policy` is required:
+The file is a list of entries in the order in which policies are called, or a \
+configuration file with such a list under `stack`. Only `policy` is required:
   - policy: timeslice
-    digest: 9f86d081884c              # which version of it; or `policy: timeslice@9f86d081884c`
-    parameters: {replicas: 4}         # `berth policy show timeslice` lists them
+    digest: 9f86d081884c       # which version; or `policy: timeslice@9f86d081884c`
+    parameters: {replicas: 4}  # `berth policy show timeslice` lists them
     permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
-    onFault: skip                     # or deny";
+    onFault: skip              # or deny";
 
 /// `berth policy`.
 #[derive(Subcommand, Debug)]
@@ -34,9 +38,10 @@ pub enum PolicyCommand {
     /// One version with its parameters; `-o json` has their schema
     Show {
         /// Name, digest, the beginning of a digest, or name@ and that
+        #[arg(add = ArgValueCandidates::new(complete::policies))]
         policy: String,
     },
-    /// Upload a policy: it is checked, compiled and stored; it is not called until a stack names it
+    /// Upload a policy; it is not called until a stack names it
     Push(PushArgs),
     /// Try a policy without effect.
     #[command(flatten)]
@@ -44,9 +49,10 @@ pub enum PolicyCommand {
     /// Delete a version that is not active
     Delete {
         /// Name, digest, the beginning of a digest, or name@ and that
+        #[arg(add = ArgValueCandidates::new(complete::policies))]
         policy: String,
     },
-    /// Replace the active stack: tested on the live node first, and unchanged if a policy fails
+    /// Replace the active stack, tested on the live node first
     #[command(after_help = STACK_FILE)]
     Activate {
         /// The stack as YAML or JSON; `-` reads standard input
@@ -68,6 +74,7 @@ Examples:
   berth policy download quota --to - | sha256sum")]
     Download {
         /// Name, digest, the beginning of a digest, or name@ and that
+        #[arg(add = ArgValueCandidates::new(complete::policies))]
         policy: String,
         /// Output file; `-` writes to standard output [default: NAME-DIGEST.wasm, which must not exist yet]
         #[arg(long, value_name = "FILE")]
@@ -77,8 +84,9 @@ Examples:
     History,
     /// Activate a stack of the history again, checked like any activation
     #[command(after_help = "\
-Without a revision, the previously active stack is activated. A rollback gets a new revision; rolling back
-twice activates the present stack again. `berth policy history` shows the revisions.
+Without a revision, the previously active stack is activated. A rollback gets a new \
+revision; rolling back twice activates the present stack again. `berth policy history` \
+shows the revisions.
 
 Examples:
   berth policy rollback
@@ -104,7 +112,12 @@ Examples:
 
 pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
-        PolicyCommand::List => out.answer(&client.get::<PolicyList>("/policies")?, list),
+        PolicyCommand::List => {
+            let wide = out.wide();
+            let policies = client.get::<PolicyList>("/policies")?;
+            let none = policies.items.is_empty().then(|| "No policies found".into());
+            out.list(&policies, none, |policies| if wide { list_wide(policies) } else { list(policies) })
+        }
         PolicyCommand::Show { policy } => {
             let path = format!("/policies/{}", resolve(client, policy)?);
             out.answer(&client.get::<PolicyDetail>(&path)?, show)
@@ -130,7 +143,8 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         }
         PolicyCommand::Download { policy, to } => stack::download(policy, to.as_deref(), client, out),
         PolicyCommand::History => {
-            out.answer(&client.get::<ActivationList>("/stack/history")?, stack::history)
+            let wide = out.wide();
+            out.answer(&client.get::<ActivationList>("/stack/history")?, |list| stack::history(list, wide))
         }
         PolicyCommand::Rollback { revision, if_revision, word } => {
             let ReasonArgs { by, reason } = word.clone();
@@ -161,6 +175,21 @@ fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
 }
 
 fn list(list: &PolicyList) -> String {
+    let row = |p: &Policy| {
+        vec![
+            p.name.clone(),
+            short(&p.digest).into(),
+            if p.shipped { "shipped" } else { "uploaded" }.into(),
+            if p.active { "yes" } else { "" }.into(),
+            age(&p.since),
+            p.summary.clone(),
+        ]
+    };
+    let head = ["NAME", "DIGEST", "ORIGIN", "ACTIVE", "AGE", "SUMMARY"];
+    fitted(&head, 5, Cell::Text, list.items.iter().map(row))
+}
+
+fn list_wide(list: &PolicyList) -> String {
     let row = |p: &Policy| {
         vec![
             p.name.clone(),
@@ -244,15 +273,6 @@ fn labels_with_marks(versions: &[&Policy]) -> String {
         label(policy) + &marks
     };
     versions.iter().enumerate().map(mark).collect::<Vec<_>>().join(", ")
-}
-
-/// The name of a version on the command line and in a stack file.
-pub(crate) fn label(policy: &Policy) -> String {
-    format!("{}@{}", policy.name, short(&policy.digest))
-}
-
-pub(crate) fn short(digest: &str) -> &str {
-    digest.get(..12).unwrap_or(digest)
 }
 
 /// The expected form, for errors.

@@ -1,21 +1,25 @@
 //! `berth process`: the processes on the GPUs, and their allocations.
 
+use crate::age::age;
 use crate::client::{Client, escaped};
+use crate::complete;
 use crate::gpu;
-use crate::output::{Out, joined, or_dash, table};
+use crate::names::Names;
+use crate::output::{Cell, Out, fitted, joined, or_dash, printable, table};
 use berth_api::{
     Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
     SightState,
 };
 use clap::Subcommand;
+use clap_complete::engine::ArgValueCandidates;
 
 /// `berth process`.
 #[derive(Subcommand, Debug)]
 pub enum ProcessCommand {
     /// The processes on the GPUs: their pods, memory and allocations
     List {
-        /// On this GPU only: UUID, the beginning of it, or index
-        #[arg(long)]
+        /// On this GPU only: index, UUID, or the beginning of it
+        #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
         gpu: Option<String>,
     },
     /// Processes that use a GPU without an allocation, and why they can
@@ -24,8 +28,20 @@ pub enum ProcessCommand {
 
 pub(crate) fn run(command: &ProcessCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
-        ProcessCommand::List { gpu } => out.answer(&all(client, gpu.as_deref())?, list),
-        ProcessCommand::Bypass => out.answer(&client.get::<BypassList>("/bypass")?, bypass),
+        ProcessCommand::List { gpu } => {
+            let wide = out.wide();
+            let found = all(client, gpu.as_deref())?;
+            let none = found.items.is_empty().then(|| none("No processes found", &found.sight));
+            out.list(&found, none, |found| list(found, &Names::of(client), wide))
+        }
+        ProcessCommand::Bypass => {
+            let wide = out.wide();
+            let found = client.get::<BypassList>("/bypass")?;
+            let is_empty = found.items.is_empty() && found.pods.iter().flatten().next().is_none();
+            let none = is_empty
+                .then(|| none("No processes found that use a GPU without an allocation", &found.sight));
+            out.list(&found, none, |found| bypass(found, &Names::of(client), wide))
+        }
     }
 }
 
@@ -57,42 +73,55 @@ fn all(client: &Client, gpu: Option<&str>) -> anyhow::Result<ProcessList> {
     }))
 }
 
-fn list(list: &ProcessList) -> String {
-    let rows = list.items.iter().map(|p| [vec![p.part.clone()], row(p)].concat());
-    let shown = match list.items.is_empty() {
-        true => "no processes on the GPUs\n".to_owned(),
-        false => table(&[&["ON"][..], &HEAD].concat(), rows),
+/// The text of an empty list, with the processes that cannot be seen.
+fn none(text: &str, sight: &ProcessSight) -> String {
+    match limits_of(sight) {
+        limits if limits.is_empty() => text.into(),
+        limits => format!("{text}; {}", limits.trim_end()),
+    }
+}
+
+fn list(list: &ProcessList, names: &Names, wide: bool) -> String {
+    let on = |p: &Process| if wide { p.part.clone() } else { names.short(&p.gpu) };
+    let rows = list.items.iter().map(|p| [vec![on(p)], row(p, wide)].concat());
+    let shown = match wide {
+        true => table(&[&["ON"][..], &HEAD_WIDE].concat(), rows),
+        false => fitted(&[&["GPU"][..], &HEAD].concat(), 4, Cell::Name, rows),
     };
     shown + &limits_of(&list.sight)
 }
 
-const HEAD: [&str; 7] = ["PID", "NAME", "USES", "MEMORY MIB", "POD/CONTAINER", "RIGHT", "ALLOCATION"];
+const HEAD: [&str; 5] = ["PID", "NAME", "MEM MIB", "POD/CONTAINER", "RIGHT"];
+const HEAD_WIDE: [&str; 7] = ["PID", "NAME", "MEM MIB", "POD/CONTAINER", "RIGHT", "USES", "ALLOCATION"];
 
 /// The table below a GPU; empty if there is no process.
-pub(crate) fn below_gpu(list: &ProcessList) -> String {
+pub(crate) fn below_gpu(list: &ProcessList, wide: bool) -> String {
+    let rows = || list.items.iter().map(|process| row(process, wide));
     match (list.items.is_empty(), &list.sight.state) {
         (true, SightState::Visible | SightState::Unsupported) => String::new(),
         (true, SightState::PidsHidden | SightState::Other(_)) => format!("\n{}", limits_of(&list.sight)),
-        (false, _) => format!("\n{}{}", table(&HEAD, list.items.iter().map(row)), limits_of(&list.sight)),
+        (false, _) if wide => format!("\n{}{}", table(&HEAD_WIDE, rows()), limits_of(&list.sight)),
+        (false, _) => format!("\n{}{}", fitted(&HEAD, 3, Cell::Name, rows()), limits_of(&list.sight)),
     }
 }
 
-fn row(process: &Process) -> Vec<String> {
-    let right = match (&process.right, &process.reason) {
-        (Right::Allocation, _) => "allocation".into(),
-        (Right::Ignored, _) => "ignored".into(),
-        (right, Some(reason)) => format!("{} ({reason})", word(right)),
-        (right, None) => word(right).into(),
-    };
-    vec![
+fn row(process: &Process, wide: bool) -> Vec<String> {
+    let mut row = vec![
         process.pid.to_string(),
         or_dash(process.name.as_ref()),
-        joined(&process.uses, "+"),
         or_dash(process.memory_mib),
         pod(process.pod.as_ref()),
-        right,
-        process.allocations.join(" "),
-    ]
+    ];
+    match &process.reason {
+        Some(reason) if wide && !matches!(process.right, Right::Allocation | Right::Ignored) => {
+            row.push(format!("{} ({reason})", word(&process.right)));
+        }
+        _ => row.push(word(&process.right).into()),
+    }
+    if wide {
+        row.extend([joined(&process.uses, "+"), process.allocations.join(" ")]);
+    }
+    row
 }
 
 fn word(right: &Right) -> &str {
@@ -107,22 +136,32 @@ fn word(right: &Right) -> &str {
     }
 }
 
-fn bypass(list: &BypassList) -> String {
+fn bypass(list: &BypassList, names: &Names, wide: bool) -> String {
     let row = |b: &Bypass| {
-        vec![
-            b.part.clone(),
+        let mut row = vec![
+            if wide { b.part.clone() } else { names.short(&b.part) },
             b.pid.to_string(),
             or_dash(b.name.as_ref()),
             or_dash(b.memory_mib),
             pod(b.pod.as_ref()),
-            b.since.clone(),
-            b.detail.clone(),
-        ]
+            if wide { b.since.clone() } else { age(&b.since) },
+        ];
+        if wide {
+            row.push(b.detail.clone());
+        }
+        row
     };
-    let head = ["ON", "PID", "NAME", "MEMORY MIB", "POD/CONTAINER", "SINCE", "WHY"];
+    let rows = list.items.iter().map(row);
     let mut text = match list.items.is_empty() {
         true => "no visible process uses a GPU without an allocation\n".to_owned(),
-        false => table(&head, list.items.iter().map(row)),
+        false if wide => table(&["ON", "PID", "NAME", "MEM MIB", "POD/CONTAINER", "SINCE", "WHY"], rows),
+        false => {
+            // The reason is a sentence, which no column has room for.
+            let why = |b: &Bypass| format!("process {}: {}\n", b.pid, printable(&b.detail));
+            let whys: String = list.items.iter().map(why).collect();
+            let head = ["GPU", "PID", "NAME", "MEM MIB", "POD/CONTAINER", "AGE"];
+            fitted(&head, 4, Cell::Name, rows) + &whys
+        }
     };
     if list.total > list.items.len() {
         text += &format!("... and {} more\n", list.total - list.items.len());

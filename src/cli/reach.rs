@@ -265,7 +265,8 @@ pub fn use_ring() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// How to reach a running daemon, and how to print its answers.
+/// How to reach a running daemon, and how to print its answers. `berth options` shows how to reach it; the help of each
+/// command leaves that out, since it would be half of it.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Connection to a running daemon")]
 pub struct ClientArgs {
@@ -275,33 +276,47 @@ pub struct ClientArgs {
         global = true,
         env = "BERTH_SERVER",
         value_name = "URL",
-        default_value = "http://127.0.0.1:9470"
+        default_value = "http://127.0.0.1:9470",
+        hide_short_help = true
     )]
     pub server: String,
     /// The file with the daemon's token, created when the daemon first starts [default: /var/lib/berth/token;
     /// for `serve` and `node check`: token in the state folder]
-    #[arg(long, global = true, env = "BERTH_TOKEN_FILE", value_name = "FILE")]
+    #[arg(long, global = true, env = "BERTH_TOKEN_FILE", value_name = "FILE", hide_short_help = true)]
     pub token_file: Option<PathBuf>,
     /// With https: CA certificates to verify the daemon's certificate, PEM [default: those of this machine]
-    #[arg(long, global = true, env = "BERTH_CA_FILE", value_name = "FILE")]
+    #[arg(long, global = true, env = "BERTH_CA_FILE", value_name = "FILE", hide_short_help = true)]
     pub ca_file: Option<PathBuf>,
     /// With https: a client certificate instead of a token, PEM
-    #[arg(long, global = true, env = "BERTH_CLIENT_CERT", value_name = "FILE")]
+    #[arg(long, global = true, env = "BERTH_CLIENT_CERT", value_name = "FILE", hide_short_help = true)]
     pub client_cert: Option<PathBuf>,
     /// The key of the client certificate, PEM
-    #[arg(long, global = true, env = "BERTH_CLIENT_KEY", value_name = "FILE")]
+    #[arg(long, global = true, env = "BERTH_CLIENT_KEY", value_name = "FILE", hide_short_help = true)]
     pub client_key: Option<PathBuf>,
     /// Send the token over http:// to another machine; anyone on the network path can read it
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide_short_help = true)]
     pub allow_plain_http: bool,
-    /// How answers are printed
-    #[arg(short, long, global = true, value_enum, default_value_t)]
-    pub output: Output,
-    /// Repeat every 2 s, or as in `--watch=500ms`: lists, `show` and the stack
+    /// Form: table, wide (all columns), json or yaml
     #[arg(
         short,
         long,
         global = true,
+        value_enum,
+        default_value_t,
+        value_name = "FORM",
+        hide_possible_values = true,
+        hide_default_value = true,
+        help_heading = None::<&str>,
+        display_order = 1001
+    )]
+    pub output: Output,
+    /// Repeat every 2 s, or as in -w=500ms (lists, `show`)
+    #[arg(
+        short,
+        long,
+        global = true,
+        help_heading = None::<&str>,
+        display_order = 1002,
         value_name = "TIME",
         num_args = 0..=1,
         require_equals = true,

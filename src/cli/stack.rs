@@ -1,8 +1,10 @@
 //! The active stack as a table, and `berth policy download`, `history` and `unsuspend`.
 
+use crate::age::{age, age_of};
 use crate::client::{Client, escaped};
-use crate::output::{Out, or_dash, printable, table};
-use crate::policy::{resolve, short};
+use crate::names::short;
+use crate::output::{Cell, Out, fitted, or_dash, printable, table};
+use crate::policy::resolve;
 use anyhow::{Context, bail};
 use berth_api::{Activation, ActivationList, MODULE_BYTES_MAX, PolicyDetail, Stack, StackEntry, StackSource};
 use std::fs::OpenOptions;
@@ -41,9 +43,13 @@ pub(crate) fn download(
     out.done(&format!("{} has {} bytes, sha256 {digest}", file.display(), bytes.len()))
 }
 
-pub(crate) fn history(list: &ActivationList) -> String {
-    let head = ["REVISION", "ACTIVE", "SOURCE", "SINCE", "BY", "POLICIES", "WHY"];
-    let mut text = table(&head, list.items.iter().map(row));
+pub(crate) fn history(list: &ActivationList, wide: bool) -> String {
+    let rows = list.items.iter().map(|activation| row(activation, wide));
+    let mut text = if wide {
+        table(&["REVISION", "ACTIVE", "SOURCE", "SINCE", "BY", "POLICIES", "WHY"], rows)
+    } else {
+        fitted(&["REVISION", "ACTIVE", "SOURCE", "AGE", "BY", "POLICIES", "WHY"], 6, Cell::Text, rows)
+    };
     for activation in list.items.iter().filter(|a| !a.gone.is_empty()) {
         let gone = activation.gone.join(" ");
         text += &format!("revision {} cannot be rolled back to: {gone} was deleted\n", activation.revision);
@@ -51,14 +57,18 @@ pub(crate) fn history(list: &ActivationList) -> String {
     text
 }
 
-fn row(activation: &Activation) -> Vec<String> {
-    let label = |e: &berth_api::StackEntry| format!("{}@{}", e.policy, short(&e.digest));
+fn row(activation: &Activation, wide: bool) -> Vec<String> {
+    let label = |e: &berth_api::StackEntry| match wide {
+        true => format!("{}@{}", e.policy, short(&e.digest)),
+        false => e.policy.clone(),
+    };
     let policies: Vec<_> = activation.entries.iter().map(label).collect();
+    let since = activation.since.as_deref();
     vec![
         activation.revision.to_string(),
         if activation.active { "yes" } else { "" }.into(),
         activation.source.to_string(),
-        or_dash(activation.since.as_ref()),
+        if wide { or_dash(since) } else { age_of(since) },
         or_dash(activation.by.as_ref()),
         if policies.is_empty() { "-".into() } else { policies.join(" ") },
         activation.why.clone().unwrap_or_default(),
@@ -97,7 +107,7 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
     };
     let mut text = format!("revision {}, from the {}", stack.revision, printable(source));
     if let Some(since) = &stack.since {
-        text += &format!(", activated by {} {since}", printable(&stack.by));
+        text += &format!(", activated by {} {} ago ({since})", printable(&stack.by), age(since));
     }
     if let Some(why) = &stack.why {
         text += &format!(" ({})", printable(why));
@@ -106,8 +116,9 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
     if stack.entries.is_empty() {
         text += "no policies: the baseline offers whole GPUs\n";
     } else {
-        let head = ["#", "POLICY", "DIGEST", "PARAMETERS", "ON FAULT", "CALLS", "FAULTS", "LAST FAULT"];
+        let head = ["#", "POLICY", "DIGEST", "ON FAULT", "CALLS", "FAULTS", "PARAMETERS"];
         text += &table(&head, stack.entries.iter().enumerate().map(entry_row));
+        text += &last_faults(stack);
         text += &hooks_table(stack);
     }
     if stack.file_stack.shadowed {
@@ -144,7 +155,7 @@ fn hooks_table(stack: &Stack) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let head = ["#", "POLICY", "HOOK", "CALLS", "PASSES", "FAULTS", "P50 UP TO", "P99 UP TO", "WORST"];
+    let head = ["#", "POLICY", "HOOK", "CALLS", "NO OPINION", "FAULTS", "P50", "P99", "WORST"];
     format!("\n{}", table(&head, rows))
 }
 
@@ -160,10 +171,18 @@ fn entry_row((place, entry): (usize, &StackEntry)) -> Vec<String> {
         place.to_string(),
         entry.policy.clone(),
         short(&entry.digest).into(),
-        entry.parameters.to_string(),
         format!("{:?}", entry.on_fault).to_lowercase(),
         or_dash(calls),
         faults,
-        record.and_then(|r| r.faults.last.clone()).unwrap_or_default(),
+        entry.parameters.to_string(),
     ]
+}
+
+/// The last fault of each policy that had one, in a line of its own: it can be long.
+fn last_faults(stack: &Stack) -> String {
+    let fault = |(place, entry): (usize, &StackEntry)| {
+        let last = entry.record.as_ref()?.faults.last.as_ref()?;
+        Some(format!("last fault of {place} {}: {}\n", printable(&entry.policy), printable(last)))
+    };
+    stack.entries.iter().enumerate().filter_map(fault).collect()
 }

@@ -7,6 +7,7 @@ use crate::usage::BadUsage;
 use anyhow::{anyhow, bail};
 use berth_api::{
     NewTrial, OfferLine, OnFault, Outcome, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest,
+    TrialResource,
 };
 use berth_kernel::names::Resource;
 use clap::Args;
@@ -65,7 +66,8 @@ pub(crate) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
         request: args.request.as_deref().map(|text| request(text, args)).transpose()?,
     };
     let trial = client.post::<Trial>("/trials", &trial, None)?;
-    out.answer(&trial, shown)?;
+    let wide = out.wide();
+    out.answer(&trial, |trial| shown(trial, wide))?;
     if trial.refused.is_some() {
         bail!("this stack would not be activated");
     }
@@ -88,7 +90,7 @@ fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
     Ok(TrialRequest { resource: resource.to_owned(), count, namespace, pod })
 }
 
-fn shown(trial: &Trial) -> String {
+fn shown(trial: &Trial, wide: bool) -> String {
     let beside = match &trial.instead_of {
         Some(old) => format!("in place of {old}"),
         None if trial.stack.len() > 1 => "called before the active stack".into(),
@@ -109,11 +111,12 @@ fn shown(trial: &Trial) -> String {
         text += "the present state of the node:\n";
     }
     text += "\n";
-    text += &offers(trial);
+    text += &offers(trial, wide);
     if let Some(request) = &trial.request {
         text += "\n";
         text += &outcome(request);
         text += &unknown(request, trial);
+        text += &wait(request, trial);
     }
     text += "\nasked\n";
     for call in &trial.calls {
@@ -122,12 +125,16 @@ fn shown(trial: &Trial) -> String {
     text + "nothing was changed\n"
 }
 
-fn offers(trial: &Trial) -> String {
+fn offers(trial: &Trial, wide: bool) -> String {
     let rows = trial.offers.iter().map(|offer| {
         let now = if offer.differs { offered(&offer.offered_now) } else { "the same".into() };
         vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone(), offer.part.clone()]
     });
-    let mut text = table(&["PART", "OFFERED", "NOW", "BY", "UUID"], rows);
+    let mut head = vec!["PART", "OFFERED", "NOW", "BY"];
+    if wide {
+        head.push("UUID");
+    }
+    let mut text = table(&head, rows);
     let rows = trial.resources.iter().map(|resource| {
         let pair = |free: usize, devices: usize| format!("{free} of {devices}");
         vec![
@@ -175,6 +182,20 @@ fn unknown(request: &TrialOutcome, trial: &Trial) -> String {
     let names: Vec<_> = offered.by_ref().collect();
     let names = if names.is_empty() { "none".into() } else { names.join(", ") };
     format!("no {} would be offered; offered resources: {names}\n", printable(&request.resource))
+}
+
+/// The typical time until devices are free, if too few of an offered resource are.
+fn wait(request: &TrialOutcome, trial: &Trial) -> String {
+    let too_few = |r: &&TrialResource| {
+        r.resource == request.resource && r.devices >= request.count && r.free < request.count
+    };
+    match trial.resources.iter().find(too_few) {
+        Some(resource) => format!(
+            "{} of {} devices are free; those of a pod that has ended are free typically 10 to 50 s after its end\n",
+            resource.free, resource.devices
+        ),
+        None => String::new(),
+    }
 }
 
 fn lines(call: &TrialCall) -> String {

@@ -2,8 +2,8 @@
 
 use crate::arguments::{ReasonArgs, read_file};
 use crate::client::Client;
+use crate::names::{label, short};
 use crate::output::{Out, warn};
-use crate::policy::{label, short};
 use anyhow::bail;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -26,10 +26,10 @@ const SIGNATURE_FILE_BYTES_MAX: u64 = 1024;
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Where the daemon's configuration has trustedKeys, a policy must be signed by one of them:
-  openssl genpkey -algorithm ed25519 -out release.pem            once; keep it off the nodes
-  openssl pkey -in release.pem -pubout                           goes into trustedKeys
-  openssl pkeyutl -sign -rawin -inkey release.pem -in my-policy.wasm -out my-policy.wasm.sig
-  berth policy push my-policy.wasm --signature my-policy.wasm.sig")]
+  openssl genpkey -algorithm ed25519 -out release.pem  Once; keep it off the nodes
+  openssl pkey -in release.pem -pubout                 Goes into trustedKeys
+  openssl pkeyutl -sign -rawin -inkey release.pem -in p.wasm -out p.wasm.sig
+  berth policy push p.wasm --signature p.wasm.sig")]
 pub struct PushArgs {
     /// A WebAssembly component of the world berth:policy, or a core module
     pub file: PathBuf,

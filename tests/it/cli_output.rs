@@ -51,7 +51,7 @@ fn a_watched_command_is_repeated_and_prints_changes() {
     let port = Port::held();
     bench.start_at(&port);
     let looking = Looking::at(&bench, &["gpu", "list", "--watch=100ms"]);
-    looking.until("INDEX", 1);
+    looking.until("SCHEDULING", 1);
     bench.done(&["gpu", "cordon", "0", "--reason", "fan"]);
     looking.until("cordoned by admin (fan)", 1);
     // A daemon that is away is reported once and waited for.
@@ -60,9 +60,9 @@ fn a_watched_command_is_repeated_and_prints_changes() {
     bench.start_at(&port);
     looking.until("cordoned by admin (fan)", 2);
     bench.done(&["gpu", "uncordon", "0"]);
-    looking.until("INDEX", 4);
+    looking.until("SCHEDULING", 4);
     let seen = looking.seen.lock().unwrap();
-    assert_eq!((seen.matches("INDEX").count(), seen.matches("trying on").count()), (4, 1), "{seen}");
+    assert_eq!((seen.matches("SCHEDULING").count(), seen.matches("trying on").count()), (4, 1), "{seen}");
     assert!(!seen.contains('\u{1b}'), "no terminal, no colours: {seen}");
 }
 
@@ -89,9 +89,58 @@ fn only_read_commands_are_repeated_and_not_too_often() {
         assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}: {}", ran.err);
         assert!(ran.err.contains("--watch"), "{}", ran.err);
     }
-    assert!(bench.done(&["gpu", "list"]).contains("active"), "nothing was cordoned");
+    assert!(bench.done(&["gpu", "list"]).contains("open"), "nothing was cordoned");
     // A permanent error ends a watch command.
     assert_eq!(bench.berth(&["gpu", "show", "7", "--watch"]).code, 1);
+}
+
+#[test]
+fn top_prints_one_screen_where_there_is_no_terminal() {
+    let bench = Bench::new(2);
+    bench.allocate(1);
+    for args in [&["top"][..], &["top", "--once"]] {
+        let screen = bench.done(args);
+        let rows: Vec<Vec<&str>> = screen.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert!(screen.lines().all(|line| line.len() <= 80) && !screen.contains('\u{1b}'), "{screen}");
+        assert_eq!(rows[3][0], "0", "{screen}");
+        assert!(
+            rows.last().unwrap().starts_with(&["1", "not", "known", "yet", "1/1", "nvidia.com/gpu"]),
+            "{screen}"
+        );
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&bench.done(&["top", "--once", "-o", "json"])).unwrap();
+    assert_eq!(
+        (json["gpus"][1]["uuid"].as_str(), json["pods"][0]["devices"].as_u64()),
+        (Some("GPU-1"), Some(1))
+    );
+}
+
+#[test]
+fn a_node_is_shown_with_devices_that_add_up() {
+    let bench = Bench::new(2);
+    bench.allocate(1);
+    let shown = bench.done(&["node", "show"]);
+    let row = shown.lines().find(|line| line.starts_with("nvidia.com/gpu")).unwrap();
+    let numbers: Vec<u32> = row.split_whitespace().skip(1).filter_map(|number| number.parse().ok()).collect();
+    assert_eq!(numbers[0], numbers[1..].iter().sum::<u32>(), "{shown}");
+    assert_eq!(numbers[..3], [2, 1, 1], "{shown}");
+    let json: serde_json::Value = serde_json::from_str(&bench.done(&["node", "show", "-o", "json"])).unwrap();
+    assert_eq!(json, bench.get("/api/v1/node").expect(200));
+}
+
+#[test]
+fn a_span_is_taken_in_place_of_a_time() {
+    let bench = Bench::new(1);
+    for args in
+        [&["decision", "list", "--since", "10m"][..], &["decision", "list", "--until", "1h", "-o", "json"]]
+    {
+        let ran = bench.berth(args);
+        // This daemon has no journal, which it says once it has taken the time.
+        assert!(!ran.err.contains("a time such as"), "{}", ran.err);
+    }
+    let bad = bench.berth(&["decision", "list", "--since", "10 bananas"]);
+    assert!(bad.code == 2 && bad.err.contains("a time such as"), "{}", bad.err);
 }
 
 #[test]
@@ -107,16 +156,64 @@ fn a_wide_terminal_shows_more_columns() {
     }
 }
 
+/// What bash is offered for the last word of a line.
+fn completed(mut command: std::process::Command, line: &[&str]) -> Vec<String> {
+    command.env("BERTH_COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", (line.len() - 1).to_string());
+    command.arg("--").args(line);
+    let ran = ran(command);
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{line:?}");
+    ran.out.split('\n').map(|word| word.trim().to_owned()).filter(|word| !word.is_empty()).collect()
+}
+
+#[test]
+fn gpus_policies_and_allocations_are_completed_by_the_daemon() {
+    let bench = Bench::new(2);
+    let id = bench.allocate(1).id.to_string();
+    bench.ship(b"shipped", "share", 5);
+    let offered = |line: &[&str]| completed(bench.command(&[]), line);
+    for line in [
+        &["berth", "gpu", "show", ""][..],
+        &["berth", "gpu", "drain", "--evict", ""],
+        &["berth", "allocation", "list", "--gpu", ""],
+    ] {
+        let offered = offered(line);
+        assert!(offered.starts_with(&["0".into(), "1".into()]), "{line:?}: {offered:?}");
+    }
+    assert_eq!(offered(&["berth", "gpu", "cordon", "GPU-"]), ["GPU-0", "GPU-1"]);
+    assert_eq!(offered(&["berth", "allocation", "explain", ""])[0], id);
+    assert_eq!(offered(&["berth", "policy", "show", "sh"]), ["share"]);
+    assert_eq!(offered(&["berth", "policy", "try", "share@"]).len(), 1);
+    // A daemon that is not there adds nothing, and prints nothing.
+    let mut away = bench.command(&[]);
+    away.env("BERTH_SERVER", format!("http://{}", Port::held().address()));
+    assert!(!completed(away, &["berth", "gpu", "show", ""]).contains(&"0".to_owned()));
+}
+
 #[test]
 fn completions_and_manual_pages_have_every_command() {
-    let commands = ["gpu", "allocation", "process", "decision", "policy", "config", "node", "state", "token"];
+    let commands = [
+        "gpu",
+        "allocation",
+        "process",
+        "decision",
+        "policy",
+        "config",
+        "node",
+        "state",
+        "token",
+        "top",
+        "options",
+    ];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ran = ran(berth(&["completions", shell]));
         assert_eq!(ran.code, 0, "{}", ran.err);
-        for command in commands {
-            assert!(ran.out.contains(command), "{shell} does not complete {command}");
-        }
+        assert!(ran.out.contains("BERTH_COMPLETE"), "{shell}: {}", ran.out);
     }
+    let offered = completed(berth(&[]), &["berth", ""]);
+    for command in commands {
+        assert!(offered.contains(&command.to_owned()), "{command} is not completed: {offered:?}");
+    }
+    assert_eq!(completed(berth(&[]), &["berth", "gpu", "mark"]), ["mark-healthy"]);
     assert_eq!(ran(berth(&["completions", "tcsh"])).code, 2);
     assert!(ran(berth(&["man"])).out.contains(".TH berth 1"));
     let dir = tempfile::tempdir().unwrap();

@@ -80,9 +80,10 @@ async fn a_grant_is_explained_and_its_decisions_outlive_a_restart() {
 
     for (args, words) in [
         (
-            vec!["decision", "list", "--outcome", "granted"],
-            vec!["granted", "baseline", "2 x nvidia.com/gpu.shared"],
+            vec!["decision", "list", "--outcome", "granted", "--since", "1h"],
+            vec!["granted", "AGE", "2 x nvidia.com/gpu.shared"],
         ),
+        (vec!["decision", "list", "--outcome", "granted", "-o", "wide"], vec!["granted", "baseline", "PODS"]),
         (vec!["decision", "show", &placed["seq"].to_string()], vec!["placed", "least-held", "replicas"]),
         (vec!["allocation", "explain", &id], vec!["GPU 0 and GPU 1", "berth decision show"]),
         (vec!["policy", "replay", "timeslice", "--parameters", "{\"replicas\": 2}"], vec!["HOOK", "place"]),

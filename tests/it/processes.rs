@@ -194,14 +194,19 @@ async fn processes_are_shown_with_their_pods_and_those_without_an_allocation_are
     serving.until("more than it may", |live| live[0]["uses"][0]["overLimit"] == true);
 
     let typed = serving.typed(&house, &["process", "list", "--gpu", "0"]);
-    for word in ["sleep", "ns/trainer", "BYPASS", "dcgmi", "ignored", id] {
+    for word in ["sleep", "ns/trainer", "BYPASS", "dcgmi", "ignored"] {
         assert!(typed.contains(word), "{word}: {typed}");
     }
+    assert!(typed.lines().all(|line| line.len() <= 80), "{typed}");
+    let typed = serving.typed(&house, &["process", "list", "-o", "wide"]);
+    assert!(typed.contains(id), "{typed}");
     let typed = serving.typed(&house, &["process", "bypass"]);
     assert!(typed.contains(&s.to_string()) && typed.contains("NVIDIA_VISIBLE_DEVICES"), "{typed}");
     let typed = serving.typed(&house, &["gpu", "show", "0"]);
     assert!(typed.contains("1 process without an allocation") && typed.contains("BYPASS"), "{typed}");
     let typed = serving.typed(&house, &["allocation", "list"]);
+    assert!(typed.contains(&format!("uses {} of {limit} MiB: more than its limit", limit + 1)), "{typed}");
+    let typed = serving.typed(&house, &["allocation", "list", "-o", "wide"]);
     assert!(typed.contains(&format!("{}/{limit} OVER", limit + 1)), "{typed}");
     let typed = serving.typed(&house, &["allocation", "show", id]);
     assert!(typed.contains("enforced by none") && typed.contains(&format!("by {m}")), "{typed}");

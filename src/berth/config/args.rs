@@ -17,61 +17,75 @@ use std::path::{Path, PathBuf};
 #[command(args_override_self = true)]
 pub struct ServeArgs {
     /// The configuration file (YAML); flags and environment take precedence
-    #[arg(long, env = "BERTH_CONFIG", value_name = "FILE")]
+    #[arg(long, env = "BERTH_CONFIG", hide_env = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Selection of a file by a node label.
     #[command(flatten)]
     pub choice: ChoiceArgs,
     /// The node's name [default: NODE_NAME, else the host's name]
-    #[arg(long, env = "BERTH_NODE_NAME", value_name = "NAME")]
+    #[arg(long, env = "BERTH_NODE_NAME", hide_env = true, value_name = "NAME")]
     pub node_name: Option<String>,
     /// The kubelet's folder [default: /var/lib/kubelet]
-    #[arg(long, env = "BERTH_KUBELET_DIR", value_name = "DIR")]
+    #[arg(long, env = "BERTH_KUBELET_DIR", hide_env = true, value_name = "DIR")]
     pub kubelet_dir: Option<PathBuf>,
     /// The folder of the allocation store, the policies and the token [default: /var/lib/berth]
-    #[arg(long, env = "BERTH_STATE_DIR", value_name = "DIR")]
+    #[arg(long, env = "BERTH_STATE_DIR", hide_env = true, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// The token file, set from the flag that all commands share.
     #[arg(skip)]
     pub token_file: Option<PathBuf>,
-    /// Source of the GPUs: nvml, sim:8xh100 (count and model), or sim:FILE [default: nvml]
-    #[arg(long, env = "BERTH_GPUS", value_name = "SOURCE", value_parser = by_rule(|text| gpu_source(text, None, Path::new("/"))))]
+    /// Source of the GPUs: nvml, sim:8xh100, or sim:FILE [default: nvml]
+    #[arg(long, env = "BERTH_GPUS", hide_env = true, value_name = "SOURCE", value_parser = by_rule(|text| gpu_source(text, None, Path::new("/"))))]
     pub gpus: Option<String>,
     /// Path of libnvidia-ml.so.1, if the dynamic loader does not find it
-    #[arg(long, env = "BERTH_NVML_LIBRARY", value_name = "FILE")]
+    #[arg(long, env = "BERTH_NVML_LIBRARY", hide_env = true, hide_short_help = true, value_name = "FILE")]
     pub nvml_library: Option<PathBuf>,
     /// Whether to use the API server [default: auto, if there is a kubeconfig or a service account]
-    #[arg(long, env = "BERTH_API_SERVER", value_enum)]
+    #[arg(long, env = "BERTH_API_SERVER", hide_env = true, value_enum)]
     pub api_server: Option<ApiServerMode>,
     /// Kubeconfig for the API server, outside a pod; one that runs a program (exec) is refused
-    #[arg(long, env = "BERTH_KUBECONFIG", value_name = "FILE")]
+    #[arg(long, env = "BERTH_KUBECONFIG", hide_env = true, hide_short_help = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Address of the admin API; loopback only, unless admin.tls is configured [default: 127.0.0.1:9470]
-    #[arg(long, env = "BERTH_ADMIN_LISTEN", value_name = "ADDRESS", value_parser = by_rule(|text| address("adminListen", text)))]
+    #[arg(long, env = "BERTH_ADMIN_LISTEN", hide_env = true, value_name = "ADDRESS", value_parser = by_rule(|text| address("adminListen", text)))]
     pub admin_listen: Option<String>,
     /// Unix socket of the admin API for root on this node, without a token [default: none]
-    #[arg(long, env = "BERTH_ADMIN_SOCKET", value_name = "FILE")]
+    #[arg(long, env = "BERTH_ADMIN_SOCKET", hide_env = true, hide_short_help = true, value_name = "FILE")]
     pub admin_socket: Option<PathBuf>,
     /// Address that serves only /livez, /readyz and /metrics, without a token [default: none]
-    #[arg(long, env = "BERTH_HEALTH_LISTEN", value_name = "ADDRESS", value_parser = by_rule(|text| address("healthListen", text)))]
+    #[arg(long, env = "BERTH_HEALTH_LISTEN", hide_env = true, value_name = "ADDRESS", value_parser = by_rule(|text| address("healthListen", text)))]
     pub health_listen: Option<String>,
     /// Format of the log [default: text]
-    #[arg(long, env = "BERTH_LOG", value_enum)]
+    #[arg(long, env = "BERTH_LOG", hide_env = true, value_enum)]
     pub log: Option<LogFormat>,
     /// Export of traces.
     #[command(flatten)]
     pub tracing: TracingArgs,
     /// Register even if the devices of running pods cannot be read from the kubelet's checkpoint
-    #[arg(long, env = "BERTH_SKIP_ADOPTION", value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "BERTH_SKIP_ADOPTION", hide_env = true, hide_short_help = true, value_parser = BoolishValueParser::new())]
     pub skip_adoption: bool,
     /// XIDs that do not make a GPU unhealthy, besides 13,31,43,45,68,109; `all`: nothing makes a GPU unhealthy
-    #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        env = "DP_DISABLE_HEALTHCHECKS",
+        hide_env = true,
+        hide_short_help = true,
+        value_name = "XIDS",
+        allow_hyphen_values = true
+    )]
     pub disable_healthchecks: Option<String>,
     /// XIDs that make a GPU unhealthy even if --disable-healthchecks names them; `all`: every XID
-    #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        env = "DP_ENABLE_HEALTHCHECKS",
+        hide_env = true,
+        hide_short_help = true,
+        value_name = "XIDS",
+        allow_hyphen_values = true
+    )]
     pub enable_healthchecks: Option<String>,
     /// MIG strategy unless a policy decides: none, single or mixed, as in NVIDIA's plugin [default: none]
-    #[arg(long, env = "MIG_STRATEGY", value_name = "STRATEGY", value_parser = by_rule(mig_strategy))]
+    #[arg(long, env = "MIG_STRATEGY", hide_env = true, hide_short_help = true, value_name = "STRATEGY", value_parser = by_rule(mig_strategy))]
     pub mig_strategy: Option<String>,
     /// How allocated devices are passed to containers.
     #[command(flatten)]
@@ -168,16 +182,16 @@ pub enum LogFormat {
 #[derive(Args, Clone, Debug, Default)]
 pub struct ChoiceArgs {
     /// Folder of configuration files; a node label selects one, and its keys replace those of --config
-    #[arg(long, env = "BERTH_CONFIG_DIR", value_name = "DIR")]
+    #[arg(long, env = "BERTH_CONFIG_DIR", hide_env = true, hide_short_help = true, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
     /// The node label that selects the file [default: nvidia.com/device-plugin.config]
-    #[arg(long, env = "BERTH_CONFIG_LABEL", value_name = "KEY")]
+    #[arg(long, env = "BERTH_CONFIG_LABEL", hide_env = true, hide_short_help = true, value_name = "KEY")]
     pub config_label: Option<String>,
     /// The file in --config-dir for a node without the label
-    #[arg(long, env = "BERTH_CONFIG_DEFAULT", value_name = "FILE")]
+    #[arg(long, env = "BERTH_CONFIG_DEFAULT", hide_env = true, hide_short_help = true, value_name = "FILE")]
     pub config_default: Option<String>,
     /// What to use without label and --config-default, tried in order: named (the file `default`), single (the only file), empty (--config alone) [default: named,single]
-    #[arg(long, env = "BERTH_CONFIG_FALLBACKS", value_name = "LIST", value_parser = fallbacks)]
+    #[arg(long, env = "BERTH_CONFIG_FALLBACKS", hide_env = true, hide_short_help = true, value_name = "LIST", value_parser = fallbacks)]
     pub config_fallbacks: Option<Fallbacks>,
 }
 

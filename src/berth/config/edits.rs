@@ -20,16 +20,16 @@ const EDITS_PER_RESOURCE_MAX: usize = 64;
 #[derive(Args, Clone, Debug, Default)]
 pub struct EditArgs {
     /// How GPUs are passed to containers: auto (what works on this node), or envvar, volume-mounts, cdi-annotations, cdi-cri; several of these with commas [default: auto]
-    #[arg(long, env = "DEVICE_LIST_STRATEGY", value_name = "LIST", value_parser = by_rule(|list| strategy(list.split(',').map(str::trim))))]
+    #[arg(long, env = "DEVICE_LIST_STRATEGY", hide_env = true, hide_short_help = true, value_name = "LIST", value_parser = by_rule(|list| strategy(list.split(',').map(str::trim))))]
     pub device_list_strategy: Vec<String>,
     /// Name GPUs by uuid or index [default: uuid]
-    #[arg(long, env = "DEVICE_ID_STRATEGY", value_name = "STRATEGY", value_parser = by_rule(id_strategy))]
+    #[arg(long, env = "DEVICE_ID_STRATEGY", hide_env = true, hide_short_help = true, value_name = "STRATEGY", value_parser = by_rule(id_strategy))]
     pub device_id_strategy: Option<String>,
     /// Pass the /dev/nvidia* nodes, for nodes where the CPU manager resets container devices
-    #[arg(long, env = "PASS_DEVICE_SPECS", num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = boolish)]
+    #[arg(long, env = "PASS_DEVICE_SPECS", hide_env = true, hide_short_help = true, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = boolish)]
     pub pass_device_specs: Option<bool>,
     /// Where the NVIDIA driver is installed on the host [default: /]
-    #[arg(long, alias = "driver-root", env = "NVIDIA_DRIVER_ROOT", value_name = "DIR", value_parser = path)]
+    #[arg(long, alias = "driver-root", env = "NVIDIA_DRIVER_ROOT", hide_env = true, hide_short_help = true, value_name = "DIR", value_parser = path)]
     pub nvidia_driver_root: Option<PathBuf>,
 }
 

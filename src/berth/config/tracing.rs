@@ -65,13 +65,13 @@ impl fmt::Display for Protocol {
 #[derive(Args, Clone, Debug, Default)]
 pub struct TracingArgs {
     /// OTLP endpoint for traces, such as `http://otel-collector.observability:4317` [default: none]
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = by_rule(unless_empty(endpoint_flag)))]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", hide_env = true, hide_short_help = true, value_name = "URL", value_parser = by_rule(unless_empty(endpoint_flag)))]
     pub tracing_endpoint: Option<String>,
     /// Protocol of the endpoint: grpc or http/protobuf [default: http/protobuf at port 4318, else grpc]
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_name = "PROTOCOL", value_parser = by_rule(unless_empty(protocol)))]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", hide_env = true, hide_short_help = true, value_name = "PROTOCOL", value_parser = by_rule(unless_empty(protocol)))]
     pub tracing_protocol: Option<String>,
     /// Fraction of traces that are exported, 0 to 1; a caller's own decision takes precedence [default: 1]
-    #[arg(long, env = "OTEL_TRACES_SAMPLER_ARG", value_name = "RATIO", value_parser = by_rule(unless_empty(sample_ratio)))]
+    #[arg(long, env = "OTEL_TRACES_SAMPLER_ARG", hide_env = true, hide_short_help = true, value_name = "RATIO", value_parser = by_rule(unless_empty(sample_ratio)))]
     pub tracing_sample_ratio: Option<String>,
 }
 

@@ -1,0 +1,84 @@
+//! Times as ages (`3m`), as kubectl prints them, and spans of time (`10m`) in place of times.
+
+use std::time::{Duration, SystemTime};
+
+/// How long ago a time of the API was, by this machine's clock; `-` if it cannot be read.
+pub(crate) fn age(at: &str) -> String {
+    age_at(at, SystemTime::now())
+}
+
+/// As [`age`], of a time that may be missing.
+pub(crate) fn age_of(at: Option<&str>) -> String {
+    at.map_or_else(|| "-".into(), age)
+}
+
+fn age_at(at: &str, now: SystemTime) -> String {
+    // A daemon whose clock is ahead of this machine's answers with times of the future.
+    humantime::parse_rfc3339(at)
+        .map_or_else(|_| "-".into(), |then| span(now.duration_since(then).unwrap_or_default()))
+}
+
+/// A span with one or two units, the second one only while the first is small.
+fn span(span: Duration) -> String {
+    let s = span.as_secs();
+    let (minutes, hours, days) = (s / 60, s / 3600, s / 86_400);
+    match s {
+        0..120 => format!("{s}s"),
+        120..600 if !s.is_multiple_of(60) => format!("{minutes}m{}s", s % 60),
+        120..10_800 => format!("{minutes}m"),
+        10_800..28_800 if !minutes.is_multiple_of(60) => format!("{hours}h{}m", minutes % 60),
+        10_800..172_800 => format!("{hours}h"),
+        _ => format!("{days}d"),
+    }
+}
+
+/// Parses a time of a query: a span such as `10m` is so long ago; any other text is left to the API, which knows times.
+///
+/// # Errors
+/// If the span is longer than the clock goes back.
+pub(crate) fn moment(text: &str) -> Result<String, String> {
+    let Ok(span) = humantime::parse_duration(text) else { return Ok(text.to_owned()) };
+    let at = SystemTime::now().checked_sub(span).filter(|at| *at >= SystemTime::UNIX_EPOCH);
+    at.map(|at| humantime::format_rfc3339_millis(at).to_string()).ok_or_else(|| "it is too long ago".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_have_one_or_two_units() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (185, "3m5s"),
+            (600, "10m"),
+            (10_799, "179m"),
+            (10_800, "3h"),
+            (11_100, "3h5m"),
+            (28_800, "8h"),
+            (172_799, "47h"),
+            (172_800, "2d"),
+            (40 * 86_400, "40d"),
+        ] {
+            assert_eq!(span(Duration::from_secs(seconds)), text, "{seconds}");
+        }
+        let now = humantime::parse_rfc3339("2026-02-03T04:05:06.500Z").unwrap();
+        assert_eq!(age_at("2026-02-03T04:00:06.000Z", now), "5m");
+        assert_eq!(age_at("2026-02-03T05:05:06.000Z", now), "0s", "a clock that is ahead");
+        assert_eq!(age_at("some day", now), "-");
+    }
+
+    #[test]
+    fn a_span_is_so_long_ago_and_other_texts_stay() {
+        let before = SystemTime::now() - Duration::from_secs(600);
+        let at = humantime::parse_rfc3339(&moment("10m").unwrap()).unwrap();
+        let off = at.duration_since(before).unwrap_or_else(|early| early.duration());
+        assert!(off < Duration::from_secs(5), "{off:?}");
+        for text in ["2026-02-03T04:05:06Z", "2026-02-03T04:05:06+02:00", "yesterday"] {
+            assert_eq!(moment(text).as_deref(), Ok(text));
+        }
+        assert!(moment("1000years").is_err());
+    }
+}

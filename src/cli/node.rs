@@ -1,0 +1,126 @@
+//! `berth node show`.
+
+use crate::client::Client;
+use crate::names::scheduling;
+use crate::output::{Out, facts, or_dash, printable, table};
+use berth_api::{DrainState, Node, ResourceState, StepState};
+use clap::Subcommand;
+
+/// The commands of `berth node` for a running daemon.
+#[derive(Subcommand, Debug)]
+pub enum NodeCommand {
+    /// The node: where the devices of each resource are, and why the others are not free
+    Show,
+}
+
+pub(crate) fn run(command: &NodeCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
+    match command {
+        NodeCommand::Show => out.answer(&client.get::<Node>("/node")?, show),
+    }
+}
+
+fn show(node: &Node) -> String {
+    let counts = &node.counts;
+    let cordoned = scheduling(&DrainState::Cordoned);
+    let bypasses = if counts.bypasses > 0 {
+        format!("{} (`berth process bypass`)", counts.bypasses)
+    } else {
+        String::new()
+    };
+    let mut text = facts(&[
+        ("node", node.name.clone()),
+        ("version", node.version.clone()),
+        ("state", if node.ready { "ready".into() } else { "not ready".into() }),
+        (
+            "gpus",
+            format!("{}: {} work, {} {cordoned}", counts.gpus, counts.working_gpus, counts.cordoned_gpus),
+        ),
+        ("gpu source", node.gpu_source.clone()),
+        ("driver", node.driver_version.clone().unwrap_or_default()),
+        ("allocations", format!("{} live, {} ended", counts.allocations, counts.ended_allocations)),
+        ("stack", format!("revision {}", node.stack_revision)),
+        ("bypasses", bypasses),
+    ]);
+    let failed = node.checks.iter().filter(|check| !check.ok);
+    let failed = failed.map(|check| format!("{}: {}", check.name, or_dash(check.detail.as_ref())));
+    let store = node.store_error.iter().map(|error| format!("store: {error}"));
+    let hold = node.hold.iter().map(|hold| format!("no allocation ends at present: {hold}"));
+    let release = node.driver_release.iter().map(|release| {
+        format!("the driver is released until {}; `berth nvml resume` uses it again", release.until)
+    });
+    let problems: Vec<_> = failed.chain(store).chain(hold).chain(release).collect();
+    if !problems.is_empty() {
+        text += "\n";
+        text += &problems.iter().map(|problem| format!("{}\n", printable(problem))).collect::<String>();
+    }
+    if node.resources.is_empty() {
+        return text + "\nno resource is offered\n";
+    }
+    text += "\n";
+    let head = ["RESOURCE", "DEVICES", "HELD", "FREE", "WITHDRAWN", "CORDONED", "UNHEALTHY"];
+    text += &table(&head, node.resources.iter().map(row));
+    let reasons: String =
+        node.resources.iter().flat_map(reasons).map(|line| format!("{}\n", printable(&line))).collect();
+    if !reasons.is_empty() {
+        text += &format!("\n{reasons}");
+    }
+    text
+}
+
+/// The devices of a resource; the last five numbers add up to the first one.
+fn row(resource: &ResourceState) -> Vec<String> {
+    let ResourceState { devices, held, free, withdrawn, cordoned, unhealthy, .. } = resource;
+    let others = [withdrawn, cordoned, unhealthy];
+    // An older daemon does not report the last three.
+    let is_known = *devices == held + free + others.into_iter().sum::<u32>();
+    let others = others.map(|count| if is_known { count.to_string() } else { "-".into() });
+    let known = [devices, held, free].map(ToString::to_string);
+    [vec![resource.resource.clone()], known.to_vec(), others.to_vec()].concat()
+}
+
+/// Why devices are not free, and why a resource is not registered.
+fn reasons(resource: &ResourceState) -> Vec<String> {
+    let name = &resource.resource;
+    let not_free = resource.not_free.iter();
+    let not_free = not_free.map(|n| format!("{name}: {} {}: {}", n.devices, n.state, n.reason));
+    let breaker = resource.breaker.iter().map(|breaker| format!("{name}: {breaker}"));
+    let waiting = match &resource.registration {
+        StepState { done: false, waiting } => {
+            Some(format!("{name}: not registered with the kubelet: {}", or_dash(waiting.as_ref())))
+        }
+        StepState { done: true, .. } => None,
+    };
+    not_free.chain(breaker).chain(waiting).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn resource(more: &serde_json::Value) -> ResourceState {
+        let mut whole = json!({"resource": "nvidia.com/gpu.shared", "registration": {"done": true}, "devices": 160, "held": 40, "free": 70});
+        let (whole_map, more) = (whole.as_object_mut().unwrap(), more.as_object().unwrap());
+        whole_map.extend(more.clone());
+        serde_json::from_value(whole).unwrap()
+    }
+
+    #[test]
+    fn devices_add_up_and_each_that_is_not_free_has_a_reason() {
+        let known = resource(&json!({"withdrawn": 10, "cordoned": 20, "unhealthy": 20, "notFree": [
+            {"state": "unhealthy", "devices": 10, "reason": "GPU 3: XID 79: GPU has fallen off the bus"},
+        ]}));
+        assert_eq!(row(&known), ["nvidia.com/gpu.shared", "160", "40", "70", "10", "20", "20"]);
+        assert_eq!(
+            reasons(&known),
+            ["nvidia.com/gpu.shared: 10 unhealthy: GPU 3: XID 79: GPU has fallen off the bus"]
+        );
+        let waiting =
+            resource(&json!({"registration": {"done": false, "waiting": "there is no kubelet yet"}}));
+        assert_eq!(row(&waiting)[4..], ["-", "-", "-"], "an older daemon does not report them");
+        assert_eq!(
+            reasons(&waiting),
+            ["nvidia.com/gpu.shared: not registered with the kubelet: there is no kubelet yet"]
+        );
+    }
+}

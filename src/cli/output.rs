@@ -115,8 +115,13 @@ impl Out {
             captured.push_str(text);
             return Ok(());
         }
+        self.bytes(text.as_bytes())
+    }
+
+    /// Prints bytes as they are; as [`Self::text`], but never captured.
+    pub fn bytes(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         let mut stdout = std::io::stdout().lock();
-        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
                 self.closed = true;
                 Ok(())

@@ -20,9 +20,7 @@ pub(crate) fn download(
     let digest = resolve(client, policy)?;
     let bytes = client.bytes(&format!("/policies/{digest}/module"), u64::try_from(MODULE_BYTES_MAX)?)?;
     if to == Some(Path::new("-")) {
-        let mut stdout = std::io::stdout().lock();
-        stdout.write_all(&bytes).and_then(|()| stdout.flush()).context("writing to standard output")?;
-        return Ok(());
+        return out.bytes(&bytes);
     }
     let file = match to {
         Some(file) => file.to_owned(),

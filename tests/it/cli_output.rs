@@ -117,6 +117,23 @@ fn top_prints_one_screen_where_there_is_no_terminal() {
 }
 
 #[test]
+fn a_closed_pipe_ends_a_command_quietly() {
+    let bench = Bench::new(1);
+    let file = bench.dir.path().join("share.wasm");
+    std::fs::write(&file, crate::admin_fakes::module("share", "1")).unwrap();
+    bench.done(&["policy", "push", file.to_str().unwrap()]);
+    for args in [&["gpu", "list"][..], &["top"], &["openapi"], &["policy", "download", "share", "--to", "-"]]
+    {
+        let mut command = bench.command(args);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!((ended.status.code(), said.as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
 fn a_node_is_shown_with_devices_that_add_up() {
     let bench = Bench::new(2);
     bench.allocate(1);

@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 
 from browser import Watch, picture
 from node import SHARED, Node
+from page import view
 from playwright.sync_api import Route, expect
 from say import check
 
 GPUS, SHARES = 64, 16
 MARKUP = '<script>window.__ran = 1</script><img src=x onerror="window.__ran = 2">'
 PATHS = ["singleSwitch", "hostBridge", "sameNuma", "crossNuma"]
-#: Longest until all tiles are there, seconds, on two busy processors.
+#: Longest until all rows are there, seconds, on two busy processors.
 SHOWN_WITHIN = 10.0
 
 
@@ -25,7 +26,8 @@ def _uuid(i: int) -> str:
 
 def _made_up(node: Node) -> dict[str, object]:
     """Answers by path, after the shape of the real ones."""
-    real = {path: node.ask("GET", path)[1] for path in ("/node", "/stack", "/decisions?limit=20")}
+    paths = ("/node", "/stack", "/stack/history", "/decisions?limit=20")
+    real = {path: node.ask("GET", path)[1] for path in paths}
     gpu = node.ask("GET", f"/gpus/{node.gpus()[0]['uuid']}")[1]
     summaries, answers, allocations = [], {}, []
     for i in range(GPUS):
@@ -60,7 +62,11 @@ def _made_up(node: Node) -> dict[str, object]:
         "/node": {**real["/node"], "counts": {**real["/node"]["counts"], "gpus": GPUS, "workingGpus": GPUS}},
         "/gpus": {"items": summaries},
         "/stack": {**real["/stack"], "entries": entries},
-        "/decisions": {**real["/decisions?limit=20"], "items": [decision]},
+        "/stack/history": real["/stack/history"],
+        "/processes": {"items": [], "sight": {"state": "visible"}},
+        "/access": {"caller": "token admin", "right": "change"},
+        "/decisions": {**real["/decisions?limit=20"], "items": []},
+        "/decisions?denied": {**real["/decisions?limit=20"], "items": [decision]},
         "/allocations": {"items": allocations[:500], "total": len(allocations), "next": "500"},
         "/allocations?500": {"items": allocations[500:1000], "total": len(allocations), "next": "1000"},
         "/allocations?1000": {"items": allocations[1000:], "total": len(allocations)},
@@ -75,10 +81,14 @@ def sixty_four_gpus_and_a_thousand_devices(watch: Watch, node: Node) -> None:
     def answer(route: Route) -> None:
         url = urlsplit(route.request.url)
         path = url.path.removeprefix("/api/v1")
-        if path == "/events":
+        if path == "/events" or path.endswith("/history") and path != "/stack/history":
             return route.fulfill(status=404, body="{}")
+        if path.endswith("/processes"):
+            path = "/processes"
         if path == "/allocations" and "cursor=" in url.query:
             path += "?" + url.query.split("cursor=")[1].split("&")[0]
+        if path == "/decisions" and "outcome=denied" in url.query:
+            path += "?denied"
         route.fulfill(status=200, content_type="application/json", body=json.dumps(answers[path]))
 
     watch.allow(404)
@@ -88,15 +98,21 @@ def sixty_four_gpus_and_a_thousand_devices(watch: Watch, node: Node) -> None:
     start = time.monotonic()
     page.keyboard.press("Enter")
     # Not wait_for_function: it evaluates text, which the content security policy refuses.
-    expect(page.locator(".tile")).to_have_count(GPUS, timeout=60_000)
+    rows = page.locator(".gpus tbody tr")
+    expect(rows).to_have_count(GPUS, timeout=60_000)
     took = time.monotonic() - start
-    print(f"      {GPUS} tiles and {GPUS * SHARES} devices after {took:.1f} s", flush=True)
-    check(took < SHOWN_WITHIN, f"{took:.1f} s until the tiles were there")
+    print(f"      {GPUS} rows and {GPUS * SHARES} devices after {took:.1f} s", flush=True)
+    check(took < SHOWN_WITHIN, f"{took:.1f} s until the rows were there")
+    view(watch, "Policies")
     expect(page.locator("#stack")).to_contain_text("suspended after 5 faults")
     expect(page.locator("#stack")).to_contain_text("1 fault, 1 in a row")
+    view(watch, "Decisions")
     expect(page.locator("#decisions")).to_contain_text(MARKUP)
+    view(watch, "Pods")
+    expect(page.locator("#pods")).to_contain_text(MARKUP)
     check(page.evaluate("window.__ran") is None, "markup of a policy or a pod ran")
     check(page.locator("main script, main img").count() == 0, "markup of a policy or a pod became elements")
+    view(watch, "GPUs")
     count = page.evaluate("document.querySelectorAll('*').length")
     check(count < 10_000, f"{count} elements")
     page.evaluate("window.scrollTo(0, 0)")
@@ -110,12 +126,19 @@ def sixty_four_gpus_and_a_thousand_devices(watch: Watch, node: Node) -> None:
       return performance.now() - before;
     }""")
     check(slow < 1000, f"finding takes {slow:.0f} ms")
-    check(page.locator(".tile:visible").count() == 1, "finding shows other GPUs, too")
-    page.locator(".tile:visible details summary").click()
-    expect(page.locator(".tile:visible tbody tr")).to_have_count(SHARES)
+    expect(page.locator(".gpus tbody tr:visible")).to_have_count(1)
+    page.get_by_role("button", name="GPU 63", exact=True).click()
+    page.locator("#drawer summary", has_text="device").click()
+    expect(page.locator("#drawer table[role=table]", has_text="Devices of GPU 63").locator("tbody tr")).to_have_count(SHARES)
+    page.keyboard.press("Escape")
     page.fill("#find", "")
-    page.locator("#links").scroll_into_view_if_needed()
+    page.get_by_role("button", name="Tiles").click()
+    expect(page.locator(".tile")).to_have_count(GPUS)
+    view(watch, "Links")
+    page.locator("#links svg").first.wait_for()
     picture(page, "many-links")
+    view(watch, "GPUs")
+    page.get_by_role("button", name="Table").click()
     page.set_viewport_size({"width": 360, "height": 740})
     wide = page.evaluate("document.documentElement.scrollWidth")
     check(wide <= 360, f"{wide} px wide on a phone")

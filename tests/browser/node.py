@@ -28,6 +28,8 @@ health: { pollSeconds: 1 }
 rounds: { listEveryMs: 250, listEveryCordonedMs: 250, roundEveryMs: 1000 }
 timing: { roundsApartMs: 300, kubeletSettleMs: 500, replySettleMs: 500, retireMs: 5000, namedMs: 1000 }
 """
+#: 16 GPUs of 10 shares, of which a test can break some.
+SIXTEEN = CONFIG.replace("sim:8xh100", "sim:MACHINE").replace("policy: mixed", "policy: timeslice").replace("replicas: 4", "replicas: 10")
 #: A token that reads and changes nothing.
 VIEWER = "v" * 40
 WHOLE = "nvidia.com/gpu"
@@ -38,6 +40,10 @@ OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 class Node:
     """Started by `with`; everything of it is gone afterwards."""
+
+    config = CONFIG
+    #: A resource and how many devices of it are there once the node is up.
+    devices = (WHOLE, 8)
 
     def __init__(self, berth: Path, kubelet: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="berth-browser-"))
@@ -74,7 +80,9 @@ class Node:
         self._processes.append(self._standin)
         self._answer("the start")
         config = self.folder / "config.yaml"
-        config.write_text(CONFIG.replace("VIEWER", hashlib.sha256(VIEWER.encode()).hexdigest()))
+        self.machine("model: h100\ncount: 16\n")
+        text = self.config.replace("MACHINE", str(self.folder / "machine.yaml"))
+        config.write_text(text.replace("VIEWER", hashlib.sha256(VIEWER.encode()).hexdigest()))
         command = [self._berth, "serve", "--config", config, "--kubelet-dir", kubelet_dir, "--state-dir", state_dir]
         with self._log.open("w") as log:
             daemon = subprocess.Popen(command, stderr=log, stdout=log)
@@ -88,7 +96,13 @@ class Node:
 
         self.base = until("the daemon's address in its log", address)
         self.token = (state_dir / "token").read_text().strip()
-        self.tell(f"wait {WHOLE} 8")
+        self.tell("wait {} {}".format(*self.devices))
+
+    def machine(self, text: str) -> None:
+        """Another simulated machine, as docs/simulated-gpus.md describes: the daemon reads it within a second."""
+        new = self.folder / "new.yaml"
+        new.write_text(text)
+        new.rename(self.folder / "machine.yaml")
 
     def tell(self, line: str) -> None:
         """One line to the kubelet."""
@@ -152,3 +166,36 @@ class Node:
     def quiet(self, seconds: float) -> None:
         """Gives what must not happen the time to happen."""
         time.sleep(seconds)
+
+
+class Sixteen(Node):
+    """16 GPUs with 10 shares each: one fell off the bus, one vanished, one needs a reset, one has XID 79, and one is cordoned."""
+
+    config = SIXTEEN
+    devices = (SHARED, 160)
+    bad = {3: "fell off the bus", 5: "vanished", 7: "needs a reset", 12: "fell off the bus"}
+    cordoned = 9
+    apps = ["ml-train/llama", "notebooks/jupyter", "inference/vllm", "batch/etl", "research/sweep", "ml-train/eval", "inference/embed"]
+
+    def pods(self) -> None:
+        for i in range(63):
+            self.tell(f"run {self.apps[i % 7]}-{i:02d} {SHARED} {1 + i % 3 // 2 + i % 5 // 4}")
+        # Beyond the largest process id of Linux, 4,194,304: no process of this machine has one.
+        running = [
+            f"  - {{ index: {i}, running: [{{ pid: {4_200_000 + i}, memoryMiB: {3000 + 2900 * i}, kind: compute }}] }}\n"
+            for i in range(16)
+            if i not in self.bad
+        ]
+        broken = (
+            "  - { index: 3, lost: true }\n  - { index: 5, absent: true }\n  - { index: 7, trouble: needs a reset }\n"
+        )
+        xid = "events: [{ seq: 1, gpu: 12, xid: 79 }]\n"
+        self.machine("model: h100\ncount: 16\ngpus:\n" + "".join(running) + broken + xid)
+        self.ask("PUT", f"/gpus/{self.gpus()[self.cordoned]['uuid']}/cordon", {"reason": "fan replacement"})
+
+        def known() -> bool:
+            items = self.ask("GET", "/allocations?state=live")[1]["items"]
+            states = [gpu["health"]["state"] for gpu in self.gpus()]
+            return all((a.get("holder") or {}).get("pod") for a in items) and sum(s != "healthy" for s in states) == 4
+
+        until("the holders' names and four bad GPUs", known, 60)

@@ -23,8 +23,8 @@ def main() -> int:
     args = _arguments()
     score = Score()
     try:
-        import access, browser, many, page, swagger  # noqa: E401
-        from node import Node
+        import access, browser, churn, documents, many, page, past, sheets, sixteen, states, swagger  # noqa: E401
+        from node import Node, Sixteen
         from playwright.sync_api import sync_playwright
 
         chromium = browser.find(args.chromium)
@@ -32,15 +32,25 @@ def main() -> int:
             if not program.is_file():
                 raise TestError(f"{program} is not there: `just browser` builds it")
         browser.OUT = args.out
-        cases = [case for module in (swagger, page, access, many) for case in module.CASES if args.only in case.__name__]
-        if not cases:
+        documents.IMAGES = ROOT / "docs" / "images" if args.images else None
+        groups = [
+            (kind, [case for module in modules for case in module.CASES if args.only in case.__name__])
+            for kind, modules in (
+                (Node, (swagger, page, sheets, states, access, many)),
+                (Sixteen, (sixteen, past, documents, churn)),
+            )
+        ]
+        if not any(cases for _, cases in groups):
             raise TestError(f"no case has {args.only!r} in its name")
-        with Node(args.berth, args.kubelet) as node, sync_playwright() as playwright:
-            node.pods()
-            running = browser.launch(playwright, chromium)
-            for case in cases:
-                _run(case, running, node, score, browser)
-            running.close()
+        for kind, cases in groups:
+            if not cases:
+                continue
+            with kind(args.berth, args.kubelet) as node, sync_playwright() as playwright:
+                node.pods()
+                running = browser.launch(playwright, chromium)
+                for case in cases:
+                    _run(case, running, node, score, browser)
+                running.close()
     except ModuleNotFoundError as error:
         score.fail("the start", f"{error}: pip install -r tests/browser/requirements.txt")
     except TestError as trouble:
@@ -65,6 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kubelet", type=Path, default=ROOT / "target/release/examples/node", help="the stand-in kubelet's program")
     parser.add_argument("--chromium", help="Chromium's program; default: the one of PATH")
     parser.add_argument("--out", type=Path, default=ROOT / "target/browser", help="folder for screenshots")
+    parser.add_argument("--images", action="store_true", help="write the pictures of the documentation to docs/images")
     parser.add_argument("--only", default="", metavar="WORD", help="only cases with this in their name")
     return parser.parse_args()
 

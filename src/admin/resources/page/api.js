@@ -4,7 +4,7 @@
 const KEY = 'berth-token';
 /** Longest wait for a response, milliseconds. */
 const WAIT_MS = 30_000;
-/** The same for changes of the stack: a policy may have to be compiled, for up to 90 seconds. */
+/** The same for changes of the stack and for trials: a policy may have to be compiled, for up to 90 seconds. */
 const STACK_WAIT_MS = 160_000;
 /** Responses in the cache: of 64 GPUs, and some lists. */
 const KNOWN_MAX = 128;
@@ -67,6 +67,11 @@ export class Api {
     return this.#read(await this.#ask('PUT', path, sent));
   }
 
+  async post(path, body, headers = {}) {
+    const sent = { headers: { 'Content-Type': 'application/json', ...headers }, body: JSON.stringify(body) };
+    return this.#read(await this.#ask('POST', path, sent));
+  }
+
   async delete(path, headers = {}) {
     return this.#read(await this.#ask('DELETE', path, { headers }));
   }
@@ -81,7 +86,7 @@ export class Api {
   #authorization() { return { Authorization: `Bearer ${this.#token}` }; }
 
   async #ask(method, path, { headers = {}, body }) {
-    const wait = method !== 'GET' && path.startsWith('/stack') ? STACK_WAIT_MS : WAIT_MS;
+    const wait = method !== 'GET' && /^\/(stack|trials)/.test(path) ? STACK_WAIT_MS : WAIT_MS;
     if (this.#free > 0) this.#free -= 1;
     else await new Promise((resolve) => this.#waiting.push(resolve));
     try {

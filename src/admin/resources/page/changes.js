@@ -1,21 +1,23 @@
-// Changes of a GPU: cordon, drain, uncordon. Each opens a dialog for confirmation.
+// Changes of GPUs: cordon, uncordon, stop a drain, mark healthy, forget. Each opens a dialog for confirmation.
 
 import { Problem } from './api.js';
 import { ask, field } from './dialog.js';
 import { count, el } from './dom.js';
 import { holderName } from './model.js';
+import { listed } from './words.js';
 
-/** Longest deadline that the API accepts, in minutes: a week. */
-const DEADLINE_MIN_MAX = 7 * 24 * 60;
-const path = (gpu, noun) => `/gpus/${encodeURIComponent(gpu.uuid)}/${noun}`;
-const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
+export const path = (gpu, noun = '') => `/gpus/${encodeURIComponent(gpu.uuid)}${noun && `/${noun}`}`;
+export const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
 const SHOWN_TO_ALL = 'Shown with this GPU.';
+
+/** `GPU 3`, `GPUs 3, 5 and 7`. */
+export const named = (gpus) => (gpus.length === 1 ? `GPU ${gpus[0].index}` : `GPUs ${listed(gpus.map((gpu) => gpu.index))}`);
 
 /**
  * The condition of a change: the ETag of the drain state that the operator sees, so that a change that is not
  * shown is not undone. It is requested while the dialog is open.
  */
-function seen(api, gpu) {
+export function seen(api, gpu) {
   const request = api.getWithTag(path(gpu, 'drain'));
   // Reported when the condition is used, not if the dialog is cancelled.
   request.catch(() => {});
@@ -25,7 +27,7 @@ function seen(api, gpu) {
     if (shown(data) !== shown(gpu.drain)) {
       throw new Problem({
         title: 'Changed meanwhile',
-        detail: `GPU ${gpu.index} is ${data.state}${data.by ? ` by ${data.by}` : ''}${data.why ? `: ${data.why}` : ''} now.`,
+        detail: `GPU ${gpu.index} is ${data.state === 'active' ? 'open' : data.state}${data.by ? ` by ${data.by}` : ''}${data.why ? `: ${data.why}` : ''} now.`,
         hint: 'cancel, and check the present state of the GPU',
       });
     }
@@ -33,94 +35,86 @@ function seen(api, gpu) {
   };
 }
 
-function holders(gpu) {
-  const names = [...new Set(gpu.allocations.map(holderName))];
-  if (names.length === 0) return 'It has no allocations.';
-  const shown = names.slice(0, 5).join(', ');
-  const more = names.length > 5 ? ` and ${names.length - 5} more` : '';
-  return `${count(gpu.allocations.length, 'allocation')} on it: ${shown}${more}.`;
+/** Changes one GPU after the other. A failure ends it, and says what was done until then. */
+export async function each(gpus, change) {
+  const done = [];
+  for (const gpu of gpus) {
+    try {
+      await change(gpu);
+    } catch (problem) {
+      if (done.length > 0) problem.detail = `${named(done)}: done. GPU ${gpu.index}: ${problem.detail}`;
+      throw problem;
+    }
+    done.push(gpu);
+  }
 }
 
-export function cordon(api, gpu) {
+export function holders(gpus) {
+  const all = gpus.flatMap((gpu) => gpu.allocations);
+  const names = [...new Set(all.map(holderName))];
+  if (names.length === 0) return 'No allocations are on it.';
+  const more = names.length > 5 ? ` and ${names.length - 5} more` : '';
+  return `${count(new Set(all.map((a) => a.id)).size, 'allocation')} on it: ${names.slice(0, 5).join(', ')}${more}.`;
+}
+
+export function cordon(api, gpus) {
   const reason = reasonInput();
-  const condition = seen(api, gpu);
+  const conditions = new Map(gpus.map((gpu) => [gpu, seen(api, gpu)]));
   return ask({
-    title: `Cordon GPU ${gpu.index}?`,
-    words: ['Its free devices are withdrawn at once and nothing new is granted on it. Its running pods stay.', holders(gpu)],
+    title: `Cordon ${named(gpus)}?`,
+    words: ['Free devices are withdrawn at once and nothing new is granted on it. Running pods stay.', holders(gpus)],
     fields: [field('Reason', reason, SHOWN_TO_ALL)],
     label: 'Cordon',
-    act: async () => api.put(path(gpu, 'cordon'), { reason: reason.value.trim() }, await condition()),
-  });
-}
-
-export function uncordon(api, gpu) {
-  const { state, marks } = gpu.drain;
-  const condition = seen(api, gpu);
-  return ask({
-    title: `Uncordon GPU ${gpu.index}?`,
-    words: [
-      `It is ${state}. This removes ${marks.length === 1 ? 'this mark' : 'these marks'}:`,
-      ...marks.map(describe),
-      state === 'cordoned' ? 'It may be granted again at once.' : 'The drain is cancelled, and the GPU may be granted again at once.',
-    ],
-    label: 'Uncordon',
-    act: async () => api.delete(`${path(gpu, 'cordon')}?owner=all`, await condition()),
+    act: () => each(gpus, async (gpu) => api.put(path(gpu, 'cordon'), { reason: reason.value.trim() }, await conditions.get(gpu)())),
   });
 }
 
 /** One owner's cordon or drain. */
 const describe = ({ owner, kind, why }) => `${kind} of ${owner}${why ? `: ${why}` : ''}`;
 
-export function stopDrain(api, gpu) {
-  const drains = gpu.drain.marks.filter(({ kind }) => kind === 'drain');
-  const condition = seen(api, gpu);
+/** Removes marks: `kind` is the route, `words` what happens. */
+function unmark(api, gpus, { title, label, kind, marks, words }) {
+  const conditions = new Map(gpus.map((gpu) => [gpu, seen(api, gpu)]));
   return ask({
-    title: `Stop the drain of GPU ${gpu.index}?`,
-    words: [...drains.map(describe), 'No further pod is evicted; terminating pods continue to terminate. The GPU stays cordoned.'],
-    label: 'Stop drain',
-    act: async () => api.delete(`${path(gpu, 'drain')}?owner=all`, await condition()),
+    title, label,
+    words: [...gpus.flatMap((gpu) => marks(gpu).map((mark) => `GPU ${gpu.index}: ${describe(mark)}`)), words],
+    act: () => each(gpus, async (gpu) => api.delete(`${path(gpu, kind)}?owner=all`, await conditions.get(gpu)())),
   });
 }
 
-export function markHealthy(api, gpu) {
+export function uncordon(api, gpus) {
+  const drains = gpus.some((gpu) => gpu.drain.state !== 'cordoned');
+  return unmark(api, gpus, {
+    title: `Uncordon ${named(gpus)}?`, label: 'Uncordon', kind: 'cordon', marks: (gpu) => gpu.drain.marks,
+    words: `This removes all of these marks.${drains ? ' A drain is cancelled.' : ''} The GPU may be granted again at once.`,
+  });
+}
+
+export function stopDrain(api, gpus) {
+  return unmark(api, gpus, {
+    title: `Stop the drain of ${named(gpus)}?`, label: 'Stop drain', kind: 'drain',
+    marks: (gpu) => gpu.drain.marks.filter(({ kind }) => kind === 'drain'),
+    words: 'No further pod is evicted; terminating pods continue to terminate. The GPU stays cordoned.',
+  });
+}
+
+export function markHealthy(api, gpus) {
   const reason = reasonInput();
   return ask({
-    title: `Mark GPU ${gpu.index} healthy?`,
-    words: [`It is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}. It will be healthy until the next bad reading.`],
+    title: `Mark ${named(gpus)} healthy?`,
+    words: gpus.map(({ index, health }) => `GPU ${index} is ${health.state}${health.reason ? `: ${health.reason}` : ''}. It will be healthy until the next bad reading.`),
     fields: [field('Reason', reason, 'What was repaired.')],
     label: 'Mark healthy',
-    act: () => api.put(path(gpu, 'health'), { state: 'healthy', reason: reason.value.trim() }),
+    act: () => each(gpus, (gpu) => api.put(path(gpu, 'health'), { state: 'healthy', reason: reason.value.trim() })),
   });
 }
 
-export function drain(api, gpu) {
-  const reason = reasonInput();
-  const condition = seen(api, gpu);
-  const evict = el('input', { id: 'evict', type: 'checkbox' });
-  const deadline = el('input', { id: 'deadline', type: 'number', min: 1, max: DEADLINE_MIN_MAX, step: 1, inputmode: 'numeric' });
-  const atDeadline = el('select', { id: 'at-deadline' },
-    el('option', { value: 'wait' }, 'continue, and show the drain as late'),
-    el('option', { value: 'giveUp' }, 'stop the drain'),
-    el('option', { value: 'delete' }, 'delete the remaining pods'));
+export function forget(api, gpus) {
   return ask({
-    title: `Drain GPU ${gpu.index}?`,
-    words: ['Nothing new is granted on it. It is drained once it has no allocations and no processes.', holders(gpu)],
-    fields: [
-      field('Reason', reason, SHOWN_TO_ALL),
-      el('div', { class: 'field check' }, evict, el('label', { for: 'evict' },
-        'Evict the pods that hold it, through the API server')),
-      field('Deadline in minutes', deadline, 'Empty: none.'),
-      field('At the deadline', atDeadline, 'Deletion requires Evict and ignores disruption budgets.'),
-    ],
-    label: 'Drain',
+    title: `Forget ${named(gpus)}?`,
+    words: ['It vanished. Its devices are removed from the kubelet’s list; if it comes back, it is a new GPU of this node.'],
+    label: 'Forget',
     danger: true,
-    act: async () => api.put(path(gpu, 'drain'), order(reason, evict, deadline, atDeadline), await condition()),
+    act: () => each(gpus, (gpu) => api.delete(path(gpu))),
   });
-}
-
-function order(reason, evict, deadline, atDeadline) {
-  const made = { reason: reason.value.trim(), evict: evict.checked };
-  if (deadline.value !== '') made.deadlineSeconds = Math.round(Number(deadline.value) * 60);
-  if (atDeadline.value !== 'wait') made.atDeadline = atDeadline.value;
-  return made;
 }

@@ -1,6 +1,6 @@
 // The dialog that confirms a change and shows why the daemon refused it.
 
-import { byId, el } from './dom.js';
+import { button, byId, el } from './dom.js';
 
 /** A problem with its title, detail and hint. */
 export function problemBox(problem) {
@@ -20,44 +20,69 @@ export function field(label, control, help) {
     help && el('p', { class: 'muted', id: `${id}-help` }, help));
 }
 
+/** Runs `act`, shows its failure in `failed`, and keeps `control` from being used twice meanwhile. */
+export async function attempt(control, failed, act) {
+  control.disabled = true;
+  control.form?.setAttribute('aria-busy', 'true');
+  failed.replaceChildren();
+  try {
+    await act();
+    return true;
+  } catch (problem) {
+    failed.replaceChildren(problemBox(problem.title ? problem : { title: 'The request failed', detail: problem.message }));
+    failed.scrollIntoView({ block: 'nearest' });
+    return false;
+  } finally {
+    control.disabled = false;
+    control.form?.removeAttribute('aria-busy');
+    if (byId('dialog').open) control.focus();
+  }
+}
+
+/** Ends the sheet that is open. */
+let finish;
+
+/** Opens the dialog with this content, and resolves when it is closed. The focus returns to where it was. */
+export function sheet(content, { wide = false, focus } = {}) {
+  const dialog = byId('dialog');
+  const opener = finish?.(false) ?? document.activeElement;
+  dialog.replaceChildren(content);
+  dialog.classList.toggle('wide', wide);
+  if (!dialog.open) dialog.showModal();
+  (focus ?? content.querySelector('input, select, textarea') ?? content.querySelector('button'))?.focus();
+  return new Promise((resolve) => {
+    const over = new AbortController();
+    // Another sheet may take its place: that one inherits where the focus returns to.
+    finish = (closed) => {
+      over.abort();
+      finish = undefined;
+      dialog.replaceChildren();
+      if (closed && document.activeElement === document.body && opener.isConnected) opener.focus();
+      resolve();
+      return opener;
+    };
+    dialog.addEventListener('close', () => finish(true), { signal: over.signal });
+  });
+}
+
+export const closeSheet = () => byId('dialog').close();
+
 /**
  * Opens the dialog. `act` carries the change out: the dialog shows its failure, and closes on success.
  * Resolves to whether it succeeded.
  */
-export function ask({ title, words = [], fields = [], label, danger = false, act }) {
-  const dialog = byId('dialog');
+export async function ask({ title, words = [], fields = [], label, danger = false, act }) {
   const failed = el('div', { role: 'alert' });
   const yes = el('button', { type: 'submit', class: danger ? 'danger' : 'main' }, label);
-  const no = el('button', { type: 'button', onclick: () => dialog.close() }, 'Cancel');
   let done = false;
-  const form = el('form', { novalidate: false }, el('h2', { id: 'dialog-title' }, title),
+  const form = el('form', {}, el('h2', { id: 'dialog-title' }, title),
     words.map((text) => el('p', {}, text)), fields, failed,
-    el('div', { class: 'buttons' }, no, yes));
+    el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
-    yes.disabled = true;
-    form.setAttribute('aria-busy', 'true');
-    failed.replaceChildren();
-    try {
-      await act();
-      done = true;
-      dialog.close();
-    } catch (problem) {
-      failed.replaceChildren(problemBox(problem.title ? problem : { title: 'The request failed', detail: problem.message }));
-      failed.scrollIntoView({ block: 'nearest' });
-    } finally {
-      yes.disabled = false;
-      form.removeAttribute('aria-busy');
-      if (dialog.open) yes.focus();
-    }
+    done = await attempt(yes, failed, act);
+    if (done) closeSheet();
   });
-  dialog.replaceChildren(form);
-  dialog.showModal();
-  (form.querySelector('input, select, textarea') ?? no).focus();
-  return new Promise((resolve) => {
-    dialog.addEventListener('close', () => {
-      dialog.replaceChildren();
-      resolve(done);
-    }, { once: true });
-  });
+  await sheet(form);
+  return done;
 }

@@ -14,17 +14,47 @@ export function el(tag, props = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
+/** An element of SVG; `props` are its attributes. */
+export function svg(tag, props = {}, ...children) {
+  const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
+  for (const [name, value] of Object.entries(props)) made.setAttribute(name, String(value));
+  made.append(...children.flat());
+  return made;
+}
+
+/**
+ * A button. `why` is the reason why it cannot be used, if there is one: it stays focusable, so that the reason can be
+ * read, and does nothing. `data-change` marks those that change something, for `guardChanges`.
+ */
+export function button(label, onclick, { change = false, why, kind, name, pressed } = {}) {
+  const not = why || (change && document.body.dataset.why);
+  return el('button', { type: 'button', class: kind, onclick, 'data-change': change, 'data-why': why, 'aria-label': name, 'aria-pressed': pressed,
+    'aria-disabled': not ? 'true' : undefined, title: not }, label);
+}
+
 /** Sets a text only if it changed, so that selections and screen readers are not disturbed. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Replaces the children if `sign` differs from that of the last call. Returns whether it did. */
+const FOCUSABLE = 'a[href], button, input, select, textarea, summary, [tabindex]';
+
+/**
+ * Replaces the children if `sign` differs from that of the last call; the control with the focus keeps it, by its text or
+ * its place. Returns whether it did.
+ */
 export function renew(node, sign, make) {
   const text = JSON.stringify(sign);
   if (node.berthSign === text) return false;
   node.berthSign = text;
-  node.replaceChildren(...[make()].flat());
+  const focused = node.contains(document.activeElement) ? document.activeElement : undefined;
+  const place = focused && [...node.querySelectorAll(FOCUSABLE)].indexOf(focused);
+  node.replaceChildren(...[make()].flat().filter(Boolean));
+  if (focused) {
+    const controls = [...node.querySelectorAll(FOCUSABLE)];
+    const label = (control) => control.getAttribute('aria-label') ?? control.firstChild?.textContent;
+    (controls.find((control) => label(control) === label(focused)) ?? controls[Math.min(place, controls.length - 1)])?.focus({ preventScroll: true });
+  }
   return true;
 }
 
@@ -33,7 +63,7 @@ export function renew(node, sign, make) {
  * after which screen readers would no longer recognize a table.
  */
 export function table(caption, heads, rows, kind = '') {
-  const head = el('tr', { role: 'row' }, heads.map((h) => el('th', { role: 'columnheader', scope: 'col' }, h)));
+  const head = el('tr', { role: 'row' }, heads.map((h) => el('th', { role: 'columnheader', scope: 'col' }, h || el('span', { class: 'unseen' }, 'Actions'))));
   const body = rows.map((cells) => el('tr', { role: 'row' }, cells.map((cell, column) =>
     el('td', { role: 'cell', 'data-label': heads[column], 'data-empty': cell === '–' }, el('div', {}, ...[cell].flat())))));
   return el('table', { role: 'table', class: kind },
@@ -45,7 +75,7 @@ export function table(caption, heads, rows, kind = '') {
 /** A state as a keyword with a shape of its own: colour is never the only sign. */
 export function badge(text, kind) {
   const shapes = { good: '●', warn: '▲', bad: '■', busy: '◆', plain: '○' };
-  return el('span', { class: `badge ${kind}` }, el('span', { 'aria-hidden': 'true' }, shapes[kind] ?? '○'), ` ${text}`);
+  return el('span', { class: `badge ${kind}` }, el('span', { 'aria-hidden': 'true' }, `${shapes[kind] ?? '○'} `), el('span', { class: 'state-word' }, text));
 }
 
 export const number = (n) => n.toLocaleString('en');
@@ -74,6 +104,14 @@ export function duration(seconds) {
   }
   return parts.slice(0, 2).join(' ') || '0s';
 }
+
+/** The time since then in one unit: `40s`, `3m`, `2h`, `5d`. */
+export function age(text) {
+  const seconds = Math.max(0, (Date.now() - Date.parse(text)) / 1000);
+  if (!(seconds >= 0)) return '';
+  return seconds < 60 ? `${Math.floor(seconds)}s` : duration(seconds).split(' ')[0];
+}
+export const ageOf = (text) => el('time', { datetime: text, title: text }, age(text));
 
 export const shortUuid = (uuid) => (uuid.length > 13 ? `${uuid.slice(0, 12)}…` : uuid);
 export const shortDigest = (digest) => digest.slice(0, 12);

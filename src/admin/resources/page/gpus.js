@@ -1,241 +1,218 @@
-// One tile for each GPU. A tile is created once and updated in place, so that focus, open details and selections
-// stay as they are.
+// The GPUs: counters that filter, table or tiles with the bad ones first, and what can be done with the selected ones.
 
 import * as changes from './changes.js';
-import { badge, count, duration, el, gib, renew, setText, shortUuid, table, timeOf } from './dom.js';
-import { grantedMiB, holderName } from './model.js';
+import { button, count, el, renew, setText } from './dom.js';
+import { drainSheet } from './drain.js';
+import { cellsOf } from './gauges.js';
+import { COLUMNS, Row } from './row.js';
+import { STATES, badFirst, colourOf, search, statesOf, trouble } from './words.js';
 
-/** Most holders that a tile names; the table has all. */
-const HOLDERS_SHOWN = 4;
-const HEALTH = { healthy: 'good', degraded: 'warn', unhealthy: 'bad', vanished: 'bad' };
-const DRAIN = { cordoned: 'warn', draining: 'busy', drained: 'plain' };
-/** Texts of the API's holder states. */
-const LEAVING = {
-  notKnown: 'pod not known yet',
-  notShown: 'the API server does not list its pod',
-  notAsked: 'not evicted',
-  staticPod: 'blocker: a static pod cannot be evicted; take its file out of the kubelet’s manifests',
-  asked: 'eviction requested',
-  disruptionBudget: 'waits for its disruption budget',
-  failed: 'eviction failed',
-  terminating: 'terminating',
-  over: 'its pod has ended',
-};
+/** Namespaces of the legend; further ones are named by their cells only. */
+const LEGEND_MAX = 10;
 
 export class Gpus {
-  #api; #root; #found; #find; #changed;
-  #tiles = new Map();
+  #api; #route; #parts; #changed;
+  #rows = new Map();
+  #layout = '';
+  #state;
+  #chips = el('div', { class: 'chips', role: 'group', 'aria-label': 'States of GPUs: choose which are shown' });
+  #bulk = el('div', { class: 'bulk', role: 'group', 'aria-label': 'Selected GPUs', hidden: true });
+  #legend = el('ul', { class: 'legend', 'aria-label': 'Colours of namespaces' });
+  #layouts = el('div', { class: 'layouts', role: 'group', 'aria-label': 'Layout' });
+  #list;
 
-  constructor(api, { root, found, find, changed }) {
+  /** `parts` has the elements `tools`, `root` and `found`. */
+  constructor(api, route, parts, changed) {
     this.#api = api;
-    this.#root = root;
-    this.#found = found;
-    this.#find = find;
+    this.#route = route;
+    this.#parts = parts;
     this.#changed = changed;
-    find.addEventListener('input', () => this.#filter());
+    parts.tools.append(this.#chips, this.#bulk, this.#legend, this.#layouts);
   }
 
-  show(gpus) {
-    for (const [uuid, tile] of this.#tiles) {
-      if (gpus.some((gpu) => gpu.uuid === uuid)) continue;
-      tile.item.remove();
-      this.#tiles.delete(uuid);
+  show(state) {
+    this.#state = state;
+    const layout = this.#route.get('layout') === 'tiles' ? 'tiles' : 'table';
+    if (layout !== this.#layout) this.#build(layout);
+    const sorted = state.gpus.toSorted(badFirst);
+    for (const [uuid, row] of this.#rows) {
+      if (state.gpu.has(uuid)) continue;
+      row.root.remove();
+      this.#rows.delete(uuid);
     }
-    gpus.forEach((gpu, place) => {
-      let tile = this.#tiles.get(gpu.uuid);
-      if (!tile) {
-        tile = new Tile(gpu, (change, opener) => this.#change(change, tile, opener));
-        this.#tiles.set(gpu.uuid, tile);
+    const focused = this.#list.contains(document.activeElement) ? document.activeElement : undefined;
+    sorted.forEach((gpu, place) => {
+      let row = this.#rows.get(gpu.uuid);
+      if (!row) {
+        row = new Row(gpu, layout === 'tiles', {
+          open: ({ uuid }) => this.#route.set({ gpu: uuid, pod: '' }),
+          pod: (key) => this.#route.set({ pod: key, gpu: '' }),
+          select: () => this.#showBulk(),
+          actions: (of) => this.actions(of),
+        });
+        this.#rows.set(gpu.uuid, row);
       }
-      tile.show(gpu);
-      if (this.#root.children[place] !== tile.item) this.#root.insertBefore(tile.item, this.#root.children[place] ?? null);
+      row.show(gpu, this.#route.get('gpu') === gpu.uuid);
+      if (this.#list.children[place] !== row.root) this.#list.insertBefore(row.root, this.#list.children[place] ?? null);
     });
+    // A row that moved has lost the focus.
+    if (focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
+    this.#showChips(state.gpus);
+    this.#showLegend(state.gpus);
     this.#filter();
+    this.#showBulk();
   }
 
   clear() {
-    this.#tiles.clear();
-    this.#root.replaceChildren();
-    this.#find.value = '';
-    setText(this.#found, '');
-  }
-
-  async #change(change, tile, opener) {
-    const done = await changes[change](this.#api, tile.gpu);
-    if (done) await this.#changed();
-    // If the button is hidden in the new state, another one takes the focus.
-    if (opener.hidden) tile.firstButton()?.focus();
-  }
-
-  #filter() {
-    const words = this.#find.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    for (const tile of this.#tiles.values()) {
-      const fits = words.every((word) => tile.text.includes(word));
-      tile.item.hidden = !fits;
-      shown += fits ? 1 : 0;
+    this.#rows.clear();
+    this.#layout = '';
+    this.#state = undefined;
+    this.#parts.root.replaceChildren();
+    for (const part of [this.#chips, this.#bulk, this.#legend, this.#layouts]) {
+      part.replaceChildren();
+      delete part.berthSign;
     }
-    setText(this.#found, words.length ? `${shown} of ${count(this.#tiles.size, 'GPU')} match` : '');
-  }
-}
-
-class Tile {
-  constructor(gpu, change) {
-    const id = `gpu-${gpu.uuid}`;
-    this.badges = el('span', { class: 'badges' });
-    this.title = el('h3', { id });
-    this.model = el('p', { class: 'model' });
-    this.notes = el('div', { class: 'notes' });
-    this.used = el('span', { class: 'used' });
-    this.granted = el('span', { class: 'granted' });
-    this.memory = el('p', { class: 'memory' });
-    this.uses = el('ul', { class: 'uses', 'aria-label': 'Resources' });
-    this.holders = el('ul', { class: 'holders', 'aria-label': 'Holders' });
-    this.summary = el('summary');
-    this.devices = el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': `Devices of GPU ${gpu.index}` });
-    this.details = el('details', { ontoggle: () => this.#showDevices() }, this.summary, this.devices);
-    this.buttons = {};
-    for (const [name, label] of [['cordon', 'Cordon…'], ['drain', 'Drain…'], ['uncordon', 'Uncordon…'],
-      ['stopDrain', 'Stop drain…'], ['markHealthy', 'Mark healthy…']]) {
-      this.buttons[name] = el('button', { type: 'button', 'aria-describedby': id, onclick: (e) => change(name, e.currentTarget) }, label);
-    }
-    this.item = el('li', { class: 'tile' }, el('article', { 'aria-labelledby': id },
-      el('div', { class: 'tile-head' }, this.title, this.badges),
-      this.model, this.notes,
-      el('div', { class: 'bar', 'aria-hidden': 'true' }, this.granted, this.used),
-      this.memory, this.uses, this.holders, this.details,
-      el('div', { class: 'buttons' }, Object.values(this.buttons))));
+    setText(this.#parts.found, '');
   }
 
-  firstButton() { return Object.values(this.buttons).find((button) => !button.hidden); }
+  /** The line of the last hour of each GPU. */
+  showHours(hours) {
+    for (const [uuid, row] of this.#rows) row.showHour(hours.get(uuid));
+  }
 
-  show(gpu) {
-    this.gpu = gpu;
+  /** The GPUs that are shown, in their order. */
+  shown() { return [...this.#list?.children ?? []].filter((item) => !item.hidden).map((item) => this.#rows.get(item.dataset.gpu)); }
+
+  /** The GPU of the row that has the focus. */
+  focused() { return this.#rows.get(document.activeElement?.closest('[data-gpu]')?.dataset.gpu)?.gpu; }
+
+  /** Moves the focus by so many rows. */
+  move(by) {
+    const rows = this.shown();
+    const at = rows.findIndex((row) => row.gpu === this.focused());
+    rows[at < 0 ? 0 : Math.max(0, Math.min(rows.length - 1, at + by))]?.open.focus();
+  }
+
+  focusOn(uuid) { this.#rows.get(uuid)?.open.focus(); }
+
+  toggle(uuid) {
+    const row = this.#rows.get(uuid);
+    if (!row) return;
+    row.check.checked = !row.check.checked;
+    this.#showBulk();
+  }
+
+  selected() { return [...this.#rows.values()].filter((row) => row.check.checked).map((row) => row.gpu); }
+
+  /** What can be done with a GPU: `[label, act, why not]`. */
+  actions(gpu) {
     const { health, drain } = gpu;
     const active = drain.state === 'active';
-    setText(this.title, `GPU ${gpu.index}`);
-    this.item.dataset.health = health.state;
-    this.item.dataset.drain = drain.state;
-    renew(this.badges, [health.state, drain.state], () => [
-      badge(health.state, HEALTH[health.state] ?? 'plain'),
-      !active && badge(drain.state, DRAIN[drain.state] ?? 'plain'),
-    ].filter(Boolean));
-    renew(this.model, [gpu.model, gpu.uuid, gpu.numaNode], () => [
-      gpu.model, ' ', el('code', { title: gpu.uuid }, shortUuid(gpu.uuid)),
-      ...(gpu.numaNode === undefined || gpu.numaNode === null ? [] : [el('span', { class: 'muted' }, ` NUMA ${gpu.numaNode}`)]),
-    ]);
-    renew(this.notes, [health.state, health.reason, drain, gpu.bypasses], () => notes(gpu));
-    this.#showMemory(gpu);
-    renew(this.uses, gpu.resources, () => gpu.resources.map((use) => el('li', {}, el('code', {}, use.resource), ' ',
-      el('span', { class: 'whole' }, `${use.held} of ${use.devices} held, ${use.free} free`))));
-    this.#showHolders(gpu);
-    const devices = gpu.parts.reduce((sum, part) => sum + part.devices.length, 0);
-    setText(this.summary, `Devices of GPU ${gpu.index} (${devices})`);
-    this.#showDevices();
-    const { cordon, drain: start, uncordon, stopDrain, markHealthy } = this.buttons;
-    cordon.hidden = !active;
-    start.hidden = !(active || drain.state === 'cordoned');
-    uncordon.hidden = active;
-    stopDrain.hidden = drain.state !== 'draining';
-    markHealthy.hidden = !['unhealthy', 'degraded'].includes(health.state);
-    this.text = [`gpu ${gpu.index}`, gpu.model, gpu.uuid, health.state, drain.state, drain.why,
-      ...gpu.resources.map((r) => r.resource), ...gpu.allocations.map(holderName)].join(' ').toLowerCase();
+    const act = (change) => () => this.change(change, [gpu]);
+    const items = [];
+    if (active) items.push(['Cordon…', act('cordon')]);
+    items.push(['draining', 'drained'].includes(drain.state) ? ['Progress of the drain…', act('drain')] : ['Drain…', act('drain')]);
+    if (drain.state === 'draining') items.push(['Stop drain…', act('stopDrain')]);
+    if (!active) items.push(['Uncordon…', act('uncordon')]);
+    if (['unhealthy', 'degraded'].includes(health.state)) items.push(['Mark healthy…', act('markHealthy')]);
+    if (health.state === 'vanished') items.push(['Forget…', act('forget'), gpu.allocations.length ? 'its allocations have not ended yet' : undefined]);
+    const why = document.body.dataset.why;
+    const changing = items.map(([label, does, not]) => [label, does, label.startsWith('Progress') ? undefined : why || not]);
+    return [['Details', () => this.#route.set({ gpu: gpu.uuid, pod: '' })], ...changing];
   }
 
-  #showMemory(gpu) {
-    const granted = grantedMiB(gpu);
-    const used = gpu.memoryUsedMiB ?? 0;
-    const percent = (mib) => `${gpu.memoryMiB ? Math.min(100, (mib / gpu.memoryMiB) * 100) : 0}%`;
-    this.used.style.width = percent(used);
-    this.granted.style.width = percent(granted);
-    const usage = gpu.memoryUsedMiB === undefined || gpu.memoryUsedMiB === null ? 'use not known' : `${gib(used)} GiB in use`;
-    const total = gpu.memoryMiB ? `of ${gib(gpu.memoryMiB)} GiB` : 'of an unknown size';
-    setText(this.memory, `${usage}, ${gib(granted)} granted, ${total}`);
-    this.memory.title = `${used} MiB in use, ${granted} MiB granted, ${gpu.memoryMiB ?? 'unknown'} MiB in all`;
+  async change(name, gpus) {
+    if (gpus.length === 0) return;
+    if (name === 'drain') await drainSheet(this.#api, gpus, () => this.#state, this.#changed);
+    else if (await changes[name](this.#api, gpus)) await this.#changed();
   }
 
-  #showHolders(gpu) {
-    const held = new Map();
-    for (const allocation of gpu.allocations) {
-      const key = `${holderName(allocation)}\n${allocation.resource}`;
-      const here = allocation.devices.filter((id) => deviceIsOf(gpu, allocation.resource, id)).length;
-      held.set(key, (held.get(key) ?? 0) + here);
+  #build(layout) {
+    this.#layout = layout;
+    const checked = new Set(this.selected().map((gpu) => gpu.uuid));
+    this.#rows.clear();
+    if (layout === 'tiles') this.#parts.root.replaceChildren(this.#list = el('ul', { class: 'tiles', 'aria-label': 'GPUs' }));
+    else {
+      const all = el('input', { type: 'checkbox', 'aria-label': 'Select all that are shown', onchange: () => this.#selectAll(all.checked) });
+      const heads = COLUMNS.map((head, i) => el('th', { role: 'columnheader', scope: 'col', class: `c${i}` }, i === 0 ? all : i === COLUMNS.length - 1 ? el('span', { class: 'unseen' }, head) : head));
+      this.#list = el('tbody', { role: 'rowgroup' });
+      this.#parts.root.replaceChildren(el('table', { role: 'table', class: 'gpus' }, el('caption', { class: 'unseen' }, 'GPUs, those that need someone first'),
+        el('thead', { role: 'rowgroup' }, el('tr', { role: 'row' }, heads)), this.#list));
     }
-    const all = [...held];
-    renew(this.holders, all, () => {
-      const shown = all.slice(0, HOLDERS_SHOWN).map(([key, n]) => {
-        const [name, resource] = key.split('\n');
-        return el('li', {}, el('span', { class: 'who' }, name), el('span', { class: 'muted' }, ` ${n} × ${resource}`));
-      });
-      if (all.length > HOLDERS_SHOWN) shown.push(el('li', { class: 'muted' }, `and ${all.length - HOLDERS_SHOWN} more, in the table below`));
-      if (all.length === 0) shown.push(el('li', { class: 'muted' }, 'no allocations'));
-      return shown;
+    renew(this.#layouts, layout, () => ['table', 'tiles'].map((of) =>
+      button(of === 'table' ? 'Table' : 'Tiles', () => this.#route.set({ layout: of }), { kind: 'chip', pressed: String(of === layout) })));
+    queueMicrotask(() => {
+      for (const [uuid, row] of this.#rows) row.check.checked = checked.has(uuid);
+      this.#showBulk();
     });
   }
 
-  /** Built only while it is open: a node may have a thousand devices. */
-  #showDevices() {
-    if (!this.details.open || !this.gpu) return;
-    const { gpu } = this;
-    const byId = new Map(gpu.allocations.map((a) => [a.id, a]));
-    const rows = gpu.parts.flatMap((part) => part.devices.map((device) => ({
-      device, part: part.mig?.profile ?? '', who: device.allocations.map((id) => (byId.has(id) ? holderName(byId.get(id)) : `allocation ${id}`)).join(', '),
-    })));
-    const order = { held: 0, leaving: 1, free: 2, withdrawn: 3 };
-    rows.sort((a, b) => (order[a.device.state] ?? 9) - (order[b.device.state] ?? 9));
-    renew(this.devices, rows, () => [
-      el('p', { class: 'muted uuid' }, gpu.uuid),
-      table(`Devices of GPU ${gpu.index}`, ['Device', 'State and holder'],
-        rows.map(({ device, part, who }) => [
-          [el('code', {}, device.resource), el('br'),
-            el('span', { class: 'muted', title: device.id }, deviceName(device.id), part ? ` (${part})` : '')],
-          [badge(device.state, { held: 'busy', free: 'good', withdrawn: 'plain', leaving: 'warn' }[device.state] ?? 'plain'),
-            who && el('div', {}, who)].filter(Boolean),
-        ]), 'stacked'),
+  #selectAll(checked) {
+    for (const row of this.shown()) row.check.checked = checked;
+    this.#showBulk();
+  }
+
+  #wanted() { return this.#route.get('state').split(',').filter((state) => STATES[state]); }
+
+  #showChips(gpus) {
+    const sums = new Map();
+    for (const gpu of gpus) for (const state of statesOf(gpu)) sums.set(state, (sums.get(state) ?? 0) + 1);
+    const wanted = this.#wanted();
+    const why = this.#route.get('why');
+    const shown = Object.keys(STATES).filter((state) => sums.get(state) || wanted.includes(state));
+    renew(this.#chips, [gpus.length, wanted, why, shown.map((state) => sums.get(state))], () => [
+      chip('All', gpus.length, wanted.length === 0 && !why, () => this.#route.set({ state: '', why: '' })),
+      ...shown.map((state) => chip(STATES[state], sums.get(state) ?? 0, wanted.includes(state), () => this.#route.set({
+        state: (wanted.includes(state) ? wanted.filter((other) => other !== state) : [...wanted, state]).join(','), why: '' }), state)),
+      why && chip(why, gpus.filter((gpu) => trouble(gpu) === why).length, true, () => this.#route.set({ why: '' }), 'attention'),
     ]);
   }
+
+  #showLegend(gpus) {
+    const names = new Set(gpus.flatMap((gpu) => cellsOf(gpu).map((cell) => cell.allocation?.holder?.namespace)).filter(Boolean));
+    renew(this.#legend, [...names].sort(), () => [...names].sort().slice(0, LEGEND_MAX).map((name) => el('li', {}, el('i', { class: `dot ${colourOf(name)}` }), name)));
+  }
+
+  #filter() {
+    const query = this.#route.get('q').trim();
+    const wanted = this.#wanted();
+    const why = this.#route.get('why');
+    const finds = search(query);
+    let shown = 0;
+    for (const row of this.#rows.values()) {
+      const states = statesOf(row.gpu);
+      const fits = (wanted.length === 0 || wanted.some((state) => states.includes(state))) && (!why || trouble(row.gpu) === why) && finds(row.text);
+      if (row.root.hidden === fits) row.root.hidden = !fits;
+      shown += fits ? 1 : 0;
+    }
+    setText(this.#parts.found, query || wanted.length || why ? `${shown} of ${count(this.#rows.size, 'GPU')} ${shown === 1 ? 'matches' : 'match'}` : '');
+  }
+
+  #showBulk() {
+    const chosen = this.selected();
+    this.#bulk.hidden = chosen.length === 0;
+    for (const row of this.#rows.values()) row.root.classList.toggle('selected', row.check.checked);
+    renew(this.#bulk, [chosen.map((gpu) => [gpu.index, gpu.drain.state]), document.body.dataset.why], () => {
+      const open = chosen.filter((gpu) => gpu.drain.state === 'active');
+      const out = chosen.filter((gpu) => gpu.drain.state !== 'active');
+      const drainable = chosen.filter((gpu) => ['active', 'cordoned'].includes(gpu.drain.state));
+      const of = (label, name, gpus, not) => button(label, () => this.change(name, gpus), { change: true, why: gpus.length ? undefined : not });
+      return [
+        el('strong', {}, `${chosen.length} selected`),
+        of('Cordon…', 'cordon', open, 'all of them are cordoned already'),
+        of('Drain…', 'drain', drainable, 'all of them are drained or draining already'),
+        of('Uncordon…', 'uncordon', out, 'none of them is cordoned'),
+        button('Clear', () => {
+          for (const row of this.#rows.values()) row.check.checked = false;
+          this.#showBulk();
+        }),
+      ];
+    });
+  }
 }
 
-/** Shares are named by their number, `::3`: the UUID stands above the table. */
-function deviceName(id) {
-  const share = id.indexOf('::');
-  return share < 0 ? shortUuid(id) : `share ${id.slice(share + 2)}`;
-}
-
-function deviceIsOf(gpu, resource, id) {
-  return gpu.parts.some((part) => part.devices.some((d) => d.id === id && d.resource === resource));
-}
-
-function notes(gpu) {
-  const { health, drain } = gpu;
-  const lines = [];
-  if (health.state !== 'healthy') {
-    lines.push(el('p', { class: 'note bad' }, health.reason || `it is ${health.state}`, ' ', el('span', { class: 'muted' }, 'since ', timeOf(health.since))));
-  }
-  if (gpu.bypasses > 0) {
-    lines.push(el('p', { class: 'note warn' }, `${count(gpu.bypasses, 'process uses', 'processes use')} it without an allocation`));
-  }
-  if (drain.state !== 'active') {
-    lines.push(el('p', { class: 'note' }, `${drain.state} by ${drain.by ?? 'an unknown caller'}`, drain.why ? `: ${drain.why}` : '', ' ',
-      drain.since && el('span', { class: 'muted' }, 'since ', timeOf(drain.since))));
-  }
-  if (drain.progress && drain.state === 'draining') lines.push(...progress(drain.progress));
-  return lines;
-}
-
-function progress(of) {
-  const words = [`${count(of.allocations.length, 'allocation')} left`];
-  if (of.processes !== undefined && of.processes !== null) words.push(count(of.processes, 'process', 'processes'));
-  if (of.late) words.push('late');
-  else if (of.secondsLeft !== undefined && of.secondsLeft !== null) words.push(`${duration(of.secondsLeft)} until its deadline`);
-  words.push(of.evict ? 'its pods are evicted' : 'no pod is evicted');
-  const lines = [el('p', { class: 'note busy' }, words.join(', '))];
-  if (of.warning) lines.push(el('p', { class: 'note warn' }, of.warning));
-  if (of.holders.length > 0) {
-    lines.push(el('ul', { class: 'leaving', 'aria-label': 'Remaining holders' }, of.holders.slice(0, HOLDERS_SHOWN).map((holder) => el('li', {},
-      el('span', { class: 'who' }, holder.pod ? `${holder.namespace}/${holder.pod}` : 'pod not known yet'),
-      `: ${LEAVING[holder.state] ?? holder.state}${holder.message ? `: ${holder.message}` : ''}${holder.comesBack ? ' (its DaemonSet creates it again)' : ''}`)),
-    of.holders.length > HOLDERS_SHOWN && el('li', { class: 'muted' }, `and ${of.holders.length - HOLDERS_SHOWN} more`)));
-  }
-  return lines;
+function chip(label, n, pressed, act, state) {
+  const made = button([label, ' ', el('span', { class: 'n' }, String(n))], act, { kind: 'chip', pressed: String(pressed) });
+  if (state) made.dataset.state = state;
+  return made;
 }

@@ -1,6 +1,6 @@
 // The link matrix as a small picture, and as a table for screen readers.
 
-import { el, table } from './dom.js';
+import { el, svg, table } from './dom.js';
 
 /** Names of paths as in `nvidia-smi topo -m`, nearest first. */
 const PATHS = {
@@ -18,15 +18,6 @@ const CELL = 40;
 const HEAD = 34;
 /** The same where only every eighth GPU is named, in letters that can be read at that scale. */
 const HEAD_BIG = 110;
-const SPACE = 'http://www.w3.org/2000/svg';
-
-function svg(tag, props = {}, ...children) {
-  const made = document.createElementNS(SPACE, tag);
-  for (const [name, value] of Object.entries(props)) made.setAttribute(name, String(value));
-  made.append(...children);
-  return made;
-}
-
 /** The matrix by place: what lies between two GPUs, or nothing where it is not known. */
 function matrix(gpus) {
   const place = new Map(gpus.map((gpu, i) => [gpu.uuid, i]));
@@ -40,7 +31,7 @@ function matrix(gpus) {
 }
 
 const short = (link) => (!link ? '?' : link.nvlinks > 0 ? `NV${link.nvlinks}` : PATHS[link.path]?.[0] ?? link.path);
-const long = (link) => {
+export const longLink = (link) => {
   if (!link) return 'not known';
   const path = PATHS[link.path]?.[1] ?? link.path;
   return link.nvlinks > 0 ? `${link.nvlinks} NVLinks; PCIe ${path}` : `no NVLink; PCIe ${path}`;
@@ -50,8 +41,7 @@ const KIND_WORDS = { 'nv-many': 'NVLink, 12 or more', 'nv-few': 'NVLink, fewer',
   ...Object.fromEntries(Object.entries(PATHS).map(([name, [word, text]]) => [`p-${name}`, `${word}: PCIe ${text}`])) };
 
 /** Draws the links if they differ from those of the last call. */
-export function showLinks(root, section, gpus) {
-  section.hidden = gpus.length < 2;
+export function showLinks(root, gpus) {
   const cells = matrix(gpus);
   const sign = JSON.stringify([gpus.map((g) => g.index), cells.map((row) => row.map(short))]);
   if (root.berthSign === sign) return;
@@ -99,7 +89,7 @@ function picture(gpus, cells, kinds) {
     for (let x = 0; x < n; x += 1) {
       if (x === y) continue;
       const text = svg('text', { class: `word ${kind(cells[y][x])}`, x: head + x * CELL + CELL / 2, y: head + y * CELL + CELL / 2 + 4 }, short(cells[y][x]));
-      text.append(svg('title', {}, `GPU ${gpus[y].index} to GPU ${gpus[x].index}: ${long(cells[y][x])}`));
+      text.append(svg('title', {}, `GPU ${gpus[y].index} to GPU ${gpus[x].index}: ${longLink(cells[y][x])}`));
       drawn.append(text);
     }
   }

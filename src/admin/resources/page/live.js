@@ -11,13 +11,19 @@ const AGAIN_MS = 1000;
 const AGAIN_MAX_MS = 30_000;
 /** A stream that sends no data for this time, not even a comment, counts as interrupted. */
 const SILENT_MS = 60_000;
-/** A burst of events causes one load; on a busy node there is one a second. */
+/** A burst of events causes one load; on a busy node there is one a second, and fewer where one is expensive. */
 const GATHER_MS = 200;
 const APART_MS = 1000;
+const APART_MAX_MS = 5000;
+/** A load may take the processor for one part in so many of the time. */
+const SPARE = 40;
 
-/** Calls `look` when something changed, and `say` with the state of the stream: live, polling or lost. */
+/**
+ * Calls `look` when something changed: it gets the kinds of the events since its last call, and returns how long it kept
+ * the processor, milliseconds. Calls `say` with the state of the stream (live, polling or lost), and `hear` with each event.
+ */
 export class Live {
-  #api; #look; #say;
+  #api; #look; #say; #hear;
   #stop = new AbortController();
   #lastId = '';
   #timer = 0;
@@ -26,14 +32,17 @@ export class Live {
   #looking = false;
   #again = false;
   #live = false;
+  #apart = APART_MS;
+  #kinds = new Set();
   /** Ends the stream while the page is hidden: the daemon permits 32. */
   #hidden = new AbortController();
   #wake = () => {};
 
-  constructor(api, look, say) {
+  constructor(api, { look, say, hear }) {
     this.#api = api;
     this.#look = look;
     this.#say = say;
+    this.#hear = hear;
   }
 
   start() {
@@ -76,7 +85,7 @@ export class Live {
       return;
     }
     const now = performance.now();
-    const due = Math.max(now + wait, this.#last + APART_MS);
+    const due = Math.max(now + wait, this.#last + this.#apart);
     // An earlier one stays scheduled: continuous events must not postpone the load.
     if (this.#due <= due) return;
     this.#due = due;
@@ -89,8 +98,11 @@ export class Live {
     this.#again = false;
     this.#due = Infinity;
     this.#last = performance.now();
+    const kinds = this.#kinds;
+    this.#kinds = new Set();
     try {
-      await this.#look();
+      const cost = await this.#look(kinds);
+      this.#apart = Math.min(Math.max(cost * SPARE, APART_MS), APART_MAX_MS);
     } finally {
       this.#looking = false;
       this.soon(this.#again ? GATHER_MS : this.#live ? SLOW_MS : POLL_MS);
@@ -135,6 +147,21 @@ export class Live {
     this.soon(POLL_MS);
   }
 
+  #take(data) {
+    let event;
+    try {
+      event = JSON.parse(data);
+    } catch {
+      event = { kind: 'missed' };
+    }
+    // `here` begins each stream, which was a reason to load already.
+    if (event.kind !== 'here') {
+      this.#kinds.add(event.kind);
+      this.#hear(event);
+    }
+    this.soon();
+  }
+
   /** 'none': the daemon has no stream. 'refused': not at present. 'ended': it was open and ended. */
   async #readStream() {
     const silent = new AbortController();
@@ -147,7 +174,7 @@ export class Live {
       this.#live = true;
       this.#say('live');
       this.soon();
-      const parser = new Parser((id) => { this.#lastId = id; }, () => this.soon());
+      const parser = new Parser((id) => { this.#lastId = id; }, (data) => this.#take(data));
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       for (;;) {
         const { value, done } = await reader.read();
@@ -162,11 +189,11 @@ export class Live {
   }
 }
 
-/** The lines of an event stream (HTML, 9.2.6), as far as this page needs them: ids, and that an event came. */
+/** The lines of an event stream (HTML, 9.2.6), as far as this page needs them: ids and data. */
 export class Parser {
   #rest = '';
   #id;
-  #data = false;
+  #data = [];
 
   constructor(onId, onEvent) {
     this.onId = onId;
@@ -183,13 +210,13 @@ export class Parser {
   #line(line) {
     if (line === '') {
       if (this.#id !== undefined) this.onId(this.#id);
-      if (this.#data) this.onEvent();
+      if (this.#data.length) this.onEvent(this.#data.join('\n'));
       this.#id = undefined;
-      this.#data = false;
+      this.#data = [];
       return;
     }
     const [, field, value] = /^([^:]*):? ?(.*)$/s.exec(line) ?? [];
     if (field === 'id' && !value.includes('\0')) this.#id = value;
-    if (field === 'data') this.#data = true;
+    if (field === 'data') this.#data.push(value);
   }
 }

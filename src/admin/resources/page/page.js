@@ -1,39 +1,75 @@
 // The page of the node: sign-in, loading and display.
 
 import { Api } from './api.js';
-import { showDecisions } from './decisions.js';
+import { showCapacity } from './capacity.js';
 import { problemBox } from './dialog.js';
-import { badge, byId, el, number, renew, setText, table } from './dom.js';
+import { badge, byId, duration, el, renew, setText } from './dom.js';
 import { Gpus } from './gpus.js';
-import { showLinks } from './links.js';
+import { Past } from './history.js';
+import { listen } from './keys.js';
 import { Live } from './live.js';
+import { closeMenu } from './menu.js';
 import { Model } from './model.js';
-import { activate, showStack, unsuspend } from './stack.js';
+import { Route } from './route.js';
+import { announce, notices, say, showVerdict } from './verdict.js';
 
-/** Changes of GPUs that are announced one by one; further ones are counted. */
-const ANNOUNCEMENT_MAX = 3;
-/** How long an announcement is visible, milliseconds. */
-const ANNOUNCEMENT_MS = 8000;
+const VIEWS = { gpus: 'GPUs', pods: 'Pods', timeline: 'Timeline', policies: 'Policies', decisions: 'Decisions', links: 'Links' };
+/** How often it is asked who the caller is: its right may change. Milliseconds. */
+const ACCESS_MS = 60_000;
+/** Between two texts of how old the shown state is, milliseconds. */
+const TICK_MS = 1000;
+const AWAY = 'the daemon does not answer';
+const READ_ONLY = 'this token may only read';
 
 const api = new Api();
-const gpus = new Gpus(api, { root: byId('tiles'), found: byId('found'), find: byId('find'), changed: look });
+const route = new Route(turned);
+const gpus = new Gpus(api, route, { tools: byId('tools'), root: byId('gpus'), found: byId('found') }, look);
 let model;
+let past;
 let live;
 let shown;
-let announcementTimer = 0;
+let drawer;
 let looks = 0;
 let newest = 0;
+let accessAt = -Infinity;
+/** When the shown state was loaded, and why no newer one could be. */
+let shownAt = 0;
+let failure;
+/** The state of the event stream. */
+let stream = '';
+let ticking = 0;
 
 byId('sign-in-form').addEventListener('submit', signIn);
 byId('sign-out').addEventListener('click', () => signOut());
-byId('activate').addEventListener('click', async (event) => {
-  const opener = event.currentTarget;
-  try {
-    if (await activate(api)) await look();
-  } catch (problem) {
-    fail(problem);
-  }
-  opener.focus();
+byId('help').addEventListener('click', () => act(async () => (await import('./help.js')).help(route)));
+byId('activate').addEventListener('click', () => policies('change'));
+byId('find').addEventListener('input', (event) => route.set({ q: event.target.value }, { replace: true }));
+byId('skip').addEventListener('click', (event) => {
+  // The fragment of the address is the state of the page.
+  event.preventDefault();
+  byId('main').focus();
+});
+// What cannot be used says why, instead of doing nothing.
+document.addEventListener('click', (event) => {
+  const control = event.target.closest?.('[aria-disabled=true]');
+  if (!control) return;
+  event.preventDefault();
+  event.stopPropagation();
+  say(`Not possible: ${control.title}`);
+}, true);
+listen(route, {
+  '/': () => byId('find').focus(),
+  j: () => gpus.move(1),
+  k: () => gpus.move(-1),
+  x: () => gpus.toggle(gpus.focused()?.uuid),
+  c: () => change('cordon', (gpu) => gpu.drain.state === 'active'),
+  d: () => change('drain', () => true),
+  '?': () => byId('help').click(),
+  Escape: () => {
+    if (drawer?.isOpen) drawer.close();
+    else route.set({ q: '' });
+  },
+  view: (place) => Object.keys(VIEWS)[place] && route.set({ view: Object.keys(VIEWS)[place] }),
 });
 if (api.signedIn) begin();
 else showSignIn();
@@ -47,7 +83,8 @@ async function signIn(event) {
     await api.get('/node');
   } catch (problem) {
     api.signOut();
-    error.replaceChildren(problemBox(problem));
+    error.replaceChildren(problemBox(problem.status === 401 ? { title: 'The daemon does not accept this token', detail: 'It is not one of its tokens, or it was replaced.',
+      hint: 'copy the whole line of the token file again; after “berth token rotate” the earlier token is not valid any more' } : problem));
     byId('token').focus();
     return;
   }
@@ -57,7 +94,7 @@ async function signIn(event) {
 }
 
 function showSignIn() {
-  for (const id of ['node', 'sign-out', 'pulse']) byId(id).hidden = true;
+  for (const id of ['node', 'sign-out', 'pulse', 'find-box', 'help']) byId(id).hidden = true;
   byId('sign-in').hidden = false;
   setText(byId('liveness'), 'Not signed in.');
   byId('token').focus();
@@ -65,136 +102,228 @@ function showSignIn() {
 
 function signOut(problem) {
   live?.stop();
-  live = undefined;
-  model = undefined;
-  shown = undefined;
+  clearInterval(ticking);
+  live = model = past = shown = failure = undefined;
+  accessAt = -Infinity;
+  shownAt = 0;
+  stream = '';
   api.signOut();
   byId('dialog').close();
-  clearTimeout(announcementTimer);
-  setText(byId('announcement'), '');
+  closeMenu();
+  drawer?.clear();
+  say('');
   // The page keeps no data of the node.
   gpus.clear();
-  for (const id of ['notices', 'facts', 'resources', 'stack', 'decisions', 'links']) {
+  for (const id of ['notices', 'verdict', 'views', 'capacity', 'pods', 'timeline', 'timeline-tools', 'stack', 'activations', 'decisions', 'links', 'who', 'where', 'pulse']) {
     byId(id).replaceChildren();
     delete byId(id).berthSign;
   }
-  setText(byId('where'), '');
+  byId('find').value = '';
+  route.set({ q: '', state: '', why: '', gpu: '', pod: '' }, { replace: true });
+  delete document.body.dataset.why;
+  document.body.classList.remove('stale');
   document.title = 'Berth';
   showSignIn();
   byId('sign-in-error').replaceChildren(...(problem ? [problemBox(problem)] : []));
 }
 
 function begin() {
+  byId('find').value = route.get('q');
   byId('sign-in').hidden = true;
-  byId('sign-out').hidden = false;
-  byId('pulse').hidden = false;
+  for (const id of ['sign-out', 'pulse', 'find-box', 'help']) byId(id).hidden = false;
   model = new Model(api);
-  live = new Live(api, look, sayLiveness);
+  past = new Past(model);
+  live = new Live(api, { look, say: sayLiveness, hear: (event) => (event.kind === 'missed' ? past?.forgetEvents() : past?.hear(event)) });
   live.start();
 }
 
-async function look() {
+/** Loads and shows the state; `kinds` are those of the events since the last load. Returns the time of the work, ms. */
+async function look(kinds = new Set()) {
   const requested = model;
-  if (!requested) return;
+  if (!requested) return 0;
   const order = (looks += 1);
+  const view = route.get('view');
+  const all = kinds.size === 0 || !shown;
+  const access = all && performance.now() - accessAt > ACCESS_MS;
   try {
-    const state = await requested.load();
+    const state = await requested.load({ allocations: all || [...kinds].some((kind) => /^(allocation|missed)/.test(kind)), stack: view === 'policies', decisions: view === 'decisions', access });
     // Of two concurrent loads the later one is shown.
-    if (!api.signedIn || requested !== model || order < newest) return;
+    if (!api.signedIn || requested !== model || order < newest) return 0;
     newest = order;
-    show(state);
-    byId('notices').replaceChildren(...notices(state));
+    if (access) accessAt = performance.now();
+    for (const part of ['stack', 'history', 'decisions', 'access']) state[part] ??= shown?.[part];
+    failure = undefined;
+    shownAt = Date.now();
+    const start = performance.now();
+    announce(shown, state);
+    shown = state;
+    show();
+    return performance.now() - start;
   } catch (problem) {
     // The user has signed out meanwhile.
-    if (requested !== model) return;
-    if (problem.status === 401) signOut(problem);
-    else fail(problem);
+    if (requested !== model) return 0;
+    if (!problem.title) throw problem;
+    if (problem.status === 401) {
+      signOut({ title: 'Your token is no longer accepted', detail: 'It was valid when you signed in: since then it was replaced or removed.',
+        hint: 'sign in with the present token; after “berth token rotate” it is in the daemon’s token file' });
+    } else fail(problem);
+    return 0;
   }
 }
 
+/** The state that is shown is not the present one: it is dimmed, its age is said, and nothing can be changed. */
 function fail(problem) {
-  if (!problem.title) throw problem;
+  failure = problem;
   byId('node').hidden = false;
-  byId('notices').replaceChildren(el('div', { role: 'alert' }, problemBox(problem)));
+  show();
 }
 
-function show(state) {
-  const { node, stack } = state;
-  announce(shown, state);
-  shown = state;
-  byId('node').hidden = false;
-  document.title = `${node.name} – Berth`;
-  setText(byId('where'), node.name);
-  renew(byId('facts'), [node, state.allocationsTotal], () => facts(node));
-  renew(byId('resources'), node.resources, () => resources(node));
-  gpus.show(state.gpus);
-  showStack(byId('stack'), stack, async (_, entry, place) => {
-    if (await unsuspend(api, stack, entry, place)) await look();
-  });
-  showDecisions(byId('decisions'), state);
-  showLinks(byId('links'), byId('links-section'), state.gpus);
+/** The address has changed. */
+function turned() {
+  closeMenu();
+  if (!model) return;
+  if (document.activeElement !== byId('find')) byId('find').value = route.get('q');
+  if (shown) show();
+  live.soon(0);
 }
 
-function facts(node) {
-  const { counts } = node;
-  const of = (name, ...value) => el('div', {}, el('dt', {}, name), el('dd', {}, ...value));
-  return [
-    of('State', badge(node.ready ? 'ready' : 'not ready', node.ready ? 'good' : 'bad')),
-    of('GPUs', `${counts.workingGpus} of ${counts.gpus} working`),
-    of('Cordoned or drained', number(counts.cordonedGpus)),
-    of('Allocations', number(counts.allocations)),
-    of('GPU source', node.gpuSource),
-    node.driverVersion && of('Driver', node.driverVersion, node.cudaVersion ? `, CUDA ${node.cudaVersion}` : ''),
-    of('Berth', `${node.version}, generation ${node.generation}`),
-  ].filter(Boolean);
-}
-
-function resources(node) {
-  if (node.resources.length === 0) return [];
-  return table('Resources', ['Resource', 'Devices', 'Held', 'Free', 'Kubelet'], node.resources.map((r) => [
-    el('code', {}, r.resource), number(r.devices), number(r.held), number(r.free),
-    r.breaker ?? (r.registration.done ? 'registered' : r.registration.waiting ?? 'not registered'),
-  ]), 'stacked numbers');
-}
-
-/** Failed checks and warnings, above everything else. */
-function notices({ node, allocations, allocationsTotal }) {
-  const words = node.checks.filter((check) => !check.ok || check.detail)
-    .map((check) => [`${check.name}: ${check.detail ?? 'failed'}`, check.ok ? '' : 'bad']);
-  if (node.hold) words.push([`No allocation is ended at present: ${node.hold}`, 'warn']);
-  if (node.processes.why) words.push([`${node.processes.why}${node.processes.fix ? `: ${node.processes.fix}` : ''}`, 'warn']);
-  if (node.apiServer && !node.apiServer.done) words.push([`API server: ${node.apiServer.waiting}`, 'warn']);
-  if (allocations.length < allocationsTotal) words.push([`Holders are shown for the newest ${allocations.length} of ${allocationsTotal} allocations.`, 'warn']);
-  return words.map(([text, kind]) => el('p', { class: `notice ${kind}` }, text));
-}
-
-/** Announces changes, also to screen readers. */
-function announce(before, now) {
-  if (!before) return;
-  const old = new Map(before.gpus.map((gpu) => [gpu.uuid, gpu]));
-  const messages = [];
-  for (const gpu of now.gpus) {
-    const was = old.get(gpu.uuid);
-    if (!was) messages.push(`GPU ${gpu.index} appeared`);
-    else {
-      if (was.drain.state !== gpu.drain.state) messages.push(`GPU ${gpu.index} is ${gpu.drain.state}${gpu.drain.why ? `: ${gpu.drain.why}` : ''}`);
-      if (was.health.state !== gpu.health.state) messages.push(`GPU ${gpu.index} is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}`);
-    }
+function show() {
+  showFreshness();
+  if (shown) {
+    const { node } = shown;
+    byId('node').hidden = false;
+    document.title = `${node.name} – Berth`;
+    renew(byId('where'), [node.name, node.version], () => [el('strong', {}, node.name), el('span', {}, ` Berth ${node.version}`)]);
+    renew(byId('who'), shown.access, () => (shown.access ? `${shown.access.caller}: ${{ read: 'read only', change: 'full control', reviewed: 'as the cluster decides' }[shown.access.right] ?? shown.access.right}` : []));
+    showVerdict(byId('verdict'), shown, route);
+    showViews();
+    act(showView);
+    act(showDrawer);
   }
-  if (before.stack.revision !== now.stack.revision) messages.push(`The stack is at revision ${now.stack.revision}`);
-  if (messages.length === 0) return;
-  const more = messages.length - ANNOUNCEMENT_MAX;
-  setText(byId('announcement'), messages.slice(0, ANNOUNCEMENT_MAX).join('. ') + (more > 0 ? `. And ${more} more` : ''));
-  clearTimeout(announcementTimer);
-  announcementTimer = setTimeout(() => setText(byId('announcement'), ''), ANNOUNCEMENT_MS);
+  guardChanges();
 }
 
-function sayLiveness(state) {
-  const [word, kind, text] = {
+function showViews() {
+  const view = route.get('view');
+  const names = Object.keys(VIEWS).filter((name) => name !== 'links' || shown.gpus.length > 1);
+  const sums = { gpus: shown.gpus.length, pods: shown.pods.size };
+  renew(byId('views'), [view, names, sums, location.hash], () => names.map((name) => el('a', { href: route.link({ view: name }), 'aria-current': name === view ? 'page' : undefined, onclick: (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    route.set({ view: name });
+  } }, VIEWS[name], sums[name] !== undefined && el('span', { class: 'n' }, ` ${sums[name]}`))));
+  for (const name of Object.keys(VIEWS)) byId(`view-${name}`).hidden = name !== view;
+  if (!VIEWS[view]) route.set({ view: 'gpus' }, { replace: true });
+}
+
+/** Only the view that is open is kept up to date. */
+async function showView() {
+  const state = shown;
+  const view = route.get('view');
+  const context = { api, route };
+  if (view === 'gpus') {
+    showCapacity(byId('capacity'), state, route);
+    gpus.show(state);
+    const hours = await past.hours(state.gpus);
+    if (past) gpus.showHours(hours ?? past.lastHours);
+  } else if (view === 'pods') (await import('./pods.js')).showPods(byId('pods'), state, context);
+  else if (view === 'links') (await import('./links.js')).showLinks(byId('links'), state.gpus);
+  else if (view === 'decisions' && state.decisions) (await import('./decisions.js')).showDecisions(byId('decisions'), state, route);
+  else if (view === 'timeline') {
+    const [{ showTimeline }, events] = await Promise.all([import('./timeline.js'), past.events()]);
+    if (past) showTimeline(byId('timeline'), byId('timeline-tools'), events, state, context);
+  } else if (view === 'policies' && state.stack) {
+    const stack = await import('./stack.js');
+    stack.showStack(byId('stack'), state.stack, policies);
+    stack.showHistory(byId('activations'), state.history, policies);
+  }
+  guardChanges();
+}
+
+async function showDrawer() {
+  if (!drawer) {
+    if (!route.get('gpu') && !route.get('pod')) return;
+    const { Drawer } = await import('./drawer.js');
+    drawer ??= new Drawer({ api, route, actions: (gpu) => gpus.actions(gpu), get past() { return past; } }, (uuid) => gpus.focusOn(uuid));
+  }
+  if (shown) await drawer.show(shown);
+  guardChanges();
+}
+
+/** Changes the selected GPUs, or the one with the focus or in the drawer. */
+function change(name, fits) {
+  if (document.body.dataset.why) {
+    say(`Not possible: ${document.body.dataset.why}`);
+    return;
+  }
+  const selected = gpus.selected();
+  const one = gpus.focused() ?? shown?.gpu.get(route.get('gpu'));
+  const chosen = (selected.length > 0 ? selected : [one].filter(Boolean)).filter(fits);
+  if (chosen.length === 0) say('No GPU to change: choose one with j and k');
+  else act(() => gpus.change(name, chosen));
+}
+
+async function policies(name, ...rest) {
+  await act(async () => {
+    const { stack } = shown;
+    const changed = name === 'change' ? await (await import('./policy-sheet.js')).policySheet(api, rest[0]?.policy)
+      : await (await import('./stack.js'))[name](api, stack, ...rest);
+    if (changed) await look();
+  });
+}
+
+/** Runs what may fail; its failure is shown above everything else. */
+async function act(does) {
+  try {
+    await does();
+  } catch (problem) {
+    if (!model) return;
+    // A part of the page is loaded when it is first needed.
+    if (problem instanceof TypeError && /module/i.test(problem.message)) fail({ title: 'No answer from the daemon', detail: 'a part of this page could not be loaded', hint: 'is the daemon running?' });
+    else if (problem.title) fail(problem);
+    else throw problem;
+  }
+}
+
+function showFreshness() {
+  document.body.classList.toggle('stale', !!failure);
+  clearInterval(ticking);
+  if (failure) ticking = setInterval(sayAge, TICK_MS);
+  const why = failure ? AWAY : shown?.access?.right === 'read' ? READ_ONLY : '';
+  if (why) document.body.dataset.why = why;
+  else delete document.body.dataset.why;
+  const content = failure ? [el('div', { role: 'alert', class: 'away' }, problemBox(failure), el('p', { id: 'age' }))]
+    : shown ? notices(shown, shown.access, past?.lastEvents) : [];
+  renew(byId('notices'), [failure?.title, failure?.detail, failure ? 0 : content.map((part) => part.textContent)], () => content);
+  sayLiveness();
+}
+
+function sayAge() {
+  const old = byId('age');
+  if (old && shownAt) setText(old, `What you see is ${duration((Date.now() - shownAt) / 1000)} old, of ${new Date(shownAt).toLocaleTimeString('en-GB')}. Changes are not possible. The page tries again every 3 seconds.`);
+  const clock = byId('clock');
+  if (clock && shownAt) setText(clock, new Date(shownAt).toLocaleTimeString('en-GB'));
+}
+
+function guardChanges() {
+  const all = document.body.dataset.why;
+  for (const control of document.querySelectorAll('[data-change]')) {
+    const why = all || control.dataset.why;
+    control.setAttribute('aria-disabled', String(!!why));
+    if (why) control.title = why;
+    else control.removeAttribute('title');
+  }
+}
+
+function sayLiveness(state = stream) {
+  stream = state;
+  if (!stream && !failure) return;
+  const [word, kind, text] = failure ? ['no answer', 'bad', 'The daemon does not answer: the page tries again every 3 seconds.'] : {
     live: ['live', 'good', 'Live: changes arrive as server-sent events; memory in use is read every 15 seconds.'],
     polling: ['every 3 s', 'plain', 'This daemon has no event stream (/api/v1/events): the page polls the daemon every 3 seconds.'],
     lost: ['not live', 'warn', 'The event stream was interrupted: until it is open again, the page polls every 3 seconds.'],
   }[state];
-  byId('pulse').replaceChildren(badge(word, kind));
+  renew(byId('pulse'), word, () => [badge(word, kind), ' ', el('time', { id: 'clock', title: 'time of the shown state' })]);
   setText(byId('liveness'), text);
+  sayAge();
 }

@@ -1,22 +1,25 @@
-// The active stack, and activating a policy in it.
+// The active stack, the history of stacks, and going back to an earlier one.
 
 import { ask, field } from './dialog.js';
-import { badge, byId, count, el, number, renew, shortDigest, table, timeOf } from './dom.js';
+import { badge, button, count, el, number, renew, shortDigest, table, timeOf } from './dom.js';
 
+export const entryText = (entry) => `${entry.policy} ${JSON.stringify(entry.parameters)}`;
+
+/** `act(name, ...)` carries out `change`, `unsuspend`, `reset`. */
 export function showStack(root, stack, act) {
-  const focused = root.contains(document.activeElement) ? document.activeElement.dataset.place : undefined;
   // Calls are counted continuously: the table is rebuilt only if what it shows has changed.
-  const renewed = renew(root, stack, () => {
+  renew(root, [stack, document.body.dataset.why], () => {
     const by = stack.by ? ` by ${stack.by}` : '';
     const revision = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${stack.source === 'api' ? `activated${by}` : 'from the configuration file'}`,
       stack.why ? `: ${stack.why}` : '', stack.since ? [' since ', timeOf(stack.since)] : []);
-    const fileError = stack.fileStack.error
-      && el('p', { class: 'note bad' }, `The configuration file’s stack cannot be used: ${stack.fileStack.error}`);
-    const overridden = stack.fileStack.shadowed && stack.fileStack.entries.length > 0
-      && el('p', { class: 'muted' }, `The configuration file’s stack is overridden: ${stack.fileStack.entries.map((e) => e.policy).join(', ')}`);
-    if (stack.entries.length === 0) {
-      return [revision, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), fileError, overridden].filter(Boolean);
-    }
+    const { fileStack } = stack;
+    const file = [
+      fileStack.error && el('p', { class: 'note bad' }, `The configuration file’s stack cannot be used: ${fileStack.error}`),
+      fileStack.shadowed && el('p', { class: 'muted' }, `The configuration file’s stack is overridden: ${fileStack.entries.map((e) => e.policy).join(', ') || 'no policy'}. `,
+        button('Use the file’s stack again…', () => act('reset'), { change: true, kind: 'small' })),
+      ...(stack.warnings ?? []).map((text) => el('p', { class: 'note warn' }, text)),
+    ];
+    if (stack.entries.length === 0) return [revision, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), ...file];
     const rows = stack.entries.map((entry, place) => [
       String(place),
       [el('strong', {}, entry.policy), ` ${entry.version ?? ''} `, el('code', { title: entry.digest }, shortDigest(entry.digest))],
@@ -24,10 +27,10 @@ export function showStack(root, stack, act) {
       entry.onFault === 'deny' ? 'deny' : 'skip',
       calls(entry.record),
       policyState(entry, place, act),
+      button('Change…', () => act('change', entry), { change: true, kind: 'small', name: `Change ${entry.policy}` }),
     ]);
-    return [revision, table('Policies, in the order of their calls', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State'], rows, 'stacked'), fileError, overridden].filter(Boolean);
+    return [revision, table('Policies, in the order of their calls', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State', ''], rows, 'stacked'), ...file];
   });
-  if (renewed && focused !== undefined) root.querySelector(`[data-place="${focused}"]`)?.focus();
 }
 
 function calls(record) {
@@ -43,109 +46,63 @@ function policyState(entry, place, act) {
   const last = record.faults.last && el('p', { class: 'muted last' }, `last: ${record.faults.last}`);
   if (record.suspended) {
     return [badge(`suspended after ${count(faults, 'fault')}`, 'bad'), last, ' ',
-      el('button', { type: 'button', 'data-place': place, onclick: () => act('unsuspend', entry, place) }, 'Resume…')].filter(Boolean);
+      button('Resume…', () => act('unsuspend', entry, place), { change: true, kind: 'small' })];
   }
-  if (faults > 0) return [badge(`${count(faults, 'fault')}${record.faults.inARow ? `, ${record.faults.inARow} in a row` : ''}`, 'warn'), last].filter(Boolean);
+  if (faults > 0) return [badge(`${count(faults, 'fault')}${record.faults.inARow ? `, ${record.faults.inARow} in a row` : ''}`, 'warn'), last];
   return badge('working', 'good');
 }
+
+/** Earlier stacks, newest first, each with the way back to it. */
+export function showHistory(root, activations, act) {
+  renew(root, [activations, document.body.dataset.why], () => table('Active and earlier stacks, newest first', ['Revision', 'Since', 'By', 'Reason', 'Policies', ''], activations.map((one) => [
+    [`${one.revision} `, one.active && badge('active', 'good')], one.since ? timeOf(one.since) : '–', one.by ?? '–', one.why ?? (one.source === 'file' ? 'the configuration file' : '–'),
+    el('code', { class: 'json' }, one.entries.map(entryText).join('\n') || 'none: each GPU whole'),
+    one.active ? '–' : button('Roll back…', () => act('rollBack', one), { change: true, kind: 'small', name: `Roll back to revision ${one.revision}`,
+      why: one.gone?.length ? `versions were deleted: ${one.gone.join(', ')}` : undefined }),
+  ]), 'stacked'));
+}
+
+const ifMatch = (stack) => ({ 'If-Match': `"${stack.revision}"` });
 
 export function unsuspend(api, stack, entry, place) {
   return ask({
     title: `Resume ${entry.policy}?`,
     words: [`It is suspended and not called. Last fault: ${entry.record?.faults.last ?? 'not known'}.`],
     label: 'Resume',
-    act: () => api.delete(`/stack/entries/${place}/suspension`, { 'If-Match': `"${stack.revision}"` }),
+    act: () => api.delete(`/stack/entries/${place}/suspension`, ifMatch(stack)),
   });
 }
 
-/** Positions in the stack: of an existing entry, at an end, or alone. */
-function places(stack) {
-  const options = stack.entries.map((entry, i) => ({ value: `at-${i}`, text: `in place of ${entry.policy} (place ${i})`, policy: entry.policy }));
-  if (stack.entries.length > 0) options.push({ value: 'first', text: 'before all others' }, { value: 'last', text: 'after all others' });
-  options.push({ value: 'only', text: stack.entries.length > 0 ? 'alone: all others are removed from the stack' : 'alone' });
-  return options;
-}
+const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
 
-/** The fields of an unchanged entry that are sent to the daemon. */
-const kept = ({ policy, digest, parameters, permissions, onFault }) => ({ policy, digest, parameters, permissions, onFault });
-
-function assembled(stack, entry, place) {
-  const entries = stack.entries.map(kept);
-  if (place === 'only') return [entry];
-  if (place === 'first') return [entry, ...entries];
-  if (place === 'last') return [...entries, entry];
-  const at = Number(place.slice(3));
-  // An entry that replaces one of the same policy keeps its permissions.
-  const { permissions } = entries[at];
-  entries[at] = entries[at].policy === entry.policy ? { ...entry, permissions } : entry;
-  return entries;
-}
-
-/** All versions, page by page. */
-async function versions(api) {
-  const items = [];
-  let path = '/policies';
-  while (path) {
-    const answer = await api.get(path);
-    items.push(...answer.items);
-    path = answer.next ? `/policies?cursor=${encodeURIComponent(answer.next)}` : '';
-  }
-  return items;
-}
-
-export async function activate(api) {
-  const [{ data: stack, etag }, items] = await Promise.all([api.getWithTag('/stack'), versions(api)]);
-  const policies = items.toSorted((a, b) => Number(b.active) - Number(a.active) || a.name.localeCompare(b.name) || b.since.localeCompare(a.since));
-  const choice = el('select', { id: 'policy', required: true }, policies.map((p) => el('option', { value: p.digest },
-    `${p.name} ${p.version} · ${shortDigest(p.digest)}${p.active ? ' (active)' : p.shipped ? '' : ' (uploaded)'}`)));
-  const place = el('select', { id: 'place' }, places(stack).map(({ value, text }) => el('option', { value }, text)));
-  const parameters = el('textarea', { id: 'parameters', rows: 4, spellcheck: 'false', autocapitalize: 'off' });
-  const onFault = el('select', { id: 'on-fault' }, el('option', { value: 'skip' }, 'skip: the next policy is called'), el('option', { value: 'deny' }, 'deny: nothing is granted'));
-  const reason = el('input', { id: 'reason', type: 'text', required: true, maxlength: 1000, autocomplete: 'off' });
-  const preview = el('p', { class: 'preview', role: 'status' });
-  const chosen = () => policies.find((p) => p.digest === choice.value);
-  const entry = () => ({ policy: chosen().name, digest: chosen().digest, parameters: parsed(parameters.value), onFault: onFault.value });
-  const see = () => {
-    const made = assembled(stack, { policy: chosen().name }, place.value);
-    preview.textContent = `The stack will be: ${made.map((e) => e.policy).join(', ')}`;
-  };
-  const choose = () => {
-    const policy = chosen();
-    const at = stack.entries.findIndex((e) => e.policy === policy.name);
-    byId('policy-help').textContent = policy.summary;
-    place.value = at >= 0 ? `at-${at}` : stack.entries.length > 0 ? 'last' : 'only';
-    parameters.value = JSON.stringify(at >= 0 ? stack.entries[at].parameters : {}, null, 2);
-    onFault.value = at >= 0 ? stack.entries[at].onFault : 'skip';
-    see();
-  };
-  choice.addEventListener('change', choose);
-  place.addEventListener('change', see);
-  const asked = ask({
-    title: 'Activate a policy',
-    words: ['The new stack is evaluated on this node and becomes active only if every policy gives a valid answer. Existing allocations stay.'],
-    fields: [
-      field('Policy and version', choice, ' '),
-      field('Where', place),
-      field('Parameters (JSON)', parameters, 'The policy’s documentation and schema list them.'),
-      field('On fault', onFault),
-      field('Reason', reason, 'Kept in the history of stacks.'),
-      preview,
-    ],
-    label: 'Activate',
+export function rollBack(api, stack, to) {
+  const reason = reasonInput();
+  return ask({
+    title: `Roll back to revision ${to.revision}?`,
+    words: ['Every policy is called on this node first; nothing changes if one fails. Existing allocations stay.'],
+    fields: [difference(stack.entries, to.entries), field('Reason', reason, 'Kept in the history of stacks.')],
+    label: 'Roll back',
     danger: true,
-    act: () => api.put('/stack', { entries: assembled(stack, entry(), place.value), reason: reason.value.trim() },
-      { 'If-Match': etag ?? `"${stack.revision}"` }),
+    act: () => api.post('/stack/rollback', { revision: to.revision, reason: reason.value.trim() }, ifMatch(stack)),
   });
-  choose();
-  return asked;
 }
 
-function parsed(text) {
-  try {
-    const value = JSON.parse(text.trim() || '{}');
-    if (value === null || typeof value !== 'object' || Array.isArray(value)) throw new Error('an object such as {"replicas": 4} is needed');
-    return value;
-  } catch (error) {
-    throw Object.assign(new Error(error.message), { title: 'The parameters are not a JSON object', detail: error.message });
-  }
+export function reset(api, stack) {
+  const reason = reasonInput();
+  return ask({
+    title: 'Use the configuration file’s stack?',
+    words: ['The stack that was activated here is no longer active; it stays in the history.'],
+    fields: [difference(stack.entries, stack.fileStack.entries), field('Reason', reason, 'Kept in the history of stacks.')],
+    label: 'Use the file’s stack',
+    danger: true,
+    act: () => api.delete(`/stack/override?reason=${encodeURIComponent(reason.value.trim())}`, ifMatch(stack)),
+  });
+}
+
+/** The entries that go, come and stay. */
+export function difference(before, after) {
+  const [old, made] = [before.map(entryText), after.map(entryText)];
+  const lines = [...old.filter((text) => !made.includes(text)).map((text) => ['del', '− ', text]), ...made.map((text) => (old.includes(text) ? ['span', '  ', text] : ['ins', '+ ', text]))];
+  return el('div', { class: 'difference' }, el('p', { class: 'muted' }, 'What changes:'), el('ul', {}, lines.map(([tag, sign, text]) => el('li', {}, el(tag, {}, sign, text)))),
+    lines.length === 0 && el('p', {}, 'No policy: each GPU is offered whole.'), old.join() === made.join() && old.length > 0 && el('p', {}, 'Policies and parameters stay as they are.'));
 }

@@ -1,0 +1,153 @@
+// The drain sheet: who leaves and what happens to each, what cannot work and why; then the progress, with a stop.
+
+import { each, named, path, reasonInput, seen, stopDrain } from './changes.js';
+import { attempt, closeSheet, field, sheet } from './dialog.js';
+import { badge, button, count, duration, el, renew } from './dom.js';
+import { podsOn } from './model.js';
+import { KINDS, scheduling } from './words.js';
+
+/** Longest deadline that the API accepts, in minutes: a week. */
+const DEADLINE_MIN_MAX = 7 * 24 * 60;
+/** Between two looks at the state for the progress, milliseconds. */
+const LOOK_MS = 1000;
+/** Pods that a list shows. */
+const PODS_MAX = 60;
+/** Texts of the API's holder states, and the badge of each: blockers first. */
+const LEAVING = {
+  staticPod: ['bad', 'blocks', 'a static pod cannot be evicted: take its file out of the kubelet’s manifests'],
+  failed: ['bad', 'blocks', 'its eviction failed'],
+  disruptionBudget: ['warn', 'waits', 'its disruption budget allows no eviction at present'],
+  notShown: ['warn', 'waits', 'the API server does not list it'],
+  notKnown: ['warn', 'waits', 'pod not known yet'],
+  notAsked: ['plain', 'stays', 'not evicted: it must end by itself'],
+  asked: ['busy', 'leaves', 'eviction requested'],
+  terminating: ['busy', 'leaves', 'terminating'],
+  over: ['good', 'over', 'it has ended; the kubelet has not released its devices yet'],
+};
+
+/** Opens the sheet for GPUs: the order, or the progress if all of them drain. `state` gives the newest state of the page. */
+export async function drainSheet(api, gpus, state, changed) {
+  const isOut = (gpu) => ['draining', 'drained'].includes(gpu.drain.state);
+  const root = el('div', {});
+  const stop = new AbortController();
+  const show = (content) => root.replaceChildren(content);
+  const progress = () => show(progressView(api, gpus, state, changed, stop.signal));
+  if (gpus.every(isOut)) progress();
+  else {
+    show(orderView(api, gpus.filter((gpu) => !isOut(gpu)), state().node, async () => {
+      await changed();
+      progress();
+      root.querySelector('.close')?.focus();
+    }));
+  }
+  await sheet(root, { wide: true });
+  stop.abort();
+}
+
+/** Why pods cannot be evicted, if they cannot. */
+export function whyNoEviction(node) {
+  if (!node.apiServer) return 'No API server is configured: start the daemon with --kubeconfig FILE, or in a pod with a service account.';
+  return undefined;
+}
+
+function orderView(api, gpus, node, started) {
+  const conditions = new Map(gpus.map((gpu) => [gpu, seen(api, gpu)]));
+  const noEviction = whyNoEviction(node);
+  const reason = reasonInput();
+  const evict = el('input', { id: 'evict', type: 'checkbox', disabled: !!noEviction, 'aria-describedby': 'evict-help' });
+  const deadline = el('input', { id: 'deadline', type: 'number', min: 1, max: DEADLINE_MIN_MAX, step: 1, inputmode: 'numeric' });
+  const options = { wait: 'continue, and show the drain as late', giveUp: 'stop the drain; the GPU stays cordoned', delete: 'delete the remaining pods, whatever their disruption budgets say' };
+  const atDeadline = el('select', { id: 'at-deadline' }, Object.entries(options).map(([value, text]) => el('option', { value }, text)));
+  const why = el('p', { class: 'muted', id: 'at-deadline-help' });
+  const leaving = el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Pods on it' });
+  const failed = el('div', { role: 'alert' });
+  const yes = el('button', { type: 'submit', class: 'danger' }, 'Drain');
+  const see = () => {
+    const not = { giveUp: deadline.value === '' && 'there is no deadline', delete: (!evict.checked && 'pods are not evicted') || (deadline.value === '' && 'there is no deadline') };
+    for (const option of atDeadline.options) {
+      option.disabled = !!not[option.value];
+      option.textContent = options[option.value] + (not[option.value] ? ` (not possible: ${not[option.value]})` : '');
+    }
+    if (atDeadline.selectedOptions[0]?.disabled) atDeadline.value = 'wait';
+    why.textContent = deadline.value === '' ? 'Without a deadline the drain waits as long as it takes.' : '';
+    renew(leaving, evict.checked, () => podList(gpus, evict.checked));
+  };
+  const form = el('form', { oninput: see },
+    el('h2', { id: 'dialog-title' }, `Drain ${named(gpus)}?`),
+    el('p', {}, 'Nothing new is granted on it. It is drained once it has no allocations and no processes.'),
+    leaving,
+    field('Reason', reason, 'Shown with this GPU.'),
+    el('div', { class: 'field check' }, evict, el('label', { for: 'evict' }, 'Evict the pods that hold it, through the API server')),
+    el('p', { class: noEviction ? 'note warn' : 'muted', id: 'evict-help' }, noEviction ? `Not possible: ${noEviction}` : 'Disruption budgets are respected. Static pods cannot be evicted: they are shown once the drain runs.'),
+    el('div', { class: 'pair' }, field('Deadline in minutes', deadline, 'Empty: none.'),
+      el('div', { class: 'field' }, el('label', { for: 'at-deadline' }, 'At the deadline'), atDeadline, why)),
+    failed,
+    el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
+  atDeadline.setAttribute('aria-describedby', why.id);
+  see();
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    const order = { reason: reason.value.trim(), evict: evict.checked };
+    if (deadline.value !== '') order.deadlineSeconds = Math.round(Number(deadline.value) * 60);
+    if (atDeadline.value !== 'wait') order.atDeadline = atDeadline.value;
+    const act = () => each(gpus, async (gpu) => api.put(path(gpu, 'drain'), order, await conditions.get(gpu)()));
+    if (await attempt(yes, failed, act)) await started();
+  });
+  return form;
+}
+
+function podList(gpus, evicts) {
+  const pods = gpus.flatMap((gpu) => podsOn(gpu).map((pod) => ({ gpu, ...pod })));
+  if (pods.length === 0) return el('p', {}, 'No pod is on it: it is drained as soon as no process is left.');
+  const what = (pod) => {
+    if (!evicts) return [badge('stays', 'plain'), ' until it ends by itself'];
+    return pod.pod ? [badge('leaves', 'busy'), ' it is evicted'] : [badge('waits', 'warn'), ' its pod is not known yet'];
+  };
+  return [el('p', {}, `${count(pods.length, 'pod')} on it:`), el('ul', { class: 'leaving' }, pods.slice(0, PODS_MAX).map((pod) => el('li', {},
+    el('span', { class: 'who' }, pod.pod ? pod.key : 'pod not known yet'), ` ${pod.devices} × ${pod.resource}${gpus.length > 1 ? ` on GPU ${pod.gpu.index}` : ''} `, what(pod))),
+  pods.length > PODS_MAX && el('li', { class: 'muted' }, `and ${pods.length - PODS_MAX} more`))];
+}
+
+function progressView(api, gpus, state, changed, signal) {
+  const body = el('div', { 'aria-live': 'polite' });
+  const title = el('h2', { id: 'dialog-title' }, `Drain of ${named(gpus)}`);
+  const buttons = el('div', { class: 'buttons' });
+  const look = () => {
+    if (signal.aborted) return;
+    const now = gpus.map((gpu) => state()?.gpu.get(gpu.uuid)).filter(Boolean);
+    renew(body, now.map(({ drain }) => drain), () => now.map((gpu) => progressOf(gpu, now.length > 1)));
+    const running = now.filter((gpu) => gpu.drain.state === 'draining');
+    renew(buttons, [running.map((gpu) => gpu.uuid), document.body.dataset.why], () => [
+      running.length > 0 && button('Stop drain…', async () => {
+        if (await stopDrain(api, running)) await changed();
+      }, { change: true }),
+      button(running.length > 0 ? 'Close (the drain goes on)' : 'Close', closeSheet, { kind: 'close main' }),
+    ]);
+    setTimeout(look, LOOK_MS);
+  };
+  look();
+  return el('div', {}, title, body, buttons);
+}
+
+/** The progress of one GPU: what is left, what blocks it, and until when. */
+export function progressOf(gpu, named = true) {
+  const { drain } = gpu;
+  const { progress: of } = drain;
+  const state = scheduling(gpu);
+  const head = el('p', {}, named && el('strong', {}, `GPU ${gpu.index} `), badge(state, KINDS[state]), drain.by && ` by ${drain.by}${drain.why ? `: ${drain.why}` : ''}`);
+  if (!of || state !== 'draining') return el('div', { class: 'progress' }, head, state === 'drained' && el('p', {}, 'It has no allocation and no process left.'));
+  const words = [`${count(of.allocations.length, 'allocation')} left`];
+  if (of.processes !== undefined) words.push(count(of.processes, 'process', 'processes'));
+  if (of.late) words.push('late');
+  else if (of.secondsLeft !== undefined) words.push(`${duration(of.secondsLeft)} until its deadline`);
+  words.push(of.evict ? 'its pods are evicted' : 'no pod is evicted');
+  const order = Object.keys(LEAVING);
+  const holders = of.holders.toSorted((a, b) => order.indexOf(a.state) - order.indexOf(b.state));
+  return el('div', { class: 'progress' }, head, el('p', { class: `note ${of.late ? 'bad' : 'busy'}` }, words.join(', ')),
+    of.warning && el('p', { class: 'note warn' }, of.warning),
+    holders.length > 0 && el('ul', { class: 'leaving', 'aria-label': 'Remaining holders' }, holders.slice(0, PODS_MAX).map((holder) => {
+      const [kind, word, text] = LEAVING[holder.state] ?? ['plain', holder.state, ''];
+      return el('li', {}, badge(word, kind), ' ', el('span', { class: 'who' }, holder.pod ? `${holder.namespace}/${holder.pod}` : 'pod not known yet'),
+        `: ${text}${holder.message ? `: ${holder.message}` : ''}${holder.comesBack ? ' (its DaemonSet creates it again)' : ''}`);
+    })));
+}

@@ -1,0 +1,24 @@
+// The help: keys, and what is shown.
+
+import { closeSheet, sheet } from './dialog.js';
+import { button, el } from './dom.js';
+
+const KEYS = [
+  ['/', 'search'], ['j, k', 'next and previous GPU'], ['Enter', 'details of the GPU'], ['x', 'select the GPU, for several at once'],
+  ['c', 'cordon it, or the selected ones'], ['d', 'drain it, or the selected ones'], ['1 to 6', 'views'], ['?', 'this help'], ['Escape', 'close, or clear the search'],
+];
+
+export function help(route) {
+  const off = el('input', { id: 'keys-off', type: 'checkbox', checked: route.get('keys') === 'off', onchange: () => route.set({ keys: off.checked ? 'off' : 'on' }, { replace: true }) });
+  return sheet(el('div', {}, el('h2', { id: 'dialog-title' }, 'Help'),
+    el('h3', {}, 'Keys'),
+    el('dl', { class: 'keys' }, KEYS.map(([key, text]) => el('div', {}, el('dt', {}, el('kbd', {}, key)), el('dd', {}, text)))),
+    el('div', { class: 'field check' }, off, el('label', { for: 'keys-off' }, 'Switch the keys off, as for speech input')),
+    el('h3', {}, 'What is shown'),
+    el('ul', {},
+      el('li', {}, 'A link to this page shows the same to someone else: view, filter, drawer and time range are in its address. The token is not.'),
+      el('li', {}, 'Scheduling: “open” means that new pods may get the GPU; cordoned, draining and drained GPUs get none.'),
+      el('li', {}, 'Memory: what is granted by shares is a count, not a limit that the hardware keeps, unless “enforced by” says so.'),
+      el('li', {}, 'A search finds words from their beginning; “gpu 3” finds the GPU with this index.')),
+    el('div', { class: 'buttons' }, button('Close', closeSheet, { kind: 'main' }))));
+}

@@ -1,0 +1,19 @@
+// Keys of one letter.
+
+import { byId } from './dom.js';
+
+/** `on` has what the keys do, by key; each is called while no text is edited and no dialog is open. */
+export function listen(route, on) {
+  document.addEventListener('keydown', (event) => {
+    const { key, target } = event;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || byId('node').hidden || byId('dialog').open) return;
+    if (target.matches('input:not([type=checkbox]), textarea, select')) {
+      if (key === 'Escape' && target.id === 'find') on.Escape?.();
+      return;
+    }
+    const does = /^[1-9]$/.test(key) ? () => on.view(Number(key) - 1) : on[key];
+    if (!does || (route.get('keys') === 'off' && key !== 'Escape')) return;
+    event.preventDefault();
+    does();
+  });
+}

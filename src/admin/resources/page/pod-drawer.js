@@ -1,0 +1,63 @@
+// One pod: what it holds where, what it uses, and why it is there.
+
+import { badge, button, el, renew, setText, timeOf } from './dom.js';
+import { section } from './gpu-drawer.js';
+import { graph, spans } from './graph.js';
+import { gpuButton, used } from './row.js';
+import { explanation } from './why-here.js';
+import { colourOf } from './words.js';
+
+/** Allocations and GPUs of a pod that are explained and drawn. */
+const SHOWN_MAX = 8;
+
+const fact = (name, ...value) => el('div', {}, el('dt', {}, name), el('dd', {}, ...value.flat()));
+
+export class PodDrawer {
+  #context; #key;
+  #title = el('h2', { id: 'drawer-title' });
+  #where = el('p', { class: 'muted' });
+  #holds = el('div', {});
+  #why = el('div', {});
+  #graphs = el('div', {});
+
+  constructor(context, key) {
+    this.#context = context;
+    this.#key = key;
+    this.head = el('div', {}, this.#title, this.#where);
+    this.body = el('div', { class: 'drawer-body' }, section('Holds', this.#holds), section('Why here', this.#why), section('Memory', this.#graphs));
+  }
+
+  async show(state) {
+    const pod = state.pods.get(this.#key);
+    this.body.hidden = !pod;
+    setText(this.#title, pod ? `Pod ${pod.pod ?? 'not known yet'}` : 'Pod not found');
+    renew(this.#where, [this.#key, !!pod], () => (pod ? [el('i', { class: `dot ${colourOf(pod.namespace)}` }), pod.namespace ? `namespace ${pod.namespace}` : this.#key]
+      : `${this.#key} holds no GPU of this node any more.`));
+    if (!pod) return;
+    const { route } = this.#context;
+    const gpus = [...new Set(pod.allocations.flatMap((a) => a.gpus))].map((uuid) => state.gpu.get(uuid)).filter(Boolean);
+    renew(this.#holds, [pod.allocations, gpus.map((gpu) => [gpu.uuid, gpu.health.state])], () => [...pod.allocations.map((a) => el('dl', { class: 'facts holding' },
+      fact('Devices', `${a.devices.length} × ${a.resource}`), fact('On', a.gpus.map((uuid) => [gpuButton(state.gpu.get(uuid), route), ' ']).flat()),
+      fact('Memory used / limit', `${used(a)} GiB`), a.limits && fact('Limit enforced by', a.limits.enforcedBy === 'none' ? 'nothing: it is a count' : a.limits.enforcedBy),
+      fact('Container', a.holder?.container ?? 'not known yet'), fact('Since', timeOf(a.grantedAt)), fact('Allocation', el('code', {}, a.id), a.overlapped && badge('overlapped', 'warn')))),
+    button('Copy link', () => navigator.clipboard?.writeText(location.href))]);
+    const ids = pod.allocations.slice(0, SHOWN_MAX).map((a) => a.id);
+    if (this.#why.dataset.ids !== ids.join()) {
+      this.#why.dataset.ids = ids.join();
+      this.#why.replaceChildren(...await Promise.all(ids.map((id) => explanation(this.#context.api, id))));
+    }
+    await this.#showGraphs(gpus.slice(0, SHOWN_MAX), pod);
+  }
+
+  async #showGraphs(gpus, { namespace, pod }) {
+    const { past, route } = this.#context;
+    const last = route.get('last');
+    const all = await Promise.all(gpus.map((gpu) => past.graph(gpu.uuid, last)));
+    const lines = gpus.map((gpu, i) => ({ name: `on GPU ${gpu.index}`, points: (all[i]?.pods.find((one) => one.namespace === namespace && one.pod === pod)?.items ?? [])
+      .filter((item) => item.memoryUsedMiB !== undefined).map((item) => [Date.parse(item.at), item.memoryUsedMiB / 1024]) }));
+    renew(this.#graphs, [last, lines.map((line) => [line.points.length, line.points.at(-1)])], () => {
+      if (!lines.some((line) => line.points.length > 0)) return [spans(route), el('p', { class: 'muted' }, 'No memory of its processes was seen in this time.')];
+      return [spans(route), graph({ title: 'Memory', unit: 'GiB', last, step: (all[0]?.stepSeconds ?? 15) * 1000, lines })];
+    });
+  }
+}

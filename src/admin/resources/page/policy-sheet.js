@@ -1,0 +1,152 @@
+// The policy sheet: choose a policy and its parameters, try them on the node as it is, see the difference, activate.
+
+import { attempt, closeSheet, field, problemBox, sheet } from './dialog.js';
+import { button, byId, count, el, shortDigest, table } from './dom.js';
+import { SchemaForm } from './schema-form.js';
+import { difference } from './stack.js';
+import { listed } from './words.js';
+
+/** Positions in the stack: of an existing entry, at an end, or alone. */
+function places(stack) {
+  const options = stack.entries.map((entry, i) => ({ value: `at-${i}`, text: `in place of ${entry.policy} (place ${i})` }));
+  if (stack.entries.length > 0) options.push({ value: 'first', text: 'before all others' }, { value: 'last', text: 'after all others' });
+  options.push({ value: 'only', text: stack.entries.length > 0 ? 'alone: all others are removed from the stack' : 'alone' });
+  return options;
+}
+
+/** The fields of an unchanged entry that are sent to the daemon. */
+const kept = ({ policy, digest, parameters, permissions, onFault }) => ({ policy, digest, parameters, permissions, onFault });
+
+function assembled(stack, entry, place) {
+  const entries = stack.entries.map(kept);
+  if (place === 'only') return [entry];
+  if (place === 'first') return [entry, ...entries];
+  if (place === 'last') return [...entries, entry];
+  const at = Number(place.slice(3));
+  // An entry that replaces one of the same policy keeps its permissions.
+  const { permissions } = entries[at];
+  entries[at] = entries[at].policy === entry.policy ? { ...entry, permissions } : entry;
+  return entries;
+}
+
+/** All versions, page by page. */
+async function versions(api) {
+  const items = [];
+  let path = '/policies';
+  while (path) {
+    const answer = await api.get(path);
+    items.push(...answer.items);
+    path = answer.next ? `/policies?cursor=${encodeURIComponent(answer.next)}` : '';
+  }
+  return items;
+}
+
+/** Opens the sheet; `first` is the name of the policy that is chosen. Resolves to whether a stack was activated. */
+export async function policySheet(api, first) {
+  const [{ data: stack, etag }, items] = await Promise.all([api.getWithTag('/stack'), versions(api)]);
+  const policies = items.toSorted((a, b) => Number(b.active) - Number(a.active) || a.name.localeCompare(b.name) || b.since.localeCompare(a.since));
+  const choice = el('select', { id: 'policy', required: true }, policies.map((p) => el('option', { value: p.digest },
+    `${p.name} ${p.version} · ${shortDigest(p.digest)}${p.active ? ' (active)' : p.shipped ? '' : ' (uploaded)'}`)));
+  const place = el('select', { id: 'place' }, places(stack).map(({ value, text }) => el('option', { value }, text)));
+  const onFault = el('select', { id: 'on-fault' }, el('option', { value: 'skip' }, 'skip: the next policy is called'), el('option', { value: 'deny' }, 'deny: nothing is granted'));
+  const amount = el('input', { id: 'try-count', type: 'number', min: 1, max: 2048, placeholder: 'none' });
+  const resource = el('input', { id: 'try-resource', type: 'text', value: 'nvidia.com/gpu.shared', spellcheck: 'false', autocomplete: 'off' });
+  const reason = el('input', { id: 'reason', type: 'text', required: true, maxlength: 1000, autocomplete: 'off' });
+  const box = el('div', {});
+  const preview = el('div', { class: 'preview', role: 'status' });
+  const result = el('div', { class: 'trial', role: 'status' });
+  const failed = el('div', { role: 'alert' });
+  const yes = el('button', { type: 'submit', class: 'danger' }, 'Activate');
+  const trial = button('Try', () => attempt(trial, failed, tryIt), { kind: 'main' });
+  let form;
+  let tried = '';
+  let done = false;
+  const chosen = () => policies.find((p) => p.digest === choice.value);
+  const entry = () => ({ policy: chosen().name, digest: chosen().digest, parameters: form.value(), onFault: onFault.value });
+  const wish = () => JSON.stringify([entry(), place.value]);
+  const guard = (why) => {
+    yes.setAttribute('aria-disabled', String(!!why));
+    yes.title = why;
+    yes.dataset.why = why;
+  };
+  const see = () => {
+    let made;
+    try {
+      made = assembled(stack, entry(), place.value);
+      guard(tried === '' ? 'try it first: that changes nothing' : tried === wish() ? '' : 'it was changed since it was tried: try it again');
+    } catch (problem) {
+      guard(problem.title);
+      return;
+    }
+    preview.replaceChildren(el('p', {}, `The stack will be: ${made.map((e) => e.policy).join(', ')}`), difference(stack.entries, made));
+  };
+  const choose = async () => {
+    const policy = chosen();
+    const at = stack.entries.findIndex((e) => e.policy === policy.name);
+    byId('policy-help').textContent = policy.summary;
+    place.value = at >= 0 ? `at-${at}` : stack.entries.length > 0 ? 'last' : 'only';
+    onFault.value = at >= 0 ? stack.entries[at].onFault : 'skip';
+    const { parametersSchema } = await api.get(`/policies/${policy.digest}`).catch(() => ({}));
+    if (chosen() !== policy) return;
+    form = new SchemaForm(parametersSchema, at >= 0 ? stack.entries[at].parameters : {});
+    box.replaceChildren(form.root);
+    result.replaceChildren();
+    see();
+  };
+  const tryIt = async () => {
+    result.replaceChildren();
+    const wanted = wish();
+    const of = place.value.startsWith('at-') && stack.entries[Number(place.value.slice(3))];
+    const body = { ...entry(), alone: place.value === 'only' };
+    if (of && of.policy === body.policy) body.permissions = of.permissions;
+    if (amount.value !== '') body.request = { resource: resource.value.trim(), count: Number(amount.value) };
+    const report = await api.post('/trials', body);
+    result.replaceChildren(...trialReport(report));
+    result.scrollIntoView({ block: 'nearest' });
+    tried = report.refused ? '' : wanted;
+    see();
+    if (report.refused) guard('this stack would be refused');
+  };
+  const sheetForm = el('form', { oninput: () => form && see() },
+    el('h2', { id: 'dialog-title' }, 'Activate a policy'),
+    el('p', {}, 'Try it: the policy is called on a copy of this node, and nothing changes. Then activate it. Existing allocations stay.'),
+    field('Policy and version', choice, ' '),
+    box,
+    el('div', { class: 'pair' }, field('Where', place), field('On fault', onFault)),
+    el('fieldset', {}, el('legend', {}, 'Try it'), el('div', { class: 'pair' }, field('A request for so many', amount, 'Empty: no request. Shows where they would be.'), field('devices of', resource)),
+      el('div', { class: 'buttons start' }, trial), result), preview,
+    field('Reason', reason, 'Kept in the history of stacks.'),
+    failed, el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
+  sheetForm.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    if (yes.dataset.why) {
+      failed.replaceChildren(problemBox({ title: 'Not activated', detail: yes.dataset.why }));
+      return;
+    }
+    done = await attempt(yes, failed, () => api.put('/stack', { entries: assembled(stack, entry(), place.value), reason: reason.value.trim() }, { 'If-Match': etag ?? `"${stack.revision}"` }));
+    if (done) closeSheet();
+  });
+  choice.addEventListener('change', choose);
+  choice.value = (policies.find((p) => p.name === first && p.active) ?? policies.find((p) => p.name === first) ?? policies[0]).digest;
+  guard('try it first: that changes nothing');
+  const closed = sheet(sheetForm, { wide: true });
+  await choose();
+  await closed;
+  return done;
+}
+
+/** What a trial found: devices before and after, GPUs that change, and where a request would be. */
+function trialReport(report) {
+  const differs = report.offers.filter((offer) => offer.differs);
+  const change = (now, then) => (now === then ? String(now) : [el('del', {}, String(now)), ' ', el('ins', {}, String(then))]);
+  const faults = report.calls.filter((call) => call.fault);
+  const { request } = report;
+  return [
+    report.refused ? el('p', { class: 'notice bad' }, `It would be refused: ${report.refused}`)
+      : el('p', { class: 'notice good' }, `It works on this node. ${differs.length === 0 ? 'No GPU is offered differently.' : `${count(differs.length, 'GPU')} would be offered differently: ${listed(differs.slice(0, 20).map((offer) => offer.name.replace('GPU ', '')))}.`}`),
+    !report.refused && table('Devices now and then', ['Resource', 'Devices', 'Free'], report.resources.map((r) => [el('code', {}, r.resource), change(r.devicesNow, r.devices), change(r.freeNow, r.free)])),
+    request && el('p', {}, `A request for ${request.count} × ${request.resource} would be ${request.outcome}${request.names.length > 0 ? ` on ${listed(request.names)}` : ''}${request.reason || request.placedBecause ? `: ${request.reason || request.placedBecause}` : ''}.`),
+    faults.length > 0 && el('ul', { class: 'events' }, faults.map((call) => el('li', {}, `${call.policy}, ${call.hook}: ${call.fault}`))),
+    el('p', { class: 'muted' }, `Called in this order: ${report.stack.join(', ')}`),
+  ].filter(Boolean);
+}

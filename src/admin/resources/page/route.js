@@ -1,0 +1,53 @@
+// What is shown, in the fragment of the URL: a link shows the same to someone else. The daemon never gets the fragment.
+
+/** The keys, and their values in an address without them. */
+const DEFAULTS = {
+  view: 'gpus', // gpus, pods, timeline, policies, decisions, links
+  q: '', // what is searched for
+  state: '', // states of GPUs, separated by commas
+  why: '', // a part of the verdict
+  layout: 'table', // table, tiles
+  gpu: '', // the UUID of the GPU in the drawer
+  pod: '', // the namespace/name of the pod in the drawer
+  last: '1h', // 1h, 24h: of graphs and of the timeline
+  keys: 'on', // on, off: keys of one letter
+};
+
+export class Route {
+  #values = { ...DEFAULTS };
+  #changed;
+
+  constructor(changed) {
+    this.#changed = changed;
+    this.#read();
+    addEventListener('popstate', () => {
+      this.#read();
+      this.#changed();
+    });
+  }
+
+  get(key) { return this.#values[key]; }
+
+  /** The address of this page with these values changed. */
+  link(changes) {
+    const query = new URLSearchParams();
+    for (const [key, value] of Object.entries({ ...this.#values, ...changes })) {
+      if (value !== DEFAULTS[key]) query.set(key, value);
+    }
+    return `#${query}`;
+  }
+
+  /** Shows something else. With `replace`, Back does not return to what was shown before, as while one types. */
+  set(changes, { replace = false } = {}) {
+    const link = this.link(changes);
+    if (link === this.link({})) return;
+    Object.assign(this.#values, changes);
+    history[replace ? 'replaceState' : 'pushState'](null, '', link === '#' ? location.pathname : link);
+    this.#changed();
+  }
+
+  #read() {
+    const query = new URLSearchParams(location.hash.slice(1));
+    for (const [key, value] of Object.entries(DEFAULTS)) this.#values[key] = query.get(key) ?? value;
+  }
+}

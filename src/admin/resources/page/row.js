@@ -1,0 +1,124 @@
+// One GPU as a row of the table or as a tile. It is created once and updated in place, so that focus and selections stay
+// as they are.
+
+import { age, badge, button, count, duration, el, gib, renew, setText } from './dom.js';
+import { MemoryBar, showShares, sparkline } from './gauges.js';
+import { openMenu } from './menu.js';
+import { podsOn } from './model.js';
+import { KINDS, colourOf, scheduling, since, textOf, trouble } from './words.js';
+
+/** Pods that a tile names; the drawer has all. */
+const TILE_PODS = 4;
+
+/** The columns of the table; a tile has the same parts. */
+export const COLUMNS = ['Select', 'GPU', 'State', 'Memory used / granted / all, GiB', 'Shares', 'Top pod', 'Last hour', 'Since', 'Actions'];
+
+export class Row {
+  /** `on` has the callbacks `open(gpu)`, `pod(key)`, `select()` and `actions(gpu)`, which gives the items of the menu. */
+  constructor(gpu, tiles, on) {
+    const name = `GPU ${gpu.index}`;
+    this.tiles = tiles;
+    this.on = on;
+    this.check = el('input', { type: 'checkbox', 'aria-label': `Select ${name}`, onchange: () => on.select() });
+    this.open = button(name, () => on.open(this.gpu), { kind: 'open' });
+    this.state = el('div', { class: 'state' });
+    this.memory = new MemoryBar(!tiles);
+    this.shares = el('div', { class: 'shares-box' });
+    this.pods = el('div', { class: 'top-pods' });
+    this.hour = el('div', { class: 'hour' });
+    this.since = el('time', { class: 'since' });
+    this.menu = button('⋯', () => openMenu(this.menu, `Actions for ${name}`, on.actions(this.gpu)), { kind: 'more', name: `Actions for ${name}` });
+    this.menu.setAttribute('aria-haspopup', 'menu');
+    this.menu.setAttribute('aria-expanded', 'false');
+    const parts = [this.check, this.open, this.state, this.memory.root, this.shares, this.pods, this.hour, this.since, this.menu];
+    this.root = tiles
+      ? el('li', { class: 'tile' }, el('article', { 'aria-label': name }, el('div', { class: 'tile-head' }, this.check, this.open, this.since, this.menu),
+        this.state, this.memory.root, this.shares, this.pods, this.hour))
+      : el('tr', { role: 'row', 'aria-label': name }, parts.map((part, i) => el('td', { role: 'cell', class: `c${i}` }, part)));
+    this.root.dataset.gpu = gpu.uuid;
+  }
+
+  show(gpu, selected) {
+    this.gpu = gpu;
+    this.text = textOf(gpu);
+    this.root.dataset.health = gpu.health.state;
+    this.root.dataset.drain = scheduling(gpu);
+    this.root.classList.toggle('current', selected);
+    renew(this.state, [gpu.health.state, gpu.health.reason, gpu.drain, gpu.bypasses], () => stateOf(gpu));
+    this.memory.show(gpu);
+    showShares(this.shares, gpu);
+    const pods = podsOn(gpu);
+    renew(this.pods, pods.map((pod) => [pod.key, pod.devices]), () => this.#pods(pods));
+    this.since.dateTime = since(gpu);
+    this.since.title = `since ${since(gpu)}`;
+    setText(this.since, age(since(gpu)));
+    this.#showNow();
+  }
+
+  /** The line of the last hour, and the present value beside it. */
+  showHour(items) {
+    this.hourKey = items && items.some((item) => item.utilizationPercent !== undefined) ? 'utilizationPercent' : 'memoryUsedMiB';
+    const busy = this.hourKey === 'utilizationPercent';
+    renew(this.hour, [items?.at(-1)?.at, items?.length, busy], () => {
+      if (!items?.length) return [];
+      const points = items.map((item) => item[this.hourKey]);
+      const known = points.filter((value) => value !== undefined);
+      const mean = known.reduce((sum, value) => sum + value, 0) / (known.length || 1);
+      const text = busy ? `utilisation in the last hour: ${Math.round(mean)} % on average, at most ${Math.max(0, ...known)} %`
+        : `memory in use in the last hour: ${Math.round(mean / 1024)} GiB on average`;
+      this.now = el('span', { class: 'now' });
+      return [sparkline(points, busy ? 100 : this.gpu.memoryMiB, text), this.now];
+    });
+    this.#showNow();
+  }
+
+  #showNow() {
+    if (!this.now?.isConnected) return;
+    const { utilizationPercent: busy } = this.gpu;
+    setText(this.now, this.hourKey === 'utilizationPercent' && busy !== undefined ? `${busy} %` : '');
+  }
+
+  #pods(pods) {
+    if (pods.length === 0) return el('span', { class: 'muted' }, 'none');
+    const shown = pods.slice(0, this.tiles ? TILE_PODS : 1).map((pod) => podButton(pod, this.on.pod));
+    const more = pods.length - shown.length;
+    return [...shown, more > 0 && el('span', { class: 'muted more-pods', title: `${count(more, 'other pod')}` }, `+${more}`)].filter(Boolean);
+  }
+}
+
+/** A pod with the colour of its namespace; opens its drawer. */
+export function podButton({ key, namespace, pod }, open) {
+  return button(el('span', { class: 'cut' }, el('i', { class: `dot ${colourOf(namespace)}` }), pod ? key : 'pod not known yet'), () => open(key), { kind: 'link', name: pod ? `Pod ${key}` : 'Pod not known yet' });
+}
+
+/** Badges for what is not as usual, and why. */
+export function stateOf(gpu) {
+  const { health, drain } = gpu;
+  const state = scheduling(gpu);
+  const shown = [];
+  if (health.state !== 'healthy' || state === 'open') shown.push(badge(health.state, KINDS[health.state] ?? 'plain'));
+  if (state !== 'open') shown.push(badge(state, KINDS[state] ?? 'plain'));
+  const why = [health.state !== 'healthy' && trouble(gpu) !== health.state && trouble(gpu), progressText(drain) || (state !== 'open' && drain.why)].filter(Boolean).join('; ');
+  if (gpu.bypasses > 0) shown.push(badge(count(gpu.bypasses, 'bypass', 'bypasses'), 'warn'));
+  return [...shown, why && el('span', { class: 'reason', title: [health.reason, drain.why].filter(Boolean).join('; ') }, why)].filter(Boolean);
+}
+
+function progressText({ state, progress }) {
+  if (state !== 'draining' || !progress) return '';
+  const left = `${count(progress.allocations.length, 'allocation')} left`;
+  if (progress.late) return `late: ${left}`;
+  return progress.secondsLeft === undefined ? left : `${left}, ${duration(progress.secondsLeft)} to the deadline`;
+}
+
+/** A button that opens the GPU's drawer. */
+export function gpuButton(gpu, route) {
+  return gpu ? button(`GPU ${gpu.index}`, () => route.set({ gpu: gpu.uuid, pod: '' }), { kind: 'link' }) : '?';
+}
+
+/** Memory used and the limit of an allocation on a GPU. */
+export function used(allocation, gpu) {
+  const parts = new Set(gpu?.parts.map((part) => part.uuid));
+  const uses = allocation.uses.filter((use) => !gpu || parts.has(use.part));
+  const sum = (key) => (uses.some((use) => use[key] !== undefined) ? gib(uses.reduce((total, use) => total + (use[key] ?? 0), 0)) : '?');
+  return `${sum('memoryUsedMiB')} / ${uses.some((use) => use.memoryLimitMiB !== undefined) ? sum('memoryLimitMiB') : 'none'}${uses.some((use) => use.overLimit) ? ' over its limit' : ''}`;
+}

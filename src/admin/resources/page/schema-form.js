@@ -1,0 +1,126 @@
+// A form for the parameters of a policy, made from their JSON schema. What no field can show is edited as JSON.
+
+import { field } from './dialog.js';
+import { button, el } from './dom.js';
+
+const typeOf = (schema) => [schema.type].flat().find((type) => type && type !== 'null');
+const show = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
+
+/** A failure in the form of a problem. */
+const wrong = (title, detail) => Object.assign(new Error(detail), { title, detail });
+
+/** The field of one parameter: its control, and how its value is read and written. `undefined` is left out. */
+function fieldOf(name, schema) {
+  const id = `p-${name}`;
+  const byDefault = schema.default === undefined ? '' : `default: ${show(schema.default)}`;
+  const choices = schema.enum ?? (typeOf(schema) === 'boolean' ? [true, false] : undefined);
+  if (choices) {
+    const control = el('select', { id }, el('option', { value: '' }, byDefault || 'not set'), choices.map((value) => el('option', { value: JSON.stringify(value) }, show(value))));
+    return { control, read: () => (control.value ? JSON.parse(control.value) : undefined), write: (value) => { control.value = value === undefined ? '' : JSON.stringify(value); } };
+  }
+  if (['integer', 'number'].includes(typeOf(schema))) {
+    const control = el('input', { id, type: 'number', min: schema.minimum, max: schema.maximum, step: typeOf(schema) === 'integer' ? 1 : 'any', placeholder: byDefault });
+    return { control, read: () => (control.value === '' ? undefined : Number(control.value)), write: (value) => { control.value = value ?? ''; } };
+  }
+  if (typeOf(schema) === 'string') {
+    const control = el('input', { id, type: 'text', placeholder: byDefault, autocomplete: 'off', spellcheck: 'false' });
+    return { control, read: () => control.value.trim() || undefined, write: (value) => { control.value = value ?? ''; } };
+  }
+  const items = typeOf(schema) === 'array' && typeOf(schema.items ?? {});
+  if (['string', 'integer'].includes(items)) {
+    const control = el('input', { id, type: 'text', placeholder: byDefault, autocomplete: 'off', spellcheck: 'false' });
+    return {
+      control, help: 'Separated by commas.',
+      read: () => {
+        const parts = control.value.split(',').map((part) => part.trim()).filter(Boolean);
+        return parts.length ? parts.map((part) => (items === 'integer' ? Number(part) : part)) : undefined;
+      },
+      write: (value) => { control.value = (value ?? []).join(', '); },
+    };
+  }
+  const control = el('textarea', { id, rows: 3, spellcheck: 'false', placeholder: byDefault });
+  return {
+    control, help: 'As JSON.',
+    read: () => {
+      if (control.value.trim() === '') return undefined;
+      try {
+        return JSON.parse(control.value);
+      } catch (error) {
+        throw wrong(`${name} is not JSON`, error.message);
+      }
+    },
+    write: (value) => { control.value = value === undefined ? '' : JSON.stringify(value, null, 1); },
+  };
+}
+
+export class SchemaForm {
+  #fields = new Map();
+  #json = el('textarea', { id: 'parameters', rows: 8, spellcheck: 'false', autocapitalize: 'off' });
+  #box = el('div', {});
+  #asJson;
+
+  constructor(schema, value) {
+    for (const [name, of] of Object.entries(schema?.properties ?? {})) this.#fields.set(name, { schema: of, ...fieldOf(name, of) });
+    // A parameter that no field can show, or one of a wrong type, must not be lost.
+    const simple = this.#fields.size > 0 && Object.keys(value).every((name) => this.#fields.has(name));
+    this.#asJson = !simple;
+    this.#write(value);
+    this.root = el('fieldset', {}, el('legend', {}, 'Parameters'), this.#box);
+    this.#draw();
+  }
+
+  /** The parameters, as they are written now. */
+  value() {
+    if (!this.#asJson) {
+      const made = {};
+      for (const [name, one] of this.#fields) {
+        if (!one.control.checkValidity()) throw wrong(`${name} cannot be used`, one.control.validationMessage);
+        const value = one.read();
+        if (value !== undefined) made[name] = value;
+      }
+      return made;
+    }
+    let made;
+    try {
+      made = JSON.parse(this.#json.value.trim() || '{}');
+    } catch (error) {
+      throw wrong('The parameters are not a JSON object', error.message);
+    }
+    if (made === null || typeof made !== 'object' || Array.isArray(made)) throw wrong('The parameters are not a JSON object', 'an object such as {"replicas": 4} is needed');
+    return made;
+  }
+
+  #write(value) {
+    if (this.#asJson) this.#json.value = JSON.stringify(value, null, 2);
+    else for (const [name, one] of this.#fields) one.write(value[name]);
+  }
+
+  /** The fields: those that take JSON and have no value are behind a summary. */
+  #asForm() {
+    const fields = [...this.#fields];
+    const rare = fields.filter(([, { control }]) => control.matches('textarea') && control.value === '');
+    const made = (list) => el('div', { class: 'pair parameters' }, list.map(([name, { control, schema, help }]) => field(name, control, [schema.description, help].filter(Boolean).join(' '))));
+    return [made(fields.filter((one) => !rare.includes(one))), rare.length > 0 && el('details', {}, el('summary', {}, `More: ${rare.map(([name]) => name).join(', ')}`), made(rare))];
+  }
+
+  #draw() {
+    const other = this.#fields.size > 0 && button(this.#asJson ? 'Edit as a form' : 'Edit as JSON', () => this.#turn(), { kind: 'small' });
+    this.#box.replaceChildren(...[...(this.#asJson ? [field('Parameters (JSON)', this.#json, 'The policy’s schema lists them.')]
+      : this.#asForm()), other].flat().filter(Boolean));
+  }
+
+  #turn() {
+    let value;
+    try {
+      value = this.value();
+    } catch {
+      // It stays as it is until it can be read.
+      return;
+    }
+    if (this.#asJson && !Object.keys(value).every((name) => this.#fields.has(name))) return;
+    this.#asJson = !this.#asJson;
+    this.#write(value);
+    this.#draw();
+    this.#box.querySelector('input, select, textarea')?.focus();
+  }
+}

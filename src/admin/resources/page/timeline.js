@@ -1,0 +1,67 @@
+// The events of the last hour or day that concern people: one lane for each kind, and the list.
+
+import { badge, count, el, renew, svg, timeOf } from './dom.js';
+import { SPANS, spans, timeMarks } from './graph.js';
+import { LANES } from './history.js';
+import { gpuButton } from './row.js';
+import { search } from './words.js';
+
+/** Events of the list. */
+const LIST_MAX = 200;
+/** The picture, in pixels; it is as wide as the page, within limits. */
+const WIDE_MIN = 340;
+const WIDE_MAX = 1700;
+const LANE = 28;
+const LEFT = 76;
+const KINDS = { Health: 'bad', Drains: 'busy', Refusals: 'warn', Policies: 'good', Node: 'plain' };
+/** Beyond the present, so that a mark of now is whole. */
+const MARGIN = 12;
+
+const laneOf = (event) => Object.keys(LANES).find((lane) => LANES[lane].includes(event.kind)) ?? 'Node';
+/** A health event that is good news. */
+const kindOf = (event) => (event.kind === 'gpuFound' ? 'plain' : event.kind === 'gpuHealth' && /healthy again|is healthy/.test(event.words) ? 'good' : KINDS[laneOf(event)]);
+
+export function showTimeline(root, tools, events, state, { route }) {
+  const last = route.get('last');
+  renew(tools, last, () => spans(route));
+  const finds = search(route.get('q'));
+  const since = Date.now() - SPANS[last];
+  const shown = (events ?? []).filter((event) => Date.parse(event.at) >= since && finds(`${event.words} ${event.kind} gpu${state.gpu.get(event.gpu)?.index}`.toLowerCase()));
+  // The picture moves by a step each minute.
+  const wide = Math.max(WIDE_MIN, Math.min(WIDE_MAX, root.clientWidth - 18));
+  renew(root, [wide, events === undefined, last, Math.floor(Date.now() / 60_000), shown.length, shown[0]?.at], () => {
+    if (events === undefined) return el('p', { class: 'muted' }, 'This daemon keeps no past events.');
+    return [picture(shown, last, wide),
+      el('p', { class: 'muted', role: 'status' }, `${count(shown.length, 'event')} in the last ${last === '1h' ? 'hour' : '24 hours'}${shown.length > LIST_MAX ? `, the newest ${LIST_MAX} are listed` : ''}`),
+      el('ol', { class: 'events timeline', 'aria-label': 'Events, newest first' }, shown.slice(0, LIST_MAX).map((event) => el('li', {}, timeOf(event.at), ' ', badge(laneOf(event), kindOf(event)), ' ',
+        sentence(event, state, route))))];
+  });
+}
+
+/** The words of an event, in which the GPU's name opens its drawer. */
+function sentence({ words, gpu: uuid }, state, route) {
+  const gpu = state.gpu.get(uuid);
+  const [before, after] = gpu ? words.split(new RegExp(`\\bGPU ${gpu.index}\\b(.*)`, 's')) : [words];
+  if (!gpu) return el('span', {}, words);
+  return el('span', {}, before, after === undefined && ' ', gpuButton(gpu, route), after);
+}
+
+function picture(events, last, wide) {
+  const to = Date.now();
+  const lanes = Object.keys(LANES);
+  const high = lanes.length * LANE + 20;
+  const x = (at) => LEFT + ((at - (to - SPANS[last])) / SPANS[last]) * (wide - LEFT - MARGIN);
+  const sums = lanes.map((lane) => `${events.filter((event) => laneOf(event) === lane).length} ${lane.toLowerCase()}`);
+  const drawn = svg('svg', { class: 'lanes', viewBox: `0 0 ${wide} ${high}`, role: 'img', 'aria-label': `Events of the last ${last}: ${sums.join(', ')}. The list below has each.` });
+  lanes.forEach((lane, i) => drawn.append(svg('path', { class: 'grid', d: `M${LEFT} ${(i + 0.5) * LANE}H${wide - MARGIN}` }), svg('text', { class: 'axis start', x: 0, y: (i + 0.5) * LANE + 4 }, lane)));
+  for (const mark of timeMarks(to, last)) {
+    if (x(mark) > LEFT + 16 && x(mark) < wide - 20) drawn.append(svg('text', { class: 'axis', x: x(mark).toFixed(1), y: high - 5 }, new Date(mark).toLocaleTimeString('en-GB', { hour: '2-digit', minute: '2-digit' })));
+  }
+  // The newest are drawn last, above older ones.
+  for (const event of events.toReversed()) {
+    const mark = svg('circle', { class: `mark ${kindOf(event)}`, cx: x(Date.parse(event.at)).toFixed(1), cy: (lanes.indexOf(laneOf(event)) + 0.5) * LANE, r: 5 });
+    mark.append(svg('title', {}, event.words));
+    drawn.append(mark);
+  }
+  return drawn;
+}

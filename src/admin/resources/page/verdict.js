@@ -1,0 +1,99 @@
+// What is wrong, in one line; notices about the daemon; and announcements of changes.
+
+import { age, badge, button, byId, count, el, renew, setText } from './dom.js';
+import { listed, said, trouble } from './words.js';
+
+/** Changes of GPUs that are announced one by one; further ones are counted. */
+const ANNOUNCEMENT_MAX = 3;
+/** How long an announcement is visible, milliseconds. */
+const ANNOUNCEMENT_MS = 8000;
+let announcementTimer = 0;
+
+/** GPUs by what is wrong with them, the first GPU first. */
+function troubles(gpus) {
+  const groups = new Map();
+  for (const gpu of gpus) {
+    const why = trouble(gpu);
+    if (why) groups.set(why, [...(groups.get(why) ?? []), gpu.index]);
+  }
+  return [...groups];
+}
+
+/** `4 GPUs need you: 3 fell off the bus, 5 vanished`: each part filters. */
+export function showVerdict(root, { node, gpus }, route) {
+  const groups = troubles(gpus);
+  const failed = node.checks.filter((check) => !check.ok);
+  const out = gpus.filter((gpu) => gpu.drain.state !== 'active').length;
+  const bypasses = gpus.filter((gpu) => gpu.bypasses > 0).map((gpu) => gpu.index);
+  renew(root, [groups, failed, gpus.length, out, bypasses], () => {
+    const sum = groups.reduce((n, [, indices]) => n + indices.length, 0);
+    const kind = sum > 0 || !node.ready ? 'bad' : bypasses.length > 0 ? 'warn' : 'good';
+    root.className = `verdict ${kind}`;
+    const filter = (text, changes) => button(text, () => route.set({ view: 'gpus', q: '', ...changes }), { kind: 'link' });
+    const parts = [];
+    if (failed.length > 0) parts.push(el('span', {}, `Not ready: ${failed.map((check) => check.name).join(', ')}. `));
+    if (gpus.length === 0) parts.push(el('span', {}, 'This node has no GPUs.'));
+    else if (sum === 0) parts.push(el('span', {}, gpus.length === 1 ? 'The GPU works.' : `All ${gpus.length} GPUs work.`));
+    else {
+      parts.push(filter(`${count(sum, 'GPU')} ${sum === 1 ? 'needs' : 'need'} you`, { state: 'attention', why: '' }), ': ',
+        groups.flatMap(([why, indices], i) => [i > 0 && ', ', filter(said(indices, why), { state: '', why })]));
+    }
+    if (bypasses.length > 0) parts.push(el('span', { class: 'aside' }, `Used without an allocation: GPU ${listed(bypasses)}. `));
+    if (out > 0) parts.push(el('span', { class: 'aside' }, `${count(out, 'GPU')} cordoned or drained.`));
+    return el('p', {}, badge('', kind), ...parts.flat().filter(Boolean));
+  });
+}
+
+/** What `berth node check` says to do on a node without GPUs. */
+function withoutGpus({ checks, gpuSource }) {
+  const said = checks.filter((check) => check.detail);
+  return el('div', { class: 'card empty' }, el('h2', {}, 'No GPU was found'),
+    el('p', {}, `Source of GPUs: ${gpuSource}.`),
+    said.length > 0 && el('dl', { class: 'facts' }, said.map((check) => el('div', {}, el('dt', {}, check.name), el('dd', {}, check.detail)))),
+    el('p', {}, 'On the node, this checks driver, NVML, kubelet folders, CDI and runtime, one line each, with what to do:'),
+    el('pre', { tabindex: 0, 'aria-label': 'Command that checks the node' }, el('code', {}, 'sudo berth node check')));
+}
+
+/** The start of a text as `stuck` writes it: `since 2026-02-03T04:05:06.000Z: …`. */
+const SINCE = /^since (\S+Z): (.*)$/s;
+
+/** Failed checks and warnings, above everything else; evidence that is stuck with its age. */
+export function notices({ node, allocations, allocationsTotal, gpus }, access, events) {
+  const words = node.checks.filter((check) => check.name !== 'evidence' && (!check.ok || check.detail))
+    .map((check) => [`${check.name}: ${check.detail ?? 'failed'}`, check.ok ? '' : 'bad']);
+  const [, since, stuck] = SINCE.exec(node.checks.find((check) => check.name === 'evidence')?.detail ?? '') ?? [];
+  const held = since ?? events?.find((event) => event.kind === 'hold')?.at;
+  if (stuck || node.hold) words.push([`Allocations do not end at present${held ? `, for ${age(held)}` : ''}: ${stuck ?? node.hold}`, 'warn']);
+  if (node.processes.why) words.push([`${node.processes.why}${node.processes.fix ? `: ${node.processes.fix}` : ''}`, 'warn']);
+  if (node.apiServer && !node.apiServer.done) words.push([`API server: ${node.apiServer.waiting}`, 'warn']);
+  if (node.driverRelease) words.push([`The driver is released by ${node.driverRelease.by} until ${node.driverRelease.until}: nothing is granted.`, 'warn']);
+  if (access?.right === 'read') words.push(['You can look but not change anything: this token has the right “read”. Sign in with one that has “change”.', 'quiet']);
+  if (allocations.length < allocationsTotal) words.push([`Holders are shown for the newest ${allocations.length} of ${allocationsTotal} allocations.`, 'warn']);
+  return [...words.map(([text, kind]) => el('p', { class: `notice ${kind}` }, text)), gpus.length === 0 && withoutGpus(node)].filter(Boolean);
+}
+
+/** Says a text to those who see and to those who do not. */
+export function say(text) {
+  setText(byId('announcement'), text);
+  clearTimeout(announcementTimer);
+  if (text) announcementTimer = setTimeout(() => setText(byId('announcement'), ''), ANNOUNCEMENT_MS);
+}
+
+/** Announces what changed between two states. */
+export function announce(before, now) {
+  if (!before) return;
+  const messages = [];
+  for (const gpu of now.gpus) {
+    const was = before.gpu.get(gpu.uuid);
+    const drain = gpu.drain.state === 'active' ? 'uncordoned' : gpu.drain.state;
+    if (!was) messages.push(`GPU ${gpu.index} appeared`);
+    else {
+      if (was.drain.state !== gpu.drain.state) messages.push(`GPU ${gpu.index} is ${drain}${gpu.drain.why ? `: ${gpu.drain.why}` : ''}`);
+      if (was.health.state !== gpu.health.state) messages.push(`GPU ${gpu.index} is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}`);
+    }
+  }
+  if (before.node.stackRevision !== now.node.stackRevision) messages.push(`The stack is at revision ${now.node.stackRevision}`);
+  if (messages.length === 0) return;
+  const more = messages.length - ANNOUNCEMENT_MAX;
+  say(messages.slice(0, ANNOUNCEMENT_MAX).join('. ') + (more > 0 ? `. And ${more} more` : ''));
+}

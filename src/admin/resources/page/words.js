@@ -1,0 +1,97 @@
+// The words and colours of states, the verdict about a GPU, and what a search finds.
+
+/** Kinds of badge by state. */
+export const KINDS = {
+  healthy: 'good', degraded: 'warn', unhealthy: 'bad', vanished: 'bad',
+  open: 'plain', cordoned: 'warn', draining: 'busy', drained: 'plain',
+};
+/** What the states of a filter mean, in the order of their chips. */
+export const STATES = {
+  attention: 'Need you', vanished: 'Vanished', unhealthy: 'Unhealthy', degraded: 'Degraded', draining: 'Draining',
+  cordoned: 'Cordoned', drained: 'Drained', healthy: 'Healthy', open: 'Open', idle: 'Idle',
+};
+/** Reasons as the daemon and the driver write them, and as the verdict says them. */
+const REASONS = [
+  [/f[ae]ll(en)? off the bus|XID 79\b/i, 'fell off the bus'],
+  [/needs? a reset|recovery|XID (95|64)\b/i, 'needs a reset'],
+  [/does not answer|no answer|hangs?\b|timed? ?out/i, 'does not answer'],
+  [/released/i, 'has no driver: it is released'],
+];
+const REASON_MAX = 48;
+
+/** The words of `trouble` about several GPUs, or after a colon where they are no verb. */
+export function said(indices, why) {
+  const verb = REASONS.some(([, words]) => words === why) || /^(vanished|is|cannot)\b/.test(why);
+  if (!verb) return `${listed(indices)}: ${why}`;
+  return `${listed(indices)} ${indices.length === 1 ? why : why.replace(/^needs/, 'need').replace(/^does/, 'do').replace(/^is /, 'are ').replace(/^has/, 'have').replace(/\bits\b/, 'their')}`;
+}
+
+/** Whether new pods may get it: the API's `active` is called open, since it is not about work. */
+export const scheduling = (gpu) => (gpu.drain.state === 'active' ? 'open' : gpu.drain.state);
+
+/** The reason of a bad state in a few words; empty for a GPU that works. */
+export function trouble(gpu) {
+  const { state, reason = '' } = gpu.health;
+  if (state === 'vanished') return 'vanished';
+  if (state === 'unhealthy' || state === 'degraded') {
+    const known = REASONS.find(([pattern]) => pattern.test(reason));
+    if (known) return known[1];
+    const text = reason || state;
+    return text.length > REASON_MAX ? `${text.slice(0, REASON_MAX - 1)}…` : text;
+  }
+  const progress = gpu.drain.progress;
+  if (progress?.late) return 'is late with its drain';
+  if (progress?.holders.some((holder) => holder.state === 'staticPod')) return 'cannot finish its drain: a static pod blocks it';
+  return '';
+}
+
+/** The order of the table: what needs someone first. */
+export function rank(gpu) {
+  if (['vanished', 'unhealthy'].includes(gpu.health.state)) return 0;
+  if (trouble(gpu)) return 1;
+  if (gpu.bypasses > 0) return 2;
+  return { draining: 3, cordoned: 4, drained: 5 }[gpu.drain.state] ?? 6;
+}
+
+export const badFirst = (a, b) => rank(a) - rank(b) || a.index - b.index;
+
+/** All states of STATES that a GPU is in. */
+export function statesOf(gpu) {
+  return [trouble(gpu) && 'attention', gpu.health.state, scheduling(gpu), gpu.resources.every((use) => use.held === 0) && 'idle'].filter(Boolean);
+}
+
+/** The start of the state that the table shows. */
+export const since = (gpu) => (gpu.health.state === 'healthy' && gpu.drain.state !== 'active' && gpu.drain.since) || gpu.health.since;
+
+/** The text in which a search finds a GPU. */
+export function textOf(gpu) {
+  const states = statesOf(gpu);
+  if (states.includes('vanished') || trouble(gpu) === 'fell off the bus') states.push('lost');
+  if (gpu.resources.some((use) => use.free > 0)) states.push('free');
+  return [`gpu${gpu.index}`, gpu.model, gpu.uuid, ...states, gpu.health.reason, trouble(gpu), gpu.drain.why, gpu.drain.by,
+    ...gpu.resources.map((use) => use.resource), ...gpu.allocations.map((a) => `${a.holder?.namespace}/${a.holder?.pod}`)].join(' ').toLowerCase();
+}
+
+/**
+ * A test of texts for what is searched: each word must begin a word of the text, so that `healthy` does not find
+ * `unhealthy`. `gpu 3`, and a number alone, mean the index.
+ */
+export function search(query) {
+  const words = query.toLowerCase().replace(/\bgpu\s+(?=\d)/g, 'gpu').split(/\s+/).filter(Boolean);
+  const tests = words.map((word) => (/^(gpu)?\d{1,2}$/.test(word) ? new RegExp(`\\bgpu ?${word.replace('gpu', '')}\\b`)
+    : new RegExp(`(^|[^a-z0-9])${word.replace(/[^a-z0-9]/g, '\\$&')}`)));
+  return (text) => tests.every((test) => test.test(text));
+}
+
+/** `3, 5 and 12`. */
+export const listed = (items) => (items.length < 2 ? items.join('') : `${items.slice(0, -1).join(', ')} and ${items.at(-1)}`);
+
+/** Colours of namespaces, by first appearance, so that none changes while the page is open. */
+const COLOURS = 8;
+const NAMESPACES_MAX = 256;
+const colours = new Map();
+export function colourOf(namespace) {
+  if (!namespace) return 'ns-none';
+  if (!colours.has(namespace) && colours.size < NAMESPACES_MAX) colours.set(namespace, colours.size % COLOURS);
+  return `ns-${colours.get(namespace) ?? 0}`;
+}

@@ -1,0 +1,137 @@
+"""Time: the line of the last hour, graphs of GPUs and pods, and the timeline of events."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from browser import Watch, picture
+from node import SHARED, Sixteen
+from page import address, drawer, row, sign_in, view
+from playwright.sync_api import expect
+from say import check, until
+
+
+def each_gpu_has_a_line_of_the_last_hour(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    line = row(watch, 8).get_by_role("img", name=re.compile("in the last hour"))
+    expect(line).to_be_visible()
+    check(len(line.locator("path").get_attribute("d")) > 3, "the line is empty")
+    busy = next(gpu for gpu in node.gpus() if gpu["index"] == 8).get("utilizationPercent")
+    check(busy is not None, "the daemon reports no utilisation of a simulated GPU")
+    expect(row(watch, 8).locator(".now")).to_have_text(re.compile(r"\d+ %"))
+
+
+def a_gpu_has_graphs_with_their_values_as_tables(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    uuid = node.gpus()[8]["uuid"]
+    sign_in(watch, node, at=f"#gpu={uuid}")
+    until("some readings", lambda: len(node.ask("GET", f"/gpus/{uuid}/history?last=1h")[1]["items"]) > 0, 60)
+    for title, unit in [("Memory", "GiB"), ("Utilisation", "%"), ("Temperature", "°C"), ("Power", "W")]:
+        figure = drawer(watch).locator("figure", has_text=title).first
+        expect(figure).to_be_visible()
+        said = figure.get_by_role("img").get_attribute("aria-label")
+        check(title in said and unit in said and "between" in said, f"{title}: {said}")
+        check(figure.locator("path.line").count() >= 1, f"{title} has no line")
+        figure.locator("summary").click()
+        expect(figure.get_by_role("table").locator("tbody tr").first).to_be_visible()
+    with page.expect_request(lambda request: "history?last=24h" in request.url):
+        drawer(watch).get_by_role("button", name="24 hours").click()
+    check("last=24h" in address(watch), "the time range is not in the address")
+    expect(drawer(watch).get_by_role("button", name="24 hours")).to_have_attribute("aria-pressed", "true")
+    expect(drawer(watch).get_by_role("img", name=re.compile("^Memory, last 24h"))).to_be_visible()
+    picture(page, "graphs")
+
+
+def memory_is_drawn_by_pod(watch: Watch, node: Sixteen) -> None:
+    """The processes of simulated GPUs are in no pod: the answer is made up here, in the shape of the real one."""
+    page = watch.page
+    gpu = node.gpus()[8]
+    held = node.ask("GET", f"/allocations?gpu={gpu['uuid']}")[1]["items"][0]["holder"]
+    real = node.ask("GET", f"/gpus/{gpu['uuid']}/history?last=1h")[1]
+    at = [f"2026-01-01T00:{minute:02d}:00.000Z" for minute in range(60)]
+
+    def answer(route) -> None:
+        now = page.evaluate("Date.now()")
+        stamps = page.evaluate("(now) => Array.from({ length: 60 }, (_, i) => new Date(now - (60 - i) * 60000).toISOString())", now)
+        samples = [{"at": stamp, "memoryUsedMiB": 1024 + 64 * i} for i, stamp in enumerate(stamps)]
+        pods = [{"namespace": held["namespace"], "pod": held["pod"], "items": samples}, {"namespace": "other", "pod": "short", "items": samples[40:]}]
+        route.fulfill(status=200, content_type="application/json", body=json.dumps({**real, "stepSeconds": 60, "pods": pods}))
+
+    check(len(at) == 60 and set(real) == {"stepSeconds", "items", "pods"}, f"the shape is {set(real)}")
+    page.route("**/history?last=1h&points=240", answer)
+    sign_in(watch, node, at=f"#gpu={gpu['uuid']}")
+    figure = drawer(watch).locator("figure", has_text="Memory by pod")
+    name = f"{held['namespace']}/{held['pod']}"
+    expect(figure).to_contain_text(name)
+    expect(figure).to_contain_text("other/short")
+    check(figure.locator("path.line").count() == 2, "not a line for each pod")
+    drawer(watch).get_by_role("button", name=f"Pod {name}", exact=True).click()
+    expect(drawer(watch).get_by_role("img", name=re.compile(f"on GPU {gpu['index']}: 4.7 GiB, between 1 and 4.7"))).to_be_visible()
+
+
+def the_timeline_has_the_events_of_an_hour_and_a_day(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=timeline")
+    events = page.get_by_role("list", name="Events, newest first")
+    expect(events).to_contain_text("GPU 12 is unhealthy: XID 79")
+    expect(events).to_contain_text("GPU 9 is cordoned by admin (fan replacement)")
+    lanes = page.get_by_role("img", name=re.compile(r"^Events of the last 1h: \d+ health, \d+ drains"))
+    expect(lanes).to_be_visible()
+    hour = events.get_by_role("listitem").count()
+    check(lanes.locator("circle").count() >= hour, "the picture has fewer events than the list")
+    page.get_by_role("button", name="24 hours").click()
+    expect(page.get_by_role("img", name=re.compile("^Events of the last 24h"))).to_be_visible()
+    until("as many events as in an hour", lambda: events.get_by_role("listitem").count() >= hour, 5)
+    page.get_by_label("Search", exact=True).fill("gpu 9")
+    until("only events of GPU 9", lambda: all("GPU 9" in text for text in events.get_by_role("listitem").all_inner_texts()), 5)
+    events.get_by_role("button", name="GPU 9").first.click()
+    expect(page.get_by_role("complementary", name="GPU 9")).to_be_visible()
+
+
+def a_new_event_is_in_the_timeline_within_seconds(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=timeline")
+    events = page.get_by_role("list", name="Events, newest first")
+    expect(events).to_contain_text("GPU 12 is unhealthy")
+    uuid = node.gpus()[15]["uuid"]
+    node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "seen in the timeline"})
+    expect(events.get_by_role("listitem").first).to_contain_text("seen in the timeline", timeout=5000)
+    node.ask("DELETE", f"/gpus/{uuid}/cordon")
+    expect(events.get_by_role("listitem").first).to_contain_text("GPU 15", timeout=5000)
+    # What pods come and go is not in it.
+    node.tell(f"run other/short-lived {SHARED} 1")
+    page.wait_for_timeout(1500)
+    check("short-lived" not in events.inner_text(), "a grant is in the timeline")
+    node.tell("end other/short-lived")
+
+
+def a_daemon_without_history_shows_no_graph_and_no_error(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    watch.allow(404)
+    problem = {"type": "/problems/no-route", "title": "No such route", "status": 404, "detail": "none"}
+    missing = lambda route: route.fulfill(status=404, content_type="application/problem+json", body=json.dumps(problem))  # noqa: E731
+    for path in ("**/history?**", "**/api/v1/access"):
+        page.route(path, missing)
+    asked = []
+    page.on("request", lambda request: "/history?" in request.url and "/gpus/" in request.url and asked.append(request.url))
+    sign_in(watch, node)
+    expect(page.locator(".gpus tbody tr")).to_have_count(16)
+    expect(page.locator(".spark")).to_have_count(0)
+    row(watch, 8).get_by_role("button", name="GPU 8", exact=True).click()
+    expect(drawer(watch)).to_contain_text("This daemon keeps no history.")
+    view(watch, "Timeline")
+    expect(page.locator("#timeline")).to_contain_text("This daemon keeps no past events.")
+    expect(page.locator("#notices")).not_to_contain_text("No such route")
+    check(len(asked) == 1, f"what the daemon does not have was requested {len(asked)} times")
+
+
+CASES = [
+    each_gpu_has_a_line_of_the_last_hour,
+    a_gpu_has_graphs_with_their_values_as_tables,
+    memory_is_drawn_by_pod,
+    the_timeline_has_the_events_of_an_hour_and_a_day,
+    a_new_event_is_in_the_timeline_within_seconds,
+    a_daemon_without_history_shows_no_graph_and_no_error,
+]

@@ -1,0 +1,231 @@
+"""The drain sheet, the policy sheet, and the way back to an earlier stack."""
+
+from __future__ import annotations
+
+import json
+
+from browser import Watch, picture
+from node import SHARED, Node
+from page import offers, press, row, sign_in
+from playwright.sync_api import Route, expect
+from say import check, until
+
+
+def _with_api_server(watch: Watch) -> None:
+    """As if the daemon had an API server: the daemon of this test has none."""
+
+    def answer(route: Route) -> None:
+        real = route.fetch()
+        route.fulfill(status=200, content_type="application/json", body=json.dumps({**real.json(), "apiServer": {"done": True}}))
+
+    watch.page.route("**/api/v1/node", answer)
+
+
+def a_drain_sheet_says_who_leaves_and_what_cannot_work(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    held = node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"][0]["gpus"][0]
+    index = next(g["index"] for g in node.gpus() if g["uuid"] == held)
+    dialog = press(watch, index, "Drain…")
+    expect(dialog).to_contain_text("1 pod on it")
+    expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ○ stays until it ends by itself", use_inner_text=True)
+    evict = dialog.get_by_label("Evict the pods")
+    expect(evict).to_be_disabled()
+    expect(dialog).to_contain_text("Not possible: No API server is configured: start the daemon with --kubeconfig FILE")
+    choices = dialog.get_by_label("At the deadline").locator("option")
+    expect(choices.nth(1)).to_be_disabled()
+    expect(choices.nth(2)).to_be_disabled()
+    expect(choices.nth(1)).to_have_text("stop the drain; the GPU stays cordoned (not possible: there is no deadline)")
+    dialog.get_by_label("Deadline in minutes").fill("5")
+    expect(choices.nth(1)).to_be_enabled()
+    expect(choices.nth(2)).to_have_text("delete the remaining pods, whatever their disruption budgets say (not possible: pods are not evicted)")
+    picture(page, "sheet-drain")
+    dialog.get_by_role("button", name="Cancel").click()
+    check(node.drain_state(index) == "active", "a cancelled drain drained")
+
+
+def with_an_api_server_pods_can_be_evicted(watch: Watch, node: Node) -> None:
+    page = watch.page
+    _with_api_server(watch)
+    sign_in(watch, node)
+    held = node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"][0]["gpus"][0]
+    index = next(g["index"] for g in node.gpus() if g["uuid"] == held)
+    dialog = press(watch, index, "Drain…")
+    dialog.get_by_label("Evict the pods").check()
+    expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ◆ leaves it is evicted", use_inner_text=True)
+    dialog.get_by_label("Deadline in minutes").fill("10")
+    dialog.get_by_label("At the deadline").select_option("delete")
+    # Without evict it cannot stay chosen.
+    dialog.get_by_label("Evict the pods").uncheck()
+    expect(dialog.get_by_label("At the deadline")).to_have_value("wait")
+    dialog.get_by_label("Evict the pods").check()
+    dialog.get_by_label("At the deadline").select_option("delete")
+    dialog.get_by_label("Reason").fill("firmware")
+    sent = []
+    page.route("**/drain", lambda route: (sent.append(route.request), route.abort())[1] if route.request.method == "PUT" else route.fallback())
+    watch.lost = True
+    dialog.get_by_role("button", name="Drain", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("No answer from the daemon")
+    order = json.loads(sent[0].post_data)
+    check(order == {"reason": "firmware", "evict": True, "deadlineSeconds": 600, "atDeadline": "delete"}, f"the order is {order}")
+    check("if-match" in sent[0].headers, "the order has no condition")
+
+
+def a_drain_shows_who_blocks_it_and_can_be_stopped(watch: Watch, node: Node) -> None:
+    """What blocks an eviction comes from an API server: these holders are made up here."""
+    page = watch.page
+    uuid = node.gpus()[6]["uuid"]
+    blocked = [
+        {"namespace": "web", "pod": "front-1", "containers": ["main"], "allocations": ["a-1"], "state": "terminating"},
+        {"namespace": "kube-system", "pod": "dcgm", "containers": ["main"], "allocations": ["a-2"], "state": "staticPod"},
+        {"namespace": "web", "pod": "front-2", "containers": ["main"], "allocations": ["a-3"], "state": "disruptionBudget", "message": "needs 3 healthy pods", "comesBack": True},
+    ]
+
+    def answer(route: Route) -> None:
+        real = route.fetch()
+        data = real.json()
+        for gpu in data["items"]:
+            if gpu["uuid"] == uuid and gpu["drain"]["state"] in ("draining", "drained"):
+                progress = {"evict": True, "atDeadline": "wait", "late": False, "secondsLeft": 540, "allocations": ["a-1", "a-2", "a-3"], "processes": 2, "holders": blocked}
+                gpu["drain"] = {**gpu["drain"], "state": "draining", "progress": progress}
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(data))
+
+    page.route("**/api/v1/gpus", answer)
+    sign_in(watch, node)
+    dialog = press(watch, 6, "Drain…")
+    dialog.get_by_label("Reason").fill("new fan")
+    dialog.get_by_role("button", name="Drain", exact=True).click()
+    expect(dialog).to_contain_text("3 allocations left, 2 processes, 9m until its deadline, its pods are evicted")
+    left = dialog.get_by_role("list", name="Remaining holders").get_by_role("listitem").all_inner_texts()
+    check("kube-system/dcgm" in left[0] and "blocks" in left[0] and "manifests" in left[0], f"the first is {left[0]!r}")
+    check("web/front-2" in left[1] and "needs 3 healthy pods" in left[1] and "its DaemonSet creates it again" in left[1], f"the second is {left[1]!r}")
+    check("web/front-1" in left[2] and "terminating" in left[2], f"the third is {left[2]!r}")
+    picture(page, "sheet-progress")
+    expect(page.get_by_role("region", name="Verdict")).to_contain_text("6 cannot finish its drain: a static pod blocks it")
+    dialog.get_by_role("button", name="Stop drain…").click()
+    asked = page.get_by_role("dialog", name="Stop the drain of GPU 6?")
+    asked.get_by_role("button", name="Stop drain", exact=True).click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    offers(watch, 6, "Uncordon…")
+    check(node.drain_state(6) == "cordoned", "the drain was not stopped")
+    node.ask("DELETE", f"/gpus/{uuid}/cordon")
+
+
+def parameters_have_a_form_made_from_their_schema(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=policies")
+    page.get_by_role("button", name="Change mixed").click()
+    dialog = page.get_by_role("dialog", name="Activate a policy")
+    replicas = dialog.get_by_label("replicas", exact=True)
+    expect(replicas).to_have_attribute("type", "number")
+    expect(replicas).to_have_value("4")
+    expect(dialog).to_contain_text("Shares of a GPU. A share is an equal part of its memory and compute.")
+    expect(dialog.get_by_label("advertise", exact=True).locator("option")).to_have_text(["default: both", "both", "latched"])
+    expect(dialog.get_by_label("resource", exact=True)).to_have_attribute("placeholder", "default: nvidia.com/gpu")
+    replicas.fill("200")
+    dialog.get_by_role("button", name="Try", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("replicas cannot be used")
+    replicas.fill("8")
+    dialog.get_by_label("advertise", exact=True).select_option(label="latched")
+    expect(dialog.locator(".difference")).to_contain_text('+ mixed {"advertise":"latched","replicas":8}')
+    dialog.get_by_role("button", name="Edit as JSON").click()
+    text = json.loads(dialog.get_by_label("Parameters (JSON)").input_value())
+    check(text == {"advertise": "latched", "replicas": 8}, f"the JSON is {text}")
+    dialog.get_by_label("Parameters (JSON)").fill('{"replicas": 2, "reserveWhole": 1}')
+    dialog.get_by_role("button", name="Edit as a form").click()
+    expect(replicas).to_have_value("2")
+    expect(dialog.get_by_label("reserveWhole", exact=True)).to_have_value("1")
+    # Another policy has another form; what is rare and takes JSON is behind a summary.
+    timeslice = next(p for p in node.ask("GET", "/policies")[1]["items"] if p["name"] == "timeslice")
+    dialog.get_by_label("Policy and version").select_option(timeslice["digest"])
+    dialog.locator("summary", has_text="overrides").click()
+    dialog.get_by_label("overrides", exact=True).fill('[{"index": 0, "replicas": 2}]')
+    expect(dialog.locator(".difference")).to_contain_text('"overrides":[{"index":0,"replicas":2}]')
+    page.keyboard.press("Escape")
+
+
+def a_policy_is_tried_before_it_is_activated(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=policies")
+    before = node.ask("GET", "/stack")[1]
+    page.get_by_role("button", name="Change mixed").click()
+    dialog = page.get_by_role("dialog", name="Activate a policy")
+    activate = dialog.get_by_role("button", name="Activate", exact=True)
+    expect(dialog.get_by_label("replicas", exact=True)).to_have_value("4")
+    expect(activate).to_have_attribute("aria-disabled", "true")
+    activate.click(force=True)
+    expect(page.locator("#announcement")).to_contain_text("try it first")
+    dialog.get_by_label("replicas", exact=True).fill("2")
+    dialog.get_by_label("A request for so many").fill("2")
+    dialog.get_by_role("button", name="Try", exact=True).click()
+    expect(dialog).to_contain_text("It works on this node. 8 GPUs would be offered differently: 0, 1, 2, 3, 4, 5, 6 and 7.")
+    shared = dialog.get_by_role("table", name="Devices now and then").locator("tr", has_text=SHARED)
+    expect(shared.locator("del").first).to_have_text("32")
+    expect(shared.locator("ins").first).to_have_text("16")
+    expect(dialog).to_contain_text(f"A request for 2 × {SHARED} would be granted on")
+    expect(dialog.locator(".difference")).to_contain_text('− mixed {"replicas":4}')
+    expect(activate).to_have_attribute("aria-disabled", "false")
+    # Changed since: it has to be tried again.
+    dialog.get_by_label("replicas", exact=True).fill("3")
+    expect(activate).to_have_attribute("aria-disabled", "true")
+    check(node.ask("GET", "/stack")[1]["revision"] == before["revision"], "a trial changed the stack")
+    picture(page, "sheet-policy")
+    # Enter in a field does not get around it.
+    dialog.get_by_label("Reason").fill("untried")
+    page.keyboard.press("Enter")
+    check(node.ask("GET", "/stack")[1]["revision"] == before["revision"], "an untried stack was activated")
+    page.keyboard.press("Escape")
+
+
+def an_earlier_stack_is_rolled_back_to_beside_the_history(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=policies")
+    before = node.ask("GET", "/stack")[1]
+    page.get_by_role("button", name="Change mixed").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("replicas", exact=True)).to_have_value("4")
+    dialog.get_by_label("replicas", exact=True).fill("6")
+    dialog.get_by_role("button", name="Try", exact=True).click()
+    expect(dialog).to_contain_text("It works on this node")
+    dialog.get_by_label("Reason").fill("six for the weekend")
+    dialog.get_by_role("button", name="Activate", exact=True).click()
+    history = page.get_by_role("table", name="Active and earlier stacks, newest first")
+    expect(history.locator("tbody tr").first).to_contain_text("six for the weekend")
+    expect(history.locator("tbody tr").first).to_contain_text("active")
+    page.get_by_role("button", name=f"Roll back to revision {before['revision']}", exact=True).click()
+    asked = page.get_by_role("dialog", name=f"Roll back to revision {before['revision']}?")
+    expect(asked.locator(".difference")).to_contain_text('− mixed {"replicas":6}')
+    expect(asked.locator(".difference")).to_contain_text('+ mixed {"replicas":4}')
+    picture(page, "sheet-rollback")
+    asked.get_by_label("Reason").fill("too many")
+    asked.get_by_role("button", name="Roll back", exact=True).click()
+    expect(page.locator("#stack")).to_contain_text("too many")
+    after = node.ask("GET", "/stack")[1]
+    check([e["parameters"] for e in after["entries"]] == [e["parameters"] for e in before["entries"]], "another stack is active")
+
+
+def the_stack_of_the_file_is_used_again(watch: Watch, node: Node) -> None:
+    page = watch.page
+    entries = [{"policy": "mixed", "parameters": {"replicas": 8}}]
+    status, _ = node.ask("PUT", "/stack", {"entries": entries, "reason": "over the file"})
+    check(status == 200, "the activation failed")
+    sign_in(watch, node, at="#view=policies")
+    expect(page.locator("#stack")).to_contain_text("The configuration file’s stack is overridden: mixed")
+    page.get_by_role("button", name="Use the file’s stack again…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator(".difference")).to_contain_text('− mixed {"replicas":8}')
+    dialog.get_by_label("Reason").fill("as in the file")
+    dialog.get_by_role("button", name="Use the file’s stack", exact=True).click()
+    expect(page.locator("#stack")).to_contain_text("from the configuration file")
+    until("the file's stack", lambda: node.ask("GET", "/stack")[1]["source"] == "file", 10)
+
+
+CASES = [
+    a_drain_sheet_says_who_leaves_and_what_cannot_work,
+    with_an_api_server_pods_can_be_evicted,
+    a_drain_shows_who_blocks_it_and_can_be_stopped,
+    parameters_have_a_form_made_from_their_schema,
+    a_policy_is_tried_before_it_is_activated,
+    an_earlier_stack_is_rolled_back_to_beside_the_history,
+    the_stack_of_the_file_is_used_again,
+]

@@ -1,0 +1,363 @@
+"""The page on a node of 16 GPUs with 10 shares each, of which four are bad: what an operator finds at a glance."""
+
+from __future__ import annotations
+
+import re
+
+from browser import Watch, picture
+from node import SHARED, Sixteen
+from page import address, drawer, menu, no_sideways, row, sign_in, view
+from playwright.sync_api import expect
+from say import check, until
+
+
+def _order(watch: Watch) -> list[int]:
+    """The indices of the GPUs that are shown, from above."""
+    names = watch.page.locator(".gpus tbody tr:visible").evaluate_all("(rows) => rows.map((r) => r.getAttribute('aria-label'))")
+    return [int(name.removeprefix("GPU ")) for name in names]
+
+
+def _shown(watch: Watch, indices: list[int]) -> None:
+    until(f"only the GPUs {indices}", lambda: sorted(_order(watch)) == sorted(indices), 5)
+
+
+def the_verdict_says_what_is_wrong_and_filters(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    verdict = page.get_by_role("region", name="Verdict")
+    expect(verdict).to_contain_text("4 GPUs need you: 3 and 12 fell off the bus, 5 vanished, 7 needs a reset")
+    expect(verdict).to_contain_text("1 GPU cordoned or drained")
+    verdict.get_by_role("button", name="3 and 12 fell off the bus").click()
+    _shown(watch, [3, 12])
+    expect(page.locator("#found")).to_have_text("2 of 16 GPUs match")
+    verdict.get_by_role("button", name="4 GPUs need you").click()
+    _shown(watch, [3, 5, 7, 12])
+    page.go_back()
+    _shown(watch, [3, 12])
+
+
+def bad_gpus_are_first_and_sixteen_fit_on_one_screen(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    page.set_viewport_size({"width": 1440, "height": 900})
+    sign_in(watch, node)
+    expect(page.locator(".gpus tbody tr")).to_have_count(16)
+    good = [i for i in range(16) if i not in (3, 5, 7, 12, 9)]
+    check(_order(watch) == [3, 5, 7, 12, 9, *good], f"the order is {_order(watch)}")
+    bottom = page.locator(".gpus tbody tr").last.evaluate("(r) => r.getBoundingClientRect().bottom")
+    check(bottom <= 900, f"the last row ends at {bottom:.0f} px")
+    high = page.evaluate("document.documentElement.scrollHeight")
+    check(high <= 900, f"the page is {high} px high")
+    no_sideways(watch, "at 1440")
+    cut = page.locator(".gpus .amount, .gpus .open").evaluate_all("(all) => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length")
+    check(cut == 0, f"{cut} numbers do not fit in their columns")
+
+
+def counters_filter_and_a_link_shows_the_same(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    chips = page.get_by_role("group", name="States of GPUs")
+    expect(chips.get_by_role("button", name="All 16")).to_have_attribute("aria-pressed", "true")
+    for name in ("Need you 4", "Vanished 1", "Unhealthy 3", "Cordoned 1", "Healthy 12", "Open 15"):
+        expect(chips.get_by_role("button", name=name)).to_be_visible()
+    chips.get_by_role("button", name="Unhealthy 3").click()
+    _shown(watch, [3, 7, 12])
+    chips.get_by_role("button", name="Vanished 1").click()
+    _shown(watch, [3, 5, 7, 12])
+    page.get_by_label("Search", exact=True).fill("H100")
+    until("the search in the address", lambda: "q=H100" in address(watch), 5)
+    wanted = sorted(_order(watch))
+    row(watch, 7).get_by_role("button", name="GPU 7", exact=True).click()
+    expect(drawer(watch)).to_contain_text("needs a reset")
+    link = address(watch)
+    check("state=unhealthy%2Cvanished" in link and "gpu=GPU-" in link, f"the address is {link}")
+    # A reload keeps the token of this tab.
+    page.reload()
+    expect(drawer(watch)).to_contain_text("needs a reset")
+    expect(page.get_by_label("Search", exact=True)).to_have_value("H100")
+    _shown(watch, wanted)
+    # Someone else has to sign in first, and then sees the same.
+    page.evaluate("sessionStorage.clear()")
+    page.goto("about:blank")
+    page.goto(link)
+    page.get_by_label("Token", exact=True).fill(node.token)
+    page.keyboard.press("Enter")
+    expect(drawer(watch)).to_contain_text("needs a reset")
+    _shown(watch, wanted)
+
+
+def capacity_adds_up_and_says_why(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    table = page.get_by_role("table", name="Resources")
+    cells = table.locator("tbody tr").first.locator("td").all_inner_texts()
+    heads = table.locator("thead th").all_inner_texts()
+    numbers = {head: int(cell.replace("–", "0")) for head, cell in zip(heads, cells) if re.fullmatch(r"\d+|–", cell)}
+    check(numbers["Devices"] == 160, f"{numbers}")
+    parts = ["Held", "Free", "Withdrawn", "Cordoned", "Unhealthy"]
+    check(sum(numbers[part] for part in parts) == 160, f"the numbers do not add up: {numbers}")
+    check(numbers["Unhealthy"] > 0 and numbers["Cordoned"] > 0, f"{numbers}")
+    page.get_by_text("neither held nor free").click()
+    reasons = page.locator(".reasons")
+    expect(reasons).to_contain_text("fan replacement")
+    reasons.get_by_role("button", name="GPU 3").click()
+    expect(drawer(watch).get_by_role("heading", name="GPU 3", exact=True)).to_be_visible()
+
+
+def shares_are_told_by_colour_and_in_words(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    of = node.ask("GET", f"/allocations?gpu={node.gpus()[0]['uuid']}")[1]["items"]
+    spaces = {a["holder"]["namespace"] for a in of}
+    picture_of = row(watch, 0).get_by_role("img", name="10 shares")
+    text = picture_of.get_attribute("aria-label")
+    for space in spaces:
+        check(space in text, f"{space} is not in {text!r}")
+    check("free" in text, text)
+    kinds = picture_of.locator("path").evaluate_all("(all) => all.map((one) => getComputedStyle(one).fill)")
+    check(len(set(kinds)) == len(spaces) + 1, f"{len(set(kinds))} colours for {spaces} and free ones")
+    legend = page.get_by_role("list", name="Colours of namespaces")
+    expect(legend.get_by_role("listitem")).to_have_count(5)
+    expect(row(watch, 3).get_by_role("img", name="10 shares")).to_have_attribute("aria-label", re.compile("withdrawn"))
+
+
+def a_search_finds_what_is_meant(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    find = page.get_by_label("Search", exact=True)
+    for text, indices in [
+        ("gpu 1", [1]),
+        ("unhealthy", [3, 7, 12]),
+        ("lost", [3, 5, 12]),
+        ("reset", [7]),
+        ("fan", [9]),
+        ("GPU 12", [12]),
+        ("nothing-like-this", []),
+    ]:
+        find.fill(text)
+        _shown(watch, indices)
+    find.fill("healthy")
+    until("no unhealthy GPU", lambda: not {3, 5, 7, 12} & set(_order(watch)), 5)
+    find.fill("free")
+    until("only GPUs with a free share", lambda: len(_order(watch)) == 11, 5)
+    pod = node.ask("GET", "/allocations?limit=1")[1]["items"][0]
+    name = f"{pod['holder']['namespace']}/{pod['holder']['pod']}"
+    by_uuid = {g["uuid"]: g["index"] for g in node.gpus()}
+    find.fill(name)
+    _shown(watch, [by_uuid[uuid] for uuid in pod["gpus"]])
+    view(watch, "Pods")
+    expect(page.locator("#pods tbody tr")).to_have_count(1)
+    expect(page.locator("#pods tbody")).to_contain_text(name)
+
+
+def tiles_are_there_by_choice(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    page.get_by_role("button", name="Tiles").click()
+    tiles = page.get_by_role("article")
+    expect(tiles).to_have_count(16)
+    expect(tiles.first).to_contain_text("fell off the bus")
+    check("layout=tiles" in address(watch), "the layout is not in the address")
+    page.get_by_role("article", name="GPU 9", exact=True).get_by_role("button", name="Actions for GPU 9").click()
+    expect(page.get_by_role("menuitem", name="Uncordon…")).to_be_visible()
+    page.keyboard.press("Escape")
+    picture(page, "tiles")
+    page.get_by_role("button", name="Table").click()
+    expect(page.locator(".gpus tbody tr")).to_have_count(16)
+
+
+def a_gpu_has_a_drawer_with_an_address(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    gpu = node.gpus()[12]
+    sign_in(watch, node, at=f"#gpu={gpu['uuid']}")
+    opened = page.get_by_role("complementary", name="GPU 12")
+    expect(opened).to_be_visible()
+    for title in ("Overview", "Holders", "Load", "Processes", "History", "Devices", "Links to other GPUs"):
+        expect(opened.get_by_role("heading", level=3, name=title, exact=True)).to_be_visible()
+    expect(opened).to_contain_text("unhealthy: XID 79")
+    expect(opened).to_contain_text(gpu["uuid"])
+    expect(opened.get_by_role("table", name="Health, newest first").locator("tbody tr")).to_have_count(2)
+    expect(opened).to_contain_text("18 NVLinks")
+    holders = {f"{a['holder']['namespace']}/{a['holder']['pod']}" for a in node.ask("GET", f"/allocations?gpu={gpu['uuid']}")[1]["items"]}
+    for holder in holders:
+        expect(opened.get_by_role("button", name=f"Pod {holder}", exact=True)).to_be_visible()
+    opened.locator("summary", has_text="10 devices").click()
+    expect(opened.get_by_role("table", name="Devices of GPU 12").locator("tbody tr")).to_have_count(10)
+    page.keyboard.press("Escape")
+    expect(opened).to_be_hidden()
+    check("gpu=" not in address(watch), "the address still names the GPU")
+    expect(page.get_by_role("button", name="GPU 12", exact=True)).to_be_focused()
+    # A GPU with processes, whose memory they use.
+    row(watch, 8).get_by_role("button", name="GPU 8", exact=True).click()
+    expect(drawer(watch).get_by_role("table", name="Processes on this GPU")).to_contain_text("4200008")
+    # One that is not of this node.
+    page.evaluate("location.hash = '#gpu=GPU-00000000-0000-4000-8000-000000000000'")
+    expect(drawer(watch)).to_contain_text("This node has no GPU GPU-00000000")
+
+
+def why_a_pod_is_here_is_told(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    gpu = node.gpus()[3]
+    sign_in(watch, node, at=f"#gpu={gpu['uuid']}")
+    held = node.ask("GET", f"/allocations?gpu={gpu['uuid']}")[1]["items"][0]
+    name = f"{held['holder']['namespace']}/{held['holder']['pod']}"
+    why = drawer(watch).get_by_role("button", name=f"Why here: {name}")
+    why.click()
+    expect(why).to_have_attribute("aria-expanded", "true")
+    sentence = node.ask("GET", f"/allocations/{held['id']}/explanation")[1]["sentences"][1]
+    expect(drawer(watch)).to_contain_text(sentence)
+    # It stays open when the list changes.
+    node.tell(f"run other/late-1 {SHARED} 1")
+    page.wait_for_timeout(2500)
+    expect(drawer(watch)).to_contain_text(sentence)
+    node.tell("end other/late-1")
+    why.click()
+    expect(drawer(watch)).not_to_contain_text(sentence)
+
+
+def pods_are_listed_each_with_a_drawer(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=pods")
+    items = node.ask("GET", "/allocations?limit=500")[1]["items"]
+    pods = {f"{a['holder']['namespace']}/{a['holder']['pod']}": a for a in items}
+    until("a row for each pod", lambda: page.locator("#pods tbody tr").count() == len(pods), 30)
+    name, held = next((n, a) for n, a in pods.items() if len(a["gpus"]) > 1)
+    line = page.locator("#pods tbody tr", has_text=name)
+    expect(line).to_contain_text(f"{len(held['devices'])} × {SHARED}")
+    line.get_by_role("button", name=f"Why here: {name}").click()
+    opened = page.get_by_role("complementary", name=f"Pod {name.split('/')[1]}")
+    expect(opened).to_contain_text(f"namespace {name.split('/')[0]}")
+    expect(opened).to_contain_text(held["id"])
+    expect(opened).to_contain_text("When the kubelet requested")
+    expect(opened).to_contain_text("nothing: it is a count")
+    check("pod=" in address(watch), "the address does not name the pod")
+    indices = sorted(g["index"] for g in node.gpus() if g["uuid"] in held["gpus"])
+    opened.get_by_role("button", name=f"GPU {indices[0]}", exact=True).click()
+    expect(page.get_by_role("complementary", name=f"GPU {indices[0]}", exact=True)).to_be_visible()
+    page.go_back()
+    expect(opened).to_be_visible()
+
+
+def several_gpus_are_cordoned_at_once(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    for index in (13, 14, 9):
+        page.get_by_label(f"Select GPU {index}", exact=True).check()
+    bulk = page.get_by_role("group", name="Selected GPUs")
+    expect(bulk).to_contain_text("3 selected")
+    bulk.get_by_role("button", name="Cordon…", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Cordon GPUs 13 and 14?")
+    dialog.get_by_label("Reason").fill("rack work")
+    dialog.get_by_role("button", name="Cordon", exact=True).click()
+    expect(dialog).to_be_hidden()
+    until("both cordoned", lambda: [node.drain_state(i) for i in (13, 14)] == ["cordoned"] * 2, 10)
+    expect(row(watch, 14)).to_contain_text("rack work")
+    check([node.gpus()[9]["drain"]["why"]] == ["fan replacement"], "a cordon of another was replaced")
+    page.get_by_label("Select GPU 9", exact=True).uncheck()
+    bulk.get_by_role("button", name="Uncordon…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Uncordon", exact=True).click()
+    until("both open again", lambda: [node.drain_state(i) for i in (13, 14)] == ["active"] * 2, 10)
+    bulk.get_by_role("button", name="Clear").click()
+    expect(bulk).to_be_hidden()
+    page.get_by_label("Select all that are shown").check()
+    expect(bulk).to_contain_text("16 selected")
+
+
+def keys_do_what_the_help_says(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    page.keyboard.press("j")
+    expect(page.get_by_role("button", name="GPU 3", exact=True)).to_be_focused()
+    page.keyboard.press("j")
+    expect(page.get_by_role("button", name="GPU 5", exact=True)).to_be_focused()
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("complementary", name="GPU 3")).to_be_visible()
+    page.keyboard.press("d")
+    expect(page.get_by_role("dialog", name="Drain GPU 3?")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    expect(drawer(watch)).to_be_hidden()
+    page.keyboard.press("x")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    expect(page.get_by_role("group", name="Selected GPUs")).to_contain_text("2 selected")
+    page.keyboard.press("c")
+    expect(page.get_by_role("dialog", name="Cordon GPUs 3 and 5?")).to_be_visible()
+    # Letters in a field are text.
+    page.keyboard.type("dj?")
+    expect(page.get_by_role("dialog").get_by_label("Reason")).to_have_value("dj?")
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search", exact=True)).to_be_focused()
+    page.keyboard.type("reset")
+    _shown(watch, [7])
+    page.keyboard.press("Escape")
+    until("the search is empty", lambda: page.get_by_label("Search", exact=True).input_value() == "", 5)
+    page.get_by_role("button", name="GPU 7", exact=True).focus()
+    page.keyboard.press("2")
+    expect(page.get_by_role("heading", name="Pods", exact=True)).to_be_visible()
+    page.keyboard.press("1")
+    page.keyboard.press("?")
+    help_of = page.get_by_role("dialog", name="Help")
+    expect(help_of).to_contain_text("next and previous GPU")
+    help_of.get_by_label("Switch the keys off").check()
+    help_of.get_by_role("button", name="Close").click()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search", exact=True)).not_to_be_focused()
+    check("keys=off" in address(watch), "the choice is not in the address")
+
+
+def a_menu_is_used_by_keyboard(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    opened = menu(watch, 7)
+    names = opened.get_by_role("menuitem").all_inner_texts()
+    check(names == ["Details", "Cordon…", "Drain…", "Mark healthy…"], f"the menu has {names}")
+    page.keyboard.press("End")
+    expect(opened.get_by_role("menuitem", name="Mark healthy…")).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(opened.get_by_role("menuitem", name="Details")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Actions for GPU 7", exact=True)).to_be_focused()
+    names = menu(watch, 9).get_by_role("menuitem").all_inner_texts()
+    check(names == ["Details", "Drain…", "Uncordon…"], f"the menu of a cordoned GPU has {names}")
+    page.mouse.click(5, 5)
+    expect(page.get_by_role("menu")).to_have_count(0)
+    forget = menu(watch, 5).get_by_role("menuitem", name="Forget…")
+    expect(forget).to_contain_text("its allocations have not ended yet")
+    expect(forget).to_have_attribute("aria-disabled", "true")
+
+
+def a_phone_shows_the_verdict_and_a_line_for_each_gpu(watch: Watch, node: Sixteen) -> None:
+    page = watch.page
+    page.set_viewport_size({"width": 420, "height": 900})
+    sign_in(watch, node)
+    expect(page.get_by_role("region", name="Verdict")).to_be_in_viewport()
+    for index in node.bad:
+        expect(row(watch, index)).to_be_in_viewport()
+    check(_order(watch)[:4] == [3, 5, 7, 12], f"the order is {_order(watch)}")
+    high = [row(watch, index).bounding_box()["height"] for index in (3, 0)]
+    check(max(high) < 45, f"rows are {high} px high")
+    for index, words in [(3, "fell off the bus"), (7, "needs a reset")]:
+        reason = row(watch, index).locator(".reason")
+        fits = reason.evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
+        check(words in reason.inner_text() and fits, f"the reason of GPU {index} cannot be read")
+    no_sideways(watch, "at 420")
+
+
+CASES = [
+    the_verdict_says_what_is_wrong_and_filters,
+    bad_gpus_are_first_and_sixteen_fit_on_one_screen,
+    counters_filter_and_a_link_shows_the_same,
+    capacity_adds_up_and_says_why,
+    shares_are_told_by_colour_and_in_words,
+    a_search_finds_what_is_meant,
+    tiles_are_there_by_choice,
+    a_gpu_has_a_drawer_with_an_address,
+    why_a_pod_is_here_is_told,
+    pods_are_listed_each_with_a_drawer,
+    several_gpus_are_cordoned_at_once,
+    keys_do_what_the_help_says,
+    a_menu_is_used_by_keyboard,
+    a_phone_shows_the_verdict_and_a_line_for_each_gpu,
+]

@@ -1,0 +1,145 @@
+"""Honest states: a daemon that is away, no GPUs, evidence that is stuck, refusals, and a token that was replaced."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from browser import Watch, picture
+from node import SHARED, Node
+from page import menu, row, sign_in, view
+from playwright.sync_api import Route, expect
+from say import check, until
+
+
+def _changed(watch: Watch, path: str, change) -> None:
+    """The daemon's answer, changed as a test needs it."""
+
+    def answer(route: Route) -> None:
+        real = route.fetch()
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(change(real.json())))
+
+    watch.page.route(path, answer)
+
+
+def a_daemon_that_is_down_dims_everything_and_says_since_when(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    expect(row(watch, 0)).to_be_visible()
+    watch.lost = True
+    page.route("**/api/v1/**", lambda route: route.abort())
+    page.get_by_role("button", name="Tiles").click()
+    expect(page.locator("#notices").get_by_role("alert")).to_contain_text("No answer from the daemon")
+    age = page.locator("#age")
+    expect(age).to_contain_text(re.compile(r"What you see is \d+s old, of \d\d:\d\d:\d\d"))
+    first = age.inner_text()
+    until("an age that grows", lambda: page.evaluate("document.getElementById('age').textContent") != first, 5)
+    shade = page.locator("#verdict").evaluate("(one) => getComputedStyle(one).filter + getComputedStyle(one).opacity")
+    check("grayscale(1)" in shade and float(shade.split(")")[1]) < 0.8, f"what is old is shown as if it were not: {shade}")
+    expect(page.locator("#pulse")).to_contain_text("no answer")
+    item = menu(watch, 6).get_by_role("menuitem", name="Cordon…")
+    expect(item).to_have_attribute("aria-disabled", "true")
+    expect(item).to_contain_text("the daemon does not answer")
+    page.keyboard.press("Escape")
+    page.get_by_label("Select GPU 6", exact=True).check()
+    expect(page.get_by_role("group", name="Selected GPUs").get_by_role("button", name="Drain…")).to_have_attribute("aria-disabled", "true")
+    picture(page, "state-away")
+    page.unroute("**/api/v1/**")
+    expect(page.locator("#notices")).not_to_contain_text("No answer", timeout=25_000)
+    check(page.locator("body.stale").count() == 0, "it is still dimmed")
+    expect(menu(watch, 6).get_by_role("menuitem", name="Cordon…")).not_to_have_attribute("aria-disabled", "true")
+
+
+def a_node_without_gpus_says_what_to_do(watch: Watch, node: Node) -> None:
+    page = watch.page
+    why = "waiting: NVML cannot be loaded: libnvidia-ml.so.1: cannot open shared object file; install the driver"
+
+    def no_gpus(data: dict) -> dict:
+        checks = [{"name": "gpus", "ok": False, "detail": why}, *[c for c in data["checks"] if c["name"] != "gpus"]]
+        return {**data, "ready": False, "checks": checks, "resources": [], "gpuSource": "nvml"}
+
+    _changed(watch, "**/api/v1/node", no_gpus)
+    _changed(watch, "**/api/v1/gpus", lambda data: {"items": []})
+    sign_in(watch, node)
+    notices = page.locator("#notices")
+    expect(notices).to_contain_text("No GPU was found")
+    expect(notices).to_contain_text("install the driver")
+    expect(notices).to_contain_text("sudo berth node check")
+    verdict = page.get_by_role("region", name="Verdict")
+    expect(verdict).to_contain_text("Not ready: gpus")
+    expect(verdict).to_contain_text("This node has no GPUs.")
+    picture(page, "state-no-gpus")
+
+
+def evidence_that_is_stuck_is_a_notice_with_its_age(watch: Watch, node: Node) -> None:
+    page = watch.page
+    since = page.evaluate("new Date(Date.now() - 25 * 60000).toISOString()")
+    stuck = f"since {since}: the kubelet's checkpoint cannot be read; 3 allocations cannot end, so the GPUs of finished pods stay allocated"
+
+    def hold(data: dict) -> dict:
+        checks = [{**c, "detail": stuck} if c["name"] == "evidence" else c for c in data["checks"]]
+        return {**data, "hold": "the kubelet's checkpoint cannot be read", "checks": checks}
+
+    _changed(watch, "**/api/v1/node", hold)
+    sign_in(watch, node)
+    notice = page.locator("#notices .notice", has_text="Allocations do not end at present, for 25m")
+    expect(notice).to_contain_text("3 allocations cannot end")
+    check(page.locator("#notices .notice", has_text="checkpoint").count() == 1, "it is said twice")
+    picture(page, "state-stuck")
+
+
+def refusals_are_pinned_and_a_request_is_one_row(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=decisions")
+    before = len(node.ask("GET", "/decisions?outcome=refused")[1]["items"])
+    node.tell(f"run team-e/one-row-0 {SHARED} 1")
+    until("the holder", lambda: node.ask("GET", "/allocations?pod=one-row-0")[1]["total"] == 1, 30)
+    held = node.ask("GET", "/allocations?pod=one-row-0")[1]["items"][0]
+    newest = page.get_by_role("table", name="Newest first", exact=True)
+    mine = newest.locator("tbody tr", has_text="team-e/one-row-0")
+    expect(mine).to_have_count(1, timeout=30_000)
+    expect(mine).to_contain_text("granted")
+    expect(mine).to_contain_text(f"1 × {SHARED} on GPU")
+    seqs = {d["hook"] for d in node.ask("GET", f"/decisions?allocation={held['id']}")[1]["items"]}
+    check("admit" in seqs, f"the request is not among the decisions: {seqs}")
+    check(newest.locator("tbody tr", has_text="placement of").count() < 2, "placements stand alone")
+    # A share of a GPU that is held whole is refused: the kubelet has no such free device, so no pod requests it.
+    whole = node.ask("GET", "/allocations?pod=train-0")[1]["items"][0]
+    try:
+        node.tell(f"allocate {SHARED} {whole['gpus'][0]}::0")
+    except Exception as refused:  # noqa: BLE001: the stand-in kubelet reports the refusal
+        check("stand-in" in str(refused), str(refused))
+    until("the refusal", lambda: len(node.ask("GET", "/decisions?outcome=refused")[1]["items"]) > before, 20)
+    pinned = page.get_by_role("table", name="Refused, newest first")
+    expect(pinned.locator("tbody tr").first).to_contain_text("refused", timeout=20_000)
+    above = page.evaluate("() => { const [a, b] = document.querySelectorAll('#decisions table'); return a.classList.contains('refusals') && a.getBoundingClientRect().top < b.getBoundingClientRect().top; }")
+    check(above, "refusals are not above")
+    page.get_by_label("Search", exact=True).fill("refused")
+    expect(newest).to_have_count(0)
+    picture(page, "state-decisions")
+    node.tell("end team-e/one-row-0")
+
+
+def the_bar_says_who_is_here_and_how_fresh_it_is(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    expect(page.locator("#who")).to_have_text("token admin: full control")
+    expect(page.locator("#where")).to_contain_text("browser-node")
+    expect(page.locator("#where")).to_contain_text(node.ask("GET", "/node")[1]["version"])
+    clock = page.locator("#clock")
+    expect(clock).to_have_text(re.compile(r"\d\d:\d\d:\d\d"))
+    first = clock.inner_text()
+    view(watch, "Pods")
+    page.wait_for_timeout(1100)
+    node.ask("PUT", f"/gpus/{node.gpus()[5]['uuid']}/cordon", {})
+    until("a later time", lambda: page.evaluate("document.getElementById('clock').textContent") > first, 5)
+    node.ask("DELETE", f"/gpus/{node.gpus()[5]['uuid']}/cordon")
+
+
+CASES = [
+    a_daemon_that_is_down_dims_everything_and_says_since_when,
+    a_node_without_gpus_says_what_to_do,
+    evidence_that_is_stuck_is_a_notice_with_its_age,
+    refusals_are_pinned_and_a_request_is_one_row,
+    the_bar_says_who_is_here_and_how_fresh_it_is,
+]

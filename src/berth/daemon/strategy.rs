@@ -199,7 +199,7 @@ impl StrategyTask {
             Ok(_) => self.last = Some((found, device_access)),
             // Tried again with the next check.
             Err(error) => {
-                tracing::warn!("cannot record whether devices can be passed to containers: {error}")
+                tracing::warn!("cannot record whether devices can be passed to containers: {error}");
             }
         }
     }

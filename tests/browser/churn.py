@@ -17,8 +17,8 @@ RATE = 5
 SECONDS = 30
 #: Most of one core that the renderer may take meanwhile, as a share.
 CORE_MAX = 0.05
-#: Loads of the state in the simulated hour.
-LOADS = 360
+#: Loads of the state in the simulated hour: a page loads each 15 seconds where no event is a reason.
+LOADS = 225
 #: How much the heap may grow in it beyond the first tenth, bytes: the page's own data is 0.5 MB.
 GROWTH_MAX = 1_000_000
 
@@ -75,7 +75,7 @@ def a_busy_node_costs_little(watch: Watch, node: Sixteen) -> None:
 
 
 def an_hour_of_loads_leaves_nothing_behind(watch: Watch, node: Sixteen) -> None:
-    """The page's clock is advanced by an hour, in which it loads the state each ten seconds while pods come and go."""
+    """The page's clock is advanced by an hour, in which it loads the state each 16 seconds while pods come and go."""
     page = watch.page
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")

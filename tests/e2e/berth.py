@@ -224,11 +224,6 @@ class Berth:
         return _ask(method, path, _TOKEN.read_text(encoding="ascii").strip(), body)
 
 
-def knows(binary: Path, command: str, flag: str) -> bool:
-    """Whether a command of this Berth has a flag."""
-    return flag in process.run([binary, *command.split(), "--help"], f"berth {command} --help")
-
-
 def _stack(setup: Setup) -> list[dict]:
     if setup.mixed:
         return [{"policy": "mixed", "parameters": {"advertise": setup.mixed, "replicas": 4, "settleSeconds": 5}}]

@@ -264,6 +264,5 @@ SCENARIOS = [
             "drain --evict: given up at the deadline, the pod keeps running": deadline,
         },
         cluster=True,
-        needs=[("serve", "--kubeconfig"), ("gpu drain", "--evict")],
     ),
 ]

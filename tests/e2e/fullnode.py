@@ -457,7 +457,6 @@ _ENDS = {
     "the kubelet is down while a pod is deleted by force": kubelet_away,
 }
 
-_API_SERVER = [("serve", "--kubeconfig")]
 
 #: By which NVIDIA's plugin chooses a node's file, and the ConfigMap with two of them.
 _CONFIG_LABEL = "nvidia.com/device-plugin.config"
@@ -495,7 +494,6 @@ SCENARIOS = [
         Setup(gpus=3, mixed="latched", api_server=True),
         {"mixed, latched: pods that come at once all run, and an idle GPU changes over": latched},
         cluster=True,
-        needs=_API_SERVER,
     ),
     Scenario(
         "allocatable",
@@ -516,7 +514,6 @@ SCENARIOS = [
             "they are removed while GPU feature discovery writes its own, and written again": labels_stand_back,
         },
         cluster=True,
-        needs=_API_SERVER,
     ),
     Scenario(
         "configs",
@@ -527,7 +524,6 @@ SCENARIOS = [
         },
         cluster=True,
         berth_first=False,
-        needs=[*_API_SERVER, ("serve", "--config-dir"), ("config", "from-nvidia")],
     ),
     Scenario(
         "ends",
@@ -543,6 +539,5 @@ SCENARIOS = [
         Setup(gpus=8, api_server=True),
         {f"with the API server: {name}": case for name, case in _ENDS.items()},
         cluster=True,
-        needs=_API_SERVER,
     ),
 ]

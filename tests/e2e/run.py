@@ -29,7 +29,7 @@ import machine  # noqa: E402
 import nvidia  # noqa: E402
 import places  # noqa: E402
 from bench import Bench  # noqa: E402
-from berth import Berth, knows  # noqa: E402
+from berth import Berth  # noqa: E402
 from gomodule import GoModule  # noqa: E402
 from gpus import FakeGpus  # noqa: E402
 from node import Node  # noqa: E402
@@ -85,7 +85,7 @@ def _play(args: argparse.Namespace) -> Score:
         with Node(logs, binaries) as node:
             note(f"kubelet {kubelet.MODULE.version}, containerd {node.containerd.version}; logs in {logs}")
             for scenario in _chosen(args):
-                reason = _lacking(scenario, node, args)
+                reason = _lacking(scenario, node)
                 if reason:
                     for name in scenario.cases:
                         score.skip(name, reason)
@@ -97,13 +97,10 @@ def _play(args: argparse.Namespace) -> Score:
     return score
 
 
-def _lacking(scenario: Scenario, node: Node, args: argparse.Namespace) -> str:
+def _lacking(scenario: Scenario, node: Node) -> str:
     """Why this setup cannot be played here; empty if it can."""
     if (scenario.setup.cdi or scenario.setup.auto) and not node.containerd.has_cdi:
         return f"containerd {node.containerd.version} has no CDI"
-    for command, flag in scenario.needs:
-        if not knows(args.berth, command, flag):
-            return f"this berth has no `{command} {flag}`"
     return ""
 
 

@@ -9,7 +9,7 @@ class Scenario:
     """One setup and its cases, by the names that are printed.
 
     `cluster`: on a node of an API server, with pods made by kubectl. `berth_first`: Berth runs before the first
-    case; without it, the first case starts what it wants. `needs`: commands of Berth with a flag that each must know.
+    case; without it, the first case starts what it wants.
     `install` is called with libfake_nvml.so, and puts a driver onto the node.
     """
 
@@ -21,7 +21,6 @@ class Scenario:
         before=None,
         cluster: bool = False,
         berth_first: bool = True,
-        needs: list[tuple[str, str]] | None = None,
         install=None,
     ) -> None:
         self.name = name
@@ -30,5 +29,4 @@ class Scenario:
         self.before = before or (lambda: None)
         self.cluster = cluster
         self.berth_first = berth_first
-        self.needs = needs or []
         self.install = install or (lambda _: None)

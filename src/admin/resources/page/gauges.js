@@ -73,21 +73,22 @@ export function showShares(root, gpu) {
   });
 }
 
-/** A line of the last hour. `points` are numbers, undefined where there was no reading. */
+/** The length of the line, and a distance of points that is a gap, milliseconds. */
+const HOUR_MS = 3_600_000;
+const GAP_MS = 150_000;
+
+/** A line of the last hour. `points` are `[milliseconds, value]`, oldest first. */
 export function sparkline(points, max, text) {
   const wide = 100;
   const high = 20;
-  const step = wide / Math.max(1, points.length - 1);
+  const from = Date.now() - HOUR_MS;
   let d = '';
-  let pen = 'M';
-  points.forEach((value, i) => {
-    if (value === undefined) {
-      pen = 'M';
-      return;
-    }
-    d += `${pen}${(i * step).toFixed(1)} ${(high - 1 - Math.min(1, value / (max || 1)) * (high - 2)).toFixed(1)}`;
-    pen = 'L';
-  });
+  let before = -Infinity;
+  for (const [at, value] of points) {
+    const place = `${(((at - from) / HOUR_MS) * wide).toFixed(1)} ${(high - 1 - Math.min(1, value / (max || 1)) * (high - 2)).toFixed(1)}`;
+    d += at - before > GAP_MS ? `M${place}h0` : `L${place}`;
+    before = at;
+  }
   return svg('svg', { class: 'spark', viewBox: `0 0 ${wide} ${high}`, role: 'img', 'aria-label': text, preserveAspectRatio: 'none' },
     svg('title', {}, text), svg('path', { d: d || 'M0 0' }));
 }

@@ -61,7 +61,9 @@ export function graph({ title, unit, lines, most, last, step, to = Date.now() })
     let d = '';
     let before = -Infinity;
     for (const [at, value] of points) {
-      d += `${at - before > step * 2.5 ? 'M' : 'L'}${x(at).toFixed(1)} ${y(value).toFixed(1)}`;
+      const place = `${x(Math.max(from, at)).toFixed(1)} ${y(value).toFixed(1)}`;
+      // A point alone is drawn as a dot.
+      d += at - before > step * 2.5 ? `M${place}h0` : `L${place}`;
       before = at;
     }
     picture.append(svg('path', { class: `line ${kind ?? `line-${i}`}`, d }));

@@ -61,8 +61,8 @@ export class Row {
     const busy = this.hourKey === 'utilizationPercent';
     renew(this.hour, [items?.at(-1)?.at, items?.length, busy], () => {
       if (!items?.length) return [];
-      const points = items.map((item) => item[this.hourKey]);
-      const known = points.filter((value) => value !== undefined);
+      const points = items.filter((item) => item[this.hourKey] !== undefined).map((item) => [Date.parse(item.at), item[this.hourKey]]);
+      const known = points.map(([, value]) => value);
       const mean = known.reduce((sum, value) => sum + value, 0) / (known.length || 1);
       const text = busy ? `utilisation in the last hour: ${Math.round(mean)} % on average, at most ${Math.max(0, ...known)} %`
         : `memory in use in the last hour: ${Math.round(mean / 1024)} GiB on average`;

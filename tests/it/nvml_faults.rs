@@ -284,6 +284,13 @@ fn calls_that_use_a_megabyte_of_stack_find_it() {
     assert_eq!(bench.next().code, 48);
 }
 
+/// The first scan that has so many loads. One that follows another at once may find a GPU still in use by its thread, and
+/// leaves out its load.
+fn with_loads(count: usize, scan: impl Fn() -> Inventory) -> Inventory {
+    let mut scans = std::iter::repeat_with(scan).take(20);
+    scans.find(|inventory| inventory.loads.len() == count).expect("20 scans")
+}
+
 #[test]
 fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -300,8 +307,8 @@ fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     let first = gpus.scan().expect("a look");
     assert_eq!(first.parts.len(), 2);
     installed.change(|state| state.gpus.extend(late)).expect("a change");
-    let again = gpus.scan().expect("a look");
-    assert_eq!(again.loads.len(), 2, "the first scan starts the GPUs and reads no load");
+    assert!(first.loads.is_empty(), "the first scan starts the GPUs and reads no load");
+    let again = with_loads(2, || gpus.scan().expect("a look"));
     assert_eq!(Inventory { loads: BTreeMap::new(), ..again }, first, "NVML counts when it is opened");
     attach("0000:1f:00.0");
     attach("0000:2b:00.0");
@@ -685,8 +692,7 @@ fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unheal
     }
     state.faults.push(Fault::fail("nvmlDeviceGetTemperature", Code::NoPermission).of_gpu(ill.as_str()));
     let bench = Bench::new(&state);
-    bench.look();
-    let inventory = bench.look();
+    let inventory = with_loads(3, || bench.look());
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
     let load = |inventory: &Inventory, at: usize| inventory.loads[&inventory.parts[at].id].clone();
     let full = load(&inventory, 0);

@@ -157,6 +157,15 @@ mod tests {
     }
 
     #[test]
+    fn a_device_root_that_is_not_mounted_has_the_nodes_of_the_container() {
+        let folder = tempfile::tempdir().unwrap();
+        let dev_root = folder.path().join("only-on-the-host");
+        let edits = Edits { dev_root: Some(dev_root.clone()), ..edits(folder.path()) };
+        let first = edits.node_folders().swap_remove(0);
+        assert_eq!((first.seen.as_path(), first.host), (Path::new("/"), dev_root));
+    }
+
+    #[test]
     fn a_missing_node_is_named_with_the_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let edits = edits(folder.path());

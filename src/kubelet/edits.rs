@@ -111,7 +111,7 @@ impl Edits {
     /// machine's own, in which a container has the nodes that its runtime passed.
     #[must_use]
     pub fn node_folders(&self) -> Vec<HostFolder> {
-        let mut folders: Vec<_> = self.dev_root.iter().map(HostFolder::same).collect();
+        let mut folders: Vec<_> = self.dev_root.iter().map(|root| dev_folder(root)).collect();
         folders.extend([self.driver_folder(), HostFolder::same("/")]);
         folders.dedup();
         folders
@@ -143,6 +143,15 @@ impl Edits {
             self.resources.iter().filter_map(|(resource, edits)| Some((resource, edits.mps.as_ref()?)));
         with_mps.map(|(resource, mps)| (resource.clone(), mps.control_socket())).collect()
     }
+}
+
+/// The configured folder of `dev`. Where it is not mounted into this process's container, its nodes are those that the runtime
+/// passed to the container.
+fn dev_folder(root: &Path) -> HostFolder {
+    if root.join("dev").is_dir() {
+        return HostFolder::same(root);
+    }
+    HostFolder { seen: "/".into(), host: root.to_owned() }
 }
 
 /// Mounts, devices and MPS of one resource.

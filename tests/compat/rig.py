@@ -93,6 +93,8 @@ class Rig:
         for minor, name in enumerate(NVIDIA_NODES):
             os.mknod(dev / name, stat.S_IFCHR | 0o666, os.makedev(195, minor))
         mount("--rbind", dev, "/dev")
+        (DRIVER_ROOT / "dev").mkdir()
+        mount("--rbind", dev, DRIVER_ROOT / "dev")
 
     def _capabilities(self) -> None:
         """The driver's table of MIG capabilities."""

@@ -227,6 +227,8 @@ class Rig:
 
     def _clean(self) -> None:
         shutil.rmtree(self.state, ignore_errors=True)
+        for specification in Path("/run/cdi").iterdir():
+            specification.unlink()
         for entry in KUBELET.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 

@@ -8,8 +8,11 @@ from outcome import Outcome
 
 #: Berth's own variables, beside NVIDIA's: the allocation's id and its limits.
 OWN = "BERTH_"
-#: NVIDIA's plugin names CDI devices after a specification that it writes itself; Berth takes nvidia-ctk's.
-CDI_KINDS = ("k8s.device-plugin.nvidia.com/gpu=", "nvidia.com/gpu=")
+#: Each program names CDI devices after a specification that it writes itself; Berth takes nvidia-ctk's where there is one.
+CDI_KINDS = ("k8s.device-plugin.nvidia.com/gpu=", "nvidia.com/gpu=", "berth/gpu=")
+#: Berth's value of NVIDIA_VISIBLE_DEVICES with CDI strategies alone, so that a runtime without CDI does not give a container
+#: the GPUs that its image names (docs/cdi.md); NVIDIA's plugin does not set it then.
+NO_DEVICES = "void"
 #: How Berth ends where it refuses: 1, or 2 for its command line. Every other status is a crash, as 101 of a panic.
 REFUSALS = (1, 2)
 PANIC = "panicked at"
@@ -68,7 +71,11 @@ def normal(answer: dict | str) -> dict | str:
     if isinstance(answer, str):
         return answer
     return {
-        "envs": {key: listed(key, value) for key, value in answer["envs"].items() if not key.startswith(OWN)},
+        "envs": {
+            key: listed(key, value)
+            for key, value in answer["envs"].items()
+            if not key.startswith(OWN) and not (value == NO_DEVICES and (answer["cdi"] or answer["annotations"]))
+        },
         "mounts": sorted(answer["mounts"]),
         "devices": sorted(map(list, {tuple(device) for device in answer["devices"]})),
         "annotations": {key.rpartition("/")[0]: names(value.split(",")) for key, value in answer["annotations"].items()},

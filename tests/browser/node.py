@@ -134,6 +134,11 @@ class Node:
     def gpus(self) -> list[dict]:
         return self.ask("GET", "/gpus")[1]["items"]
 
+    def gpu_of(self, pod: str) -> dict:
+        """The first GPU that a pod holds."""
+        held = self.ask("GET", f"/allocations?state=live&pod={pod}")[1]["items"][0]["gpus"][0]
+        return next(gpu for gpu in self.gpus() if gpu["uuid"] == held)
+
     def drain_state(self, index: int) -> str:
         return self.gpus()[index]["drain"]["state"]
 

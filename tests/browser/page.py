@@ -96,8 +96,8 @@ def signs_in_shows_the_node_and_forgets_it(watch: Watch, node: Node) -> None:
     expect(page.locator("#stack")).to_contain_text("mixed")
     view(watch, "GPUs")
     check(page.locator("main img").count() == 0, "a pod's name became an element")
-    held = node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"][0]["gpus"][0]
-    index = next(g["index"] for g in node.gpus() if g["uuid"] == held)
+    gpu = node.gpu_of("train-0")
+    index = gpu["index"]
     expect(row(watch, index)).to_contain_text("/ 79.6 / 79.6")
     row(watch, index).get_by_role("button", name=f"GPU {index}", exact=True).click()
     expect(drawer(watch)).to_contain_text("NVIDIA H100")
@@ -163,8 +163,8 @@ def cordons_by_keyboard_alone(watch: Watch, node: Node) -> None:
 def drains_and_stops_and_uncordons(watch: Watch, node: Node) -> None:
     page = watch.page
     sign_in(watch, node)
-    held = node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"][0]["gpus"][0]
-    index = next(g["index"] for g in node.gpus() if g["uuid"] == held)
+    gpu = node.gpu_of("train-0")
+    index = gpu["index"]
     dialog = press(watch, index, "Drain…")
     expect(dialog).to_contain_text("team-a/train-0")
     dialog.get_by_label("Reason").fill("new fan")
@@ -175,7 +175,7 @@ def drains_and_stops_and_uncordons(watch: Watch, node: Node) -> None:
     expect(dialog).to_contain_text("draining by admin: new fan", use_inner_text=True)
     expect(dialog).to_contain_text("1 allocation left")
     expect(dialog).to_contain_text("team-a/train-0: not evicted")
-    order = node.ask("GET", f"/gpus/{held}/drain")[1]["progress"]
+    order = node.ask("GET", f"/gpus/{gpu['uuid']}/drain")[1]["progress"]
     check((order["atDeadline"], order["evict"]) == ("giveUp", False), f"another order than asked for: {order}")
     picture(page, "page-draining")
     dialog.get_by_role("button", name="Close (the drain goes on)").click()

@@ -7,8 +7,14 @@ import json
 from browser import Watch, picture
 from node import SHARED, Node
 from page import offers, press, row, sign_in
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 from say import check, until
+
+
+def _change_mixed(page: Page) -> Locator:
+    """The sheet that changes the parameters of the active policy."""
+    page.get_by_role("button", name="Change mixed").click()
+    return page.get_by_role("dialog", name="Activate a policy")
 
 
 def _with_api_server(watch: Watch) -> None:
@@ -24,8 +30,7 @@ def _with_api_server(watch: Watch) -> None:
 def a_drain_sheet_says_who_leaves_and_what_cannot_work(watch: Watch, node: Node) -> None:
     page = watch.page
     sign_in(watch, node)
-    held = node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"][0]["gpus"][0]
-    index = next(g["index"] for g in node.gpus() if g["uuid"] == held)
+    index = node.gpu_of("train-0")["index"]
     dialog = press(watch, index, "Drain…")
     expect(dialog).to_contain_text("1 pod on it")
     expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ○ stays until it ends by itself", use_inner_text=True)
@@ -48,8 +53,7 @@ def with_an_api_server_pods_can_be_evicted(watch: Watch, node: Node) -> None:
     page = watch.page
     _with_api_server(watch)
     sign_in(watch, node)
-    held = node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"][0]["gpus"][0]
-    index = next(g["index"] for g in node.gpus() if g["uuid"] == held)
+    index = node.gpu_of("train-0")["index"]
     dialog = press(watch, index, "Drain…")
     dialog.get_by_label("Evict the pods").check()
     expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ◆ leaves it is evicted", use_inner_text=True)
@@ -114,8 +118,7 @@ def a_drain_shows_who_blocks_it_and_can_be_stopped(watch: Watch, node: Node) -> 
 def parameters_have_a_form_made_from_their_schema(watch: Watch, node: Node) -> None:
     page = watch.page
     sign_in(watch, node, at="#view=policies")
-    page.get_by_role("button", name="Change mixed").click()
-    dialog = page.get_by_role("dialog", name="Activate a policy")
+    dialog = _change_mixed(page)
     replicas = dialog.get_by_label("replicas", exact=True)
     expect(replicas).to_have_attribute("type", "number")
     expect(replicas).to_have_value("4")
@@ -148,8 +151,7 @@ def a_policy_is_tried_before_it_is_activated(watch: Watch, node: Node) -> None:
     page = watch.page
     sign_in(watch, node, at="#view=policies")
     before = node.ask("GET", "/stack")[1]
-    page.get_by_role("button", name="Change mixed").click()
-    dialog = page.get_by_role("dialog", name="Activate a policy")
+    dialog = _change_mixed(page)
     activate = dialog.get_by_role("button", name="Activate", exact=True)
     expect(dialog.get_by_label("replicas", exact=True)).to_have_value("4")
     expect(activate).to_have_attribute("aria-disabled", "true")
@@ -181,8 +183,7 @@ def an_earlier_stack_is_rolled_back_to_beside_the_history(watch: Watch, node: No
     page = watch.page
     sign_in(watch, node, at="#view=policies")
     before = node.ask("GET", "/stack")[1]
-    page.get_by_role("button", name="Change mixed").click()
-    dialog = page.get_by_role("dialog")
+    dialog = _change_mixed(page)
     expect(dialog.get_by_label("replicas", exact=True)).to_have_value("4")
     dialog.get_by_label("replicas", exact=True).fill("6")
     dialog.get_by_role("button", name="Try", exact=True).click()

@@ -8,8 +8,8 @@ import { KINDS, scheduling } from './words.js';
 
 /** Longest deadline that the API accepts, in minutes: a week. */
 const DEADLINE_MIN_MAX = 7 * 24 * 60;
-/** Between two looks at the state for the progress, milliseconds. */
-const LOOK_MS = 1000;
+/** Between two requests for the progress, milliseconds. */
+const POLL_MS = 1000;
 /** Pods that a list shows. */
 const PODS_MAX = 60;
 /** Texts of the API's holder states, and the badge of each: blockers first. */
@@ -112,7 +112,7 @@ function progressView(api, gpus, state, changed, signal) {
   const body = el('div', { 'aria-live': 'polite' });
   const title = el('h2', { id: 'dialog-title' }, `Drain of ${named(gpus)}`);
   const buttons = el('div', { class: 'buttons' });
-  const look = () => {
+  const poll = () => {
     if (signal.aborted) return;
     const now = gpus.map((gpu) => state()?.gpu.get(gpu.uuid)).filter(Boolean);
     renew(body, now.map(({ drain }) => drain), () => now.map((gpu) => progressOf(gpu, now.length > 1)));
@@ -123,9 +123,9 @@ function progressView(api, gpus, state, changed, signal) {
       }, { change: true }),
       button(running.length > 0 ? 'Close (the drain goes on)' : 'Close', closeSheet, { kind: 'close main' }),
     ]);
-    setTimeout(look, LOOK_MS);
+    setTimeout(poll, POLL_MS);
   };
-  look();
+  poll();
   return el('div', {}, title, body, buttons);
 }
 

@@ -5,7 +5,7 @@ import { button, count, el, renew, setText } from './dom.js';
 import { drainSheet } from './drain.js';
 import { cellsOf } from './gauges.js';
 import { COLUMNS, Row } from './row.js';
-import { STATES, badFirst, colourOf, search, statesOf, trouble } from './words.js';
+import { STATES, badFirst, colourOf, search, statesOf, errorOf } from './words.js';
 
 /** Namespaces of the legend; further ones are named by their cells only. */
 const LEGEND_MAX = 10;
@@ -164,7 +164,7 @@ export class Gpus {
       chip('All', gpus.length, wanted.length === 0 && !why, () => this.#route.set({ state: '', why: '' })),
       ...shown.map((state) => chip(STATES[state], sums.get(state) ?? 0, wanted.includes(state), () => this.#route.set({
         state: (wanted.includes(state) ? wanted.filter((other) => other !== state) : [...wanted, state]).join(','), why: '' }), state)),
-      why && chip(why, gpus.filter((gpu) => trouble(gpu) === why).length, true, () => this.#route.set({ why: '' }), 'attention'),
+      why && chip(why, gpus.filter((gpu) => errorOf(gpu) === why).length, true, () => this.#route.set({ why: '' }), 'attention'),
     ]);
   }
 
@@ -181,7 +181,7 @@ export class Gpus {
     let shown = 0;
     for (const row of this.#rows.values()) {
       const states = statesOf(row.gpu);
-      const fits = (wanted.length === 0 || wanted.some((state) => states.includes(state))) && (!why || trouble(row.gpu) === why) && finds(row.text);
+      const fits = (wanted.length === 0 || wanted.some((state) => states.includes(state))) && (!why || errorOf(row.gpu) === why) && finds(row.text);
       if (row.root.hidden === fits) row.root.hidden = !fits;
       shown += fits ? 1 : 0;
     }

@@ -62,7 +62,7 @@ export class Past {
   get lastEvents() { return this.#events?.items; }
 
   /** Adds an event of the stream. */
-  hear(event) {
+  add(event) {
     if (!this.#events || !PEOPLE.has(event.kind)) return;
     this.#events.items = [event, ...this.#events.items].slice(0, EVENTS_MAX);
   }

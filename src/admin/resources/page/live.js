@@ -19,17 +19,17 @@ const APART_MAX_MS = 5000;
 const SPARE = 40;
 
 /**
- * Calls `look` when something changed: it gets the kinds of the events since its last call, and returns how long it kept
- * the processor, milliseconds. Calls `say` with the state of the stream (live, polling or lost), and `hear` with each event.
+ * Calls `update` when something changed: it gets the kinds of the events since its last call, and returns how long it kept
+ * the processor, milliseconds. Calls `onState` with the state of the stream (live, polling or lost), and `onEvent` with each event.
  */
 export class Live {
-  #api; #look; #say; #hear;
+  #api; #update; #onState; #onEvent;
   #stop = new AbortController();
   #lastId = '';
   #timer = 0;
   #due = Infinity;
   #last = 0;
-  #looking = false;
+  #updating = false;
   #again = false;
   #live = false;
   #apart = APART_MS;
@@ -38,11 +38,11 @@ export class Live {
   #hidden = new AbortController();
   #wake = () => {};
 
-  constructor(api, { look, say, hear }) {
+  constructor(api, { update, onState, onEvent }) {
     this.#api = api;
-    this.#look = look;
-    this.#say = say;
-    this.#hear = hear;
+    this.#update = update;
+    this.#onState = onState;
+    this.#onEvent = onEvent;
   }
 
   start() {
@@ -80,7 +80,7 @@ export class Live {
   /** Schedules a load; if one is in progress, another follows it. */
   soon(wait = GATHER_MS) {
     if (this.#stop.signal.aborted || document.hidden) return;
-    if (this.#looking) {
+    if (this.#updating) {
       this.#again = true;
       return;
     }
@@ -94,17 +94,17 @@ export class Live {
   }
 
   async #run() {
-    this.#looking = true;
+    this.#updating = true;
     this.#again = false;
     this.#due = Infinity;
     this.#last = performance.now();
     const kinds = this.#kinds;
     this.#kinds = new Set();
     try {
-      const cost = await this.#look(kinds);
+      const cost = await this.#update(kinds);
       this.#apart = Math.min(Math.max(cost * SPARE, APART_MS), APART_MAX_MS);
     } finally {
-      this.#looking = false;
+      this.#updating = false;
       this.soon(this.#again ? GATHER_MS : this.#live ? SLOW_MS : POLL_MS);
     }
   }
@@ -121,7 +121,7 @@ export class Live {
       try {
         const read = await this.#readStream();
         if (read === 'none') {
-          this.#say('polling');
+          this.#onState('polling');
           this.soon(POLL_MS);
           return;
         }
@@ -143,7 +143,7 @@ export class Live {
 
   #lost() {
     this.#live = false;
-    this.#say('lost');
+    this.#onState('lost');
     this.soon(POLL_MS);
   }
 
@@ -157,7 +157,7 @@ export class Live {
     // `here` begins each stream, which was a reason to load already.
     if (event.kind !== 'here') {
       this.#kinds.add(event.kind);
-      this.#hear(event);
+      this.#onEvent(event);
     }
     this.soon();
   }
@@ -172,7 +172,7 @@ export class Live {
       if (response.status === 404 || response.status === 405) return 'none';
       if (!response.ok || !response.body) return 'refused';
       this.#live = true;
-      this.#say('live');
+      this.#onState('live');
       this.soon();
       const parser = new Parser((id) => { this.#lastId = id; }, (data) => this.#take(data));
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

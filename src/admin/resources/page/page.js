@@ -23,13 +23,13 @@ const READ_ONLY = 'this token may only read';
 
 const api = new Api();
 const route = new Route(turned);
-const gpus = new Gpus(api, route, { tools: byId('tools'), root: byId('gpus'), found: byId('found') }, look);
+const gpus = new Gpus(api, route, { tools: byId('tools'), root: byId('gpus'), found: byId('found') }, update);
 let model;
 let past;
 let live;
 let shown;
 let drawer;
-let looks = 0;
+let updates = 0;
 let newest = 0;
 let accessAt = -Infinity;
 /** When the shown state was loaded, and why no newer one could be. */
@@ -133,15 +133,15 @@ function begin() {
   for (const id of ['sign-out', 'pulse', 'find-box', 'help']) byId(id).hidden = false;
   model = new Model(api);
   past = new Past(model);
-  live = new Live(api, { look, say: sayLiveness, hear: (event) => (event.kind === 'missed' ? past?.forgetEvents() : past?.hear(event)) });
+  live = new Live(api, { update, onState: showLiveness, onEvent: (event) => (event.kind === 'missed' ? past?.forgetEvents() : past?.add(event)) });
   live.start();
 }
 
 /** Loads and shows the state; `kinds` are those of the events since the last load. Returns the time of the work, ms. */
-async function look(kinds = new Set()) {
+async function update(kinds = new Set()) {
   const requested = model;
   if (!requested) return 0;
-  const order = (looks += 1);
+  const order = (updates += 1);
   const view = route.get('view');
   const all = kinds.size === 0 || !shown;
   const access = all && performance.now() - accessAt > ACCESS_MS;
@@ -268,7 +268,7 @@ async function policies(name, ...rest) {
     const { stack } = shown;
     const changed = name === 'change' ? await (await import('./policy-sheet.js')).policySheet(api, rest[0]?.policy)
       : await (await import('./stack.js'))[name](api, stack, ...rest);
-    if (changed) await look();
+    if (changed) await update();
   });
 }
 
@@ -295,7 +295,7 @@ function showFreshness() {
   const content = failure ? [el('div', { role: 'alert', class: 'away' }, problemBox(failure), el('p', { id: 'age' }))]
     : shown ? notices(shown, shown.access, past?.lastEvents) : [];
   renew(byId('notices'), [failure?.title, failure?.detail, failure ? 0 : content.map((part) => part.textContent)], () => content);
-  sayLiveness();
+  showLiveness();
 }
 
 function sayAge() {
@@ -315,7 +315,7 @@ function guardChanges() {
   }
 }
 
-function sayLiveness(state = stream) {
+function showLiveness(state = stream) {
   stream = state;
   if (!stream && !failure) return;
   const [word, kind, text] = failure ? ['no answer', 'bad', 'The daemon does not answer: the page tries again every 3 seconds.'] : {

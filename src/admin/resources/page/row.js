@@ -5,7 +5,7 @@ import { age, badge, button, count, duration, el, gib, renew, setText } from './
 import { MemoryBar, showShares, sparkline } from './gauges.js';
 import { openMenu } from './menu.js';
 import { podsOn } from './model.js';
-import { KINDS, colourOf, scheduling, since, textOf, trouble } from './words.js';
+import { KINDS, colourOf, scheduling, since, textOf, errorOf } from './words.js';
 
 /** Pods that a tile names; the drawer has all. */
 const TILE_PODS = 4;
@@ -98,7 +98,7 @@ export function stateOf(gpu) {
   const shown = [];
   if (health.state !== 'healthy' || state === 'open') shown.push(badge(health.state, KINDS[health.state] ?? 'plain'));
   if (state !== 'open') shown.push(badge(state, KINDS[state] ?? 'plain'));
-  const why = [health.state !== 'healthy' && trouble(gpu) !== health.state && trouble(gpu), progressText(drain) || (state !== 'open' && drain.why)].filter(Boolean).join('; ');
+  const why = [health.state !== 'healthy' && errorOf(gpu) !== health.state && errorOf(gpu), progressText(drain) || (state !== 'open' && drain.why)].filter(Boolean).join('; ');
   if (gpu.bypasses > 0) shown.push(badge(count(gpu.bypasses, 'bypass', 'bypasses'), 'warn'));
   return [...shown, why && el('span', { class: 'reason', title: [health.reason, drain.why].filter(Boolean).join('; ') }, why)].filter(Boolean);
 }

@@ -1,7 +1,7 @@
 // What is wrong, in one line; notices about the daemon; and announcements of changes.
 
 import { age, badge, button, byId, count, el, renew, setText } from './dom.js';
-import { listed, said, trouble } from './words.js';
+import { listed, said, errorOf } from './words.js';
 
 /** Changes of GPUs that are announced one by one; further ones are counted. */
 const ANNOUNCEMENT_MAX = 3;
@@ -10,10 +10,10 @@ const ANNOUNCEMENT_MS = 8000;
 let announcementTimer = 0;
 
 /** GPUs by what is wrong with them, the first GPU first. */
-function troubles(gpus) {
+function gpusByError(gpus) {
   const groups = new Map();
   for (const gpu of gpus) {
-    const why = trouble(gpu);
+    const why = errorOf(gpu);
     if (why) groups.set(why, [...(groups.get(why) ?? []), gpu.index]);
   }
   return [...groups];
@@ -21,7 +21,7 @@ function troubles(gpus) {
 
 /** `4 GPUs need you: 3 fell off the bus, 5 vanished`: each part filters. */
 export function showVerdict(root, { node, gpus }, route) {
-  const groups = troubles(gpus);
+  const groups = gpusByError(gpus);
   const failed = node.checks.filter((check) => !check.ok);
   const out = gpus.filter((gpu) => gpu.drain.state !== 'active').length;
   const bypasses = gpus.filter((gpu) => gpu.bypasses > 0).map((gpu) => gpu.index);

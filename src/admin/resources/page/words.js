@@ -19,7 +19,7 @@ const REASONS = [
 ];
 const REASON_MAX = 48;
 
-/** The words of `trouble` about several GPUs, or after a colon where they are no verb. */
+/** The words of `errorOf` about several GPUs, or after a colon where they are no verb. */
 export function said(indices, why) {
   const verb = REASONS.some(([, words]) => words === why) || /^(vanished|is|cannot)\b/.test(why);
   if (!verb) return `${listed(indices)}: ${why}`;
@@ -30,7 +30,7 @@ export function said(indices, why) {
 export const scheduling = (gpu) => (gpu.drain.state === 'active' ? 'open' : gpu.drain.state);
 
 /** The reason of a bad state in a few words; empty for a GPU that works. */
-export function trouble(gpu) {
+export function errorOf(gpu) {
   const { state, reason = '' } = gpu.health;
   if (state === 'vanished') return 'vanished';
   if (state === 'unhealthy' || state === 'degraded') {
@@ -48,7 +48,7 @@ export function trouble(gpu) {
 /** The order of the table: what needs someone first. */
 export function rank(gpu) {
   if (['vanished', 'unhealthy'].includes(gpu.health.state)) return 0;
-  if (trouble(gpu)) return 1;
+  if (errorOf(gpu)) return 1;
   if (gpu.bypasses > 0) return 2;
   return { draining: 3, cordoned: 4, drained: 5 }[gpu.drain.state] ?? 6;
 }
@@ -57,7 +57,7 @@ export const badFirst = (a, b) => rank(a) - rank(b) || a.index - b.index;
 
 /** All states of STATES that a GPU is in. */
 export function statesOf(gpu) {
-  return [trouble(gpu) && 'attention', gpu.health.state, scheduling(gpu), gpu.resources.every((use) => use.held === 0) && 'idle'].filter(Boolean);
+  return [errorOf(gpu) && 'attention', gpu.health.state, scheduling(gpu), gpu.resources.every((use) => use.held === 0) && 'idle'].filter(Boolean);
 }
 
 /** The start of the state that the table shows. */
@@ -66,9 +66,9 @@ export const since = (gpu) => (gpu.health.state === 'healthy' && gpu.drain.state
 /** The text in which a search finds a GPU. */
 export function textOf(gpu) {
   const states = statesOf(gpu);
-  if (states.includes('vanished') || trouble(gpu) === 'fell off the bus') states.push('lost');
+  if (states.includes('vanished') || errorOf(gpu) === 'fell off the bus') states.push('lost');
   if (gpu.resources.some((use) => use.free > 0)) states.push('free');
-  return [`gpu${gpu.index}`, gpu.model, gpu.uuid, ...states, gpu.health.reason, trouble(gpu), gpu.drain.why, gpu.drain.by,
+  return [`gpu${gpu.index}`, gpu.model, gpu.uuid, ...states, gpu.health.reason, errorOf(gpu), gpu.drain.why, gpu.drain.by,
     ...gpu.resources.map((use) => use.resource), ...gpu.allocations.map((a) => `${a.holder?.namespace}/${a.holder?.pod}`)].join(' ').toLowerCase();
 }
 

@@ -135,7 +135,7 @@ pub(crate) fn policy_event(transition: &PolicyTransition, ledger: &Ledger, now: 
 
 /// The event of a refused request.
 pub(crate) fn refused_event(refused: RefusedRequest, ledger: &Ledger) -> Event {
-    let event = node_event(EventKind::RequestRefused, refused.words, ledger, refused.at);
+    let event = node_event(EventKind::RequestRefused, refused.message, ledger, refused.at);
     Event { gpu: refused.gpu.map(|gpu| gpu.to_string()), ..event }
 }
 

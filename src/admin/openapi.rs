@@ -87,7 +87,7 @@ impl Modify for Errors {
             let guarded = path.starts_with("/api/v1/");
             for (operation, is_change) in operations(item) {
                 complete(operation, path, guarded, is_change);
-                fit_parameters(operation, path);
+                move_examples_into_descriptions(operation, path);
             }
         }
         add_examples(document);
@@ -242,19 +242,19 @@ fn path_example(path: &str, name: &str) -> Option<Value> {
     }
 }
 /// The only optional parameter whose example Swagger UI fills in: without it, the stream of events has no end.
-const FILLED_IN: (&str, &str) = ("streamEvents", "follow");
+const PREFILLED_PARAMETER: (&str, &str) = ("streamEvents", "follow");
 
 /// Makes each operation one that can be executed in Swagger UI as it stands. The page fills examples of parameters into
 /// their fields: a filter that was not meant empties a list, and an `If-Match` refuses a change. So the examples of optional
 /// parameters become a part of their descriptions.
-fn fit_parameters(operation: &mut Operation, path: &str) {
+fn move_examples_into_descriptions(operation: &mut Operation, path: &str) {
     let id = operation.operation_id.clone().unwrap_or_default();
     for parameter in operation.parameters.iter_mut().flatten() {
         let RefOr::T(parameter) = parameter else { continue };
         let is_in_path = matches!(parameter.parameter_in, ParameterIn::Path);
         let in_path = path_example(path, &parameter.name).filter(|_| is_in_path);
         let is_needed = matches!(parameter.required, Required::True)
-            || FILLED_IN == (id.as_str(), parameter.name.as_str());
+            || PREFILLED_PARAMETER == (id.as_str(), parameter.name.as_str());
         if is_needed && in_path.is_none() {
             continue;
         }
@@ -278,13 +278,13 @@ fn fit_parameters(operation: &mut Operation, path: &str) {
 }
 
 /// The named examples of a body, by the name of its schema.
-fn named(schema: &str) -> &'static [(&'static str, &'static str)] {
+fn named_examples(schema: &str) -> &'static [(&'static str, &'static str)] {
     match schema {
-        "DrainOrder" => DrainOrder::NAMED,
-        "NewStack" => NewStack::NAMED,
-        "NewTrial" => NewTrial::NAMED,
-        "ReleaseOrder" => ReleaseOrder::NAMED,
-        "Rollback" => Rollback::NAMED,
+        "DrainOrder" => DrainOrder::NAMED_EXAMPLES,
+        "NewStack" => NewStack::NAMED_EXAMPLES,
+        "NewTrial" => NewTrial::NAMED_EXAMPLES,
+        "ReleaseOrder" => ReleaseOrder::NAMED_EXAMPLES,
+        "Rollback" => Rollback::NAMED_EXAMPLES,
         _ => &[],
     }
 }
@@ -295,10 +295,10 @@ fn fill_body(kind: &str, content: &mut RefOr<Content>, schemas: &Value) {
     let schema = serde_json::to_value(&body.schema).unwrap_or_default();
     let name = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
     if name == "Candidate" {
-        // Composed of those of its properties, it would have a digest that no node has.
+        // Without this, Swagger UI builds an example from the properties, with a digest that no node has.
         body.example = serde_json::from_str(Candidate::EXAMPLE).ok();
     }
-    for (name, text) in named(name) {
+    for (name, text) in named_examples(name) {
         let example = ExampleBuilder::new().value(serde_json::from_str(text).ok()).build();
         body.examples.insert((*name).to_owned(), RefOr::T(example));
     }

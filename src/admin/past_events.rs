@@ -6,18 +6,18 @@ use berth_kernel::time::Now;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Most events that are kept. Each has at most 1024 bytes of words and about 300 others: at most 0.7 MiB together, 0.2 MiB
-/// as a rule.
+/// Most events that are kept. Each has at most 1024 bytes of words and about 300 bytes more: at most 0.7 MiB together,
+/// 0.2 MiB as a rule.
 pub(crate) const PAST_EVENTS_MAX: usize = 500;
 /// How long they are kept, milliseconds: a day.
 const AGE_MS_MAX: u64 = 24 * 3600 * 1000;
 
 /// The kept events.
 #[derive(Debug, Default)]
-pub(crate) struct PastEvents(Mutex<VecDeque<Kept>>);
+pub(crate) struct PastEvents(Mutex<VecDeque<PastEvent>>);
 
 #[derive(Debug)]
-struct Kept {
+struct PastEvent {
     at_mono_ms: u64,
     event: Event,
 }
@@ -30,7 +30,7 @@ impl PastEvents {
             return;
         }
         let mut kept = self.0.lock();
-        // Also those that no one requests any more.
+        // Old events are removed on each addition, so that they do not stay in memory without a request.
         while kept.front().is_some_and(|oldest| now.passed(oldest.at_mono_ms, AGE_MS_MAX)) {
             kept.pop_front();
         }
@@ -39,7 +39,7 @@ impl PastEvents {
         {
             kept.remove(at);
         }
-        kept.push_back(Kept { at_mono_ms: now.mono_ms, event: event.clone() });
+        kept.push_back(PastEvent { at_mono_ms: now.mono_ms, event: event.clone() });
     }
 
     /// The newest events that are at most `last_ms` old, newest first.
@@ -50,7 +50,7 @@ impl PastEvents {
     }
 }
 
-fn oldest_of_most_frequent(kept: &VecDeque<Kept>) -> Option<usize> {
+fn oldest_of_most_frequent(kept: &VecDeque<PastEvent>) -> Option<usize> {
     let mut counts: BTreeMap<&EventKind, usize> = BTreeMap::new();
     for kept in kept {
         *counts.entry(&kept.event.kind).or_default() += 1;

@@ -74,8 +74,8 @@ values! {
         AllocationHolder = "allocationHolder",
         /// An allocation ended.
         AllocationEnded = "allocationEnded",
-        /// A request of the kubelet for devices was refused: the pod fails. In a burst, some events are left out, and the
-        /// next one has their number.
+        /// A request of the kubelet for devices was refused: the pod fails. In a burst some of these events are
+        /// left out; the next one says how many.
         RequestRefused = "requestRefused",
         /// Allocations no longer end automatically, or do so again.
         Hold = "hold",

@@ -12,7 +12,7 @@ pub struct GpuHistory {
     pub step_seconds: u64,
     /// The steps of the GPU.
     pub items: Vec<GpuSample>,
-    /// The pods that had processes on the GPU, by namespace and name. Processes that no known pod explains are left out.
+    /// The pods that had processes on the GPU, by namespace and name. Processes of unknown pods are left out.
     pub pods: Vec<PodHistory>,
 }
 

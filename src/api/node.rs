@@ -180,8 +180,8 @@ pub struct ResourceState {
     /// The number of these that can be granted now.
     #[schema(example = 2)]
     pub free: u32,
-    /// The number of these that are not held and on GPUs that work, but cannot be granted now: other devices of the GPU
-    /// are held, the resource is withdrawn, or the device is no longer offered.
+    /// The number of these that are not held, on GPUs that work and are not cordoned, and cannot be granted now; `notFree`
+    /// has the reasons.
     #[serde(default)]
     #[schema(example = 0)]
     pub withdrawn: u32,
@@ -212,7 +212,7 @@ pub struct NotFree {
     /// The number of devices.
     #[schema(example = 1)]
     pub devices: u32,
-    /// The reason, as a sentence that names the GPU.
+    /// The reason. It begins with the GPU if it is about one.
     #[schema(example = "GPU 3: XID 79: GPU has fallen off the bus")]
     pub reason: String,
     /// UUID of the GPU that it is about; absent if the reason concerns the whole node or the whole resource.
@@ -224,7 +224,7 @@ pub struct NotFree {
 values! {
     /// What keeps a device that is not held from being granted.
     NotFreeState from capacity::NotFreeState {
-        /// Other devices of the GPU are held, the resource is withdrawn, or the device is no longer offered.
+        /// Its GPU works and is not cordoned, but the device cannot be granted now: the reason says why.
         Withdrawn = "withdrawn",
         /// Its GPU is cordoned or drained.
         Cordoned = "cordoned",

@@ -13,7 +13,7 @@ pub trait Shape: DeserializeOwned {
     const EXAMPLE: &'static str;
     /// Further valid bodies by name, for the description. Swagger UI fills in the one whose name is first in order, so that
     /// one has to work on any node, without an API server and with the shipped policies.
-    const NAMED: &'static [(&'static str, &'static str)] = &[];
+    const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[];
 }
 
 impl Shape for Candidate {
@@ -26,7 +26,7 @@ impl Shape for Cordon {
 
 impl Shape for DrainOrder {
     const EXAMPLE: &'static str = r#"{"reason": "fan replacement", "evict": false, "deadlineSeconds": 600}"#;
-    const NAMED: &'static [(&'static str, &'static str)] = &[
+    const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[
         ("Drain until its pods have ended", r#"{"reason": "fan replacement"}"#),
         (
             "Evict its pods, delete them after ten minutes",
@@ -46,7 +46,7 @@ impl Shape for MarkHealthy {
 impl Shape for NewStack {
     const EXAMPLE: &'static str =
         r#"{"entries": [{"policy": "mixed", "parameters": {"replicas": 4}}], "reason": "shares"}"#;
-    const NAMED: &'static [(&'static str, &'static str)] = &[
+    const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[
         (
             "GPUs whole or in four shares",
             r#"{"entries": [{"policy": "mixed", "parameters": {"replicas": 4}}], "reason": "shares for notebooks"}"#,
@@ -62,7 +62,7 @@ impl Shape for NewStack {
 impl Shape for NewTrial {
     const EXAMPLE: &'static str =
         r#"{"policy": "binpack", "parameters": {}, "request": {"resource": "nvidia.com/gpu", "count": 2}}"#;
-    const NAMED: &'static [(&'static str, &'static str)] = &[
+    const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[
         ("Four shares of each GPU", r#"{"policy": "timeslice", "parameters": {"replicas": 4}}"#),
         (
             "Where two shares would be placed",
@@ -73,7 +73,7 @@ impl Shape for NewTrial {
 
 impl Shape for ReleaseOrder {
     const EXAMPLE: &'static str = r#"{"reason": "driver upgrade", "forSeconds": 1800, "force": false}"#;
-    const NAMED: &'static [(&'static str, &'static str)] = &[
+    const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[
         ("If no pod holds a GPU", r#"{"reason": "driver upgrade", "forSeconds": 60}"#),
         ("While pods hold GPUs", r#"{"reason": "reset of GPU 3", "forSeconds": 60, "force": true}"#),
     ];
@@ -81,7 +81,7 @@ impl Shape for ReleaseOrder {
 
 impl Shape for Rollback {
     const EXAMPLE: &'static str = r#"{"revision": 3, "reason": "back to before"}"#;
-    const NAMED: &'static [(&'static str, &'static str)] = &[
+    const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[
         ("To the stack before", r#"{"reason": "back to before"}"#),
         ("To the stack of a revision", r#"{"revision": 3, "reason": "back to before"}"#),
     ];
@@ -92,10 +92,11 @@ mod tests {
     use super::*;
 
     fn named<T: Shape>() {
-        for (name, body) in T::NAMED {
+        for (name, body) in T::NAMED_EXAMPLES {
             let parsed = serde_json::from_str::<T>(body);
             assert!(parsed.is_ok(), "{name}: {body}");
-            // A name of a person would go on record under the name of the caller.
+            // `by` is recorded as the person for whom the change is made: an example executed as it stands must not name
+            // one.
             assert!(!body.contains("\"by\""), "{name}");
         }
     }

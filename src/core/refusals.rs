@@ -9,8 +9,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Display;
 use tokio::sync::Notify;
 
-/// Most refusals in a minute that are reported one by one; a controller that recreates a refused pod makes many. The next one
-/// has the number of those that were left out, so that 20 a minute are all that a flood adds to the events.
+/// Most refusals in a minute that are reported one by one; a controller that recreates a refused pod makes many. The next
+/// event says how many were left out, so that 20 a minute are all that a flood adds to the events.
 pub const REFUSALS_PER_MINUTE_MAX: u32 = 20;
 /// Most refusals that wait for the reader: it reads every 50 ms.
 const WAITING_MAX: usize = 64;
@@ -24,8 +24,8 @@ pub struct RefusedRequest {
     pub at: Now,
     /// The GPU of its devices, if they are all on one.
     pub gpu: Option<PartId>,
-    /// What was requested, by which pod, and why it was refused: one sentence without a full stop.
-    pub words: String,
+    /// What was requested, which pods it may be for, and why it was refused: one sentence without a full stop.
+    pub message: String,
 }
 
 /// The refused requests that were not read yet.
@@ -63,11 +63,11 @@ impl Refusals {
             0 => format!("a request for {resource}"),
             count => format!("{count} x {resource}"),
         };
-        let words = format!("refused {what}{}: {reason}", for_pods(&pods));
+        let message = format!("refused {what}{}: {reason}", for_pods(&pods));
         self.add(RefusedRequest {
             at: now,
             gpu: gpus.first().filter(|_| gpus.len() == 1).map(|gpu| (*gpu).clone()),
-            words: words.replace(char::is_control, " "),
+            message: message.replace(char::is_control, " "),
         });
     }
 
@@ -85,7 +85,7 @@ impl Refusals {
         inner.reported += 1;
         match std::mem::take(&mut inner.left_out) {
             0 => {}
-            n => refused.words.push_str(&format!(" ({n} more were refused since the event before)")),
+            n => refused.message.push_str(&format!(" ({n} more were refused since the previous event)")),
         }
         inner.waiting.push_back(refused);
         drop(inner);
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     fn refused(mono_ms: u64) -> RefusedRequest {
-        RefusedRequest { at: Now { wall_ms: 0, mono_ms }, gpu: None, words: "refused".into() }
+        RefusedRequest { at: Now { wall_ms: 0, mono_ms }, gpu: None, message: "refused".into() }
     }
 
     #[tokio::test]
@@ -134,8 +134,8 @@ mod tests {
         refusals.add(refused(59_999));
         refusals.add(refused(60_000));
         refusals.add(refused(60_001));
-        let words: Vec<_> = refusals.next().await.into_iter().map(|refused| refused.words).collect();
-        assert_eq!(words, ["refused (981 more were refused since the event before)", "refused"]);
+        let messages: Vec<_> = refusals.next().await.into_iter().map(|refused| refused.message).collect();
+        assert_eq!(messages, ["refused (981 more were refused since the previous event)", "refused"]);
     }
 
     #[tokio::test]

@@ -64,7 +64,7 @@ pub fn why_not_free(
         return of_node(why.to_string());
     }
     if !device.offered() {
-        return of_gpu(Withdrawn, "no longer offered, and leaves the list within a minute");
+        return of_gpu(Withdrawn, "no longer offered; it is removed from the list within a minute");
     }
     if !ledger.device_access.is_named(part) {
         return of_gpu(Withdrawn, "no CDI specification names it yet");
@@ -73,10 +73,7 @@ pub fn why_not_free(
     let has_room = ledger.taken(part).plus(device.consumes).excess(memory_mib).is_none();
     let holding = resources_held(ledger, part);
     if !has_room && !holding.is_empty() {
-        return of_gpu(
-            Withdrawn,
-            &format!("too little of it is left while it is held as {}", holding.join(", ")),
-        );
+        return of_gpu(Withdrawn, &format!("too little is left of it: it is held as {}", holding.join(", ")));
     }
     match ledger.breakers.get(resource).map(|breaker| breaker.phase) {
         Some(Phase::Open { .. }) => {
@@ -85,7 +82,9 @@ pub fn why_not_free(
         Some(Phase::HalfOpen) => of_node(format!(
             "one device of {resource} is offered after repeated denials; the next request decides"
         )),
-        Some(Phase::Closed) | None => of_gpu(Withdrawn, "its other free devices leave no room for this one"),
+        Some(Phase::Closed) | None => {
+            of_gpu(Withdrawn, "the free devices before this one leave no room for it")
+        }
     }
 }
 
@@ -101,7 +100,8 @@ fn describe_drain(drain: &Drain) -> String {
     let Some(mark) = drain.mark() else { return drain.as_str().to_owned() };
     let reason = mark.reason();
     let reason = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
-    format!("{} by {}{reason}", drain.as_str(), mark.by)
+    let by = if matches!(drain, Drain::Draining(..) | Drain::Drained(_)) { ", ordered by" } else { " by" };
+    format!("{}{by} {}{reason}", drain.as_str(), mark.by)
 }
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
         node.grant("GPU-0", Some(0), "pod", "main");
         let (state, reason) = why(&node);
         assert_eq!(state, NotFreeState::Withdrawn);
-        assert_eq!(reason, "GPU 0: too little of it is left while it is held as nvidia.com/gpu.shared");
+        assert_eq!(reason, "GPU 0: too little is left of it: it is held as nvidia.com/gpu.shared");
         let cordon = Command::Cordon { gpu: part("GPU-0"), author: Author::api("ann".into(), "fan".into()) };
         let entry = decide(&node.ledger, &Rules::default(), &cordon, node.now).entry;
         node.ledger.apply(&entry);
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_device_without_room_beside_free_ones_and_one_of_a_withdrawn_resource_say_so() {
         let mut node = node(50_000);
-        assert_eq!(why(&node).1, "GPU 0: its other free devices leave no room for this one");
+        assert_eq!(why(&node).1, "GPU 0: the free devices before this one leave no room for it");
         let phase = Phase::Open { until_mono_ms: 1 };
         let breaker = Some(Breaker { phase, denials: 0, window_mono_ms: 0, pause_ms: 10_000 });
         apply(&mut node, Change::BreakerChanged { resource: shared(), breaker });

@@ -77,7 +77,7 @@ pub struct Usage {
 }
 
 /// How busy and how hot a GPU is at the time of a scan. It changes with each scan and is no part of the ledger, so that
-/// neither a snapshot nor a reader is due to it. A value that the model, the driver or the daemon's rights do not give is
+/// it causes no new snapshot and wakes no reader. A value that the model, the driver or the daemon's rights do not give is
 /// `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Load {

@@ -174,7 +174,7 @@ impl Rig for OverNvml {
 
 /// A scan without the loads, which move from scan to scan.
 fn look(rig: &dyn Rig) -> Inventory {
-    Inventory { loads: BTreeMap::new(), ..rig.gpus().scan().expect("a look") }
+    Inventory { loads: BTreeMap::new(), ..rig.gpus().scan().expect("a scan") }
 }
 
 fn gpu_id(inventory: &Inventory, index: u32) -> PartId {
@@ -201,8 +201,8 @@ fn reads_the_load_of_each_gpu_that_answers(rig: &dyn Rig) {
     let inventory = look(rig);
     rig.split(1);
     rig.lost(2, true);
-    rig.gpus().scan().expect("a look");
-    let loads = rig.gpus().scan().expect("a look").loads;
+    rig.gpus().scan().expect("a scan");
+    let loads = rig.gpus().scan().expect("a scan").loads;
     let load = |index| loads.get(&gpu_id(&inventory, index));
     let idle = load(0).expect("a load");
     assert_eq!(

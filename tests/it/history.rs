@@ -92,9 +92,12 @@ async fn a_value_that_nvml_does_not_report_is_absent_and_the_gpu_is_healthy() {
     };
     let full = read(&uuids[0], "its load", &|gpu| gpu["powerWatts"] == 350);
     assert_eq!((&full["utilizationPercent"], &full["temperatureCelsius"]), (&42.into(), &32.into()));
-    let poor = read(&uuids[1], "its temperature", &|gpu| gpu["temperatureCelsius"] == 32);
-    assert!(poor.get("powerWatts").is_none() && poor.get("utilizationPercent").is_none(), "{poor}");
-    assert_eq!(poor["health"]["state"], "healthy");
+    let unsupported = read(&uuids[1], "its temperature", &|gpu| gpu["temperatureCelsius"] == 32);
+    assert!(
+        unsupported.get("powerWatts").is_none() && unsupported.get("utilizationPercent").is_none(),
+        "{unsupported}"
+    );
+    assert_eq!(unsupported["health"]["state"], "healthy");
     let path = format!("/gpus/{}/history", uuids[1]);
     let past = serving.await_that(&path, "a point with a temperature", |past| {
         items(past).iter().any(|point| point["temperatureCelsius"] == 32)

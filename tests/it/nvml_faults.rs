@@ -36,7 +36,7 @@ impl Bench {
 
     fn look(&self) -> Inventory {
         let began = Instant::now();
-        let inventory = self.gpus.scan().expect("a look");
+        let inventory = self.gpus.scan().expect("a scan");
         assert!(began.elapsed() < LOOK_MAX, "a look took {:?}", began.elapsed());
         inventory
     }
@@ -304,15 +304,15 @@ fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     attach("0000:13:00.0");
     let options = NvmlOptions { attached: attached.clone(), ..options(installed.library(), folder.path()) };
     let gpus = NvmlGpus::open(options).expect("it opens");
-    let first = gpus.scan().expect("a look");
+    let first = gpus.scan().expect("a scan");
     assert_eq!(first.parts.len(), 2);
     installed.change(|state| state.gpus.extend(late)).expect("a change");
     assert!(first.loads.is_empty(), "the first scan starts the GPUs and reads no load");
-    let again = with_loads(2, || gpus.scan().expect("a look"));
+    let again = with_loads(2, || gpus.scan().expect("a scan"));
     assert_eq!(Inventory { loads: BTreeMap::new(), ..again }, first, "NVML counts when it is opened");
     attach("0000:1f:00.0");
     attach("0000:2b:00.0");
-    let both = gpus.scan().expect("a look");
+    let both = gpus.scan().expect("a scan");
     assert_eq!((both.parts.len(), both.scan_errors.len()), (4, 0));
     assert_eq!(both.parts[..2], first.parts);
     // Its events come, too.
@@ -419,7 +419,7 @@ fn the_numa_node_of_sysfs_takes_precedence() {
         std::fs::write(slot.join("numa_node"), node).expect("a file");
     }
     let gpus = NvmlGpus::open(options(installed.library(), folder.path())).expect("it opens");
-    let inventory = gpus.scan().expect("a look");
+    let inventory = gpus.scan().expect("a scan");
     let nodes: Vec<_> = inventory.parts.iter().map(|part| part.numa_node).collect();
     assert_eq!(nodes, [Some(3), None], "-1 is no node");
 }
@@ -678,7 +678,7 @@ fn links_that_come_up_after_the_driver_are_found() {
 #[test]
 fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unhealthy() {
     let mut state = State::h100(3);
-    let (poor, ill) = (state.gpus[1].uuid.clone(), state.gpus[2].uuid.clone());
+    let (unsupported, failing) = (state.gpus[1].uuid.clone(), state.gpus[2].uuid.clone());
     state.gpus[0].utilization_gpu = 42;
     state.gpus[0].temperature_c = 61;
     state.gpus[0].power_mw = 350_499;
@@ -687,10 +687,10 @@ fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unheal
     for call in
         ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetProcessUtilization"]
     {
-        state.faults.push(Fault::fail(call, Code::NotSupported).of_gpu(poor.as_str()));
-        state.faults.push(Fault::fail(call, Code::Unknown).of_gpu(ill.as_str()));
+        state.faults.push(Fault::fail(call, Code::NotSupported).of_gpu(unsupported.as_str()));
+        state.faults.push(Fault::fail(call, Code::Unknown).of_gpu(failing.as_str()));
     }
-    state.faults.push(Fault::fail("nvmlDeviceGetTemperature", Code::NoPermission).of_gpu(ill.as_str()));
+    state.faults.push(Fault::fail("nvmlDeviceGetTemperature", Code::NoPermission).of_gpu(failing.as_str()));
     let bench = Bench::new(&state);
     let inventory = with_loads(3, || bench.look());
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);

@@ -14,11 +14,11 @@ use serde::Deserialize;
 use std::time::Duration;
 use utoipa::IntoParams;
 
-/// The past of a GPU without a query.
-const GPU_LAST: Duration = Duration::from_secs(3600);
-/// Points of a GPU without a query.
-const POINTS: u64 = 240;
-/// The shortest past.
+/// `last` of a GPU's history if it is not given.
+const GPU_LAST_DEFAULT: Duration = Duration::from_secs(3600);
+/// `points` if it is not given.
+const POINTS_DEFAULT: u64 = 240;
+/// The shortest `last`.
 const LAST_MIN: Duration = Duration::from_secs(60);
 
 /// The part of a GPU's past, and its resolution.
@@ -66,8 +66,8 @@ pub(crate) async fn of_gpu(
     if !state.kernel.snapshot().gpus.contains_key(&gpu) {
         return Err(Refusal::UnknownGpu { gpu }.into_failure());
     }
-    let last = last(query.last.as_deref(), GPU_LAST)?;
-    let points = query.points.unwrap_or(POINTS);
+    let last = last(query.last.as_deref(), GPU_LAST_DEFAULT)?;
+    let points = query.points.unwrap_or(POINTS_DEFAULT);
     if !(1..=POINTS_MAX).contains(&points) {
         return Err(Failure::new(Kind::Query, format!("points: 1 to {POINTS_MAX}, not {points}")));
     }
@@ -120,9 +120,9 @@ fn gpu_sample(point: &GpuPoint) -> GpuSample {
         at: rfc3339(point.at_wall_ms),
         memory_used_mib: point.memory_used_mib,
         memory_granted_mib: point.memory_granted_mib,
-        utilization_percent: point.utilization_percent.and_then(small),
-        temperature_celsius: point.temperature_celsius.and_then(small),
-        power_watts: point.power_watts.and_then(small),
+        utilization_percent: point.utilization_percent.and_then(to_u32),
+        temperature_celsius: point.temperature_celsius.and_then(to_u32),
+        power_watts: point.power_watts.and_then(to_u32),
     }
 }
 
@@ -130,11 +130,11 @@ fn pod_sample(point: &PodPoint) -> PodSample {
     PodSample {
         at: rfc3339(point.at_wall_ms),
         memory_used_mib: point.memory_used_mib,
-        utilization_percent: point.utilization_percent.and_then(small),
+        utilization_percent: point.utilization_percent.and_then(to_u32),
     }
 }
 
-fn small(value: u64) -> Option<u32> {
+fn to_u32(value: u64) -> Option<u32> {
     u32::try_from(value).ok()
 }
 
@@ -145,14 +145,14 @@ mod tests {
     #[test]
     fn durations_outside_of_a_day_are_refused() {
         let hours = |h: u64| Duration::from_secs(h * 3600);
-        assert_eq!(last(None, GPU_LAST).unwrap(), hours(1));
+        assert_eq!(last(None, GPU_LAST_DEFAULT).unwrap(), hours(1));
         for (text, expected) in
             [("1h", hours(1)), ("24h", hours(24)), ("1day", hours(24)), ("90m", hours(1) * 3 / 2)]
         {
-            assert_eq!(last(Some(text), GPU_LAST).unwrap(), expected, "{text}");
+            assert_eq!(last(Some(text), GPU_LAST_DEFAULT).unwrap(), expected, "{text}");
         }
         for bad in ["", "0", "1", "-1h", "59s", "25h", "1h\n2", "99999999999999999999h", "2026-01-01"] {
-            let failure = last(Some(bad), GPU_LAST).unwrap_err();
+            let failure = last(Some(bad), GPU_LAST_DEFAULT).unwrap_err();
             assert_eq!(failure.problem.status, 400, "{bad}");
         }
     }

@@ -39,7 +39,7 @@ pub const BYTES_MAX: usize = GPUS_MAX * GPU_BYTES + PODS_MAX * POD_BYTES;
 /// Utilisation, temperature and power of the GPUs, and their past.
 #[derive(Debug, Default)]
 pub struct GpuHistory {
-    kept: Mutex<Kept>,
+    kept: Mutex<SeriesStore>,
     /// The loads of the last scan; empty while the GPUs cannot be read.
     newest: Mutex<Arc<BTreeMap<PartId, Load>>>,
 }
@@ -109,7 +109,7 @@ impl GpuHistory {
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct SeriesStore {
     /// Wall time less monotonic time of the first scan, milliseconds. Series have monotonic times plus this, so that
     /// their slots begin at full minutes, and a wall clock that jumps moves none of them.
     offset_ms: Option<u64>,
@@ -153,7 +153,7 @@ impl PodSeries {
     }
 }
 
-impl Kept {
+impl SeriesStore {
     fn add(&mut self, ledger: &Ledger, loads: &BTreeMap<PartId, Load>, now: Now) {
         let offset_ms = *self.offset_ms.get_or_insert(now.wall_ms.saturating_sub(now.mono_ms));
         let at = now.mono_ms.saturating_add(offset_ms);
@@ -161,10 +161,10 @@ impl Kept {
         self.gpus.retain(|_, series| series.seen_ms >= oldest);
         self.pods.retain(|_, series| series.seen_ms >= oldest);
         let (holders, uses) = (gpu_holders(ledger), pod_uses(ledger));
-        let answered = ledger.parts.values().filter(|part| part.present && part.part.parent.is_none());
-        for part in answered.filter(|part| !ledger.scan_errors.contains_key(&part.part.id)) {
+        let present_gpus = ledger.parts.values().filter(|part| part.present && part.part.parent.is_none());
+        for part in present_gpus.filter(|part| !ledger.scan_errors.contains_key(&part.part.id)) {
             let gpu = &part.part.id;
-            let Some(series) = place_for(&mut self.gpus, gpu, GPUS_MAX, at, |series| series.seen_ms) else {
+            let Some(series) = series_for(&mut self.gpus, gpu, GPUS_MAX, at, |series| series.seen_ms) else {
                 continue;
             };
             series.seen_ms = at;
@@ -182,7 +182,7 @@ impl Kept {
             let percents = loads.get(&gpu).and_then(|load| load.processes_percent.as_ref());
             for (name, used) in pods {
                 let key = (gpu.clone(), name);
-                let Some(series) = place_for(&mut self.pods, &key, PODS_MAX, at, |series| series.seen_ms)
+                let Some(series) = series_for(&mut self.pods, &key, PODS_MAX, at, |series| series.seen_ms)
                 else {
                     continue;
                 };
@@ -216,8 +216,8 @@ impl Kept {
                 |point: &GpuPoint| *point != GpuPoint { at_wall_ms: point.at_wall_ms, ..GpuPoint::default() };
             steps.iter().map(point).filter(has_value).collect()
         });
-        let of_gpu_alone = self.pods.iter().filter(|((on, _), _)| on == gpu);
-        let pods = of_gpu_alone.map(|((_, name), series)| {
+        let pods_of_gpu = self.pods.iter().filter(|((on, _), _)| on == gpu);
+        let pods = pods_of_gpu.map(|((_, name), series)| {
             let point = |step: &Step| PodPoint {
                 at_wall_ms: wall_ms(step),
                 memory_used_mib: series.memory_used.average(*step),
@@ -243,7 +243,7 @@ fn add_known<T: series::Slot>(series: &mut Series<T>, at_ms: u64, value: Option<
 
 /// The series of a key. A new one takes the place of the one that was seen longest ago if there are `most`; `None` if all of
 /// these were seen now.
-fn place_for<'m, K: Ord + Clone, S: Default>(
+fn series_for<'m, K: Ord + Clone, S: Default>(
     all: &'m mut BTreeMap<K, S>,
     key: &K,
     most: usize,

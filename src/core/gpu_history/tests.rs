@@ -110,14 +110,14 @@ fn a_wall_clock_that_jumps_moves_all_points_and_loses_none() {
 fn a_new_pod_takes_the_place_of_the_one_that_was_seen_longest_ago() {
     let mut all: BTreeMap<u32, u64> = BTreeMap::new();
     for key in 0..5 {
-        *place_for(&mut all, &key, 3, u64::from(key) + 1, |seen| *seen).unwrap() = u64::from(key) + 1;
+        *series_for(&mut all, &key, 3, u64::from(key) + 1, |seen| *seen).unwrap() = u64::from(key) + 1;
     }
     assert_eq!(all.keys().copied().collect::<Vec<_>>(), [2, 3, 4]);
     for seen in all.values_mut() {
         *seen = 9;
     }
-    assert!(place_for(&mut all, &7, 3, 9, |seen| *seen).is_none(), "all were seen now");
-    assert!(place_for(&mut all, &3, 3, 9, |seen| *seen).is_some());
+    assert!(series_for(&mut all, &7, 3, 9, |seen| *seen).is_none(), "all were seen now");
+    assert!(series_for(&mut all, &3, 3, 9, |seen| *seen).is_some());
 }
 
 /// A node of `gpus` GPUs on each of which this many pods have a process.
@@ -153,7 +153,7 @@ fn full_node(gpus: usize, pods: usize) -> Node {
 
 /// Bytes of the history after a day of scans, without the allocator's own.
 fn bytes_after_a_day(node: &mut Node) -> (usize, usize) {
-    let mut kept = Kept::default();
+    let mut kept = SeriesStore::default();
     let all: Vec<u32> = (0..4_000).collect();
     let percents: Vec<_> = all.iter().map(|pid| (*pid, 3)).collect();
     let full = Load { power_watts: Some(700), ..load(99, &percents) };

@@ -161,13 +161,14 @@ pub(super) struct LoadScan {
 /// Reads the load of the GPU with this NVML index. Whatever fails only leaves a value out: other calls show whether the GPU
 /// works. `sampled_us`: the newest time of its samples by process at the last scan.
 pub(super) fn scan_load(nvml: &Nvml, index: u32, sampled_us: Option<u64>, steps: &Steps) -> LoadScan {
-    /// As long as a scan takes on a busy driver; then the rest is left out.
-    const LOAD_MAX: Duration = Duration::from_millis(500);
+    /// Time for reading the load of one GPU: what a scan takes on a busy driver. Values that are not read by then are left
+    /// out.
+    const LOAD_READ_MAX: Duration = Duration::from_millis(500);
     let began = Instant::now();
     let mut scan = LoadScan { load: Load::default(), sampled_us };
     let at = |call| {
         steps.at(call);
-        began.elapsed() < LOAD_MAX
+        began.elapsed() < LOAD_READ_MAX
     };
     let Ok(device) = nvml.device_by_index(index) else { return scan };
     if at("nvmlDeviceGetUtilizationRates") {

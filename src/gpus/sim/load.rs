@@ -13,14 +13,14 @@ const BUSY_PERCENT: u64 = 98;
 /// The load of a GPU at this scan. In MIG mode it has no utilisation, as NVML has none.
 pub(super) fn load(model: &Model, state: &SimGpu, scan: u64) -> Load {
     let by_process = percents(state, scan);
-    let lag: u64 = (0..LAG_SCANS).map(|ago| total(&percents(state, scan.saturating_sub(ago)))).sum();
-    let used = lag / LAG_SCANS;
+    let recent_sum: u64 = (0..LAG_SCANS).map(|ago| total(&percents(state, scan.saturating_sub(ago)))).sum();
+    let average_percent = recent_sum / LAG_SCANS;
     let idle_celsius = 33 + u64::from(state.index % 4);
     let is_mig = !state.mig.is_empty();
     Load {
         utilization_percent: (!is_mig).then(|| u8::try_from(total(&by_process)).unwrap_or(100)),
-        temperature_celsius: u32::try_from(idle_celsius + used * 38 / 100).ok(),
-        power_watts: u32::try_from(u64::from(model.power_watts) * (10 + used * 8 / 10) / 100).ok(),
+        temperature_celsius: u32::try_from(idle_celsius + average_percent * 38 / 100).ok(),
+        power_watts: u32::try_from(u64::from(model.power_watts) * (10 + average_percent * 8 / 10) / 100).ok(),
         processes_percent: (!is_mig && state.processes == 0).then(|| {
             by_process
                 .into_iter()
@@ -34,8 +34,8 @@ fn total(percents: &BTreeMap<u32, u64>) -> u64 {
     percents.values().sum()
 }
 
-/// The percent of the GPU's time that each process uses. Processes that are given by their number alone count as if their ids
-/// were their numbers.
+/// The percent of the GPU's time that each process uses. Processes of which only the number is given have the
+/// ids 0, 1, 2, …
 fn percents(state: &SimGpu, scan: u64) -> BTreeMap<u32, u64> {
     let listed = state.running.iter().map(|running| (running.pid, running.kind));
     let counted = (0..state.processes).map(|number| (number, SimKind::Compute));

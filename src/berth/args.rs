@@ -32,7 +32,7 @@ const TEST_USAGE: &str = "berth policy test [OPTIONS] <FILE> <SCENARIOS>...
     disable_help_flag = true
 )]
 pub struct Cli {
-    /// Print help; `berth options`: connection to the daemon
+    /// Print help; `berth options` lists the connection flags
     #[arg(short, long, global = true, action = ArgAction::HelpShort, display_order = 1000)]
     pub help: Option<bool>,
     /// Access to a running daemon.
@@ -51,7 +51,7 @@ pub enum Command {
 Finds the GPUs, adopts the allocations of running pods, registers with the kubelet, \
 and serves the admin API on loopback. Without a GPU or a kubelet it waits and logs \
 that. Ends on SIGTERM. `berth options serve` prints all flags with their variables; a \
-flag precedes its variable, and that the file.
+flag takes precedence over its variable, and a variable over the file.
   berth serve --config /etc/berth/config.yaml
   berth serve --gpus sim:8xh100 --kubelet-dir /tmp/k --state-dir /tmp/s")]
     Serve(Box<ServeArgs>),
@@ -130,6 +130,7 @@ BERTH_SERVER and BERTH_TOKEN_FILE or with the flags on the line.
     },
     /// Print the flags of the connection, or all flags of a command
     #[command(after_help = "\
+Examples:
   berth options         For all commands that talk to a running daemon
   berth options serve   All flags of `berth serve`, with their variables")]
     Options {
@@ -273,9 +274,9 @@ pub enum CdiCommand {
 Compares devices by their names, device nodes and mounts by their paths in the \
 container, environment variables, and hooks with their arguments; not the order, the \
 kind, or paths on the host. What Berth leaves out on purpose (graphics, firmware, the \
-device `all`) and what it adds (libraries under their sonames) is no difference. Also \
-checks that the paths on the host that FILE names exist on this machine. The exit code \
-is 1 if there is a difference, or a path does not exist.
+device `all`) and what it adds (libraries under their sonames) does not count as a \
+difference. Also checks that the paths on the host that FILE names exist on this \
+machine. The exit code is 1 if there is a difference, or a path does not exist.
   nvidia-ctk cdi generate --output=/tmp/nvidia.yaml
   berth cdi check /var/run/cdi/berth-gpu.json --against /tmp/nvidia.yaml")]
     Check {

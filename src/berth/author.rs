@@ -151,9 +151,11 @@ fn as_text(checked: &CheckResult) -> String {
     }
     match (&checked.activation, &checked.policy, &checked.parameters) {
         (Some(ActivationResult { problem: Some(problem), .. }), ..) => {
-            text += &format!("refused: a node of eight H100 cannot use it: {problem}\n");
+            text += &format!("refused: a node of eight H100s cannot use it: {problem}\n");
         }
-        (Some(_), ..) => text += "ok: it can be activated on a node of eight H100, and its devices granted\n",
+        (Some(_), ..) => {
+            text += "ok: it can be activated on a node of eight H100s, and its devices granted\n"
+        }
         (None, Some(_), None) => {
             text += "note: without parameters it does not work; --parameters tries it with some\n";
         }

@@ -7,8 +7,8 @@ use berth_cli::usage::BadUsage;
 use clap::{Args, Command, CommandFactory};
 
 const CONNECTION: &str = "\
-Every command that talks to a running daemon takes these flags, before or after its name. Each that names its variable
-can be set there, too; `export BERTH_SERVER=... BERTH_TOKEN_FILE=...` is enough for a session.
+Every command that talks to a running daemon takes these flags, before or after its name. A flag that shows an
+environment variable can be set in it instead; `export BERTH_SERVER=... BERTH_TOKEN_FILE=...` is enough for a session.
 
 ";
 
@@ -32,7 +32,8 @@ fn of_command(names: &[String]) -> Result<String, BadUsage> {
     command.build();
     for name in names {
         let Some(inner) = command.find_subcommand(name).cloned() else {
-            return Err(BadUsage(format!("there is no command `{name}` in `{}`", command.get_name())));
+            let parent = command.get_name();
+            return Err(BadUsage(format!("there is no command `{name}` in `{parent}`; --help lists them")));
         };
         command = inner;
     }

@@ -1,4 +1,4 @@
-//! Times as ages (`3m`), as kubectl prints them, and spans of time (`10m`) in place of times.
+//! Times as ages (`3m`), in the style of kubectl, and durations (`10m`) in place of times.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,12 +15,12 @@ pub(crate) fn age_of(at: Option<&str>) -> String {
 fn age_at(at: &str, now: SystemTime) -> String {
     // A daemon whose clock is ahead of this machine's answers with times of the future.
     humantime::parse_rfc3339(at)
-        .map_or_else(|_| "-".into(), |then| span(now.duration_since(then).unwrap_or_default()))
+        .map_or_else(|_| "-".into(), |then| short_duration(now.duration_since(then).unwrap_or_default()))
 }
 
-/// A span with one or two units, the second one only while the first is small.
-fn span(span: Duration) -> String {
-    let s = span.as_secs();
+/// A duration with one or two units, the second one only while the first is small.
+fn short_duration(duration: Duration) -> String {
+    let s = duration.as_secs();
     let (minutes, hours, days) = (s / 60, s / 3600, s / 86_400);
     match s {
         0..120 => format!("{s}s"),
@@ -32,13 +32,13 @@ fn span(span: Duration) -> String {
     }
 }
 
-/// Parses a time of a query: a span such as `10m` is so long ago; any other text is left to the API, which knows times.
+/// Parses a time of a query: a duration such as `10m` is so long ago; any other text is left to the API, which knows times.
 ///
 /// # Errors
-/// If the span is longer than the clock goes back.
-pub(crate) fn moment(text: &str) -> Result<String, String> {
-    let Ok(span) = humantime::parse_duration(text) else { return Ok(text.to_owned()) };
-    let at = SystemTime::now().checked_sub(span).filter(|at| *at >= SystemTime::UNIX_EPOCH);
+/// If the duration is longer than the clock goes back.
+pub(crate) fn parse_time_or_duration(text: &str) -> Result<String, String> {
+    let Ok(duration) = humantime::parse_duration(text) else { return Ok(text.to_owned()) };
+    let at = SystemTime::now().checked_sub(duration).filter(|at| *at >= SystemTime::UNIX_EPOCH);
     at.map(|at| humantime::format_rfc3339_millis(at).to_string()).ok_or_else(|| "it is too long ago".into())
 }
 
@@ -62,7 +62,7 @@ mod tests {
             (172_800, "2d"),
             (40 * 86_400, "40d"),
         ] {
-            assert_eq!(span(Duration::from_secs(seconds)), text, "{seconds}");
+            assert_eq!(short_duration(Duration::from_secs(seconds)), text, "{seconds}");
         }
         let now = humantime::parse_rfc3339("2026-02-03T04:05:06.500Z").unwrap();
         assert_eq!(age_at("2026-02-03T04:00:06.000Z", now), "5m");
@@ -71,14 +71,14 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_so_long_ago_and_other_texts_stay() {
+    fn a_duration_is_so_long_ago_and_other_texts_stay() {
         let before = SystemTime::now() - Duration::from_secs(600);
-        let at = humantime::parse_rfc3339(&moment("10m").unwrap()).unwrap();
+        let at = humantime::parse_rfc3339(&parse_time_or_duration("10m").unwrap()).unwrap();
         let off = at.duration_since(before).unwrap_or_else(|early| early.duration());
         assert!(off < Duration::from_secs(5), "{off:?}");
         for text in ["2026-02-03T04:05:06Z", "2026-02-03T04:05:06+02:00", "yesterday"] {
-            assert_eq!(moment(text).as_deref(), Ok(text));
+            assert_eq!(parse_time_or_duration(text).as_deref(), Ok(text));
         }
-        assert!(moment("1000years").is_err());
+        assert!(parse_time_or_duration("1000years").is_err());
     }
 }

@@ -5,8 +5,8 @@ use crate::client::{Client, escaped, query};
 use crate::complete;
 use crate::decision;
 use crate::gpu;
-use crate::names::{Names, pod_name};
-use crate::output::{Cell, Out, facts, fitted, or_dash, printable, table, warn};
+use crate::names::{GpuIndices, pod_name};
+use crate::output::{Column, Out, facts, fitted, or_dash, printable, table, warn};
 use anyhow::{Context, bail};
 use berth_api::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 use clap::{Args, Subcommand};
@@ -84,14 +84,14 @@ pub(crate) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
         AllocationCommand::List(filter) => {
             let wide = out.wide();
             let found = fetch(filter, client)?;
-            let none = found.items.is_empty().then(|| none(filter));
-            out.list(&found, none, |found| {
-                if wide { list_wide(found) } else { list(found, filter, &Names::of(client)) }
+            let empty_text = found.items.is_empty().then(|| empty_text(filter));
+            out.list(&found, empty_text, |found| {
+                if wide { list_wide(found) } else { list(found, filter, &GpuIndices::fetch(client)) }
             })
         }
         AllocationCommand::Show { id } => {
             let allocation: Allocation = client.get(&format!("/allocations/{}", escaped(id)))?;
-            out.answer(&allocation, |allocation| Names::of(client).with_indices(&show(allocation)))
+            out.answer(&allocation, |allocation| GpuIndices::fetch(client).with_indices(&show(allocation)))
         }
         AllocationCommand::Explain { id } => decision::explain(id, client, out),
         AllocationCommand::End(args) => {
@@ -172,7 +172,7 @@ fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<Allocatio
     Ok(all)
 }
 
-fn list(list: &AllocationList, filter: &AllocationFilter, names: &Names) -> String {
+fn list(list: &AllocationList, filter: &AllocationFilter, indices: &GpuIndices) -> String {
     // Where all are live, a column that says so is left out.
     let is_mixed = filter.state != "live" || list.items.iter().any(|a| a.overlapped);
     let row = |a: &Allocation| {
@@ -181,7 +181,7 @@ fn list(list: &AllocationList, filter: &AllocationFilter, names: &Names) -> Stri
             pod_name(a.holder.as_ref()),
             a.resource.clone(),
             a.devices.len().to_string(),
-            names.indices(&a.gpus),
+            indices.indices(&a.gpus),
             age(&a.granted_at),
             if is_mixed { state(a, true) } else { String::new() },
         ]
@@ -194,7 +194,7 @@ fn list(list: &AllocationList, filter: &AllocationFilter, names: &Names) -> Stri
         a.uses.iter().filter_map(over_limit).map(|use_| format!("{} {use_}\n", a.id)).collect::<String>()
     };
     let over: String = list.items.iter().map(over).collect();
-    fitted(&head, 1, Cell::Name, list.items.iter().map(row)) + &over + &next(list)
+    fitted(&head, 1, Column::Name, list.items.iter().map(row)) + &over + &next(list)
 }
 
 /// That an allocation uses more memory than its limit.
@@ -242,7 +242,7 @@ fn next(list: &AllocationList) -> String {
 }
 
 /// The text of an empty list, which names the filter: with a typo in it the list is empty, too.
-fn none(filter: &AllocationFilter) -> String {
+fn empty_text(filter: &AllocationFilter) -> String {
     let state = if filter.state == "all" { String::new() } else { format!(" {}", filter.state) };
     let mut text = format!("No{state} allocations found");
     let filters = [
@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn an_empty_list_names_the_filter() {
         let live = AllocationFilter { state: "live".into(), ..AllocationFilter::default() };
-        assert_eq!(none(&live), "No live allocations found; --state all shows ended ones, too");
+        assert_eq!(empty_text(&live), "No live allocations found; --state all shows ended ones, too");
         let all = AllocationFilter {
             state: "all".into(),
             gpu: Some("3".into()),
@@ -361,8 +361,8 @@ mod tests {
             ..AllocationFilter::default()
         };
         let text = "No allocations found on GPU 3 in namespace team of pod web-0 of resource nvidia.com/gpu";
-        assert_eq!(none(&all), text);
+        assert_eq!(empty_text(&all), text);
         let ended = AllocationFilter { state: "ended".into(), ..live };
-        assert_eq!(none(&ended), "No ended allocations found");
+        assert_eq!(empty_text(&ended), "No ended allocations found");
     }
 }

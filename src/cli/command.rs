@@ -72,7 +72,7 @@ The decisions, newest first, with the answer of each policy:
     /// Show the use of GPUs and the pods on them, live
     #[command(after_help = "\
 Shows utilization, memory in use, granted and in total (GiB), temperature and \
-power of each GPU, and then the share and the memory of each pod. `-`: not known. \
+power of each GPU, and then the devices and the memory of each pod. `-`: not known. \
 On a terminal it is redrawn every 2 s (-w=5s: every 5 s) until Ctrl-C.
   berth top
   berth top --once -o json")]
@@ -207,7 +207,7 @@ fn watch(
 fn check_interval(every: Option<Duration>) -> Result<(), BadUsage> {
     if every.is_some_and(|every| every < EVERY_MIN) {
         let least = humantime::format_duration(EVERY_MIN);
-        return Err(BadUsage(format!("--watch repeats at most every {least}")));
+        return Err(BadUsage(format!("--watch takes an interval of at least {least}, such as --watch=2s")));
     }
     Ok(())
 }

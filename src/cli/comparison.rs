@@ -1,9 +1,9 @@
 //! `berth policy replay` and `berth policy shadow`, and the commands of `berth policy` that try a policy.
 
-use crate::age::{age, moment};
+use crate::age::{age, parse_time_or_duration};
 use crate::arguments::CandidateArgs;
 use crate::client::{Client, query};
-use crate::names::Names;
+use crate::names::GpuIndices;
 use crate::output::{Out, facts, or_dash, table};
 use crate::trial::{self, TryArgs};
 use anyhow::bail;
@@ -38,8 +38,8 @@ Exit code 1 if the policy failed on any of them; different answers are not a fai
         /// Only decisions of this hook
         #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
         hook: Option<String>,
-        /// Only decisions of this time until now, such as 10m, or at or after a time such as 2026-02-03T04:05:06Z
-        #[arg(long, value_name = "TIME", value_parser = moment)]
+        /// Only decisions since a time, such as 2026-02-03T04:05:06Z, or of the last 10m
+        #[arg(long, value_name = "TIME", value_parser = parse_time_or_duration)]
         since: Option<String>,
         /// Only decisions with a smaller number
         #[arg(long)]
@@ -83,7 +83,7 @@ pub(crate) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
                 ("cursor", before.map(|before| before.to_string()).as_deref()),
             ]);
             let replayed: Replay = client.post(&format!("/replays{query}"), &candidate.candidate()?, None)?;
-            out.answer(&replayed, |replayed| Names::of(client).with_indices(&replay(replayed)))?;
+            out.answer(&replayed, |replayed| GpuIndices::fetch(client).with_indices(&replay(replayed)))?;
             match replayed.counts.values().map(|counts| counts.fails).sum::<u64>() {
                 0 => Ok(()),
                 fails => bail!("{} failed on {fails} of the calls", replayed.policy),
@@ -100,19 +100,19 @@ pub(crate) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
         }
         TrialCommand::Shadow { command: ShadowCommand::List } => {
             let shadows = client.get::<ShadowList>("/shadows")?;
-            let none = "No shadows found; `berth policy shadow start POLICY` starts one";
-            out.list(&shadows, shadows.items.is_empty().then(|| none.into()), list)
+            let empty_text = "No shadows found; `berth policy shadow start POLICY` starts one";
+            out.list(&shadows, shadows.items.is_empty().then(|| empty_text.into()), list)
         }
         TrialCommand::Shadow { command: ShadowCommand::Show { shadow } } => {
             let id = shadow_id(shadow, client)?;
             out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, |s| {
-                Names::of(client).with_indices(&show(s))
+                GpuIndices::fetch(client).with_indices(&show(s))
             })
         }
         TrialCommand::Shadow { command: ShadowCommand::Stop { shadow } } => {
             let id = shadow_id(shadow, client)?;
             out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"), None)?, |s| {
-                Names::of(client).with_indices(&show(s))
+                GpuIndices::fetch(client).with_indices(&show(s))
             })
         }
     }

@@ -2,7 +2,7 @@
 //! nothing is printed, since it would be printed into the line that is being typed.
 
 use crate::client::Client;
-use crate::names::{label, pod_name, scheduling};
+use crate::names::{name_with_digest, pod_name, scheduling};
 use crate::reach::ClientArgs;
 use berth_api::{AllocationList, GpuList, PolicyList};
 use clap::{Args, Command, FromArgMatches};
@@ -32,7 +32,7 @@ pub(crate) fn policies() -> Vec<CompletionCandidate> {
     let each = |policy: &berth_api::Policy| {
         let several = policies.iter().filter(|other| other.name == policy.name).count() > 1;
         let about = || Some(policy.summary.clone().into());
-        let version = CompletionCandidate::new(label(policy)).help(about()).hide(!several);
+        let version = CompletionCandidate::new(name_with_digest(policy)).help(about()).hide(!several);
         [CompletionCandidate::new(&policy.name).help(about()).hide(several), version]
     };
     policies.iter().flat_map(each).collect()

@@ -1,11 +1,11 @@
 //! `berth decision`, and `berth allocation explain`.
 
-use crate::age::{age, moment};
+use crate::age::{age, parse_time_or_duration};
 use crate::client::{Client, escaped, query};
 use crate::complete;
 use crate::gpu;
-use crate::names::Names;
-use crate::output::{Cell, Out, facts, fitted, joined, table};
+use crate::names::GpuIndices;
+use crate::output::{Column, Out, facts, fitted, joined, table};
 use berth_api::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
@@ -54,11 +54,11 @@ pub struct DecisionFilter {
     /// Only decisions of this hook
     #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
     pub hook: Option<String>,
-    /// Only decisions of this time until now, such as 10m, or at or after a time such as 2026-02-03T04:05:06Z
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    /// Only decisions since a time, such as 2026-02-03T04:05:06Z, or of the last 10m
+    #[arg(long, value_name = "TIME", value_parser = parse_time_or_duration)]
     pub since: Option<String>,
-    /// Only decisions before a time, or longer ago than a time such as 10m
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    /// Only decisions before a time, or older than 10m
+    #[arg(long, value_name = "TIME", value_parser = parse_time_or_duration)]
     pub until: Option<String>,
     /// Only decisions with a smaller number
     #[arg(long)]
@@ -73,12 +73,12 @@ pub(crate) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> 
         DecisionCommand::List(filter) => {
             let wide = out.wide();
             let found = fetch(filter, client)?;
-            let none = found.items.is_empty().then(|| none(filter, &found));
-            out.list(&found, none, |found| list(found, wide))
+            let empty_text = found.items.is_empty().then(|| empty_text(filter, &found));
+            out.list(&found, empty_text, |found| list(found, wide))
         }
         DecisionCommand::Show { seq, input: false } => {
             let decision: DecisionRecord = client.get(&format!("/decisions/{seq}"))?;
-            out.answer(&decision, |decision| Names::of(client).with_indices(&show(decision)))
+            out.answer(&decision, |decision| GpuIndices::fetch(client).with_indices(&show(decision)))
         }
         DecisionCommand::Show { seq, input: true } => {
             let shown: serde_json::Value = client.get(&format!("/decisions/{seq}/input"))?;
@@ -134,7 +134,7 @@ fn fetch(filter: &DecisionFilter, client: &Client) -> anyhow::Result<DecisionRec
 }
 
 /// The text of an empty list. A filter with a typo leads to one, too, so it shows whether there are any decisions.
-fn none(filter: &DecisionFilter, found: &DecisionRecordList) -> String {
+fn empty_text(filter: &DecisionFilter, found: &DecisionRecordList) -> String {
     let given = [
         &filter.gpu,
         &filter.namespace,
@@ -179,7 +179,7 @@ fn list(list: &DecisionRecordList, wide: bool) -> String {
     let mut text = if wide {
         table(&["SEQ", "AT", "HOOK", "REQUEST", "OUTCOME", "PODS", "BY", "US", "REASON"], rows)
     } else {
-        fitted(&["SEQ", "AGE", "HOOK", "REQUEST", "OUTCOME", "REASON"], 5, Cell::Text, rows)
+        fitted(&["SEQ", "AGE", "HOOK", "REQUEST", "OUTCOME", "REASON"], 5, Column::Text, rows)
     };
     if let Some(next) = &list.next {
         text += &format!("--before {next} shows earlier ones\n");

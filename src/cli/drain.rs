@@ -46,7 +46,7 @@ pub struct DrainArgs {
         requires_if("delete", "evict")
     )]
     pub at_deadline: AtDeadline,
-    /// Show progress until it is drained; without other flags, of a drain under way
+    /// Show progress until the GPU is drained; alone, it follows a drain that is in progress
     #[arg(long)]
     pub wait: bool,
     /// Stop the drain; the GPU stays cordoned

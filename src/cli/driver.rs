@@ -13,8 +13,8 @@ pub enum DriverCommand {
     #[command(after_help = "\
 While it is released no GPU is scanned, and nothing is granted. Allocations stay. It \
 is refused while a GPU is held: drain the GPUs first. The daemon uses the driver again \
-after `berth nvml resume`, after the time, once another driver is loaded, or when it \
-is started again.
+after `berth nvml resume`, when the time is over, once another driver is loaded, or \
+when it is started again.
 
 Examples:
   berth nvml release --for 1h --reason 'driver upgrade'

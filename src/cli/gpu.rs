@@ -4,8 +4,8 @@ use crate::age::age;
 use crate::client::{Client, escaped, query};
 use crate::complete;
 use crate::drain::DrainArgs;
-use crate::names::{Names, pod_name, scheduling};
-use crate::output::{Cell, Out, facts, fitted, or_dash, printable, table};
+use crate::names::{GpuIndices, pod_name, scheduling};
+use crate::output::{Column, Out, facts, fitted, or_dash, printable, table};
 use crate::process;
 use anyhow::bail;
 use berth_api::{
@@ -79,9 +79,9 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
         GpuCommand::List => {
             let wide = out.wide();
             let gpus = client.get::<GpuList>("/gpus")?;
-            let none =
+            let empty_text =
                 gpus.items.is_empty().then(|| "No GPUs found; `berth node check` shows the cause".into());
-            out.list(&gpus, none, |gpus| if wide { list_wide(gpus) } else { list(gpus) })
+            out.list(&gpus, empty_text, |gpus| if wide { list_wide(gpus) } else { list(gpus) })
         }
         GpuCommand::Show { gpu } => {
             let uuid = resolve(client, gpu)?;
@@ -92,8 +92,8 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             let pods = || client.get::<AllocationList>(&format!("/allocations{query}")).ok();
             let wide = out.wide();
             out.answer(&gpu, |gpu| {
-                let names = Names::of(client);
-                show(gpu, pods().as_ref(), &names, wide) + &process::below_gpu(&processes, wide)
+                let indices = GpuIndices::fetch(client);
+                show(gpu, pods().as_ref(), &indices, wide) + &process::below_gpu(&processes, wide)
             })
         }
         GpuCommand::Cordon { gpu, reason } => {
@@ -173,7 +173,7 @@ fn list(list: &GpuList) -> String {
         ]
     };
     let head = ["GPU", "HEALTH", "SCHEDULING", "HELD", "FREE", "MEM GIB", "TOP POD", "AGE"];
-    let mut text = fitted(&head, 6, Cell::Name, list.items.iter().map(row));
+    let mut text = fitted(&head, 6, Column::Name, list.items.iter().map(row));
     let reasons = list.items.iter().filter_map(|g| Some(format!("GPU {}: {}\n", g.index, not_normal(g)?)));
     let reasons: String = reasons.collect();
     if !reasons.is_empty() {
@@ -260,7 +260,7 @@ fn not_normal(gpu: &GpuSummary) -> Option<String> {
     (!all.is_empty()).then(|| printable(&all.join("; ")))
 }
 
-fn show(gpu: &Gpu, pods: Option<&AllocationList>, names: &Names, wide: bool) -> String {
+fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bool) -> String {
     let summary = &gpu.summary;
     let percent = |value: Option<u32>| value.map_or_else(String::new, |v| format!("{v} %"));
     let mut text = facts(&[
@@ -298,7 +298,7 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, names: &Names, wide: bool) -> 
     if !summary.health.history.is_empty() {
         let turn = |t: &HealthTurn| vec![age(&t.since), t.state.to_string(), or_dash(t.reason.as_ref())];
         text += "\n";
-        text += &table(&["BEFORE", "HEALTH", "REASON"], summary.health.history.iter().map(turn));
+        text += &table(&["AGE", "HEALTH", "REASON"], summary.health.history.iter().map(turn));
     }
     if summary.drain.marks.len() > 1 {
         text += "\n";
@@ -308,7 +308,7 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, names: &Names, wide: bool) -> 
         text += &part_table(part, pods, wide);
     }
     if !gpu.links.is_empty() {
-        let other = |l: &Link| if wide { l.gpu.clone() } else { names.short(&l.gpu) };
+        let other = |l: &Link| if wide { l.gpu.clone() } else { indices.index_or_uuid(&l.gpu) };
         let row = |l: &Link| vec![other(l), l.path.to_string(), l.nvlinks.to_string()];
         text += "\n";
         text += &table(&["TO GPU", "PATH", "NVLINKS"], gpu.links.iter().map(row));
@@ -341,7 +341,7 @@ fn part_table(part: &Part, pods: Option<&AllocationList>, wide: bool) -> String 
     let rows = part.devices.iter().map(|device| device_row(device, part, pods, wide));
     let devices = match wide {
         true => table(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD", "TAKES"], rows),
-        false => fitted(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD"], 4, Cell::Name, rows),
+        false => fitted(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD"], 4, Column::Name, rows),
     };
     // The UUID of a whole GPU is above.
     let uuid = if wide || part.mig.is_some() { format!(" {}", part.uuid) } else { String::new() };
@@ -385,9 +385,11 @@ fn health(health: &Health) -> String {
 
 pub(crate) fn drain(drain: &Drain) -> String {
     let state = scheduling(&drain.state);
+    let is_drain = matches!(drain.state, DrainState::Draining | DrainState::Drained);
+    let ordered = if is_drain { ", ordered" } else { "" };
     match (&drain.by, &drain.why) {
-        (Some(by), Some(why)) => format!("{state} by {by} ({why})"),
-        (Some(by), None) => format!("{state} by {by}"),
+        (Some(by), Some(why)) => format!("{state}{ordered} by {by} ({why})"),
+        (Some(by), None) => format!("{state}{ordered} by {by}"),
         _ => state.to_owned(),
     }
 }

@@ -4,21 +4,21 @@ use crate::client::Client;
 use berth_api::{DrainState, GpuList, GpuSummary, Holder, Policy};
 
 /// The indices of a node's GPUs by UUID, for texts of the API that name GPUs by UUID.
-pub(crate) struct Names(Vec<(String, u32)>);
+pub(crate) struct GpuIndices(Vec<(String, u32)>);
 
-impl Names {
+impl GpuIndices {
     /// Requests the list. Without an answer, texts stay as they are.
-    pub(crate) fn of(client: &Client) -> Self {
-        Self::known(&client.get::<GpuList>("/gpus").map(|list| list.items).unwrap_or_default())
+    pub(crate) fn fetch(client: &Client) -> Self {
+        Self::from_gpus(&client.get::<GpuList>("/gpus").map(|list| list.items).unwrap_or_default())
     }
 
     /// Of these GPUs; one that is gone may have the index of another one.
-    pub(crate) fn known(gpus: &[GpuSummary]) -> Self {
+    pub(crate) fn from_gpus(gpus: &[GpuSummary]) -> Self {
         Self(gpus.iter().filter(|gpu| gpu.present).map(|gpu| (gpu.uuid.clone(), gpu.index)).collect())
     }
 
     /// The index of a GPU as text; its UUID if it is not on this node any more.
-    pub(crate) fn short(&self, uuid: &str) -> String {
+    pub(crate) fn index_or_uuid(&self, uuid: &str) -> String {
         let known = self.0.iter().find(|(known, _)| known == uuid);
         known.map_or_else(|| uuid.to_owned(), |(_, index)| index.to_string())
     }
@@ -98,11 +98,11 @@ pub(crate) fn scheduling(state: &DrainState) -> &str {
 }
 
 /// The name of a version on the command line and in a stack file.
-pub(crate) fn label(policy: &Policy) -> String {
-    format!("{}@{}", policy.name, short(&policy.digest))
+pub(crate) fn name_with_digest(policy: &Policy) -> String {
+    format!("{}@{}", policy.name, short_digest(&policy.digest))
 }
 
-pub(crate) fn short(digest: &str) -> &str {
+pub(crate) fn short_digest(digest: &str) -> &str {
     digest.get(..12).unwrap_or(digest)
 }
 
@@ -112,13 +112,13 @@ mod tests {
 
     #[test]
     fn indices_are_in_order_and_runs_are_joined() {
-        let names = Names((0..9).map(|i| (format!("G{i}"), i)).collect());
+        let gpus = GpuIndices((0..9).map(|i| (format!("G{i}"), i)).collect());
         let indices =
-            |uuids: &[&str]| names.indices(&uuids.iter().map(ToString::to_string).collect::<Vec<_>>());
+            |uuids: &[&str]| gpus.indices(&uuids.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert_eq!(indices(&["G3", "G1", "G2", "G2", "G8"]), "1-3,8");
         assert_eq!(indices(&["G0", "gone"]), "0,gone");
         assert_eq!(
-            (indices(&[]).as_str(), names.short("G4").as_str(), names.short("x").as_str()),
+            (indices(&[]).as_str(), gpus.index_or_uuid("G4").as_str(), gpus.index_or_uuid("x").as_str()),
             ("", "4", "x")
         );
     }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_uuid_comes_with_its_index_and_longer_words_stay() {
-        let names = Names(vec![("GPU-1".into(), 1), ("GPU-10".into(), 7)]);
+        let gpus = GpuIndices(vec![("GPU-1".into(), 1), ("GPU-10".into(), 7)]);
         for (text, expected) in [
             ("chooses GPU-1 instead of GPU-10", "chooses GPU 1 (GPU-1) instead of GPU 7 (GPU-10)"),
             ("GPU-10::3, GPU-1::12.", "GPU 7 share 3 (GPU-10::3), GPU 1 share 12 (GPU-1::12)."),
@@ -141,8 +141,8 @@ mod tests {
             ("{\"part\":\"GPU-1\"}", "{\"part\":\"GPU-1\"}"),
             ("MIG-GPU-1 GPU-100 GPU-1-a \u{e9}", "MIG-GPU-1 GPU-100 GPU-1-a \u{e9}"),
         ] {
-            assert_eq!(names.with_indices(text), expected);
+            assert_eq!(gpus.with_indices(text), expected);
         }
-        assert_eq!(Names(Vec::new()).with_indices("GPU-1"), "GPU-1");
+        assert_eq!(GpuIndices(Vec::new()).with_indices("GPU-1"), "GPU-1");
     }
 }

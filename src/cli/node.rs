@@ -9,7 +9,7 @@ use clap::Subcommand;
 /// The commands of `berth node` for a running daemon.
 #[derive(Subcommand, Debug)]
 pub enum NodeCommand {
-    /// The node: where the devices of each resource are, and why the others are not free
+    /// Show the node: devices of each resource by state, and why devices are not free
     Show,
 }
 

@@ -85,19 +85,19 @@ impl Out {
         self.text(&text)
     }
 
-    /// Prints a list as [`Self::answer`] does. If a table would be empty, `none` says so on standard error instead, as
-    /// kubectl does, so that a pipe gets no line.
+    /// Prints a list as [`Self::answer`] does. If a table would be empty, `empty_text` is on standard error instead,
+    /// as with kubectl, so that a pipe gets no line.
     pub fn list<T: Serialize>(
         &mut self,
         list: &T,
-        none: Option<String>,
+        empty_text: Option<String>,
         table: impl FnOnce(&T) -> String,
     ) -> anyhow::Result<()> {
-        match none.filter(|_| self.is_table()) {
+        match empty_text.filter(|_| self.is_table()) {
             // A repeated command shows it in place of the table.
-            Some(none) if self.captured.is_some() => self.text(&format!("{none}\n")),
-            Some(none) => {
-                let _ = writeln!(std::io::stderr(), "{none}");
+            Some(text) if self.captured.is_some() => self.text(&format!("{text}\n")),
+            Some(text) => {
+                let _ = writeln!(std::io::stderr(), "{text}");
                 Ok(())
             }
             None => self.answer(list, table),
@@ -149,7 +149,7 @@ pub fn warn(text: &str) {
 
 /// What a column holds, which decides when it is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cell {
+pub(crate) enum Column {
     /// Text for people. It is cut to the terminal's width, and to 80 columns where there is no terminal.
     Text,
     /// A name that another command takes. It is cut only on a terminal: a pipe needs all of it.
@@ -160,14 +160,14 @@ pub(crate) enum Cell {
 pub(crate) fn fitted(
     head: &[&str],
     column: usize,
-    cell: Cell,
+    content: Column,
     rows: impl IntoIterator<Item = Vec<String>>,
 ) -> String {
     let terminal = std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
-    let width = match (terminal, cell) {
+    let width = match (terminal, content) {
         (Some((width, _)), _) => usize::from(width.0).max(COLUMNS),
-        (None, Cell::Text) => COLUMNS,
-        (None, Cell::Name) => usize::MAX,
+        (None, Column::Text) => COLUMNS,
+        (None, Column::Name) => usize::MAX,
     };
     fitted_to(width, head, column, rows)
 }

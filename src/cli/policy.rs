@@ -5,8 +5,8 @@ use crate::arguments::{ReasonArgs, read_file};
 use crate::client::{Client, escaped};
 use crate::comparison::{self, TrialCommand};
 use crate::complete;
-use crate::names::{label, short};
-use crate::output::{Cell, Out, facts, fitted, joined, table};
+use crate::names::{name_with_digest, short_digest};
+use crate::output::{Column, Out, facts, fitted, joined, table};
 use crate::parameters;
 use crate::stack::{self, stack_table};
 use crate::upload::{self, PushArgs};
@@ -115,8 +115,12 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         PolicyCommand::List => {
             let wide = out.wide();
             let policies = client.get::<PolicyList>("/policies")?;
-            let none = policies.items.is_empty().then(|| "No policies found".into());
-            out.list(&policies, none, |policies| if wide { list_wide(policies) } else { list(policies) })
+            let empty_text = policies.items.is_empty().then(|| "No policies found".into());
+            out.list(
+                &policies,
+                empty_text,
+                |policies| if wide { list_wide(policies) } else { list(policies) },
+            )
         }
         PolicyCommand::Show { policy } => {
             let path = format!("/policies/{}", resolve(client, policy)?);
@@ -126,7 +130,7 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         PolicyCommand::Trial(command) => comparison::run(command, client, out),
         PolicyCommand::Delete { policy } => {
             let version = find(client, policy)?;
-            let label = label(&version);
+            let label = name_with_digest(&version);
             client
                 .remove(&format!("/policies/{}", escaped(&version.digest)))
                 .with_context(|| format!("{label} was not deleted"))?;
@@ -178,7 +182,7 @@ fn list(list: &PolicyList) -> String {
     let row = |p: &Policy| {
         vec![
             p.name.clone(),
-            short(&p.digest).into(),
+            short_digest(&p.digest).into(),
             if p.shipped { "shipped" } else { "uploaded" }.into(),
             if p.active { "yes" } else { "" }.into(),
             age(&p.since),
@@ -186,7 +190,7 @@ fn list(list: &PolicyList) -> String {
         ]
     };
     let head = ["NAME", "DIGEST", "ORIGIN", "ACTIVE", "AGE", "SUMMARY"];
-    fitted(&head, 5, Cell::Text, list.items.iter().map(row))
+    fitted(&head, 5, Column::Text, list.items.iter().map(row))
 }
 
 fn list_wide(list: &PolicyList) -> String {
@@ -194,7 +198,7 @@ fn list_wide(list: &PolicyList) -> String {
         vec![
             p.name.clone(),
             p.version.clone(),
-            short(&p.digest).into(),
+            short_digest(&p.digest).into(),
             if p.shipped { "shipped" } else { "uploaded" }.into(),
             if p.active { "yes" } else { "" }.into(),
             p.since.clone(),
@@ -270,7 +274,7 @@ fn labels_with_marks(versions: &[&Policy]) -> String {
         ];
         let marks: Vec<_> = marks.into_iter().flatten().collect();
         let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(", ")) };
-        label(policy) + &marks
+        name_with_digest(policy) + &marks
     };
     versions.iter().enumerate().map(mark).collect::<Vec<_>>().join(", ")
 }

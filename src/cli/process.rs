@@ -4,8 +4,8 @@ use crate::age::age;
 use crate::client::{Client, escaped};
 use crate::complete;
 use crate::gpu;
-use crate::names::Names;
-use crate::output::{Cell, Out, fitted, joined, or_dash, printable, table};
+use crate::names::GpuIndices;
+use crate::output::{Column, Out, fitted, joined, or_dash, printable, table};
 use berth_api::{
     Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
     SightState,
@@ -31,16 +31,16 @@ pub(crate) fn run(command: &ProcessCommand, client: &Client, out: &mut Out) -> a
         ProcessCommand::List { gpu } => {
             let wide = out.wide();
             let found = all(client, gpu.as_deref())?;
-            let none = found.items.is_empty().then(|| none("No processes found", &found.sight));
-            out.list(&found, none, |found| list(found, &Names::of(client), wide))
+            let empty_text = found.items.is_empty().then(|| empty_text("No processes found", &found.sight));
+            out.list(&found, empty_text, |found| list(found, &GpuIndices::fetch(client), wide))
         }
         ProcessCommand::Bypass => {
             let wide = out.wide();
             let found = client.get::<BypassList>("/bypass")?;
             let is_empty = found.items.is_empty() && found.pods.iter().flatten().next().is_none();
-            let none = is_empty
-                .then(|| none("No processes found that use a GPU without an allocation", &found.sight));
-            out.list(&found, none, |found| bypass(found, &Names::of(client), wide))
+            let empty_text = is_empty
+                .then(|| empty_text("No processes found that use a GPU without an allocation", &found.sight));
+            out.list(&found, empty_text, |found| bypass(found, &GpuIndices::fetch(client), wide))
         }
     }
 }
@@ -74,19 +74,19 @@ fn all(client: &Client, gpu: Option<&str>) -> anyhow::Result<ProcessList> {
 }
 
 /// The text of an empty list, with the processes that cannot be seen.
-fn none(text: &str, sight: &ProcessSight) -> String {
+fn empty_text(text: &str, sight: &ProcessSight) -> String {
     match limits_of(sight) {
         limits if limits.is_empty() => text.into(),
         limits => format!("{text}; {}", limits.trim_end()),
     }
 }
 
-fn list(list: &ProcessList, names: &Names, wide: bool) -> String {
-    let on = |p: &Process| if wide { p.part.clone() } else { names.short(&p.gpu) };
+fn list(list: &ProcessList, indices: &GpuIndices, wide: bool) -> String {
+    let on = |p: &Process| if wide { p.part.clone() } else { indices.index_or_uuid(&p.gpu) };
     let rows = list.items.iter().map(|p| [vec![on(p)], row(p, wide)].concat());
     let shown = match wide {
         true => table(&[&["ON"][..], &HEAD_WIDE].concat(), rows),
-        false => fitted(&[&["GPU"][..], &HEAD].concat(), 4, Cell::Name, rows),
+        false => fitted(&[&["GPU"][..], &HEAD].concat(), 4, Column::Name, rows),
     };
     shown + &limits_of(&list.sight)
 }
@@ -101,7 +101,7 @@ pub(crate) fn below_gpu(list: &ProcessList, wide: bool) -> String {
         (true, SightState::Visible | SightState::Unsupported) => String::new(),
         (true, SightState::PidsHidden | SightState::Other(_)) => format!("\n{}", limits_of(&list.sight)),
         (false, _) if wide => format!("\n{}{}", table(&HEAD_WIDE, rows()), limits_of(&list.sight)),
-        (false, _) => format!("\n{}{}", fitted(&HEAD, 3, Cell::Name, rows()), limits_of(&list.sight)),
+        (false, _) => format!("\n{}{}", fitted(&HEAD, 3, Column::Name, rows()), limits_of(&list.sight)),
     }
 }
 
@@ -136,10 +136,10 @@ fn word(right: &Right) -> &str {
     }
 }
 
-fn bypass(list: &BypassList, names: &Names, wide: bool) -> String {
+fn bypass(list: &BypassList, indices: &GpuIndices, wide: bool) -> String {
     let row = |b: &Bypass| {
         let mut row = vec![
-            if wide { b.part.clone() } else { names.short(&b.part) },
+            if wide { b.part.clone() } else { indices.index_or_uuid(&b.part) },
             b.pid.to_string(),
             or_dash(b.name.as_ref()),
             or_dash(b.memory_mib),
@@ -160,7 +160,7 @@ fn bypass(list: &BypassList, names: &Names, wide: bool) -> String {
             let why = |b: &Bypass| format!("process {}: {}\n", b.pid, printable(&b.detail));
             let whys: String = list.items.iter().map(why).collect();
             let head = ["GPU", "PID", "NAME", "MEM MIB", "POD/CONTAINER", "AGE"];
-            fitted(&head, 4, Cell::Name, rows) + &whys
+            fitted(&head, 4, Column::Name, rows) + &whys
         }
     };
     if list.total > list.items.len() {

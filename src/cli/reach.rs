@@ -296,14 +296,14 @@ pub struct ClientArgs {
     /// Send the token over http:// to another machine; anyone on the network path can read it
     #[arg(long, global = true, hide_short_help = true)]
     pub allow_plain_http: bool,
-    /// Form: table, wide (all columns), json or yaml
+    /// Output format: table, wide (all columns), json or yaml
     #[arg(
         short,
         long,
         global = true,
         value_enum,
         default_value_t,
-        value_name = "FORM",
+        value_name = "FORMAT",
         hide_possible_values = true,
         hide_default_value = true,
         help_heading = None::<&str>,

@@ -2,8 +2,8 @@
 
 use crate::age::{age, age_of};
 use crate::client::{Client, escaped};
-use crate::names::short;
-use crate::output::{Cell, Out, fitted, or_dash, printable, table};
+use crate::names::short_digest;
+use crate::output::{Column, Out, fitted, or_dash, printable, table};
 use crate::policy::resolve;
 use anyhow::{Context, bail};
 use berth_api::{Activation, ActivationList, MODULE_BYTES_MAX, PolicyDetail, Stack, StackEntry, StackSource};
@@ -27,7 +27,7 @@ pub(crate) fn download(
         None => {
             let detail: PolicyDetail = client.get(&format!("/policies/{digest}"))?;
             // A DNS label by the daemon's rules; escaped, so that no answer names a file elsewhere.
-            PathBuf::from(format!("{}-{}.wasm", escaped(&detail.policy.name), short(&digest)))
+            PathBuf::from(format!("{}-{}.wasm", escaped(&detail.policy.name), short_digest(&digest)))
         }
     };
     let mut options = OpenOptions::new();
@@ -46,7 +46,7 @@ pub(crate) fn history(list: &ActivationList, wide: bool) -> String {
     let mut text = if wide {
         table(&["REVISION", "ACTIVE", "SOURCE", "SINCE", "BY", "POLICIES", "WHY"], rows)
     } else {
-        fitted(&["REVISION", "ACTIVE", "SOURCE", "AGE", "BY", "POLICIES", "WHY"], 6, Cell::Text, rows)
+        fitted(&["REVISION", "ACTIVE", "SOURCE", "AGE", "BY", "POLICIES", "WHY"], 6, Column::Text, rows)
     };
     for activation in list.items.iter().filter(|a| !a.gone.is_empty()) {
         let gone = activation.gone.join(" ");
@@ -57,7 +57,7 @@ pub(crate) fn history(list: &ActivationList, wide: bool) -> String {
 
 fn row(activation: &Activation, wide: bool) -> Vec<String> {
     let label = |e: &berth_api::StackEntry| match wide {
-        true => format!("{}@{}", e.policy, short(&e.digest)),
+        true => format!("{}@{}", e.policy, short_digest(&e.digest)),
         false => e.policy.clone(),
     };
     let policies: Vec<_> = activation.entries.iter().map(label).collect();
@@ -168,7 +168,7 @@ fn entry_row((place, entry): (usize, &StackEntry)) -> Vec<String> {
     vec![
         place.to_string(),
         entry.policy.clone(),
-        short(&entry.digest).into(),
+        short_digest(&entry.digest).into(),
         format!("{:?}", entry.on_fault).to_lowercase(),
         or_dash(calls),
         faults,

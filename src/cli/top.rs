@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Temporary, query};
 use crate::gpu::gib;
-use crate::names::{Names, pod_name, scheduling};
+use crate::names::{GpuIndices, pod_name, scheduling};
 use crate::output::{Out, fitted_to, or_dash, printable};
 use berth_api::{Allocation, AllocationList, GpuList, GpuSummary, HealthState, Node, rfc3339};
 use clap::Args;
@@ -199,10 +199,10 @@ fn screen(top: &Top, width: usize) -> String {
     if top.pods.is_empty() {
         return text + "No pods hold GPUs\n";
     }
-    let names = Names::known(&top.gpus);
+    let indices = GpuIndices::from_gpus(&top.gpus);
     let row = |pod: &PodUse| {
         vec![
-            names.short(&pod.gpu),
+            indices.index_or_uuid(&pod.gpu),
             pod.pod.clone(),
             format!("{}/{}", pod.devices, or_dash(pod.of)),
             pod.resource.clone(),
@@ -212,7 +212,7 @@ fn screen(top: &Top, width: usize) -> String {
     };
     text += &fitted_to(
         width,
-        &["GPU", "POD", "SHARE", "RESOURCE", "MEM MIB", "LIMIT MIB"],
+        &["GPU", "POD", "DEVICES", "RESOURCE", "MEM MIB", "LIMIT MIB"],
         1,
         top.pods.iter().map(row),
     );

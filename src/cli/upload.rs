@@ -2,7 +2,7 @@
 
 use crate::arguments::{ReasonArgs, read_file};
 use crate::client::Client;
-use crate::names::{label, short};
+use crate::names::{name_with_digest, short_digest};
 use crate::output::{Out, warn};
 use anyhow::bail;
 use base64::Engine;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Re
         let p = &p.policy;
         let how = if new { "was uploaded and is not active yet: `berth policy try` shows what it would do, and a stack that names it activates it" } else { "was uploaded before" };
         let signed = p.signed_by.as_ref().map(|by| format!(", signed by {by}")).unwrap_or_default();
-        format!("{} {}{signed} {how}\n{}", label(p), p.version, entry(p, &others))
+        format!("{} {}{signed} {how}\n{}", name_with_digest(p), p.version, entry(p, &others))
     })?;
     if let Some(warning) = warning(&policy.policy, &others) {
         warn(&warning);
@@ -78,7 +78,7 @@ fn entry(policy: &Policy, others: &[Policy]) -> String {
     if others.is_empty() || policy.shipped {
         return String::new();
     }
-    let (name, digest) = (&policy.name, short(&policy.digest));
+    let (name, digest) = (&policy.name, short_digest(&policy.digest));
     format!(
         "{name} has other versions here; this one is {name}@{digest}, and in a stack file\n- policy: {name}\n  digest: {digest}\n"
     )
@@ -86,7 +86,7 @@ fn entry(policy: &Policy, others: &[Policy]) -> String {
 
 fn warning(policy: &Policy, others: &[Policy]) -> Option<String> {
     (!policy.shipped && others.iter().any(|other| other.shipped))
-        .then(|| shipped_name(&policy.name, &label(policy)))
+        .then(|| shipped_name(&policy.name, &name_with_digest(policy)))
 }
 
 /// The warning for an uploaded policy that has the name of a shipped one.

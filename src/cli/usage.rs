@@ -23,7 +23,7 @@ pub fn code(error: &anyhow::Error) -> ExitCode {
     if error.is::<BadUsage>() { ExitCode::from(CODE) } else { ExitCode::FAILURE }
 }
 
-/// Parses a span of time, such as `30s`.
+/// Parses a duration, such as `30s`.
 ///
 /// # Errors
 /// If it is not one; the message has the expected form.

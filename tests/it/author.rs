@@ -211,8 +211,8 @@ fn check_finds_an_answer_that_no_node_can_use() {
     let folder = tempfile::tempdir().unwrap();
     for (name, module, words) in [
         // It is a valid policy, which a daemon takes at upload; each of its offers is a fault.
-        ("too-many.wasm", guest("offer-too-many"), "refused: a node of eight H100 cannot use it: "),
-        ("twice.wasm", guest("part-twice"), "refused: a node of eight H100 cannot use it: "),
+        ("too-many.wasm", guest("offer-too-many"), "refused: a node of eight H100s cannot use it: "),
+        ("twice.wasm", guest("part-twice"), "refused: a node of eight H100s cannot use it: "),
     ] {
         std::fs::write(folder.path().join(name), module).unwrap();
         let output = berth(folder.path(), &["policy", "check", name]);

@@ -102,8 +102,11 @@ fn a_gpu_is_drained_and_marked_healthy_from_the_command_line() {
     let bench = Bench::new(2);
     let allocation = bench.allocate(0);
     let says = bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "10m"]);
-    assert!(says.contains("GPU 0 is draining by admin (fan): 1 allocation left, 1 process, until"), "{says}");
-    assert!(bench.done(&["gpu", "list"]).contains("draining by admin (fan)"));
+    assert!(
+        says.contains("GPU 0 is draining, ordered by admin (fan): 1 allocation left, 1 process, until"),
+        "{says}"
+    );
+    assert!(bench.done(&["gpu", "list"]).contains("draining, ordered by admin (fan)"));
     assert!(bench.done(&["gpu", "drain", "0", "--stop"]).contains("GPU 0 is cordoned"));
     bench.done(&["gpu", "uncordon", "0"]);
     // No pod leaves, so the drain is given up, and a waiting command reports it.

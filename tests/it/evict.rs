@@ -205,7 +205,7 @@ async fn the_command_line_shows_the_remaining_holders_and_their_blockers() {
     let ended = tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap();
     let (out, err) = (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
     assert!(ended.status.success(), "{err}");
-    assert!(out.contains("GPU 1 is drained by admin"), "{out}");
+    assert!(out.contains("GPU 1 is drained, ordered by admin"), "{out}");
     assert!(err.contains("2 allocations left, 0 processes, until"), "{err}");
     let line = format!(
         "ns/{} (main): waits for its disruption budget: The disruption budget keeps needs 1 healthy pods and has 1 currently",

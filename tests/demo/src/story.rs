@@ -54,8 +54,9 @@ async fn whole_gpus(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
 async fn cordon(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     let gpu = free_gpu(node).await?;
     let (index, gpu) = gpu;
-    node.screen
-        .step(&format!("2. cordon GPU {index}, which is free: it leaves allocatable, nothing else changes"));
+    node.screen.step(&format!(
+        "2. cordon GPU {index}, which is free: it is no longer allocatable, nothing else changes"
+    ));
     node.api.cordon(&gpu, "fan replacement").await?;
     node.kubelet.wait_allocatable(WHOLE, 7, SEEN_WITHIN).await?;
     work.start(node, "infer-a", WHOLE, 1).await;
@@ -110,9 +111,9 @@ async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
                 let place = usize::try_from(turn)? % running.len();
                 work.finish(node, &running[place]);
             }
-            _ => node
-                .screen
-                .say("  . no pod runs, and none can: `berth policy rollback` brings the stack before back"),
+            _ => node.screen.say(
+                "  . no pod runs, and none can: `berth policy rollback` activates the previous stack again",
+            ),
         }
         move_load(node, turn).await?;
         sleep(Duration::from_secs(1)).await;

@@ -85,7 +85,8 @@ impl Refusals {
         inner.reported += 1;
         match std::mem::take(&mut inner.left_out) {
             0 => {}
-            n => refused.message.push_str(&format!(" ({n} more were refused since the previous event)")),
+            // In front, since a long reason is cut at its end.
+            n => refused.message.insert_str(0, &format!("({n} more were refused since the previous event) ")),
         }
         inner.waiting.push_back(refused);
         drop(inner);
@@ -135,7 +136,7 @@ mod tests {
         refusals.add(refused(60_000));
         refusals.add(refused(60_001));
         let messages: Vec<_> = refusals.next().await.into_iter().map(|refused| refused.message).collect();
-        assert_eq!(messages, ["refused (981 more were refused since the previous event)", "refused"]);
+        assert_eq!(messages, ["(981 more were refused since the previous event) refused", "refused"]);
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use berth_kernel::names::Resource;
 use berth_kernel::offer::RESOURCES_MAX;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// Starts and stops plugins as resources get and lose their listed devices.
@@ -33,6 +33,14 @@ struct RunningPlugin {
     task: JoinHandle<()>,
 }
 
+/// A plugin that was stopped because its resource has no listed device any more.
+struct StoppingPlugin {
+    /// Dropped when it serves no more and its socket is removed.
+    serving: oneshot::Receiver<()>,
+    /// Ends when the kubelet has processed the end of its streams, too.
+    settled: JoinHandle<()>,
+}
+
 impl Supervisor {
     /// Runs until `stop`, then stops every plugin and waits for them.
     pub(super) async fn run(self, mut stop: watch::Receiver<bool>) {
@@ -40,10 +48,10 @@ impl Supervisor {
         let mut snapshots = self.kernel.watch();
         let mut plugins: BTreeMap<Resource, RunningPlugin> = BTreeMap::new();
         // Plugins that are stopping. A successor waits for them, as both use the same socket.
-        let mut stopping: BTreeMap<Resource, JoinHandle<()>> = BTreeMap::new();
+        let mut stopping: BTreeMap<Resource, StoppingPlugin> = BTreeMap::new();
         loop {
             let ledger = Arc::clone(&snapshots.borrow_and_update());
-            stopping.retain(|_, task| !task.is_finished());
+            stopping.retain(|_, plugin| !plugin.settled.is_finished());
             let listed = ledger.resources();
             let unlisted: Vec<Resource> =
                 plugins.keys().filter(|resource| !listed.contains(*resource)).cloned().collect();
@@ -53,12 +61,14 @@ impl Supervisor {
                     self.device_lists.lock().remove(&resource);
                     plugin.stop.send_replace(true);
                     let settle = self.settings.waits.settle;
-                    let stopped = async move {
+                    let (is_serving, serving) = oneshot::channel();
+                    let settled = tokio::spawn(async move {
                         let _ = plugin.task.await;
+                        drop(is_serving);
                         // The kubelet may still process the end of its streams.
                         tokio::time::sleep(settle).await;
-                    };
-                    stopping.insert(resource, tokio::spawn(stopped));
+                    });
+                    stopping.insert(resource, StoppingPlugin { serving, settled });
                 }
             }
             for resource in listed {
@@ -82,6 +92,9 @@ impl Supervisor {
             // A plugin that panicked has been reported by the runtime.
             let _ = task.await;
         }
+        for plugin in stopping.into_values() {
+            let _ = plugin.serving.await;
+        }
     }
 
     fn publish(&self, device_list: &DeviceList, ledger: &Snapshot, resource: &Resource) {
@@ -93,7 +106,7 @@ impl Supervisor {
         resource: &Resource,
         ledger: &Snapshot,
         logged_wait: &Arc<LoggedReason>,
-        predecessor: Option<JoinHandle<()>>,
+        predecessor: Option<StoppingPlugin>,
     ) -> RunningPlugin {
         let device_list = Arc::new(DeviceList::new());
         // Before any stream reads it: an empty first list would remove the resource's devices from the node.
@@ -116,11 +129,17 @@ impl Supervisor {
         let folder_state = self.folder_state.clone();
         let registrations = Arc::clone(&self.registrations);
         let (logged_wait, before) = (Arc::clone(logged_wait), self.predecessor);
-        let (stop, stopped) = watch::channel(false);
+        let (stop, mut stopped) = watch::channel(false);
         let task = tokio::spawn(async move {
             let before = match predecessor {
-                Some(stopping) => {
-                    let _ = stopping.await;
+                Some(StoppingPlugin { serving, settled }) => {
+                    tokio::select! {
+                        _ = settled => {}
+                        _ = stopped.changed() => {
+                            let _ = serving.await;
+                            return;
+                        }
+                    }
                     Predecessor::default()
                 }
                 None => before,

@@ -162,7 +162,20 @@ impl SeriesStore {
         self.pods.retain(|_, series| series.seen_ms >= oldest);
         let (holders, uses) = (gpu_holders(ledger), pod_uses(ledger));
         let present_gpus = ledger.parts.values().filter(|part| part.present && part.part.parent.is_none());
-        for part in present_gpus.filter(|part| !ledger.scan_errors.contains_key(&part.part.id)) {
+        let answered: Vec<_> =
+            present_gpus.filter(|part| !ledger.scan_errors.contains_key(&part.part.id)).collect();
+        // Before a new series takes the place of another one, all that are seen now have their time.
+        for part in &answered {
+            if let Some(series) = self.gpus.get_mut(&part.part.id) {
+                series.seen_ms = at;
+            }
+        }
+        for ((gpu, pod), series) in &mut self.pods {
+            if uses.get(gpu).is_some_and(|pods| pods.contains_key(pod)) {
+                series.seen_ms = at;
+            }
+        }
+        for part in answered {
             let gpu = &part.part.id;
             let Some(series) = series_for(&mut self.gpus, gpu, GPUS_MAX, at, |series| series.seen_ms) else {
                 continue;

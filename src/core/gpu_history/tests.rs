@@ -151,6 +151,24 @@ fn full_node(gpus: usize, pods: usize) -> Node {
     node
 }
 
+#[test]
+fn new_pods_take_the_place_of_no_pod_that_the_same_scan_sees() {
+    let mut node = full_node(17, 16);
+    let all = Arc::clone(&node.ledger.processes);
+    let mut without_first = ProcessTable::clone(&all);
+    without_first.by_gpu.pop_first();
+    node.ledger.processes = Arc::new(without_first);
+    let mut kept = SeriesStore::default();
+    kept.add(&node.ledger, &BTreeMap::new(), node.now);
+    let before: Vec<_> = kept.pods.keys().cloned().collect();
+    assert_eq!(before.len(), PODS_MAX);
+    node.pass(10);
+    // The pairs of the first GPU come first.
+    node.ledger.processes = all;
+    kept.add(&node.ledger, &BTreeMap::new(), node.now);
+    assert!(kept.pods.keys().eq(&before));
+}
+
 /// Bytes of the history after a day of scans, without the allocator's own.
 fn bytes_after_a_day(node: &mut Node) -> (usize, usize) {
     let mut kept = SeriesStore::default();

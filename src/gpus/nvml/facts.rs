@@ -16,7 +16,7 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// A GPU and its MIG instances. What does not change while the GPU is attached is read once.
 #[derive(Clone, Debug)]
@@ -165,6 +165,9 @@ pub(super) fn scan_load(nvml: &Nvml, index: u32, sampled_us: Option<u64>, steps:
     /// out.
     const LOAD_READ_MAX: Duration = Duration::from_millis(500);
     let began = Instant::now();
+    // After a wall clock was set back, no sample would be newer than the last one.
+    let wall_us = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|time| time.as_micros());
+    let sampled_us = sampled_us.filter(|last| wall_us.is_ok_and(|now| u128::from(*last) <= now));
     let mut scan = LoadScan { load: Load::default(), sampled_us };
     let at = |call| {
         steps.at(call);
@@ -179,7 +182,8 @@ pub(super) fn scan_load(nvml: &Nvml, index: u32, sampled_us: Option<u64>, steps:
         scan.load.temperature_celsius = device.temperature(TemperatureSensor::Gpu).ok();
     }
     if at("nvmlDeviceGetPowerUsage") {
-        scan.load.power_watts = device.power_usage().ok().map(|milliwatts| (milliwatts + 500) / 1000);
+        scan.load.power_watts =
+            device.power_usage().ok().map(|milliwatts| milliwatts.saturating_add(500) / 1000);
     }
     if at("nvmlDeviceGetProcessUtilization") {
         let samples = match device.process_utilization_stats(sampled_us) {

@@ -89,14 +89,14 @@ lists! {
     nvmlDeviceGetGraphicsRunningProcesses_v3: Process = |device| full(device, List::Graphics);
 }
 
-/// Samples of now, whenever the caller last asked. `NOT_FOUND` if no process has one; not supported while MIG is on, as in
-/// NVML.
+/// Samples of now. `NOT_FOUND` if no process has one, or if the last one that the caller has seen is as new; not supported while
+/// MIG is on, as in NVML.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetProcessUtilization(
     device: Handle,
     array: OutArray<ProcessUtilization>,
     count: Out<c_uint>,
-    _last_seen_us: c_ulonglong,
+    last_seen_us: c_ulonglong,
 ) -> c_uint {
     call::gpu("nvmlDeviceGetProcessUtilization", device, |device| {
         if device.gpu.mig.as_ref().is_some_and(|mig| mig.enabled) {
@@ -109,7 +109,7 @@ extern "C" fn nvmlDeviceGetProcessUtilization(
             Some(ProcessUtilization { pid: process.pid, timestamp_us, sm, memory: 0, encoder: 0, decoder: 0 })
         };
         let samples: Vec<_> = device.gpu.processes.iter().filter_map(sample).collect();
-        if samples.is_empty() {
+        if samples.is_empty() || last_seen_us >= timestamp_us {
             return Err(Code::NotFound);
         }
         array.list(count, &samples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from axe_playwright_python.sync_playwright import Axe
 from browser import Watch
 from node import Node
-from page import drawer, menu, press, sign_in, view
+from page import drawer, menu, open_action, sign_in, view
 from playwright.sync_api import Locator, expect
 from say import TestError, check
 
@@ -55,7 +55,7 @@ def axe_finds_nothing_in_drawers_menus_and_sheets(watch: Watch, node: Node) -> N
         expect(drawer(watch)).to_contain_text("team-a/train-0")
         page.wait_for_timeout(500)
         open_all(drawer(watch))
-        why = drawer(watch).get_by_role("button", name="Why here: team-a/train-0")
+        why = drawer(watch).get_by_role("button", name="Explain: team-a/train-0")
         if why.get_attribute("aria-expanded") == "false":
             why.click()
         expect(drawer(watch).locator(".why-here")).to_contain_text("team-a/train-0")
@@ -68,7 +68,7 @@ def axe_finds_nothing_in_drawers_menus_and_sheets(watch: Watch, node: Node) -> N
         menu(watch, 2)
         _axe(watch, f"the menu, {scheme}")
         page.keyboard.press("Escape")
-        press(watch, 2, "Drain…")
+        open_action(watch, 2, "Drain…")
         _axe(watch, f"the drain sheet, {scheme}")
         page.keyboard.press("Escape")
         page.keyboard.press("?")
@@ -106,13 +106,13 @@ def landmarks_headings_and_names_are_there(watch: Watch, node: Node) -> None:
     expect(picture).to_be_visible()
     view(watch, "GPUs")
     expect(page.get_by_role("table", name="Resources")).to_be_visible()
-    expect(page.get_by_role("table", name="GPUs, those that need someone first")).to_be_visible()
+    expect(page.get_by_role("table", name="GPUs, those that need attention first")).to_be_visible()
     expect(page.get_by_role("row", name="GPU 0", exact=True)).to_be_visible()
     view(watch, "Policies")
     expect(page.get_by_role("table", name="Policies, in the order of their calls")).to_be_visible()
     check(page.locator("[aria-live=polite]").count() >= 1, "changes are not said")
     # Colour is never the only sign: each badge has a text, and a shape that screen readers skip.
-    for badge in page.locator(".badge:visible:not(.verdict .badge)").all():
+    for badge in page.locator(".badge:visible:not(.status-line .badge)").all():
         check(len(badge.inner_text().strip()) > 2, "a badge without a word")
     # In a phone's layout rows are blocks, and are rows all the same.
     page.set_viewport_size({"width": 360, "height": 740})

@@ -1,11 +1,11 @@
-"""What the page takes: its first load, and while it is open on a busy node."""
+"""The page's resource use: its first load, and while it is open on a busy node."""
 
 from __future__ import annotations
 
 import time
 
 from browser import Watch
-from node import SHARED, Sixteen
+from node import SHARED, SixteenGpuNode
 from page import sign_in
 from playwright.sync_api import expect
 from say import check
@@ -23,7 +23,7 @@ LOADS = 225
 GROWTH_MAX = 1_000_000
 
 
-def the_first_load_is_small(watch: Watch, node: Sixteen) -> None:
+def the_first_load_is_small(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sizes: dict[str, int] = {}
     page.on("response", lambda response: "/api/" not in response.url and sizes.__setitem__(response.url, len(response.body())))
@@ -50,7 +50,7 @@ def _heap(session) -> dict[str, float]:
     return {name: found[name] for name in ("JSHeapUsedSize", "Nodes", "JSEventListeners")}
 
 
-def a_busy_node_costs_little(watch: Watch, node: Sixteen) -> None:
+def a_busy_node_costs_little(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     page.set_viewport_size({"width": 1440, "height": 900})
     sign_in(watch, node)
@@ -74,7 +74,7 @@ def a_busy_node_costs_little(watch: Watch, node: Sixteen) -> None:
     check(page.locator(".gpus tbody tr").count() == 16, "rows are missing")
 
 
-def an_hour_of_loads_leaves_nothing_behind(watch: Watch, node: Sixteen) -> None:
+def an_hour_of_loads_leaks_no_memory(watch: Watch, node: SixteenGpuNode) -> None:
     """The page's clock is advanced by an hour, in which it loads the state each 16 seconds while pods come and go."""
     page = watch.page
     session = page.context.new_cdp_session(page)
@@ -108,4 +108,4 @@ def an_hour_of_loads_leaves_nothing_behind(watch: Watch, node: Sixteen) -> None:
     check(last["Nodes"] < first["Nodes"] * 1.2 + 500, f"elements stay: {first} {last}")
 
 
-CASES = [the_first_load_is_small, a_busy_node_costs_little, an_hour_of_loads_leaves_nothing_behind]
+CASES = [the_first_load_is_small, a_busy_node_costs_little, an_hour_of_loads_leaks_no_memory]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import browser
 from browser import Watch, picture
-from node import Sixteen
-from page import drawer, no_sideways, press, row, sign_in
+from node import SixteenGpuNode
+from page import drawer, expect_no_horizontal_scroll, open_action, row, sign_in
 from playwright.sync_api import expect
 from say import check
 
@@ -43,7 +43,7 @@ def _document(watch: Watch, name: str) -> None:
     check(data[8:12] == b"WEBP" and len(data) < BYTES_MAX, f"{name}.webp has {len(data)} bytes")
 
 
-def pictures_for_the_documentation(watch: Watch, node: Sixteen) -> None:
+def pictures_for_the_documentation(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     page.set_viewport_size({"width": 1440, "height": 840})
     sign_in(watch, node)
@@ -57,11 +57,11 @@ def pictures_for_the_documentation(watch: Watch, node: Sixteen) -> None:
     page.wait_for_timeout(1000)
     _document(watch, "page-drawer")
     page.keyboard.press("Escape")
-    press(watch, 3, "Drain…")
+    open_action(watch, 3, "Drain…")
     _document(watch, "page-drain")
 
 
-def pictures_at_two_widths_light_and_dark(watch: Watch, node: Sixteen) -> None:
+def pictures_at_two_widths_light_and_dark(watch: Watch, node: SixteenGpuNode) -> None:
     """For people to look at, in the folder of screenshots."""
     page = watch.page
     sign_in(watch, node)
@@ -85,7 +85,7 @@ def pictures_at_two_widths_light_and_dark(watch: Watch, node: Sixteen) -> None:
             for name, fragment in views.items():
                 page.evaluate("(fragment) => { location.hash = fragment || '#'; }", fragment)
                 page.wait_for_timeout(500)
-                no_sideways(watch, f"{name} at {width}")
+                expect_no_horizontal_scroll(watch, f"{name} at {width}")
                 picture(page, f"{name}-{width}-{scheme}")
 
 

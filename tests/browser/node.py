@@ -173,7 +173,7 @@ class Node:
         time.sleep(seconds)
 
 
-class Sixteen(Node):
+class SixteenGpuNode(Node):
     """16 GPUs with 10 shares each: one fell off the bus, one vanished, one needs a reset, one has XID 79, and one is cordoned."""
 
     config = SIXTEEN

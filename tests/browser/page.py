@@ -36,7 +36,7 @@ def menu(watch: Watch, index: int) -> Locator:
     return opened
 
 
-def press(watch: Watch, index: int, name: str) -> Locator:
+def open_action(watch: Watch, index: int, name: str) -> Locator:
     """An action of a GPU, and the dialog that it opens."""
     menu(watch, index).get_by_role("menuitem", name=name, exact=True).click()
     dialog = watch.page.get_by_role("dialog")
@@ -44,7 +44,7 @@ def press(watch: Watch, index: int, name: str) -> Locator:
     return dialog
 
 
-def offers(watch: Watch, index: int, name: str, timeout: float = 20_000) -> None:
+def expect_action(watch: Watch, index: int, name: str, timeout: float = 20_000) -> None:
     """The menu of a GPU has this action, once the page has seen its state."""
     state = {"Cordon…": "open", "Uncordon…": "cordoned"}[name]
     expect(row(watch, index)).to_have_attribute("data-drain", state, timeout=timeout)
@@ -60,7 +60,7 @@ def drawer(watch: Watch) -> Locator:
     return watch.page.locator("#drawer")
 
 
-def no_sideways(watch: Watch, when: str) -> None:
+def expect_no_horizontal_scroll(watch: Watch, when: str) -> None:
     wide, window = watch.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     check(wide <= window, f"{when}: {wide} px wide in a window of {window}")
 
@@ -165,7 +165,7 @@ def drains_and_stops_and_uncordons(watch: Watch, node: Node) -> None:
     sign_in(watch, node)
     gpu = node.gpu_of("train-0")
     index = gpu["index"]
-    dialog = press(watch, index, "Drain…")
+    dialog = open_action(watch, index, "Drain…")
     expect(dialog).to_contain_text("team-a/train-0")
     dialog.get_by_label("Reason").fill("new fan")
     dialog.get_by_label("Deadline in minutes").fill("30")
@@ -180,12 +180,12 @@ def drains_and_stops_and_uncordons(watch: Watch, node: Node) -> None:
     picture(page, "page-draining")
     dialog.get_by_role("button", name="Close (the drain goes on)").click()
     expect(row(watch, index)).to_contain_text("1 allocation left")
-    press(watch, index, "Stop drain…").get_by_role("button", name="Stop drain", exact=True).click()
-    offers(watch, index, "Uncordon…")
+    open_action(watch, index, "Stop drain…").get_by_role("button", name="Stop drain", exact=True).click()
+    expect_action(watch, index, "Uncordon…")
     expect(menu(watch, index).get_by_role("menuitem", name="Stop drain…", exact=True)).to_have_count(0)
     page.keyboard.press("Escape")
-    press(watch, index, "Uncordon…").get_by_role("button", name="Uncordon", exact=True).click()
-    offers(watch, index, "Cordon…")
+    open_action(watch, index, "Uncordon…").get_by_role("button", name="Uncordon", exact=True).click()
+    expect_action(watch, index, "Cordon…")
     check(node.drain_state(index) == "active", "the GPU is not active")
 
 
@@ -193,7 +193,7 @@ def a_refused_drain_says_why(watch: Watch, node: Node) -> None:
     """The daemon's own words, should the sheet permit what the daemon refuses."""
     page = watch.page
     sign_in(watch, node)
-    dialog = press(watch, 6, "Drain…")
+    dialog = open_action(watch, 6, "Drain…")
     page.evaluate("document.getElementById('evict').disabled = false")
     dialog.get_by_label("Evict the pods").check()
     watch.allow(409)
@@ -278,7 +278,7 @@ def changes_from_outside_are_seen(watch: Watch, node: Node) -> None:
     expect(row(watch, 5)).to_contain_text("from outside", timeout=within)
     expect(page.locator("#announcement")).to_contain_text("GPU 5 is cordoned: from outside")
     node.ask("DELETE", f"/gpus/{uuid}/cordon")
-    offers(watch, 5, "Cordon…", within)
+    expect_action(watch, 5, "Cordon…", within)
     check(page.locator(f"{uuid_row}[data-mark=kept]").count() == 1, "a row was replaced")
     node.tell(f"run team-d/late-0 {SHARED} 1")
     view(watch, "Pods")
@@ -303,7 +303,7 @@ def a_token_that_reads_is_told_why_it_changes_nothing(watch: Watch, node: Node) 
     page = watch.page
     sign_in(watch, node, VIEWER)
     expect(page.locator("#who")).to_have_text("token viewer: read only")
-    expect(page.locator("#notices")).to_contain_text("You can look but not change anything")
+    expect(page.locator("#notices")).to_contain_text("This token can read everything and change nothing")
     for name in ("Cordon…", "Drain…"):
         item = menu(watch, 6).get_by_role("menuitem", name=name)
         expect(item).to_have_attribute("aria-disabled", "true")
@@ -334,7 +334,7 @@ def a_right_that_was_taken_away_is_explained(watch: Watch, node: Node) -> None:
     sign_in(watch, node, VIEWER)
     watch.allow(403)
     for name, confirm in [("Cordon…", "Cordon"), ("Drain…", "Drain")]:
-        dialog = press(watch, 6, name)
+        dialog = open_action(watch, 6, name)
         dialog.get_by_role("button", name=confirm, exact=True).click()
         refused = dialog.get_by_role("alert")
         expect(refused).to_contain_text('"viewer" may not change anything here')
@@ -350,7 +350,7 @@ def nothing_is_undone_that_was_not_seen(watch: Watch, node: Node) -> None:
     sign_in(watch, node)
     uuid = node.gpus()[6]["uuid"]
     with page.expect_response(f"**/gpus/{uuid}/drain"):
-        dialog = press(watch, 6, "Cordon…")
+        dialog = open_action(watch, 6, "Cordon…")
     node.ask("PUT", f"/gpus/{uuid}/drain", {"reason": "of another client"})
     watch.allow(412)
     dialog.get_by_role("button", name="Cordon", exact=True).click()
@@ -360,8 +360,8 @@ def nothing_is_undone_that_was_not_seen(watch: Watch, node: Node) -> None:
     check(node.drain_state(6) in ("draining", "drained"), "the other order was undone")
     dialog.get_by_role("button", name="Cancel").click()
     expect(row(watch, 6)).not_to_have_attribute("data-drain", "open")
-    press(watch, 6, "Uncordon…").get_by_role("button", name="Uncordon", exact=True).click()
-    offers(watch, 6, "Cordon…")
+    open_action(watch, 6, "Uncordon…").get_by_role("button", name="Uncordon", exact=True).click()
+    expect_action(watch, 6, "Cordon…")
     check(node.drain_state(6) == "active", "the GPU is not active")
 
 
@@ -384,7 +384,7 @@ def a_page_that_nobody_sees_holds_no_stream_and_misses_nothing(watch: Watch, nod
     check(len(streams) == 1, "a hidden page has a stream")
     expect(row(watch, 4)).to_contain_text("before")
     page.evaluate(turn, False)
-    offers(watch, 4, "Cordon…", 5000)
+    expect_action(watch, 4, "Cordon…", 5000)
     until("the stream again", lambda: page.evaluate("1") and len(streams) == 2, 5)
     check("last-event-id" in streams[1].headers, "it starts again instead of continuing")
     expect(page.locator("#pulse")).to_contain_text("live")
@@ -407,7 +407,7 @@ def a_token_that_opens_no_more_leaves_nothing_behind(watch: Watch, node: Node) -
     node.ask("PUT", f"/gpus/{node.gpus()[3]['uuid']}/cordon", {"reason": "to have it look"})
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     expect(dialog).to_be_hidden()
-    for left in ("announcement", "found", "gpus", "notices", "verdict", "capacity", "drawer", "who"):
+    for left in ("announcement", "found", "gpus", "notices", "status-line", "capacity", "drawer", "who"):
         check(page.locator(f"#{left}").inner_text() == "", f"{left} is left")
     check(page.locator("#find").input_value() == "", "what was looked for is left")
     check("GPU-" not in page.content(), "data stayed")
@@ -439,27 +439,27 @@ def a_phone_needs_no_sideways_scrolling(watch: Watch, node: Node) -> None:
     page = watch.page
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(f"{node.base}/")
-    no_sideways(watch, "signing in")
+    expect_no_horizontal_scroll(watch, "signing in")
     sign_in(watch, node)
     for details in page.locator("#view-gpus details summary").all():
         details.click()
-    no_sideways(watch, "with everything open")
+    expect_no_horizontal_scroll(watch, "with everything open")
     picture(page, "page-phone", full=True)
     for name in ("Pods", "Timeline", "Policies", "Decisions", "Links"):
         view(watch, name)
         page.locator(f"#view-{name.lower()}").wait_for()
         page.wait_for_timeout(300)
-        no_sideways(watch, name)
+        expect_no_horizontal_scroll(watch, name)
     view(watch, "GPUs")
     row(watch, 0).get_by_role("button", name="GPU 0", exact=True).click()
     expect(drawer(watch)).to_contain_text("NVIDIA H100")
-    no_sideways(watch, "with the drawer")
+    expect_no_horizontal_scroll(watch, "with the drawer")
     check(page.locator("#main").evaluate("(main) => main.inert"), "what the drawer covers can be reached")
     drawer(watch).get_by_role("button", name="Close").click()
     view(watch, "Policies")
     page.get_by_role("button", name="Activate a policy…").click()
     page.get_by_role("dialog").wait_for()
-    no_sideways(watch, "with the dialog")
+    expect_no_horizontal_scroll(watch, "with the dialog")
     picture(page, "page-phone-dialog")
 
 

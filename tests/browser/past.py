@@ -6,13 +6,13 @@ import json
 import re
 
 from browser import Watch, picture
-from node import SHARED, Sixteen
+from node import SHARED, SixteenGpuNode
 from page import address, drawer, row, sign_in, view
 from playwright.sync_api import expect
 from say import check, until
 
 
-def each_gpu_has_a_line_of_the_last_hour(watch: Watch, node: Sixteen) -> None:
+def each_gpu_has_a_line_of_the_last_hour(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     line = row(watch, 8).get_by_role("img", name=re.compile("in the last hour"))
@@ -23,7 +23,7 @@ def each_gpu_has_a_line_of_the_last_hour(watch: Watch, node: Sixteen) -> None:
     expect(row(watch, 8).locator(".now")).to_have_text(re.compile(r"\d+ %"))
 
 
-def a_gpu_has_graphs_with_their_values_as_tables(watch: Watch, node: Sixteen) -> None:
+def a_gpu_has_graphs_with_their_values_as_tables(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     uuid = node.gpus()[8]["uuid"]
     sign_in(watch, node, at=f"#gpu={uuid}")
@@ -44,7 +44,7 @@ def a_gpu_has_graphs_with_their_values_as_tables(watch: Watch, node: Sixteen) ->
     picture(page, "graphs")
 
 
-def memory_is_drawn_by_pod(watch: Watch, node: Sixteen) -> None:
+def memory_is_drawn_by_pod(watch: Watch, node: SixteenGpuNode) -> None:
     """The processes of simulated GPUs are in no pod: the answer is made up here, in the shape of the real one."""
     page = watch.page
     gpu = node.gpus()[8]
@@ -71,7 +71,7 @@ def memory_is_drawn_by_pod(watch: Watch, node: Sixteen) -> None:
     expect(drawer(watch).get_by_role("img", name=re.compile(f"on GPU {gpu['index']}: 4.7 GiB, between 1 and 4.7"))).to_be_visible()
 
 
-def the_timeline_has_the_events_of_an_hour_and_a_day(watch: Watch, node: Sixteen) -> None:
+def the_timeline_has_the_events_of_an_hour_and_a_day(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node, at="#view=timeline")
     events = page.get_by_role("list", name="Events, newest first")
@@ -90,7 +90,7 @@ def the_timeline_has_the_events_of_an_hour_and_a_day(watch: Watch, node: Sixteen
     expect(page.get_by_role("complementary", name="GPU 9")).to_be_visible()
 
 
-def a_new_event_is_in_the_timeline_within_seconds(watch: Watch, node: Sixteen) -> None:
+def a_new_event_is_in_the_timeline_within_seconds(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node, at="#view=timeline")
     events = page.get_by_role("list", name="Events, newest first")
@@ -107,15 +107,15 @@ def a_new_event_is_in_the_timeline_within_seconds(watch: Watch, node: Sixteen) -
     node.tell("end other/short-lived")
 
 
-def a_daemon_without_history_shows_no_graph_and_no_error(watch: Watch, node: Sixteen) -> None:
+def a_daemon_without_history_shows_no_graph_and_no_error(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     watch.allow(404)
     problem = {"type": "/problems/no-route", "title": "No such route", "status": 404, "detail": "none"}
     missing = lambda route: route.fulfill(status=404, content_type="application/problem+json", body=json.dumps(problem))  # noqa: E731
     for path in ("**/history?**", "**/api/v1/access"):
         page.route(path, missing)
-    asked = []
-    page.on("request", lambda request: "/history?" in request.url and "/gpus/" in request.url and asked.append(request.url))
+    requested = []
+    page.on("request", lambda request: "/history?" in request.url and "/gpus/" in request.url and requested.append(request.url))
     sign_in(watch, node)
     expect(page.locator(".gpus tbody tr")).to_have_count(16)
     expect(page.locator(".spark")).to_have_count(0)
@@ -124,7 +124,7 @@ def a_daemon_without_history_shows_no_graph_and_no_error(watch: Watch, node: Six
     view(watch, "Timeline")
     expect(page.locator("#timeline")).to_contain_text("This daemon keeps no past events.")
     expect(page.locator("#notices")).not_to_contain_text("No such route")
-    check(len(asked) == 1, f"what the daemon does not have was requested {len(asked)} times")
+    check(len(requested) == 1, f"what the daemon does not have was requested {len(requested)} times")
 
 
 CASES = [

@@ -24,7 +24,7 @@ def main() -> int:
     score = Score()
     try:
         import access, browser, churn, documents, many, page, past, sheets, sixteen, states, swagger  # noqa: E401
-        from node import Node, Sixteen
+        from node import Node, SixteenGpuNode
         from playwright.sync_api import sync_playwright
 
         chromium = browser.find(args.chromium)
@@ -37,7 +37,7 @@ def main() -> int:
             (kind, [case for module in modules for case in module.CASES if args.only in case.__name__])
             for kind, modules in (
                 (Node, (swagger, page, sheets, states, access, many)),
-                (Sixteen, (sixteen, past, documents, churn)),
+                (SixteenGpuNode, (sixteen, past, documents, churn)),
             )
         ]
         if not any(cases for _, cases in groups):

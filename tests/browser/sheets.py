@@ -6,7 +6,7 @@ import json
 
 from browser import Watch, picture
 from node import SHARED, Node
-from page import offers, press, row, sign_in
+from page import expect_action, open_action, row, sign_in
 from playwright.sync_api import Locator, Page, Route, expect
 from say import check, until
 
@@ -31,9 +31,9 @@ def a_drain_sheet_says_who_leaves_and_what_cannot_work(watch: Watch, node: Node)
     page = watch.page
     sign_in(watch, node)
     index = node.gpu_of("train-0")["index"]
-    dialog = press(watch, index, "Drain…")
+    dialog = open_action(watch, index, "Drain…")
     expect(dialog).to_contain_text("1 pod on it")
-    expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ○ stays until it ends by itself", use_inner_text=True)
+    expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ○ not evicted the drain waits until it ends", use_inner_text=True)
     evict = dialog.get_by_label("Evict the pods")
     expect(evict).to_be_disabled()
     expect(dialog).to_contain_text("Not possible: No API server is configured: start the daemon with --kubeconfig FILE")
@@ -54,9 +54,9 @@ def with_an_api_server_pods_can_be_evicted(watch: Watch, node: Node) -> None:
     _with_api_server(watch)
     sign_in(watch, node)
     index = node.gpu_of("train-0")["index"]
-    dialog = press(watch, index, "Drain…")
+    dialog = open_action(watch, index, "Drain…")
     dialog.get_by_label("Evict the pods").check()
-    expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ◆ leaves it is evicted", use_inner_text=True)
+    expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ◆ evicted when the drain starts", use_inner_text=True)
     dialog.get_by_label("Deadline in minutes").fill("10")
     dialog.get_by_label("At the deadline").select_option("delete")
     # Without evict it cannot stay chosen.
@@ -96,7 +96,7 @@ def a_drain_shows_who_blocks_it_and_can_be_stopped(watch: Watch, node: Node) -> 
 
     page.route("**/api/v1/gpus", answer)
     sign_in(watch, node)
-    dialog = press(watch, 6, "Drain…")
+    dialog = open_action(watch, 6, "Drain…")
     dialog.get_by_label("Reason").fill("new fan")
     dialog.get_by_role("button", name="Drain", exact=True).click()
     expect(dialog).to_contain_text("3 allocations left, 2 processes, 9m until its deadline, its pods are evicted")
@@ -105,12 +105,12 @@ def a_drain_shows_who_blocks_it_and_can_be_stopped(watch: Watch, node: Node) -> 
     check("web/front-2" in left[1] and "needs 3 healthy pods" in left[1] and "its DaemonSet creates it again" in left[1], f"the second is {left[1]!r}")
     check("web/front-1" in left[2] and "terminating" in left[2], f"the third is {left[2]!r}")
     picture(page, "sheet-progress")
-    expect(page.get_by_role("region", name="Verdict")).to_contain_text("6 cannot finish its drain: a static pod blocks it")
+    expect(page.get_by_role("region", name="Status")).to_contain_text("6 cannot finish its drain: a static pod blocks it")
     dialog.get_by_role("button", name="Stop drain…").click()
     asked = page.get_by_role("dialog", name="Stop the drain of GPU 6?")
     asked.get_by_role("button", name="Stop drain", exact=True).click()
     expect(page.get_by_role("dialog")).to_be_hidden()
-    offers(watch, 6, "Uncordon…")
+    expect_action(watch, 6, "Uncordon…")
     check(node.drain_state(6) == "cordoned", "the drain was not stopped")
     node.ask("DELETE", f"/gpus/{uuid}/cordon")
 
@@ -158,10 +158,10 @@ def a_policy_is_tried_before_it_is_activated(watch: Watch, node: Node) -> None:
     activate.click(force=True)
     expect(page.locator("#announcement")).to_contain_text("try it first")
     dialog.get_by_label("replicas", exact=True).fill("2")
-    dialog.get_by_label("A request for so many").fill("2")
+    dialog.get_by_label("Devices to request").fill("2")
     dialog.get_by_role("button", name="Try", exact=True).click()
     expect(dialog).to_contain_text("It works on this node. 8 GPUs would be offered differently: 0, 1, 2, 3, 4, 5, 6 and 7.")
-    shared = dialog.get_by_role("table", name="Devices now and then").locator("tr", has_text=SHARED)
+    shared = dialog.get_by_role("table", name="Devices now and after activation").locator("tr", has_text=SHARED)
     expect(shared.locator("del").first).to_have_text("32")
     expect(shared.locator("ins").first).to_have_text("16")
     expect(dialog).to_contain_text(f"A request for 2 × {SHARED} would be granted on")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from browser import Watch, picture
-from node import SHARED, Sixteen
-from page import address, drawer, menu, no_sideways, row, sign_in, view
+from node import SHARED, SixteenGpuNode
+from page import address, drawer, expect_no_horizontal_scroll, menu, row, sign_in, view
 from playwright.sync_api import expect
 from say import check, until
 
@@ -21,22 +21,22 @@ def _shown(watch: Watch, indices: list[int]) -> None:
     until(f"only the GPUs {indices}", lambda: sorted(_order(watch)) == sorted(indices), 5)
 
 
-def the_verdict_says_what_is_wrong_and_filters(watch: Watch, node: Sixteen) -> None:
+def the_status_line_says_what_is_wrong_and_filters(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
-    verdict = page.get_by_role("region", name="Verdict")
-    expect(verdict).to_contain_text("4 GPUs need you: 3 and 12 fell off the bus, 5 vanished, 7 needs a reset")
-    expect(verdict).to_contain_text("1 GPU cordoned or drained")
-    verdict.get_by_role("button", name="3 and 12 fell off the bus").click()
+    status = page.get_by_role("region", name="Status")
+    expect(status).to_contain_text("4 GPUs need attention: 3 and 12 fell off the bus, 5 vanished, 7 needs a reset")
+    expect(status).to_contain_text("1 GPU cordoned or drained")
+    status.get_by_role("button", name="3 and 12 fell off the bus").click()
     _shown(watch, [3, 12])
     expect(page.locator("#found")).to_have_text("2 of 16 GPUs match")
-    verdict.get_by_role("button", name="4 GPUs need you").click()
+    status.get_by_role("button", name="4 GPUs need attention").click()
     _shown(watch, [3, 5, 7, 12])
     page.go_back()
     _shown(watch, [3, 12])
 
 
-def bad_gpus_are_first_and_sixteen_fit_on_one_screen(watch: Watch, node: Sixteen) -> None:
+def bad_gpus_are_first_and_sixteen_fit_on_one_screen(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     page.set_viewport_size({"width": 1440, "height": 900})
     sign_in(watch, node)
@@ -47,17 +47,17 @@ def bad_gpus_are_first_and_sixteen_fit_on_one_screen(watch: Watch, node: Sixteen
     check(bottom <= 900, f"the last row ends at {bottom:.0f} px")
     high = page.evaluate("document.documentElement.scrollHeight")
     check(high <= 900, f"the page is {high} px high")
-    no_sideways(watch, "at 1440")
+    expect_no_horizontal_scroll(watch, "at 1440")
     cut = page.locator(".gpus .amount, .gpus .open").evaluate_all("(all) => all.filter((one) => one.scrollWidth > one.clientWidth + 1).length")
     check(cut == 0, f"{cut} numbers do not fit in their columns")
 
 
-def counters_filter_and_a_link_shows_the_same(watch: Watch, node: Sixteen) -> None:
+def counters_filter_and_a_link_shows_the_same(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     chips = page.get_by_role("group", name="States of GPUs")
     expect(chips.get_by_role("button", name="All 16")).to_have_attribute("aria-pressed", "true")
-    for name in ("Need you 4", "Vanished 1", "Unhealthy 3", "Cordoned 1", "Healthy 12", "Open 15"):
+    for name in ("Need attention 4", "Vanished 1", "Unhealthy 3", "Cordoned 1", "Healthy 12", "Open 15"):
         expect(chips.get_by_role("button", name=name)).to_be_visible()
     chips.get_by_role("button", name="Unhealthy 3").click()
     _shown(watch, [3, 7, 12])
@@ -85,7 +85,7 @@ def counters_filter_and_a_link_shows_the_same(watch: Watch, node: Sixteen) -> No
     _shown(watch, wanted)
 
 
-def capacity_adds_up_and_says_why(watch: Watch, node: Sixteen) -> None:
+def capacity_adds_up_and_says_why(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     table = page.get_by_role("table", name="Resources")
@@ -103,7 +103,7 @@ def capacity_adds_up_and_says_why(watch: Watch, node: Sixteen) -> None:
     expect(drawer(watch).get_by_role("heading", name="GPU 3", exact=True)).to_be_visible()
 
 
-def shares_are_told_by_colour_and_in_words(watch: Watch, node: Sixteen) -> None:
+def shares_have_colours_and_a_text(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     of = node.ask("GET", f"/allocations?gpu={node.gpus()[0]['uuid']}")[1]["items"]
@@ -120,7 +120,7 @@ def shares_are_told_by_colour_and_in_words(watch: Watch, node: Sixteen) -> None:
     expect(row(watch, 3).get_by_role("img", name="10 shares")).to_have_attribute("aria-label", re.compile("withdrawn"))
 
 
-def a_search_finds_what_is_meant(watch: Watch, node: Sixteen) -> None:
+def a_search_finds_what_is_meant(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     find = page.get_by_label("Search", exact=True)
@@ -149,7 +149,7 @@ def a_search_finds_what_is_meant(watch: Watch, node: Sixteen) -> None:
     expect(page.locator("#pods tbody")).to_contain_text(name)
 
 
-def tiles_are_there_by_choice(watch: Watch, node: Sixteen) -> None:
+def the_layout_can_be_tiles(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     page.get_by_role("button", name="Tiles").click()
@@ -165,7 +165,7 @@ def tiles_are_there_by_choice(watch: Watch, node: Sixteen) -> None:
     expect(page.locator(".gpus tbody tr")).to_have_count(16)
 
 
-def a_gpu_has_a_drawer_with_an_address(watch: Watch, node: Sixteen) -> None:
+def a_gpu_has_a_drawer_with_an_address(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     gpu = node.gpus()[12]
     sign_in(watch, node, at=f"#gpu={gpu['uuid']}")
@@ -194,13 +194,13 @@ def a_gpu_has_a_drawer_with_an_address(watch: Watch, node: Sixteen) -> None:
     expect(drawer(watch)).to_contain_text("This node has no GPU GPU-00000000")
 
 
-def why_a_pod_is_here_is_told(watch: Watch, node: Sixteen) -> None:
+def a_pod_shows_why_it_got_its_gpu(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     gpu = node.gpus()[3]
     sign_in(watch, node, at=f"#gpu={gpu['uuid']}")
     held = node.ask("GET", f"/allocations?gpu={gpu['uuid']}")[1]["items"][0]
     name = f"{held['holder']['namespace']}/{held['holder']['pod']}"
-    why = drawer(watch).get_by_role("button", name=f"Why here: {name}")
+    why = drawer(watch).get_by_role("button", name=f"Explain: {name}")
     why.click()
     expect(why).to_have_attribute("aria-expanded", "true")
     sentence = node.ask("GET", f"/allocations/{held['id']}/explanation")[1]["sentences"][1]
@@ -214,7 +214,7 @@ def why_a_pod_is_here_is_told(watch: Watch, node: Sixteen) -> None:
     expect(drawer(watch)).not_to_contain_text(sentence)
 
 
-def pods_are_listed_each_with_a_drawer(watch: Watch, node: Sixteen) -> None:
+def pods_are_listed_each_with_a_drawer(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node, at="#view=pods")
     items = node.ask("GET", "/allocations?limit=500")[1]["items"]
@@ -223,12 +223,12 @@ def pods_are_listed_each_with_a_drawer(watch: Watch, node: Sixteen) -> None:
     name, held = next((n, a) for n, a in pods.items() if len(a["gpus"]) > 1)
     line = page.locator("#pods tbody tr", has_text=name)
     expect(line).to_contain_text(f"{len(held['devices'])} × {SHARED}")
-    line.get_by_role("button", name=f"Why here: {name}").click()
+    line.get_by_role("button", name=f"Explain: {name}").click()
     opened = page.get_by_role("complementary", name=f"Pod {name.split('/')[1]}")
     expect(opened).to_contain_text(f"namespace {name.split('/')[0]}")
     expect(opened).to_contain_text(held["id"])
     expect(opened).to_contain_text("When the kubelet requested")
-    expect(opened).to_contain_text("nothing: it is a count")
+    expect(opened).to_contain_text("nothing: it is only recorded")
     check("pod=" in address(watch), "the address does not name the pod")
     indices = sorted(g["index"] for g in node.gpus() if g["uuid"] in held["gpus"])
     opened.get_by_role("button", name=f"GPU {indices[0]}", exact=True).click()
@@ -237,7 +237,7 @@ def pods_are_listed_each_with_a_drawer(watch: Watch, node: Sixteen) -> None:
     expect(opened).to_be_visible()
 
 
-def several_gpus_are_cordoned_at_once(watch: Watch, node: Sixteen) -> None:
+def several_gpus_are_cordoned_at_once(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     for index in (13, 14, 9):
@@ -262,7 +262,7 @@ def several_gpus_are_cordoned_at_once(watch: Watch, node: Sixteen) -> None:
     expect(bulk).to_contain_text("16 selected")
 
 
-def keys_do_what_the_help_says(watch: Watch, node: Sixteen) -> None:
+def keys_do_what_the_help_says(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     page.keyboard.press("j")
@@ -300,14 +300,14 @@ def keys_do_what_the_help_says(watch: Watch, node: Sixteen) -> None:
     page.keyboard.press("?")
     help_of = page.get_by_role("dialog", name="Help")
     expect(help_of).to_contain_text("next and previous GPU")
-    help_of.get_by_label("Switch the keys off").check()
+    help_of.get_by_label("Turn keyboard shortcuts off").check()
     help_of.get_by_role("button", name="Close").click()
     page.keyboard.press("/")
     expect(page.get_by_label("Search", exact=True)).not_to_be_focused()
     check("keys=off" in address(watch), "the choice is not in the address")
 
 
-def a_menu_is_used_by_keyboard(watch: Watch, node: Sixteen) -> None:
+def a_menu_is_used_by_keyboard(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
     opened = menu(watch, 7)
@@ -328,11 +328,11 @@ def a_menu_is_used_by_keyboard(watch: Watch, node: Sixteen) -> None:
     expect(forget).to_have_attribute("aria-disabled", "true")
 
 
-def a_phone_shows_the_verdict_and_a_line_for_each_gpu(watch: Watch, node: Sixteen) -> None:
+def a_phone_shows_the_status_line_and_a_line_for_each_gpu(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     page.set_viewport_size({"width": 420, "height": 900})
     sign_in(watch, node)
-    expect(page.get_by_role("region", name="Verdict")).to_be_in_viewport()
+    expect(page.get_by_role("region", name="Status")).to_be_in_viewport()
     for index in node.bad:
         expect(row(watch, index)).to_be_in_viewport()
     check(_order(watch)[:4] == [3, 5, 7, 12], f"the order is {_order(watch)}")
@@ -342,22 +342,22 @@ def a_phone_shows_the_verdict_and_a_line_for_each_gpu(watch: Watch, node: Sixtee
         reason = row(watch, index).locator(".reason")
         fits = reason.evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
         check(words in reason.inner_text() and fits, f"the reason of GPU {index} cannot be read")
-    no_sideways(watch, "at 420")
+    expect_no_horizontal_scroll(watch, "at 420")
 
 
 CASES = [
-    the_verdict_says_what_is_wrong_and_filters,
+    the_status_line_says_what_is_wrong_and_filters,
     bad_gpus_are_first_and_sixteen_fit_on_one_screen,
     counters_filter_and_a_link_shows_the_same,
     capacity_adds_up_and_says_why,
-    shares_are_told_by_colour_and_in_words,
+    shares_have_colours_and_a_text,
     a_search_finds_what_is_meant,
-    tiles_are_there_by_choice,
+    the_layout_can_be_tiles,
     a_gpu_has_a_drawer_with_an_address,
-    why_a_pod_is_here_is_told,
+    a_pod_shows_why_it_got_its_gpu,
     pods_are_listed_each_with_a_drawer,
     several_gpus_are_cordoned_at_once,
     keys_do_what_the_help_says,
     a_menu_is_used_by_keyboard,
-    a_phone_shows_the_verdict_and_a_line_for_each_gpu,
+    a_phone_shows_the_status_line_and_a_line_for_each_gpu,
 ]

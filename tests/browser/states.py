@@ -1,4 +1,4 @@
-"""Honest states: a daemon that is away, no GPUs, evidence that is stuck, refusals, and a token that was replaced."""
+"""Error states: the daemon does not answer, no GPUs, evidence that is stuck, refusals, and a token that was replaced."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def a_daemon_that_is_down_dims_everything_and_says_since_when(watch: Watch, node
     page.get_by_role("button", name="Tiles").click()
     expect(page.locator("#notices").get_by_role("alert")).to_contain_text("No answer from the daemon")
     age = page.locator("#age")
-    expect(age).to_contain_text(re.compile(r"What you see is \d+s old, of \d\d:\d\d:\d\d"))
+    expect(age).to_contain_text(re.compile(r"The state shown was loaded \d+s ago, at \d\d:\d\d:\d\d"))
     first = age.inner_text()
     until("an age that grows", lambda: page.evaluate("document.getElementById('age').textContent") != first, 5)
-    shade = page.locator("#verdict").evaluate("(one) => getComputedStyle(one).filter + getComputedStyle(one).opacity")
+    shade = page.locator("#status-line").evaluate("(one) => getComputedStyle(one).filter + getComputedStyle(one).opacity")
     check("grayscale(1)" in shade and float(shade.split(")")[1]) < 0.8, f"what is old is shown as if it were not: {shade}")
     expect(page.locator("#pulse")).to_contain_text("no answer")
     item = menu(watch, 6).get_by_role("menuitem", name="Cordon…")
@@ -65,9 +65,9 @@ def a_node_without_gpus_says_what_to_do(watch: Watch, node: Node) -> None:
     expect(notices).to_contain_text("No GPU was found")
     expect(notices).to_contain_text("install the driver")
     expect(notices).to_contain_text("sudo berth node check")
-    verdict = page.get_by_role("region", name="Verdict")
-    expect(verdict).to_contain_text("Not ready: gpus")
-    expect(verdict).to_contain_text("This node has no GPUs.")
+    status = page.get_by_role("region", name="Status")
+    expect(status).to_contain_text("Not ready: gpus")
+    expect(status).to_contain_text("This node has no GPUs.")
     picture(page, "state-no-gpus")
 
 
@@ -82,7 +82,7 @@ def evidence_that_is_stuck_is_a_notice_with_its_age(watch: Watch, node: Node) ->
 
     _changed(watch, "**/api/v1/node", hold)
     sign_in(watch, node)
-    notice = page.locator("#notices .notice", has_text="Allocations do not end at present, for 25m")
+    notice = page.locator("#notices .notice", has_text="No allocation can end (for 25m)")
     expect(notice).to_contain_text("3 allocations cannot end")
     check(page.locator("#notices .notice", has_text="checkpoint").count() == 1, "it is said twice")
     picture(page, "state-stuck")

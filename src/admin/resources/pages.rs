@@ -67,8 +67,8 @@ static FILES: LazyLock<Vec<(&str, CompressedFile)>> = LazyLock::new(|| {
         "row.js": SCRIPT,
         "schema-form.js": SCRIPT,
         "stack.js": SCRIPT,
+        "status-line.js": SCRIPT,
         "timeline.js": SCRIPT,
-        "verdict.js": SCRIPT,
         "why-here.js": SCRIPT,
         "words.js": SCRIPT,
     }

@@ -27,7 +27,7 @@ export function seen(api, gpu) {
     if (shown(data) !== shown(gpu.drain)) {
       throw new Problem({
         title: 'Changed meanwhile',
-        detail: `GPU ${gpu.index} is ${data.state === 'active' ? 'open' : data.state}${data.by ? ` by ${data.by}` : ''}${data.why ? `: ${data.why}` : ''} now.`,
+        detail: `GPU ${gpu.index} is now ${data.state === 'active' ? 'open' : data.state}${data.by ? ` by ${data.by}` : ''}${data.why ? `: ${data.why}` : ''}.`,
         hint: 'cancel, and check the present state of the GPU',
       });
     }
@@ -52,9 +52,9 @@ export async function each(gpus, change) {
 export function holders(gpus) {
   const all = gpus.flatMap((gpu) => gpu.allocations);
   const names = [...new Set(all.map(holderName))];
-  if (names.length === 0) return 'No allocations are on it.';
+  if (names.length === 0) return 'No allocations.';
   const more = names.length > 5 ? ` and ${names.length - 5} more` : '';
-  return `${count(new Set(all.map((a) => a.id)).size, 'allocation')} on it: ${names.slice(0, 5).join(', ')}${more}.`;
+  return `${count(new Set(all.map((a) => a.id)).size, 'allocation')}: ${names.slice(0, 5).join(', ')}${more}.`;
 }
 
 export function cordon(api, gpus) {
@@ -62,7 +62,7 @@ export function cordon(api, gpus) {
   const conditions = new Map(gpus.map((gpu) => [gpu, seen(api, gpu)]));
   return ask({
     title: `Cordon ${named(gpus)}?`,
-    words: ['Free devices are withdrawn at once and nothing new is granted on it. Running pods stay.', holders(gpus)],
+    words: ['Free devices are withdrawn at once and nothing new is granted. Running pods stay.', holders(gpus)],
     fields: [field('Reason', reason, SHOWN_TO_ALL)],
     label: 'Cordon',
     act: () => each(gpus, async (gpu) => api.put(path(gpu, 'cordon'), { reason: reason.value.trim() }, await conditions.get(gpu)())),
@@ -70,7 +70,7 @@ export function cordon(api, gpus) {
 }
 
 /** One owner's cordon or drain. */
-const describe = ({ owner, kind, why }) => `${kind} of ${owner}${why ? `: ${why}` : ''}`;
+const describe = ({ owner, kind, why }) => `${kind} by ${owner}${why ? `: ${why}` : ''}`;
 
 /** Removes marks: `kind` is the route, `words` what happens. */
 function unmark(api, gpus, { title, label, kind, marks, words }) {
@@ -102,7 +102,7 @@ export function markHealthy(api, gpus) {
   const reason = reasonInput();
   return ask({
     title: `Mark ${named(gpus)} healthy?`,
-    words: gpus.map(({ index, health }) => `GPU ${index} is ${health.state}${health.reason ? `: ${health.reason}` : ''}. It will be healthy until the next bad reading.`),
+    words: gpus.map(({ index, health }) => `GPU ${index} is ${health.state}${health.reason ? `: ${health.reason}` : ''}. It will be healthy until its next error.`),
     fields: [field('Reason', reason, 'What was repaired.')],
     label: 'Mark healthy',
     act: () => each(gpus, (gpu) => api.put(path(gpu, 'health'), { state: 'healthy', reason: reason.value.trim() })),

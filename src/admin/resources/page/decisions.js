@@ -17,7 +17,7 @@ export function showDecisions(root, { decisions, allocations, gpu }, route) {
   const fits = ({ d, who, on }) => finds([d.outcome, d.hook, d.reason, who, ...on.map((text) => text.replace(' ', '')), ...d.by, d.request?.resource].join(' ').toLowerCase());
   const pinned = (decisions.refusals ?? []).map((d) => line({ d })).filter(fits);
   const kept = new Set(pinned.map(({ d }) => d.seq));
-  const rows = together(decisions.items).map(line).filter((row) => fits(row) && !kept.has(row.d.seq));
+  const rows = joinPlacements(decisions.items).map(line).filter((row) => fits(row) && !kept.has(row.d.seq));
   renew(root, [decisions.problem?.detail, [...pinned, ...rows].map(({ d, who, on, placed }) => [d.seq, placed?.seq, who, on])], () => {
     if (decisions.problem) return problemBox(decisions.problem);
     if (rows.length + pinned.length === 0) return el('p', { class: 'muted' }, route.get('q') ? 'No decision matches.' : 'No policy has been called yet.');
@@ -30,7 +30,7 @@ const decisionTable = (caption, rows, kind) => table(caption, ['When', 'Outcome'
   [...new Set([...placed?.by ?? [], ...d.by])].join(', ') || '–', [placed && reason(placed), reason(d)].filter(Boolean).join('; ') || '–']), `stacked ${kind}`);
 
 /** Placements are joined with the requests that follow them with the same devices: both are of one pod. */
-function together(items) {
+function joinPlacements(items) {
   const rows = [];
   const placements = new Map();
   const key = (resource, devices) => `${resource} ${[...devices ?? []].sort().join()}`;

@@ -40,20 +40,20 @@ export function setText(node, text) {
 const FOCUSABLE = 'a[href], button, input, select, textarea, summary, [tabindex]';
 
 /**
- * Replaces the children if `sign` differs from that of the last call; the control with the focus keeps it, by its text or
- * its place. Returns whether it did.
+ * Replaces the children if `sign` differs from that of the last call. The focus stays on the control with the same label, or
+ * else on the one at the same index. Returns whether they were replaced.
  */
 export function renew(node, sign, make) {
   const text = JSON.stringify(sign);
   if (node.berthSign === text) return false;
   node.berthSign = text;
   const focused = node.contains(document.activeElement) ? document.activeElement : undefined;
-  const place = focused && [...node.querySelectorAll(FOCUSABLE)].indexOf(focused);
+  const index = focused && [...node.querySelectorAll(FOCUSABLE)].indexOf(focused);
   node.replaceChildren(...[make()].flat().filter(Boolean));
   if (focused) {
     const controls = [...node.querySelectorAll(FOCUSABLE)];
     const label = (control) => control.getAttribute('aria-label') ?? control.firstChild?.textContent;
-    (controls.find((control) => label(control) === label(focused)) ?? controls[Math.min(place, controls.length - 1)])?.focus({ preventScroll: true });
+    (controls.find((control) => label(control) === label(focused)) ?? controls[Math.min(index, controls.length - 1)])?.focus({ preventScroll: true });
   }
   return true;
 }

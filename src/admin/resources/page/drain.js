@@ -1,4 +1,5 @@
-// The drain sheet: who leaves and what happens to each, what cannot work and why; then the progress, with a stop.
+// The drain sheet: the pods and what happens to each, which choices are not available and why; then the progress, with a
+// button that stops the drain.
 
 import { each, named, path, reasonInput, seen, stopDrain } from './changes.js';
 import { attempt, closeSheet, field, sheet } from './dialog.js';
@@ -19,9 +20,9 @@ const LEAVING = {
   disruptionBudget: ['warn', 'waits', 'its disruption budget allows no eviction at present'],
   notShown: ['warn', 'waits', 'the API server does not list it'],
   notKnown: ['warn', 'waits', 'pod not known yet'],
-  notAsked: ['plain', 'stays', 'not evicted: it must end by itself'],
-  asked: ['busy', 'leaves', 'eviction requested'],
-  terminating: ['busy', 'leaves', 'terminating'],
+  notAsked: ['plain', 'not evicted', 'it must end by itself'],
+  asked: ['busy', 'evicted', 'its eviction was requested'],
+  terminating: ['busy', 'ending', 'terminating'],
   over: ['good', 'over', 'it has ended; the kubelet has not released its devices yet'],
 };
 
@@ -62,7 +63,7 @@ function orderView(api, gpus, node, started) {
   const leaving = el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Pods on it' });
   const failed = el('div', { role: 'alert' });
   const yes = el('button', { type: 'submit', class: 'danger' }, 'Drain');
-  const see = () => {
+  const refresh = () => {
     const not = { giveUp: deadline.value === '' && 'there is no deadline', delete: (!evict.checked && 'pods are not evicted') || (deadline.value === '' && 'there is no deadline') };
     for (const option of atDeadline.options) {
       option.disabled = !!not[option.value];
@@ -72,9 +73,9 @@ function orderView(api, gpus, node, started) {
     why.textContent = deadline.value === '' ? 'Without a deadline the drain waits as long as it takes.' : '';
     renew(leaving, evict.checked, () => podList(gpus, evict.checked));
   };
-  const form = el('form', { oninput: see },
+  const form = el('form', { oninput: refresh },
     el('h2', { id: 'dialog-title' }, `Drain ${named(gpus)}?`),
-    el('p', {}, 'Nothing new is granted on it. It is drained once it has no allocations and no processes.'),
+    el('p', {}, 'Nothing new is granted. A GPU is drained once it has no allocations and no processes.'),
     leaving,
     field('Reason', reason, 'Shown with this GPU.'),
     el('div', { class: 'field check' }, evict, el('label', { for: 'evict' }, 'Evict the pods that hold it, through the API server')),
@@ -84,7 +85,7 @@ function orderView(api, gpus, node, started) {
     failed,
     el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
   atDeadline.setAttribute('aria-describedby', why.id);
-  see();
+  refresh();
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     const order = { reason: reason.value.trim(), evict: evict.checked };
@@ -100,8 +101,8 @@ function podList(gpus, evicts) {
   const pods = gpus.flatMap((gpu) => podsOn(gpu).map((pod) => ({ gpu, ...pod })));
   if (pods.length === 0) return el('p', {}, 'No pod is on it: it is drained as soon as no process is left.');
   const what = (pod) => {
-    if (!evicts) return [badge('stays', 'plain'), ' until it ends by itself'];
-    return pod.pod ? [badge('leaves', 'busy'), ' it is evicted'] : [badge('waits', 'warn'), ' its pod is not known yet'];
+    if (!evicts) return [badge('not evicted', 'plain'), ' the drain waits until it ends'];
+    return pod.pod ? [badge('evicted', 'busy'), ' when the drain starts'] : [badge('waits', 'warn'), ' its pod is not known yet'];
   };
   return [el('p', {}, `${count(pods.length, 'pod')} on it:`), el('ul', { class: 'leaving' }, pods.slice(0, PODS_MAX).map((pod) => el('li', {},
     el('span', { class: 'who' }, pod.pod ? pod.key : 'pod not known yet'), ` ${pod.devices} × ${pod.resource}${gpus.length > 1 ? ` on GPU ${pod.gpu.index}` : ''} `, what(pod))),

@@ -9,15 +9,16 @@ const COVERS = matchMedia('(max-width: 50rem)');
 
 export class Drawer {
   #root = byId('drawer');
-  #context; #route; #gone;
+  #context; #route; #onClose;
   #key = '';
   #view;
 
-  /** `context` has what the drawers use: `api`, `route`, `past`, `actions(gpu)`; `gone(uuid)` takes the focus when it closes. */
-  constructor(context, gone) {
+  /** `context` has what the drawers use: `api`, `route`, `past`, `actions(gpu)`. `onClose(uuid)` moves the focus when the drawer
+   * closes. */
+  constructor(context, onClose) {
     this.#context = context;
     this.#route = context.route;
-    this.#gone = gone;
+    this.#onClose = onClose;
     this.#root.addEventListener('keydown', (event) => {
       if (event.key === 'Escape' && !event.defaultPrevented) this.close();
     });
@@ -29,7 +30,7 @@ export class Drawer {
   close() {
     const uuid = this.#route.get('gpu');
     this.#route.set({ gpu: '', pod: '' });
-    this.#gone(uuid);
+    this.#onClose(uuid);
   }
 
   /** Shows what the address says. */

@@ -29,7 +29,7 @@ export class MemoryBar {
     this.granted.style.width = percent(granted);
     const all = gpu.memoryMiB ? gib(gpu.memoryMiB) : '?';
     setText(this.text, this.short ? `${used === undefined ? '?' : gib(used)} / ${gib(granted)} / ${all}` : `${used === undefined ? 'use not known' : `${gib(used)} used`}, ${gib(granted)} granted, of ${all} GiB`);
-    this.root.title = `${used ?? 'unknown'} MiB in use, ${granted} MiB granted, ${gpu.memoryMiB ?? 'unknown'} MiB in all`;
+    this.root.title = `${used ?? 'unknown'} MiB in use, ${granted} MiB granted, ${gpu.memoryMiB ?? 'unknown'} MiB in total`;
   }
 }
 

@@ -3,7 +3,7 @@
 import { button, count, el, gib, number, renew, setText, table, time, timeOf, badge, ageOf, shortUuid } from './dom.js';
 import { progressOf } from './drain.js';
 import { MemoryBar, showShares } from './gauges.js';
-import { graph, spans } from './graph.js';
+import { graph, rangeButtons } from './graph.js';
 import { longLink } from './links.js';
 import { devicesOf, holderName, podsOn } from './model.js';
 import { podButton, stateOf, used } from './row.js';
@@ -82,7 +82,7 @@ export class GpuDrawer {
     renew(this.#processes, list.problem?.detail ?? list, () => {
       if (list.problem) return el('p', { class: 'note warn' }, list.problem.detail);
       if (list.items.length === 0) return el('p', { class: 'muted' }, list.sight.why ?? 'No process is on it.');
-      return table('Processes on this GPU', ['Process', 'Pod', 'Memory, GiB', 'By right of'], list.items.map((p) => [
+      return table('Processes on this GPU', ['Process', 'Pod', 'Memory, GiB', 'Allowed by'], list.items.map((p) => [
         `${p.name ?? ''} ${p.pid}`, p.pod ? [p.pod.namespace, p.pod.name ?? p.pod.uid].filter(Boolean).join('/') : '–',
         p.memoryMiB === undefined ? '–' : gib(p.memoryMiB), [badge(p.right, p.right === 'bypass' ? 'bad' : 'plain'), p.reason && el('span', { class: 'muted' }, ` ${p.reason}`)]]), 'stacked');
     });
@@ -93,7 +93,7 @@ export class GpuDrawer {
     const last = route.get('last');
     const [data, events] = await Promise.all([past.graph(this.#uuid, last), past.events()]);
     const gpu = state.gpu.get(this.#uuid);
-    renew(this.#graphs, [last, data?.items.length, data?.items.at(-1)?.at], () => (data ? [spans(route), ...graphs(data, gpu, last)]
+    renew(this.#graphs, [last, data?.items.length, data?.items.at(-1)?.at], () => (data ? [rangeButtons(route), ...graphs(data, gpu, last)]
       : el('p', { class: 'muted' }, 'This daemon keeps no history.')));
     const mine = (events ?? []).filter((event) => event.gpu === this.#uuid).slice(0, EVENTS);
     renew(this.#history, [gpu.health, mine.map((event) => event.at)], () => [
@@ -128,7 +128,7 @@ function facts(gpu) {
     now.length > 0 && of('Now', now.map(([value, unit]) => `${number(value)} ${unit}`).join(', ')),
     of('Model', gpu.model), of('UUID', el('code', {}, gpu.uuid)), of('PCI, NUMA', `${gpu.pciBus}, ${gpu.numaNode ?? 'not known'}`), gpu.migEnabled && of('MIG', 'on')),
   drain.state === 'draining' && progressOf(gpu, false),
-  drain.state !== 'draining' && drain.marks.length > 0 && el('ul', { class: 'events' }, drain.marks.map((mark) => el('li', {}, `${mark.kind} of ${mark.owner}${mark.why ? `: ${mark.why}` : ''}, ${time(mark.since)}`)))];
+  drain.state !== 'draining' && drain.marks.length > 0 && el('ul', { class: 'events' }, drain.marks.map((mark) => el('li', {}, `${mark.kind} by ${mark.owner}${mark.why ? `: ${mark.why}` : ''}, ${time(mark.since)}`)))];
 }
 
 function graphs(data, gpu, last) {

@@ -136,7 +136,7 @@ export class Gpus {
       const all = el('input', { type: 'checkbox', 'aria-label': 'Select all that are shown', onchange: () => this.#selectAll(all.checked) });
       const heads = COLUMNS.map((head, i) => el('th', { role: 'columnheader', scope: 'col', class: `c${i}` }, i === 0 ? all : i === COLUMNS.length - 1 ? el('span', { class: 'unseen' }, head) : head));
       this.#list = el('tbody', { role: 'rowgroup' });
-      this.#parts.root.replaceChildren(el('table', { role: 'table', class: 'gpus' }, el('caption', { class: 'unseen' }, 'GPUs, those that need someone first'),
+      this.#parts.root.replaceChildren(el('table', { role: 'table', class: 'gpus' }, el('caption', { class: 'unseen' }, 'GPUs, those that need attention first'),
         el('thead', { role: 'rowgroup' }, el('tr', { role: 'row' }, heads)), this.#list));
     }
     renew(this.#layouts, layout, () => ['table', 'tiles'].map((of) =>

@@ -13,7 +13,7 @@ const LINES_MAX = 6;
 /** Rows of the table of values. */
 const ROWS = 24;
 const MARKS = { '1h': 15 * 60_000, '24h': 6 * 3_600_000 };
-export const SPANS = { '1h': 3_600_000, '24h': 24 * 3_600_000 };
+export const RANGES_MS = { '1h': 3_600_000, '24h': 24 * 3_600_000 };
 
 /** A round number at or above: 1, 2, 2.5, 4, 5, 8 times a power of ten. */
 function round(value) {
@@ -28,7 +28,7 @@ export function timeMarks(to, last) {
   const every = MARKS[last];
   const offset = new Date(to).getTimezoneOffset() * 60_000;
   const marks = [];
-  for (let at = Math.ceil((to - SPANS[last] - offset) / every) * every + offset; at <= to; at += every) marks.push(at);
+  for (let at = Math.ceil((to - RANGES_MS[last] - offset) / every) * every + offset; at <= to; at += every) marks.push(at);
   return marks;
 }
 
@@ -37,7 +37,7 @@ export function timeMarks(to, last) {
  * axis where it is known; `step`, milliseconds, is the distance of the points: a larger one is a gap.
  */
 export function graph({ title, unit, lines, most, last, step, to = Date.now() }) {
-  const from = to - SPANS[last];
+  const from = to - RANGES_MS[last];
   const drawn = lines.filter((line) => line.points.length > 0).slice(0, LINES_MAX);
   const values = drawn.flatMap((line) => line.points.map(([, value]) => value));
   const top = most ?? round(Math.max(1, ...values));
@@ -104,7 +104,7 @@ function asTable(title, unit, lines, write) {
 }
 
 /** Buttons for the time range of graphs. */
-export function spans(route) {
+export function rangeButtons(route) {
   return el('div', { class: 'layouts', role: 'group', 'aria-label': 'Time range' }, ['1h', '24h'].map((last) =>
     button(last === '1h' ? '1 hour' : '24 hours', () => route.set({ last }), { kind: 'chip', pressed: String(route.get('last') === last) })));
 }

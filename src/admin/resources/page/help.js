@@ -13,12 +13,12 @@ export function help(route) {
   return sheet(el('div', {}, el('h2', { id: 'dialog-title' }, 'Help'),
     el('h3', {}, 'Keys'),
     el('dl', { class: 'keys' }, KEYS.map(([key, text]) => el('div', {}, el('dt', {}, el('kbd', {}, key)), el('dd', {}, text)))),
-    el('div', { class: 'field check' }, off, el('label', { for: 'keys-off' }, 'Switch the keys off, as for speech input')),
+    el('div', { class: 'field check' }, off, el('label', { for: 'keys-off' }, 'Turn keyboard shortcuts off (for example while using speech input)')),
     el('h3', {}, 'What is shown'),
     el('ul', {},
       el('li', {}, 'A link to this page shows the same to someone else: view, filter, drawer and time range are in its address. The token is not.'),
       el('li', {}, 'Scheduling: “open” means that new pods may get the GPU; cordoned, draining and drained GPUs get none.'),
-      el('li', {}, 'Memory: what is granted by shares is a count, not a limit that the hardware keeps, unless “enforced by” says so.'),
+      el('li', {}, 'Memory of shares: the granted amount is only recorded. A pod can use more, unless “Limit enforced by” in its drawer names what stops it.'),
       el('li', {}, 'A search finds words from their beginning; “gpu 3” finds the GPU with this index.')),
     el('div', { class: 'buttons' }, button('Close', closeSheet, { kind: 'main' }))));
 }

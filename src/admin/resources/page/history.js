@@ -1,4 +1,5 @@
-// The past of GPUs: fetched when it is shown, kept for a minute.
+// The past of GPUs: fetched when it is shown. Lines of the last hour are read again after a minute, graphs after one of
+// their steps; events are kept and extended by the stream.
 
 /** How long the line of an hour is shown before it is read again, milliseconds: the length of its steps. */
 const HOUR_MS = 60_000;
@@ -26,7 +27,7 @@ export class Past {
     if (performance.now() - this.#hoursAt < HOUR_MS) return undefined;
     this.#hoursAt = performance.now();
     const read = async ({ uuid }) => [uuid, (await this.#model.optional(`/gpus/${uuid}/history?last=1h&points=${HOUR_POINTS}`))?.items];
-    // One first: a daemon without history is asked once.
+    // One first: a daemon without history gets one request.
     const [first, ...rest] = gpus;
     if (!first) return undefined;
     const all = [await read(first)];
@@ -63,7 +64,7 @@ export class Past {
 
   /** Adds an event of the stream. */
   add(event) {
-    if (!this.#events || !PEOPLE.has(event.kind)) return;
+    if (!this.#events || !OPERATOR_KINDS.has(event.kind)) return;
     this.#events.items = [event, ...this.#events.items].slice(0, EVENTS_MAX);
   }
 
@@ -71,7 +72,7 @@ export class Past {
   forgetEvents() { this.#events = undefined; }
 }
 
-/** Kinds of event that concern people, as the daemon keeps them, and the lane of each. */
+/** Kinds of event that the daemon keeps for operators, by the row of the timeline in which they are drawn. */
 export const LANES = {
   Health: ['gpuHealth', 'gpuFound', 'gpuForgotten'],
   Drains: ['gpuCordoned', 'gpuDraining', 'gpuDrained', 'gpuUncordoned', 'eviction'],
@@ -79,4 +80,4 @@ export const LANES = {
   Policies: ['stackActivated', 'policyUploaded', 'policyDeleted', 'policyFault', 'policySuspended', 'policyAskedAgain'],
   Node: ['hold', 'noDeviceStrategy', 'deviceNodesMissing', 'bypass', 'bypassOver'],
 };
-const PEOPLE = new Set(Object.values(LANES).flat());
+const OPERATOR_KINDS = new Set(Object.values(LANES).flat());

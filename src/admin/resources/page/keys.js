@@ -1,4 +1,4 @@
-// Keys of one letter.
+// Keyboard shortcuts of one key.
 
 import { byId } from './dom.js';
 

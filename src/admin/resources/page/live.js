@@ -13,10 +13,10 @@ const AGAIN_MAX_MS = 30_000;
 const SILENT_MS = 60_000;
 /** A burst of events causes one load; on a busy node there is one a second, and fewer where one is expensive. */
 const GATHER_MS = 200;
-const APART_MS = 1000;
-const APART_MAX_MS = 5000;
-/** A load may take the processor for one part in so many of the time. */
-const SPARE = 40;
+const INTERVAL_MIN_MS = 1000;
+const INTERVAL_MAX_MS = 5000;
+/** After a load that took t milliseconds the next one waits 40 t, so that loads take at most 1/40 of the processor. */
+const WAIT_PER_COST = 40;
 
 /**
  * Calls `update` when something changed: it gets the kinds of the events since its last call, and returns how long it kept
@@ -32,7 +32,7 @@ export class Live {
   #updating = false;
   #again = false;
   #live = false;
-  #apart = APART_MS;
+  #interval = INTERVAL_MIN_MS;
   #kinds = new Set();
   /** Ends the stream while the page is hidden: the daemon permits 32. */
   #hidden = new AbortController();
@@ -85,7 +85,7 @@ export class Live {
       return;
     }
     const now = performance.now();
-    const due = Math.max(now + wait, this.#last + this.#apart);
+    const due = Math.max(now + wait, this.#last + this.#interval);
     // An earlier one stays scheduled: continuous events must not postpone the load.
     if (this.#due <= due) return;
     this.#due = due;
@@ -102,7 +102,7 @@ export class Live {
     this.#kinds = new Set();
     try {
       const cost = await this.#update(kinds);
-      this.#apart = Math.min(Math.max(cost * SPARE, APART_MS), APART_MAX_MS);
+      this.#interval = Math.min(Math.max(cost * WAIT_PER_COST, INTERVAL_MIN_MS), INTERVAL_MAX_MS);
     } finally {
       this.#updating = false;
       this.soon(this.#again ? GATHER_MS : this.#live ? SLOW_MS : POLL_MS);

@@ -121,7 +121,7 @@ export class Model {
   }
 }
 
-/** Pods by `namespace/name`, with their allocations; those whose pod is not known yet stand alone. */
+/** Pods by `namespace/name`, with their allocations; those whose pod is not known yet are listed one by one. */
 function podsOf(allocations) {
   const pods = new Map();
   for (const allocation of allocations) {

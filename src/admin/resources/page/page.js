@@ -11,18 +11,18 @@ import { Live } from './live.js';
 import { closeMenu } from './menu.js';
 import { Model } from './model.js';
 import { Route } from './route.js';
-import { announce, notices, say, showVerdict } from './verdict.js';
+import { announce, announceText, notices, showStatusLine } from './status-line.js';
 
 const VIEWS = { gpus: 'GPUs', pods: 'Pods', timeline: 'Timeline', policies: 'Policies', decisions: 'Decisions', links: 'Links' };
 /** How often it is asked who the caller is: its right may change. Milliseconds. */
 const ACCESS_MS = 60_000;
 /** Between two texts of how old the shown state is, milliseconds. */
 const TICK_MS = 1000;
-const AWAY = 'the daemon does not answer';
+const NO_ANSWER = 'the daemon does not answer';
 const READ_ONLY = 'this token may only read';
 
 const api = new Api();
-const route = new Route(turned);
+const route = new Route(routeChanged);
 const gpus = new Gpus(api, route, { tools: byId('tools'), root: byId('gpus'), found: byId('found') }, update);
 let model;
 let past;
@@ -55,7 +55,7 @@ document.addEventListener('click', (event) => {
   if (!control) return;
   event.preventDefault();
   event.stopPropagation();
-  say(`Not possible: ${control.title}`);
+  announceText(`Not possible: ${control.title}`);
 }, true);
 listen(route, {
   '/': () => byId('find').focus(),
@@ -111,10 +111,10 @@ function signOut(problem) {
   byId('dialog').close();
   closeMenu();
   drawer?.clear();
-  say('');
+  announceText('');
   // The page keeps no data of the node.
   gpus.clear();
-  for (const id of ['notices', 'verdict', 'views', 'capacity', 'pods', 'timeline', 'timeline-tools', 'stack', 'activations', 'decisions', 'links', 'who', 'where', 'pulse']) {
+  for (const id of ['notices', 'status-line', 'views', 'capacity', 'pods', 'timeline', 'timeline-tools', 'stack', 'activations', 'decisions', 'links', 'who', 'where', 'pulse']) {
     byId(id).replaceChildren();
     delete byId(id).berthSign;
   }
@@ -171,7 +171,7 @@ async function update(kinds = new Set()) {
   }
 }
 
-/** The state that is shown is not the present one: it is dimmed, its age is said, and nothing can be changed. */
+/** The state that is shown is not the present one: it is dimmed, its age is shown, and nothing can be changed. */
 function fail(problem) {
   failure = problem;
   byId('node').hidden = false;
@@ -179,7 +179,7 @@ function fail(problem) {
 }
 
 /** The address has changed. */
-function turned() {
+function routeChanged() {
   closeMenu();
   if (!model) return;
   if (document.activeElement !== byId('find')) byId('find').value = route.get('q');
@@ -194,8 +194,8 @@ function show() {
     byId('node').hidden = false;
     document.title = `${node.name} – Berth`;
     renew(byId('where'), [node.name, node.version], () => [el('strong', {}, node.name), el('span', {}, ` Berth ${node.version}`)]);
-    renew(byId('who'), shown.access, () => (shown.access ? `${shown.access.caller}: ${{ read: 'read only', change: 'full control', reviewed: 'as the cluster decides' }[shown.access.right] ?? shown.access.right}` : []));
-    showVerdict(byId('verdict'), shown, route);
+    renew(byId('who'), shown.access, () => (shown.access ? `${shown.access.caller}: ${{ read: 'read only', change: 'full control', reviewed: 'each request is checked by the API server' }[shown.access.right] ?? shown.access.right}` : []));
+    showStatusLine(byId('status-line'), shown, route);
     showViews();
     act(showView);
     act(showDrawer);
@@ -253,13 +253,13 @@ async function showDrawer() {
 /** Changes the selected GPUs, or the one with the focus or in the drawer. */
 function change(name, fits) {
   if (document.body.dataset.why) {
-    say(`Not possible: ${document.body.dataset.why}`);
+    announceText(`Not possible: ${document.body.dataset.why}`);
     return;
   }
   const selected = gpus.selected();
   const one = gpus.focused() ?? shown?.gpu.get(route.get('gpu'));
   const chosen = (selected.length > 0 ? selected : [one].filter(Boolean)).filter(fits);
-  if (chosen.length === 0) say('No GPU to change: choose one with j and k');
+  if (chosen.length === 0) announceText('No GPU to change: choose one with j and k');
   else act(() => gpus.change(name, chosen));
 }
 
@@ -288,8 +288,8 @@ async function act(does) {
 function showFreshness() {
   document.body.classList.toggle('stale', !!failure);
   clearInterval(ticking);
-  if (failure) ticking = setInterval(sayAge, TICK_MS);
-  const why = failure ? AWAY : shown?.access?.right === 'read' ? READ_ONLY : '';
+  if (failure) ticking = setInterval(showAge, TICK_MS);
+  const why = failure ? NO_ANSWER : shown?.access?.right === 'read' ? READ_ONLY : '';
   if (why) document.body.dataset.why = why;
   else delete document.body.dataset.why;
   const content = failure ? [el('div', { role: 'alert', class: 'away' }, problemBox(failure), el('p', { id: 'age' }))]
@@ -298,9 +298,9 @@ function showFreshness() {
   showLiveness();
 }
 
-function sayAge() {
+function showAge() {
   const old = byId('age');
-  if (old && shownAt) setText(old, `What you see is ${duration((Date.now() - shownAt) / 1000)} old, of ${new Date(shownAt).toLocaleTimeString('en-GB')}. Changes are not possible. The page tries again every 3 seconds.`);
+  if (old && shownAt) setText(old, `The state shown was loaded ${duration((Date.now() - shownAt) / 1000)} ago, at ${new Date(shownAt).toLocaleTimeString('en-GB')}. Changes are not possible. The page tries again every 3 seconds.`);
   const clock = byId('clock');
   if (clock && shownAt) setText(clock, new Date(shownAt).toLocaleTimeString('en-GB'));
 }
@@ -325,5 +325,5 @@ function showLiveness(state = stream) {
   }[state];
   renew(byId('pulse'), word, () => [badge(word, kind), ' ', el('time', { id: 'clock', title: 'time of the shown state' })]);
   setText(byId('liveness'), text);
-  sayAge();
+  showAge();
 }

@@ -2,7 +2,7 @@
 
 import { badge, button, el, renew, setText, timeOf } from './dom.js';
 import { section } from './gpu-drawer.js';
-import { graph, spans } from './graph.js';
+import { graph, rangeButtons } from './graph.js';
 import { gpuButton, used } from './row.js';
 import { explanation } from './why-here.js';
 import { colourOf } from './words.js';
@@ -24,7 +24,7 @@ export class PodDrawer {
     this.#context = context;
     this.#key = key;
     this.head = el('div', {}, this.#title, this.#where);
-    this.body = el('div', { class: 'drawer-body' }, section('Holds', this.#holds), section('Why here', this.#why), section('Memory', this.#graphs));
+    this.body = el('div', { class: 'drawer-body' }, section('Holds', this.#holds), section('Why this GPU', this.#why), section('Memory', this.#graphs));
   }
 
   async show(state) {
@@ -38,7 +38,7 @@ export class PodDrawer {
     const gpus = [...new Set(pod.allocations.flatMap((a) => a.gpus))].map((uuid) => state.gpu.get(uuid)).filter(Boolean);
     renew(this.#holds, [pod.allocations, gpus.map((gpu) => [gpu.uuid, gpu.health.state])], () => [...pod.allocations.map((a) => el('dl', { class: 'facts holding' },
       fact('Devices', `${a.devices.length} × ${a.resource}`), fact('On', a.gpus.map((uuid) => [gpuButton(state.gpu.get(uuid), route), ' ']).flat()),
-      fact('Memory used / limit', `${used(a)} GiB`), a.limits && fact('Limit enforced by', a.limits.enforcedBy === 'none' ? 'nothing: it is a count' : a.limits.enforcedBy),
+      fact('Memory used / limit', `${used(a)} GiB`), a.limits && fact('Limit enforced by', a.limits.enforcedBy === 'none' ? 'nothing: it is only recorded' : a.limits.enforcedBy),
       fact('Container', a.holder?.container ?? 'not known yet'), fact('Since', timeOf(a.grantedAt)), fact('Allocation', el('code', {}, a.id), a.overlapped && badge('overlapped', 'warn')))),
     button('Copy link', () => navigator.clipboard?.writeText(location.href))]);
     const ids = pod.allocations.slice(0, SHOWN_MAX).map((a) => a.id);
@@ -56,8 +56,8 @@ export class PodDrawer {
     const lines = gpus.map((gpu, i) => ({ name: `on GPU ${gpu.index}`, points: (all[i]?.pods.find((one) => one.namespace === namespace && one.pod === pod)?.items ?? [])
       .filter((item) => item.memoryUsedMiB !== undefined).map((item) => [Date.parse(item.at), item.memoryUsedMiB / 1024]) }));
     renew(this.#graphs, [last, lines.map((line) => [line.points.length, line.points.at(-1)])], () => {
-      if (!lines.some((line) => line.points.length > 0)) return [spans(route), el('p', { class: 'muted' }, 'No memory of its processes was seen in this time.')];
-      return [spans(route), graph({ title: 'Memory', unit: 'GiB', last, step: (all[0]?.stepSeconds ?? 15) * 1000, lines })];
+      if (!lines.some((line) => line.points.length > 0)) return [rangeButtons(route), el('p', { class: 'muted' }, 'No memory of its processes was seen in this time.')];
+      return [rangeButtons(route), graph({ title: 'Memory', unit: 'GiB', last, step: (all[0]?.stepSeconds ?? 15) * 1000, lines })];
     });
   }
 }

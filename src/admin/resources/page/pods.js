@@ -24,7 +24,7 @@ export function showPods(root, state, { route }) {
         return [podButton(pod, open),
           pod.gpus.map((gpu) => el('span', { class: ['unhealthy', 'vanished'].includes(gpu.health.state) ? 'on-bad' : undefined }, gpuButton(gpu, route))),
           pod.allocations.map((a) => el('div', {}, `${a.devices.length} × ${a.resource}`)), uses(pod).map((text) => el('div', {}, text)), ageOf(pod.allocations[0].grantedAt),
-          button('Why here', () => open(pod.key), { kind: 'small', name: `Why here: ${pod.key}` })];
+          button('Explain', () => open(pod.key), { kind: 'small', name: `Explain: ${pod.key}` })];
       }), 'stacked pods')];
   });
 }

@@ -7,8 +7,8 @@ import { difference } from './stack.js';
 import { listed } from './words.js';
 
 /** Positions in the stack: of an existing entry, at an end, or alone. */
-function places(stack) {
-  const options = stack.entries.map((entry, i) => ({ value: `at-${i}`, text: `in place of ${entry.policy} (place ${i})` }));
+function positions(stack) {
+  const options = stack.entries.map((entry, i) => ({ value: `at-${i}`, text: `in place of ${entry.policy} (position ${i})` }));
   if (stack.entries.length > 0) options.push({ value: 'first', text: 'before all others' }, { value: 'last', text: 'after all others' });
   options.push({ value: 'only', text: stack.entries.length > 0 ? 'alone: all others are removed from the stack' : 'alone' });
   return options;
@@ -17,12 +17,12 @@ function places(stack) {
 /** The fields of an unchanged entry that are sent to the daemon. */
 const kept = ({ policy, digest, parameters, permissions, onFault }) => ({ policy, digest, parameters, permissions, onFault });
 
-function assembled(stack, entry, place) {
+function assembled(stack, entry, position) {
   const entries = stack.entries.map(kept);
-  if (place === 'only') return [entry];
-  if (place === 'first') return [entry, ...entries];
-  if (place === 'last') return [...entries, entry];
-  const at = Number(place.slice(3));
+  if (position === 'only') return [entry];
+  if (position === 'first') return [entry, ...entries];
+  if (position === 'last') return [...entries, entry];
+  const at = Number(position.slice(3));
   // An entry that replaces one of the same policy keeps its permissions.
   const { permissions } = entries[at];
   entries[at] = entries[at].policy === entry.policy ? { ...entry, permissions } : entry;
@@ -47,7 +47,7 @@ export async function policySheet(api, first) {
   const policies = items.toSorted((a, b) => Number(b.active) - Number(a.active) || a.name.localeCompare(b.name) || b.since.localeCompare(a.since));
   const choice = el('select', { id: 'policy', required: true }, policies.map((p) => el('option', { value: p.digest },
     `${p.name} ${p.version} · ${shortDigest(p.digest)}${p.active ? ' (active)' : p.shipped ? '' : ' (uploaded)'}`)));
-  const place = el('select', { id: 'place' }, places(stack).map(({ value, text }) => el('option', { value }, text)));
+  const position = el('select', { id: 'position' }, positions(stack).map(({ value, text }) => el('option', { value }, text)));
   const onFault = el('select', { id: 'on-fault' }, el('option', { value: 'skip' }, 'skip: the next policy is called'), el('option', { value: 'deny' }, 'deny: nothing is granted'));
   const amount = el('input', { id: 'try-count', type: 'number', min: 1, max: 2048, placeholder: 'none' });
   const resource = el('input', { id: 'try-resource', type: 'text', value: 'nvidia.com/gpu.shared', spellcheck: 'false', autocomplete: 'off' });
@@ -59,21 +59,21 @@ export async function policySheet(api, first) {
   const yes = el('button', { type: 'submit', class: 'danger' }, 'Activate');
   const trial = button('Try', () => attempt(trial, failed, tryIt), { kind: 'main' });
   let form;
-  let tried = '';
+  let triedStack = '';
   let done = false;
   const chosen = () => policies.find((p) => p.digest === choice.value);
   const entry = () => ({ policy: chosen().name, digest: chosen().digest, parameters: form.value(), onFault: onFault.value });
-  const wish = () => JSON.stringify([entry(), place.value]);
+  const requestedStack = () => JSON.stringify([entry(), position.value]);
   const guard = (why) => {
     yes.setAttribute('aria-disabled', String(!!why));
     yes.title = why;
     yes.dataset.why = why;
   };
-  const see = () => {
+  const refresh = () => {
     let made;
     try {
-      made = assembled(stack, entry(), place.value);
-      guard(tried === '' ? 'try it first: that changes nothing' : tried === wish() ? '' : 'it was changed since it was tried: try it again');
+      made = assembled(stack, entry(), position.value);
+      guard(triedStack === '' ? 'try it first: that changes nothing' : triedStack === requestedStack() ? '' : 'it was changed since it was tried: try it again');
     } catch (problem) {
       guard(problem.title);
       return;
@@ -84,36 +84,36 @@ export async function policySheet(api, first) {
     const policy = chosen();
     const at = stack.entries.findIndex((e) => e.policy === policy.name);
     byId('policy-help').textContent = policy.summary;
-    place.value = at >= 0 ? `at-${at}` : stack.entries.length > 0 ? 'last' : 'only';
+    position.value = at >= 0 ? `at-${at}` : stack.entries.length > 0 ? 'first' : 'only';
     onFault.value = at >= 0 ? stack.entries[at].onFault : 'skip';
     const { parametersSchema } = await api.get(`/policies/${policy.digest}`).catch(() => ({}));
     if (chosen() !== policy) return;
     form = new SchemaForm(parametersSchema, at >= 0 ? stack.entries[at].parameters : {});
     box.replaceChildren(form.root);
     result.replaceChildren();
-    see();
+    refresh();
   };
   const tryIt = async () => {
     result.replaceChildren();
-    const wanted = wish();
-    const of = place.value.startsWith('at-') && stack.entries[Number(place.value.slice(3))];
-    const body = { ...entry(), alone: place.value === 'only' };
+    const wanted = requestedStack();
+    const of = position.value.startsWith('at-') && stack.entries[Number(position.value.slice(3))];
+    const body = { ...entry(), alone: position.value === 'only' };
     if (of && of.policy === body.policy) body.permissions = of.permissions;
     if (amount.value !== '') body.request = { resource: resource.value.trim(), count: Number(amount.value) };
     const report = await api.post('/trials', body);
     result.replaceChildren(...trialReport(report));
     result.scrollIntoView({ block: 'nearest' });
-    tried = report.refused ? '' : wanted;
-    see();
+    triedStack = report.refused ? '' : wanted;
+    refresh();
     if (report.refused) guard('this stack would be refused');
   };
-  const sheetForm = el('form', { oninput: () => form && see() },
+  const sheetForm = el('form', { oninput: () => form && refresh() },
     el('h2', { id: 'dialog-title' }, 'Activate a policy'),
-    el('p', {}, 'Try it: the policy is called on a copy of this node, and nothing changes. Then activate it. Existing allocations stay.'),
+    el('p', {}, 'Try it: the policy is called on a copy of this node’s state, in place of the entry of the same name or before all others. Nothing changes. Then activate it. Existing allocations stay.'),
     field('Policy and version', choice, ' '),
     box,
-    el('div', { class: 'pair' }, field('Where', place), field('On fault', onFault)),
-    el('fieldset', {}, el('legend', {}, 'Try it'), el('div', { class: 'pair' }, field('A request for so many', amount, 'Empty: no request. Shows where they would be.'), field('devices of', resource)),
+    el('div', { class: 'pair' }, field('Position in the stack', position), field('On fault', onFault)),
+    el('fieldset', {}, el('legend', {}, 'Try it'), el('div', { class: 'pair' }, field('Devices to request', amount, 'Optional. Shows where they would be placed.'), field('Resource', resource)),
       el('div', { class: 'buttons start' }, trial), result), preview,
     field('Reason', reason, 'Kept in the history of stacks.'),
     failed, el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
@@ -123,7 +123,7 @@ export async function policySheet(api, first) {
       failed.replaceChildren(problemBox({ title: 'Not activated', detail: yes.dataset.why }));
       return;
     }
-    done = await attempt(yes, failed, () => api.put('/stack', { entries: assembled(stack, entry(), place.value), reason: reason.value.trim() }, { 'If-Match': etag ?? `"${stack.revision}"` }));
+    done = await attempt(yes, failed, () => api.put('/stack', { entries: assembled(stack, entry(), position.value), reason: reason.value.trim() }, { 'If-Match': etag ?? `"${stack.revision}"` }));
     if (done) closeSheet();
   });
   choice.addEventListener('change', choose);
@@ -144,7 +144,7 @@ function trialReport(report) {
   return [
     report.refused ? el('p', { class: 'notice bad' }, `It would be refused: ${report.refused}`)
       : el('p', { class: 'notice good' }, `It works on this node. ${differs.length === 0 ? 'No GPU is offered differently.' : `${count(differs.length, 'GPU')} would be offered differently: ${listed(differs.slice(0, 20).map((offer) => offer.name.replace('GPU ', '')))}.`}`),
-    !report.refused && table('Devices now and then', ['Resource', 'Devices', 'Free'], report.resources.map((r) => [el('code', {}, r.resource), change(r.devicesNow, r.devices), change(r.freeNow, r.free)])),
+    !report.refused && table('Devices now and after activation', ['Resource', 'Devices', 'Free'], report.resources.map((r) => [el('code', {}, r.resource), change(r.devicesNow, r.devices), change(r.freeNow, r.free)])),
     request && el('p', {}, `A request for ${request.count} × ${request.resource} would be ${request.outcome}${request.names.length > 0 ? ` on ${listed(request.names)}` : ''}${request.reason || request.placedBecause ? `: ${request.reason || request.placedBecause}` : ''}.`),
     faults.length > 0 && el('ul', { class: 'events' }, faults.map((call) => el('li', {}, `${call.policy}, ${call.hook}: ${call.fault}`))),
     el('p', { class: 'muted' }, `Called in this order: ${report.stack.join(', ')}`),

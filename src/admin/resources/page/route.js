@@ -5,12 +5,12 @@ const DEFAULTS = {
   view: 'gpus', // gpus, pods, timeline, policies, decisions, links
   q: '', // what is searched for
   state: '', // states of GPUs, separated by commas
-  why: '', // a part of the verdict
+  why: '', // an error of the status line
   layout: 'table', // table, tiles
   gpu: '', // the UUID of the GPU in the drawer
   pod: '', // the namespace/name of the pod in the drawer
   last: '1h', // 1h, 24h: of graphs and of the timeline
-  keys: 'on', // on, off: keys of one letter
+  keys: 'on', // on, off: keyboard shortcuts of one key
 };
 
 export class Route {

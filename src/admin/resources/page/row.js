@@ -5,13 +5,13 @@ import { age, badge, button, count, duration, el, gib, renew, setText } from './
 import { MemoryBar, showShares, sparkline } from './gauges.js';
 import { openMenu } from './menu.js';
 import { podsOn } from './model.js';
-import { KINDS, colourOf, scheduling, since, textOf, errorOf } from './words.js';
+import { KINDS, colourOf, scheduling, since, searchTextOf, errorOf } from './words.js';
 
 /** Pods that a tile names; the drawer has all. */
 const TILE_PODS = 4;
 
 /** The columns of the table; a tile has the same parts. */
-export const COLUMNS = ['Select', 'GPU', 'State', 'Memory used / granted / all, GiB', 'Shares', 'Top pod', 'Last hour', 'Since', 'Actions'];
+export const COLUMNS = ['Select', 'GPU', 'State', 'Memory used / granted / total, GiB', 'Shares', 'Top pod', 'Last hour', 'Since', 'Actions'];
 
 export class Row {
   /** `on` has the callbacks `open(gpu)`, `pod(key)`, `select()` and `actions(gpu)`, which gives the items of the menu. */
@@ -40,7 +40,7 @@ export class Row {
 
   show(gpu, selected) {
     this.gpu = gpu;
-    this.text = textOf(gpu);
+    this.text = searchTextOf(gpu);
     this.root.dataset.health = gpu.health.state;
     this.root.dataset.drain = scheduling(gpu);
     this.root.classList.toggle('current', selected);

@@ -6,8 +6,8 @@ import { button, el } from './dom.js';
 const typeOf = (schema) => [schema.type].flat().find((type) => type && type !== 'null');
 const show = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
 
-/** A failure in the form of a problem. */
-const wrong = (title, detail) => Object.assign(new Error(detail), { title, detail });
+/** An error with the title and detail of an API problem. */
+const inputError = (title, detail) => Object.assign(new Error(detail), { title, detail });
 
 /** The field of one parameter: its control, and how its value is read and written. `undefined` is left out. */
 function fieldOf(name, schema) {
@@ -46,7 +46,7 @@ function fieldOf(name, schema) {
       try {
         return JSON.parse(control.value);
       } catch (error) {
-        throw wrong(`${name} is not JSON`, error.message);
+        throw inputError(`${name} is not JSON`, error.message);
       }
     },
     write: (value) => { control.value = value === undefined ? '' : JSON.stringify(value, null, 1); },
@@ -74,7 +74,7 @@ export class SchemaForm {
     if (!this.#asJson) {
       const made = {};
       for (const [name, one] of this.#fields) {
-        if (!one.control.checkValidity()) throw wrong(`${name} cannot be used`, one.control.validationMessage);
+        if (!one.control.checkValidity()) throw inputError(`${name} cannot be used`, one.control.validationMessage);
         const value = one.read();
         if (value !== undefined) made[name] = value;
       }
@@ -84,9 +84,9 @@ export class SchemaForm {
     try {
       made = JSON.parse(this.#json.value.trim() || '{}');
     } catch (error) {
-      throw wrong('The parameters are not a JSON object', error.message);
+      throw inputError('The parameters are not a JSON object', error.message);
     }
-    if (made === null || typeof made !== 'object' || Array.isArray(made)) throw wrong('The parameters are not a JSON object', 'an object such as {"replicas": 4} is needed');
+    if (made === null || typeof made !== 'object' || Array.isArray(made)) throw inputError('The parameters are not a JSON object', 'an object such as {"replicas": 4} is needed');
     return made;
   }
 

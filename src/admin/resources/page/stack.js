@@ -20,16 +20,16 @@ export function showStack(root, stack, act) {
       ...(stack.warnings ?? []).map((text) => el('p', { class: 'note warn' }, text)),
     ];
     if (stack.entries.length === 0) return [revision, el('p', {}, 'No policy is active: the built-in baseline offers each GPU whole.'), ...file];
-    const rows = stack.entries.map((entry, place) => [
-      String(place),
+    const rows = stack.entries.map((entry, position) => [
+      String(position),
       [el('strong', {}, entry.policy), ` ${entry.version ?? ''} `, el('code', { title: entry.digest }, shortDigest(entry.digest))],
       el('code', { class: 'json' }, JSON.stringify(entry.parameters)),
       entry.onFault === 'deny' ? 'deny' : 'skip',
       calls(entry.record),
-      policyState(entry, place, act),
+      policyState(entry, position, act),
       button('Change…', () => act('change', entry), { change: true, kind: 'small', name: `Change ${entry.policy}` }),
     ]);
-    return [revision, table('Policies, in the order of their calls', ['Place', 'Policy', 'Parameters', 'On fault', 'Calls', 'State', ''], rows, 'stacked'), ...file];
+    return [revision, table('Policies, in the order of their calls', ['Position', 'Policy', 'Parameters', 'On fault', 'Calls', 'State', ''], rows, 'stacked'), ...file];
   });
 }
 
@@ -39,14 +39,14 @@ function calls(record) {
   return hooks.join(', ') || 'none yet';
 }
 
-function policyState(entry, place, act) {
+function policyState(entry, position, act) {
   const { record } = entry;
   if (!record) return badge('not called yet', 'plain');
   const faults = Object.values(record.faults.byKind).reduce((sum, n) => sum + n, 0);
   const last = record.faults.last && el('p', { class: 'muted last' }, `last: ${record.faults.last}`);
   if (record.suspended) {
     return [badge(`suspended after ${count(faults, 'fault')}`, 'bad'), last, ' ',
-      button('Resume…', () => act('unsuspend', entry, place), { change: true, kind: 'small' })];
+      button('Resume…', () => act('unsuspend', entry, position), { change: true, kind: 'small' })];
   }
   if (faults > 0) return [badge(`${count(faults, 'fault')}${record.faults.inARow ? `, ${record.faults.inARow} in a row` : ''}`, 'warn'), last];
   return badge('working', 'good');
@@ -64,12 +64,12 @@ export function showHistory(root, activations, act) {
 
 const ifMatch = (stack) => ({ 'If-Match': `"${stack.revision}"` });
 
-export function unsuspend(api, stack, entry, place) {
+export function unsuspend(api, stack, entry, position) {
   return ask({
     title: `Resume ${entry.policy}?`,
     words: [`It is suspended and not called. Last fault: ${entry.record?.faults.last ?? 'not known'}.`],
     label: 'Resume',
-    act: () => api.delete(`/stack/entries/${place}/suspension`, ifMatch(stack)),
+    act: () => api.delete(`/stack/entries/${position}/suspension`, ifMatch(stack)),
   });
 }
 
@@ -99,7 +99,7 @@ export function reset(api, stack) {
   });
 }
 
-/** The entries that go, come and stay. */
+/** The entries that are removed, added and unchanged. */
 export function difference(before, after) {
   const [old, made] = [before.map(entryText), after.map(entryText)];
   const lines = [...old.filter((text) => !made.includes(text)).map((text) => ['del', '− ', text]), ...made.map((text) => (old.includes(text) ? ['span', '  ', text] : ['ins', '+ ', text]))];

@@ -1,7 +1,7 @@
-// The events of the last hour or day that concern people: one lane for each kind, and the list.
+// The events of the last hour or day that concern operators: one row for each group of kinds, and the list.
 
 import { badge, count, el, renew, svg, timeOf } from './dom.js';
-import { SPANS, spans, timeMarks } from './graph.js';
+import { RANGES_MS, rangeButtons, timeMarks } from './graph.js';
 import { LANES } from './history.js';
 import { gpuButton } from './row.js';
 import { search } from './words.js';
@@ -23,9 +23,9 @@ const kindOf = (event) => (event.kind === 'gpuFound' ? 'plain' : event.kind === 
 
 export function showTimeline(root, tools, events, state, { route }) {
   const last = route.get('last');
-  renew(tools, last, () => spans(route));
+  renew(tools, last, () => rangeButtons(route));
   const finds = search(route.get('q'));
-  const since = Date.now() - SPANS[last];
+  const since = Date.now() - RANGES_MS[last];
   const shown = (events ?? []).filter((event) => Date.parse(event.at) >= since && finds(`${event.words} ${event.kind} gpu${state.gpu.get(event.gpu)?.index}`.toLowerCase()));
   // The picture moves by a step each minute.
   const wide = Math.max(WIDE_MIN, Math.min(WIDE_MAX, root.clientWidth - 18));
@@ -50,7 +50,7 @@ function picture(events, last, wide) {
   const to = Date.now();
   const lanes = Object.keys(LANES);
   const high = lanes.length * LANE + 20;
-  const x = (at) => LEFT + ((at - (to - SPANS[last])) / SPANS[last]) * (wide - LEFT - MARGIN);
+  const x = (at) => LEFT + ((at - (to - RANGES_MS[last])) / RANGES_MS[last]) * (wide - LEFT - MARGIN);
   const sums = lanes.map((lane) => `${events.filter((event) => laneOf(event) === lane).length} ${lane.toLowerCase()}`);
   const drawn = svg('svg', { class: 'lanes', viewBox: `0 0 ${wide} ${high}`, role: 'img', 'aria-label': `Events of the last ${last}: ${sums.join(', ')}. The list below has each.` });
   lanes.forEach((lane, i) => drawn.append(svg('path', { class: 'grid', d: `M${LEFT} ${(i + 0.5) * LANE}H${wide - MARGIN}` }), svg('text', { class: 'axis start', x: 0, y: (i + 0.5) * LANE + 4 }, lane)));

@@ -22,7 +22,7 @@ export const opened = (id) => open.get(id);
 
 /** A button that shows and hides the explanation of an allocation in `box`. */
 export function whyHere(api, id, box, name) {
-  const made = button('Why here', () => {
+  const made = button('Explain', () => {
     if (open.delete(id)) box.replaceChildren();
     else {
       const text = el('div', {}, 'Loading…');
@@ -32,7 +32,7 @@ export function whyHere(api, id, box, name) {
       explanation(api, id).then((content) => text.replaceChildren(content));
     }
     made.setAttribute('aria-expanded', String(open.has(id)));
-  }, { kind: 'small', name: `Why here: ${name}` });
+  }, { kind: 'small', name: `Explain: ${name}` });
   made.setAttribute('aria-expanded', String(open.has(id)));
   return made;
 }

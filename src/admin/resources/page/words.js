@@ -1,4 +1,4 @@
-// The words and colours of states, the verdict about a GPU, and what a search finds.
+// The words and colours of states, the error of a GPU, and what a search finds.
 
 /** Kinds of badge by state. */
 export const KINDS = {
@@ -7,23 +7,23 @@ export const KINDS = {
 };
 /** What the states of a filter mean, in the order of their chips. */
 export const STATES = {
-  attention: 'Need you', vanished: 'Vanished', unhealthy: 'Unhealthy', degraded: 'Degraded', draining: 'Draining',
+  attention: 'Need attention', vanished: 'Vanished', unhealthy: 'Unhealthy', degraded: 'Degraded', draining: 'Draining',
   cordoned: 'Cordoned', drained: 'Drained', healthy: 'Healthy', open: 'Open', idle: 'Idle',
 };
-/** Reasons as the daemon and the driver write them, and as the verdict says them. */
+/** Reasons as the daemon and the driver write them, and as the status line words them. */
 const REASONS = [
   [/f[ae]ll(en)? off the bus|XID 79\b/i, 'fell off the bus'],
   [/needs? a reset|recovery|XID (95|64)\b/i, 'needs a reset'],
   [/does not answer|no answer|hangs?\b|timed? ?out/i, 'does not answer'],
-  [/released/i, 'has no driver: it is released'],
+  [/released/i, 'has its driver released'],
 ];
 const REASON_MAX = 48;
 
-/** The words of `errorOf` about several GPUs, or after a colon where they are no verb. */
-export function said(indices, why) {
-  const verb = REASONS.some(([, words]) => words === why) || /^(vanished|is|cannot)\b/.test(why);
-  if (!verb) return `${listed(indices)}: ${why}`;
-  return `${listed(indices)} ${indices.length === 1 ? why : why.replace(/^needs/, 'need').replace(/^does/, 'do').replace(/^is /, 'are ').replace(/^has/, 'have').replace(/\bits\b/, 'their')}`;
+/** A sentence of GPUs and their error, as `errorOf` gives it: after a colon where it has no verb. */
+export function describeError(indices, error) {
+  const verb = REASONS.some(([, words]) => words === error) || /^(vanished|is|cannot)\b/.test(error);
+  if (!verb) return `${listed(indices)}: ${error}`;
+  return `${listed(indices)} ${indices.length === 1 ? error : error.replace(/^needs/, 'need').replace(/^does/, 'do').replace(/^is /, 'are ').replace(/^has/, 'have').replace(/\bits\b/, 'their')}`;
 }
 
 /** Whether new pods may get it: the API's `active` is called open, since it is not about work. */
@@ -40,12 +40,12 @@ export function errorOf(gpu) {
     return text.length > REASON_MAX ? `${text.slice(0, REASON_MAX - 1)}…` : text;
   }
   const progress = gpu.drain.progress;
-  if (progress?.late) return 'is late with its drain';
+  if (progress?.late) return 'is past its drain deadline';
   if (progress?.holders.some((holder) => holder.state === 'staticPod')) return 'cannot finish its drain: a static pod blocks it';
   return '';
 }
 
-/** The order of the table: what needs someone first. */
+/** The order of the table: those that need attention first. */
 export function rank(gpu) {
   if (['vanished', 'unhealthy'].includes(gpu.health.state)) return 0;
   if (errorOf(gpu)) return 1;
@@ -64,7 +64,7 @@ export function statesOf(gpu) {
 export const since = (gpu) => (gpu.health.state === 'healthy' && gpu.drain.state !== 'active' && gpu.drain.since) || gpu.health.since;
 
 /** The text in which a search finds a GPU. */
-export function textOf(gpu) {
+export function searchTextOf(gpu) {
   const states = statesOf(gpu);
   if (states.includes('vanished') || errorOf(gpu) === 'fell off the bus') states.push('lost');
   if (gpu.resources.some((use) => use.free > 0)) states.push('free');

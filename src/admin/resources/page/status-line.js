@@ -1,7 +1,7 @@
 // What is wrong, in one line; notices about the daemon; and announcements of changes.
 
 import { age, badge, button, byId, count, el, renew, setText } from './dom.js';
-import { listed, said, errorOf } from './words.js';
+import { describeError, errorOf, listed } from './words.js';
 
 /** Changes of GPUs that are announced one by one; further ones are counted. */
 const ANNOUNCEMENT_MAX = 3;
@@ -19,8 +19,8 @@ function gpusByError(gpus) {
   return [...groups];
 }
 
-/** `4 GPUs need you: 3 fell off the bus, 5 vanished`: each part filters. */
-export function showVerdict(root, { node, gpus }, route) {
+/** `4 GPUs need attention: 3 fell off the bus, 5 vanished`: each error is a filter. */
+export function showStatusLine(root, { node, gpus }, route) {
   const groups = gpusByError(gpus);
   const failed = node.checks.filter((check) => !check.ok);
   const out = gpus.filter((gpu) => gpu.drain.state !== 'active').length;
@@ -28,15 +28,15 @@ export function showVerdict(root, { node, gpus }, route) {
   renew(root, [groups, failed, gpus.length, out, bypasses], () => {
     const sum = groups.reduce((n, [, indices]) => n + indices.length, 0);
     const kind = sum > 0 || !node.ready ? 'bad' : bypasses.length > 0 ? 'warn' : 'good';
-    root.className = `verdict ${kind}`;
+    root.className = `status-line ${kind}`;
     const filter = (text, changes) => button(text, () => route.set({ view: 'gpus', q: '', ...changes }), { kind: 'link' });
     const parts = [];
     if (failed.length > 0) parts.push(el('span', {}, `Not ready: ${failed.map((check) => check.name).join(', ')}. `));
     if (gpus.length === 0) parts.push(el('span', {}, 'This node has no GPUs.'));
     else if (sum === 0) parts.push(el('span', {}, gpus.length === 1 ? 'The GPU works.' : `All ${gpus.length} GPUs work.`));
     else {
-      parts.push(filter(`${count(sum, 'GPU')} ${sum === 1 ? 'needs' : 'need'} you`, { state: 'attention', why: '' }), ': ',
-        groups.flatMap(([why, indices], i) => [i > 0 && ', ', filter(said(indices, why), { state: '', why })]));
+      parts.push(filter(`${count(sum, 'GPU')} ${sum === 1 ? 'needs' : 'need'} attention`, { state: 'attention', why: '' }), ': ',
+        groups.flatMap(([why, indices], i) => [i > 0 && ', ', filter(describeError(indices, why), { state: '', why })]));
     }
     if (bypasses.length > 0) parts.push(el('span', { class: 'aside' }, `Used without an allocation: GPU ${listed(bypasses)}. `));
     if (out > 0) parts.push(el('span', { class: 'aside' }, `${count(out, 'GPU')} cordoned or drained.`));
@@ -46,10 +46,10 @@ export function showVerdict(root, { node, gpus }, route) {
 
 /** What `berth node check` says to do on a node without GPUs. */
 function withoutGpus({ checks, gpuSource }) {
-  const said = checks.filter((check) => check.detail);
+  const withDetail = checks.filter((check) => check.detail);
   return el('div', { class: 'card empty' }, el('h2', {}, 'No GPU was found'),
     el('p', {}, `Source of GPUs: ${gpuSource}.`),
-    said.length > 0 && el('dl', { class: 'facts' }, said.map((check) => el('div', {}, el('dt', {}, check.name), el('dd', {}, check.detail)))),
+    withDetail.length > 0 && el('dl', { class: 'facts' }, withDetail.map((check) => el('div', {}, el('dt', {}, check.name), el('dd', {}, check.detail)))),
     el('p', {}, 'On the node, this checks driver, NVML, kubelet folders, CDI and runtime, one line each, with what to do:'),
     el('pre', { tabindex: 0, 'aria-label': 'Command that checks the node' }, el('code', {}, 'sudo berth node check')));
 }
@@ -63,17 +63,17 @@ export function notices({ node, allocations, allocationsTotal, gpus }, access, e
     .map((check) => [`${check.name}: ${check.detail ?? 'failed'}`, check.ok ? '' : 'bad']);
   const [, since, stuck] = SINCE.exec(node.checks.find((check) => check.name === 'evidence')?.detail ?? '') ?? [];
   const held = since ?? events?.find((event) => event.kind === 'hold')?.at;
-  if (stuck || node.hold) words.push([`Allocations do not end at present${held ? `, for ${age(held)}` : ''}: ${stuck ?? node.hold}`, 'warn']);
+  if (stuck || node.hold) words.push([`No allocation can end${held ? ` (for ${age(held)})` : ''}: ${stuck ?? node.hold}`, 'warn']);
   if (node.processes.why) words.push([`${node.processes.why}${node.processes.fix ? `: ${node.processes.fix}` : ''}`, 'warn']);
   if (node.apiServer && !node.apiServer.done) words.push([`API server: ${node.apiServer.waiting}`, 'warn']);
   if (node.driverRelease) words.push([`The driver is released by ${node.driverRelease.by} until ${node.driverRelease.until}: nothing is granted.`, 'warn']);
-  if (access?.right === 'read') words.push(['You can look but not change anything: this token has the right “read”. Sign in with one that has “change”.', 'quiet']);
+  if (access?.right === 'read') words.push(['This token can read everything and change nothing: it has the right “read”. To make changes, sign in with a token that has “change”.', 'quiet']);
   if (allocations.length < allocationsTotal) words.push([`Holders are shown for the newest ${allocations.length} of ${allocationsTotal} allocations.`, 'warn']);
   return [...words.map(([text, kind]) => el('p', { class: `notice ${kind}` }, text)), gpus.length === 0 && withoutGpus(node)].filter(Boolean);
 }
 
-/** Says a text to those who see and to those who do not. */
-export function say(text) {
+/** Shows a text for eight seconds, and announces it to screen readers. */
+export function announceText(text) {
   setText(byId('announcement'), text);
   clearTimeout(announcementTimer);
   if (text) announcementTimer = setTimeout(() => setText(byId('announcement'), ''), ANNOUNCEMENT_MS);
@@ -95,5 +95,5 @@ export function announce(before, now) {
   if (before.node.stackRevision !== now.node.stackRevision) messages.push(`The stack is at revision ${now.node.stackRevision}`);
   if (messages.length === 0) return;
   const more = messages.length - ANNOUNCEMENT_MAX;
-  say(messages.slice(0, ANNOUNCEMENT_MAX).join('. ') + (more > 0 ? `. And ${more} more` : ''));
+  announceText(messages.slice(0, ANNOUNCEMENT_MAX).join('. ') + (more > 0 ? `. And ${more} more` : ''));
 }

@@ -143,6 +143,11 @@ pub struct Health {
     /// Whether the GPU becomes healthy automatically after a time without errors; otherwise an operator must mark it
     /// healthy.
     pub heals: bool,
+    /// The time at which the GPU becomes healthy if no error comes until then, in whole seconds. Absent if it is not known: the
+    /// GPU is healthy, it is not found or does not answer at present, or an operator must mark it healthy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime, example = "2026-02-03T04:10:06.000Z")]
+    pub heals_at: Option<String>,
     /// The previous states, at most 16, oldest first.
     pub history: Vec<HealthTurn>,
 }

@@ -50,8 +50,8 @@ pub enum Command {
     #[command(after_help = "\
 Finds the GPUs, adopts the allocations of running pods, registers with the kubelet, \
 and serves the admin API on loopback. Without a GPU or a kubelet it waits and logs \
-that. Ends on SIGTERM. `berth options serve` prints all flags with their variables; a \
-flag takes precedence over its variable, and a variable over the file.
+that. Ends on SIGTERM. `berth options serve` prints all flags with their variables. A \
+flag overrides its variable, and both override the file.
   berth serve --config /etc/berth/config.yaml
   berth serve --gpus sim:8xh100 --kubelet-dir /tmp/k --state-dir /tmp/s")]
     Serve(Box<ServeArgs>),

@@ -154,7 +154,7 @@ fn as_text(checked: &CheckResult) -> String {
             text += &format!("refused: a node of eight H100s cannot use it: {problem}\n");
         }
         (Some(_), ..) => {
-            text += "ok: it can be activated on a node of eight H100s, and its devices granted\n"
+            text += "ok: it can be activated on a node of eight H100s, and its devices granted\n";
         }
         (None, Some(_), None) => {
             text += "note: without parameters it does not work; --parameters tries it with some\n";

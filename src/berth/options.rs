@@ -7,8 +7,9 @@ use berth_cli::usage::BadUsage;
 use clap::{Args, Command, CommandFactory};
 
 const CONNECTION: &str = "\
-Every command that talks to a running daemon takes these flags, before or after its name. A flag that shows an
-environment variable can be set in it instead; `export BERTH_SERVER=... BERTH_TOKEN_FILE=...` is enough for a session.
+Every command that talks to a running daemon takes these flags, before or after its
+name. A flag that shows an environment variable can be set in it instead; `export
+BERTH_SERVER=... BERTH_TOKEN_FILE=...` is enough for a session.
 
 ";
 

@@ -3,11 +3,13 @@
 use crate::args::Cli;
 use anyhow::Context;
 use berth_cli::usage::CODE;
-use clap::error::{ContextKind, ContextValue};
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, Parser};
 use clap_complete::CompleteEnv;
 use clap_complete::env::Shells;
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// The variable with which the script of `berth completions` runs the program.
@@ -20,13 +22,45 @@ const COMPLETE_VARIABLE: &str = "BERTH_COMPLETE";
 pub fn parse() -> Result<Cli, ExitCode> {
     let args: Vec<OsString> = std::env::args_os().collect();
     Cli::try_parse_from(&args).map_err(|mut error| {
+        if error.kind() == ErrorKind::MissingSubcommand {
+            let help = command_of(&error).render_help();
+            eprint!(
+                "{}",
+                if std::io::stderr().is_terminal() { help.ansi().to_string() } else { help.to_string() }
+            );
+            return ExitCode::from(CODE);
+        }
         plain_usage(&mut error);
+        let meant =
+            error.get(ContextKind::InvalidSubcommand).map(ToString::to_string).and_then(|word| meant(&word));
+        if let Some(command) = meant {
+            let tip = StyledStr::from(format!("the command is `{command}`"));
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+            error.remove(ContextKind::SuggestedSubcommand);
+        }
         // A failure to print cannot be reported.
         let _ = error.print();
         if let Some(variable) = variable(&error, &args) {
             berth_cli::output::note(&format!("the value comes from the environment variable {variable}"));
         }
         ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(CODE))
+    })
+}
+
+/// The command for a word of kubectl, nvidia-smi or nvtop.
+fn meant(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "get" | "gpus" => "berth gpu list",
+        "describe" => "berth gpu show",
+        "cordon" => "berth gpu cordon",
+        "uncordon" => "berth gpu uncordon",
+        "drain" => "berth gpu drain",
+        "status" | "info" => "berth node show",
+        "pods" | "pod" | "allocations" => "berth allocation list",
+        "ps" | "processes" => "berth process list",
+        "logs" | "log" | "history" => "berth events --since 1h",
+        "stack" => "berth policy stack",
+        _ => return None,
     })
 }
 
@@ -60,17 +94,23 @@ pub(crate) fn completion_script(shell: clap_complete::Shell) -> anyhow::Result<S
 /// Replaces the usage line. clap adds the arguments that are set, also by the environment, so that `--server <URL>` would
 /// look required; the command's own usage line has only the required ones.
 fn plain_usage(error: &mut clap::Error) {
-    let Some(ContextValue::StyledStr(line)) = error.get(ContextKind::Usage) else { return };
-    let line = line.to_string();
+    if error.get(ContextKind::Usage).is_some() {
+        let usage = command_of(error).render_usage();
+        error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    }
+}
+
+/// The command that an error is about, by its usage line; the root if it has none.
+fn command_of(error: &clap::Error) -> Command {
     let mut command = Cli::command();
     command.build();
+    let Some(ContextValue::StyledStr(line)) = error.get(ContextKind::Usage) else { return command };
     // `Usage: berth policy push ...`: up to the last subcommand.
-    for name in line.split_whitespace().skip(2) {
+    for name in line.to_string().split_whitespace().skip(2) {
         let Some(inner) = command.find_subcommand(name).cloned() else { break };
         command = inner;
     }
-    let usage = command.render_usage();
-    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    command
 }
 
 /// The environment variable of the argument that an error names, unless the argument is on the command line.
@@ -109,6 +149,20 @@ mod tests {
             let text = error.to_string();
             assert!(text.lines().any(|line| line == usage), "{command}: {text}");
         }
+    }
+
+    /// The words are no commands of the root, and the commands are ones.
+    #[test]
+    fn a_word_of_other_tools_names_a_command() {
+        for word in
+            ["get", "describe", "cordon", "uncordon", "drain", "status", "pods", "ps", "logs", "stack"]
+        {
+            let command = meant(word).unwrap();
+            assert!(Cli::try_parse_from(["berth", word]).is_err(), "{word}");
+            let result = Cli::try_parse_from(command.split(' ').chain(["--help"]));
+            assert_eq!(result.unwrap_err().kind(), clap::error::ErrorKind::DisplayHelp, "{command}");
+        }
+        assert_eq!(meant("gpu"), None);
     }
 
     #[test]

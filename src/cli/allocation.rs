@@ -20,13 +20,13 @@ pub enum AllocationCommand {
     List(AllocationFilter),
     /// One allocation with the decision behind it
     Show {
-        /// The allocation's id
+        /// The allocation's id, or `namespace/pod`
         #[arg(add = ArgValueCandidates::new(complete::allocations))]
         id: String,
     },
     /// Why the allocation's pod has these GPUs
     Explain {
-        /// The allocation's id
+        /// The allocation's id, or `namespace/pod`
         #[arg(add = ArgValueCandidates::new(complete::allocations))]
         id: String,
     },
@@ -62,7 +62,7 @@ pub struct AllocationFilter {
     /// Held by pods of this namespace
     #[arg(short, long)]
     pub namespace: Option<String>,
-    /// Held by pods of this name
+    /// Held by pods of this name, or by the pod `namespace/name`
     #[arg(long)]
     pub pod: Option<String>,
     /// Of this resource, such as nvidia.com/gpu
@@ -90,10 +90,11 @@ pub(crate) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
             })
         }
         AllocationCommand::Show { id } => {
-            let allocation: Allocation = client.get(&format!("/allocations/{}", escaped(id)))?;
+            let allocation: Allocation =
+                client.get(&format!("/allocations/{}", escaped(&resolve(client, id)?)))?;
             out.answer(&allocation, |allocation| GpuIndices::fetch(client).with_indices(&show(allocation)))
         }
-        AllocationCommand::Explain { id } => decision::explain(id, client, out),
+        AllocationCommand::Explain { id } => decision::explain(&resolve(client, id)?, client, out),
         AllocationCommand::End(args) => {
             let path = format!("/allocations/{}", escaped(&args.id));
             if args.force {
@@ -102,6 +103,29 @@ pub(crate) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
             let force = query(&[("force", args.force.then_some("true"))]);
             let ended: Allocation = client.delete(&(path + &force), None)?;
             out.answer(&ended, |a| format!("{} has ended; its devices are free\n", a.id))
+        }
+    }
+}
+
+/// The id of the allocation that is named by its id, or by the pod that holds it and no other.
+fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
+    // An id has no slash, and a pod's name is one part of a path.
+    let is_pod = given.split_once('/').is_some_and(|(namespace, pod)| {
+        !namespace.is_empty() && !namespace.contains('.') && !pod.is_empty() && !pod.contains('/')
+    });
+    if !is_pod {
+        return Ok(given.to_owned());
+    }
+    let filter =
+        AllocationFilter { pod: Some(given.to_owned()), state: "live".into(), ..AllocationFilter::default() };
+    match fetch(&filter, client)?.items.as_slice() {
+        [one] => Ok(one.id.clone()),
+        [] => {
+            bail!("no live allocation is held by the pod {given:?}; `berth allocation list` shows the pods")
+        }
+        several => {
+            let ids: Vec<_> = several.iter().map(|allocation| allocation.id.as_str()).collect();
+            bail!("the pod {given:?} has {} allocations; give one of: {}", several.len(), ids.join(", "))
         }
     }
 }
@@ -148,12 +172,17 @@ const PAGE: usize = 1000;
 /// Fetches pages until there are as many allocations as the filter allows.
 fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<AllocationList> {
     let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
+    // As tables show pods.
+    let (namespace, pod) = match filter.pod.as_deref().and_then(|pod| pod.split_once('/')) {
+        Some((namespace, pod)) => (Some(namespace), Some(pod)),
+        None => (filter.namespace.as_deref(), filter.pod.as_deref()),
+    };
     let page = |limit: Option<usize>, after: Option<&str>| {
         let limit = limit.map(|limit| limit.min(PAGE).to_string());
         let query = query(&[
             ("gpu", gpu.as_deref()),
-            ("namespace", filter.namespace.as_deref()),
-            ("pod", filter.pod.as_deref()),
+            ("namespace", namespace),
+            ("pod", pod),
             ("resource", filter.resource.as_deref()),
             ("state", Some(&filter.state)),
             ("limit", limit.as_deref()),

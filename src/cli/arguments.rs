@@ -16,7 +16,7 @@ use std::path::Path;
 /// A policy and its parameters: arguments of `policy replay`, `shadow` and `try`.
 #[derive(Args, Clone, Debug)]
 pub struct CandidateArgs {
-    /// Name, or name@ and the beginning of its digest
+    /// Name, or name@ and at least 12 digits of its digest
     #[arg(add = ArgValueCandidates::new(complete::policies))]
     pub policy: String,
     /// The policy's parameters

@@ -73,7 +73,8 @@ The decisions, newest first, with the answer of each policy:
     #[command(after_help = "\
 Shows utilization, memory in use, granted and in total (GiB), temperature and \
 power of each GPU, and then the devices and the memory of each pod. `-`: not known. \
-On a terminal it is redrawn every 2 s (-w=5s: every 5 s) until Ctrl-C.
+On a terminal it is redrawn every 2 s (-w=5s: every 5 s) until q or Ctrl-C.
+`berth gpu history` shows the last hours.
   berth top
   berth top --once -o json")]
     Top(TopArgs),
@@ -82,6 +83,7 @@ On a terminal it is redrawn every 2 s (-w=5s: every 5 s) until Ctrl-C.
 Examples:
   berth events
   berth events --gpu 3 --kind gpuHealth,gpuDraining,gpuDrained
+  berth events --since 1h             First those of the last hour
   berth events --no-follow            The latest events, without waiting
   berth events --since-id ID -o json  One JSON object a line, after the event ID")]
     Events(EventsArgs),
@@ -145,7 +147,9 @@ const CLEAR: &str = "\u{1b}[H\u{1b}[J";
 fn is_repeatable(request: Request<'_>) -> bool {
     match request {
         Request::Command(command) => match command {
-            ClientCommand::Gpu { command } => matches!(command, GpuCommand::List | GpuCommand::Show { .. }),
+            ClientCommand::Gpu { command } => {
+                matches!(command, GpuCommand::List | GpuCommand::Show { .. } | GpuCommand::History(_))
+            }
             ClientCommand::Allocation { command } => {
                 matches!(command, AllocationCommand::List(_) | AllocationCommand::Show { .. })
             }

@@ -42,7 +42,7 @@ pub struct DecisionFilter {
     /// Only decisions for pods of this name
     #[arg(long)]
     pub pod: Option<String>,
-    /// Only decisions that led to this allocation
+    /// Only the admission of this allocation; `berth allocation explain` has its placement, too
     #[arg(long, add = ArgValueCandidates::new(complete::allocations))]
     pub allocation: Option<String>,
     /// Only decisions with an answer of a policy whose name@digest begins with this text

@@ -99,7 +99,7 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     if args.wait {
         gpu = watch(client, gpu)?;
     }
-    out.answer(&gpu, line)?;
+    out.answer(&gpu, |gpu| line(gpu) + &next_step(gpu))?;
     match gpu.summary.drain.state {
         DrainState::Draining | DrainState::Drained => Ok(()),
         DrainState::Active | DrainState::Cordoned | DrainState::Other(_) => {
@@ -210,6 +210,16 @@ enum TimeLeft {
     Hidden,
 }
 
+/// What to do once the GPU is drained.
+fn next_step(gpu: &Gpu) -> String {
+    match gpu.summary.drain.state {
+        DrainState::Drained => {
+            format!("`berth gpu uncordon {}` returns it to use\n", gpu.summary.index)
+        }
+        _ => String::new(),
+    }
+}
+
 fn line(gpu: &Gpu) -> String {
     progress_lines(gpu, TimeLeft::Shown)
 }
@@ -267,7 +277,7 @@ fn holder_line(holder: &DrainHolder) -> String {
     let state = match &holder.state {
         DrainHolderState::NotKnown => "holder not known yet".into(),
         DrainHolderState::NotShown => "cannot be evicted: the API server has not shown this pod".into(),
-        DrainHolderState::NotAsked => "not evicted".into(),
+        DrainHolderState::NotAsked => "still runs".into(),
         DrainHolderState::StaticPod => {
             "blocker: a static pod cannot be evicted; take its file out of the kubelet's manifests".into()
         }
@@ -319,7 +329,7 @@ mod tests {
     fn a_line_names_the_holder_and_what_blocks_it() {
         use DrainHolderState as State;
         for (state, says) in [
-            (State::NotAsked, "team/web-0 (main, side): not evicted"),
+            (State::NotAsked, "team/web-0 (main, side): still runs"),
             (State::Asked, "team/web-0 (main, side): eviction requested, since then"),
             (State::DisruptionBudget, "team/web-0 (main, side): waits for its disruption budget: needs 3"),
             (State::Failed, "team/web-0 (main, side): could not be evicted, trying again: needs 3"),

@@ -4,7 +4,8 @@ use crate::client::{Client, Temporary, query};
 use crate::complete;
 use crate::gpu;
 use crate::output::{self, Out, Output, or_dash, printable};
-use berth_api::{Event, EventKind};
+use crate::usage;
+use berth_api::{Event, EventHistory, EventKind};
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 use std::io::{BufRead, BufReader, Read};
@@ -29,6 +30,9 @@ pub struct EventsArgs {
     /// Only about this GPU: index, UUID, or the beginning of it
     #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
+    /// Begin with those of the last 10m, at most 24h; without those of single allocations
+    #[arg(long, value_name = "TIME", value_parser = usage::time, conflicts_with = "since_id")]
+    pub since: Option<Duration>,
     /// Begin after this event; 0: with the oldest that the daemon keeps
     #[arg(long, value_name = "ID")]
     pub since_id: Option<String>,
@@ -40,10 +44,11 @@ pub struct EventsArgs {
     pub no_follow: bool,
 }
 
-/// One event, and its id.
+/// One event, and its id; a past one has none.
 #[derive(serde::Serialize)]
 struct Shown<'e> {
-    id: &'e str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'e str>,
     #[serde(flatten)]
     event: &'e Event,
 }
@@ -56,6 +61,13 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
     }
     let kinds = (!args.kind.is_empty()).then(|| args.kind.join(","));
     let gpu = args.gpu.as_deref().map(|gpu| gpu::resolve(client, gpu)).transpose()?;
+    let mut heading = out.is_table();
+    if let Some(last) = args.since {
+        show_past(last, args, gpu.as_deref(), client, out, &mut heading)?;
+        if args.no_follow {
+            return Ok(());
+        }
+    }
     // Without `--follow`, all kept events are requested.
     let mut since = args.since_id.clone().or(args.no_follow.then(|| "0".into()));
     let (mut met, mut away) = (false, None::<Instant>);
@@ -69,7 +81,7 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
         match client.stream(&format!("/events{query}"), SILENT_MAX) {
             Ok(body) => {
                 (met, away) = (true, None);
-                follow(body, out, &mut since)?;
+                follow(body, out, &mut since, &mut heading)?;
             }
             Err(error) => {
                 let gone = *away.get_or_insert_with(Instant::now);
@@ -86,11 +98,34 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
     }
 }
 
-/// Prints a stream until it ends, and updates `since` to the id of its last event.
-fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow::Result<()> {
+/// Prints the events of the last time that the daemon keeps for operators, oldest first.
+fn show_past(
+    last: Duration,
+    args: &EventsArgs,
+    gpu: Option<&str>,
+    client: &Client,
+    out: &mut Out,
+    heading: &mut bool,
+) -> anyhow::Result<()> {
+    let last = humantime::format_duration(last).to_string().replace(' ', "");
+    let past: EventHistory = client.get(&format!("/events/history{}", query(&[("last", Some(&last))])))?;
+    let is_wanted = |event: &&Event| {
+        (args.kind.is_empty() || args.kind.iter().any(|kind| kind == event.kind.as_str()))
+            && (gpu.is_none() || event.gpu.as_deref() == gpu)
+    };
+    past.items.iter().rev().filter(is_wanted).try_for_each(|event| show(None, event, out, heading))
+}
+
+/// Prints a stream until it ends, and updates `since` to the id of its last event. `heading`: whether the head of the table
+/// is still to be printed.
+fn follow(
+    body: impl Read,
+    out: &mut Out,
+    since: &mut Option<String>,
+    heading: &mut bool,
+) -> anyhow::Result<()> {
     let mut stream = BufReader::new(body);
     let (mut id, mut data) = (None::<String>, String::new());
-    let mut heading = out.is_table();
     // A broken connection is an end like any other: the stream resumes after `since`.
     while let Some(line) = next_line(&mut stream).filter(|_| !out.is_closed()) {
         if line.is_empty() {
@@ -100,7 +135,7 @@ fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow:
             if !data.is_empty() {
                 // An event that cannot be read does not end the stream.
                 if let Ok(event) = serde_json::from_str::<Event>(&data) {
-                    show(id.as_deref().unwrap_or_default(), &event, out, &mut heading)?;
+                    show(id.as_deref(), &event, out, heading)?;
                 }
                 data.clear();
             }
@@ -113,13 +148,13 @@ fn follow(body: impl Read, out: &mut Out, since: &mut Option<String>) -> anyhow:
     Ok(())
 }
 
-fn show(id: &str, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::Result<()> {
+fn show(id: Option<&str>, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::Result<()> {
     match out.form() {
         Output::Json => out.text(&(serde_json::to_string(&Shown { id, event })? + "\n")),
         Output::Yaml => out.text(&format!("---\n{}", berth_files::yaml::to_string(&Shown { id, event })?)),
         Output::Table | Output::Wide => match event.kind {
             EventKind::Here | EventKind::Missed | EventKind::End => {
-                output::note(&format!("{} ({id})", printable(&event.words)));
+                output::note(&format!("{} ({})", printable(&event.words), id.unwrap_or_default()));
                 Ok(())
             }
             _ => {
@@ -137,7 +172,7 @@ fn show(id: &str, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::R
     }
 }
 
-/// One line, with columns of fixed widths, since later lines are not known yet. A narrow one has the time of day.
+/// One line, with columns of fixed widths, since later lines are not known yet. A narrow one has the time of day (UTC).
 fn line(wide: bool, at: &str, kind: &str, allocation: &str, what: &str) -> String {
     let what = printable(what);
     if wide {
@@ -145,7 +180,8 @@ fn line(wide: bool, at: &str, kind: &str, allocation: &str, what: &str) -> Strin
     }
     // Of `2026-02-03T04:05:06.000Z`.
     let time = at.get(11..19).unwrap_or(at);
-    format!("{time:8}  {kind:17}  {what}\n")
+    let time = if time == at { at.to_owned() } else { format!("{time}Z") };
+    format!("{time:9}  {kind:17}  {what}\n")
 }
 
 /// The next whole line of a stream; `None` at its end, at a line that is too long, and if the connection breaks.
@@ -164,9 +200,9 @@ mod tests {
 
     #[test]
     fn a_narrow_line_has_the_time_of_day() {
-        assert_eq!(line(false, "AT", "KIND", "ALLOCATION", "WHAT"), "AT        KIND               WHAT\n");
+        assert_eq!(line(false, "AT", "KIND", "ALLOCATION", "WHAT"), "AT         KIND               WHAT\n");
         let narrow = line(false, "2026-02-03T04:05:06.000Z", "gpuDrained", "-", "GPU 3 is drained");
-        assert_eq!(narrow, "04:05:06  gpuDrained         GPU 3 is drained\n");
+        assert_eq!(narrow, "04:05:06Z  gpuDrained         GPU 3 is drained\n");
     }
 
     #[test]
@@ -181,7 +217,7 @@ mod tests {
             event("end"),
         );
         let (mut out, mut since) = (Out::new(Output::Yaml), None);
-        follow(stream.as_bytes(), &mut out, &mut since).unwrap();
+        follow(stream.as_bytes(), &mut out, &mut since, &mut false).unwrap();
         // The last event was cut off, so it does not count.
         assert_eq!(since.as_deref(), Some("a-7"));
         let mut endless = BufReader::new(std::io::repeat(b'x'));

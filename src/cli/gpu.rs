@@ -4,13 +4,14 @@ use crate::age::age;
 use crate::client::{Client, escaped, query};
 use crate::complete;
 use crate::drain::DrainArgs;
+use crate::history::HistoryArgs;
 use crate::names::{GpuIndices, pod_name, scheduling};
-use crate::output::{Column, Out, facts, fitted, or_dash, printable, table};
+use crate::output::{Column, Out, facts, fitted, joined, or_dash, printable, table};
 use crate::process;
 use anyhow::bail;
 use berth_api::{
-    AllocationList, Cordon, Device, Drain, DrainState, Gpu, GpuList, GpuSummary, Health, HealthState,
-    HealthTurn, Link, Mark, MarkHealthy, MarkKind, Part, ResourceUse,
+    AllocationList, Cordon, Device, DeviceState, Drain, DrainState, Gpu, GpuList, GpuSummary, Health,
+    HealthState, HealthTurn, Link, Mark, MarkHealthy, MarkKind, Part, ResourceUse,
 };
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCandidates;
@@ -26,6 +27,8 @@ pub enum GpuCommand {
         #[arg(add = ArgValueCandidates::new(complete::gpus))]
         gpu: String,
     },
+    /// The load of a GPU over the last hours, and that of the pods on it
+    History(HistoryArgs),
     /// Grant nothing new on a GPU; running pods keep it
     Cordon {
         /// Index, UUID, or the beginning of it
@@ -96,6 +99,7 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
                 show(gpu, pods().as_ref(), &indices, wide) + &process::below_gpu(&processes, wide)
             })
         }
+        GpuCommand::History(args) => super::history::run(args, client, out),
         GpuCommand::Cordon { gpu, reason } => {
             let path = format!("/gpus/{}/cordon", escaped(&resolve(client, gpu)?));
             let gpu: Gpu = client.put(&path, &Cordon { reason: reason.clone() }, None)?;
@@ -165,15 +169,15 @@ fn list(list: &GpuList) -> String {
             g.index.to_string(),
             g.health.state.to_string(),
             scheduling(&g.drain.state).into(),
+            age(changed(g)),
             sum(|r| r.held),
-            sum(|r| r.free),
+            free(&g.resources),
             memory_gib(g),
             top_pod(g),
-            age(changed(g)),
         ]
     };
-    let head = ["GPU", "HEALTH", "SCHEDULING", "HELD", "FREE", "MEM GIB", "TOP POD", "AGE"];
-    let mut text = fitted(&head, 6, Column::Name, list.items.iter().map(row));
+    let head = ["GPU", "HEALTH", "SCHEDULING", "AGE", "HELD", "FREE", "MEM GIB", "TOP POD"];
+    let mut text = fitted(&head, 7, Column::Name, list.items.iter().map(row));
     let reasons = list.items.iter().filter_map(|g| Some(format!("GPU {}: {}\n", g.index, not_normal(g)?)));
     let reasons: String = reasons.collect();
     if !reasons.is_empty() {
@@ -215,6 +219,12 @@ fn list_wide(list: &GpuList) -> String {
         "SCHEDULING SINCE",
     ];
     table(&head, list.items.iter().map(row))
+}
+
+/// The free devices: of several resources it is either those of one or those of another, as `1 or 4`.
+fn free(resources: &[ResourceUse]) -> String {
+    let free: Vec<_> = resources.iter().map(|r| r.free).filter(|free| *free > 0).collect();
+    if free.is_empty() { "0".into() } else { joined(&free, " or ") }
 }
 
 /// Memory in use of all memory in GiB, with a decimal below ten: `0.9/80`.
@@ -276,6 +286,7 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bo
                 age(&summary.health.since)
             ),
         ),
+        ("healthy again", heals(summary)),
         ("scheduling", drain(&summary.drain)),
         (
             "memory MiB",
@@ -305,15 +316,31 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bo
         text += &marks(&summary.drain.marks);
     }
     for part in &gpu.parts {
-        text += &part_table(part, pods, wide);
+        text += &part_table(part, summary, pods, wide);
     }
     if !gpu.links.is_empty() {
         let other = |l: &Link| if wide { l.gpu.clone() } else { indices.index_or_uuid(&l.gpu) };
         let row = |l: &Link| vec![other(l), l.path.to_string(), l.nvlinks.to_string()];
+        let mut rows: Vec<_> = gpu.links.iter().map(row).collect();
+        rows.sort_by_key(|row| row[0].parse::<u32>().unwrap_or(u32::MAX));
         text += "\n";
-        text += &table(&["TO GPU", "PATH", "NVLINKS"], gpu.links.iter().map(row));
+        text += &table(&["TO GPU", "PATH", "NVLINKS"], rows);
     }
     text
+}
+
+/// When and how a GPU that is not healthy becomes healthy again.
+fn heals(gpu: &GpuSummary) -> String {
+    let health = &gpu.health;
+    match (&health.state, &health.heals_at) {
+        (HealthState::Healthy, _) => String::new(),
+        _ if !health.heals => {
+            format!("only by an operator, after the repair: `berth gpu mark-healthy {}`", gpu.index)
+        }
+        (_, Some(at)) => format!("at {at}, if no error comes until then"),
+        (HealthState::Vanished, None) => "some minutes after a scan finds it".into(),
+        (_, None) => "some minutes after its last error".into(),
+    }
 }
 
 fn marks(marks: &[Mark]) -> String {
@@ -335,10 +362,10 @@ fn bypasses(count: u32) -> String {
     }
 }
 
-fn part_table(part: &Part, pods: Option<&AllocationList>, wide: bool) -> String {
+fn part_table(part: &Part, gpu: &GpuSummary, pods: Option<&AllocationList>, wide: bool) -> String {
     let kind = part.mig.as_ref().map_or_else(|| "whole GPU".into(), |m| format!("MIG {}", m.profile));
     let by = part.offered_by.as_deref().unwrap_or("no policy");
-    let rows = part.devices.iter().map(|device| device_row(device, part, pods, wide));
+    let rows = part.devices.iter().map(|device| device_row(device, part, gpu, pods, wide));
     let devices = match wide {
         true => table(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD", "TAKES"], rows),
         false => fitted(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD"], 4, Column::Name, rows),
@@ -348,7 +375,13 @@ fn part_table(part: &Part, pods: Option<&AllocationList>, wide: bool) -> String 
     format!("\n{kind}{uuid}, offered by {by}\n{devices}")
 }
 
-fn device_row(device: &Device, part: &Part, pods: Option<&AllocationList>, wide: bool) -> Vec<String> {
+fn device_row(
+    device: &Device,
+    part: &Part,
+    gpu: &GpuSummary,
+    pods: Option<&AllocationList>,
+    wide: bool,
+) -> Vec<String> {
     let takes = match device.consumes {
         c if c.whole => "whole".into(),
         c if c.memory_mib == 0 && c.compute_percent == 0 => "-".into(),
@@ -366,7 +399,7 @@ fn device_row(device: &Device, part: &Part, pods: Option<&AllocationList>, wide:
     let mut row = vec![
         id,
         device.resource.clone(),
-        device.state.to_string(),
+        device_state(device, gpu),
         device.allocations.join(" "),
         holders.join(" "),
     ];
@@ -374,6 +407,19 @@ fn device_row(device: &Device, part: &Part, pods: Option<&AllocationList>, wide:
         row.push(takes);
     }
     row
+}
+
+/// The state of a device, as `berth node show` counts it: one that is withdrawn because of its GPU has the state of that.
+fn device_state(device: &Device, gpu: &GpuSummary) -> String {
+    match (&device.state, &gpu.health.state, &gpu.drain.state) {
+        (DeviceState::Withdrawn, HealthState::Unhealthy | HealthState::Vanished, _) => {
+            HealthState::Unhealthy.to_string()
+        }
+        (DeviceState::Withdrawn, _, DrainState::Cordoned | DrainState::Draining | DrainState::Drained) => {
+            DrainState::Cordoned.to_string()
+        }
+        (state, ..) => state.to_string(),
+    }
 }
 
 fn health(health: &Health) -> String {

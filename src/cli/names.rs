@@ -12,33 +12,28 @@ impl GpuIndices {
         Self::from_gpus(&client.get::<GpuList>("/gpus").map(|list| list.items).unwrap_or_default())
     }
 
-    /// Of these GPUs; one that is gone may have the index of another one.
+    /// Of these GPUs. One that vanished keeps its index unless another one has it now.
     pub(crate) fn from_gpus(gpus: &[GpuSummary]) -> Self {
-        Self(gpus.iter().filter(|gpu| gpu.present).map(|gpu| (gpu.uuid.clone(), gpu.index)).collect())
+        let is_its_own = |gpu: &&GpuSummary| {
+            gpu.present || !gpus.iter().any(|other| other.present && other.index == gpu.index)
+        };
+        Self(gpus.iter().filter(is_its_own).map(|gpu| (gpu.uuid.clone(), gpu.index)).collect())
     }
 
-    /// The index of a GPU as text; its UUID if it is not on this node any more.
+    /// The index of a GPU as text; the beginning of its UUID if it has none.
     pub(crate) fn index_or_uuid(&self, uuid: &str) -> String {
         let known = self.0.iter().find(|(known, _)| known == uuid);
-        known.map_or_else(|| uuid.to_owned(), |(_, index)| index.to_string())
+        known.map_or_else(|| short_uuid(uuid).to_owned(), |(_, index)| index.to_string())
     }
 
     /// The indices of several GPUs in order, runs of them as `0-3`.
     pub(crate) fn indices(&self, uuids: &[String]) -> String {
         let index = |uuid: &String| self.0.iter().find(|(known, _)| known == uuid).map(|(_, index)| *index);
-        let mut known: Vec<u32> = uuids.iter().filter_map(index).collect();
-        known.sort_unstable();
-        known.dedup();
-        let mut words: Vec<String> = known
-            .chunk_by(|a, b| a + 1 == *b)
-            .map(|run| match run {
-                [one] => one.to_string(),
-                [first, .., last] => format!("{first}-{last}"),
-                [] => String::new(),
-            })
-            .collect();
-        words.extend(uuids.iter().filter(|uuid| index(uuid).is_none()).cloned());
-        words.join(",")
+        let mut texts = runs(uuids.iter().filter_map(index));
+        texts.extend(
+            uuids.iter().filter(|uuid| index(uuid).is_none()).map(|uuid| short_uuid(uuid).to_owned()),
+        );
+        texts.join(",")
     }
 
     /// The text with `GPU 3 (GPU-71d5...)` for a UUID, and `GPU 3 share 1 (GPU-71d5...::1)` for a device.
@@ -76,6 +71,24 @@ impl GpuIndices {
         }
         result
     }
+}
+
+/// The beginning of a UUID, which commands take in its place: `GPU-8a56a4bc`.
+fn short_uuid(uuid: &str) -> &str {
+    uuid.get(..12).unwrap_or(uuid)
+}
+
+/// Indices in order, runs of them as `0-3`.
+pub(crate) fn runs(indices: impl IntoIterator<Item = u32>) -> Vec<String> {
+    let mut known: Vec<u32> = indices.into_iter().collect();
+    known.sort_unstable();
+    known.dedup();
+    let text = |run: &[u32]| match run {
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    };
+    known.chunk_by(|a, b| a + 1 == *b).map(text).collect()
 }
 
 /// The pod that holds an allocation.
@@ -116,7 +129,7 @@ mod tests {
         let indices =
             |uuids: &[&str]| gpus.indices(&uuids.iter().map(ToString::to_string).collect::<Vec<_>>());
         assert_eq!(indices(&["G3", "G1", "G2", "G2", "G8"]), "1-3,8");
-        assert_eq!(indices(&["G0", "gone"]), "0,gone");
+        assert_eq!(indices(&["G0", "GPU-8a56a4bc-e184"]), "0,GPU-8a56a4bc");
         assert_eq!(
             (indices(&[]).as_str(), gpus.index_or_uuid("G4").as_str(), gpus.index_or_uuid("x").as_str()),
             ("", "4", "x")

@@ -1,9 +1,9 @@
 //! `berth node show`.
 
 use crate::client::Client;
-use crate::names::scheduling;
+use crate::names::{runs, scheduling};
 use crate::output::{Out, facts, or_dash, printable, table};
-use berth_api::{DrainState, Node, ResourceState, StepState};
+use berth_api::{DrainState, Node, NotFree, ResourceState, StepState};
 use clap::Subcommand;
 
 /// The commands of `berth node` for a running daemon.
@@ -81,8 +81,8 @@ fn row(resource: &ResourceState) -> Vec<String> {
 /// Why devices are not free, and why a resource is not registered.
 fn reasons(resource: &ResourceState) -> Vec<String> {
     let name = &resource.resource;
-    let not_free = resource.not_free.iter();
-    let not_free = not_free.map(|n| format!("{name}: {} {}: {}", n.devices, n.state, n.reason));
+    let not_free = grouped(&resource.not_free);
+    let not_free = not_free.into_iter().map(|text| format!("{name}: {text}"));
     let breaker = resource.breaker.iter().map(|breaker| format!("{name}: {breaker}"));
     let waiting = match &resource.registration {
         StepState { done: false, waiting } => {
@@ -91,6 +91,33 @@ fn reasons(resource: &ResourceState) -> Vec<String> {
         StepState { done: true, .. } => None,
     };
     not_free.chain(breaker).chain(waiting).collect()
+}
+
+/// The reasons, each once with all GPUs that have it: `2 withdrawn: GPU 0-1: no CDI specification names it yet`.
+fn grouped(not_free: &[NotFree]) -> Vec<String> {
+    let mut groups: Vec<(&NotFree, &str, Vec<u32>, u32)> = Vec::new();
+    for one in not_free {
+        let of_gpu = one.reason.strip_prefix("GPU ").and_then(|rest| rest.split_once(": "));
+        let of_gpu = of_gpu.and_then(|(index, reason)| Some((index.parse::<u32>().ok()?, reason)));
+        let (index, reason) =
+            of_gpu.map_or((None, one.reason.as_str()), |(index, reason)| (Some(index), reason));
+        let same = |(first, known, indices, _): &&mut (&NotFree, &str, Vec<u32>, u32)| {
+            first.state == one.state && *known == reason && indices.is_empty() == index.is_none()
+        };
+        match groups.iter_mut().find(same) {
+            Some((_, _, indices, devices)) => {
+                indices.extend(index);
+                *devices += one.devices;
+            }
+            None => groups.push((one, reason, index.into_iter().collect(), one.devices)),
+        }
+    }
+    let text = |(one, reason, indices, devices): (&NotFree, &str, Vec<u32>, u32)| {
+        let gpus =
+            if indices.is_empty() { String::new() } else { format!("GPU {}: ", runs(indices).join(",")) };
+        format!("{devices} {}: {gpus}{reason}", one.state)
+    };
+    groups.into_iter().map(text).collect()
 }
 
 #[cfg(test)]
@@ -114,6 +141,14 @@ mod tests {
         assert_eq!(
             reasons(&known),
             ["nvidia.com/gpu.shared: 10 unhealthy: GPU 3: XID 79: GPU has fallen off the bus"]
+        );
+        let of_two = resource(&json!({"withdrawn": 3, "notFree": [
+            {"state": "withdrawn", "devices": 1, "reason": "GPU 0: no CDI specification names it yet"},
+            {"state": "withdrawn", "devices": 2, "reason": "GPU 1: no CDI specification names it yet"},
+        ]}));
+        assert_eq!(
+            reasons(&of_two),
+            ["nvidia.com/gpu.shared: 3 withdrawn: GPU 0-1: no CDI specification names it yet"]
         );
         let waiting =
             resource(&json!({"registration": {"done": false, "waiting": "there is no kubelet yet"}}));

@@ -1,7 +1,7 @@
 //! The parameters of a policy as a table, from their JSON schema. It reads what schemas of policies contain: properties,
 //! lists, references into `$defs`, alternatives. The whole schema is in `-o json`.
 
-use crate::output::table;
+use crate::output::{printable, table};
 use serde_json::Value;
 
 /// Levels of nested objects that are shown; deeper ones are shown as `object`.
@@ -21,7 +21,37 @@ pub fn shown(schema: &Value) -> String {
     let more = rows.len() > ROWS_MAX;
     rows.truncate(ROWS_MAX);
     let more = if more { "...; -o json shows the whole schema\n" } else { "" };
-    format!("\n{}{more}", table(&["PARAMETER", "TYPE", "DEFAULT", "DESCRIPTION"], rows))
+    // A description of its own line: it is a sentence or two.
+    let descriptions: Vec<_> = rows.iter_mut().filter_map(|row| row.pop()).collect();
+    let table = table(&["PARAMETER", "TYPE", "DEFAULT"], rows);
+    let mut lines = table.lines();
+    let mut text = format!("\n{}\n", lines.next().unwrap_or_default());
+    for (line, description) in lines.zip(&descriptions) {
+        text += &format!("{line}\n");
+        for part in wrapped(description) {
+            text += &format!("    {part}\n");
+        }
+    }
+    text + more
+}
+
+/// A text in lines of at most 76 characters, so that they fit 80 columns with an indentation.
+fn wrapped(text: &str) -> Vec<String> {
+    const CHARACTERS_MAX: usize = 76;
+    let mut lines: Vec<String> = Vec::new();
+    for word in printable(text).split_whitespace() {
+        match lines
+            .last_mut()
+            .filter(|line| line.chars().count() + 1 + word.chars().count() <= CHARACTERS_MAX)
+        {
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// A row for each property of an object, and below it those of what it holds.
@@ -120,15 +150,21 @@ mod tests {
             },
             "$defs": {"selector": {"type": "object", "properties": {"index": {"type": "integer", "minimum": 0}}}}
         });
-        let text = "\n\
-            PARAMETER     TYPE                                  DEFAULT     DESCRIPTION\n\
-            advertise     both | latched                        both\n\
-            namespace     string                                (required)  Whose.\n\
-            only          list of object                        -           Which GPUs.\n\
-            only[].index  integer, 0 or more                    -\n\
-            replicas      integer, 1 to 128                     4           Shares.\n\
-            size          integer, 0 or more or string or null  -\n";
-        assert_eq!(shown(&schema), text);
+        let lines = [
+            "",
+            "PARAMETER     TYPE                                  DEFAULT",
+            "advertise     both | latched                        both",
+            "namespace     string                                (required)",
+            "    Whose.",
+            "only          list of object                        -",
+            "    Which GPUs.",
+            "only[].index  integer, 0 or more                    -",
+            "replicas      integer, 1 to 128                     4",
+            "    Shares.",
+            "size          integer, 0 or more or string or null  -",
+            "",
+        ];
+        assert_eq!(shown(&schema), lines.join("\n"));
     }
 
     #[test]

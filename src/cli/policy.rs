@@ -11,11 +11,14 @@ use crate::parameters;
 use crate::stack::{self, stack_table};
 use crate::upload::{self, PushArgs};
 use anyhow::{Context, anyhow, bail};
-use berth_api::{ActivationList, NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Rollback, Stack};
+use berth_api::{
+    ActivationList, NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Rollback, Stack, StackEntry,
+};
 use berth_files::yaml::{Document, LeftOut, Problems, Shape};
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCandidates;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// Largest stack file, bytes: as large as a configuration file may be.
@@ -24,11 +27,11 @@ const STACK_BYTES_MAX: u64 = 1024 * 1024;
 const STACK_FILE: &str = "\
 The file is a list of entries in the order in which policies are called, or a \
 configuration file with such a list under `stack`. Only `policy` is required:
-  - policy: timeslice
-    digest: 9f86d081884c       # which version; or `policy: timeslice@9f86d081884c`
-    parameters: {replicas: 4}  # `berth policy show timeslice` lists them
-    permissions: {deny: false, shareMax: 4, resources: [nvidia.com/gpu.shared]}
-    onFault: skip              # or deny";
+  - policy: timeslice          # or timeslice@DIGEST
+    parameters: {replicas: 4}  # see `berth policy show`
+    permissions: {deny: false, shareMax: 4}
+    onFault: skip              # or deny
+What `berth policy stack -o yaml` prints can be changed and activated, too.";
 
 /// `berth policy`.
 #[derive(Subcommand, Debug)]
@@ -139,11 +142,11 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         PolicyCommand::Activate { file, if_revision, word } => {
             let stack =
                 NewStack { entries: read_stack(file)?, by: word.by.clone(), reason: word.reason.clone() };
-            out.answer(&client.put::<Stack>("/stack", &stack, *if_revision)?, activated)
+            changed(client, out, |client| client.put("/stack", &stack, *if_revision))
         }
         PolicyCommand::Reset(word) => {
             let path = format!("/stack/override{}", word.query());
-            out.answer(&client.delete::<Stack>(&path, None)?, activated)
+            changed(client, out, |client| client.delete(&path, None))
         }
         PolicyCommand::Download { policy, to } => stack::download(policy, to.as_deref(), client, out),
         PolicyCommand::History => {
@@ -153,15 +156,25 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
         PolicyCommand::Rollback { revision, if_revision, word } => {
             let ReasonArgs { by, reason } = word.clone();
             let to = Rollback { revision: *revision, by, reason };
-            out.answer(&client.post::<Stack>("/stack/rollback", &to, *if_revision)?, activated)
+            changed(client, out, |client| client.post("/stack/rollback", &to, *if_revision))
         }
         PolicyCommand::Unsuspend { entry } => stack::unsuspend(entry, client, out),
         PolicyCommand::Stack => out.answer(&client.get::<Stack>("/stack")?, stack_table),
     }
 }
 
-fn activated(stack: &Stack) -> String {
-    format!("active:\n{}", stack_table(stack))
+/// Changes the active stack, and prints it with what was added and removed.
+fn changed(
+    client: &Client,
+    out: &mut Out,
+    change: impl FnOnce(&Client) -> anyhow::Result<Stack>,
+) -> anyhow::Result<()> {
+    // Without an answer the change is made all the same.
+    let before = client.get::<Stack>("/stack").ok();
+    out.answer(&change(client)?, |stack| {
+        let changes = before.as_ref().map(|before| stack::changes(before, stack)).unwrap_or_default();
+        format!("active:\n{}{changes}", stack_table(stack))
+    })
 }
 
 fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
@@ -289,8 +302,23 @@ struct Whole {
     stack: Vec<NewStackEntry>,
 }
 
-/// Parses the file of `berth policy activate`: a list of entries, or any file with such a list under `stack` (a
-/// configuration) or `entries` (what the API takes). `name` is for errors.
+/// The entries of a stack as the API answers it and `berth policy stack -o yaml` prints it.
+fn printed_entries(stack: Stack) -> Vec<NewStackEntry> {
+    let entry = |entry: StackEntry| NewStackEntry {
+        policy: entry.policy,
+        digest: Some(entry.digest),
+        parameters: match entry.parameters {
+            Value::Object(parameters) => parameters,
+            _ => Map::new(),
+        },
+        permissions: entry.permissions,
+        on_fault: entry.on_fault,
+    };
+    stack.entries.into_iter().map(entry).collect()
+}
+
+/// Parses the file of `berth policy activate`: a list of entries, any file with such a list under `stack` (a
+/// configuration) or `entries` (what the API takes), or a stack that was printed. `name` is for errors.
 ///
 /// # Errors
 /// If it has another form; the message has the wrong fields, their positions, and the expected form.
@@ -301,6 +329,9 @@ fn parse_stack(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
     let document = Document::parse(text).map_err(wrong)?;
     let entries = match document.shape() {
         Shape::List => document.read(LeftOut::default()).whole(),
+        Shape::Map(keys) if keys.contains(&"revision") && keys.contains(&"entries") => {
+            document.read::<Stack>(LeftOut::default()).whole().map(printed_entries)
+        }
         Shape::Map(keys) if keys.contains(&"stack") || keys.contains(&"entries") => {
             document.read::<Whole>(LeftOut::default()).whole().map(|whole| whole.stack)
         }
@@ -340,6 +371,23 @@ mod tests {
             assert_eq!(names, ["mixed", "exclusive"]);
         }
         assert!(parse_stack("f", b"[]").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_stack_that_was_printed_can_be_activated() {
+        let printed = serde_json::json!({
+            "revision": 3, "source": "api", "by": "ada", "since": "2026-02-03T04:05:06.000Z",
+            "fileStack": {"shadowed": false, "entries": []},
+            "entries": [{
+                "policy": "timeslice", "digest": "9f86d081884c", "version": "0.1.0", "parameters": {"replicas": 4},
+                "permissions": {"deny": false, "shareMax": 4, "resources": [], "environment": []}, "onFault": "deny",
+                "record": {"calls": {}, "faults": {"inARow": 0, "byKind": {}}, "suspended": false, "hooks": {}},
+            }],
+        });
+        let text = berth_files::yaml::to_string(&printed).unwrap();
+        let entries = parse_stack("f", text.as_bytes()).unwrap();
+        assert_eq!((entries[0].policy.as_str(), entries[0].permissions.share_max), ("timeslice", 4));
+        assert_eq!(serde_json::to_value(&entries[0].parameters).unwrap(), serde_json::json!({"replicas": 4}));
     }
 
     #[test]

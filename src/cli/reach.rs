@@ -188,9 +188,9 @@ fn is_this_machine(host: &str) -> bool {
     }
 }
 
-/// Whether a daemon with TLS answers at this address, whatever its certificate. No token is sent, since the server is not
-/// verified.
-pub fn is_berth_at(address: SocketAddr) -> bool {
+/// Whether a daemon answers at this address by this scheme, `http` or `https`, whatever its certificate. No token is sent,
+/// since the server is not verified.
+pub fn is_berth_at(scheme: &str, address: SocketAddr) -> bool {
     use_ring();
     let here = match address.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -205,7 +205,8 @@ pub fn is_berth_at(address: SocketAddr) -> bool {
         .tls_config(TlsConfig::builder().disable_verification(true).build())
         .build()
         .new_agent();
-    let response = agent.get(format!("https://{}/api/v1/node", SocketAddr::new(here, address.port()))).call();
+    let response =
+        agent.get(format!("{scheme}://{}/api/v1/node", SocketAddr::new(here, address.port()))).call();
     match response {
         // Berth's answer to a request without a token.
         Ok(mut answer) => {

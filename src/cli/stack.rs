@@ -44,9 +44,9 @@ pub(crate) fn download(
 pub(crate) fn history(list: &ActivationList, wide: bool) -> String {
     let rows = list.items.iter().map(|activation| row(activation, wide));
     let mut text = if wide {
-        table(&["REVISION", "ACTIVE", "SOURCE", "SINCE", "BY", "POLICIES", "WHY"], rows)
+        table(&["REVISION", "ACTIVE", "SOURCE", "SINCE", "BY", "WHY", "POLICIES"], rows)
     } else {
-        fitted(&["REVISION", "ACTIVE", "SOURCE", "AGE", "BY", "POLICIES", "WHY"], 6, Column::Text, rows)
+        fitted(&["REVISION", "ACTIVE", "SOURCE", "AGE", "BY", "WHY", "POLICIES"], 5, Column::Text, rows)
     };
     for activation in list.items.iter().filter(|a| !a.gone.is_empty()) {
         let gone = activation.gone.join(" ");
@@ -55,11 +55,27 @@ pub(crate) fn history(list: &ActivationList, wide: bool) -> String {
     text
 }
 
+/// The entries that a change has removed from the stack and added to it, with their parameters.
+pub(crate) fn changes(before: &Stack, after: &Stack) -> String {
+    let texts =
+        |stack: &Stack| stack.entries.iter().map(|entry| with_parameters(entry, true)).collect::<Vec<_>>();
+    let (old, new) = (texts(before), texts(after));
+    let line = |what: &str, entry: &String| format!("{what}: {}\n", printable(entry));
+    let removed = old.iter().filter(|entry| !new.contains(entry)).map(|entry| line("removed", entry));
+    let added = new.iter().filter(|entry| !old.contains(entry)).map(|entry| line("added", entry));
+    removed.chain(added).collect()
+}
+
+/// The policy of an entry, with its parameters if it has any: two entries of one policy differ in nothing else.
+fn with_parameters(entry: &StackEntry, has_digest: bool) -> String {
+    let digest = if has_digest { format!("@{}", short_digest(&entry.digest)) } else { String::new() };
+    let has_none = entry.parameters.as_object().is_some_and(serde_json::Map::is_empty);
+    let parameters = if has_none { String::new() } else { format!(" {}", entry.parameters) };
+    format!("{}{digest}{parameters}", entry.policy)
+}
+
 fn row(activation: &Activation, wide: bool) -> Vec<String> {
-    let label = |e: &berth_api::StackEntry| match wide {
-        true => format!("{}@{}", e.policy, short_digest(&e.digest)),
-        false => e.policy.clone(),
-    };
+    let label = |e: &StackEntry| with_parameters(e, wide);
     let policies: Vec<_> = activation.entries.iter().map(label).collect();
     let since = activation.since.as_deref();
     vec![
@@ -68,8 +84,8 @@ fn row(activation: &Activation, wide: bool) -> Vec<String> {
         activation.source.to_string(),
         if wide { or_dash(since) } else { age_of(since) },
         or_dash(activation.by.as_ref()),
-        if policies.is_empty() { "-".into() } else { policies.join(" ") },
         activation.why.clone().unwrap_or_default(),
+        if policies.is_empty() { "-".into() } else { policies.join(", ") },
     ]
 }
 

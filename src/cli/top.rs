@@ -1,9 +1,10 @@
-//! `berth top`: GPUs and pods with their present use, redrawn in place on a terminal.
+//! `berth top`: GPUs and pods with their present use, redrawn on a terminal until `q`.
 
 use crate::client::{Client, Temporary, query};
 use crate::gpu::gib;
 use crate::names::{GpuIndices, pod_name, scheduling};
 use crate::output::{Out, fitted_to, or_dash, printable};
+use crate::terminal::Terminal;
 use berth_api::{Allocation, AllocationList, GpuList, GpuSummary, HealthState, Node, rfc3339};
 use clap::Args;
 use serde::Serialize;
@@ -66,7 +67,7 @@ struct PodUse {
     memory_limit_mib: Option<u64>,
 }
 
-/// Runs the command: one screen after another until Ctrl-C, which leaves the terminal as it is.
+/// Runs the command: one screen after another until `q` or Ctrl-C, and then the terminal is as it was before.
 pub(crate) fn run(
     args: &TopArgs,
     every: Option<Duration>,
@@ -79,21 +80,24 @@ pub(crate) fn run(
         return out.answer(&fetch(client)?, |top| screen(top, wide));
     }
     let mut last = String::new();
-    out.text(&format!("{HOME}{REST_OF_SCREEN}"))?;
+    // An answer that is no reason to wait for another one is printed as of any command, without a screen of its own.
+    let mut next = Some(fetch(client)?);
+    let terminal = Terminal::open()?;
     while !out.is_closed() {
         let (columns, rows) = size();
-        let columns = if out.wide() { usize::MAX } else { columns };
-        let status = match fetch(client) {
+        let status = match next.take().map_or_else(|| fetch(client), Ok) {
             Ok(top) => {
-                last = screen(&top, columns);
+                last = screen(&top, if out.wide() { usize::MAX } else { columns });
                 String::new()
             }
             // As a restart causes it: the last screen stays, with the cause below.
             Err(error) if error.is::<Temporary>() => format!("{error:#}; trying again\n"),
             Err(error) => return Err(error),
         };
-        out.text(&in_place(&(last.clone() + &status), rows))?;
-        std::thread::sleep(every.unwrap_or(EVERY));
+        out.text(&in_place(&(last.clone() + &status), columns, rows))?;
+        if terminal.wait_for_quit(every.unwrap_or(EVERY))? {
+            break;
+        }
     }
     Ok(())
 }
@@ -104,11 +108,11 @@ fn size() -> (usize, usize) {
     size.map_or((COLUMNS, 24), |(width, height)| (usize::from(width.0), usize::from(height.0)))
 }
 
-/// The text over the one before, with as many lines as fit: no more than `rows`, of which the last one stays empty for the
-/// cursor.
-fn in_place(text: &str, rows: usize) -> String {
+/// The text over the one before, with as much of it as fits: lines of at most `columns`, and no more than `rows`, of which the
+/// last one stays empty for the cursor.
+fn in_place(text: &str, columns: usize, rows: usize) -> String {
     let most = rows.saturating_sub(1).max(1);
-    let lines: Vec<&str> = text.lines().collect();
+    let lines: Vec<String> = text.lines().map(|line| cut(line, columns)).collect();
     let mut shown = HOME.to_owned();
     let fits = lines.len() <= most;
     let count = if fits { lines.len() } else { most - 1 };
@@ -117,9 +121,27 @@ fn in_place(text: &str, rows: usize) -> String {
     }
     if !fits {
         let left = lines.len() - count;
-        shown += &format!("... {left} more lines; `berth top --once` prints all{REST_OF_LINE}\n");
+        let rest = cut(&format!("... {left} more lines; `berth top --once` prints all"), columns);
+        shown += &format!("{rest}{REST_OF_LINE}\n");
     }
     shown + REST_OF_SCREEN
+}
+
+/// The line without what goes beyond the last column: the terminal would continue it in the next row. Colours (ECMA-48: SGR)
+/// take no column.
+fn cut(line: &str, columns: usize) -> String {
+    let (mut cut, mut used, mut in_colour) = (String::with_capacity(line.len()), 0, false);
+    for c in line.chars() {
+        let starts = c == '\u{1b}';
+        if !starts && !in_colour {
+            used += 1;
+        }
+        if starts || in_colour || used <= columns {
+            cut.push(c);
+        }
+        in_colour = starts || (in_colour && c != 'm');
+    }
+    cut
 }
 
 fn fetch(client: &Client) -> anyhow::Result<Top> {
@@ -308,9 +330,10 @@ mod tests {
 
     #[test]
     fn a_screen_is_drawn_over_the_last_one_and_cut_at_the_bottom() {
-        assert_eq!(in_place("a\nb\n", 24), "\u{1b}[Ha\u{1b}[K\nb\u{1b}[K\n\u{1b}[J");
-        let cut = in_place("1\n2\n3\n4\n5\n", 4);
-        assert_eq!(cut.lines().count(), 4, "{cut:?}");
-        assert!(cut.contains("2\u{1b}[K\n... 3 more lines; `berth top --once`"), "{cut:?}");
+        assert_eq!(in_place("a\nb\n", 80, 24), "\u{1b}[Ha\u{1b}[K\nb\u{1b}[K\n\u{1b}[J");
+        let shown = in_place("1\n2\n3\n4\n5\n", 80, 4);
+        assert_eq!(shown.lines().count(), 4, "{shown:?}");
+        assert!(shown.contains("2\u{1b}[K\n... 3 more lines; `berth top --once`"), "{shown:?}");
+        assert_eq!(cut("\u{1b}[32mhealthy\u{1b}[0m and more", 4), "\u{1b}[32mheal\u{1b}[0m");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::arguments::{CandidateArgs, read_parameters};
 use crate::client::Client;
+use crate::names::runs;
 use crate::output::{Out, facts, printable, table};
 use crate::usage::BadUsage;
 use anyhow::{anyhow, bail};
@@ -126,13 +127,24 @@ fn shown(trial: &Trial, wide: bool) -> String {
 }
 
 fn offers(trial: &Trial, wide: bool) -> String {
-    let rows = trial.offers.iter().map(|offer| {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for offer in &trial.offers {
         let now = if offer.differs { offered(&offer.offered_now) } else { "the same".into() };
-        vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone(), offer.part.clone()]
-    });
-    let mut head = vec!["PART", "OFFERED", "NOW", "BY"];
+        let row =
+            vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone(), offer.part.clone()];
+        // Most nodes have GPUs that are all alike.
+        match rows.iter_mut().find(|other| !wide && other[1..4] == row[1..4]) {
+            Some(other) => other[0] = format!("{}, {}", other[0], row[0]),
+            None => rows.push(row),
+        }
+    }
+    let mut head = vec!["OFFERED", "NOW", "BY", "PART"];
     if wide {
         head.push("UUID");
+    }
+    for row in &mut rows {
+        row[..4].rotate_left(1);
+        row[3] = in_runs(&row[3]);
     }
     let mut text = table(&head, rows);
     let rows = trial.resources.iter().map(|resource| {
@@ -145,6 +157,15 @@ fn offers(trial: &Trial, wide: bool) -> String {
     });
     text += "\n";
     text + &table(&["RESOURCE", "FREE", "FREE NOW"], rows)
+}
+
+/// The names of several GPUs as `GPU 0-3,7`; other names as they are.
+fn in_runs(names: &str) -> String {
+    let indices: Option<Vec<u32>> = names
+        .split(", ")
+        .map(|name| name.strip_prefix("GPU ").and_then(|index| index.parse().ok()))
+        .collect();
+    indices.map_or_else(|| names.to_owned(), |indices| format!("GPU {}", runs(indices).join(",")))
 }
 
 fn offered(lines: &[OfferLine]) -> String {

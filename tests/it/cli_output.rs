@@ -161,6 +161,16 @@ fn a_span_is_taken_in_place_of_a_time() {
 }
 
 #[test]
+fn a_group_of_commands_alone_prints_its_help() {
+    for (args, says) in [(&[][..], "berth [OPTIONS] <COMMAND>"), (&["gpu"], "berth gpu [OPTIONS] <COMMAND>")]
+    {
+        let ran = ran(berth(args));
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{}", ran.err);
+        assert!(ran.err.contains(says) && ran.err.contains("Commands:"), "{}", ran.err);
+    }
+}
+
+#[test]
 fn a_wide_terminal_shows_more_columns() {
     let bench = Bench::new(1);
     bench.allocate(0);

@@ -2,6 +2,7 @@
 //! daemon on simulated GPUs and on a fake NVML, and with scans that a test makes up.
 
 use crate::admin_bench::{Bench, gpu};
+use crate::cli::{berth, ran};
 use crate::daemon::{House, SHARED, SOON, WHOLE};
 use crate::mig::Rig;
 use crate::processes::{HOST, Machine, Sleeper, systemd};
@@ -69,6 +70,24 @@ async fn load_and_history_of_simulated_gpus_follow_their_processes_and_pods() {
         items(past).first().is_some_and(|event| event["kind"] == "gpuCordoned")
     });
     assert!(items(&events).iter().all(|event| event["kind"] != "allocationGranted"), "{events}");
+    let command = |args: &[&str]| {
+        let mut command = berth(args);
+        command
+            .env("BERTH_SERVER", serving.base.trim_end_matches("/api/v1"))
+            .env("BERTH_TOKEN_FILE", house.folder.path().join("state/token"));
+        let ran = ran(command);
+        assert_eq!(ran.code, 0, "{args:?}: {}", ran.err);
+        ran.out
+    };
+    let printed = command(&["gpu", "history", &uuid, "--last", "15m"]);
+    assert!(printed.starts_with("averages of ") && printed.contains("\nns/trainer "), "{printed}");
+    let printed = command(&["events", "--since", "10m", "--no-follow", "--kind", "gpuFound,gpuCordoned"]);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert!(lines[1].contains("Z  gpuFound "), "oldest first: {printed}");
+    assert!(lines.last().unwrap().ends_with("is cordoned by admin (fan)"), "{printed}");
+    let one = command(&["events", "--since", "10m", "--no-follow", "-o", "json", "--kind", "gpuCordoned"]);
+    let event: Value = serde_json::from_str(&one).unwrap();
+    assert_eq!((event["kind"].as_str(), event.get("id")), (Some("gpuCordoned"), None));
     let access = serving.get("/access");
     assert_eq!(access, json!({"caller": "token admin", "right": "change"}));
     serving.stop();

@@ -206,7 +206,7 @@ impl View {
             processes: self.ledger().processes_on(id),
             bypasses: self.survey.bypasses.get(id).copied().unwrap_or(0),
             present: self.parts(id).any(|p| p.present),
-            health: health(state, self.parts(id).any(|p| p.present)),
+            health: self.health(id, state),
             drain: self.drain_of(id, &state.marks),
             resources: self.survey.uses.get(id).cloned().unwrap_or_default(),
             utilization_percent: load.and_then(|load| load.utilization_percent).map(u32::from),
@@ -277,6 +277,37 @@ impl View {
         }
     }
 
+    fn health(&self, id: &PartId, state: &GpuState) -> Health {
+        let health = &state.health;
+        let is_present = self.parts(id).any(|part| part.present);
+        // After a restart the GPUs are known before the first scan.
+        let unseen = !is_present && health.state != health::HealthState::Vanished;
+        let reason = if unseen { "not found since the daemon started" } else { &health.reason };
+        let is_healthy = health.state == health::HealthState::Healthy;
+        let answers = is_present && !self.ledger().scan_errors.contains_key(id);
+        let heals_at = (health.quiet_ms.is_some() && !is_healthy && answers).then(|| {
+            let ms = self.now.wall_ms.saturating_add(health.again_mono_ms.saturating_sub(self.now.mono_ms));
+            // Whole seconds: the two clocks are not read at the same moment, and an answer must not change by that.
+            rfc3339(ms.saturating_add(500) / 1000 * 1000)
+        });
+        Health {
+            state: if unseen { HealthState::Vanished } else { (&health.state).into() },
+            reason: non_empty(reason),
+            since: rfc3339(health.since_wall_ms),
+            heals: health.quiet_ms.is_some(),
+            heals_at,
+            history: health
+                .history
+                .iter()
+                .map(|turn| HealthTurn {
+                    state: (&turn.state).into(),
+                    reason: non_empty(&turn.reason),
+                    since: rfc3339(turn.since_wall_ms),
+                })
+                .collect(),
+        }
+    }
+
     fn links(&self, gpu: &PartId) -> Vec<Link> {
         let others = self.ledger().gpus.keys().filter(|other| *other != gpu);
         others
@@ -288,28 +319,6 @@ impl View {
                 })
             })
             .collect()
-    }
-}
-
-fn health(state: &GpuState, present: bool) -> Health {
-    let health = &state.health;
-    // After a restart the GPUs are known before the first scan.
-    let unseen = !present && health.state != health::HealthState::Vanished;
-    let reason = if unseen { "not found since the daemon started" } else { &health.reason };
-    Health {
-        state: if unseen { HealthState::Vanished } else { (&health.state).into() },
-        reason: non_empty(reason),
-        since: rfc3339(health.since_wall_ms),
-        heals: health.quiet_ms.is_some(),
-        history: health
-            .history
-            .iter()
-            .map(|turn| HealthTurn {
-                state: (&turn.state).into(),
-                reason: non_empty(&turn.reason),
-                since: rfc3339(turn.since_wall_ms),
-            })
-            .collect(),
     }
 }
 

@@ -236,7 +236,10 @@ fn changes_of_health_are_events_with_their_reason() {
     assert_eq!(one(&node.scan(true)), ("GPUReturned", false, "GPU 3 (GPU-0) is back, and healthy"));
     node.apply(&sick(Severity::Unhealthy, "XID 79"));
     node.now.mono_ms += 10_000;
-    assert_eq!(one(&node.scan(true)), ("GPUHealthy", false, "GPU 3 (GPU-0) is healthy again"));
+    assert_eq!(
+        one(&node.scan(true)),
+        ("GPUHealthy", false, "GPU 3 (GPU-0) is healthy again; it was unhealthy: XID 79")
+    );
 }
 
 #[test]

@@ -116,11 +116,17 @@ fn describe_offers(ledger: &Ledger, part: &PartState) -> String {
 fn describe_health(name: &str, before: &Health, now: &Health) -> String {
     let reason = if now.reason.is_empty() { String::new() } else { format!(": {}", now.reason) };
     let state = match (before.state, now.state) {
-        (before, now) if before == now => format!("is {}", now.as_str()),
+        (old, new) if old == new => format!("is {}", new.as_str()),
         (_, HealthState::Vanished) => "is gone".to_owned(),
         (HealthState::Vanished, HealthState::Healthy) => "is back, and healthy".to_owned(),
         (HealthState::Vanished, now) => format!("is back, but {}", now.as_str()),
-        (_, HealthState::Healthy) => "is healthy again".to_owned(),
+        // An operator gives the reason, or none.
+        (_, HealthState::Healthy) if before.reason.is_empty() || !now.reason.is_empty() => {
+            "is healthy again".to_owned()
+        }
+        (_, HealthState::Healthy) => {
+            format!("is healthy again; it was {}: {}", before.state.as_str(), before.reason)
+        }
         (_, HealthState::Unhealthy) => "is unhealthy".to_owned(),
         (_, HealthState::Degraded) => "is degraded, and still granted".to_owned(),
     };

@@ -68,7 +68,7 @@ impl Node {
         let (address, file) = (self.daemon.admin_address(), self.token_file.display());
         // Read again, since `berth token rotate` replaces it. Without it the demo continues.
         let token = std::fs::read_to_string(&self.token_file).unwrap_or_default();
-        let path = program::beside_this("").map(|programs| format!("PATH={}:$PATH ", programs.display()));
+        let path = program::beside_this("").map(|programs| format!("PATH=$PATH:{} ", programs.display()));
         let path = path.unwrap_or_default();
         self.screen.head(&format!(
             "page        http://{address}/\n\

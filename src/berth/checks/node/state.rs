@@ -113,7 +113,7 @@ fn free_space(path: &Path, bytes: u64) -> Option<Line> {
 fn is_running(config: &Config) -> bool {
     match url(config) {
         Some(url) => node(config, url).is_some(),
-        None => is_berth_at(config.admin_listen),
+        None => is_berth_at("https", config.admin_listen),
     }
 }
 
@@ -155,6 +155,14 @@ pub(super) fn ports(config: &Config) -> Line {
         let Err(error) = TcpListener::bind(address) else { continue };
         if is_running(config) {
             return Line::ok(CHECK, format!("berth answers at {} already", config.admin_listen));
+        }
+        if is_berth_at("http", config.admin_listen) {
+            let (at, file) = (config.admin_listen, config.token_file.display());
+            let detail = format!("a Berth daemon answers at {at}, and the token in {file} is not its own");
+            let fix = format!(
+                "if it is this node's daemon, give its --state-dir or --config; else choose another address with {flag}"
+            );
+            return Line::fail(CHECK, detail, fix);
         }
         let detail = format!("cannot listen on {address}: {error}");
         let fix =

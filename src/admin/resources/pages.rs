@@ -43,6 +43,7 @@ static FILES: LazyLock<Vec<(&str, CompressedFile)>> = LazyLock::new(|| {
         "api.js": SCRIPT,
         "capacity.js": SCRIPT,
         "changes.js": SCRIPT,
+        "clock.js": SCRIPT,
         "decisions.js": SCRIPT,
         "dialog.js": SCRIPT,
         "dom.js": SCRIPT,

@@ -1,6 +1,8 @@
 // The REST API of the daemon that served this page. The token is in this tab's session storage and in
 // the Authorization header, never in a URL.
 
+import { setClock } from './clock.js';
+
 const KEY = 'berth-token';
 /** Longest wait for a response, milliseconds. */
 const WAIT_MS = 30_000;
@@ -90,7 +92,7 @@ export class Api {
     if (this.#free > 0) this.#free -= 1;
     else await new Promise((resolve) => this.#waiting.push(resolve));
     try {
-      return await fetch(`/api/v1${path}`, {
+      const response = await fetch(`/api/v1${path}`, {
         method,
         body,
         headers: { ...this.#authorization(), Accept: 'application/json, application/problem+json', ...headers },
@@ -99,6 +101,8 @@ export class Api {
         redirect: 'error',
         signal: AbortSignal.timeout(wait),
       });
+      setClock(response);
+      return response;
     } catch (error) {
       throw new Problem({
         title: 'No answer from the daemon',

@@ -1,5 +1,7 @@
 // Elements and texts. Data of policies and pods is only ever set as text.
 
+import { now } from './clock.js';
+
 /** An element; `props` are attributes, `on…` listeners, and `class`. Strings become text nodes. */
 export function el(tag, props = {}, ...children) {
   const made = document.createElement(tag);
@@ -82,12 +84,15 @@ export const number = (n) => n.toLocaleString('en');
 export const gib = (mib) => (mib / 1024).toLocaleString('en', { maximumFractionDigits: 1 });
 export const count = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`;
 
+/** `2026-02-03`, in the same time zone as the time beside it. */
+const day = (at) => [at.getFullYear(), at.getMonth() + 1, at.getDate()].map((part) => String(part).padStart(2, '0')).join('-');
+
 /** `14:02:11`, with the day where it is another one. */
 export function time(text) {
   const at = new Date(text);
   if (Number.isNaN(at.getTime())) return text;
   const clock = at.toLocaleTimeString('en-GB');
-  return at.toDateString() === new Date().toDateString() ? clock : `${at.toISOString().slice(0, 10)} ${clock}`;
+  return at.toDateString() === new Date(now()).toDateString() ? clock : `${day(at)} ${clock}`;
 }
 
 export const timeOf = (text) => el('time', { datetime: text, title: text }, time(text));
@@ -107,7 +112,7 @@ export function duration(seconds) {
 
 /** The time since then in one unit: `40s`, `3m`, `2h`, `5d`. */
 export function age(text) {
-  const seconds = Math.max(0, (Date.now() - Date.parse(text)) / 1000);
+  const seconds = Math.max(0, (now() - Date.parse(text)) / 1000);
   if (!(seconds >= 0)) return '';
   return seconds < 60 ? `${Math.floor(seconds)}s` : duration(seconds).split(' ')[0];
 }

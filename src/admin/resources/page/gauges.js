@@ -1,5 +1,6 @@
 // The small pictures of a GPU: its memory, its shares by namespace, and the last hour.
 
+import { now } from './clock.js';
 import { count, el, gib, renew, setText, svg } from './dom.js';
 import { devicesOf, grantedMiB } from './model.js';
 import { colourOf, listed } from './words.js';
@@ -81,7 +82,7 @@ const GAP_MS = 150_000;
 export function sparkline(points, max, text) {
   const wide = 100;
   const high = 20;
-  const from = Date.now() - HOUR_MS;
+  const from = now() - HOUR_MS;
   let d = '';
   let before = -Infinity;
   for (const [at, value] of points) {

@@ -1,5 +1,6 @@
 // Lines over time as SVG, with a summary in words and the values as a table.
 
+import { now } from './clock.js';
 import { button, el, svg, table, time } from './dom.js';
 
 /** The picture, in its own units. */
@@ -36,7 +37,7 @@ export function timeMarks(to, last) {
  * A figure of lines. `lines` are `{name, kind, points: [[milliseconds, value]]}`, oldest first; `most` is the top of the
  * axis where it is known; `step`, milliseconds, is the distance of the points: a larger one is a gap.
  */
-export function graph({ title, unit, lines, most, last, step, to = Date.now() }) {
+export function graph({ title, unit, lines, most, last, step, to = now() }) {
   const from = to - RANGES_MS[last];
   const drawn = lines.filter((line) => line.points.length > 0).slice(0, LINES_MAX);
   const values = drawn.flatMap((line) => line.points.map(([, value]) => value));

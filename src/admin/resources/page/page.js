@@ -2,6 +2,7 @@
 
 import { Api } from './api.js';
 import { showCapacity } from './capacity.js';
+import { now } from './clock.js';
 import { problemBox } from './dialog.js';
 import { badge, byId, duration, el, renew, setText } from './dom.js';
 import { Gpus } from './gpus.js';
@@ -153,7 +154,7 @@ async function update(kinds = new Set()) {
     if (access) accessAt = performance.now();
     for (const part of ['stack', 'history', 'decisions', 'access']) state[part] ??= shown?.[part];
     failure = undefined;
-    shownAt = Date.now();
+    shownAt = now();
     const start = performance.now();
     announce(shown, state);
     shown = state;
@@ -300,7 +301,7 @@ function showFreshness() {
 
 function showAge() {
   const old = byId('age');
-  if (old && shownAt) setText(old, `The state shown was loaded ${duration((Date.now() - shownAt) / 1000)} ago, at ${new Date(shownAt).toLocaleTimeString('en-GB')}. Changes are not possible. The page tries again every 3 seconds.`);
+  if (old && shownAt) setText(old, `The state shown was loaded ${duration((now() - shownAt) / 1000)} ago, at ${new Date(shownAt).toLocaleTimeString('en-GB')}. Changes are not possible. The page tries again every 3 seconds.`);
   const clock = byId('clock');
   if (clock && shownAt) setText(clock, new Date(shownAt).toLocaleTimeString('en-GB'));
 }

@@ -1,5 +1,6 @@
 // The events of the last hour or day that concern operators: one row for each group of kinds, and the list.
 
+import { now } from './clock.js';
 import { badge, count, el, renew, svg, timeOf } from './dom.js';
 import { RANGES_MS, rangeButtons, timeMarks } from './graph.js';
 import { LANES } from './history.js';
@@ -25,11 +26,11 @@ export function showTimeline(root, tools, events, state, { route }) {
   const last = route.get('last');
   renew(tools, last, () => rangeButtons(route));
   const finds = search(route.get('q'));
-  const since = Date.now() - RANGES_MS[last];
+  const since = now() - RANGES_MS[last];
   const shown = (events ?? []).filter((event) => Date.parse(event.at) >= since && finds(`${event.words} ${event.kind} gpu${state.gpu.get(event.gpu)?.index}`.toLowerCase()));
   // The picture moves by a step each minute.
   const wide = Math.max(WIDE_MIN, Math.min(WIDE_MAX, root.clientWidth - 18));
-  renew(root, [wide, events === undefined, last, Math.floor(Date.now() / 60_000), shown.length, shown[0]?.at], () => {
+  renew(root, [wide, events === undefined, last, Math.floor(now() / 60_000), shown.length, shown[0]?.at], () => {
     if (events === undefined) return el('p', { class: 'muted' }, 'This daemon keeps no past events.');
     return [picture(shown, last, wide),
       el('p', { class: 'muted', role: 'status' }, `${count(shown.length, 'event')} in the last ${last === '1h' ? 'hour' : '24 hours'}${shown.length > LIST_MAX ? `, the newest ${LIST_MAX} are listed` : ''}`),
@@ -47,7 +48,7 @@ function sentence({ words, gpu: uuid }, state, route) {
 }
 
 function picture(events, last, wide) {
-  const to = Date.now();
+  const to = now();
   const lanes = Object.keys(LANES);
   const high = lanes.length * LANE + 20;
   const x = (at) => LEFT + ((at - (to - RANGES_MS[last])) / RANGES_MS[last]) * (wide - LEFT - MARGIN);

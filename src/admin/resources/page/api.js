@@ -44,11 +44,13 @@ export class Api {
   /** The response to a GET. With `conditional`, an unchanged one comes from the cache (304). */
   async get(path, { conditional = true } = {}) {
     const known = conditional ? this.#known.get(path) : undefined;
+    const token = this.#token;
     const response = await this.#ask('GET', path, { headers: known ? { 'If-None-Match': known.etag } : {} });
     if (response.status === 304 && known) return known.data;
     const data = await this.#read(response);
     const etag = response.headers.get('ETag');
-    if (etag && conditional) this.#keep(path, { etag, data });
+    // An answer that arrives after the sign-out is not kept.
+    if (etag && conditional && token === this.#token) this.#keep(path, { etag, data });
     return data;
   }
 

@@ -3,6 +3,7 @@
 import { GpuDrawer } from './gpu-drawer.js';
 import { button, byId, el } from './dom.js';
 import { PodDrawer } from './pod-drawer.js';
+import { forgetExplanations } from './why-here.js';
 
 /** Below this width the drawer covers the page. */
 const COVERS = matchMedia('(max-width: 50rem)');
@@ -57,6 +58,7 @@ export class Drawer {
   }
 
   clear() {
+    forgetExplanations();
     this.#key = '';
     this.#view = undefined;
     this.#root.hidden = true;

@@ -13,6 +13,7 @@ import { closeMenu } from './menu.js';
 import { Model } from './model.js';
 import { Route } from './route.js';
 import { announce, announceText, notices, showStatusLine } from './status-line.js';
+import { forgetColours } from './words.js';
 
 const VIEWS = { gpus: 'GPUs', pods: 'Pods', timeline: 'Timeline', policies: 'Policies', decisions: 'Decisions', links: 'Links' };
 /** How often it is asked who the caller is: its right may change. Milliseconds. */
@@ -115,6 +116,7 @@ function signOut(problem) {
   announceText('');
   // The page keeps no data of the node.
   gpus.clear();
+  forgetColours();
   for (const id of ['notices', 'status-line', 'views', 'capacity', 'pods', 'timeline', 'timeline-tools', 'stack', 'activations', 'decisions', 'links', 'who', 'where', 'pulse']) {
     byId(id).replaceChildren();
     delete byId(id).berthSign;

@@ -44,6 +44,8 @@ async function versions(api) {
 /** Opens the sheet; `first` is the name of the policy that is chosen. Resolves to whether a stack was activated. */
 export async function policySheet(api, first) {
   const [{ data: stack, etag }, items] = await Promise.all([api.getWithTag('/stack'), versions(api)]);
+  // The user has signed out meanwhile.
+  if (!api.signedIn) return false;
   const policies = items.toSorted((a, b) => Number(b.active) - Number(a.active) || a.name.localeCompare(b.name) || b.since.localeCompare(a.since));
   const choice = el('select', { id: 'policy', required: true }, policies.map((p) => el('option', { value: p.digest },
     `${p.name} ${p.version} · ${shortDigest(p.digest)}${p.active ? ' (active)' : p.shipped ? '' : ' (uploaded)'}`)));

@@ -20,6 +20,9 @@ export async function explanation(api, id) {
 /** The open explanation of an allocation, if it is. */
 export const opened = (id) => open.get(id);
 
+/** Forgets the explanations: the page keeps no data of the node after a sign-out. */
+export const forgetExplanations = () => open.clear();
+
 /** A button that shows and hides the explanation of an allocation in `box`. */
 export function whyHere(api, id, box, name) {
   const made = button('Explain', () => {

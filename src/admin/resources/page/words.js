@@ -86,7 +86,7 @@ export function search(query) {
 /** `3, 5 and 12`. */
 export const listed = (items) => (items.length < 2 ? items.join('') : `${items.slice(0, -1).join(', ')} and ${items.at(-1)}`);
 
-/** Colours of namespaces, by first appearance, so that none changes while the page is open. */
+/** Colours of namespaces, by first appearance, so that none changes until the sign-out. */
 const COLOURS = 8;
 const NAMESPACES_MAX = 256;
 const colours = new Map();
@@ -95,3 +95,6 @@ export function colourOf(namespace) {
   if (!colours.has(namespace) && colours.size < NAMESPACES_MAX) colours.set(namespace, colours.size % COLOURS);
   return `ns-${colours.get(namespace) ?? 0}`;
 }
+
+/** Forgets the namespaces: the page keeps no data of the node after a sign-out. */
+export const forgetColours = () => colours.clear();

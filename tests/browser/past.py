@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 from browser import Watch, picture
 from node import SHARED, SixteenGpuNode
@@ -107,10 +108,48 @@ def a_new_event_is_in_the_timeline_within_seconds(watch: Watch, node: SixteenGpu
     node.tell("end other/short-lived")
 
 
+def events_are_requested_once_and_none_is_lost_meanwhile(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    uuid = node.gpus()[14]["uuid"]
+    requested = []
+
+    def slowly(route) -> None:
+        requested.append(route.request.url)
+        old = route.fetch()
+        node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "while it was read"})
+        # The event of the stream is there before this answer.
+        time.sleep(1.5)
+        route.fulfill(response=old)
+
+    page.route("**/events/history?**", slowly)
+    # Both the view and the drawer need them.
+    sign_in(watch, node, at=f"#view=timeline&gpu={uuid}")
+    events = page.get_by_role("list", name="Events, newest first")
+    expect(events).to_contain_text("while it was read")
+    expect(events.get_by_role("listitem").filter(has_text="while it was read")).to_have_count(1)
+    expect(drawer(watch)).to_contain_text("while it was read")
+    check(len(requested) == 1, f"the events were requested {len(requested)} times")
+    node.ask("DELETE", f"/gpus/{uuid}/cordon")
+
+
+def a_gpu_that_was_forgotten_leaves_the_others_their_history(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    watch.allow(404)
+    # The first in the list of the page, which is requested first.
+    first = node.gpus()[0]["uuid"]
+    problem = {"type": "/problems/unknown-gpu", "title": "No such GPU", "status": 404, "detail": "none"}
+    page.route(f"**/gpus/{first}/history?**", lambda route: route.fulfill(status=404, content_type="application/problem+json", body=json.dumps(problem)))
+    sign_in(watch, node)
+    expect(row(watch, 8).locator(".spark")).to_be_visible()
+    expect(row(watch, 0).locator(".spark")).to_have_count(0)
+    row(watch, 8).get_by_role("button", name="GPU 8", exact=True).click()
+    expect(drawer(watch).locator("figure", has_text="Memory").first).to_be_visible()
+
+
 def a_daemon_without_history_shows_no_graph_and_no_error(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     watch.allow(404)
-    problem = {"type": "/problems/no-route", "title": "No such route", "status": 404, "detail": "none"}
+    problem = {"type": "/problems/no-such-route", "title": "No such route", "status": 404, "detail": "none"}
     missing = lambda route: route.fulfill(status=404, content_type="application/problem+json", body=json.dumps(problem))  # noqa: E731
     for path in ("**/history?**", "**/api/v1/access"):
         page.route(path, missing)
@@ -120,9 +159,9 @@ def a_daemon_without_history_shows_no_graph_and_no_error(watch: Watch, node: Six
     expect(page.locator(".gpus tbody tr")).to_have_count(16)
     expect(page.locator(".spark")).to_have_count(0)
     row(watch, 8).get_by_role("button", name="GPU 8", exact=True).click()
-    expect(drawer(watch)).to_contain_text("This daemon keeps no history.")
+    expect(drawer(watch)).to_contain_text("No history: this daemon keeps none")
     view(watch, "Timeline")
-    expect(page.locator("#timeline")).to_contain_text("This daemon keeps no past events.")
+    expect(page.locator("#timeline")).to_contain_text("No past events: this daemon keeps none")
     expect(page.locator("#notices")).not_to_contain_text("No such route")
     check(len(requested) == 1, f"what the daemon does not have was requested {len(requested)} times")
 
@@ -133,5 +172,7 @@ CASES = [
     memory_is_drawn_by_pod,
     the_timeline_has_the_events_of_an_hour_and_a_day,
     a_new_event_is_in_the_timeline_within_seconds,
+    events_are_requested_once_and_none_is_lost_meanwhile,
+    a_gpu_that_was_forgotten_leaves_the_others_their_history,
     a_daemon_without_history_shows_no_graph_and_no_error,
 ]

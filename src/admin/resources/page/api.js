@@ -15,9 +15,9 @@ const AT_ONCE = 4;
 
 /** A failed request: problem+json (RFC 9457), or an error of the connection in the same form. */
 export class Problem extends Error {
-  constructor({ title, detail, hint, status = 0 }) {
+  constructor({ type = '', title, detail, hint, status = 0 }) {
     super(detail || title);
-    Object.assign(this, { title, detail, hint, status });
+    Object.assign(this, { type, title, detail, hint, status });
   }
 }
 
@@ -137,6 +137,7 @@ export class Api {
       };
     }
     throw new Problem({
+      type: data?.type,
       title: data?.title ?? `The daemon answered ${response.status}`,
       detail: data?.detail ?? '',
       hint: data?.hint ?? '',

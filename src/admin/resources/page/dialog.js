@@ -10,6 +10,9 @@ export function problemBox(problem) {
     problem.hint && el('p', { class: 'hint' }, el('strong', {}, 'What to do: '), problem.hint));
 }
 
+/** A problem of one part of the page, in that part. */
+export const problemNote = (problem) => el('p', { class: 'note warn' }, problem.detail || problem.title);
+
 /** A labelled field; `help` is its description for screen readers. */
 export function field(label, control, help) {
   const { id } = control;

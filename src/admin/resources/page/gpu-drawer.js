@@ -1,5 +1,6 @@
 // One GPU: what it is and does, who holds it, its processes, its past, and its links.
 
+import { problemNote } from './dialog.js';
 import { button, count, el, gib, number, renew, setText, table, time, timeOf, badge, ageOf, shortUuid } from './dom.js';
 import { progressOf } from './drain.js';
 import { MemoryBar, showShares } from './gauges.js';
@@ -12,6 +13,7 @@ import { KINDS, scheduling } from './words.js';
 
 /** Events of this GPU that are shown. */
 const EVENTS = 12;
+const NO_HISTORY = 'No history: this daemon keeps none, or you may not read it.';
 
 export const section = (title, ...content) => el('section', {}, el('h3', {}, title), ...content);
 
@@ -80,7 +82,7 @@ export class GpuDrawer {
   async #showProcesses() {
     const list = await this.#context.api.get(`/gpus/${encodeURIComponent(this.#uuid)}/processes`, { conditional: false }).catch((problem) => ({ problem }));
     renew(this.#processes, list.problem?.detail ?? list, () => {
-      if (list.problem) return el('p', { class: 'note warn' }, list.problem.detail);
+      if (list.problem) return problemNote(list.problem);
       if (list.items.length === 0) return el('p', { class: 'muted' }, list.sight.why ?? 'No process is on it.');
       return table('Processes on this GPU', ['Process', 'Pod', 'Memory, GiB', 'Allowed by'], list.items.map((p) => [
         `${p.name ?? ''} ${p.pid}`, p.pod ? [p.pod.namespace, p.pod.name ?? p.pod.uid].filter(Boolean).join('/') : '–',
@@ -91,12 +93,16 @@ export class GpuDrawer {
   async #showPast(state) {
     const { past, route } = this.#context;
     const last = route.get('last');
-    const [data, events] = await Promise.all([past.graph(this.#uuid, last), past.events()]);
+    const failed = (problem) => ({ problem });
+    const [data, events] = await Promise.all([past.graph(this.#uuid, last).catch(failed), past.events().catch(failed)]);
     const gpu = state.gpu.get(this.#uuid);
-    renew(this.#graphs, [last, data?.items.length, data?.items.at(-1)?.at], () => (data ? [rangeButtons(route), ...graphs(data, gpu, last)]
-      : el('p', { class: 'muted' }, 'This daemon keeps no history.')));
-    const mine = (events ?? []).filter((event) => event.gpu === this.#uuid).slice(0, EVENTS);
-    renew(this.#history, [gpu.health, mine.map((event) => event.at)], () => [
+    renew(this.#graphs, [last, data?.problem?.detail, data?.items?.length, data?.items?.at(-1)?.at], () => {
+      if (data?.problem) return [rangeButtons(route), problemNote(data.problem)];
+      return data ? [rangeButtons(route), ...graphs(data, gpu, last)] : el('p', { class: 'muted' }, NO_HISTORY);
+    });
+    const mine = (events?.problem ? [] : events ?? []).filter((event) => event.gpu === this.#uuid).slice(0, EVENTS);
+    renew(this.#history, [gpu.health, mine.map((event) => event.at), events?.problem?.detail], () => [
+      events?.problem && problemNote(events.problem),
       table('Health, newest first', ['Since', 'State', 'Reason'], [gpu.health, ...gpu.health.history.toReversed()].map((turn) =>
         [timeOf(turn.since), badge(turn.state, KINDS[turn.state] ?? 'plain'), turn.reason ?? '–']), 'stacked'),
       mine.length > 0 && el('ul', { class: 'events' }, mine.map((event) => el('li', {}, timeOf(event.at), ' ', event.words)))]);
@@ -111,7 +117,7 @@ export class GpuDrawer {
     if (!this.#devices.open) return;
     const order = { held: 0, leaving: 1, free: 2, withdrawn: 3 };
     devices.sort((a, b) => (order[a.state] ?? 9) - (order[b.state] ?? 9));
-    renew(box, devices.map((d) => [d.id, d.state, d.allocation?.id]), () => table(`Devices of GPU ${this.#gpu.index}`, ['Device', 'State', 'Holder'], devices.map((d) => [
+    renew(box, [this.#gpu.index, devices.map((d) => [d.id, d.state, d.allocation && holderName(d.allocation)])], () => table(`Devices of GPU ${this.#gpu.index}`, ['Device', 'State', 'Holder'], devices.map((d) => [
       [el('code', {}, d.resource), ' ', el('span', { class: 'muted', title: d.id }, d.id.includes('::') ? `share ${d.id.split('::')[1]}` : shortUuid(d.id), d.part.mig ? ` (${d.part.mig.profile})` : '')],
       badge(d.state, { held: 'busy', free: 'good', leaving: 'warn' }[d.state] ?? 'plain'), d.allocation ? holderName(d.allocation) : '–']), 'stacked'));
   }

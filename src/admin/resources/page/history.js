@@ -13,6 +13,24 @@ const GRAPHS_MAX = 8;
 /** Events of the timeline. */
 export const EVENTS_MAX = 500;
 
+/** How long nothing is requested again after a failure, milliseconds. */
+const FAILED_MS = 10_000;
+
+/** An answer, or its failure, and until when it is used: a failure is kept as well, so that it is not repeated at once. */
+function keep(answer, ms) {
+  const kept = { answer, until: Infinity };
+  answer.then(() => ms, () => FAILED_MS).then((wait) => { kept.until = performance.now() + wait; });
+  return kept;
+}
+const isKept = (kept) => kept && performance.now() < kept.until;
+
+/** Events with newer ones before them, except those that are there already: the stream may repeat one that was read. */
+function extended(events, newer) {
+  const keyOf = ({ at, kind, gpu, words }) => [at, kind, gpu, words].join(' ');
+  const known = new Set(events.map(keyOf));
+  return [...newer.filter((event) => !known.has(keyOf(event))), ...events].slice(0, EVENTS_MAX);
+}
+
 export class Past {
   #model;
   #hours = new Map();
@@ -22,50 +40,61 @@ export class Past {
 
   constructor(model) { this.#model = model; }
 
-  /** The last hour of each GPU, if it is due. Undefined: nothing new. */
+  /** The last hour of each GPU. Lines that could not be read stay as they were, until they are due again. */
   async hours(gpus) {
-    if (performance.now() - this.#hoursAt < HOUR_MS) return undefined;
+    if (performance.now() - this.#hoursAt < HOUR_MS) return this.#hours;
     this.#hoursAt = performance.now();
-    const read = async ({ uuid }) => [uuid, (await this.#model.optional(`/gpus/${uuid}/history?last=1h&points=${HOUR_POINTS}`))?.items];
-    // One first: a daemon without history gets one request.
-    const [first, ...rest] = gpus;
-    if (!first) return undefined;
-    const all = [await read(first)];
-    if (all[0][1]) all.push(...await Promise.all(rest.map(read)));
-    this.#hours = new Map(all);
+    const lines = new Map();
+    const read = async ({ uuid }) => {
+      const answer = await this.#model.optional(`/gpus/${uuid}/history?last=1h&points=${HOUR_POINTS}`);
+      if (answer) lines.set(uuid, answer.items);
+    };
+    const rest = [...gpus];
+    try {
+      // One after the other until one is read: a daemon without history gets one request.
+      while (rest.length > 0 && lines.size === 0) await read(rest.shift());
+      await Promise.all(rest.map(read));
+      this.#hours = lines;
+    } catch (problem) {
+      if (!problem.title) throw problem;
+    }
     return this.#hours;
   }
-
-  /** The kept lines of the last hour. */
-  get lastHours() { return this.#hours; }
 
   /** The past of one GPU. From the last read if that is recent. */
   async graph(uuid, last) {
     const key = `${uuid} ${last}`;
-    const known = this.#graphs.get(key);
-    if (known && performance.now() - known.at < GRAPH_MS[last]) return known.data;
-    const data = await this.#model.optional(`/gpus/${uuid}/history?last=${last}&points=${GRAPH_POINTS}`);
-    if (!known && this.#graphs.size >= GRAPHS_MAX) this.#graphs.delete(this.#graphs.keys().next().value);
-    this.#graphs.set(key, { at: performance.now(), data });
-    return data;
+    if (!isKept(this.#graphs.get(key))) {
+      this.#graphs.delete(key);
+      if (this.#graphs.size >= GRAPHS_MAX) this.#graphs.delete(this.#graphs.keys().next().value);
+      this.#graphs.set(key, keep(this.#model.optional(`/gpus/${uuid}/history?last=${last}&points=${GRAPH_POINTS}`), GRAPH_MS[last]));
+    }
+    return this.#graphs.get(key).answer;
   }
 
   /** The events of the last day, newest first; undefined where the daemon keeps none. */
   async events() {
-    if (!this.#events) {
-      const read = await this.#model.optional(`/events/history?last=24h&limit=${EVENTS_MAX}`);
-      this.#events = read && { items: read.items };
+    if (!isKept(this.#events)) {
+      const kept = keep(this.#model.optional(`/events/history?last=24h&limit=${EVENTS_MAX}`), Infinity);
+      // Events of the stream are added before the answer arrives, too.
+      kept.items = [];
+      kept.answer = kept.answer.then((read) => {
+        if (read) kept.items = extended(read.items, kept.items);
+        return read;
+      });
+      this.#events = kept;
     }
-    return this.#events?.items;
+    const kept = this.#events;
+    return (await kept.answer) && kept.items;
   }
 
-  /** The events that were read, if they were. */
+  /** The events that are known so far. */
   get lastEvents() { return this.#events?.items; }
 
   /** Adds an event of the stream. */
   add(event) {
     if (!this.#events || !OPERATOR_KINDS.has(event.kind)) return;
-    this.#events.items = [event, ...this.#events.items].slice(0, EVENTS_MAX);
+    this.#events.items = extended(this.#events.items, [event]);
   }
 
   /** Events were missed: they are read again. */

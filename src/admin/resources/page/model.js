@@ -12,7 +12,7 @@ export class Model {
   #api;
   #details = new Map();
   #allocations = { items: [], total: 0 };
-  /** What this daemon does not have: it is not requested again. */
+  /** What this daemon does not have, or does not let the caller read: it is not requested again. */
   #absent = new Set();
 
   constructor(api) { this.#api = api; }
@@ -57,15 +57,16 @@ export class Model {
     };
   }
 
-  /** A GET of what an older daemon may lack: undefined then. */
+  /** A GET of what an older daemon may lack, or the caller may not read: undefined then. */
   async optional(path) {
     const kind = path.replace(/\?.*|[A-Z]+-[^/]*/g, '');
     if (this.#absent.has(kind)) return undefined;
     try {
       return await this.#api.get(path, { conditional: false });
     } catch (problem) {
-      if (problem.status !== 404) throw problem;
-      this.#absent.add(kind);
+      if (![403, 404].includes(problem.status)) throw problem;
+      // A GPU that was just forgotten says nothing about the others.
+      if (problem.type !== '/problems/unknown-gpu') this.#absent.add(kind);
       return undefined;
     }
   }

@@ -174,11 +174,15 @@ async function update(kinds = new Set()) {
   }
 }
 
-/** The state that is shown is not the present one: it is dimmed, its age is shown, and nothing can be changed. */
+/**
+ * The state that is shown is not the present one: it is dimmed, its age is shown, and nothing can be changed. The views are
+ * not shown again, since they request data, which would fail in turn.
+ */
 function fail(problem) {
   failure = problem;
   byId('node').hidden = false;
-  show();
+  showFreshness();
+  guardChanges();
 }
 
 /** The address has changed. */
@@ -224,19 +228,28 @@ async function showView() {
   const state = shown;
   const view = route.get('view');
   const context = { api, route };
+  // Whatever arrives after a sign-out is not shown.
   if (view === 'gpus') {
     showCapacity(byId('capacity'), state, route);
     gpus.show(state);
     const hours = await past.hours(state.gpus);
-    if (past) gpus.showHours(hours ?? past.lastHours);
-  } else if (view === 'pods') (await import('./pods.js')).showPods(byId('pods'), state, context);
-  else if (view === 'links') (await import('./links.js')).showLinks(byId('links'), state.gpus);
-  else if (view === 'decisions' && state.decisions) (await import('./decisions.js')).showDecisions(byId('decisions'), state, route);
-  else if (view === 'timeline') {
-    const [{ showTimeline }, events] = await Promise.all([import('./timeline.js'), past.events()]);
-    if (past) showTimeline(byId('timeline'), byId('timeline-tools'), events, state, context);
+    if (shown) gpus.showHours(hours);
+  } else if (view === 'pods') {
+    const { showPods } = await import('./pods.js');
+    if (shown) showPods(byId('pods'), state, context);
+  } else if (view === 'links') {
+    const { showLinks } = await import('./links.js');
+    if (shown) showLinks(byId('links'), state.gpus);
+  } else if (view === 'decisions' && state.decisions) {
+    const { showDecisions } = await import('./decisions.js');
+    if (shown) showDecisions(byId('decisions'), state, route);
+  } else if (view === 'timeline') {
+    const read = past.events().then((events) => ({ events }), (problem) => ({ problem }));
+    const [{ showTimeline }, events] = await Promise.all([import('./timeline.js'), read]);
+    if (shown) showTimeline(byId('timeline'), byId('timeline-tools'), events, state, context);
   } else if (view === 'policies' && state.stack) {
     const stack = await import('./stack.js');
+    if (!shown) return;
     stack.showStack(byId('stack'), state.stack, policies);
     stack.showHistory(byId('activations'), state.history, policies);
   }

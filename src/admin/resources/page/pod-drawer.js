@@ -1,5 +1,6 @@
 // One pod: what it holds where, what it uses, and why it is there.
 
+import { problemNote } from './dialog.js';
 import { badge, button, el, renew, setText, timeOf } from './dom.js';
 import { section } from './gpu-drawer.js';
 import { graph, rangeButtons } from './graph.js';
@@ -36,7 +37,7 @@ export class PodDrawer {
     if (!pod) return;
     const { route } = this.#context;
     const gpus = [...new Set(pod.allocations.flatMap((a) => a.gpus))].map((uuid) => state.gpu.get(uuid)).filter(Boolean);
-    renew(this.#holds, [pod.allocations, gpus.map((gpu) => [gpu.uuid, gpu.health.state])], () => [...pod.allocations.map((a) => el('dl', { class: 'facts holding' },
+    renew(this.#holds, [pod.allocations, gpus.map((gpu) => [gpu.uuid, gpu.index, gpu.health.state])], () => [...pod.allocations.map((a) => el('dl', { class: 'facts holding' },
       fact('Devices', `${a.devices.length} × ${a.resource}`), fact('On', a.gpus.map((uuid) => [gpuButton(state.gpu.get(uuid), route), ' ']).flat()),
       fact('Memory used / limit', `${used(a)} GiB`), a.limits && fact('Limit enforced by', a.limits.enforcedBy === 'none' ? 'nothing: it is only recorded' : a.limits.enforcedBy),
       fact('Container', a.holder?.container ?? 'not known yet'), fact('Since', timeOf(a.grantedAt)), fact('Allocation', el('code', {}, a.id), a.overlapped && badge('overlapped', 'warn')))),
@@ -52,10 +53,12 @@ export class PodDrawer {
   async #showGraphs(gpus, { namespace, pod }) {
     const { past, route } = this.#context;
     const last = route.get('last');
-    const all = await Promise.all(gpus.map((gpu) => past.graph(gpu.uuid, last)));
-    const lines = gpus.map((gpu, i) => ({ name: `on GPU ${gpu.index}`, points: (all[i]?.pods.find((one) => one.namespace === namespace && one.pod === pod)?.items ?? [])
+    const all = await Promise.all(gpus.map((gpu) => past.graph(gpu.uuid, last).catch((problem) => ({ problem }))));
+    const problem = all.find((one) => one?.problem)?.problem;
+    const lines = gpus.map((gpu, i) => ({ name: `on GPU ${gpu.index}`, points: (all[i]?.pods?.find((one) => one.namespace === namespace && one.pod === pod)?.items ?? [])
       .filter((item) => item.memoryUsedMiB !== undefined).map((item) => [Date.parse(item.at), item.memoryUsedMiB / 1024]) }));
-    renew(this.#graphs, [last, lines.map((line) => [line.points.length, line.points.at(-1)])], () => {
+    renew(this.#graphs, [last, problem?.detail, lines.map((line) => [line.points.length, line.points.at(-1)])], () => {
+      if (problem) return [rangeButtons(route), problemNote(problem)];
       if (!lines.some((line) => line.points.length > 0)) return [rangeButtons(route), el('p', { class: 'muted' }, 'No memory of its processes was seen in this time.')];
       return [rangeButtons(route), graph({ title: 'Memory', unit: 'GiB', last, step: (all[0]?.stepSeconds ?? 15) * 1000, lines })];
     });

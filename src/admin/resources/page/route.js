@@ -1,5 +1,7 @@
 // What is shown, in the fragment of the URL: a link shows the same to someone else. The daemon never gets the fragment.
 
+import { RANGES_MS } from './graph.js';
+
 /** The keys, and their values in an address without them. */
 const DEFAULTS = {
   view: 'gpus', // gpus, pods, timeline, policies, decisions, links
@@ -49,5 +51,7 @@ export class Route {
   #read() {
     const query = new URLSearchParams(location.hash.slice(1));
     for (const [key, value] of Object.entries(DEFAULTS)) this.#values[key] = query.get(key) ?? value;
+    // The daemon would refuse a time range that no button sets.
+    if (!Object.hasOwn(RANGES_MS, this.#values.last)) this.#values.last = DEFAULTS.last;
   }
 }

@@ -1,6 +1,7 @@
 // The events of the last hour or day that concern operators: one row for each group of kinds, and the list.
 
 import { now } from './clock.js';
+import { problemNote } from './dialog.js';
 import { badge, count, el, renew, svg, timeOf } from './dom.js';
 import { RANGES_MS, rangeButtons, timeMarks } from './graph.js';
 import { LANES } from './history.js';
@@ -22,7 +23,8 @@ const laneOf = (event) => Object.keys(LANES).find((lane) => LANES[lane].includes
 /** A health event that is good news. */
 const kindOf = (event) => (event.kind === 'gpuFound' ? 'plain' : event.kind === 'gpuHealth' && /healthy again|is healthy/.test(event.words) ? 'good' : KINDS[laneOf(event)]);
 
-export function showTimeline(root, tools, events, state, { route }) {
+/** `problem` is why the events could not be read. */
+export function showTimeline(root, tools, { events, problem }, state, { route }) {
   const last = route.get('last');
   renew(tools, last, () => rangeButtons(route));
   const finds = search(route.get('q'));
@@ -30,8 +32,9 @@ export function showTimeline(root, tools, events, state, { route }) {
   const shown = (events ?? []).filter((event) => Date.parse(event.at) >= since && finds(`${event.words} ${event.kind} gpu${state.gpu.get(event.gpu)?.index}`.toLowerCase()));
   // The picture moves by a step each minute.
   const wide = Math.max(WIDE_MIN, Math.min(WIDE_MAX, root.clientWidth - 18));
-  renew(root, [wide, events === undefined, last, Math.floor(now() / 60_000), shown.length, shown[0]?.at], () => {
-    if (events === undefined) return el('p', { class: 'muted' }, 'This daemon keeps no past events.');
+  renew(root, [wide, events === undefined, problem?.detail, last, Math.floor(now() / 60_000), shown.length, shown[0]?.at], () => {
+    if (problem) return problemNote(problem);
+    if (events === undefined) return el('p', { class: 'muted' }, 'No past events: this daemon keeps none, or you may not read them.');
     return [picture(shown, last, wide),
       el('p', { class: 'muted', role: 'status' }, `${count(shown.length, 'event')} in the last ${last === '1h' ? 'hour' : '24 hours'}${shown.length > LIST_MAX ? `, the newest ${LIST_MAX} are listed` : ''}`),
       el('ol', { class: 'events timeline', 'aria-label': 'Events, newest first' }, shown.slice(0, LIST_MAX).map((event) => el('li', {}, timeOf(event.at), ' ', badge(laneOf(event), kindOf(event)), ' ',

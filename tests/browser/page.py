@@ -365,6 +365,24 @@ def nothing_is_undone_that_was_not_seen(watch: Watch, node: Node) -> None:
     check(node.drain_state(6) == "active", "the GPU is not active")
 
 
+def a_menu_stays_open_while_its_row_would_move(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    uuid = node.gpus()[6]["uuid"]
+    opened = menu(watch, 6)
+    node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "moves the row"})
+    expect(row(watch, 6)).to_contain_text("moves the row")
+    expect(opened).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(opened).to_be_hidden()
+    # The order is made up for, and one click opens the menu again.
+    node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "and is there"})
+    expect(page.locator(".gpus tbody tr").first).to_have_attribute("aria-label", "GPU 6")
+    expect(menu(watch, 6).get_by_role("menuitem", name="Uncordon…")).to_be_visible()
+    page.keyboard.press("Escape")
+    node.ask("DELETE", f"/gpus/{uuid}/cordon")
+
+
 def a_page_that_nobody_sees_holds_no_stream_and_misses_nothing(watch: Watch, node: Node) -> None:
     page = watch.page
     streams = []
@@ -475,6 +493,7 @@ CASES = [
     a_token_that_reads_is_told_why_it_changes_nothing,
     a_right_that_was_taken_away_is_explained,
     nothing_is_undone_that_was_not_seen,
+    a_menu_stays_open_while_its_row_would_move,
     a_page_that_nobody_sees_holds_no_stream_and_misses_nothing,
     a_token_that_opens_no_more_leaves_nothing_behind,
     dark_light_and_less_motion,

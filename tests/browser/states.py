@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 from browser import Watch, picture
 from node import SHARED, Node
-from page import menu, row, sign_in, view
+from page import drawer, menu, row, sign_in, view
 from playwright.sync_api import Route, expect
 from say import check, until
 
@@ -48,6 +49,130 @@ def a_daemon_that_is_down_dims_everything_and_says_since_when(watch: Watch, node
     expect(page.locator("#notices")).not_to_contain_text("No answer", timeout=25_000)
     check(page.locator("body.stale").count() == 0, "it is still dimmed")
     expect(menu(watch, 6).get_by_role("menuitem", name="Cordon…")).not_to_have_attribute("aria-disabled", "true")
+
+
+def _counted(watch: Watch) -> list[str]:
+    """The requests to the API from now on, besides the event stream."""
+    requests: list[str] = []
+    watch.page.on("request", lambda request: "/api/v1/" in request.url and not request.url.endswith("/events") and requests.append(request.url))
+    return requests
+
+
+def _problem(status: int, kind: str, title: str):
+    """A handler that answers with a problem."""
+    body = json.dumps({"type": f"/problems/{kind}", "title": title, "status": status, "detail": f"{title}, for this test"})
+    return lambda route: route.fulfill(status=status, content_type="application/problem+json", body=body)
+
+
+def a_daemon_that_is_away_gets_few_requests_with_a_drawer_open(watch: Watch, node: Node) -> None:
+    page = watch.page
+    sign_in(watch, node, at=f"#gpu={node.gpus()[6]['uuid']}")
+    expect(drawer(watch).get_by_role("button", name="24 hours")).to_be_visible()
+    watch.lost = True
+    page.route("**/api/v1/**", lambda route: route.abort())
+    requests = _counted(watch)
+    drawer(watch).get_by_role("button", name="24 hours").click()
+    expect(page.locator("#notices").get_by_role("alert")).to_contain_text("No answer from the daemon")
+    page.wait_for_timeout(3000)
+    check(len(requests) <= 20, f"{len(requests)} requests in three seconds")
+    # The part that could not be read says so.
+    load = drawer(watch).locator("section", has=page.get_by_role("heading", name="Load", exact=True))
+    expect(load).to_contain_text("the connection failed")
+
+
+def a_past_that_is_refused_is_said_in_its_part_and_not_requested_at_once(watch: Watch, node: Node) -> None:
+    page = watch.page
+    watch.allow(503)
+    page.route("**/history?**", _problem(503, "busy", "Busy"))
+    requests = _counted(watch)
+    sign_in(watch, node, at=f"#view=timeline&gpu={node.gpus()[6]['uuid']}")
+    expect(drawer(watch)).to_contain_text("Busy, for this test")
+    expect(page.locator("#timeline")).to_contain_text("Busy, for this test")
+    page.wait_for_timeout(3000)
+    past = [url for url in requests if "/history?" in url]
+    check(1 <= len(past) <= 4, f"{len(past)} requests for the past in three seconds")
+    check(len(requests) <= 40, f"{len(requests)} requests in three seconds")
+    expect(page.locator("#notices")).not_to_contain_text("Busy")
+    check(page.locator("body.stale").count() == 0, "the page counts as old although only its past was refused")
+
+
+def a_link_with_an_unknown_time_range_shows_an_hour(watch: Watch, node: Node) -> None:
+    requests = _counted(watch)
+    sign_in(watch, node, at=f"#gpu={node.gpus()[6]['uuid']}&last=7d")
+    expect(drawer(watch).get_by_role("button", name="1 hour")).to_have_attribute("aria-pressed", "true")
+    expect(drawer(watch).locator("figure", has_text="Memory").first).to_be_visible()
+    check(not any("last=7d" in url for url in requests), "the daemon was asked for a time range that it does not have")
+
+
+def a_caller_who_may_read_only_some_paths_gets_the_rest(watch: Watch, node: Node) -> None:
+    page = watch.page
+    watch.allow(403)
+    for path in ("**/api/v1/access", "**/history?**"):
+        page.route(path, _problem(403, "forbidden", "Not allowed"))
+    sign_in(watch, node)
+    expect(page.locator(".gpus tbody tr")).to_have_count(8)
+    expect(page.locator("#notices")).not_to_contain_text("Not allowed")
+    row(watch, 6).get_by_role("button", name="GPU 6", exact=True).click()
+    expect(drawer(watch)).to_contain_text("No history: this daemon keeps none, or you may not read it.")
+    view(watch, "Timeline")
+    expect(page.locator("#timeline")).to_contain_text("No past events")
+
+
+def a_gpu_that_gets_another_index_gets_its_name(watch: Watch, node: Node) -> None:
+    page = watch.page
+    swap: dict[int, int] = {}
+    _changed(watch, "**/api/v1/gpus", lambda data: {**data, "items": [{**gpu, "index": swap.get(gpu["index"], gpu["index"])} for gpu in data["items"]]})
+    sign_in(watch, node)
+    uuid = node.gpus()[6]["uuid"]
+    found = page.locator(f"tr[data-gpu='{uuid}']")
+    expect(found).to_have_attribute("aria-label", "GPU 6")
+    swap.update({6: 7, 7: 6})
+    node.ask("PUT", f"/gpus/{node.gpus()[5]['uuid']}/cordon", {"reason": "to have it look"})
+    expect(found).to_have_attribute("aria-label", "GPU 7")
+    expect(found.locator("button.open")).to_have_text("GPU 7")
+    expect(found.get_by_label("Select GPU 7", exact=True)).to_have_count(1)
+    found.get_by_role("button", name="Actions for GPU 7", exact=True).click()
+    expect(page.get_by_role("menu", name="Actions for GPU 7", exact=True)).to_be_visible()
+    node.ask("DELETE", f"/gpus/{node.gpus()[5]['uuid']}/cordon")
+
+
+def a_browser_with_a_wrong_clock_shows_the_ages_of_the_daemon(watch: Watch, node: Node) -> None:
+    page = watch.page
+    page.add_init_script("const right = Date.now; Date.now = () => right() + 5 * 3_600_000;")
+    sign_in(watch, node)
+    check(page.evaluate("Date.now()") - time.time() * 1000 > 4 * 3_600_000, "the clock of the browser is right")
+    # The daemon of this test has run for less than an hour.
+    expect(row(watch, 0).locator(".since")).to_have_text(re.compile(r"^\d+[sm]$"))
+
+
+def the_date_is_of_the_time_zone_of_the_time(watch: Watch, node: Node) -> None:
+    page = watch.page
+    page.context.new_cdp_session(page).send("Emulation.setTimezoneOverride", {"timezoneId": "Pacific/Auckland"})
+    page.goto(f"{node.base}/")
+    text = page.evaluate("async () => (await import('/page/dom.js')).time('2026-02-03T23:30:00Z')")
+    check(text == "2026-02-04 12:30:00", f"half past noon of the fourth is {text}")
+
+
+def a_sign_out_leaves_no_names_and_requests_nothing(watch: Watch, node: Node) -> None:
+    page = watch.page
+    gpu = node.gpu_of("train-0")
+    held = next(a for a in node.ask("GET", "/allocations?state=live&pod=train-0")[1]["items"] if gpu["uuid"] in a["gpus"])
+    sign_in(watch, node, at=f"#gpu={gpu['uuid']}")
+    drawer(watch).get_by_role("button", name="Explain: team-a/train-0").click()
+    expect(drawer(watch).locator(".why-here")).to_be_visible()
+    opened = "async (id) => !!(await import('/page/why-here.js')).opened(id)"
+    check(page.evaluate(opened, held["id"]), "the explanation is not open")
+    drawer(watch).get_by_role("button", name="Close").click()
+    menu(watch, 6)
+    page.evaluate("document.getElementById('sign-out').click()")
+    expect(page.get_by_label("Token", exact=True)).to_be_focused()
+    check(not page.evaluate(opened, held["id"]), "an explanation stayed")
+    first = page.evaluate("async () => (await import('/page/words.js')).colourOf('the first after the sign-out')")
+    check(first == "ns-0", f"names of namespaces stayed: the next one is {first}")
+    check(page.locator(".menu").count() == 0, "a menu stayed")
+    requests = _counted(watch)
+    page.wait_for_timeout(4000)
+    check(not requests, f"requests after the sign-out: {requests[:5]}")
 
 
 def a_node_without_gpus_says_what_to_do(watch: Watch, node: Node) -> None:
@@ -138,6 +263,14 @@ def the_bar_says_who_is_here_and_how_fresh_it_is(watch: Watch, node: Node) -> No
 
 CASES = [
     a_daemon_that_is_down_dims_everything_and_says_since_when,
+    a_daemon_that_is_away_gets_few_requests_with_a_drawer_open,
+    a_past_that_is_refused_is_said_in_its_part_and_not_requested_at_once,
+    a_link_with_an_unknown_time_range_shows_an_hour,
+    a_caller_who_may_read_only_some_paths_gets_the_rest,
+    a_gpu_that_gets_another_index_gets_its_name,
+    a_browser_with_a_wrong_clock_shows_the_ages_of_the_daemon,
+    the_date_is_of_the_time_zone_of_the_time,
+    a_sign_out_leaves_no_names_and_requests_nothing,
     a_node_without_gpus_says_what_to_do,
     evidence_that_is_stuck_is_a_notice_with_its_age,
     refusals_are_pinned_and_a_request_is_one_row,

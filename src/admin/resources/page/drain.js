@@ -113,14 +113,17 @@ function progressView(api, gpus, state, changed, signal) {
   const body = el('div', { 'aria-live': 'polite' });
   const title = el('h2', { id: 'dialog-title' }, `Drain of ${named(gpus)}`);
   const buttons = el('div', { class: 'buttons' });
+  const newest = () => gpus.map((gpu) => state()?.gpu.get(gpu.uuid)).filter(Boolean);
+  const draining = () => newest().filter((gpu) => gpu.drain.state === 'draining');
   const poll = () => {
     if (signal.aborted) return;
-    const now = gpus.map((gpu) => state()?.gpu.get(gpu.uuid)).filter(Boolean);
+    const now = newest();
     renew(body, now.map(({ drain }) => drain), () => now.map((gpu) => progressOf(gpu, now.length > 1)));
-    const running = now.filter((gpu) => gpu.drain.state === 'draining');
+    const running = draining();
     renew(buttons, [running.map((gpu) => gpu.uuid), document.body.dataset.why], () => [
       running.length > 0 && button('Stop drain…', async () => {
-        if (await stopDrain(api, running)) await changed();
+        // Looked up at the click: a drain may have got other marks, or have ended, since the button was made.
+        if (draining().length > 0 && await stopDrain(api, draining())) await changed();
       }, { change: true }),
       button(running.length > 0 ? 'Close (the drain goes on)' : 'Close', closeSheet, { kind: 'close main' }),
     ]);

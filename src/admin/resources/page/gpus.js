@@ -4,6 +4,7 @@ import * as changes from './changes.js';
 import { button, count, el, renew, setText } from './dom.js';
 import { drainSheet } from './drain.js';
 import { cellsOf } from './gauges.js';
+import { closeMenu } from './menu.js';
 import { COLUMNS, Row } from './row.js';
 import { STATES, badFirst, colourOf, search, statesOf, errorOf } from './words.js';
 
@@ -11,35 +12,37 @@ import { STATES, badFirst, colourOf, search, statesOf, errorOf } from './words.j
 const LEGEND_MAX = 10;
 
 export class Gpus {
-  #api; #route; #parts; #changed;
+  #api; #route; #parts; #state; #changed;
   #rows = new Map();
   #layout = '';
-  #state;
   #chips = el('div', { class: 'chips', role: 'group', 'aria-label': 'States of GPUs: choose which are shown' });
   #bulk = el('div', { class: 'bulk', role: 'group', 'aria-label': 'Selected GPUs', hidden: true });
   #legend = el('ul', { class: 'legend', 'aria-label': 'Colours of namespaces' });
   #layouts = el('div', { class: 'layouts', role: 'group', 'aria-label': 'Layout' });
   #list;
 
-  /** `parts` has the elements `tools`, `root` and `found`. */
-  constructor(api, route, parts, changed) {
+  /** `parts` has the elements `tools`, `root` and `found`; `state` gives the newest state, whichever view shows it. */
+  constructor(api, route, parts, state, changed) {
     this.#api = api;
     this.#route = route;
     this.#parts = parts;
+    this.#state = state;
     this.#changed = changed;
     parts.tools.append(this.#chips, this.#bulk, this.#legend, this.#layouts);
   }
 
   show(state) {
-    this.#state = state;
     const layout = this.#route.get('layout') === 'tiles' ? 'tiles' : 'table';
     if (layout !== this.#layout) this.#build(layout);
     const sorted = state.gpus.toSorted(badFirst);
     for (const [uuid, row] of this.#rows) {
       if (state.gpu.has(uuid)) continue;
+      if (row.root.querySelector('[role=menu]')) closeMenu();
       row.root.remove();
       this.#rows.delete(uuid);
     }
+    // The browser closes the menu of a row that moves: the order stays until the menu is closed.
+    const stays = this.#list.querySelector('[role=menu]');
     const focused = this.#list.contains(document.activeElement) ? document.activeElement : undefined;
     sorted.forEach((gpu, place) => {
       let row = this.#rows.get(gpu.uuid);
@@ -53,6 +56,7 @@ export class Gpus {
         this.#rows.set(gpu.uuid, row);
       }
       row.show(gpu, this.#route.get('gpu') === gpu.uuid);
+      if (stays && row.root.isConnected) return;
       if (this.#list.children[place] !== row.root) this.#list.insertBefore(row.root, this.#list.children[place] ?? null);
     });
     // A row that moved has lost the focus.
@@ -66,7 +70,7 @@ export class Gpus {
   clear() {
     this.#rows.clear();
     this.#layout = '';
-    this.#state = undefined;
+    this.#list = undefined;
     this.#parts.root.replaceChildren();
     for (const part of [this.#chips, this.#bulk, this.#legend, this.#layouts]) {
       part.replaceChildren();
@@ -121,9 +125,13 @@ export class Gpus {
     return [['Details', () => this.#route.set({ gpu: gpu.uuid, pod: '' })], ...changing];
   }
 
-  async change(name, gpus) {
+  /** These GPUs as they are now, without those that are gone. A button knows them as they were when it was made. */
+  newest(gpus) { return gpus.map(({ uuid }) => this.#state()?.gpu.get(uuid)).filter(Boolean); }
+
+  async change(name, of) {
+    const gpus = this.newest(of);
     if (gpus.length === 0) return;
-    if (name === 'drain') await drainSheet(this.#api, gpus, () => this.#state, this.#changed);
+    if (name === 'drain') await drainSheet(this.#api, gpus, this.#state, this.#changed);
     else if (await changes[name](this.#api, gpus)) await this.#changed();
   }
 

@@ -7,7 +7,8 @@ let open;
 /** Opens a menu under its button. `items` are `[label, act, why]`: `why` says why an action cannot be used. */
 export function openMenu(opener, label, items) {
   if (open) {
-    const same = open.opener === opener;
+    // The browser closes a menu that is moved or removed with its row.
+    const same = open.opener === opener && open.root.matches(':popover-open');
     open.close();
     if (same) return;
   }
@@ -50,7 +51,7 @@ export function openMenu(opener, label, items) {
   const at = opener.getBoundingClientRect();
   root.style.left = `${Math.max(8, Math.min(at.right - root.offsetWidth, innerWidth - root.offsetWidth - 8))}px`;
   root.style.top = `${at.bottom + root.offsetHeight > innerHeight ? Math.max(8, at.top - root.offsetHeight) : at.bottom}px`;
-  open = { opener, close };
+  open = { opener, root, close };
   entries[0]?.focus({ preventScroll: true });
 }
 

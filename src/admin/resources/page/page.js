@@ -25,7 +25,7 @@ const READ_ONLY = 'this token may only read';
 
 const api = new Api();
 const route = new Route(routeChanged);
-const gpus = new Gpus(api, route, { tools: byId('tools'), root: byId('gpus'), found: byId('found') }, update);
+const gpus = new Gpus(api, route, { tools: byId('tools'), root: byId('gpus'), found: byId('found') }, () => shown, update);
 let model;
 let past;
 let live;
@@ -274,7 +274,7 @@ function change(name, fits) {
   }
   const selected = gpus.selected();
   const one = gpus.focused() ?? shown?.gpu.get(route.get('gpu'));
-  const chosen = (selected.length > 0 ? selected : [one].filter(Boolean)).filter(fits);
+  const chosen = gpus.newest(selected.length > 0 ? selected : [one].filter(Boolean)).filter(fits);
   if (chosen.length === 0) announceText('No GPU to change: choose one with j and k');
   else act(() => gpus.change(name, chosen));
 }

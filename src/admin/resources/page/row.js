@@ -16,30 +16,30 @@ export const COLUMNS = ['Select', 'GPU', 'State', 'Memory used / granted / total
 export class Row {
   /** `on` has the callbacks `open(gpu)`, `pod(key)`, `select()` and `actions(gpu)`, which gives the items of the menu. */
   constructor(gpu, tiles, on) {
-    const name = `GPU ${gpu.index}`;
     this.tiles = tiles;
     this.on = on;
-    this.check = el('input', { type: 'checkbox', 'aria-label': `Select ${name}`, onchange: () => on.select() });
-    this.open = button(name, () => on.open(this.gpu), { kind: 'open' });
+    this.check = el('input', { type: 'checkbox', onchange: () => on.select() });
+    this.open = button('', () => on.open(this.gpu), { kind: 'open' });
     this.state = el('div', { class: 'state' });
     this.memory = new MemoryBar(!tiles);
     this.shares = el('div', { class: 'shares-box' });
     this.pods = el('div', { class: 'top-pods' });
     this.hour = el('div', { class: 'hour' });
     this.since = el('time', { class: 'since' });
-    this.menu = button('⋯', () => openMenu(this.menu, `Actions for ${name}`, on.actions(this.gpu)), { kind: 'more', name: `Actions for ${name}` });
+    this.menu = button('⋯', () => openMenu(this.menu, this.menu.getAttribute('aria-label'), on.actions(this.gpu)), { kind: 'more' });
     this.menu.setAttribute('aria-haspopup', 'menu');
     this.menu.setAttribute('aria-expanded', 'false');
     const parts = [this.check, this.open, this.state, this.memory.root, this.shares, this.pods, this.hour, this.since, this.menu];
     this.root = tiles
-      ? el('li', { class: 'tile' }, el('article', { 'aria-label': name }, el('div', { class: 'tile-head' }, this.check, this.open, this.since, this.menu),
+      ? el('li', { class: 'tile' }, el('article', {}, el('div', { class: 'tile-head' }, this.check, this.open, this.since, this.menu),
         this.state, this.memory.root, this.shares, this.pods, this.hour))
-      : el('tr', { role: 'row', 'aria-label': name }, parts.map((part, i) => el('td', { role: 'cell', class: `c${i}` }, part)));
+      : el('tr', { role: 'row' }, parts.map((part, i) => el('td', { role: 'cell', class: `c${i}` }, part)));
     this.root.dataset.gpu = gpu.uuid;
   }
 
   show(gpu, selected) {
     this.gpu = gpu;
+    this.#name(`GPU ${gpu.index}`);
     this.text = searchTextOf(gpu);
     this.root.dataset.health = gpu.health.state;
     this.root.dataset.drain = scheduling(gpu);
@@ -53,6 +53,14 @@ export class Row {
     this.since.title = `since ${since(gpu)}`;
     setText(this.since, age(since(gpu)));
     this.#showNow();
+  }
+
+  /** Sets the names after the index, which the driver may change. */
+  #name(name) {
+    setText(this.open, name);
+    (this.tiles ? this.root.firstElementChild : this.root).setAttribute('aria-label', name);
+    this.check.setAttribute('aria-label', `Select ${name}`);
+    this.menu.setAttribute('aria-label', `Actions for ${name}`);
   }
 
   /** The line of the last hour, and the present value beside it. */

@@ -6,7 +6,7 @@ import json
 
 from browser import Watch, picture
 from node import SHARED, Node
-from page import expect_action, open_action, row, sign_in
+from page import drawer, expect_action, open_action, row, sign_in
 from playwright.sync_api import Locator, Page, Route, expect
 from say import check, until
 
@@ -113,6 +113,89 @@ def a_drain_shows_who_blocks_it_and_can_be_stopped(watch: Watch, node: Node) -> 
     expect_action(watch, 6, "Uncordon…")
     check(node.drain_state(6) == "cordoned", "the drain was not stopped")
     node.ask("DELETE", f"/gpus/{uuid}/cordon")
+
+
+def a_button_of_the_drawer_acts_on_the_gpu_as_it_is_now(watch: Watch, node: Node) -> None:
+    page = watch.page
+    uuid = node.gpus()[6]["uuid"]
+    node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "first reason"})
+    sign_in(watch, node, at=f"#view=pods&gpu={uuid}")
+    expect(drawer(watch)).to_contain_text("first reason")
+    node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "second reason"})
+    expect(drawer(watch)).to_contain_text("second reason")
+    drawer(watch).get_by_role("button", name="Uncordon…").click()
+    dialog = page.get_by_role("dialog", name="Uncordon GPU 6?")
+    expect(dialog).to_contain_text("second reason")
+    dialog.get_by_role("button", name="Uncordon", exact=True).click()
+    expect(dialog).to_be_hidden()
+    check(node.drain_state(6) == "active", "the GPU is not uncordoned")
+
+
+def a_drain_lists_a_pod_that_came_after_its_button(watch: Watch, node: Node) -> None:
+    page = watch.page
+    gpus = node.gpus()
+    idle = next(gpu["uuid"] for gpu in gpus if all(use["held"] == 0 for use in gpu["resources"]))
+    others = [gpu["uuid"] for gpu in gpus if gpu["uuid"] != idle]
+    try:
+        # So that the pod gets this GPU.
+        for uuid in others:
+            node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "not this one"})
+        sign_in(watch, node, at=f"#gpu={idle}")
+        expect(drawer(watch).get_by_role("button", name="Drain…")).to_be_visible()
+        expect(drawer(watch)).to_contain_text("No pod holds a device of it.")
+        node.tell(f"run team-d/after-0 {SHARED} 1")
+        expect(drawer(watch)).to_contain_text("team-d/after-0", timeout=30_000)
+        drawer(watch).get_by_role("button", name="Drain…").click()
+        expect(page.get_by_role("dialog")).to_contain_text("team-d/after-0")
+        page.keyboard.press("Escape")
+        node.tell("end team-d/after-0")
+        until("the end of the pod", lambda: node.ask("GET", "/allocations?state=live&pod=after-0")[1]["total"] == 0, 30)
+    finally:
+        for uuid in others:
+            node.ask("DELETE", f"/gpus/{uuid}/cordon")
+
+
+def what_no_field_can_show_is_edited_as_json(watch: Watch, node: Node) -> None:
+    """No shipped policy has such parameters: the form is made here."""
+    page = watch.page
+    page.goto(f"{node.base}/")
+    schema = {"properties": {
+        "names": {"type": "array", "items": {"type": "string"}}, "count": {"type": "integer"},
+        "either": {"type": ["string", "object"]}, "mode": {"enum": ["a", "b"]},
+    }}
+    make = """async ([schema, value]) => {
+        const form = new (await import('/page/schema-form.js')).SchemaForm(schema, value);
+        return [form.value(), !!form.root.querySelector('#parameters')];
+    }"""
+    for value, as_json in [
+        ({"names": ["x", "y"], "count": 3, "mode": "b"}, False),
+        ({"either": {"a": 1}}, False),
+        ({"names": ["x,y"]}, True), ({"names": []}, True), ({"names": [" x"]}, True), ({"names": "x"}, True),
+        ({"count": "3"}, True), ({"count": 2.5}, True), ({"count": None}, True), ({"mode": "c"}, True), ({"other": 1}, True),
+    ]:
+        kept, shown = page.evaluate(make, [schema, value])
+        check(kept == value, f"{value} became {kept}")
+        check(shown == as_json, f"{value}: {'fields' if as_json else 'JSON'}")
+
+
+def a_policy_alone_keeps_its_permissions(watch: Watch, node: Node) -> None:
+    page = watch.page
+    status, _ = node.ask("PUT", "/stack", {"entries": [{"policy": "mixed", "parameters": {"replicas": 4}, "permissions": {"shareMax": 64}}], "reason": "at most 64 shares"})
+    check(status == 200, "the activation failed")
+    sign_in(watch, node, at="#view=policies")
+    dialog = _change_mixed(page)
+    dialog.get_by_label("replicas", exact=True).fill("2")
+    dialog.get_by_label("Position in the stack").select_option("only")
+    with page.expect_request("**/api/v1/trials") as tried:
+        dialog.get_by_role("button", name="Try", exact=True).click()
+    check(tried.value.post_data_json["permissions"]["shareMax"] == 64, "the trial has other permissions")
+    expect(dialog).to_contain_text("It works on this node")
+    dialog.get_by_label("Reason").fill("alone")
+    dialog.get_by_role("button", name="Activate", exact=True).click()
+    expect(dialog).to_be_hidden()
+    (entry,) = node.ask("GET", "/stack")[1]["entries"]
+    check(entry["parameters"] == {"replicas": 2} and entry["permissions"]["shareMax"] == 64, f"the entry is {entry}")
+    node.ask("DELETE", "/stack/override?reason=over")
 
 
 def parameters_have_a_form_made_from_their_schema(watch: Watch, node: Node) -> None:
@@ -225,8 +308,12 @@ CASES = [
     a_drain_sheet_says_who_leaves_and_what_cannot_work,
     with_an_api_server_pods_can_be_evicted,
     a_drain_shows_who_blocks_it_and_can_be_stopped,
+    a_button_of_the_drawer_acts_on_the_gpu_as_it_is_now,
+    a_drain_lists_a_pod_that_came_after_its_button,
+    what_no_field_can_show_is_edited_as_json,
     parameters_have_a_form_made_from_their_schema,
     a_policy_is_tried_before_it_is_activated,
     an_earlier_stack_is_rolled_back_to_beside_the_history,
     the_stack_of_the_file_is_used_again,
+    a_policy_alone_keeps_its_permissions,
 ]

@@ -17,15 +17,20 @@ function positions(stack) {
 /** The fields of an unchanged entry that are sent to the daemon. */
 const kept = ({ policy, digest, parameters, permissions, onFault }) => ({ policy, digest, parameters, permissions, onFault });
 
-function assembled(stack, entry, position) {
+/** The permissions of the entry that is replaced: one of the same policy keeps them. */
+function keptPermissions({ entries }, policy, position) {
+  if (position === 'only') return entries.find((entry) => entry.policy === policy)?.permissions;
+  const replaced = position.startsWith('at-') ? entries[Number(position.slice(3))] : undefined;
+  return replaced?.policy === policy ? replaced.permissions : undefined;
+}
+
+function assembled(stack, made, position) {
+  const entry = { ...made, permissions: keptPermissions(stack, made.policy, position) };
   const entries = stack.entries.map(kept);
   if (position === 'only') return [entry];
   if (position === 'first') return [entry, ...entries];
   if (position === 'last') return [...entries, entry];
-  const at = Number(position.slice(3));
-  // An entry that replaces one of the same policy keeps its permissions.
-  const { permissions } = entries[at];
-  entries[at] = entries[at].policy === entry.policy ? { ...entry, permissions } : entry;
+  entries[Number(position.slice(3))] = entry;
   return entries;
 }
 
@@ -98,9 +103,8 @@ export async function policySheet(api, first) {
   const tryIt = async () => {
     result.replaceChildren();
     const wanted = requestedStack();
-    const of = position.value.startsWith('at-') && stack.entries[Number(position.value.slice(3))];
-    const body = { ...entry(), alone: position.value === 'only' };
-    if (of && of.policy === body.policy) body.permissions = of.permissions;
+    const made = entry();
+    const body = { ...made, alone: position.value === 'only', permissions: keptPermissions(stack, made.policy, position.value) };
     if (amount.value !== '') body.request = { resource: resource.value.trim(), count: Number(amount.value) };
     const report = await api.post('/trials', body);
     result.replaceChildren(...trialReport(report));

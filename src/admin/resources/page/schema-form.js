@@ -3,34 +3,44 @@
 import { field } from './dialog.js';
 import { button, el } from './dom.js';
 
-const typeOf = (schema) => [schema.type].flat().find((type) => type && type !== 'null');
+/** The type of a value besides null; undefined where there are several, which only JSON can tell apart. */
+function typeOf(schema) {
+  const types = [schema.type].flat().filter((type) => type && type !== 'null');
+  return types.length === 1 ? types[0] : undefined;
+}
+/** A text that a field of one line reads back as it was written. */
+const isPlain = (value) => typeof value === 'string' && value !== '' && value === value.trim() && !/[\r\n]/.test(value);
 const show = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
 
 /** An error with the title and detail of an API problem. */
 const inputError = (title, detail) => Object.assign(new Error(detail), { title, detail });
 
-/** The field of one parameter: its control, and how its value is read and written. `undefined` is left out. */
+/**
+ * The field of one parameter: its control, how its value is read and written, and whether it `takes` a value: reads it back
+ * as it was. `undefined` is left out.
+ */
 function fieldOf(name, schema) {
   const id = `p-${name}`;
   const byDefault = schema.default === undefined ? '' : `default: ${show(schema.default)}`;
   const choices = schema.enum ?? (typeOf(schema) === 'boolean' ? [true, false] : undefined);
   if (choices) {
     const control = el('select', { id }, el('option', { value: '' }, byDefault || 'not set'), choices.map((value) => el('option', { value: JSON.stringify(value) }, show(value))));
-    return { control, read: () => (control.value ? JSON.parse(control.value) : undefined), write: (value) => { control.value = value === undefined ? '' : JSON.stringify(value); } };
+    return { control, takes: (value) => choices.some((choice) => JSON.stringify(choice) === JSON.stringify(value)), read: () => (control.value ? JSON.parse(control.value) : undefined), write: (value) => { control.value = value === undefined ? '' : JSON.stringify(value); } };
   }
   if (['integer', 'number'].includes(typeOf(schema))) {
     const control = el('input', { id, type: 'number', min: schema.minimum, max: schema.maximum, step: typeOf(schema) === 'integer' ? 1 : 'any', placeholder: byDefault });
-    return { control, read: () => (control.value === '' ? undefined : Number(control.value)), write: (value) => { control.value = value ?? ''; } };
+    return { control, takes: typeOf(schema) === 'integer' ? Number.isInteger : Number.isFinite, read: () => (control.value === '' ? undefined : Number(control.value)), write: (value) => { control.value = value ?? ''; } };
   }
   if (typeOf(schema) === 'string') {
     const control = el('input', { id, type: 'text', placeholder: byDefault, autocomplete: 'off', spellcheck: 'false' });
-    return { control, read: () => control.value.trim() || undefined, write: (value) => { control.value = value ?? ''; } };
+    return { control, takes: isPlain, read: () => control.value.trim() || undefined, write: (value) => { control.value = value ?? ''; } };
   }
   const items = typeOf(schema) === 'array' && typeOf(schema.items ?? {});
   if (['string', 'integer'].includes(items)) {
     const control = el('input', { id, type: 'text', placeholder: byDefault, autocomplete: 'off', spellcheck: 'false' });
     return {
       control, help: 'Separated by commas.',
+      takes: (value) => Array.isArray(value) && value.length > 0 && value.every(items === 'integer' ? Number.isInteger : (item) => isPlain(item) && !item.includes(',')),
       read: () => {
         const parts = control.value.split(',').map((part) => part.trim()).filter(Boolean);
         return parts.length ? parts.map((part) => (items === 'integer' ? Number(part) : part)) : undefined;
@@ -40,7 +50,7 @@ function fieldOf(name, schema) {
   }
   const control = el('textarea', { id, rows: 3, spellcheck: 'false', placeholder: byDefault });
   return {
-    control, help: 'As JSON.',
+    control, help: 'As JSON.', takes: () => true,
     read: () => {
       if (control.value.trim() === '') return undefined;
       try {
@@ -62,8 +72,7 @@ export class SchemaForm {
   constructor(schema, value) {
     for (const [name, of] of Object.entries(schema?.properties ?? {})) this.#fields.set(name, { schema: of, ...fieldOf(name, of) });
     // A parameter that no field can show, or one of a wrong type, must not be lost.
-    const simple = this.#fields.size > 0 && Object.keys(value).every((name) => this.#fields.has(name));
-    this.#asJson = !simple;
+    this.#asJson = this.#fields.size === 0 || !this.#takes(value);
     this.#write(value);
     this.root = el('fieldset', {}, el('legend', {}, 'Parameters'), this.#box);
     this.#draw();
@@ -89,6 +98,9 @@ export class SchemaForm {
     if (made === null || typeof made !== 'object' || Array.isArray(made)) throw inputError('The parameters are not a JSON object', 'an object such as {"replicas": 4} is needed');
     return made;
   }
+
+  /** Whether the fields can show these parameters. */
+  #takes(value) { return Object.entries(value).every(([name, one]) => this.#fields.get(name)?.takes(one)); }
 
   #write(value) {
     if (this.#asJson) this.#json.value = JSON.stringify(value, null, 2);
@@ -117,7 +129,7 @@ export class SchemaForm {
       // It stays as it is until it can be read.
       return;
     }
-    if (this.#asJson && !Object.keys(value).every((name) => this.#fields.has(name))) return;
+    if (this.#asJson && !this.#takes(value)) return;
     this.#asJson = !this.#asJson;
     this.#write(value);
     this.#draw();

@@ -15,7 +15,7 @@ pub struct Explanation {
     #[schema(example = "5eed0001-17")]
     pub allocation: String,
     /// The explanation in sentences.
-    #[schema(example = json!(["5eed0001-17 is 1 x nvidia.com/gpu.shared on GPU 2 for default/trainer-0/main."]))]
+    #[schema(example = json!(["Placed by timeslice: the least-held GPUs.", "No policy objected; admitted by default.", "default/trainer-0/main has 1 x nvidia.com/gpu.shared on GPU 2."]))]
     pub sentences: Vec<String>,
     /// The allocation's decisions that are still in the journal, placement first.
     pub decisions: Vec<DecisionRecord>,

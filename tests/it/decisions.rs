@@ -72,8 +72,17 @@ async fn a_grant_is_explained_and_its_decisions_outlive_a_restart() {
     assert!(items(&get(&serving, "/decisions?pod=b")).is_empty());
 
     let why = get(&serving, &format!("/allocations/{id}/explanation"));
+    let first = why["sentences"][0].as_str().unwrap();
+    assert!(first.starts_with("Placed by timeslice: "), "{first}");
     let sentences = why["sentences"].to_string();
-    for words in ["2 x nvidia.com/gpu.shared on GPU 0 and GPU 1", "ns/a/main", "least-held", "timeslice@"] {
+    assert!(!sentences.contains("passed"), "no answer reads as an approval: {sentences}");
+    for words in [
+        "2 x nvidia.com/gpu.shared on GPU 0 and GPU 1",
+        "ns/a/main has",
+        "least-held",
+        "placed by timeslice@",
+        "No policy objected; admitted by default.",
+    ] {
         assert!(sentences.contains(words), "{words} is missing in {sentences}");
     }
     assert_eq!(why["decisions"].as_array().unwrap().len(), 2);

@@ -221,18 +221,19 @@ async fn explanation(lab: &Lab, node: &Ledger, allocation: &Allocation) -> Expla
         Some(admitted) => placed(lab, allocation, admitted).await,
         None => None,
     };
-    let mut sentences = vec![what(node, allocation)];
-    match (&admitted, &placed) {
-        (Some(_), Some(placed)) => sentences.extend(placement_sentences(node, allocation, placed)),
-        (Some(_), None) => sentences.push(
-            "The kubelet did not call GetPreferredAllocation just before, and chose these devices itself."
-                .into(),
-        ),
-        (None, _) => sentences.push(
+    let mut sentences = match (&admitted, &placed) {
+        (Some(_), Some(placed)) => placement_sentences(node, allocation, placed),
+        (Some(_), None) => {
+            vec!["The kubelet chose these devices itself: it did not ask for a placement just before.".into()]
+        }
+        (None, _) => vec![
             "The decision is not recorded, or no longer; the following is from the allocation itself.".into(),
-        ),
-    }
+        ],
+    };
     sentences.extend(grant_sentences(allocation, admitted.as_ref()));
+    sentences.push(what(node, allocation));
+    // What only other commands need comes last.
+    sentences.push(grant(allocation, placed.as_ref()));
     if let Some(end) = &allocation.ended {
         sentences.push(format!("It ended at {} ({}).", rfc3339(end.wall_ms), end.reason.as_str()));
     }
@@ -289,40 +290,34 @@ fn what(node: &Ledger, allocation: &Allocation) -> String {
             let container = holder.container.as_deref().map_or_else(String::new, |c| format!("/{c}"));
             format!("{namespace}/{pod}{container}")
         }
-        _ => "a pod that no source has shown yet".into(),
+        _ => "A pod that no source has shown yet".into(),
     };
-    format!(
-        "{} is {} x {} on {} for {who}, granted at {}.",
-        allocation.id,
-        allocation.devices.len(),
-        allocation.resource,
-        gpus(node, &allocation.devices),
-        rfc3339(allocation.granted_wall_ms)
-    )
+    let has = if allocation.ended.is_some() { "had" } else { "has" };
+    let (count, resource) = (allocation.devices.len(), &allocation.resource);
+    format!("{who} {has} {count} x {resource} on {}.", gpus(node, &allocation.devices))
+}
+
+/// The ids and the time of a grant.
+fn grant(allocation: &Allocation, placed: Option<&Decision>) -> String {
+    let by = match placed.map(|placed| &placed.outcome) {
+        Some(Outcome::Placed(_, by)) => format!(", placed by {by}"),
+        _ => String::new(),
+    };
+    format!("Allocation {}{by}, granted at {}.", allocation.id, rfc3339(allocation.granted_wall_ms))
 }
 
 fn placement_sentences(node: &Ledger, allocation: &Allocation, placed: &Decision) -> Vec<String> {
     let Outcome::Placed(placement, by) = &placed.outcome else { return Vec::new() };
-    let of = placed.request.as_ref().map_or(0, |r| r.devices.len());
-    let required = match of {
-        0 => String::new(),
-        _ => format!(", {of} of them required"),
-    };
-    let because = if placement.reason.is_empty() { String::new() } else { format!(": {}", placement.reason) };
-    let mut sentences = vec![format!(
-        "When the kubelet requested {}{required}, {} chose {}{because}.",
-        if placement.devices.len() == 1 {
-            "a device".into()
-        } else {
-            format!("{} devices", placement.devices.len())
-        },
-        name(by),
-        gpus(node, &placement.devices),
-    )];
+    let mut sentences = vec![format!("Placed by {}{}.", name(by), because(&placement.reason))];
+    let required = placed.request.as_ref().map_or(0, |r| r.devices.len());
+    if required > 0 {
+        sentences.push(format!("The kubelet required {required} of the devices."));
+    }
     let others = placed.calls.iter().filter(|call| call.policy != by.as_str());
     sentences.extend(without_answer(others, "was called first and failed"));
     if set(&placement.devices) != set(&allocation.devices) {
-        sentences.push(format!("The kubelet then allocated {} instead.", gpus(node, &allocation.devices)));
+        let chosen = gpus(node, &placement.devices);
+        sentences.push(format!("It chose {chosen}; the kubelet then allocated other devices."));
     }
     sentences
 }
@@ -332,9 +327,13 @@ fn grant_sentences(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<
     if decision.is_adoption() {
         return vec!["It is older than this daemon, which adopted it from the kubelet's checkpoint.".into()];
     }
-    let because = if decision.reason.is_empty() { String::new() } else { format!(": {}", decision.reason) };
-    let by: Vec<_> = decision.by.iter().map(name).collect();
-    let mut sentences = vec![format!("Allowed by {}{because}.", by.join(", "))];
+    let by: Vec<_> = decision.by.iter().filter(|by| **by != Decider::Baseline).map(name).collect();
+    let because = because(&decision.reason);
+    let mut sentences = vec![match by.as_slice() {
+        // No answer of a policy is no approval.
+        [] => format!("No policy objected; admitted by default{because}."),
+        by => format!("Admitted by {}{because}.", by.join(", ")),
+    }];
     let calls = admitted.into_iter().flat_map(|d| &d.calls);
     sentences.extend(without_answer(calls, "failed and was skipped"));
     let memory = decision.limits.memory_mib.map(|m| format!("{m} MiB of memory"));
@@ -346,25 +345,31 @@ fn grant_sentences(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<
     sentences
 }
 
-/// A sentence for each policy without an answer: one that passed, one that failed, or one that is suspended.
+/// A sentence for each policy that was called in vain or not at all. One that passed is not named: that would read as if it
+/// had approved.
 fn without_answer<'c>(
     calls: impl Iterator<Item = &'c CallRecord>,
     failed: &str,
 ) -> impl Iterator<Item = String> {
     calls.filter_map(move |call| match &call.outcome {
-        CallOutcome::Pass => Some(format!("{} passed.", call.policy)),
         CallOutcome::Fault(fault) => Some(format!("{} {failed}: {fault}.", call.policy)),
         CallOutcome::Suspended => {
             Some(format!("{} was not called: it was suspended after too many faults.", call.policy))
         }
-        CallOutcome::Answer(_) => None,
+        CallOutcome::Pass | CallOutcome::Answer(_) => None,
     })
 }
 
+/// `: the least-held GPUs`, or nothing.
+fn because(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { format!(": {reason}") }
+}
+
+/// The name of a policy, without its version.
 fn name(by: &Decider) -> String {
     match by {
-        Decider::Baseline => "the built-in baseline, since all policies passed".into(),
-        Decider::Adopted | Decider::Policy(_) => by.to_string(),
+        Decider::Baseline => "the built-in baseline".into(),
+        Decider::Adopted | Decider::Policy(_) => by.as_str().split('@').next().unwrap_or_default().to_owned(),
     }
 }
 

@@ -208,7 +208,7 @@ pub enum AtDeadline {
 pub struct Cordon {
     /// The reason, at most 1024 bytes without control characters.
     #[serde(default)]
-    #[schema(example = "fan replacement")]
+    #[schema(example = "tried from Swagger UI")]
     pub reason: String,
 }
 
@@ -218,7 +218,7 @@ pub struct Cordon {
 pub struct DrainOrder {
     /// The reason, at most 1024 bytes without control characters.
     #[serde(default)]
-    #[schema(example = "fan replacement")]
+    #[schema(example = "tried from Swagger UI")]
     pub reason: String,
     /// Whether to evict the GPU's pods through the API server's Eviction API, which respects disruption budgets.
     /// Otherwise the drain waits until they end.

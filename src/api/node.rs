@@ -88,7 +88,7 @@ pub struct DriverRelease {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ReleaseOrder {
     /// The reason, at most 1024 bytes without control characters.
-    #[schema(example = "driver upgrade")]
+    #[schema(example = "tried from Swagger UI")]
     pub reason: String,
     /// After how many seconds the daemon uses the driver again at the latest: 1 to 86400.
     #[schema(example = 1800, minimum = 1, maximum = 86400)]

@@ -27,14 +27,14 @@ impl Shape for Cordon {
 impl Shape for DrainOrder {
     const EXAMPLE: &'static str = r#"{"reason": "fan replacement", "evict": false, "deadlineSeconds": 600}"#;
     const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[
-        ("Drain until its pods have ended", r#"{"reason": "fan replacement"}"#),
+        ("Drain until its pods have ended", r#"{"reason": "tried from Swagger UI"}"#),
         (
             "Evict its pods, delete them after ten minutes",
-            r#"{"reason": "fan replacement", "evict": true, "deadlineSeconds": 600, "atDeadline": "delete"}"#,
+            r#"{"reason": "tried from Swagger UI", "evict": true, "deadlineSeconds": 600, "atDeadline": "delete"}"#,
         ),
         (
             "Give up after ten minutes",
-            r#"{"reason": "fan replacement", "deadlineSeconds": 600, "atDeadline": "giveUp"}"#,
+            r#"{"reason": "tried from Swagger UI", "deadlineSeconds": 600, "atDeadline": "giveUp"}"#,
         ),
     ];
 }
@@ -74,8 +74,8 @@ impl Shape for NewTrial {
 impl Shape for ReleaseOrder {
     const EXAMPLE: &'static str = r#"{"reason": "driver upgrade", "forSeconds": 1800, "force": false}"#;
     const NAMED_EXAMPLES: &'static [(&'static str, &'static str)] = &[
-        ("If no pod holds a GPU", r#"{"reason": "driver upgrade", "forSeconds": 60}"#),
-        ("While pods hold GPUs", r#"{"reason": "reset of GPU 3", "forSeconds": 60, "force": true}"#),
+        ("If no pod holds a GPU", r#"{"reason": "tried from Swagger UI", "forSeconds": 60}"#),
+        ("While pods hold GPUs", r#"{"reason": "tried from Swagger UI", "forSeconds": 60, "force": true}"#),
     ];
 }
 

@@ -27,7 +27,7 @@ export function showDecisions(root, { decisions, allocations, gpu }, route) {
 
 const decisionTable = (caption, rows, kind) => table(caption, ['When', 'Outcome', 'Request', 'Pod', 'By', 'Reason'], rows.map(({ d, placed, who, on }) => [
   timeOf(d.at), badge(d.outcome, OUTCOMES[d.outcome] ?? 'plain'), what(d) + (on.length > 0 ? ` on ${list(on)}` : ''), who || '–',
-  [...new Set([...placed?.by ?? [], ...d.by])].join(', ') || '–', [placed && reason(placed), reason(d)].filter(Boolean).join('; ') || '–']), `stacked ${kind}`);
+  [...new Set([...placed?.by ?? [], ...d.by])].join(', ') || '–', [placed && reason(placed), reason(d)].filter(Boolean).join('; ') || (d.hook === 'offer' ? '' : '–')]), `stacked ${kind}`);
 
 /** Placements are joined with the requests that follow them with the same devices: both are of one pod. */
 function joinPlacements(items) {

@@ -2,6 +2,7 @@
 
 import { now } from './clock.js';
 import { button, el, svg, table, time } from './dom.js';
+import { RANGES_MS } from './route.js';
 
 /** The picture, in its own units. */
 const WIDE = 480;
@@ -13,8 +14,9 @@ const TOP = 6;
 const LINES_MAX = 6;
 /** Rows of the table of values. */
 const ROWS = 24;
+/** A line whose newest point is older than so many steps has no present value. */
+const OLD_STEPS = 4;
 const MARKS = { '1h': 15 * 60_000, '24h': 6 * 3_600_000 };
-export const RANGES_MS = { '1h': 3_600_000, '24h': 24 * 3_600_000 };
 
 /** A round number at or above: 1, 2, 2.5, 4, 5, 8 times a power of ten. */
 function round(value) {
@@ -45,8 +47,12 @@ export function graph({ title, unit, lines, most, last, step, to = now() }) {
   const x = (at) => LEFT + ((at - from) / (to - from)) * (WIDE - LEFT - 2);
   const y = (value) => TOP + (1 - Math.min(1, value / top)) * (HIGH - BOTTOM - TOP);
   const write = (value) => value.toLocaleString('en', { maximumFractionDigits: value < 10 ? 1 : 0 });
-  const summary = drawn.length === 0 ? `${title}: no readings` : drawn.map(({ name, points }) => {
+  const summary = drawn.length === 0 ? `${title}: no readings` : lines.slice(0, LINES_MAX).map(({ name, points }) => {
+    if (points.length === 0) return `${name}: no reading`;
     const all = points.map(([, value]) => value);
+    const newest = points.at(-1)[0];
+    // An old value is not the present one.
+    if (to - newest > step * OLD_STEPS) return `${name}: no reading since ${clock(newest)}`;
     return `${name}: ${write(all.at(-1))} ${unit}, between ${write(Math.min(...all))} and ${write(Math.max(...all))}`;
   }).join('; ');
   const picture = svg('svg', { class: 'graph', viewBox: `0 0 ${WIDE} ${HIGH}`, role: 'img', 'aria-label': `${title}, last ${last}. ${summary}` });

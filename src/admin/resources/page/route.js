@@ -1,6 +1,7 @@
 // What is shown, in the fragment of the URL: a link shows the same to someone else. The daemon never gets the fragment.
 
-import { RANGES_MS } from './graph.js';
+/** Time ranges of graphs and of the timeline, milliseconds. */
+export const RANGES_MS = { '1h': 3_600_000, '24h': 24 * 3_600_000 };
 
 /** The keys, and their values in an address without them. */
 const DEFAULTS = {
@@ -12,6 +13,7 @@ const DEFAULTS = {
   gpu: '', // the UUID of the GPU in the drawer
   pod: '', // the namespace/name of the pod in the drawer
   last: '1h', // 1h, 24h: of graphs and of the timeline
+  lane: '', // the row of the timeline whose events are shown; none: all
   keys: 'on', // on, off: keyboard shortcuts of one key
 };
 

@@ -2,9 +2,10 @@
 
 import { now } from './clock.js';
 import { problemNote } from './dialog.js';
-import { badge, count, el, renew, svg, timeOf } from './dom.js';
-import { RANGES_MS, rangeButtons, timeMarks } from './graph.js';
+import { badge, button, count, el, renew, svg, timeOf } from './dom.js';
+import { rangeButtons, timeMarks } from './graph.js';
 import { LANES } from './history.js';
+import { RANGES_MS } from './route.js';
 import { gpuButton } from './row.js';
 import { search } from './words.js';
 
@@ -26,20 +27,48 @@ const kindOf = (event) => (event.kind === 'gpuFound' ? 'plain' : event.kind === 
 /** `problem` is why the events could not be read. */
 export function showTimeline(root, tools, { events, problem }, state, { route }) {
   const last = route.get('last');
-  renew(tools, last, () => rangeButtons(route));
+  const lane = route.get('lane');
+  renew(tools, [last, lane], () => [laneButtons(route), rangeButtons(route)]);
   const finds = search(route.get('q'));
   const since = now() - RANGES_MS[last];
-  const shown = (events ?? []).filter((event) => Date.parse(event.at) >= since && finds(`${event.words} ${event.kind} gpu${state.gpu.get(event.gpu)?.index}`.toLowerCase()));
+  const shown = (events ?? []).filter((event) => Date.parse(event.at) >= since && (!LANES[lane] || laneOf(event) === lane) && finds(`${event.words} ${event.kind} gpu${state.gpu.get(event.gpu)?.index}`.toLowerCase()));
   // The picture moves by a step each minute.
   const wide = Math.max(WIDE_MIN, Math.min(WIDE_MAX, root.clientWidth - 18));
-  renew(root, [wide, events === undefined, problem?.detail, last, Math.floor(now() / 60_000), shown.length, shown[0]?.at], () => {
+  renew(root, [wide, events === undefined, problem?.detail, last, lane, Math.floor(now() / 60_000), shown.length, shown[0]?.at], () => {
     if (problem) return problemNote(problem);
     if (events === undefined) return el('p', { class: 'muted' }, 'No past events: this daemon keeps none, or you may not read them.');
     return [picture(shown, last, wide),
       el('p', { class: 'muted', role: 'status' }, `${count(shown.length, 'event')} in the last ${last === '1h' ? 'hour' : '24 hours'}${shown.length > LIST_MAX ? `, the newest ${LIST_MAX} are listed` : ''}`),
-      el('ol', { class: 'events timeline', 'aria-label': 'Events, newest first' }, shown.slice(0, LIST_MAX).map((event) => el('li', {}, timeOf(event.at), ' ', badge(laneOf(event), kindOf(event)), ' ',
-        sentence(event, state, route))))];
+      el('ol', { class: 'events timeline', 'aria-label': 'Events, newest first' }, folded(shown.slice(0, LIST_MAX)).map((run) => el('li', {}, timeOf(run[0].at), ' ', badge(laneOf(run[0]), kindOf(run[0])), ' ',
+        run.length === 1 ? sentence(run[0], state, route) : el('details', { class: 'run' }, el('summary', {}, `${run.length} ${RUNS[run[0].kind]}`),
+          el('ul', { class: 'events' }, run.map((event) => el('li', {}, sentence(event, state, route))))))))];
   });
+}
+
+/** Kinds of event of which one cause makes many, as at a start, and what is said of them together. */
+const RUNS = { gpuFound: 'GPUs were found', policyUploaded: 'policies came with the daemon' };
+const RUN_MS = 2000;
+
+/** Whether an event is said together with the others of its run. */
+const isOfRun = (event, before) => before?.kind === event.kind && Object.hasOwn(RUNS, event.kind) && Date.parse(before.at) - Date.parse(event.at) <= RUN_MS
+  && (event.kind !== 'policyUploaded' || [event, before].every(({ words }) => words.includes('came with the daemon')));
+
+/** The events in runs: one run is one line. */
+function folded(events) {
+  const runs = [];
+  for (const event of events) {
+    if (isOfRun(event, runs.at(-1)?.at(-1))) runs.at(-1).push(event);
+    else runs.push([event]);
+  }
+  return runs;
+}
+
+/** Buttons for the rows of the picture: one shows only its events. */
+function laneButtons(route) {
+  return el('div', { class: 'layouts', role: 'group', 'aria-label': 'Kinds of event' }, Object.keys(LANES).map((lane) => {
+    const on = route.get('lane') === lane;
+    return button(lane, () => route.set({ lane: on ? '' : lane }), { kind: 'chip', pressed: String(on) });
+  }));
 }
 
 /** The words of an event, in which the GPU's name opens its drawer. */

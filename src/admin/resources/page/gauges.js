@@ -18,7 +18,9 @@ export class MemoryBar {
     this.short = short;
     this.used = el('span', { class: 'used' });
     this.granted = el('span', { class: 'granted' });
-    this.text = el('span', { class: 'amount' });
+    this.number = el('span', {});
+    this.rest = el('span', {});
+    this.text = el('span', { class: 'amount' }, this.number, this.rest);
     this.root = el('div', { class: 'memory' }, el('div', { class: 'bar', 'aria-hidden': 'true' }, this.granted, this.used), this.text);
   }
 
@@ -29,7 +31,12 @@ export class MemoryBar {
     this.used.style.width = percent(used ?? 0);
     this.granted.style.width = percent(granted);
     const all = gpu.memoryMiB ? gib(gpu.memoryMiB) : '?';
-    setText(this.text, this.short ? `${used === undefined ? '?' : gib(used)} / ${gib(granted)} / ${all}` : `${used === undefined ? 'use not known' : `${gib(used)} used`}, ${gib(granted)} granted, of ${all} GiB`);
+    // Shares that reserve no memory are granted none: nothing is above that.
+    const over = granted > 0 && used > granted;
+    this.number.className = over ? 'over' : '';
+    this.number.title = over ? 'more than granted' : '';
+    setText(this.number, (over ? '▲ ' : '') + (this.short ? used === undefined ? '?' : gib(used) : used === undefined ? 'use not known' : `${gib(used)} used`));
+    setText(this.rest, this.short ? ` / ${gib(granted)} / ${all}` : `, ${gib(granted)} granted, of ${all} GiB`);
     this.root.title = `${used ?? 'unknown'} MiB in use, ${granted} MiB granted, ${gpu.memoryMiB ?? 'unknown'} MiB in total`;
   }
 }

@@ -13,13 +13,15 @@ import { KINDS, scheduling } from './words.js';
 
 /** Events of this GPU that are shown. */
 const EVENTS = 12;
+/** Memory that the driver itself may use, MiB. */
+const DRIVER_MIB = 600;
 const NO_HISTORY = 'No history: this daemon keeps none, or you may not read it.';
 
 export const section = (title, ...content) => el('section', {}, el('h3', {}, title), ...content);
 
 export class GpuDrawer {
   #context; #uuid;
-  #title = el('h2', { id: 'drawer-title' });
+  #title = el('h2', { id: 'drawer-title', tabindex: -1 });
   #state = el('div', { class: 'state' });
   #actions = el('div', { class: 'buttons' });
   #facts = el('div', {});
@@ -62,21 +64,23 @@ export class GpuDrawer {
     const { memoryUsedMiB, processes, bypasses, resources, ...steady } = gpu;
     renew(this.#facts, [steady.health, steady.drain, gpu.utilizationPercent, gpu.temperatureCelsius, gpu.powerWatts, gpu.allocations.length], () => facts(gpu));
     const pods = podsOn(gpu);
-    renew(this.#holders, pods.map((pod) => [pod.key, pod.devices, [...pod.allocations].map((a) => [a.id, used(a, gpu)])]), () => this.#showHolders(pods));
+    renew(this.#holders, pods.map((pod) => [pod.key, pod.devices, [...pod.allocations].map((a) => [a.id, used(a, gpu)])]).concat(gib(unexplained(gpu, pods))), () => this.#showHolders(pods));
     this.#showDevices();
     renew(this.#links, (gpu.links ?? []).map((link) => [link, state.gpu.get(link.gpu)?.index]), () => links(gpu, state, this.#context.route));
     await Promise.all([this.#showProcesses(), this.#showPast(state)]);
   }
 
   #showHolders(pods) {
-    if (pods.length === 0) return el('p', { class: 'muted' }, 'No pod holds a device of it.');
+    const left = unexplained(this.#gpu, pods);
+    const others = left > 0 && el('p', { class: 'note warn' }, `${gib(left)} GiB belong to no known pod`);
+    if (pods.length === 0) return [el('p', { class: 'muted' }, 'No pod holds a device of it.'), others];
     const { api, route } = this.#context;
-    return el('ul', { class: 'holders', 'aria-label': 'Pods with devices of this GPU' }, pods.map((pod) => {
+    return [el('ul', { class: 'holders', 'aria-label': 'Pods with devices of this GPU' }, pods.map((pod) => {
       const [first] = pod.allocations;
       const box = el('div', { class: 'wide' }, first && opened(first.id));
       return el('li', {}, podButton(pod, (key) => route.set({ pod: key, gpu: '' })), first && whyHere(api, first.id, box, pod.key),
         el('p', { class: 'wide muted' }, `${pod.devices} × ${pod.resource}`, first && `, memory used / limit ${used(first, this.#gpu)} GiB, for `, first && ageOf(first.grantedAt)), box);
-    }));
+    })), others];
   }
 
   async #showProcesses() {
@@ -123,13 +127,29 @@ export class GpuDrawer {
   }
 }
 
+/** When and how a GPU becomes healthy again, as `berth gpu show` says it. */
+function heals({ state, heals: alone, healsAt }) {
+  if (!alone) return ['only by an operator, after the repair (Mark healthy)'];
+  if (healsAt) return ['at ', timeOf(healsAt), ', if no error comes until then'];
+  return [state === 'vanished' ? 'some minutes after a scan finds it' : 'some minutes after its last error'];
+}
+
+/** Memory in use that no pod is known for, MiB; 0 where that of pods is not known either. */
+function unexplained(gpu, pods) {
+  const parts = new Set(gpu.parts.map((part) => part.uuid));
+  const known = pods.flatMap((pod) => [...pod.allocations]).flatMap((a) => a.uses).filter((use) => parts.has(use.part) && use.memoryUsedMiB !== undefined);
+  if (known.length === 0 && pods.length > 0) return 0;
+  const left = (gpu.memoryUsedMiB ?? 0) - known.reduce((sum, use) => sum + use.memoryUsedMiB, 0);
+  return left > DRIVER_MIB ? left : 0;
+}
+
 function facts(gpu) {
   const { health, drain } = gpu;
   const of = (name, ...value) => value[0] !== undefined && value[0] !== false && el('div', {}, el('dt', {}, name), el('dd', {}, ...value));
   const now = [[gpu.utilizationPercent, '% busy'], [gpu.temperatureCelsius, '°C'], [gpu.powerWatts, 'W']].filter(([value]) => value !== undefined);
   return [el('dl', { class: 'facts' },
     of('Health', `${health.state}${health.reason ? `: ${health.reason}` : ''}, since `, timeOf(health.since)),
-    health.state !== 'healthy' && of('Becomes healthy', health.heals ? 'by itself after a time without errors' : 'only by “Mark healthy”'),
+    health.state !== 'healthy' && of('Becomes healthy', ...heals(health)),
     of('Scheduling', scheduling(gpu) === 'open' ? (['unhealthy', 'vanished'].includes(health.state) ? 'open, but no new pod gets it before it is healthy' : 'open: new pods may get it') : `${scheduling(gpu)}: no new pod gets it`),
     now.length > 0 && of('Now', now.map(([value, unit]) => `${number(value)} ${unit}`).join(', ')),
     of('Model', gpu.model), of('UUID', el('code', {}, gpu.uuid)), of('PCI, NUMA', `${gpu.pciBus}, ${gpu.numaNode ?? 'not known'}`), gpu.migEnabled && of('MIG', 'on')),

@@ -1,6 +1,7 @@
 // The link matrix as a small picture, and as a table for screen readers.
 
 import { el, svg, table } from './dom.js';
+import { errorOf } from './words.js';
 
 /** Names of paths as in `nvidia-smi topo -m`, nearest first. */
 const PATHS = {
@@ -24,7 +25,8 @@ function matrix(gpus) {
   return gpus.map((gpu) => {
     const row = new Array(gpus.length);
     for (const link of gpu.links ?? []) {
-      if (place.has(link.gpu)) row[place.get(link.gpu)] = { nvlinks: link.nvlinks, path: link.path };
+      const at = place.get(link.gpu);
+      if (at !== undefined) row[at] = { nvlinks: link.nvlinks, path: link.path, away: isAway(gpu) || isAway(gpus[at]) };
     }
     return row;
   });
@@ -36,14 +38,17 @@ export const longLink = (link) => {
   const path = PATHS[link.path]?.[1] ?? link.path;
   return link.nvlinks > 0 ? `${link.nvlinks} NVLinks; PCIe ${path}` : `no NVLink; PCIe ${path}`;
 };
-const kind = (link) => (!link ? 'unknown' : link.nvlinks > 0 ? (link.nvlinks >= 12 ? 'nv-many' : 'nv-few') : `p-${link.path}`);
-const KIND_WORDS = { 'nv-many': 'NVLink, 12 or more', 'nv-few': 'NVLink, fewer', unknown: 'not known',
+const kind = (link) => (!link ? 'unknown' : link.away ? 'away' : link.nvlinks > 0 ? (link.nvlinks >= 12 ? 'nv-many' : 'nv-few') : `p-${link.path}`);
+/** Whether the links of a GPU are as they were when it was last read. */
+const isAway = (gpu) => gpu.health.state === 'vanished' || ['does not answer', 'fell off the bus'].includes(errorOf(gpu));
+const AS_READ = 'not found or does not answer; links as last read';
+const KIND_WORDS = { away: AS_READ, 'nv-many': 'NVLink, 12 or more', 'nv-few': 'NVLink, fewer', unknown: 'not known',
   ...Object.fromEntries(Object.entries(PATHS).map(([name, [word, text]]) => [`p-${name}`, `${word}: PCIe ${text}`])) };
 
 /** Draws the links if they differ from those of the last call. */
 export function showLinks(root, gpus) {
   const cells = matrix(gpus);
-  const sign = JSON.stringify([gpus.map((g) => g.index), cells.map((row) => row.map(short))]);
+  const sign = JSON.stringify([gpus.map((g) => g.index), cells.map((row) => row.map((link) => [short(link), link?.away]))]);
   if (root.berthSign === sign) return;
   root.berthSign = sign;
   const kinds = new Set(cells.flatMap((row, y) => row.map((link, x) => (x === y ? null : kind(link)))).filter(Boolean));
@@ -89,7 +94,7 @@ function picture(gpus, cells, kinds) {
     for (let x = 0; x < n; x += 1) {
       if (x === y) continue;
       const text = svg('text', { class: `word ${kind(cells[y][x])}`, x: head + x * CELL + CELL / 2, y: head + y * CELL + CELL / 2 + 4 }, short(cells[y][x]));
-      text.append(svg('title', {}, `GPU ${gpus[y].index} to GPU ${gpus[x].index}: ${longLink(cells[y][x])}`));
+      text.append(svg('title', {}, `GPU ${gpus[y].index} to GPU ${gpus[x].index}: ${longLink(cells[y][x])}${cells[y][x]?.away ? `; ${AS_READ}` : ''}`));
       drawn.append(text);
     }
   }

@@ -1,7 +1,8 @@
 // The policy sheet: choose a policy and its parameters, try them on the node as it is, see the difference, activate.
 
-import { attempt, closeSheet, field, problemBox, sheet } from './dialog.js';
-import { button, byId, count, el, shortDigest, table } from './dom.js';
+import { named } from './changes.js';
+import { attempt, closeSheet, confirmByButton, field, problemBox, sheet } from './dialog.js';
+import { button, byId, count, el, setText, shortDigest, table } from './dom.js';
 import { SchemaForm } from './schema-form.js';
 import { difference } from './stack.js';
 import { listed } from './words.js';
@@ -46,8 +47,11 @@ async function versions(api) {
   return items;
 }
 
-/** Opens the sheet; `first` is the name of the policy that is chosen. Resolves to whether a stack was activated. */
-export async function policySheet(api, first) {
+/**
+ * Opens the sheet; `first` is the name of the policy that is changed, if one is, and `state` what the page shows. Resolves to
+ * whether a stack was activated.
+ */
+export async function policySheet(api, first, state) {
   const [{ data: stack, etag }, items] = await Promise.all([api.getWithTag('/stack'), versions(api)]);
   // The user has signed out meanwhile.
   if (!api.signedIn) return false;
@@ -65,7 +69,9 @@ export async function policySheet(api, first) {
   const failed = el('div', { role: 'alert' });
   const yes = el('button', { type: 'submit', class: 'danger' }, 'Activate');
   const trial = button('Try', () => attempt(trial, failed, tryIt), { kind: 'main' });
+  const title = el('h2', { id: 'dialog-title' });
   let form;
+  const buttons = el('div', { class: 'buttons' }, trial, button('Cancel', closeSheet), yes);
   let triedStack = '';
   let done = false;
   const chosen = () => policies.find((p) => p.digest === choice.value);
@@ -83,13 +89,18 @@ export async function policySheet(api, first) {
       guard(triedStack === '' ? 'try it first: that changes nothing' : triedStack === requestedStack() ? '' : 'it was changed since it was tried: try it again');
     } catch (problem) {
       guard(problem.title);
+      // What is shown must be of the values in the fields.
+      preview.replaceChildren();
+      result.replaceChildren();
       return;
     }
+    failed.replaceChildren();
     preview.replaceChildren(el('p', {}, `The stack will be: ${made.map((e) => e.policy).join(', ')}`), difference(stack.entries, made));
   };
   const choose = async () => {
     const policy = chosen();
     const at = stack.entries.findIndex((e) => e.policy === policy.name);
+    setText(title, policy.name === first ? `Change ${first}` : 'Activate a policy');
     byId('policy-help').textContent = policy.summary;
     position.value = at >= 0 ? `at-${at}` : stack.entries.length > 0 ? 'first' : 'only';
     onFault.value = at >= 0 ? stack.entries[at].onFault : 'skip';
@@ -100,31 +111,43 @@ export async function policySheet(api, first) {
     result.replaceChildren();
     refresh();
   };
+  /** Its failure is shown under the field that it is about, else above the buttons. */
   const tryIt = async () => {
+    buttons.before(failed);
+    try {
+      await trialOf();
+    } catch (problem) {
+      form.fieldOf(problem)?.append(failed);
+      throw problem;
+    }
+  };
+  const trialOf = async () => {
     result.replaceChildren();
     const wanted = requestedStack();
     const made = entry();
     const body = { ...made, alone: position.value === 'only', permissions: keptPermissions(stack, made.policy, position.value) };
     if (amount.value !== '') body.request = { resource: resource.value.trim(), count: Number(amount.value) };
     const report = await api.post('/trials', body);
-    result.replaceChildren(...trialReport(report));
+    result.replaceChildren(...trialReport(report, state));
     result.scrollIntoView({ block: 'nearest' });
     triedStack = report.refused ? '' : wanted;
     refresh();
     if (report.refused) guard('this stack would be refused');
   };
   const sheetForm = el('form', { oninput: () => form && refresh() },
-    el('h2', { id: 'dialog-title' }, 'Activate a policy'),
+    title,
     el('p', {}, 'Try it: the policy is called on a copy of this node’s state, in place of the entry of the same name or before all others. Nothing changes. Then activate it. Existing allocations stay.'),
     field('Policy and version', choice, ' '),
     box,
     el('div', { class: 'pair' }, field('Position in the stack', position), field('On fault', onFault)),
     el('fieldset', {}, el('legend', {}, 'Try it'), el('div', { class: 'pair' }, field('Devices to request', amount, 'Optional. Shows where they would be placed.'), field('Resource', resource)),
-      el('div', { class: 'buttons start' }, trial), result), preview,
+      result), preview,
     field('Reason', reason, 'Kept in the history of stacks.'),
-    failed, el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
+    failed, buttons);
+  confirmByButton(sheetForm);
   sheetForm.addEventListener('submit', async (event) => {
     event.preventDefault();
+    buttons.before(failed);
     if (yes.dataset.why) {
       failed.replaceChildren(problemBox({ title: 'Not activated', detail: yes.dataset.why }));
       return;
@@ -142,15 +165,20 @@ export async function policySheet(api, first) {
 }
 
 /** What a trial found: devices before and after, GPUs that change, and where a request would be. */
-function trialReport(report) {
+function trialReport(report, { node, gpus }) {
   const differs = report.offers.filter((offer) => offer.differs);
   const change = (now, then) => (now === then ? String(now) : [el('del', {}, String(now)), ' ', el('ins', {}, String(then))]);
   const faults = report.calls.filter((call) => call.fault);
   const { request } = report;
+  const taken = report.resources.filter((r) => r.freeNow > 0 && r.free === 0).map((r) => r.resource);
+  // A trial does not see GPUs that vanished; the page counts their devices.
+  const away = gpus.filter((gpu) => gpu.health.state === 'vanished');
+  const without = report.resources.some((r) => node.resources.some((shown) => shown.resource === r.resource && shown.devices !== r.devicesNow)) && away.length > 0;
   return [
     report.refused ? el('p', { class: 'notice bad' }, `It would be refused: ${report.refused}`)
-      : el('p', { class: 'notice good' }, `It works on this node. ${differs.length === 0 ? 'No GPU is offered differently.' : `${count(differs.length, 'GPU')} would be offered differently: ${listed(differs.slice(0, 20).map((offer) => offer.name.replace('GPU ', '')))}.`}`),
+      : el('p', { class: `notice ${taken.length > 0 ? 'warn' : 'good'}` }, `${taken.length > 0 ? `It works, but no device of ${listed(taken)} would be free.` : 'It works on this node.'} ${differs.length === 0 ? 'No GPU is offered differently.' : `${count(differs.length, 'GPU')} would be offered differently: ${listed(differs.slice(0, 20).map((offer) => offer.name.replace('GPU ', '')))}.`}`),
     !report.refused && table('Devices now and after activation', ['Resource', 'Devices', 'Free'], report.resources.map((r) => [el('code', {}, r.resource), change(r.devicesNow, r.devices), change(r.freeNow, r.free)])),
+    without && el('p', { class: 'muted' }, `The devices are without ${named(away)}, which vanished.`),
     request && el('p', {}, `A request for ${request.count} × ${request.resource} would be ${request.outcome}${request.names.length > 0 ? ` on ${listed(request.names)}` : ''}${request.reason || request.placedBecause ? `: ${request.reason || request.placedBecause}` : ''}.`),
     faults.length > 0 && el('ul', { class: 'events' }, faults.map((call) => el('li', {}, `${call.policy}, ${call.hook}: ${call.fault}`))),
     el('p', { class: 'muted' }, `Called in this order: ${report.stack.join(', ')}`),

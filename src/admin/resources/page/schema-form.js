@@ -13,7 +13,7 @@ const isPlain = (value) => typeof value === 'string' && value !== '' && value ==
 const show = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
 
 /** An error with the title and detail of an API problem. */
-const inputError = (title, detail) => Object.assign(new Error(detail), { title, detail });
+const inputError = (title, detail, parameter) => Object.assign(new Error(detail), { title, detail, parameter });
 
 /**
  * The field of one parameter: its control, how its value is read and written, and whether it `takes` a value: reads it back
@@ -56,7 +56,7 @@ function fieldOf(name, schema) {
       try {
         return JSON.parse(control.value);
       } catch (error) {
-        throw inputError(`${name} is not JSON`, error.message);
+        throw inputError(`${name} is not JSON`, error.message, name);
       }
     },
     write: (value) => { control.value = value === undefined ? '' : JSON.stringify(value, null, 1); },
@@ -83,7 +83,7 @@ export class SchemaForm {
     if (!this.#asJson) {
       const made = {};
       for (const [name, one] of this.#fields) {
-        if (!one.control.checkValidity()) throw inputError(`${name} cannot be used`, one.control.validationMessage);
+        if (!one.control.checkValidity()) throw inputError(`${name} cannot be used`, one.control.validationMessage, name);
         const value = one.read();
         if (value !== undefined) made[name] = value;
       }
@@ -99,6 +99,16 @@ export class SchemaForm {
     return made;
   }
 
+  /** The field of the parameter that a problem is about; undefined if it names none. */
+  fieldOf({ parameter, status, detail = '' }) {
+    const name = parameter ?? [...this.#fields.keys()].find((one) => new RegExp(`\\bparameters\\.${one}\\b`).test(detail));
+    // A problem without a status is of what was entered, not of a request.
+    if (this.#asJson) return status === undefined || detail.includes('parameters') ? this.#json.closest('.field') : undefined;
+    const found = this.#fields.get(name)?.control.closest('.field');
+    found?.closest('details')?.setAttribute('open', '');
+    return found;
+  }
+
   /** Whether the fields can show these parameters. */
   #takes(value) { return Object.entries(value).every(([name, one]) => this.#fields.get(name)?.takes(one)); }
 
@@ -107,10 +117,14 @@ export class SchemaForm {
     else for (const [name, one] of this.#fields) one.write(value[name]);
   }
 
-  /** The fields: those that take JSON and have no value are behind a summary. */
+  /**
+   * The fields: those that have a value are first, and the others behind a summary; without any value only those that take
+   * JSON are.
+   */
   #asForm() {
     const fields = [...this.#fields];
-    const rare = fields.filter(([, { control }]) => control.matches('textarea') && control.value === '');
+    const isSet = ([, { control }]) => control.value !== '';
+    const rare = fields.filter((one) => !isSet(one) && (fields.some(isSet) || one[1].control.matches('textarea')));
     const made = (list) => el('div', { class: 'pair parameters' }, list.map(([name, { control, schema, help }]) => field(name, control, [schema.description, help].filter(Boolean).join(' '))));
     return [made(fields.filter((one) => !rare.includes(one))), rare.length > 0 && el('details', {}, el('summary', {}, `More: ${rare.map(([name]) => name).join(', ')}`), made(rare))];
   }

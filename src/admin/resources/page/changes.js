@@ -8,7 +8,9 @@ import { listed } from './words.js';
 
 export const path = (gpu, noun = '') => `/gpus/${encodeURIComponent(gpu.uuid)}${noun && `/${noun}`}`;
 export const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
-const SHOWN_TO_ALL = 'Shown with this GPU.';
+const SHOWN_TO_ALL = 'Shown with this GPU. Ctrl+Enter confirms.';
+/** One word for one GPU, another for several. */
+export const byNumber = (gpus, one, several) => (gpus.length === 1 ? one : several);
 
 /** `GPU 3`, `GPUs 3, 5 and 7`. */
 export const named = (gpus) => (gpus.length === 1 ? `GPU ${gpus[0].index}` : `GPUs ${listed(gpus.map((gpu) => gpu.index))}`);
@@ -86,7 +88,7 @@ export function uncordon(api, gpus) {
   const drains = gpus.some((gpu) => gpu.drain.state !== 'cordoned');
   return unmark(api, gpus, {
     title: `Uncordon ${named(gpus)}?`, label: 'Uncordon', kind: 'cordon', marks: (gpu) => gpu.drain.marks,
-    words: `This removes all of these marks.${drains ? ' A drain is cancelled.' : ''} The GPU may be granted again at once.`,
+    words: `This removes all of these marks.${drains ? ' A drain is cancelled.' : ''} ${byNumber(gpus, 'The GPU', 'The GPUs')} may be granted again at once.`,
   });
 }
 
@@ -94,7 +96,7 @@ export function stopDrain(api, gpus) {
   return unmark(api, gpus, {
     title: `Stop the drain of ${named(gpus)}?`, label: 'Stop drain', kind: 'drain',
     marks: (gpu) => gpu.drain.marks.filter(({ kind }) => kind === 'drain'),
-    words: 'No further pod is evicted; terminating pods continue to terminate. The GPU stays cordoned.',
+    words: 'No further pod is evicted; terminating pods continue to terminate. ' + byNumber(gpus, 'The GPU stays cordoned.', 'The GPUs stay cordoned.'),
   });
 }
 
@@ -112,7 +114,8 @@ export function markHealthy(api, gpus) {
 export function forget(api, gpus) {
   return ask({
     title: `Forget ${named(gpus)}?`,
-    words: ['It vanished. Its devices are removed from the kubelet’s list; if it comes back, it is a new GPU of this node.'],
+    words: [byNumber(gpus, 'It vanished. Its devices are removed from the kubelet’s list; if it comes back, it is a new GPU of this node.',
+      'They vanished. Their devices are removed from the kubelet’s list; if they come back, they are new GPUs of this node.')],
     label: 'Forget',
     danger: true,
     act: () => each(gpus, (gpu) => api.delete(path(gpu))),

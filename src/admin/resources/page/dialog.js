@@ -42,6 +42,15 @@ export async function attempt(control, failed, act) {
   }
 }
 
+/** Keeps Enter in a field from confirming, since a change follows; Ctrl+Enter confirms. */
+export function confirmByButton(form) {
+  form.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter' || !event.target.matches('input, select')) return;
+    event.preventDefault();
+    if (event.ctrlKey || event.metaKey) form.requestSubmit();
+  });
+}
+
 /** Ends the sheet that is open. */
 let finish;
 
@@ -81,6 +90,7 @@ export async function ask({ title, words = [], fields = [], label, danger = fals
   const form = el('form', {}, el('h2', { id: 'dialog-title' }, title),
     words.map((text) => el('p', {}, text)), fields, failed,
     el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
+  confirmByButton(form);
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     done = await attempt(yes, failed, act);

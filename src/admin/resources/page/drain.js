@@ -1,16 +1,16 @@
 // The drain sheet: the pods and what happens to each, which choices are not available and why; then the progress, with a
 // button that stops the drain.
 
-import { each, named, path, reasonInput, seen, stopDrain } from './changes.js';
-import { attempt, closeSheet, field, sheet } from './dialog.js';
+import { byNumber, each, named, path, reasonInput, seen, stopDrain } from './changes.js';
+import { attempt, closeSheet, confirmByButton, field, sheet } from './dialog.js';
 import { badge, button, count, duration, el, renew } from './dom.js';
 import { podsOn } from './model.js';
-import { KINDS, scheduling } from './words.js';
+import { KINDS, drainLeft, scheduling } from './words.js';
 
 /** Longest deadline that the API accepts, in minutes: a week. */
 const DEADLINE_MIN_MAX = 7 * 24 * 60;
-/** Between two requests for the progress, milliseconds. */
-const POLL_MS = 1000;
+/** Between two looks at the page's state, milliseconds: the sheet must not contradict the row. */
+const LOOK_MS = 200;
 /** Pods that a list shows. */
 const PODS_MAX = 60;
 /** Texts of the API's holder states, and the badge of each: blockers first. */
@@ -26,8 +26,12 @@ const LEAVING = {
   over: ['good', 'over', 'it has ended; the kubelet has not released its devices yet'],
 };
 
-/** Opens the sheet for GPUs: the order, or the progress if all of them drain. `state` gives the newest state of the page. */
+/**
+ * Opens the sheet for GPUs: the order, or the progress if all of them drain. `state` gives the newest state of the page.
+ * Resolves to whether a drain was ordered.
+ */
 export async function drainSheet(api, gpus, state, changed) {
+  let ordered = false;
   const isOut = (gpu) => ['draining', 'drained'].includes(gpu.drain.state);
   const root = el('div', {});
   const stop = new AbortController();
@@ -36,6 +40,7 @@ export async function drainSheet(api, gpus, state, changed) {
   if (gpus.every(isOut)) progress();
   else {
     show(orderView(api, gpus.filter((gpu) => !isOut(gpu)), state().node, async () => {
+      ordered = true;
       await changed();
       progress();
       root.querySelector('.close')?.focus();
@@ -43,11 +48,12 @@ export async function drainSheet(api, gpus, state, changed) {
   }
   await sheet(root, { wide: true });
   stop.abort();
+  return ordered;
 }
 
 /** Why pods cannot be evicted, if they cannot. */
 export function whyNoEviction(node) {
-  if (!node.apiServer) return 'No API server is configured: start the daemon with --kubeconfig FILE, or in a pod with a service account.';
+  if (!node.apiServer) return 'No API server is configured: start the daemon with --kubeconfig FILE, or in a pod with a service account. Pods can be deleted by hand: once the drain runs, it shows the command.';
   return undefined;
 }
 
@@ -60,7 +66,7 @@ function orderView(api, gpus, node, started) {
   const options = { wait: 'continue, and show the drain as late', giveUp: 'stop the drain; the GPU stays cordoned', delete: 'delete the remaining pods, whatever their disruption budgets say' };
   const atDeadline = el('select', { id: 'at-deadline' }, Object.entries(options).map(([value, text]) => el('option', { value }, text)));
   const why = el('p', { class: 'muted', id: 'at-deadline-help' });
-  const leaving = el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Pods on it' });
+  const leaving = el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': byNumber(gpus, 'Pods on it', 'Pods on them') });
   const failed = el('div', { role: 'alert' });
   const yes = el('button', { type: 'submit', class: 'danger' }, 'Drain');
   const refresh = () => {
@@ -77,7 +83,7 @@ function orderView(api, gpus, node, started) {
     el('h2', { id: 'dialog-title' }, `Drain ${named(gpus)}?`),
     el('p', {}, 'Nothing new is granted. A GPU is drained once it has no allocations and no processes.'),
     leaving,
-    field('Reason', reason, 'Shown with this GPU.'),
+    field('Reason', reason, 'Shown with this GPU. Ctrl+Enter confirms.'),
     el('div', { class: 'field check' }, evict, el('label', { for: 'evict' }, 'Evict the pods that hold it, through the API server')),
     el('p', { class: noEviction ? 'note warn' : 'muted', id: 'evict-help' }, noEviction ? `Not possible: ${noEviction}` : 'Disruption budgets are respected. Static pods cannot be evicted: they are shown once the drain runs.'),
     el('div', { class: 'pair' }, field('Deadline in minutes', deadline, 'Empty: none.'),
@@ -86,6 +92,7 @@ function orderView(api, gpus, node, started) {
     el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
   atDeadline.setAttribute('aria-describedby', why.id);
   refresh();
+  confirmByButton(form);
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     const order = { reason: reason.value.trim(), evict: evict.checked };
@@ -99,12 +106,12 @@ function orderView(api, gpus, node, started) {
 
 function podList(gpus, evicts) {
   const pods = gpus.flatMap((gpu) => podsOn(gpu).map((pod) => ({ gpu, ...pod })));
-  if (pods.length === 0) return el('p', {}, 'No pod is on it: it is drained as soon as no process is left.');
+  if (pods.length === 0) return el('p', {}, byNumber(gpus, 'No pod is on it: it is drained as soon as no process is left.', 'No pod is on them: each is drained as soon as no process is left.'));
   const what = (pod) => {
     if (!evicts) return [badge('not evicted', 'plain'), ' the drain waits until it ends'];
     return pod.pod ? [badge('evicted', 'busy'), ' when the drain starts'] : [badge('waits', 'warn'), ' its pod is not known yet'];
   };
-  return [el('p', {}, `${count(pods.length, 'pod')} on it:`), el('ul', { class: 'leaving' }, pods.slice(0, PODS_MAX).map((pod) => el('li', {},
+  return [el('p', {}, `${count(pods.length, 'pod')} on ${byNumber(gpus, 'it', 'them')}:`), el('ul', { class: 'leaving' }, pods.slice(0, PODS_MAX).map((pod) => el('li', {},
     el('span', { class: 'who' }, pod.pod ? pod.key : 'pod not known yet'), ` ${pod.devices} × ${pod.resource}${gpus.length > 1 ? ` on GPU ${pod.gpu.index}` : ''} `, what(pod))),
   pods.length > PODS_MAX && el('li', { class: 'muted' }, `and ${pods.length - PODS_MAX} more`))];
 }
@@ -127,10 +134,26 @@ function progressView(api, gpus, state, changed, signal) {
       }, { change: true }),
       button(running.length > 0 ? 'Close (the drain goes on)' : 'Close', closeSheet, { kind: 'close main' }),
     ]);
-    setTimeout(poll, POLL_MS);
+    setTimeout(poll, LOOK_MS);
   };
   poll();
   return el('div', {}, title, body, buttons);
+}
+
+/** A name as Kubernetes allows it: no other one is put into a command. */
+const NAME = /^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$/;
+
+/** The commands that delete the pods that must end by themselves, one for each namespace, to be copied. */
+function byHand(holders) {
+  const spaces = new Map();
+  for (const { state, namespace, pod } of holders) {
+    if (state === 'notAsked' && NAME.test(namespace ?? '') && NAME.test(pod ?? '')) spaces.set(namespace, [...spaces.get(namespace) ?? [], pod]);
+  }
+  if (spaces.size === 0) return null;
+  const commands = [...spaces].map(([namespace, pods]) => `kubectl delete pod -n ${namespace} ${pods.join(' ')}`).join('\n');
+  return el('div', {}, el('p', { class: 'muted' }, 'To end them now, where you have kubectl:'),
+    el('pre', { tabindex: 0, 'aria-label': 'Commands that delete these pods' }, el('code', {}, commands)),
+    button('Copy', () => navigator.clipboard?.writeText(commands), { kind: 'small', name: 'Copy the commands' }));
 }
 
 /** The progress of one GPU: what is left, what blocks it, and until when. */
@@ -140,8 +163,8 @@ export function progressOf(gpu, named = true) {
   const state = scheduling(gpu);
   const head = el('p', {}, named && el('strong', {}, `GPU ${gpu.index} `), badge(state, KINDS[state]), drain.by && ` by ${drain.by}${drain.why ? `: ${drain.why}` : ''}`);
   if (!of || state !== 'draining') return el('div', { class: 'progress' }, head, state === 'drained' && el('p', {}, 'It has no allocation and no process left.'));
-  const words = [`${count(of.allocations.length, 'allocation')} left`];
-  if (of.processes !== undefined) words.push(count(of.processes, 'process', 'processes'));
+  const words = [drainLeft(of)];
+  if (of.processes !== undefined && of.allocations.length > 0) words.push(count(of.processes, 'process', 'processes'));
   if (of.late) words.push('late');
   else if (of.secondsLeft !== undefined) words.push(`${duration(of.secondsLeft)} until its deadline`);
   words.push(of.evict ? 'its pods are evicted' : 'no pod is evicted');
@@ -153,5 +176,6 @@ export function progressOf(gpu, named = true) {
       const [kind, word, text] = LEAVING[holder.state] ?? ['plain', holder.state, ''];
       return el('li', {}, badge(word, kind), ' ', el('span', { class: 'who' }, holder.pod ? `${holder.namespace}/${holder.pod}` : 'pod not known yet'),
         `: ${text}${holder.message ? `: ${holder.message}` : ''}${holder.comesBack ? ' (its DaemonSet creates it again)' : ''}`);
-    })));
+    })),
+    byHand(of.evict ? [] : holders));
 }

@@ -5,13 +5,13 @@ import { age, badge, button, count, duration, el, gib, renew, setText } from './
 import { MemoryBar, showShares, sparkline } from './gauges.js';
 import { openMenu } from './menu.js';
 import { podsOn } from './model.js';
-import { KINDS, colourOf, scheduling, since, searchTextOf, errorOf } from './words.js';
+import { KINDS, colourOf, drainLeft, givenUp, scheduling, since, searchTextOf, errorOf } from './words.js';
 
 /** Pods that a tile names; the drawer has all. */
 const TILE_PODS = 4;
 
 /** The columns of the table; a tile has the same parts. */
-export const COLUMNS = ['Select', 'GPU', 'State', 'Memory used / granted / total, GiB', 'Shares', 'Top pod', 'Last hour', 'Since', 'Actions'];
+export const COLUMNS = ['Select', 'GPU', 'State', 'Memory used / granted / total, GiB', 'Shares', 'Top pod', 'Utilisation, 1 h', 'Since', 'Actions'];
 
 export class Row {
   /** `on` has the callbacks `open(gpu)`, `pod(key)`, `select()` and `actions(gpu)`, which gives the items of the menu. */
@@ -37,7 +37,8 @@ export class Row {
     this.root.dataset.gpu = gpu.uuid;
   }
 
-  show(gpu, selected) {
+  /** `finds` is the test for what is searched: pods that it finds are named first. */
+  show(gpu, selected, finds) {
     this.gpu = gpu;
     this.#name(`GPU ${gpu.index}`);
     this.text = searchTextOf(gpu);
@@ -47,7 +48,9 @@ export class Row {
     renew(this.state, [gpu.health.state, gpu.health.reason, gpu.drain, gpu.bypasses], () => stateOf(gpu));
     this.memory.show(gpu);
     showShares(this.shares, gpu);
-    const pods = podsOn(gpu);
+    const all = podsOn(gpu);
+    const found = all.filter((pod) => finds(pod.key.toLowerCase()));
+    const pods = [...found, ...all.filter((pod) => !found.includes(pod))];
     renew(this.pods, pods.map((pod) => [pod.key, pod.devices]), () => this.#pods(pods));
     this.since.dateTime = since(gpu);
     this.since.title = `since ${since(gpu)}`;
@@ -71,8 +74,9 @@ export class Row {
       if (!items?.length) return [];
       const points = items.filter((item) => item[this.hourKey] !== undefined).map((item) => [Date.parse(item.at), item[this.hourKey]]);
       const known = points.map(([, value]) => value);
-      const mean = known.reduce((sum, value) => sum + value, 0) / (known.length || 1);
-      const text = busy ? `utilisation in the last hour: ${Math.round(mean)} % on average, at most ${Math.max(0, ...known)} %`
+      if (known.length === 0) return [];
+      const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
+      const text = busy ? `utilisation in the last hour: ${Math.round(mean)} % on average, at most ${Math.max(...known)} %`
         : `memory in use in the last hour: ${Math.round(mean / 1024)} GiB on average`;
       this.now = el('span', { class: 'now' });
       return [sparkline(points, busy ? 100 : this.gpu.memoryMiB, text), this.now];
@@ -83,7 +87,7 @@ export class Row {
   #showNow() {
     if (!this.now?.isConnected) return;
     const { utilizationPercent: busy } = this.gpu;
-    setText(this.now, this.hourKey === 'utilizationPercent' && busy !== undefined ? `${busy} %` : '');
+    setText(this.now, this.hourKey === 'utilizationPercent' && busy !== undefined ? `${busy} %` : this.hourKey === 'memoryUsedMiB' ? 'memory' : '');
   }
 
   #pods(pods) {
@@ -103,17 +107,18 @@ export function podButton({ key, namespace, pod }, open) {
 export function stateOf(gpu) {
   const { health, drain } = gpu;
   const state = scheduling(gpu);
+  const gaveUp = givenUp(drain);
   const shown = [];
   if (health.state !== 'healthy' || state === 'open') shown.push(badge(health.state, KINDS[health.state] ?? 'plain'));
   if (state !== 'open') shown.push(badge(state, KINDS[state] ?? 'plain'));
-  const why = [health.state !== 'healthy' && errorOf(gpu) !== health.state && errorOf(gpu), progressText(drain) || (state !== 'open' && drain.why)].filter(Boolean).join('; ');
+  const why = [health.state !== 'healthy' && errorOf(gpu) !== health.state && errorOf(gpu), progressText(drain) || (state !== 'open' && (gaveUp ? ['drain given up', gaveUp.why].filter(Boolean).join('; ') : drain.why))].filter(Boolean).join('; ');
   if (gpu.bypasses > 0) shown.push(badge(count(gpu.bypasses, 'bypass', 'bypasses'), 'warn'));
   return [...shown, why && el('span', { class: 'reason', title: [health.reason, drain.why].filter(Boolean).join('; ') }, why)].filter(Boolean);
 }
 
 function progressText({ state, progress }) {
   if (state !== 'draining' || !progress) return '';
-  const left = `${count(progress.allocations.length, 'allocation')} left`;
+  const left = drainLeft(progress);
   if (progress.late) return `late: ${left}`;
   return progress.secondsLeft === undefined ? left : `${left}, ${duration(progress.secondsLeft)} to the deadline`;
 }

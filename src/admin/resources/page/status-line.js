@@ -1,5 +1,6 @@
 // What is wrong, in one line; notices about the daemon; and announcements of changes.
 
+import { now } from './clock.js';
 import { age, badge, button, byId, count, el, renew, setText } from './dom.js';
 import { describeError, errorOf, listed } from './words.js';
 
@@ -8,6 +9,9 @@ const ANNOUNCEMENT_MAX = 3;
 /** How long an announcement is visible, milliseconds. */
 const ANNOUNCEMENT_MS = 8000;
 let announcementTimer = 0;
+/** How long processes must be unseen before a notice says so, milliseconds: a node without any process may look so for a moment. */
+const UNSEEN_MS = 30_000;
+let unseenSince;
 
 /** GPUs by what is wrong with them, the first GPU first. */
 function gpusByError(gpus) {
@@ -39,7 +43,7 @@ export function showStatusLine(root, { node, gpus }, route) {
         groups.flatMap(([why, indices], i) => [i > 0 && ', ', filter(describeError(indices, why), { state: '', why })]));
     }
     if (bypasses.length > 0) parts.push(el('span', { class: 'aside' }, `Used without an allocation: GPU ${listed(bypasses)}. `));
-    if (out > 0) parts.push(el('span', { class: 'aside' }, `${count(out, 'GPU')} cordoned or drained.`));
+    if (out > 0) parts.push(el('span', { class: 'aside' }, filter(`${count(out, 'GPU')} cordoned or drained`, { state: 'cordoned,draining,drained', why: '' }), '.'));
     return el('p', {}, badge('', kind), ...parts.flat().filter(Boolean));
   });
 }
@@ -64,7 +68,11 @@ export function notices({ node, allocations, allocationsTotal, gpus }, access, e
   const [, since, stuck] = SINCE.exec(node.checks.find((check) => check.name === 'evidence')?.detail ?? '') ?? [];
   const held = since ?? events?.find((event) => event.kind === 'hold')?.at;
   if (stuck || node.hold) words.push([`No allocation can end${held ? ` (for ${age(held)})` : ''}: ${stuck ?? node.hold}`, 'warn']);
-  if (node.processes.why) words.push([`${node.processes.why}${node.processes.fix ? `: ${node.processes.fix}` : ''}`, 'warn']);
+  unseenSince = node.processes.why ? unseenSince ?? now() : undefined;
+  if (now() - unseenSince >= UNSEEN_MS) {
+    const { why, fix } = node.processes;
+    words.push([`Processes cannot be seen: memory by pod is not known, and drains wait for allocations only. ${why}${fix ? `: ${fix}` : ''}`, 'warn']);
+  }
   if (node.apiServer && !node.apiServer.done) words.push([`API server: ${node.apiServer.waiting}`, 'warn']);
   if (node.driverRelease) words.push([`The driver is released by ${node.driverRelease.by} until ${node.driverRelease.until}: nothing is granted.`, 'warn']);
   if (access?.right === 'read') words.push(['This token can read everything and change nothing: it has the right “read”. To make changes, sign in with a token that has “change”.', 'quiet']);
@@ -80,10 +88,10 @@ export function announceText(text) {
 }
 
 /** Announces what changed between two states. */
-export function announce(before, now) {
+export function announce(before, after) {
   if (!before) return;
   const messages = [];
-  for (const gpu of now.gpus) {
+  for (const gpu of after.gpus) {
     const was = before.gpu.get(gpu.uuid);
     const drain = gpu.drain.state === 'active' ? 'uncordoned' : gpu.drain.state;
     if (!was) messages.push(`GPU ${gpu.index} appeared`);
@@ -92,7 +100,7 @@ export function announce(before, now) {
       if (was.health.state !== gpu.health.state) messages.push(`GPU ${gpu.index} is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}`);
     }
   }
-  if (before.node.stackRevision !== now.node.stackRevision) messages.push(`The stack is at revision ${now.node.stackRevision}`);
+  if (before.node.stackRevision !== after.node.stackRevision) messages.push(`The stack is at revision ${after.node.stackRevision}`);
   if (messages.length === 0) return;
   const more = messages.length - ANNOUNCEMENT_MAX;
   announceText(messages.slice(0, ANNOUNCEMENT_MAX).join('. ') + (more > 0 ? `. And ${more} more` : ''));

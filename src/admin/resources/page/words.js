@@ -1,5 +1,7 @@
 // The words and colours of states, the error of a GPU, and what a search finds.
 
+import { count } from './dom.js';
+
 /** Kinds of badge by state. */
 export const KINDS = {
   healthy: 'good', degraded: 'warn', unhealthy: 'bad', vanished: 'bad',
@@ -21,13 +23,16 @@ const REASON_MAX = 48;
 
 /** A sentence of GPUs and their error, as `errorOf` gives it: after a colon where it has no verb. */
 export function describeError(indices, error) {
-  const verb = REASONS.some(([, words]) => words === error) || /^(vanished|is|cannot)\b/.test(error);
+  const verb = REASONS.some(([, words]) => words === error) || /^(vanished|is|has|cannot)\b/.test(error);
   if (!verb) return `${listed(indices)}: ${error}`;
   return `${listed(indices)} ${indices.length === 1 ? error : error.replace(/^needs/, 'need').replace(/^does/, 'do').replace(/^is /, 'are ').replace(/^has/, 'have').replace(/\bits\b/, 'their')}`;
 }
 
 /** Whether new pods may get it: the API's `active` is called open, since it is not about work. */
 export const scheduling = (gpu) => (gpu.drain.state === 'active' ? 'open' : gpu.drain.state);
+
+/** The mark of a drain that was given up at its deadline, if there is one. */
+export const givenUp = (drain) => drain.marks.find((mark) => mark.expired);
 
 /** The reason of a bad state in a few words; empty for a GPU that works. */
 export function errorOf(gpu) {
@@ -39,6 +44,7 @@ export function errorOf(gpu) {
     const text = reason || state;
     return text.length > REASON_MAX ? `${text.slice(0, REASON_MAX - 1)}…` : text;
   }
+  if (givenUp(gpu.drain)) return 'has given up its drain';
   const progress = gpu.drain.progress;
   if (progress?.late) return 'is past its drain deadline';
   if (progress?.holders.some((holder) => holder.state === 'staticPod')) return 'cannot finish its drain: a static pod blocks it';
@@ -55,9 +61,16 @@ export function rank(gpu) {
 
 export const badFirst = (a, b) => rank(a) - rank(b) || a.index - b.index;
 
-/** All states of STATES that a GPU is in. */
+/** All states of STATES that a GPU is in: open only where new pods can get it. */
 export function statesOf(gpu) {
-  return [errorOf(gpu) && 'attention', gpu.health.state, scheduling(gpu), gpu.resources.every((use) => use.held === 0) && 'idle'].filter(Boolean);
+  return [errorOf(gpu) && 'attention', gpu.health.state, (scheduling(gpu) !== 'open' || ['healthy', 'degraded'].includes(gpu.health.state)) && scheduling(gpu), gpu.resources.every((use) => use.held === 0) && 'idle'].filter(Boolean);
+}
+
+/** What a drain still waits for. */
+export function drainLeft({ allocations, processes }) {
+  if (allocations.length > 0) return `${count(allocations.length, 'allocation')} left`;
+  if (processes > 0) return `no pod left; waiting for ${count(processes, 'process', 'processes')} to exit`;
+  return processes === undefined ? 'no pod left; waiting for a minute, since processes cannot be seen' : 'no pod left; waiting until no process was seen for 10 s';
 }
 
 /** The start of the state that the table shows. */
@@ -77,10 +90,20 @@ export function searchTextOf(gpu) {
  * `unhealthy`. `gpu 3`, and a number alone, mean the index.
  */
 export function search(query) {
-  const words = query.toLowerCase().replace(/\bgpu\s+(?=\d)/g, 'gpu').split(/\s+/).filter(Boolean);
-  const tests = words.map((word) => (/^(gpu)?\d{1,2}$/.test(word) ? new RegExp(`\\bgpu ?${word.replace('gpu', '')}\\b`)
-    : new RegExp(`(^|[^a-z0-9])${word.replace(/[^a-z0-9]/g, '\\$&')}`)));
+  const tests = testsOf(query);
   return (text) => tests.every((test) => test.test(text));
+}
+
+/** A test of whether any word of what is searched is in a text. */
+export function searchAny(query) {
+  const tests = testsOf(query);
+  return (text) => tests.some((test) => test.test(text));
+}
+
+function testsOf(query) {
+  const words = query.toLowerCase().replace(/\bgpu\s+(?=\d)/g, 'gpu').split(/\s+/).filter(Boolean);
+  return words.map((word) => (/^(gpu)?\d{1,2}$/.test(word) ? new RegExp(`\\bgpu ?${word.replace('gpu', '')}\\b`)
+    : new RegExp(`(^|[^a-z0-9])${word.replace(/[^a-z0-9]/g, '\\$&')}`)));
 }
 
 /** `3, 5 and 12`. */

@@ -67,7 +67,7 @@ export function renew(node, sign, make) {
 export function table(caption, heads, rows, kind = '') {
   const head = el('tr', { role: 'row' }, heads.map((h) => el('th', { role: 'columnheader', scope: 'col' }, h || el('span', { class: 'unseen' }, 'Actions'))));
   const body = rows.map((cells) => el('tr', { role: 'row' }, cells.map((cell, column) =>
-    el('td', { role: 'cell', 'data-label': heads[column], 'data-empty': cell === '–' }, el('div', {}, ...[cell].flat())))));
+    el('td', { role: 'cell', 'data-label': heads[column], 'data-empty': cell === '–' || cell === '' }, el('div', {}, ...[cell].flat())))));
   return el('table', { role: 'table', class: kind },
     el('caption', {}, caption),
     el('thead', { role: 'rowgroup' }, head),
@@ -93,6 +93,14 @@ export function time(text) {
   if (Number.isNaN(at.getTime())) return text;
   const clock = at.toLocaleTimeString('en-GB');
   return at.toDateString() === new Date(now()).toDateString() ? clock : `${day(at)} ${clock}`;
+}
+
+/** The time zone of the times that are shown: `UTC+5:30`. */
+export function zone() {
+  const minutes = -new Date().getTimezoneOffset();
+  const of = Math.abs(minutes);
+  if (of === 0) return 'UTC';
+  return `UTC${minutes < 0 ? '−' : '+'}${Math.floor(of / 60)}${of % 60 ? `:${String(of % 60).padStart(2, '0')}` : ''}`;
 }
 
 export const timeOf = (text) => el('time', { datetime: text, title: text }, time(text));

@@ -14,8 +14,8 @@ export class Drawer {
   #key = '';
   #view;
 
-  /** `context` has what the drawers use: `api`, `route`, `past`, `actions(gpu)`. `onClose(uuid)` moves the focus when the drawer
-   * closes. */
+  /** `context` has what the drawers use: `api`, `route`, `past`, `actions(gpu)`. `onClose(gpu, pod)` moves the focus when
+   * the drawer closes. */
   constructor(context, onClose) {
     this.#context = context;
     this.#route = context.route;
@@ -29,9 +29,9 @@ export class Drawer {
   get isOpen() { return !this.#root.hidden; }
 
   close() {
-    const uuid = this.#route.get('gpu');
+    const [gpu, pod] = [this.#route.get('gpu'), this.#route.get('pod')];
     this.#route.set({ gpu: '', pod: '' });
-    this.#onClose(uuid);
+    this.#onClose(gpu, pod);
   }
 
   /** Shows what the address says. */

@@ -6,7 +6,7 @@ import { drainSheet } from './drain.js';
 import { cellsOf } from './gauges.js';
 import { closeMenu } from './menu.js';
 import { COLUMNS, Row } from './row.js';
-import { STATES, badFirst, colourOf, search, statesOf, errorOf } from './words.js';
+import { STATES, badFirst, colourOf, search, searchAny, statesOf, errorOf } from './words.js';
 
 /** Namespaces of the legend; further ones are named by their cells only. */
 const LEGEND_MAX = 10;
@@ -28,13 +28,16 @@ export class Gpus {
     this.#parts = parts;
     this.#state = state;
     this.#changed = changed;
-    parts.tools.append(this.#chips, this.#bulk, this.#legend, this.#layouts);
+    parts.tools.append(this.#chips, this.#legend, this.#layouts);
+    // Below the list, where its appearance moves no row.
+    parts.root.after(this.#bulk);
   }
 
   show(state) {
     const layout = this.#route.get('layout') === 'tiles' ? 'tiles' : 'table';
     if (layout !== this.#layout) this.#build(layout);
     const sorted = state.gpus.toSorted(badFirst);
+    const finds = searchAny(this.#route.get('q'));
     for (const [uuid, row] of this.#rows) {
       if (state.gpu.has(uuid)) continue;
       if (row.root.querySelector('[role=menu]')) closeMenu();
@@ -55,7 +58,7 @@ export class Gpus {
         });
         this.#rows.set(gpu.uuid, row);
       }
-      row.show(gpu, this.#route.get('gpu') === gpu.uuid);
+      row.show(gpu, this.#route.get('gpu') === gpu.uuid, finds);
       if (stays && row.root.isConnected) return;
       if (this.#list.children[place] !== row.root) this.#list.insertBefore(row.root, this.#list.children[place] ?? null);
     });
@@ -90,11 +93,17 @@ export class Gpus {
   /** The GPU of the row that has the focus. */
   focused() { return this.#rows.get(document.activeElement?.closest('[data-gpu]')?.dataset.gpu)?.gpu; }
 
-  /** Moves the focus by so many rows. */
+  /** Moves by so many rows: the drawer of a GPU if one is open, else the focus. */
   move(by) {
     const rows = this.shown();
-    const at = rows.findIndex((row) => row.gpu === this.focused());
-    rows[at < 0 ? 0 : Math.max(0, Math.min(rows.length - 1, at + by))]?.open.focus();
+    const inDrawer = this.#route.get('gpu');
+    const at = rows.findIndex(({ gpu }) => (inDrawer ? gpu.uuid === inDrawer : gpu === this.focused()));
+    const next = rows[at < 0 ? 0 : Math.max(0, Math.min(rows.length - 1, at + by))];
+    if (!inDrawer) next?.open.focus();
+    else if (next) {
+      next.root.scrollIntoView({ block: 'nearest' });
+      this.#route.set({ gpu: next.gpu.uuid }, { replace: true });
+    }
   }
 
   focusOn(uuid) { this.#rows.get(uuid)?.open.focus(); }
@@ -131,8 +140,21 @@ export class Gpus {
   async change(name, of) {
     const gpus = this.newest(of);
     if (gpus.length === 0) return;
-    if (name === 'drain') await drainSheet(this.#api, gpus, this.#state, this.#changed);
-    else if (await changes[name](this.#api, gpus)) await this.#changed();
+    const done = async () => {
+      this.#leave(gpus[0]);
+      await this.#changed();
+      // The row of a GPU that was forgotten is gone.
+      if (document.activeElement === document.body) document.getElementById('main').focus();
+    };
+    if (name === 'drain') {
+      if (await drainSheet(this.#api, gpus, this.#state, done)) this.#leave(gpus[0]);
+    } else if (await changes[name](this.#api, gpus)) await done();
+  }
+
+  /** After a change the focus is not on a button: another Enter would begin the next change. */
+  #leave({ uuid }) {
+    const heading = !document.getElementById('drawer').hidden && document.getElementById('drawer-title');
+    (heading || this.#rows.get(uuid)?.open)?.focus();
   }
 
   #build(layout) {
@@ -172,6 +194,7 @@ export class Gpus {
       chip('All', gpus.length, wanted.length === 0 && !why, () => this.#route.set({ state: '', why: '' })),
       ...shown.map((state) => chip(STATES[state], sums.get(state) ?? 0, wanted.includes(state), () => this.#route.set({
         state: (wanted.includes(state) ? wanted.filter((other) => other !== state) : [...wanted, state]).join(','), why: '' }), state)),
+      wanted.length > 1 && el('span', { class: 'muted' }, 'any of these'),
       why && chip(why, gpus.filter((gpu) => errorOf(gpu) === why).length, true, () => this.#route.set({ why: '' }), 'attention'),
     ]);
   }

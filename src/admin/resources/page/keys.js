@@ -8,7 +8,12 @@ export function listen(route, on) {
     const { key, target } = event;
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || byId('node').hidden || byId('dialog').open) return;
     if (target.matches('input:not([type=checkbox]), textarea, select')) {
-      if (key === 'Escape' && target.id === 'find') on.Escape?.();
+      if (target.id !== 'find') return;
+      if (key === 'Escape') on.Escape?.();
+      if (['Enter', 'ArrowDown'].includes(key)) {
+        event.preventDefault();
+        on.first();
+      }
       return;
     }
     const does = /^[1-9]$/.test(key) ? () => on.view(Number(key) - 1) : on[key];

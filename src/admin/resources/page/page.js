@@ -4,7 +4,7 @@ import { Api } from './api.js';
 import { showCapacity } from './capacity.js';
 import { now } from './clock.js';
 import { problemBox } from './dialog.js';
-import { badge, byId, duration, el, renew, setText } from './dom.js';
+import { badge, byId, duration, el, renew, setText, zone } from './dom.js';
 import { Gpus } from './gpus.js';
 import { Past } from './history.js';
 import { listen } from './keys.js';
@@ -61,9 +61,10 @@ document.addEventListener('click', (event) => {
 }, true);
 listen(route, {
   '/': () => byId('find').focus(),
-  j: () => gpus.move(1),
-  k: () => gpus.move(-1),
-  x: () => gpus.toggle(gpus.focused()?.uuid),
+  j: () => step(1),
+  k: () => step(-1),
+  first: () => step(-Infinity),
+  x: () => gpus.toggle(route.get('gpu') || gpus.focused()?.uuid),
   c: () => change('cordon', (gpu) => gpu.drain.state === 'active'),
   d: () => change('drain', () => true),
   '?': () => byId('help').click(),
@@ -73,6 +74,7 @@ listen(route, {
   },
   view: (place) => Object.keys(VIEWS)[place] && route.set({ view: Object.keys(VIEWS)[place] }),
 });
+setText(byId('zone'), `Times are local (${zone()}).`);
 if (api.signedIn) begin();
 else showSignIn();
 
@@ -247,7 +249,9 @@ async function showView() {
     const read = past.events().then((events) => ({ events }), (problem) => ({ problem }));
     const [{ showTimeline }, events] = await Promise.all([import('./timeline.js'), read]);
     if (shown) showTimeline(byId('timeline'), byId('timeline-tools'), events, state, context);
-  } else if (view === 'policies' && state.stack) {
+  } else if (view === 'policies' && !state.stack) {
+    for (const id of ['stack', 'activations']) renew(byId(id), 'loading', () => el('p', { class: 'muted' }, 'Loading…'));
+  } else if (view === 'policies') {
     const stack = await import('./stack.js');
     if (!shown) return;
     stack.showStack(byId('stack'), state.stack, policies);
@@ -260,21 +264,46 @@ async function showDrawer() {
   if (!drawer) {
     if (!route.get('gpu') && !route.get('pod')) return;
     const { Drawer } = await import('./drawer.js');
-    drawer ??= new Drawer({ api, route, actions: (gpu) => gpus.actions(gpu), get past() { return past; } }, (uuid) => gpus.focusOn(uuid));
+    drawer ??= new Drawer({ api, route, actions: (gpu) => gpus.actions(gpu), get past() { return past; } }, leaveDrawer);
   }
   if (shown) await drawer.show(shown);
   guardChanges();
 }
 
-/** Changes the selected GPUs, or the one with the focus or in the drawer. */
+/** The buttons that open the pods of the list, in its order. */
+const podButtons = () => [...byId('pods').querySelectorAll('tbody tr')].map((row) => row.querySelector('button'));
+
+/** Moves by so many rows of the list that is open: the drawer if there is one, else the focus. */
+function step(by) {
+  if (route.get('gpu') || route.get('view') === 'gpus') {
+    gpus.move(by);
+    return;
+  }
+  if (route.get('view') !== 'pods') return;
+  const buttons = podButtons();
+  const pod = route.get('pod');
+  const at = buttons.findIndex((one) => (pod ? one.getAttribute('aria-label') === `Pod ${pod}` : one.closest('tr').contains(document.activeElement)));
+  const next = buttons[at < 0 ? 0 : Math.max(0, Math.min(buttons.length - 1, at + by))];
+  if (pod) next?.click();
+  else next?.focus();
+}
+
+/** Moves the focus to what opened a drawer that is closed. */
+function leaveDrawer(gpu, pod) {
+  if (gpu) gpus.focusOn(gpu);
+  else [...byId('main').querySelectorAll('button.link')].find((one) => one.checkVisibility() && one.getAttribute('aria-label') === `Pod ${pod}`)?.focus();
+}
+
+/** Changes the GPU in the drawer, else the selected ones, else the one with the focus. */
 function change(name, fits) {
   if (document.body.dataset.why) {
     announceText(`Not possible: ${document.body.dataset.why}`);
     return;
   }
-  const selected = gpus.selected();
-  const one = gpus.focused() ?? shown?.gpu.get(route.get('gpu'));
-  const chosen = gpus.newest(selected.length > 0 ? selected : [one].filter(Boolean)).filter(fits);
+  // What is changed is what the user looks at, not a row behind the drawer.
+  const inDrawer = shown?.gpu.get(route.get('gpu'));
+  const selected = inDrawer ? [inDrawer] : gpus.selected();
+  const chosen = gpus.newest(selected.length > 0 ? selected : [gpus.focused()].filter(Boolean)).filter(fits);
   if (chosen.length === 0) announceText('No GPU to change: choose one with j and k');
   else act(() => gpus.change(name, chosen));
 }
@@ -282,7 +311,7 @@ function change(name, fits) {
 async function policies(name, ...rest) {
   await act(async () => {
     const { stack } = shown;
-    const changed = name === 'change' ? await (await import('./policy-sheet.js')).policySheet(api, rest[0]?.policy)
+    const changed = name === 'change' ? await (await import('./policy-sheet.js')).policySheet(api, rest[0]?.policy, shown)
       : await (await import('./stack.js'))[name](api, stack, ...rest);
     if (changed) await update();
   });

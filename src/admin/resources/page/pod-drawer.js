@@ -15,7 +15,7 @@ const fact = (name, ...value) => el('div', {}, el('dt', {}, name), el('dd', {}, 
 
 export class PodDrawer {
   #context; #key;
-  #title = el('h2', { id: 'drawer-title' });
+  #title = el('h2', { id: 'drawer-title', tabindex: -1 });
   #where = el('p', { class: 'muted' });
   #holds = el('div', {});
   #why = el('div', {});

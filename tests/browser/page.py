@@ -150,13 +150,18 @@ def cordons_by_keyboard_alone(watch: Watch, node: Node) -> None:
     page.keyboard.press("Enter")
     page.keyboard.type("fan <b>replacement</b>")
     picture(page, "page-cordon")
+    # Enter in the field confirms nothing.
     page.keyboard.press("Enter")
+    node.quiet(0.5)
+    check(dialog.is_visible() and node.drain_state(6) == "active", "Enter in the field of the reason cordoned the GPU")
+    page.keyboard.press("Control+Enter")
     expect(dialog).to_be_hidden()
     expect(row(watch, 6)).to_contain_text("cordoned fan <b>replacement</b>", use_inner_text=True)
     check(node.drain_state(6) == "cordoned", "the GPU is not cordoned")
     expect(page.locator("#announcement")).to_contain_text("GPU 6 is cordoned")
     check(row(watch, 6).locator("b").count() == 0, "a reason became an element")
-    expect(actions).to_be_focused()
+    # Not on a button that begins another change.
+    expect(page.get_by_role("button", name="GPU 6", exact=True)).to_be_focused()
     node.ask("DELETE", f"/gpus/{node.gpus()[6]['uuid']}/cordon")
 
 
@@ -174,7 +179,8 @@ def drains_and_stops_and_uncordons(watch: Watch, node: Node) -> None:
     # The sheet stays, and shows the progress.
     expect(dialog).to_contain_text("draining by admin: new fan", use_inner_text=True)
     expect(dialog).to_contain_text("1 allocation left")
-    expect(dialog).to_contain_text("team-a/train-0: not evicted")
+    expect(dialog).to_contain_text("not evicted team-a/train-0: it must end by itself", use_inner_text=True)
+    expect(dialog).to_contain_text("kubectl delete pod -n team-a train-0")
     order = node.ask("GET", f"/gpus/{gpu['uuid']}/drain")[1]["progress"]
     check((order["atDeadline"], order["evict"]) == ("giveUp", False), f"another order than asked for: {order}")
     picture(page, "page-draining")
@@ -184,7 +190,12 @@ def drains_and_stops_and_uncordons(watch: Watch, node: Node) -> None:
     expect_action(watch, index, "Uncordon…")
     expect(menu(watch, index).get_by_role("menuitem", name="Stop drain…", exact=True)).to_have_count(0)
     page.keyboard.press("Escape")
-    open_action(watch, index, "Uncordon…").get_by_role("button", name="Uncordon", exact=True).click()
+    asked = open_action(watch, index, "Uncordon…")
+    # What Enter does is seen, although the mouse opened the dialog.
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    check(outline == "solid", f"the focus in the dialog cannot be seen: {outline}")
+    asked.get_by_role("button", name="Uncordon", exact=True).click()
+    expect(page.get_by_role("button", name=f"GPU {index}", exact=True)).to_be_focused()
     expect_action(watch, index, "Cordon…")
     check(node.drain_state(index) == "active", "the GPU is not active")
 
@@ -235,6 +246,7 @@ def activates_a_policy_and_shows_refusals(watch: Watch, node: Node) -> None:
 
     # Parameters that the policy does not take.
     page.get_by_role("button", name="Change mixed").click()
+    dialog = page.get_by_role("dialog", name="Change mixed")
     expect(dialog.get_by_label("replicas", exact=True)).to_have_value("4")
     dialog.get_by_role("button", name="Edit as JSON").click()
     check(json.loads(dialog.get_by_label("Parameters (JSON)").input_value()) == {"replicas": 4}, "the entry's parameters are not there")

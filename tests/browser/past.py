@@ -45,6 +45,23 @@ def a_gpu_has_graphs_with_their_values_as_tables(watch: Watch, node: SixteenGpuN
     picture(page, "graphs")
 
 
+def a_gpu_that_is_no_longer_read_has_no_present_value(watch: Watch, node: SixteenGpuNode) -> None:
+    """A made-up past of which the last half hour is missing."""
+    page = watch.page
+    uuid = node.gpus()[3]["uuid"]
+    real = node.ask("GET", f"/gpus/{uuid}/history?last=1h")[1]
+
+    def answer(route) -> None:
+        stamps = page.evaluate("Array.from({ length: 30 }, (_, i) => new Date(Date.now() - (60 - i) * 60000).toISOString())")
+        items = [{"at": stamp, "memoryUsedMiB": 0} for stamp in stamps]
+        route.fulfill(status=200, content_type="application/json", body=json.dumps({**real, "stepSeconds": 60, "items": items, "pods": []}))
+
+    page.route("**/history?last=1h&points=240", answer)
+    sign_in(watch, node, at=f"#gpu={uuid}")
+    figure = drawer(watch).locator("figure", has_text="Memory").first
+    expect(figure.locator(".readout")).to_have_text(re.compile(r"^in use: no reading since \d\d:\d\d; granted: no reading$"))
+
+
 def memory_is_drawn_by_pod(watch: Watch, node: SixteenGpuNode) -> None:
     """The processes of simulated GPUs are in no pod: the answer is made up here, in the shape of the real one."""
     page = watch.page
@@ -82,6 +99,15 @@ def the_timeline_has_the_events_of_an_hour_and_a_day(watch: Watch, node: Sixteen
     expect(lanes).to_be_visible()
     hour = events.get_by_role("listitem").count()
     check(lanes.locator("circle").count() >= hour, "the picture has fewer events than the list")
+    # What one start makes is one line.
+    expect(events.locator("summary", has_text=re.compile(r"^\d+ GPUs were found$"))).to_have_count(1)
+    expect(events.locator("summary", has_text="policies came with the daemon")).to_have_count(1)
+    drains = page.get_by_role("group", name="Kinds of event").get_by_role("button", name="Drains")
+    drains.click()
+    expect(drains).to_have_attribute("aria-pressed", "true")
+    until("only drains", lambda: all("Drains" in text for text in events.get_by_role("listitem").all_inner_texts()), 5)
+    drains.click()
+    expect(events).to_contain_text("GPU 12 is unhealthy: XID 79")
     page.get_by_role("button", name="24 hours").click()
     expect(page.get_by_role("img", name=re.compile("^Events of the last 24h"))).to_be_visible()
     until("as many events as in an hour", lambda: events.get_by_role("listitem").count() >= hour, 5)
@@ -169,6 +195,7 @@ def a_daemon_without_history_shows_no_graph_and_no_error(watch: Watch, node: Six
 CASES = [
     each_gpu_has_a_line_of_the_last_hour,
     a_gpu_has_graphs_with_their_values_as_tables,
+    a_gpu_that_is_no_longer_read_has_no_present_value,
     memory_is_drawn_by_pod,
     the_timeline_has_the_events_of_an_hour_and_a_day,
     a_new_event_is_in_the_timeline_within_seconds,

@@ -14,7 +14,8 @@ from say import check, until
 def _change_mixed(page: Page) -> Locator:
     """The sheet that changes the parameters of the active policy."""
     page.get_by_role("button", name="Change mixed").click()
-    return page.get_by_role("dialog", name="Activate a policy")
+    expect(page.get_by_role("dialog", name="Change mixed")).to_be_visible()
+    return page.get_by_role("dialog")
 
 
 def _with_api_server(watch: Watch) -> None:
@@ -208,10 +209,19 @@ def parameters_have_a_form_made_from_their_schema(watch: Watch, node: Node) -> N
     expect(dialog).to_contain_text("Shares of a GPU. A share is an equal part of its memory and compute.")
     expect(dialog.get_by_label("advertise", exact=True).locator("option")).to_have_text(["default: both", "both", "latched"])
     expect(dialog.get_by_label("resource", exact=True)).to_have_attribute("placeholder", "default: nvidia.com/gpu")
+    # The others are behind a summary: only this one has a value.
+    expect(dialog.get_by_label("advertise", exact=True)).to_be_hidden()
+    dialog.locator("summary", has_text="More").click()
+    difference = dialog.locator(".difference")
+    replicas.fill("5")
+    expect(difference).to_contain_text('+ mixed {"replicas":5}')
     replicas.fill("200")
+    expect(difference).to_have_count(0)
     dialog.get_by_role("button", name="Try", exact=True).click()
-    expect(dialog.get_by_role("alert")).to_contain_text("replicas cannot be used")
+    refused = dialog.locator(".field", has=page.locator("#p-replicas")).get_by_role("alert")
+    expect(refused).to_contain_text("replicas cannot be used")
     replicas.fill("8")
+    expect(refused).to_have_text("")
     dialog.get_by_label("advertise", exact=True).select_option(label="latched")
     expect(dialog.locator(".difference")).to_contain_text('+ mixed {"advertise":"latched","replicas":8}')
     dialog.get_by_role("button", name="Edit as JSON").click()
@@ -224,6 +234,7 @@ def parameters_have_a_form_made_from_their_schema(watch: Watch, node: Node) -> N
     # Another policy has another form; what is rare and takes JSON is behind a summary.
     timeslice = next(p for p in node.ask("GET", "/policies")[1]["items"] if p["name"] == "timeslice")
     dialog.get_by_label("Policy and version").select_option(timeslice["digest"])
+    expect(page.get_by_role("dialog", name="Activate a policy")).to_be_visible()
     dialog.locator("summary", has_text="overrides").click()
     dialog.get_by_label("overrides", exact=True).fill('[{"index": 0, "replicas": 2}]')
     expect(dialog.locator(".difference")).to_contain_text('"overrides":[{"index":0,"replicas":2}]')
@@ -259,6 +270,39 @@ def a_policy_is_tried_before_it_is_activated(watch: Watch, node: Node) -> None:
     dialog.get_by_label("Reason").fill("untried")
     page.keyboard.press("Enter")
     check(node.ask("GET", "/stack")[1]["revision"] == before["revision"], "an untried stack was activated")
+    page.keyboard.press("Escape")
+
+
+def a_policy_that_leaves_nothing_free_is_said_in_amber(watch: Watch, node: Node) -> None:
+    """The answer is made up: no shipped policy takes all free devices of this node."""
+    page = watch.page
+
+    def answer(route: Route) -> None:
+        real = route.fetch()
+        data = real.json()
+        data["resources"] = [{"resource": SHARED, "devices": 32, "free": 0, "devicesNow": 32, "freeNow": 24}]
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(data))
+
+    page.route("**/api/v1/trials", answer)
+    sign_in(watch, node, at="#view=policies")
+    dialog = _change_mixed(page)
+    dialog.get_by_role("button", name="Try", exact=True).click()
+    expect(dialog.locator(".notice.warn")).to_contain_text(f"It works, but no device of {SHARED} would be free.")
+    expect(dialog.locator(".notice.good")).to_have_count(0)
+    page.keyboard.press("Escape")
+
+
+def the_buttons_of_a_long_sheet_stay_in_view(watch: Watch, node: Node) -> None:
+    page = watch.page
+    page.set_viewport_size({"width": 1280, "height": 500})
+    sign_in(watch, node, at="#view=policies")
+    dialog = _change_mixed(page)
+    expect(dialog.get_by_label("replicas", exact=True)).to_have_value("4")
+    for name in ("Try", "Cancel", "Activate"):
+        box = dialog.get_by_role("button", name=name, exact=True).bounding_box()
+        check(box["y"] + box["height"] <= 500, f"{name} is below the fold: {box}")
+    high = dialog.evaluate("(one) => one.scrollHeight - one.clientHeight")
+    check(high > 0, "the sheet is not longer than the window")
     page.keyboard.press("Escape")
 
 
@@ -313,6 +357,8 @@ CASES = [
     what_no_field_can_show_is_edited_as_json,
     parameters_have_a_form_made_from_their_schema,
     a_policy_is_tried_before_it_is_activated,
+    a_policy_that_leaves_nothing_free_is_said_in_amber,
+    the_buttons_of_a_long_sheet_stay_in_view,
     an_earlier_stack_is_rolled_back_to_beside_the_history,
     the_stack_of_the_file_is_used_again,
     a_policy_alone_keeps_its_permissions,

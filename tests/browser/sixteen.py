@@ -34,6 +34,8 @@ def the_status_line_says_what_is_wrong_and_filters(watch: Watch, node: SixteenGp
     _shown(watch, [3, 5, 7, 12])
     page.go_back()
     _shown(watch, [3, 12])
+    status.get_by_role("button", name="1 GPU cordoned or drained").click()
+    _shown(watch, [9])
 
 
 def bad_gpus_are_first_and_sixteen_fit_on_one_screen(watch: Watch, node: SixteenGpuNode) -> None:
@@ -57,7 +59,7 @@ def counters_filter_and_a_link_shows_the_same(watch: Watch, node: SixteenGpuNode
     sign_in(watch, node)
     chips = page.get_by_role("group", name="States of GPUs")
     expect(chips.get_by_role("button", name="All 16")).to_have_attribute("aria-pressed", "true")
-    for name in ("Need attention 4", "Vanished 1", "Unhealthy 3", "Cordoned 1", "Healthy 12", "Open 15"):
+    for name in ("Need attention 4", "Vanished 1", "Unhealthy 3", "Cordoned 1", "Healthy 12", "Open 11"):
         expect(chips.get_by_role("button", name=name)).to_be_visible()
     chips.get_by_role("button", name="Unhealthy 3").click()
     _shown(watch, [3, 7, 12])
@@ -99,6 +101,10 @@ def capacity_adds_up_and_says_why(watch: Watch, node: SixteenGpuNode) -> None:
     page.get_by_text("neither held nor free").click()
     reasons = page.locator(".reasons")
     expect(reasons).to_contain_text("fan replacement")
+    # The same reason is there once, with all GPUs that have it.
+    texts = reasons.get_by_role("listitem").all_inner_texts()
+    said = [re.sub(r"^\d+ | on GPU[^:]*", "", text) for text in texts]
+    check(len(set(said)) == len(said), f"a reason is repeated: {texts}")
     reasons.get_by_role("button", name="GPU 3").click()
     expect(drawer(watch).get_by_role("heading", name="GPU 3", exact=True)).to_be_visible()
 
@@ -143,7 +149,14 @@ def a_search_finds_what_is_meant(watch: Watch, node: SixteenGpuNode) -> None:
     name = f"{pod['holder']['namespace']}/{pod['holder']['pod']}"
     by_uuid = {g["uuid"]: g["index"] for g in node.gpus()}
     find.fill(name)
-    _shown(watch, [by_uuid[uuid] for uuid in pod["gpus"]])
+    held = sorted(by_uuid[uuid] for uuid in pod["gpus"])
+    _shown(watch, held)
+    # Its rows name the pod that was found, whichever holds most.
+    for index in held:
+        expect(row(watch, index).get_by_role("button", name=f"Pod {name}", exact=True)).to_be_visible()
+    first = _order(watch)[0]
+    find.press("Enter")
+    expect(page.get_by_role("button", name=f"GPU {first}", exact=True)).to_be_focused()
     view(watch, "Pods")
     expect(page.locator("#pods tbody tr")).to_have_count(1)
     expect(page.locator("#pods tbody")).to_contain_text(name)
@@ -174,6 +187,9 @@ def a_gpu_has_a_drawer_with_an_address(watch: Watch, node: SixteenGpuNode) -> No
     for title in ("Overview", "Holders", "Load", "Processes", "History", "Devices", "Links to other GPUs"):
         expect(opened.get_by_role("heading", level=3, name=title, exact=True)).to_be_visible()
     expect(opened).to_contain_text("unhealthy: XID 79")
+    health = gpu["health"]
+    when = "if no error comes until then" if health.get("healsAt") else "some minutes after its last error"
+    expect(opened).to_contain_text(when if health["heals"] else "only by an operator, after the repair")
     expect(opened).to_contain_text(gpu["uuid"])
     expect(opened.get_by_role("table", name="Health, newest first").locator("tbody tr")).to_have_count(2)
     expect(opened).to_contain_text("18 NVLinks")
@@ -262,6 +278,108 @@ def several_gpus_are_cordoned_at_once(watch: Watch, node: SixteenGpuNode) -> Non
     expect(bulk).to_contain_text("16 selected")
 
 
+def a_selection_moves_no_row(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    place = lambda: row(watch, 3).bounding_box()["y"]  # noqa: E731
+    expect(row(watch, 3)).to_be_visible()
+    page.wait_for_timeout(1000)
+    before = place()
+    page.get_by_label("Select GPU 3", exact=True).check()
+    expect(page.get_by_role("group", name="Selected GPUs")).to_be_in_viewport()
+    check(place() == before, f"the row moved from {before} to {place()}")
+
+
+def keys_act_on_the_gpu_in_the_drawer(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    row(watch, 3).get_by_role("button", name="GPU 3", exact=True).click()
+    expect(page.get_by_role("complementary", name="GPU 3", exact=True)).to_be_visible()
+    page.keyboard.press("j")
+    expect(page.get_by_role("complementary", name="GPU 5", exact=True)).to_be_visible()
+    page.keyboard.press("j")
+    expect(page.get_by_role("complementary", name="GPU 7", exact=True)).to_be_visible()
+    page.keyboard.press("k")
+    expect(page.get_by_role("complementary", name="GPU 5", exact=True)).to_be_visible()
+    # Not the selected ones, which are behind it.
+    page.get_by_label("Select GPU 12", exact=True).check()
+    page.keyboard.press("d")
+    expect(page.get_by_role("dialog", name="Drain GPU 5?")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("c")
+    dialog = page.get_by_role("dialog", name="Cordon GPU 5?")
+    dialog.get_by_label("Reason").fill("by key")
+    dialog.get_by_role("button", name="Cordon", exact=True).click()
+    expect(drawer(watch).get_by_role("heading", name="GPU 5", exact=True)).to_be_focused()
+    until("the cordon", lambda: node.drain_state(5) == "cordoned", 10)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="GPU 5", exact=True)).to_be_focused()
+    node.ask("DELETE", f"/gpus/{node.gpus()[5]['uuid']}/cordon")
+
+
+def pods_are_stepped_through_by_keys(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=pods")
+    rows = page.locator("#pods tbody tr")
+    expect(rows.nth(1)).to_be_visible()
+    page.keyboard.press("j")
+    expect(rows.nth(0).get_by_role("button").first).to_be_focused()
+    page.keyboard.press("j")
+    expect(rows.nth(1).get_by_role("button").first).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(drawer(watch).get_by_role("heading", level=2)).to_be_visible()
+    second = rows.nth(1).get_by_role("button").first.get_attribute("aria-label")
+    page.keyboard.press("k")
+    first = rows.nth(0).get_by_role("button").first.get_attribute("aria-label")
+    expect(page.get_by_role("complementary", name=f"Pod {first.split('/')[1]}", exact=True)).to_be_visible()
+    check(first != second, "the two rows are of one pod")
+    page.keyboard.press("Escape")
+    expect(rows.nth(0).get_by_role("button").first).to_be_focused()
+
+
+def memory_above_what_was_granted_is_marked(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    sign_in(watch, node)
+    expect(row(watch, 8)).to_be_visible()
+    for gpu in node.gpus():
+        used, granted = gpu.get("memoryUsedMiB", 0), gpu.get("memoryGrantedMiB", 0)
+        over = row(watch, gpu["index"]).locator(".over")
+        expect(over).to_have_count(1 if 0 < granted < used else 0)
+    # Its process is in no pod.
+    row(watch, 8).get_by_role("button", name="GPU 8", exact=True).click()
+    expect(drawer(watch)).to_contain_text("4200008")
+    gpu = node.gpus()[8]
+    uses = [use for a in node.ask("GET", f"/allocations?gpu={gpu['uuid']}")[1]["items"] for use in a["uses"] if use["part"] == gpu["uuid"]]
+    known = [use["memoryUsedMiB"] for use in uses if "memoryUsedMiB" in use]
+    if known:
+        expect(drawer(watch)).to_contain_text(f"{(gpu['memoryUsedMiB'] - sum(known)) / 1024:.1f} GiB belong to no known pod")
+    else:
+        expect(drawer(watch)).not_to_contain_text("belong to no known pod")
+
+
+def a_trial_names_the_gpu_that_vanished(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=policies")
+    page.get_by_role("button", name="Change timeslice").click()
+    dialog = page.get_by_role("dialog", name="Change timeslice")
+    dialog.get_by_role("button", name="Try", exact=True).click()
+    expect(dialog).to_contain_text("The devices are without GPU 5, which vanished.")
+    page.keyboard.press("Escape")
+
+
+def links_of_gpus_that_are_away_are_grey(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    sign_in(watch, node, at="#view=links")
+    expect(page.locator("#links path.cell.away")).to_have_count(1)
+    expect(page.get_by_role("list", name="Legend")).to_contain_text("not found or does not answer; links as last read")
+    texts = page.locator("#links .word title").all_text_contents()
+    away = [text for text in texts if "links as last read" in text]
+    check(away and all(re.search(r"GPU (3|5|12)\b", text) for text in away), f"{away[:4]}")
+    check(not any("GPU 0 to GPU 1:" in text for text in away), "GPUs that answer are grey")
+
+
 def keys_do_what_the_help_says(watch: Watch, node: SixteenGpuNode) -> None:
     page = watch.page
     sign_in(watch, node)
@@ -343,6 +461,12 @@ def a_phone_shows_the_status_line_and_a_line_for_each_gpu(watch: Watch, node: Si
         fits = reason.evaluate("(one) => one.scrollWidth <= one.clientWidth + 1")
         check(words in reason.inner_text() and fits, f"the reason of GPU {index} cannot be read")
     expect_no_horizontal_scroll(watch, "at 420")
+    expect(page.get_by_role("list", name="Colours of namespaces")).to_be_visible()
+    for name in ("GPUs", "Pods", "Timeline", "Policies", "Decisions", "Links"):
+        box = page.get_by_role("navigation", name="Views").get_by_role("link", name=name).bounding_box()
+        check(box["x"] + box["width"] <= 420, f"{name} lies outside of the bar of views: {box}")
+    view(watch, "Pods")
+    expect(page.locator("#pods tbody tr").first.get_by_role("button", name=re.compile("^Explain"))).to_be_visible()
 
 
 CASES = [
@@ -358,6 +482,12 @@ CASES = [
     pods_are_listed_each_with_a_drawer,
     several_gpus_are_cordoned_at_once,
     keys_do_what_the_help_says,
+    keys_act_on_the_gpu_in_the_drawer,
+    pods_are_stepped_through_by_keys,
+    a_selection_moves_no_row,
+    memory_above_what_was_granted_is_marked,
+    a_trial_names_the_gpu_that_vanished,
+    links_of_gpus_that_are_away_are_grey,
     a_menu_is_used_by_keyboard,
     a_phone_shows_the_status_line_and_a_line_for_each_gpu,
 ]

@@ -151,6 +151,68 @@ def the_date_is_of_the_time_zone_of_the_time(watch: Watch, node: Node) -> None:
     page.goto(f"{node.base}/")
     text = page.evaluate("async () => (await import('/page/dom.js')).time('2026-02-03T23:30:00Z')")
     check(text == "2026-02-04 12:30:00", f"half past noon of the fourth is {text}")
+    expect(page.locator("#zone")).to_have_text(re.compile(r"^Times are local \(UTC\+1[23]\)\.$"))
+
+
+def a_drain_that_was_given_up_needs_attention(watch: Watch, node: Node) -> None:
+    page = watch.page
+    marks = [{"owner": "api:admin", "kind": "cordon", "why": "fan", "since": "2026-01-01T00:00:00Z", "expired": True}]
+    drain = {"state": "cordoned", "by": "admin", "why": "fan; drain given up at its deadline", "since": "2026-01-01T00:00:00Z", "marks": marks}
+    _changed(watch, "**/api/v1/gpus", lambda data: {**data, "items": [{**gpu, "drain": drain} if gpu["index"] == 6 else gpu for gpu in data["items"]]})
+    sign_in(watch, node)
+    expect(row(watch, 6).locator(".reason")).to_have_text("drain given up; fan")
+    expect(page.get_by_role("region", name="Status")).to_contain_text("1 GPU needs attention: 6 has given up its drain")
+    expect(page.get_by_role("group", name="States of GPUs").get_by_role("button", name="Need attention 1")).to_be_visible()
+
+
+def a_drain_says_what_it_waits_for_without_pods(watch: Watch, node: Node) -> None:
+    progress = {"evict": False, "atDeadline": "wait", "late": False, "allocations": [], "holders": []}
+    left = {"processes": 0}
+
+    def draining(data: dict) -> dict:
+        drain = {"state": "draining", "by": "admin", "marks": [], "progress": {**progress, **left}}
+        return {**data, "items": [{**gpu, "drain": drain} if gpu["index"] == 6 else gpu for gpu in data["items"]]}
+
+    _changed(watch, "**/api/v1/gpus", draining)
+    sign_in(watch, node)
+    words = "no pod left; waiting until no process was seen for 10 s"
+    expect(row(watch, 6)).to_contain_text(words)
+    menu(watch, 6).get_by_role("menuitem", name="Progress of the drain…").click()
+    expect(watch.page.get_by_role("dialog")).to_contain_text(words)
+    left.clear()
+    node.ask("PUT", f"/gpus/{node.gpus()[5]['uuid']}/cordon", {"reason": "to have it look"})
+    expect(watch.page.get_by_role("dialog")).to_contain_text("waiting for a minute, since processes cannot be seen")
+    node.ask("DELETE", f"/gpus/{node.gpus()[5]['uuid']}/cordon")
+
+
+def processes_that_cannot_be_seen_are_a_notice_after_a_while(watch: Watch, node: Node) -> None:
+    page = watch.page
+    why = "no GPU of this node lists its processes"
+    _changed(watch, "**/api/v1/node", lambda data: {**data, "processes": {"state": "unsupported", "why": why}})
+    page.clock.install()
+    sign_in(watch, node)
+    page.clock.run_for(2000)
+    expect(row(watch, 0)).to_be_visible()
+    notice = page.locator("#notices .notice", has_text="Processes cannot be seen")
+    expect(notice).to_have_count(0)
+    for _ in range(3):
+        page.clock.fast_forward(16_000)
+        page.wait_for_timeout(500)
+    expect(notice).to_contain_text(f"drains wait for allocations only. {why}")
+
+
+def policies_that_are_not_loaded_yet_say_so(watch: Watch, node: Node) -> None:
+    page = watch.page
+    waiting: list[Route] = []
+    page.route("**/api/v1/stack", lambda route: waiting.append(route))
+    sign_in(watch, node)
+    view(watch, "Policies")
+    expect(page.locator("#stack")).to_have_text("Loading…")
+    expect(page.locator("#activations")).to_have_text("Loading…")
+    page.unroute("**/api/v1/stack")
+    for route in waiting:
+        route.continue_()
+    expect(page.locator("#stack")).to_contain_text("mixed")
 
 
 def a_sign_out_leaves_no_names_and_requests_nothing(watch: Watch, node: Node) -> None:
@@ -270,6 +332,10 @@ CASES = [
     a_gpu_that_gets_another_index_gets_its_name,
     a_browser_with_a_wrong_clock_shows_the_ages_of_the_daemon,
     the_date_is_of_the_time_zone_of_the_time,
+    a_drain_that_was_given_up_needs_attention,
+    a_drain_says_what_it_waits_for_without_pods,
+    processes_that_cannot_be_seen_are_a_notice_after_a_while,
+    policies_that_are_not_loaded_yet_say_so,
     a_sign_out_leaves_no_names_and_requests_nothing,
     a_node_without_gpus_says_what_to_do,
     evidence_that_is_stuck_is_a_notice_with_its_age,

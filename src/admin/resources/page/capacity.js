@@ -42,7 +42,7 @@ function grouped(reasons, gpu) {
 function on(gpus, route) {
   if (gpus.length === 0) return '';
   if (gpus.length > BUTTONS_MAX) return ` on GPUs ${runs(gpus.map((one) => one.index))}`;
-  return [' on ', gpus.flatMap((one, i) => [i > 0 && ', ', gpuButton(one, route)])];
+  return [' on ', ...gpus.flatMap((one, i) => [i > 0 && ', ', gpuButton(one, route)])];
 }
 
 /** `0-3, 7`. */

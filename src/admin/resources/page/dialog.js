@@ -73,7 +73,8 @@ export function sheet(content, { wide = false, focus } = {}) {
       resolve();
       return opener;
     };
-    dialog.addEventListener('close', () => finish(true), { signal: over.signal });
+    // The event of an earlier sheet may arrive when this one is open.
+    dialog.addEventListener('close', () => dialog.open || finish(true), { signal: over.signal });
   });
 }
 

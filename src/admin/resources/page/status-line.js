@@ -1,6 +1,5 @@
 // What is wrong, in one line; notices about the daemon; and announcements of changes.
 
-import { now } from './clock.js';
 import { age, badge, button, byId, count, el, renew, setText } from './dom.js';
 import { describeError, errorOf, listed } from './words.js';
 
@@ -68,8 +67,8 @@ export function notices({ node, allocations, allocationsTotal, gpus }, access, e
   const [, since, stuck] = SINCE.exec(node.checks.find((check) => check.name === 'evidence')?.detail ?? '') ?? [];
   const held = since ?? events?.find((event) => event.kind === 'hold')?.at;
   if (stuck || node.hold) words.push([`No allocation can end${held ? ` (for ${age(held)})` : ''}: ${stuck ?? node.hold}`, 'warn']);
-  unseenSince = node.processes.why ? unseenSince ?? now() : undefined;
-  if (now() - unseenSince >= UNSEEN_MS) {
+  unseenSince = node.processes.why ? unseenSince ?? performance.now() : undefined;
+  if (performance.now() - unseenSince >= UNSEEN_MS) {
     const { why, fix } = node.processes;
     words.push([`Processes cannot be seen: memory by pod is not known, and drains wait for allocations only. ${why}${fix ? `: ${fix}` : ''}`, 'warn']);
   }
@@ -88,10 +87,10 @@ export function announceText(text) {
 }
 
 /** Announces what changed between two states. */
-export function announce(before, after) {
+export function announce(before, now) {
   if (!before) return;
   const messages = [];
-  for (const gpu of after.gpus) {
+  for (const gpu of now.gpus) {
     const was = before.gpu.get(gpu.uuid);
     const drain = gpu.drain.state === 'active' ? 'uncordoned' : gpu.drain.state;
     if (!was) messages.push(`GPU ${gpu.index} appeared`);
@@ -100,7 +99,7 @@ export function announce(before, after) {
       if (was.health.state !== gpu.health.state) messages.push(`GPU ${gpu.index} is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}`);
     }
   }
-  if (before.node.stackRevision !== after.node.stackRevision) messages.push(`The stack is at revision ${after.node.stackRevision}`);
+  if (before.node.stackRevision !== now.node.stackRevision) messages.push(`The stack is at revision ${now.node.stackRevision}`);
   if (messages.length === 0) return;
   const more = messages.length - ANNOUNCEMENT_MAX;
   announceText(messages.slice(0, ANNOUNCEMENT_MAX).join('. ') + (more > 0 ? `. And ${more} more` : ''));

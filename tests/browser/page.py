@@ -229,7 +229,7 @@ def activates_a_policy_and_shows_refusals(watch: Watch, node: Node) -> None:
     activate.click()
     dialog = page.get_by_role("dialog", name="Activate a policy")
     dialog.get_by_label("Policy and version").select_option(shipped["digest"])
-    expect(dialog).to_contain_text("The stack will be: mixed, binpack")
+    expect(dialog).to_contain_text("The stack will be: binpack, mixed")
     dialog.get_by_role("button", name="Try", exact=True).click()
     expect(dialog).to_contain_text("It works on this node")
     dialog.get_by_role("button", name="Activate", exact=True).click()
@@ -240,8 +240,8 @@ def activates_a_policy_and_shows_refusals(watch: Watch, node: Node) -> None:
     expect(dialog).to_be_hidden()
     expect(page.locator("#stack")).to_contain_text("pack the shares")
     after = _stack(node)
-    check([e["policy"] for e in after["entries"]] == ["mixed", "binpack"], f"another stack: {after}")
-    check(after["entries"][0]["parameters"] == {"replicas": 4}, "the other entry lost its parameters")
+    check([e["policy"] for e in after["entries"]] == ["binpack", "mixed"], f"another stack: {after}")
+    check(after["entries"][1]["parameters"] == {"replicas": 4}, "the other entry lost its parameters")
     expect(activate).to_be_focused()
 
     # Parameters that the policy does not take.

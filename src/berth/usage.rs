@@ -31,8 +31,10 @@ pub fn parse() -> Result<Cli, ExitCode> {
             return ExitCode::from(CODE);
         }
         plain_usage(&mut error);
-        let meant =
-            error.get(ContextKind::InvalidSubcommand).map(ToString::to_string).and_then(|word| meant(&word));
+        // A word that a group of commands does not know is about its own subject.
+        let word = error.get(ContextKind::InvalidSubcommand).map(ToString::to_string);
+        let word = word.filter(|_| command_of(&error).get_name() == "berth");
+        let meant = word.and_then(|word| meant(&word));
         if let Some(command) = meant {
             let tip = StyledStr::from(format!("the command is `{command}`"));
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));

@@ -7,6 +7,7 @@ use crate::decision;
 use crate::gpu;
 use crate::names::{GpuIndices, pod_name};
 use crate::output::{Column, Out, facts, fitted, or_dash, printable, table, warn};
+use crate::usage::BadUsage;
 use anyhow::{Context, bail};
 use berth_api::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 use clap::{Args, Subcommand};
@@ -174,7 +175,14 @@ fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<Allocatio
     let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
     // As tables show pods.
     let (namespace, pod) = match filter.pod.as_deref().and_then(|pod| pod.split_once('/')) {
-        Some((namespace, pod)) => (Some(namespace), Some(pod)),
+        Some((namespace, pod)) if filter.namespace.as_deref().is_none_or(|given| given == namespace) => {
+            (Some(namespace), Some(pod))
+        }
+        Some((namespace, _)) => {
+            let error =
+                format!("--pod has the namespace {namespace:?}, and --namespace another one: leave one out");
+            return Err(BadUsage(error).into());
+        }
         None => (filter.namespace.as_deref(), filter.pod.as_deref()),
     };
     let page = |limit: Option<usize>, after: Option<&str>| {

@@ -21,6 +21,9 @@ const SILENT_MAX: Duration = Duration::from_secs(45);
 /// Longest line of a stream, bytes: an event has at most 2 KiB, and escapes six times that.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
 
+/// Kinds of event of which the daemon keeps no past: they come with each pod.
+const NOT_KEPT: [&str; 4] = ["offersChanged", "allocationGranted", "allocationHolder", "allocationEnded"];
+
 /// `berth events`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct EventsArgs {
@@ -31,7 +34,7 @@ pub struct EventsArgs {
     #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
     /// Begin with those of the last 10m, at most 24h; without those of single allocations
-    #[arg(long, value_name = "TIME", value_parser = usage::time, conflicts_with = "since_id")]
+    #[arg(long, value_name = "TIME", value_parser = past, conflicts_with = "since_id")]
     pub since: Option<Duration>,
     /// Begin after this event; 0: with the oldest that the daemon keeps
     #[arg(long, value_name = "ID")]
@@ -59,15 +62,18 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
         let rule = format!("--kind: no event is called {kind:?}; there are {all}");
         return Err(super::usage::BadUsage(rule).into());
     }
+    let is_not_kept = |kind: &&String| NOT_KEPT.contains(&kind.as_str());
+    if let Some(kind) = args.kind.iter().find(is_not_kept).filter(|_| args.since.is_some()) {
+        let rule = format!("--since: past events of the kind {kind} are not kept; leave out one of the two");
+        return Err(super::usage::BadUsage(rule).into());
+    }
     let kinds = (!args.kind.is_empty()).then(|| args.kind.join(","));
     let gpu = args.gpu.as_deref().map(|gpu| gpu::resolve(client, gpu)).transpose()?;
     let mut heading = out.is_table();
-    if let Some(last) = args.since {
-        show_past(last, args, gpu.as_deref(), client, out, &mut heading)?;
-        if args.no_follow {
-            return Ok(());
-        }
+    if let (Some(last), true) = (args.since, args.no_follow) {
+        return show_past(last, args, gpu.as_deref(), client, out, &mut heading).map(|_| ());
     }
+    let (mut last, mut past) = (args.since, Vec::new());
     // Without `--follow`, all kept events are requested.
     let mut since = args.since_id.clone().or(args.no_follow.then(|| "0".into()));
     let (mut met, mut away) = (false, None::<Instant>);
@@ -81,7 +87,11 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
         match client.stream(&format!("/events{query}"), SILENT_MAX) {
             Ok(body) => {
                 (met, away) = (true, None);
-                follow(body, out, &mut since, &mut heading)?;
+                // Once the stream is open, so that no event is missed between the two.
+                if let Some(last) = last.take() {
+                    past = show_past(last, args, gpu.as_deref(), client, out, &mut heading)?;
+                }
+                follow(body, out, &mut since, &mut heading, &past)?;
             }
             Err(error) => {
                 let gone = *away.get_or_insert_with(Instant::now);
@@ -98,6 +108,17 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
     }
 }
 
+/// Parses the time of which past events are printed.
+fn past(text: &str) -> Result<Duration, String> {
+    let last = usage::time(text)?;
+    let kept = Duration::from_secs(60)..=Duration::from_secs(24 * 3600);
+    if kept.contains(&last) {
+        Ok(last)
+    } else {
+        Err("give at least a minute (1m) and at most a day (24h)".into())
+    }
+}
+
 /// Prints the events of the last time that the daemon keeps for operators, oldest first.
 fn show_past(
     last: Duration,
@@ -106,23 +127,25 @@ fn show_past(
     client: &Client,
     out: &mut Out,
     heading: &mut bool,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Vec<Event>> {
     let last = humantime::format_duration(last).to_string().replace(' ', "");
     let past: EventHistory = client.get(&format!("/events/history{}", query(&[("last", Some(&last))])))?;
     let is_wanted = |event: &&Event| {
         (args.kind.is_empty() || args.kind.iter().any(|kind| kind == event.kind.as_str()))
             && (gpu.is_none() || event.gpu.as_deref() == gpu)
     };
-    past.items.iter().rev().filter(is_wanted).try_for_each(|event| show(None, event, out, heading))
+    past.items.iter().rev().filter(is_wanted).try_for_each(|event| show(None, event, out, heading))?;
+    Ok(past.items)
 }
 
-/// Prints a stream until it ends, and updates `since` to the id of its last event. `heading`: whether the head of the table
-/// is still to be printed.
+/// Prints a stream until it ends, except events that were printed as past ones, and updates `since` to the id of its last
+/// event. `heading`: whether the head of the table is still to be printed.
 fn follow(
     body: impl Read,
     out: &mut Out,
     since: &mut Option<String>,
     heading: &mut bool,
+    past: &[Event],
 ) -> anyhow::Result<()> {
     let mut stream = BufReader::new(body);
     let (mut id, mut data) = (None::<String>, String::new());
@@ -134,7 +157,8 @@ fn follow(
             }
             if !data.is_empty() {
                 // An event that cannot be read does not end the stream.
-                if let Ok(event) = serde_json::from_str::<Event>(&data) {
+                let event = serde_json::from_str::<Event>(&data).ok();
+                if let Some(event) = event.filter(|event| !past.contains(event)) {
                     show(id.as_deref(), &event, out, heading)?;
                 }
                 data.clear();
@@ -217,7 +241,7 @@ mod tests {
             event("end"),
         );
         let (mut out, mut since) = (Out::new(Output::Yaml), None);
-        follow(stream.as_bytes(), &mut out, &mut since, &mut false).unwrap();
+        follow(stream.as_bytes(), &mut out, &mut since, &mut false, &[]).unwrap();
         // The last event was cut off, so it does not count.
         assert_eq!(since.as_deref(), Some("a-7"));
         let mut endless = BufReader::new(std::io::repeat(b'x'));

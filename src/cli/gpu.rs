@@ -221,9 +221,13 @@ fn list_wide(list: &GpuList) -> String {
     table(&head, list.items.iter().map(row))
 }
 
-/// The free devices: of several resources it is either those of one or those of another, as `1 or 4`.
+/// The free devices. A GPU that is offered as several resources has either those of one or those of another, as `1 or 4`;
+/// its MIG instances are free beside each other.
 fn free(resources: &[ResourceUse]) -> String {
-    let free: Vec<_> = resources.iter().map(|r| r.free).filter(|free| *free > 0).collect();
+    let is_mig = |r: &&ResourceUse| r.resource.contains("/mig-");
+    let instances: u32 = resources.iter().filter(is_mig).map(|r| r.free).sum();
+    let others = resources.iter().filter(|r| !is_mig(r)).map(|r| r.free);
+    let free: Vec<_> = [instances].into_iter().chain(others).filter(|free| *free > 0).collect();
     if free.is_empty() { "0".into() } else { joined(&free, " or ") }
 }
 
@@ -338,8 +342,8 @@ fn heals(gpu: &GpuSummary) -> String {
             format!("only by an operator, after the repair: `berth gpu mark-healthy {}`", gpu.index)
         }
         (_, Some(at)) => format!("at {at}, if no error comes until then"),
-        (HealthState::Vanished, None) => "some minutes after a scan finds it".into(),
-        (_, None) => "some minutes after its last error".into(),
+        // Its quiet time may be over by then.
+        (_, None) => "once a scan finds it working, or some minutes later".into(),
     }
 }
 

@@ -12,12 +12,14 @@ use crate::stack::{self, stack_table};
 use crate::upload::{self, PushArgs};
 use anyhow::{Context, anyhow, bail};
 use berth_api::{
-    ActivationList, NewStack, NewStackEntry, Policy, PolicyDetail, PolicyList, Rollback, Stack, StackEntry,
+    ActivationList, NewStack, NewStackEntry, OnFault, Permissions, Policy, PolicyDetail, PolicyList,
+    Rollback, Stack,
 };
 use berth_files::yaml::{Document, LeftOut, Problems, Shape};
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCandidates;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -302,19 +304,35 @@ struct Whole {
     stack: Vec<NewStackEntry>,
 }
 
-/// The entries of a stack as the API answers it and `berth policy stack -o yaml` prints it.
-fn printed_entries(stack: Stack) -> Vec<NewStackEntry> {
-    let entry = |entry: StackEntry| NewStackEntry {
-        policy: entry.policy,
-        digest: Some(entry.digest),
-        parameters: match entry.parameters {
-            Value::Object(parameters) => parameters,
-            _ => Map::new(),
-        },
-        permissions: entry.permissions,
-        on_fault: entry.on_fault,
-    };
-    stack.entries.into_iter().map(entry).collect()
+/// A stack as the API answers it and `berth policy stack -o yaml` prints it; other keys are not read.
+#[derive(Deserialize)]
+struct Printed {
+    entries: Vec<PrintedEntry>,
+}
+
+/// An entry of it. Its version and its statistics cannot be set.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PrintedEntry {
+    policy: String,
+    digest: Option<String>,
+    #[serde(default)]
+    parameters: Map<String, Value>,
+    #[serde(default)]
+    permissions: Permissions,
+    #[serde(default)]
+    on_fault: OnFault,
+    #[serde(rename = "version")]
+    _version: Option<IgnoredAny>,
+    #[serde(rename = "record")]
+    _record: Option<IgnoredAny>,
+}
+
+impl PrintedEntry {
+    fn into_new(self) -> NewStackEntry {
+        let Self { policy, digest, parameters, permissions, on_fault, .. } = self;
+        NewStackEntry { policy, digest, parameters, permissions, on_fault }
+    }
 }
 
 /// Parses the file of `berth policy activate`: a list of entries, any file with such a list under `stack` (a
@@ -329,9 +347,10 @@ fn parse_stack(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
     let document = Document::parse(text).map_err(wrong)?;
     let entries = match document.shape() {
         Shape::List => document.read(LeftOut::default()).whole(),
-        Shape::Map(keys) if keys.contains(&"revision") && keys.contains(&"entries") => {
-            document.read::<Stack>(LeftOut::default()).whole().map(printed_entries)
-        }
+        Shape::Map(keys) if keys.contains(&"revision") && keys.contains(&"entries") => document
+            .read::<Printed>(LeftOut::default())
+            .whole()
+            .map(|printed| printed.entries.into_iter().map(PrintedEntry::into_new).collect()),
         Shape::Map(keys) if keys.contains(&"stack") || keys.contains(&"entries") => {
             document.read::<Whole>(LeftOut::default()).whole().map(|whole| whole.stack)
         }
@@ -388,6 +407,13 @@ mod tests {
         let entries = parse_stack("f", text.as_bytes()).unwrap();
         assert_eq!((entries[0].policy.as_str(), entries[0].permissions.share_max), ("timeslice", 4));
         assert_eq!(serde_json::to_value(&entries[0].parameters).unwrap(), serde_json::json!({"replicas": 4}));
+        let longer = text.clone() + "- policy: binpack\n";
+        let (at, rest) = text.split_once("entries:").unwrap();
+        let longer = if at.is_empty() { longer } else { format!("{at}entries:\n- policy: binpack{rest}") };
+        assert_eq!(parse_stack("f", longer.as_bytes()).unwrap().len(), 2);
+        let wrong = text.replace("replicas: 4", "\"replicas: 4\"");
+        let error = parse_stack("f", wrong.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("entries[0].parameters"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,11 @@ use crate::names::short_digest;
 use crate::output::{Column, Out, fitted, or_dash, printable, table};
 use crate::policy::resolve;
 use anyhow::{Context, bail};
-use berth_api::{Activation, ActivationList, MODULE_BYTES_MAX, PolicyDetail, Stack, StackEntry, StackSource};
+use berth_api::{
+    Activation, ActivationList, MODULE_BYTES_MAX, OnFault, Permissions, PolicyDetail, Stack, StackEntry,
+    StackSource,
+};
+use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -55,18 +59,39 @@ pub(crate) fn history(list: &ActivationList, wide: bool) -> String {
     text
 }
 
-/// The entries that a change has removed from the stack and added to it, with their parameters.
+/// The entries that a change has removed from the stack and added to it.
 pub(crate) fn changes(before: &Stack, after: &Stack) -> String {
-    let texts =
-        |stack: &Stack| stack.entries.iter().map(|entry| with_parameters(entry, true)).collect::<Vec<_>>();
-    let (old, new) = (texts(before), texts(after));
-    let line = |what: &str, entry: &String| format!("{what}: {}\n", printable(entry));
-    let removed = old.iter().filter(|entry| !new.contains(entry)).map(|entry| line("removed", entry));
-    let added = new.iter().filter(|entry| !old.contains(entry)).map(|entry| line("added", entry));
-    removed.chain(added).collect()
+    // All but the statistics and what follows from the digest.
+    fn settings(entry: &StackEntry) -> (&str, &str, &Value, &Permissions, &OnFault) {
+        (&entry.policy, &entry.digest, &entry.parameters, &entry.permissions, &entry.on_fault)
+    }
+    let has =
+        |stack: &Stack, entry: &StackEntry| stack.entries.iter().any(|e| settings(e) == settings(entry));
+    let looks_the_same = |stack: &Stack, entry: &StackEntry| {
+        stack.entries.iter().any(|other| with_parameters(other, true) == with_parameters(entry, true))
+    };
+    let line = |what: &str, entry: &StackEntry, other: &Stack| {
+        let mut text = with_parameters(entry, true);
+        if looks_the_same(other, entry) {
+            let permissions = serde_json::to_string(&entry.permissions).unwrap_or_default();
+            text += &format!(
+                " permissions {permissions} onFault {}",
+                format!("{:?}", entry.on_fault).to_lowercase()
+            );
+        }
+        format!("{what}: {}\n", printable(&text))
+    };
+    let removed = before.entries.iter().filter(|entry| !has(after, entry));
+    let added = after.entries.iter().filter(|entry| !has(before, entry));
+    let text: String = removed
+        .map(|entry| line("removed", entry, after))
+        .chain(added.map(|entry| line("added", entry, before)))
+        .collect();
+    let is_in_order = before.entries.iter().map(settings).eq(after.entries.iter().map(settings));
+    if text.is_empty() && !is_in_order { "the order of the entries has changed\n".into() } else { text }
 }
 
-/// The policy of an entry, with its parameters if it has any: two entries of one policy differ in nothing else.
+/// The policy of an entry, with its parameters if it has any.
 fn with_parameters(entry: &StackEntry, has_digest: bool) -> String {
     let digest = if has_digest { format!("@{}", short_digest(&entry.digest)) } else { String::new() };
     let has_none = entry.parameters.as_object().is_some_and(serde_json::Map::is_empty);

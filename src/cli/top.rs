@@ -81,8 +81,13 @@ pub(crate) fn run(
     }
     let mut last = String::new();
     // An answer that is no reason to wait for another one is printed as of any command, without a screen of its own.
-    let mut next = Some(fetch(client)?);
-    let terminal = Terminal::open()?;
+    let mut next = match fetch(client) {
+        Ok(top) => Some(top),
+        // As a restart causes it.
+        Err(error) if error.is::<Temporary>() => None,
+        Err(error) => return Err(error),
+    };
+    let _terminal = Terminal::open()?;
     while !out.is_closed() {
         let (columns, rows) = size();
         let status = match next.take().map_or_else(|| fetch(client), Ok) {
@@ -95,9 +100,7 @@ pub(crate) fn run(
             Err(error) => return Err(error),
         };
         out.text(&in_place(&(last.clone() + &status), columns, rows))?;
-        if terminal.wait_for_quit(every.unwrap_or(EVERY))? {
-            break;
-        }
+        std::thread::sleep(every.unwrap_or(EVERY));
     }
     Ok(())
 }

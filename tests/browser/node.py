@@ -187,7 +187,7 @@ class SixteenGpuNode(Node):
             self.tell(f"run {self.apps[i % 7]}-{i:02d} {SHARED} {1 + i % 3 // 2 + i % 5 // 4}")
         # Beyond the largest process id of Linux, 4,194,304: no process of this machine has one.
         running = [
-            f"  - {{ index: {i}, running: [{{ pid: {4_200_000 + i}, memoryMiB: {3000 + 2900 * i}, kind: compute }}] }}\n"
+            f"  - {{ index: {i}, running: [{{ pid: {4_200_000 + i}, memoryMiB: {3000 + 3300 * i}, kind: compute }}] }}\n"
             for i in range(16)
             if i not in self.bad
         ]

@@ -45,9 +45,11 @@ export async function attempt(control, failed, act) {
 /** Keeps Enter in a field from confirming, since a change follows; Ctrl+Enter confirms. */
 export function confirmByButton(form) {
   form.addEventListener('keydown', (event) => {
-    if (event.key !== 'Enter' || !event.target.matches('input, select')) return;
+    const orders = event.ctrlKey || event.metaKey;
+    if (event.key !== 'Enter' || !event.target.matches(orders ? 'input, select, textarea' : 'input, select')) return;
     event.preventDefault();
-    if (event.ctrlKey || event.metaKey) form.requestSubmit();
+    // While the change is made its button is disabled.
+    if (orders && !event.repeat && !form.querySelector('button[type=submit]')?.disabled) form.requestSubmit();
   });
 }
 

@@ -2,7 +2,7 @@
 
 import { now } from './clock.js';
 import { count, el, gib, renew, setText, svg } from './dom.js';
-import { devicesOf, grantedMiB } from './model.js';
+import { DRIVER_MIB, devicesOf, grantedMiB } from './model.js';
 import { colourOf, listed } from './words.js';
 
 /** Size of the picture of shares, in units of the picture. */
@@ -32,7 +32,8 @@ export class MemoryBar {
     this.granted.style.width = percent(granted);
     const all = gpu.memoryMiB ? gib(gpu.memoryMiB) : '?';
     // Shares that reserve no memory are granted none: nothing is above that.
-    const over = granted > 0 && used > granted;
+    // The driver itself uses some.
+    const over = granted > 0 && used > granted + DRIVER_MIB;
     this.number.className = over ? 'over' : '';
     this.number.title = over ? 'more than granted' : '';
     setText(this.number, (over ? '▲ ' : '') + (this.short ? used === undefined ? '?' : gib(used) : used === undefined ? 'use not known' : `${gib(used)} used`));

@@ -6,15 +6,13 @@ import { progressOf } from './drain.js';
 import { MemoryBar, showShares } from './gauges.js';
 import { graph, rangeButtons } from './graph.js';
 import { longLink } from './links.js';
-import { devicesOf, holderName, podsOn } from './model.js';
+import { DRIVER_MIB, devicesOf, holderName, podsOn } from './model.js';
 import { podButton, stateOf, used } from './row.js';
 import { opened, whyHere } from './why-here.js';
 import { KINDS, scheduling } from './words.js';
 
 /** Events of this GPU that are shown. */
 const EVENTS = 12;
-/** Memory that the driver itself may use, MiB. */
-const DRIVER_MIB = 600;
 const NO_HISTORY = 'No history: this daemon keeps none, or you may not read it.';
 
 export const section = (title, ...content) => el('section', {}, el('h3', {}, title), ...content);
@@ -128,10 +126,10 @@ export class GpuDrawer {
 }
 
 /** When and how a GPU becomes healthy again, as `berth gpu show` says it. */
-function heals({ state, heals: alone, healsAt }) {
+function heals({ heals: alone, healsAt }) {
   if (!alone) return ['only by an operator, after the repair (Mark healthy)'];
   if (healsAt) return ['at ', timeOf(healsAt), ', if no error comes until then'];
-  return [state === 'vanished' ? 'some minutes after a scan finds it' : 'some minutes after its last error'];
+  return ['once a scan finds it working, or some minutes later'];
 }
 
 /** Memory in use that no pod is known for, MiB; 0 where that of pods is not known either. */

@@ -8,6 +8,9 @@ const REFUSALS = 10;
 const PAGE = 500;
 const PAGES_MAX = 10;
 
+/** Memory that the driver itself may use, MiB. */
+export const DRIVER_MIB = 600;
+
 export class Model {
   #api;
   #details = new Map();

@@ -101,7 +101,8 @@ export class SchemaForm {
 
   /** The field of the parameter that a problem is about; undefined if it names none. */
   fieldOf({ parameter, status, detail = '' }) {
-    const name = parameter ?? [...this.#fields.keys()].find((one) => new RegExp(`\\bparameters\\.${one}\\b`).test(detail));
+    const named = detail.match(/\bparameters\.([^\s:[,]+)/)?.[1];
+    const name = parameter ?? (this.#fields.has(named) ? named : undefined);
     // A problem without a status is of what was entered, not of a request.
     if (this.#asJson) return status === undefined || detail.includes('parameters') ? this.#json.closest('.field') : undefined;
     const found = this.#fields.get(name)?.control.closest('.field');

@@ -387,7 +387,7 @@ def a_menu_stays_open_while_its_row_would_move(watch: Watch, node: Node) -> None
     expect(opened).to_be_visible()
     page.keyboard.press("Escape")
     expect(opened).to_be_hidden()
-    # The order is made up for, and one click opens the menu again.
+    # With the menu closed the row moves, and one click opens the menu again.
     node.ask("PUT", f"/gpus/{uuid}/cordon", {"reason": "and is there"})
     expect(page.locator(".gpus tbody tr").first).to_have_attribute("aria-label", "GPU 6")
     expect(menu(watch, 6).get_by_role("menuitem", name="Uncordon…")).to_be_visible()
@@ -434,7 +434,7 @@ def a_token_that_opens_no_more_leaves_nothing_behind(watch: Watch, node: Node) -
     problem = {"type": "/problems/unauthorized", "title": "A valid token is needed", "status": 401, "detail": "wrong token"}
     refuse = lambda route: route.fulfill(status=401, content_type="application/problem+json", body=json.dumps(problem))  # noqa: E731
     page.route("**/api/v1/**", refuse)
-    node.ask("PUT", f"/gpus/{node.gpus()[3]['uuid']}/cordon", {"reason": "to have it look"})
+    node.ask("PUT", f"/gpus/{node.gpus()[3]['uuid']}/cordon", {"reason": "so that the page reloads"})
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
     expect(dialog).to_be_hidden()
     for left in ("announcement", "found", "gpus", "notices", "status-line", "capacity", "drawer", "who"):

@@ -106,7 +106,7 @@ def a_drain_shows_who_blocks_it_and_can_be_stopped(watch: Watch, node: Node) -> 
     check("web/front-2" in left[1] and "needs 3 healthy pods" in left[1] and "its DaemonSet creates it again" in left[1], f"the second is {left[1]!r}")
     check("web/front-1" in left[2] and "terminating" in left[2], f"the third is {left[2]!r}")
     picture(page, "sheet-progress")
-    expect(page.get_by_role("region", name="Status")).to_contain_text("6 cannot finish its drain: a static pod blocks it")
+    expect(page.get_by_role("region", name="Status")).to_contain_text("GPU 6 cannot finish its drain: a static pod blocks it")
     dialog.get_by_role("button", name="Stop drain…").click()
     asked = page.get_by_role("dialog", name="Stop the drain of GPU 6?")
     asked.get_by_role("button", name="Stop drain", exact=True).click()
@@ -273,7 +273,7 @@ def a_policy_is_tried_before_it_is_activated(watch: Watch, node: Node) -> None:
     page.keyboard.press("Escape")
 
 
-def a_policy_that_leaves_nothing_free_is_said_in_amber(watch: Watch, node: Node) -> None:
+def a_policy_that_leaves_nothing_free_is_shown_as_a_warning(watch: Watch, node: Node) -> None:
     """The answer is made up: no shipped policy takes all free devices of this node."""
     page = watch.page
 
@@ -357,7 +357,7 @@ CASES = [
     what_no_field_can_show_is_edited_as_json,
     parameters_have_a_form_made_from_their_schema,
     a_policy_is_tried_before_it_is_activated,
-    a_policy_that_leaves_nothing_free_is_said_in_amber,
+    a_policy_that_leaves_nothing_free_is_shown_as_a_warning,
     the_buttons_of_a_long_sheet_stay_in_view,
     an_earlier_stack_is_rolled_back_to_beside_the_history,
     the_stack_of_the_file_is_used_again,

@@ -25,16 +25,16 @@ def the_status_line_says_what_is_wrong_and_filters(watch: Watch, node: SixteenGp
     page = watch.page
     sign_in(watch, node)
     status = page.get_by_role("region", name="Status")
-    expect(status).to_contain_text("4 GPUs need attention: 3 and 12 fell off the bus, 5 vanished, 7 needs a reset")
-    expect(status).to_contain_text("1 GPU cordoned or drained")
-    status.get_by_role("button", name="3 and 12 fell off the bus").click()
+    expect(status).to_contain_text("4 GPUs need attention: GPUs 3 and 12 fell off the bus, GPU 5 vanished, GPU 7 needs a reset")
+    expect(status).to_contain_text("1 GPU cordoned, draining or drained")
+    status.get_by_role("button", name="GPUs 3 and 12 fell off the bus").click()
     _shown(watch, [3, 12])
     expect(page.locator("#found")).to_have_text("2 of 16 GPUs match")
     status.get_by_role("button", name="4 GPUs need attention").click()
     _shown(watch, [3, 5, 7, 12])
     page.go_back()
     _shown(watch, [3, 12])
-    status.get_by_role("button", name="1 GPU cordoned or drained").click()
+    status.get_by_role("button", name="1 GPU cordoned, draining or drained").click()
     _shown(watch, [9])
 
 
@@ -365,7 +365,7 @@ def a_trial_names_the_gpu_that_vanished(watch: Watch, node: SixteenGpuNode) -> N
     page.get_by_role("button", name="Change timeslice").click()
     dialog = page.get_by_role("dialog", name="Change timeslice")
     dialog.get_by_role("button", name="Try", exact=True).click()
-    expect(dialog).to_contain_text("The devices are without GPU 5, which vanished.")
+    expect(dialog).to_contain_text("Devices of GPU 5 are not counted, since it is not found.")
     page.keyboard.press("Escape")
 
 

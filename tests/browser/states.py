@@ -80,7 +80,7 @@ def a_daemon_that_is_away_gets_few_requests_with_a_drawer_open(watch: Watch, nod
     expect(load).to_contain_text("the connection failed")
 
 
-def a_past_that_is_refused_is_said_in_its_part_and_not_requested_at_once(watch: Watch, node: Node) -> None:
+def a_refused_history_is_reported_in_its_section_and_not_requested_again_at_once(watch: Watch, node: Node) -> None:
     page = watch.page
     watch.allow(503)
     page.route("**/history?**", _problem(503, "busy", "Busy"))
@@ -127,7 +127,7 @@ def a_gpu_that_gets_another_index_gets_its_name(watch: Watch, node: Node) -> Non
     found = page.locator(f"tr[data-gpu='{uuid}']")
     expect(found).to_have_attribute("aria-label", "GPU 6")
     swap.update({6: 7, 7: 6})
-    node.ask("PUT", f"/gpus/{node.gpus()[5]['uuid']}/cordon", {"reason": "to have it look"})
+    node.ask("PUT", f"/gpus/{node.gpus()[5]['uuid']}/cordon", {"reason": "so that the page reloads"})
     expect(found).to_have_attribute("aria-label", "GPU 7")
     expect(found.locator("button.open")).to_have_text("GPU 7")
     expect(found.get_by_label("Select GPU 7", exact=True)).to_have_count(1)
@@ -161,7 +161,7 @@ def a_drain_that_was_given_up_needs_attention(watch: Watch, node: Node) -> None:
     _changed(watch, "**/api/v1/gpus", lambda data: {**data, "items": [{**gpu, "drain": drain} if gpu["index"] == 6 else gpu for gpu in data["items"]]})
     sign_in(watch, node)
     expect(row(watch, 6).locator(".reason")).to_have_text("drain given up; fan")
-    expect(page.get_by_role("region", name="Status")).to_contain_text("1 GPU needs attention: 6 has given up its drain")
+    expect(page.get_by_role("region", name="Status")).to_contain_text("1 GPU needs attention: GPU 6 has given up its drain")
     expect(page.get_by_role("group", name="States of GPUs").get_by_role("button", name="Need attention 1")).to_be_visible()
 
 
@@ -180,7 +180,7 @@ def a_drain_says_what_it_waits_for_without_pods(watch: Watch, node: Node) -> Non
     menu(watch, 6).get_by_role("menuitem", name="Progress of the drain…").click()
     expect(watch.page.get_by_role("dialog")).to_contain_text(words)
     left.clear()
-    node.ask("PUT", f"/gpus/{node.gpus()[5]['uuid']}/cordon", {"reason": "to have it look"})
+    node.ask("PUT", f"/gpus/{node.gpus()[5]['uuid']}/cordon", {"reason": "so that the page reloads"})
     expect(watch.page.get_by_role("dialog")).to_contain_text("waiting for a minute, since processes cannot be seen")
     node.ask("DELETE", f"/gpus/{node.gpus()[5]['uuid']}/cordon")
 
@@ -326,7 +326,7 @@ def the_bar_says_who_is_here_and_how_fresh_it_is(watch: Watch, node: Node) -> No
 CASES = [
     a_daemon_that_is_down_dims_everything_and_says_since_when,
     a_daemon_that_is_away_gets_few_requests_with_a_drawer_open,
-    a_past_that_is_refused_is_said_in_its_part_and_not_requested_at_once,
+    a_refused_history_is_reported_in_its_section_and_not_requested_again_at_once,
     a_link_with_an_unknown_time_range_shows_an_hour,
     a_caller_who_may_read_only_some_paths_gets_the_rest,
     a_gpu_that_gets_another_index_gets_its_name,

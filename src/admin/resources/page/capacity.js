@@ -19,7 +19,7 @@ export function showCapacity(root, { node, gpu }, route) {
     const of = reasons.reduce((sum, one) => sum + one.devices, 0);
     return [table('Resources', ['Resource', 'Use', 'Devices', ...states.map((state) => state[0].toUpperCase() + state.slice(1)), 'Kubelet'], rows, 'stacked numbers capacity'),
       reasons.length > 0 && el('details', { class: 'reasons' }, el('summary', {}, `Why ${count(of, 'device')} ${of === 1 ? 'is' : 'are'} neither held nor free`),
-        el('ul', { class: 'events' }, reasons.map((one) => el('li', {}, el('i', { class: `dot ${one.state}` }), `${one.devices} × ${one.resource} ${one.state}`, on(one.gpus, route), `: ${one.reason}`))))];
+        el('ul', { class: 'events' }, reasons.map((one) => el('li', {}, el('i', { class: `dot ${one.state}` }), `${one.devices} × ${one.resource} ${one.state}`, onGpus(one.gpus, route), `: ${one.reason}`))))];
   });
 }
 
@@ -39,7 +39,7 @@ function grouped(reasons, gpu) {
 }
 
 /** ` on GPU 3`, with a button for each of a few GPUs; of many ` on GPUs 0-7`. */
-function on(gpus, route) {
+function onGpus(gpus, route) {
   if (gpus.length === 0) return '';
   if (gpus.length > BUTTONS_MAX) return ` on GPUs ${runs(gpus.map((one) => one.index))}`;
   return [' on ', ...gpus.flatMap((one, i) => [i > 0 && ', ', gpuButton(one, route)])];

@@ -9,8 +9,8 @@ import { KINDS, drainLeft, scheduling } from './words.js';
 
 /** Longest deadline that the API accepts, in minutes: a week. */
 const DEADLINE_MIN_MAX = 7 * 24 * 60;
-/** Between two looks at the page's state, milliseconds: the sheet must not contradict the row. */
-const LOOK_MS = 200;
+/** Interval at which the sheet reads the page's state, milliseconds: short, so that the sheet and the row show the same. */
+const POLL_MS = 200;
 /** Pods that a list shows. */
 const PODS_MAX = 60;
 /** Texts of the API's holder states, and the badge of each: blockers first. */
@@ -21,8 +21,8 @@ const LEAVING = {
   notShown: ['warn', 'waits', 'the API server does not list it'],
   notKnown: ['warn', 'waits', 'pod not known yet'],
   notAsked: ['plain', 'not evicted', 'it must end by itself'],
-  asked: ['busy', 'evicted', 'its eviction was requested'],
-  terminating: ['busy', 'ending', 'terminating'],
+  asked: ['busy', 'eviction requested', 'it has not begun to terminate'],
+  terminating: ['busy', 'terminating', 'its containers are being stopped'],
   over: ['good', 'over', 'it has ended; the kubelet has not released its devices yet'],
 };
 
@@ -53,7 +53,7 @@ export async function drainSheet(api, gpus, state, changed) {
 
 /** Why pods cannot be evicted, if they cannot. */
 export function whyNoEviction(node) {
-  if (!node.apiServer) return 'No API server is configured: start the daemon with --kubeconfig FILE, or in a pod with a service account. Pods can be deleted by hand: once the drain runs, it shows the command.';
+  if (!node.apiServer) return 'No API server is configured: start the daemon with --kubeconfig FILE, or in a pod with a service account. Pods can be deleted by hand: once the drain has started, this dialog shows the command.';
   return undefined;
 }
 
@@ -134,7 +134,7 @@ function progressView(api, gpus, state, changed, signal) {
       }, { change: true }),
       button(running.length > 0 ? 'Close (the drain goes on)' : 'Close', closeSheet, { kind: 'close main' }),
     ]);
-    setTimeout(poll, LOOK_MS);
+    setTimeout(poll, POLL_MS);
   };
   poll();
   return el('div', {}, title, body, buttons);
@@ -144,7 +144,7 @@ function progressView(api, gpus, state, changed, signal) {
 const NAME = /^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$/;
 
 /** The commands that delete the pods that must end by themselves, one for each namespace, to be copied. */
-function byHand(holders) {
+function deleteCommands(holders) {
   const spaces = new Map();
   for (const { state, namespace, pod } of holders) {
     if (state === 'notAsked' && NAME.test(namespace ?? '') && NAME.test(pod ?? '')) spaces.set(namespace, [...spaces.get(namespace) ?? [], pod]);
@@ -177,5 +177,5 @@ export function progressOf(gpu, named = true) {
       return el('li', {}, badge(word, kind), ' ', el('span', { class: 'who' }, holder.pod ? `${holder.namespace}/${holder.pod}` : 'pod not known yet'),
         `: ${text}${holder.message ? `: ${holder.message}` : ''}${holder.comesBack ? ' (its DaemonSet creates it again)' : ''}`);
     })),
-    byHand(of.evict ? [] : holders));
+    deleteCommands(of.evict ? [] : holders));
 }

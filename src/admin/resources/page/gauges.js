@@ -31,8 +31,7 @@ export class MemoryBar {
     this.used.style.width = percent(used ?? 0);
     this.granted.style.width = percent(granted);
     const all = gpu.memoryMiB ? gib(gpu.memoryMiB) : '?';
-    // Shares that reserve no memory are granted none: nothing is above that.
-    // The driver itself uses some.
+    // Shares without reserved memory have 0 granted; their use is not compared with it. The driver itself uses some.
     const over = granted > 0 && used > granted + DRIVER_MIB;
     this.number.className = over ? 'over' : '';
     this.number.title = over ? 'more than granted' : '';

@@ -126,13 +126,13 @@ export class GpuDrawer {
 }
 
 /** When and how a GPU becomes healthy again, as `berth gpu show` says it. */
-function heals({ heals: alone, healsAt }) {
-  if (!alone) return ['only by an operator, after the repair (Mark healthy)'];
+function heals({ heals: healsByItself, healsAt }) {
+  if (!healsByItself) return ['only by an operator, after the repair (Mark healthy)'];
   if (healsAt) return ['at ', timeOf(healsAt), ', if no error comes until then'];
   return ['once a scan finds it working, or some minutes later'];
 }
 
-/** Memory in use that no pod is known for, MiB; 0 where that of pods is not known either. */
+/** Memory in use that belongs to no known pod, MiB; 0 if the memory of the pods is not known. */
 function unexplained(gpu, pods) {
   const parts = new Set(gpu.parts.map((part) => part.uuid));
   const known = pods.flatMap((pod) => [...pod.allocations]).flatMap((a) => a.uses).filter((use) => parts.has(use.part) && use.memoryUsedMiB !== undefined);

@@ -45,7 +45,7 @@ export class Gpus {
       this.#rows.delete(uuid);
     }
     // The browser closes the menu of a row that moves: the order stays until the menu is closed.
-    const stays = this.#list.querySelector('[role=menu]');
+    const hasOpenMenu = this.#list.querySelector('[role=menu]');
     const focused = this.#list.contains(document.activeElement) ? document.activeElement : undefined;
     sorted.forEach((gpu, place) => {
       let row = this.#rows.get(gpu.uuid);
@@ -59,7 +59,7 @@ export class Gpus {
         this.#rows.set(gpu.uuid, row);
       }
       row.show(gpu, this.#route.get('gpu') === gpu.uuid, finds);
-      if (stays && row.root.isConnected) return;
+      if (hasOpenMenu && row.root.isConnected) return;
       if (this.#list.children[place] !== row.root) this.#list.insertBefore(row.root, this.#list.children[place] ?? null);
     });
     // A row that moved has lost the focus.

@@ -4,8 +4,8 @@ import { closeSheet, sheet } from './dialog.js';
 import { button, el } from './dom.js';
 
 const KEYS = [
-  ['/', 'search'], ['j, k', 'next and previous GPU or pod, of a drawer, too'], ['Enter', 'its details; in the search, to the first result'], ['x', 'select the GPU, for several at once'],
-  ['c', 'cordon it, or the selected ones'], ['d', 'drain it, or the selected ones'], ['1 to 6', 'views'], ['?', 'this help'], ['Escape', 'close, or clear the search'], ['Ctrl+Enter', 'confirm a dialog from its fields'],
+  ['/', 'search'], ['j, k', 'next and previous GPU or pod, in the list or in an open drawer'], ['Enter', 'open its details; in the search field, go to the first result'], ['x', 'select the GPU, for several at once'],
+  ['c', 'cordon it, or the selected ones'], ['d', 'drain it, or the selected ones'], ['1 to 6', 'views'], ['?', 'this help'], ['Escape', 'close, or clear the search'], ['Ctrl+Enter', 'confirm a dialog while a field of it has the focus'],
 ];
 
 export function help(route) {

@@ -39,7 +39,7 @@ export const longLink = (link) => {
   return link.nvlinks > 0 ? `${link.nvlinks} NVLinks; PCIe ${path}` : `no NVLink; PCIe ${path}`;
 };
 const kind = (link) => (!link ? 'unknown' : link.away ? 'away' : link.nvlinks > 0 ? (link.nvlinks >= 12 ? 'nv-many' : 'nv-few') : `p-${link.path}`);
-/** Whether the links of a GPU are as they were when it was last read. */
+/** Whether a GPU is not found or does not answer: its links are those of the last successful scan. */
 const isAway = (gpu) => gpu.health.state === 'vanished' || ['does not answer', 'fell off the bus'].includes(errorOf(gpu));
 const AS_READ = 'not found or does not answer; links as last read';
 const KIND_WORDS = { away: AS_READ, 'nv-many': 'NVLink, 12 or more', 'nv-few': 'NVLink, fewer', unknown: 'not known',

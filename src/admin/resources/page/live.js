@@ -15,7 +15,10 @@ const SILENT_MS = 60_000;
 const GATHER_MS = 200;
 const INTERVAL_MIN_MS = 1000;
 const INTERVAL_MAX_MS = 5000;
-/** After a load that took t milliseconds the next one waits 40 t, so that loads take at most 1/40 of the processor. */
+/**
+ * After a load that took t milliseconds the next one starts 40 t later, but not after more than INTERVAL_MAX_MS: loads of up
+ * to 125 ms take at most 1/40 of the processor.
+ */
 const WAIT_PER_COST = 40;
 
 /**

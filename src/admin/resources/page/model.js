@@ -68,7 +68,7 @@ export class Model {
       return await this.#api.get(path, { conditional: false });
     } catch (problem) {
       if (![403, 404].includes(problem.status)) throw problem;
-      // A GPU that was just forgotten says nothing about the others.
+      // This 404 is about one GPU, which was just forgotten; the others may have a history.
       if (problem.type !== '/problems/unknown-gpu') this.#absent.add(kind);
       return undefined;
     }

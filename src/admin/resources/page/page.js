@@ -304,8 +304,9 @@ function change(name, fits) {
   const inDrawer = shown?.gpu.get(route.get('gpu'));
   const selected = inDrawer ? [inDrawer] : gpus.selected();
   const chosen = gpus.newest(selected.length > 0 ? selected : [gpus.focused()].filter(Boolean)).filter(fits);
-  if (chosen.length === 0) announceText('No GPU to change: choose one with j and k');
-  else act(() => gpus.change(name, chosen));
+  if (chosen.length > 0) act(() => gpus.change(name, chosen));
+  else if (selected.length === 0 && !gpus.focused()) announceText('No GPU is chosen: choose one with j and k');
+  else announceText(`Not possible: ${name} does not apply to ${selected.length > 1 ? 'these GPUs in their' : 'this GPU in its'} present state`);
 }
 
 async function policies(name, ...rest) {

@@ -1,6 +1,6 @@
 // The policy sheet: choose a policy and its parameters, try them on the node as it is, see the difference, activate.
 
-import { named } from './changes.js';
+import { byNumber, named } from './changes.js';
 import { attempt, closeSheet, confirmByButton, field, problemBox, sheet } from './dialog.js';
 import { button, byId, count, el, setText, shortDigest, table } from './dom.js';
 import { SchemaForm } from './schema-form.js';
@@ -89,7 +89,7 @@ export async function policySheet(api, first, state) {
       guard(triedStack === '' ? 'try it first: that changes nothing' : triedStack === requestedStack() ? '' : 'it was changed since it was tried: try it again');
     } catch (problem) {
       guard(problem.title);
-      // What is shown must be of the values in the fields.
+      // The preview and the result are removed, since they are not of the values that the fields have now.
       preview.replaceChildren();
       result.replaceChildren();
       return;
@@ -115,13 +115,13 @@ export async function policySheet(api, first, state) {
   const tryIt = async () => {
     buttons.before(failed);
     try {
-      await trialOf();
+      await runTrial();
     } catch (problem) {
       form.fieldOf(problem)?.append(failed);
       throw problem;
     }
   };
-  const trialOf = async () => {
+  const runTrial = async () => {
     result.replaceChildren();
     const wanted = requestedStack();
     const made = entry();
@@ -178,7 +178,7 @@ function trialReport(report, { node, gpus }) {
     report.refused ? el('p', { class: 'notice bad' }, `It would be refused: ${report.refused}`)
       : el('p', { class: `notice ${taken.length > 0 ? 'warn' : 'good'}` }, `${taken.length > 0 ? `It works, but no device of ${listed(taken)} would be free.` : 'It works on this node.'} ${differs.length === 0 ? 'No GPU is offered differently.' : `${count(differs.length, 'GPU')} would be offered differently: ${listed(differs.slice(0, 20).map((offer) => offer.name.replace('GPU ', '')))}.`}`),
     !report.refused && table('Devices now and after activation', ['Resource', 'Devices', 'Free'], report.resources.map((r) => [el('code', {}, r.resource), change(r.devicesNow, r.devices), change(r.freeNow, r.free)])),
-    without && el('p', { class: 'muted' }, `The devices are without ${named(away)}, which vanished.`),
+    without && el('p', { class: 'muted' }, `Devices of ${named(away)} are not counted, since ${byNumber(away, 'it is', 'they are')} not found.`),
     request && el('p', {}, `A request for ${request.count} × ${request.resource} would be ${request.outcome}${request.names.length > 0 ? ` on ${listed(request.names)}` : ''}${request.reason || request.placedBecause ? `: ${request.reason || request.placedBecause}` : ''}.`),
     faults.length > 0 && el('ul', { class: 'events' }, faults.map((call) => el('li', {}, `${call.policy}, ${call.hook}: ${call.fault}`))),
     el('p', { class: 'muted' }, `Called in this order: ${report.stack.join(', ')}`),

@@ -16,8 +16,8 @@ const show = (value) => (typeof value === 'string' ? value : JSON.stringify(valu
 const inputError = (title, detail, parameter) => Object.assign(new Error(detail), { title, detail, parameter });
 
 /**
- * The field of one parameter: its control, how its value is read and written, and whether it `takes` a value: reads it back
- * as it was. `undefined` is left out.
+ * The field of one parameter: its control, and how its value is read and written. `takes(value)` is whether the field shows
+ * the value and reads it back unchanged. `read` returns undefined for an empty field, which is left out of the parameters.
  */
 function fieldOf(name, schema) {
   const id = `p-${name}`;
@@ -119,8 +119,8 @@ export class SchemaForm {
   }
 
   /**
-   * The fields: those that have a value are first, and the others behind a summary; without any value only those that take
-   * JSON are.
+   * The fields. Those with a value are shown, and the others folded under "More". If none has a value, only fields for JSON
+   * are folded.
    */
   #asForm() {
     const fields = [...this.#fields];

@@ -22,7 +22,7 @@ function gpusByError(gpus) {
   return [...groups];
 }
 
-/** `4 GPUs need attention: 3 fell off the bus, 5 vanished`: each error is a filter. */
+/** `4 GPUs need attention: GPUs 3 and 12 fell off the bus, GPU 5 vanished`: each error is a filter. */
 export function showStatusLine(root, { node, gpus }, route) {
   const groups = gpusByError(gpus);
   const failed = node.checks.filter((check) => !check.ok);
@@ -42,7 +42,7 @@ export function showStatusLine(root, { node, gpus }, route) {
         groups.flatMap(([why, indices], i) => [i > 0 && ', ', filter(describeError(indices, why), { state: '', why })]));
     }
     if (bypasses.length > 0) parts.push(el('span', { class: 'aside' }, `Used without an allocation: GPU ${listed(bypasses)}. `));
-    if (out > 0) parts.push(el('span', { class: 'aside' }, filter(`${count(out, 'GPU')} cordoned or drained`, { state: 'cordoned,draining,drained', why: '' }), '.'));
+    if (out > 0) parts.push(el('span', { class: 'aside' }, filter(`${count(out, 'GPU')} cordoned, draining or drained`, { state: 'cordoned,draining,drained', why: '' }), '.'));
     return el('p', {}, badge('', kind), ...parts.flat().filter(Boolean));
   });
 }

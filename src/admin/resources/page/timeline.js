@@ -45,11 +45,11 @@ export function showTimeline(root, tools, { events, problem }, state, { route })
   });
 }
 
-/** Kinds of event of which one cause makes many, as at a start, and what is said of them together. */
+/** Kinds of event that one cause produces in large numbers, such as a start, and the text of the line that stands for them. */
 const RUNS = { gpuFound: 'GPUs were found', policyUploaded: 'policies came with the daemon' };
 const RUN_MS = 2000;
 
-/** Whether an event is said together with the others of its run. */
+/** Whether an event is shown in one line with the event before it in the list. */
 const isOfRun = (event, before) => before?.kind === event.kind && Object.hasOwn(RUNS, event.kind) && Date.parse(before.at) - Date.parse(event.at) <= RUN_MS
   && (event.kind !== 'policyUploaded' || [event, before].every(({ words }) => words.includes('came with the daemon')));
 

@@ -17,15 +17,16 @@ const REASONS = [
   [/f[ae]ll(en)? off the bus|XID 79\b/i, 'fell off the bus'],
   [/needs? a reset|recovery|XID (95|64)\b/i, 'needs a reset'],
   [/does not answer|no answer|hangs?\b|timed? ?out/i, 'does not answer'],
-  [/released/i, 'has its driver released'],
+  [/released/i, 'is without its driver, which was released'],
 ];
 const REASON_MAX = 48;
 
 /** A sentence of GPUs and their error, as `errorOf` gives it: after a colon where it has no verb. */
 export function describeError(indices, error) {
   const verb = REASONS.some(([, words]) => words === error) || /^(vanished|is|has|cannot)\b/.test(error);
-  if (!verb) return `${listed(indices)}: ${error}`;
-  return `${listed(indices)} ${indices.length === 1 ? error : error.replace(/^needs/, 'need').replace(/^does/, 'do').replace(/^is /, 'are ').replace(/^has/, 'have').replace(/\bits\b/, 'their')}`;
+  const gpus = `${indices.length === 1 ? 'GPU' : 'GPUs'} ${listed(indices)}`;
+  if (!verb) return `${gpus}: ${error}`;
+  return `${gpus} ${indices.length === 1 ? error : error.replace(/^needs/, 'need').replace(/^does/, 'do').replace(/^is /, 'are ').replace(/^has/, 'have').replace(/\bits\b/, 'their')}`;
 }
 
 /** Whether new pods may get it: the API's `active` is called open, since it is not about work. */

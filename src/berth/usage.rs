@@ -34,8 +34,8 @@ pub fn parse() -> Result<Cli, ExitCode> {
         // A word that a group of commands does not know is about its own subject.
         let word = error.get(ContextKind::InvalidSubcommand).map(ToString::to_string);
         let word = word.filter(|_| command_of(&error).get_name() == "berth");
-        let meant = word.and_then(|word| meant(&word));
-        if let Some(command) = meant {
+        let command = word.and_then(|word| command_for(&word));
+        if let Some(command) = command {
             let tip = StyledStr::from(format!("the command is `{command}`"));
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
             error.remove(ContextKind::SuggestedSubcommand);
@@ -49,8 +49,8 @@ pub fn parse() -> Result<Cli, ExitCode> {
     })
 }
 
-/// The command for a word of kubectl, nvidia-smi or nvtop.
-fn meant(word: &str) -> Option<&'static str> {
+/// Berth's command for a subcommand that a user of kubectl, nvidia-smi or nvtop may type.
+fn command_for(word: &str) -> Option<&'static str> {
     Some(match word {
         "get" | "gpus" => "berth gpu list",
         "describe" => "berth gpu show",
@@ -153,18 +153,18 @@ mod tests {
         }
     }
 
-    /// The words are no commands of the root, and the commands are ones.
+    /// No such word is a command of `berth` itself, and each command that is named exists.
     #[test]
     fn a_word_of_other_tools_names_a_command() {
         for word in
             ["get", "describe", "cordon", "uncordon", "drain", "status", "pods", "ps", "logs", "stack"]
         {
-            let command = meant(word).unwrap();
+            let command = command_for(word).unwrap();
             assert!(Cli::try_parse_from(["berth", word]).is_err(), "{word}");
             let result = Cli::try_parse_from(command.split(' ').chain(["--help"]));
             assert_eq!(result.unwrap_err().kind(), clap::error::ErrorKind::DisplayHelp, "{command}");
         }
-        assert_eq!(meant("gpu"), None);
+        assert_eq!(command_for("gpu"), None);
     }
 
     #[test]

@@ -32,10 +32,10 @@ fn short_duration(duration: Duration) -> String {
     }
 }
 
-/// Parses a time of a query: a duration such as `10m` is so long ago; any other text is left to the API, which knows times.
+/// Parses a time of a query: `10m` is the time 10 minutes ago; any other text is left to the API, which parses times.
 ///
 /// # Errors
-/// If the duration is longer than the clock goes back.
+/// If the time would be before 1970.
 pub(crate) fn parse_time_or_duration(text: &str) -> Result<String, String> {
     let Ok(duration) = humantime::parse_duration(text) else { return Ok(text.to_owned()) };
     let at = SystemTime::now().checked_sub(duration).filter(|at| *at >= SystemTime::UNIX_EPOCH);

@@ -173,7 +173,7 @@ const PAGE: usize = 1000;
 /// Fetches pages until there are as many allocations as the filter allows.
 fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<AllocationList> {
     let gpu = filter.gpu.as_deref().map(|g| gpu::resolve(client, g)).transpose()?;
-    // As tables show pods.
+    // `--pod` also takes `namespace/name`, as tables print it.
     let (namespace, pod) = match filter.pod.as_deref().and_then(|pod| pod.split_once('/')) {
         Some((namespace, pod)) if filter.namespace.as_deref().is_none_or(|given| given == namespace) => {
             (Some(namespace), Some(pod))

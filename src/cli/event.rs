@@ -33,7 +33,7 @@ pub struct EventsArgs {
     /// Only about this GPU: index, UUID, or the beginning of it
     #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
-    /// Begin with those of the last 10m, at most 24h; without those of single allocations
+    /// Begin with past events, such as those of the last 10m; at most 24h. Events of single allocations are not kept
     #[arg(long, value_name = "TIME", value_parser = past, conflicts_with = "since_id")]
     pub since: Option<Duration>,
     /// Begin after this event; 0: with the oldest that the daemon keeps
@@ -119,7 +119,7 @@ fn past(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Prints the events of the last time that the daemon keeps for operators, oldest first.
+/// Prints the past events that the daemon keeps for operators, no older than `last`, oldest first.
 fn show_past(
     last: Duration,
     args: &EventsArgs,

@@ -10,7 +10,7 @@ use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 use std::time::Duration;
 
-/// Most steps: they fit a screen with the pods below.
+/// Steps if `--points` is not given: they fit a screen with the pods below.
 const STEPS: &str = "12";
 
 /// `berth gpu history`.
@@ -22,7 +22,7 @@ pub struct HistoryArgs {
     /// The time that is shown, such as 15m or 24h
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = usage::time)]
     pub last: Duration,
-    /// The number of steps, 1 to 720
+    /// The largest number of steps, 1 to 720
     #[arg(long, value_name = "COUNT", default_value = STEPS)]
     pub points: u32,
 }
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &HistoryArgs, client: &Client, out: &mut Out) -> anyhow:
     let empty_text = history
         .items
         .is_empty()
-        .then(|| "No load was read in this time; a restart of the daemon empties it".into());
+        .then(|| "No load is recorded for this time; a restart of the daemon empties the history".into());
     out.list(&history, empty_text, shown)
 }
 

@@ -67,12 +67,12 @@ pub(crate) fn changes(before: &Stack, after: &Stack) -> String {
     }
     let has =
         |stack: &Stack, entry: &StackEntry| stack.entries.iter().any(|e| settings(e) == settings(entry));
-    let looks_the_same = |stack: &Stack, entry: &StackEntry| {
+    let has_same_text = |stack: &Stack, entry: &StackEntry| {
         stack.entries.iter().any(|other| with_parameters(other, true) == with_parameters(entry, true))
     };
     let line = |what: &str, entry: &StackEntry, other: &Stack| {
         let mut text = with_parameters(entry, true);
-        if looks_the_same(other, entry) {
+        if has_same_text(other, entry) {
             let permissions = serde_json::to_string(&entry.permissions).unwrap_or_default();
             text += &format!(
                 " permissions {permissions} onFault {}",
@@ -91,9 +91,10 @@ pub(crate) fn changes(before: &Stack, after: &Stack) -> String {
     if text.is_empty() && !is_in_order { "the order of the entries has changed\n".into() } else { text }
 }
 
-/// The policy of an entry, with its parameters if it has any.
-fn with_parameters(entry: &StackEntry, has_digest: bool) -> String {
-    let digest = if has_digest { format!("@{}", short_digest(&entry.digest)) } else { String::new() };
+/// The policy of an entry, with its parameters if it has any. Permissions and `onFault` are not shown: entries that differ
+/// only in them have the same text.
+fn with_parameters(entry: &StackEntry, with_digest: bool) -> String {
+    let digest = if with_digest { format!("@{}", short_digest(&entry.digest)) } else { String::new() };
     let has_none = entry.parameters.as_object().is_some_and(serde_json::Map::is_empty);
     let parameters = if has_none { String::new() } else { format!(" {}", entry.parameters) };
     format!("{}{digest}{parameters}", entry.policy)

@@ -80,7 +80,7 @@ pub(crate) fn run(
         return out.answer(&fetch(client)?, |top| screen(top, wide));
     }
     let mut last = String::new();
-    // An answer that is no reason to wait for another one is printed as of any command, without a screen of its own.
+    // Fetched before the screen is switched: an error of the first request is printed as by any other command.
     let mut next = match fetch(client) {
         Ok(top) => Some(top),
         // As a restart causes it.
@@ -111,8 +111,8 @@ fn size() -> (usize, usize) {
     size.map_or((COLUMNS, 24), |(width, height)| (usize::from(width.0), usize::from(height.0)))
 }
 
-/// The text over the one before, with as much of it as fits: lines of at most `columns`, and no more than `rows`, of which the
-/// last one stays empty for the cursor.
+/// Moves the cursor to the top and writes as much of the text as fits over the previous one: lines of at most `columns`, and
+/// at most `rows`, of which the last stays empty for the cursor.
 fn in_place(text: &str, columns: usize, rows: usize) -> String {
     let most = rows.saturating_sub(1).max(1);
     let lines: Vec<String> = text.lines().map(|line| cut(line, columns)).collect();

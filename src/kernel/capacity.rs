@@ -82,9 +82,10 @@ pub fn why_not_free(
         Some(Phase::HalfOpen) => of_node(format!(
             "one device of {resource} is offered after repeated denials; the next request decides"
         )),
-        Some(Phase::Closed) | None => {
-            of_gpu(Withdrawn, "the free devices before this one leave no room for it")
-        }
+        Some(Phase::Closed) | None => of_gpu(
+            Withdrawn,
+            "too little of it would be left for this device if the other free devices were granted",
+        ),
     }
 }
 
@@ -164,7 +165,10 @@ mod tests {
     #[test]
     fn a_device_without_room_beside_free_ones_and_one_of_a_withdrawn_resource_say_so() {
         let mut node = node(50_000);
-        assert_eq!(why(&node).1, "GPU 0: the free devices before this one leave no room for it");
+        assert_eq!(
+            why(&node).1,
+            "GPU 0: too little of it would be left for this device if the other free devices were granted"
+        );
         let phase = Phase::Open { until_mono_ms: 1 };
         let breaker = Some(Breaker { phase, denials: 0, window_mono_ms: 0, pause_ms: 10_000 });
         apply(&mut node, Change::BreakerChanged { resource: shared(), breaker });

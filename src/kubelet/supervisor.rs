@@ -35,9 +35,9 @@ struct RunningPlugin {
 
 /// A plugin that was stopped because its resource has no listed device any more.
 struct StoppingPlugin {
-    /// Dropped when it serves no more and its socket is removed.
-    serving: oneshot::Receiver<()>,
-    /// Ends when the kubelet has processed the end of its streams, too.
+    /// Resolves when the plugin no longer serves and its socket is removed.
+    stopped_serving: oneshot::Receiver<()>,
+    /// Ends once the kubelet has also had time to process the end of the plugin's streams.
     settled: JoinHandle<()>,
 }
 
@@ -61,14 +61,14 @@ impl Supervisor {
                     self.device_lists.lock().remove(&resource);
                     plugin.stop.send_replace(true);
                     let settle = self.settings.waits.settle;
-                    let (is_serving, serving) = oneshot::channel();
+                    let (serving_guard, stopped_serving) = oneshot::channel();
                     let settled = tokio::spawn(async move {
                         let _ = plugin.task.await;
-                        drop(is_serving);
+                        drop(serving_guard);
                         // The kubelet may still process the end of its streams.
                         tokio::time::sleep(settle).await;
                     });
-                    stopping.insert(resource, StoppingPlugin { serving, settled });
+                    stopping.insert(resource, StoppingPlugin { stopped_serving, settled });
                 }
             }
             for resource in listed {
@@ -93,7 +93,7 @@ impl Supervisor {
             let _ = task.await;
         }
         for plugin in stopping.into_values() {
-            let _ = plugin.serving.await;
+            let _ = plugin.stopped_serving.await;
         }
     }
 
@@ -132,11 +132,11 @@ impl Supervisor {
         let (stop, mut stopped) = watch::channel(false);
         let task = tokio::spawn(async move {
             let before = match predecessor {
-                Some(StoppingPlugin { serving, settled }) => {
+                Some(StoppingPlugin { stopped_serving, settled }) => {
                     tokio::select! {
                         _ = settled => {}
                         _ = stopped.changed() => {
-                            let _ = serving.await;
+                            let _ = stopped_serving.await;
                             return;
                         }
                     }

@@ -330,7 +330,7 @@ fn grant_sentences(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<
     let by: Vec<_> = decision.by.iter().filter(|by| **by != Decider::Baseline).map(name).collect();
     let because = because(&decision.reason);
     let mut sentences = vec![match by.as_slice() {
-        // No answer of a policy is no approval.
+        // A policy that passed has not approved the request.
         [] => format!("No policy objected; admitted by default{because}."),
         by => format!("Admitted by {}{because}.", by.join(", ")),
     }];
@@ -345,8 +345,8 @@ fn grant_sentences(allocation: &Allocation, admitted: Option<&Decision>) -> Vec<
     sentences
 }
 
-/// A sentence for each policy that was called in vain or not at all. One that passed is not named: that would read as if it
-/// had approved.
+/// A sentence for each policy that failed or is suspended. One that passed is not named: that would read as if it had
+/// approved.
 fn without_answer<'c>(
     calls: impl Iterator<Item = &'c CallRecord>,
     failed: &str,

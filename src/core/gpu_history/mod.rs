@@ -164,7 +164,7 @@ impl SeriesStore {
         let present_gpus = ledger.parts.values().filter(|part| part.present && part.part.parent.is_none());
         let answered: Vec<_> =
             present_gpus.filter(|part| !ledger.scan_errors.contains_key(&part.part.id)).collect();
-        // Before a new series takes the place of another one, all that are seen now have their time.
+        // The series of all GPUs and pods of this scan get its time first, so that a new series replaces none of them.
         for part in &answered {
             if let Some(series) = self.gpus.get_mut(&part.part.id) {
                 series.seen_ms = at;

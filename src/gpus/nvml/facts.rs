@@ -165,7 +165,7 @@ pub(super) fn scan_load(nvml: &Nvml, index: u32, sampled_us: Option<u64>, steps:
     /// out.
     const LOAD_READ_MAX: Duration = Duration::from_millis(500);
     let began = Instant::now();
-    // After a wall clock was set back, no sample would be newer than the last one.
+    // If the wall clock was set back, the last time is in the future and NVML would return no newer sample: it is ignored.
     let wall_us = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|time| time.as_micros());
     let sampled_us = sampled_us.filter(|last| wall_us.is_ok_and(|now| u128::from(*last) <= now));
     let mut scan = LoadScan { load: Load::default(), sampled_us };

@@ -3,7 +3,7 @@
 use crate::admin_bench::Bench;
 use crate::cli::{berth, ran};
 use crate::port::Port;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -114,6 +114,37 @@ fn top_prints_one_screen_where_there_is_no_terminal() {
         (json["gpus"][1]["uuid"].as_str(), json["pods"][0]["devices"].as_u64()),
         (Some("GPU-1"), Some(1))
     );
+}
+
+/// On a terminal, which `script` (of util-linux) provides.
+#[test]
+fn top_ends_with_a_key_or_ctrl_c_and_leaves_the_alternate_screen() {
+    let bench = Bench::new(1);
+    for (key, code) in [(b"q", 0), (b"\x03", 130)] {
+        let berth = format!("{} top --watch=100ms", env!("CARGO_BIN_EXE_berth"));
+        let mut script = std::process::Command::new("timeout");
+        script.args(["--foreground", "20", "script", "-qec", &berth, "/dev/null"]).env("TERM", "xterm");
+        script.env("BERTH_SERVER", format!("http://{}", bench.address()));
+        script.env("BERTH_TOKEN_FILE", bench.dir.path().join("token"));
+        script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = script.spawn().expect("`script` starts: apt-get install bsdutils");
+        let mut output = child.stdout.take().unwrap();
+        let mut shown = Vec::new();
+        let mut part = [0; 4096];
+        // A key before the first screen would be left to the shell's modes.
+        while !String::from_utf8_lossy(&shown).contains("UTC") {
+            let count = output.read(&mut part).unwrap();
+            assert!(count > 0, "{}", String::from_utf8_lossy(&shown));
+            shown.extend(&part[..count]);
+        }
+        // Its end would be another key.
+        let mut keys = child.stdin.take().unwrap();
+        keys.write_all(key).unwrap();
+        output.read_to_end(&mut shown).unwrap();
+        let shown = String::from_utf8_lossy(&shown).into_owned();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{shown}");
+        assert!(shown.contains("\u{1b}[?1049h") && shown.trim_end().ends_with("\u{1b}[?1049l"), "{shown:?}");
+    }
 }
 
 #[test]

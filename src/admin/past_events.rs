@@ -26,7 +26,7 @@ impl PastEvents {
     /// Adds an event of this time, if it concerns operators. If there are too many, the oldest one of the most frequent kind
     /// is dropped, so that a flood of one kind leaves the others.
     pub(crate) fn add(&self, event: &Event, now: Now) {
-        if !concerns_operators(&event.kind) {
+        if !event.kind.concerns_operators() {
             return;
         }
         let mut kept = self.0.lock();
@@ -57,39 +57,6 @@ fn oldest_of_most_frequent(kept: &VecDeque<PastEvent>) -> Option<usize> {
     }
     let (most, _) = counts.into_iter().max_by_key(|(_, count)| *count)?;
     kept.iter().position(|kept| kept.event.kind == *most)
-}
-
-fn concerns_operators(kind: &EventKind) -> bool {
-    match kind {
-        EventKind::GpuFound
-        | EventKind::GpuForgotten
-        | EventKind::GpuHealth
-        | EventKind::GpuCordoned
-        | EventKind::GpuDraining
-        | EventKind::GpuDrained
-        | EventKind::GpuUncordoned
-        | EventKind::Eviction
-        | EventKind::RequestRefused
-        | EventKind::Hold
-        | EventKind::NoDeviceStrategy
-        | EventKind::DeviceNodesMissing
-        | EventKind::Bypass
-        | EventKind::BypassOver
-        | EventKind::StackActivated
-        | EventKind::PolicyUploaded
-        | EventKind::PolicyDeleted
-        | EventKind::PolicyFault
-        | EventKind::PolicySuspended
-        | EventKind::PolicyAskedAgain => true,
-        EventKind::Here
-        | EventKind::Missed
-        | EventKind::End
-        | EventKind::OffersChanged
-        | EventKind::AllocationGranted
-        | EventKind::AllocationHolder
-        | EventKind::AllocationEnded
-        | EventKind::Other(_) => false,
-    }
 }
 
 #[cfg(test)]

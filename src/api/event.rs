@@ -101,3 +101,41 @@ values! {
         PolicyAskedAgain = "policyAskedAgain",
     }
 }
+
+impl EventKind {
+    /// Whether the daemon keeps past events of this kind for operators. Those of single allocations are too many, and the
+    /// allocations themselves are kept.
+    #[must_use]
+    pub fn concerns_operators(&self) -> bool {
+        match self {
+            Self::GpuFound
+            | Self::GpuForgotten
+            | Self::GpuHealth
+            | Self::GpuCordoned
+            | Self::GpuDraining
+            | Self::GpuDrained
+            | Self::GpuUncordoned
+            | Self::Eviction
+            | Self::RequestRefused
+            | Self::Hold
+            | Self::NoDeviceStrategy
+            | Self::DeviceNodesMissing
+            | Self::Bypass
+            | Self::BypassOver
+            | Self::StackActivated
+            | Self::PolicyUploaded
+            | Self::PolicyDeleted
+            | Self::PolicyFault
+            | Self::PolicySuspended
+            | Self::PolicyAskedAgain => true,
+            Self::Here
+            | Self::Missed
+            | Self::End
+            | Self::OffersChanged
+            | Self::AllocationGranted
+            | Self::AllocationHolder
+            | Self::AllocationEnded
+            | Self::Other(_) => false,
+        }
+    }
+}

@@ -95,8 +95,7 @@ mod tests {
         for (name, body) in T::NAMED_EXAMPLES {
             let parsed = serde_json::from_str::<T>(body);
             assert!(parsed.is_ok(), "{name}: {body}");
-            // `by` is recorded as the person for whom the change is made: an example executed as it stands must not name
-            // one.
+            // The name in `by` is recorded with the change: an example that is executed as it stands must not have one.
             assert!(!body.contains("\"by\""), "{name}");
         }
     }

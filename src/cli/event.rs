@@ -21,9 +21,6 @@ const SILENT_MAX: Duration = Duration::from_secs(45);
 /// Longest line of a stream, bytes: an event has at most 2 KiB, and escapes six times that.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
 
-/// Kinds of event of which the daemon keeps no past: they come with each pod.
-const NOT_KEPT: [&str; 4] = ["offersChanged", "allocationGranted", "allocationHolder", "allocationEnded"];
-
 /// `berth events`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct EventsArgs {
@@ -62,7 +59,7 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
         let rule = format!("--kind: no event is called {kind:?}; there are {all}");
         return Err(super::usage::BadUsage(rule).into());
     }
-    let is_not_kept = |kind: &&String| NOT_KEPT.contains(&kind.as_str());
+    let is_not_kept = |kind: &&String| EventKind::parse(kind).is_some_and(|kind| !kind.concerns_operators());
     if let Some(kind) = args.kind.iter().find(is_not_kept).filter(|_| args.since.is_some()) {
         let rule = format!("--since: past events of the kind {kind} are not kept; leave out one of the two");
         return Err(super::usage::BadUsage(rule).into());

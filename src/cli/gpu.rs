@@ -342,7 +342,7 @@ fn heals(gpu: &GpuSummary) -> String {
             format!("only by an operator, after the repair: `berth gpu mark-healthy {}`", gpu.index)
         }
         (_, Some(at)) => format!("at {at}, if no error comes until then"),
-        // Its quiet time may be over by then.
+        // The time without errors that it needs may be over by then.
         (_, None) => "once a scan finds it working, or some minutes later".into(),
     }
 }

@@ -14,10 +14,10 @@ impl GpuIndices {
 
     /// Of these GPUs. One that vanished keeps its index unless another one has it now.
     pub(crate) fn from_gpus(gpus: &[GpuSummary]) -> Self {
-        let is_its_own = |gpu: &&GpuSummary| {
+        let keeps_index = |gpu: &&GpuSummary| {
             gpu.present || !gpus.iter().any(|other| other.present && other.index == gpu.index)
         };
-        Self(gpus.iter().filter(is_its_own).map(|gpu| (gpu.uuid.clone(), gpu.index)).collect())
+        Self(gpus.iter().filter(keeps_index).map(|gpu| (gpu.uuid.clone(), gpu.index)).collect())
     }
 
     /// The index of a GPU as text; the beginning of its UUID if it has none.

@@ -287,7 +287,8 @@ impl View {
         let answers = is_present && !self.ledger().scan_errors.contains_key(id);
         let heals_at = (health.quiet_ms.is_some() && !is_healthy && answers).then(|| {
             let ms = self.now.wall_ms.saturating_add(health.again_mono_ms.saturating_sub(self.now.mono_ms));
-            // Whole seconds: the two clocks are not read at the same moment, and an answer must not change by that.
+            // Rounded to seconds: wall and monotonic time are read one after the other, and the difference of a
+            // millisecond would change the answer and its ETag.
             rfc3339(ms.saturating_add(500) / 1000 * 1000)
         });
         Health {

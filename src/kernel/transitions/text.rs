@@ -120,7 +120,7 @@ fn describe_health(name: &str, before: &Health, now: &Health) -> String {
         (_, HealthState::Vanished) => "is gone".to_owned(),
         (HealthState::Vanished, HealthState::Healthy) => "is back, and healthy".to_owned(),
         (HealthState::Vanished, now) => format!("is back, but {}", now.as_str()),
-        // An operator gives the reason, or none.
+        // A reason of the new state is an operator's, and is shown in place of the old error.
         (_, HealthState::Healthy) if before.reason.is_empty() || !now.reason.is_empty() => {
             "is healthy again".to_owned()
         }

@@ -1,7 +1,7 @@
 //! NVML events, collected by a thread of their own: XIDs and double bit ECC errors become readings.
 
 use super::facts;
-use super::fence::{Fence, Lane};
+use super::fence::{Fence, Lane, Steps};
 use super::library::OpenNvml;
 use super::map;
 use super::raw::{self, Event, EventSet};
@@ -206,19 +206,34 @@ impl EventThread {
     }
 
     /// Registers the GPUs that are not in the set yet. Only this thread uses the set, and it waits for the fence: NVML
-    /// does not document that two threads may use a set at once.
+    /// does not document that two threads may use a set at once. GPUs whose lane another job holds, and those after
+    /// one that hangs, are registered one by one.
     fn register(&mut self, set: &Arc<EventSet>) {
         let watched = self.shared.watched.lock().clone();
         self.registered.retain(|handle| watched.iter().any(|gpu| gpu.handle == *handle));
-        for gpu in &watched {
-            if self.registered.contains(&gpu.handle) {
-                continue;
-            }
-            let (nvml, set, index) = (Arc::clone(&self.nvml), Arc::clone(set), gpu.index);
-            let done = self.fence.run(Lane::Gpu(index), self.deadline, move |steps| {
+        let new: Vec<_> = watched.iter().filter(|gpu| !self.registered.contains(&gpu.handle)).collect();
+        if new.is_empty() {
+            return;
+        }
+        let (nvml, fence, deadline) = (Arc::clone(&self.nvml), self.fence.clone(), self.deadline);
+        let job = |gpu: &WatchedGpu| {
+            let (nvml, set, index) = (Arc::clone(&nvml), Arc::clone(set), gpu.index);
+            let register = move |steps: &Steps| {
                 steps.at("nvmlDeviceRegisterEvents");
                 set.register(&nvml.device_by_index(index)?)
-            });
+            };
+            (Lane::Gpu(index), register)
+        };
+        let (done, _) = fence.run_series(new.iter().map(|gpu| job(gpu)).collect(), deadline);
+        let mut done = done.into_iter();
+        for gpu in new {
+            let done = done.next().flatten().map_or_else(
+                || {
+                    let (lane, register) = job(gpu);
+                    fence.run(lane, deadline, register)
+                },
+                Ok,
+            );
             match done {
                 Ok(Ok(())) => {
                     self.registered.insert(gpu.handle);

@@ -1,20 +1,23 @@
-//! Every NVML call runs behind a fence: on a thread of its own, with a deadline.
+//! Every NVML call runs behind a fence: on another thread, with a deadline.
 //!
 //! A call that hangs keeps its thread and its *lane* (one for each GPU, and one for the node). Another call on that
-//! lane fails at once; calls on other lanes run on other threads. So there are never more threads than lanes, however
-//! long a driver hangs.
+//! lane fails at once; calls on other lanes run on other threads. So calls that hang hold at most one thread for each
+//! lane, however long a driver hangs. Idle threads are reused.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 /// Stack size of a thread, bytes: the default of Rust's threads, since the driver's library is foreign code. Untouched
 /// pages cost nothing.
 const STACK_BYTES: usize = 2 * 1024 * 1024;
+/// How long an idle thread is kept: longer than the interval of scans (`health.pollSeconds`, by default 5 s), so that each scan
+/// reuses threads.
+const IDLE_MAX: Duration = Duration::from_secs(15);
 /// Interval of attempts to start a thread.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -89,12 +92,24 @@ struct Shared {
     running: Mutex<BTreeMap<Lane, RunningJob>>,
     /// Notified when a lane is free again.
     freed: Condvar,
+    /// The idle threads; the one that finished its work last is at the end, and is used first.
+    idle: Mutex<Vec<(ThreadId, Sender<Work>)>>,
 }
 
+/// What a thread runs: one job, or a series of jobs.
+type Work = Box<dyn FnOnce() + Send>;
+
 /// Runs NVML calls on threads with deadlines.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Fence {
     shared: Arc<Shared>,
+    idle_max: Duration,
+}
+
+impl Default for Fence {
+    fn default() -> Self {
+        Self { shared: Arc::default(), idle_max: IDLE_MAX }
+    }
 }
 
 /// A started job.
@@ -132,7 +147,7 @@ impl Fence {
             // The receiver is dropped if the deadline has passed.
             let _ = sender.send(done);
         };
-        start_thread(job.since + job.allowed, run)?;
+        self.execute(job.since + job.allowed, Box::new(run))?;
         Ok(Pending { answer, job })
     }
 
@@ -163,7 +178,7 @@ impl Fence {
                 end.0.state.lock().done.push(done);
             }
         };
-        if let Err(stuck) = start_thread(began + allowed, run) {
+        if let Err(stuck) = self.execute(began + allowed, Box::new(run)) {
             return (Vec::new(), Some(stuck));
         }
         let mut state = series.state.lock();
@@ -193,6 +208,39 @@ impl Fence {
     pub(super) fn longest(&self) -> Option<&'static str> {
         let running = self.shared.running.lock();
         running.values().min_by_key(|job| job.since).map(|job| job.steps.now())
+    }
+
+    /// Runs `work` on an idle thread, or on a new one. Retries the start of a thread until `deadline`, since a node may lack
+    /// threads for a moment, and a GPU that cannot be read becomes unhealthy.
+    fn execute(&self, deadline: Instant, work: Work) -> Result<(), Stuck> {
+        let idle = self.shared.idle.lock().pop();
+        let work = match idle {
+            Some((_, sender)) => match sender.send(work) {
+                Ok(()) => return Ok(()),
+                Err(unsent) => unsent.0,
+            },
+            None => work,
+        };
+        // `spawn` drops the closure of a thread that it cannot start.
+        let work = Arc::new(Mutex::new(Some(work)));
+        loop {
+            let (attempt, fence, idle_max) = (Arc::clone(&work), Arc::downgrade(&self.shared), self.idle_max);
+            let run = move || {
+                let work = attempt.lock().take();
+                if let Some(work) = work {
+                    run_thread(work, &fence, idle_max);
+                }
+            };
+            let Err(error) =
+                thread::Builder::new().name("nvml".to_owned()).stack_size(STACK_BYTES).spawn(run)
+            else {
+                return Ok(());
+            };
+            if Instant::now() + RETRY_INTERVAL > deadline {
+                return Err(Stuck::NotMade(format!("no thread can be started: {error}")));
+            }
+            thread::sleep(RETRY_INTERVAL);
+        }
     }
 
     /// Takes the lane. Waits while another job holds it, up to that job's deadline.
@@ -258,27 +306,32 @@ impl<T> Drop for SeriesEnd<T> {
     }
 }
 
-/// Runs `work` on a new thread. Retries until `deadline`, since a node may lack threads for a moment, and a GPU that cannot
-/// be read becomes unhealthy.
-fn start_thread(deadline: Instant, work: impl FnOnce() + Send + 'static) -> Result<(), Stuck> {
-    // `spawn` drops the closure of a thread that it cannot start.
-    let work = Arc::new(Mutex::new(Some(work)));
+/// The body of a thread: runs `work`, then each closure that it receives.
+fn run_thread(mut work: Work, fence: &Weak<Shared>, idle_max: Duration) {
+    let this = thread::current().id();
     loop {
-        let attempt = Arc::clone(&work);
-        let run = move || {
-            let work = attempt.lock().take();
-            if let Some(work) = work {
-                work();
+        work();
+        let Some(shared) = fence.upgrade() else { return };
+        let (sender, next) = channel();
+        shared.idle.lock().push((this, sender));
+        drop(shared);
+        work = match next.recv_timeout(idle_max) {
+            Ok(work) => work,
+            // The fence was dropped.
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                let Some(shared) = fence.upgrade() else { return };
+                let mut idle = shared.idle.lock();
+                if let Some(at) = idle.iter().position(|(thread, _)| *thread == this) {
+                    idle.remove(at);
+                    return;
+                }
+                drop(idle);
+                // `execute` has taken the sender from the list, and sends the next job.
+                let Ok(work) = next.recv() else { return };
+                work
             }
         };
-        let Err(error) = thread::Builder::new().name("nvml".to_owned()).stack_size(STACK_BYTES).spawn(run)
-        else {
-            return Ok(());
-        };
-        if Instant::now() + RETRY_INTERVAL > deadline {
-            return Err(Stuck::NotMade(format!("no thread can be started: {error}")));
-        }
-        thread::sleep(RETRY_INTERVAL);
     }
 }
 
@@ -361,6 +414,42 @@ mod tests {
         release.send(()).unwrap();
         assert_eq!(first.wait(), Ok(true));
         assert_eq!(second.join().unwrap(), Ok(2));
+    }
+
+    #[test]
+    fn an_idle_thread_runs_the_next_job() {
+        let fence = Fence::default();
+        let (job, began) = (|_: &Steps| thread::current().id(), Instant::now());
+        let wait_while = |holds: &dyn Fn() -> bool| {
+            while holds() {
+                assert!(began.elapsed() < LONG);
+                thread::yield_now();
+            }
+        };
+        let first = fence.run(Lane::Node, LONG, job).unwrap();
+        wait_while(&|| fence.shared.idle.lock().is_empty());
+        assert_eq!(fence.run(Lane::Gpu(1), LONG, job), Ok(first));
+        // An idle thread does not keep the fence alive.
+        let shared = Arc::downgrade(&fence.shared);
+        drop(fence);
+        wait_while(&|| shared.strong_count() > 0);
+    }
+
+    #[test]
+    fn no_job_is_lost_while_idle_threads_end() {
+        let fence = Fence { idle_max: Duration::from_micros(200), ..Fence::default() };
+        let callers: Vec<_> = (0..4)
+            .map(|caller| {
+                let fence = fence.clone();
+                thread::spawn(move || {
+                    for n in 0..500_u32 {
+                        assert_eq!(fence.run(Lane::Gpu(caller), LONG, move |_| n), Ok(n));
+                        thread::sleep(Duration::from_micros(u64::from(n % 5) * 100));
+                    }
+                })
+            })
+            .collect();
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
     }
 
     #[test]

@@ -56,48 +56,34 @@ impl LinkCache {
         let buses = gpus.iter().map(|gpu| map::bus_key(&gpu.pci_bus));
         let buses: Arc<BTreeSet<String>> = Arc::new(buses.collect());
         let is_recent = |known: &Outgoing| known.read_at.elapsed() < self.reread_interval;
-        let unread = gpus.iter().filter(|gpu| !self.outgoing.get(&gpu.id).is_some_and(is_recent));
-        let reads: Vec<_> = unread
-            .map(|gpu| {
-                let (nvml, buses, index) = (Arc::clone(nvml), Arc::clone(&buses), gpu.gpu_index);
-                let read = fence.start(Lane::Gpu(index), READ_MAX, move |steps| {
-                    read_outgoing(&nvml, index, &buses, steps)
-                });
-                (gpu, read)
-            })
-            .collect();
-        for (gpu, read) in reads {
-            if let Ok(Ok(links)) = read.and_then(Pending::wait) {
+        let mut reads = Vec::new();
+        for (at, gpu) in gpus.iter().enumerate() {
+            let are_links_recent = self.outgoing.get(&gpu.id).is_some_and(is_recent);
+            let others = gpus[at + 1..].iter();
+            let missing: Vec<&Part> =
+                others.filter(|other| !self.paths.contains_key(&pair(gpu, other))).collect();
+            if are_links_recent && missing.is_empty() {
+                continue;
+            }
+            let indices: Vec<u32> = missing.iter().map(|other| other.gpu_index).collect();
+            let (nvml, buses, index) = (Arc::clone(nvml), Arc::clone(&buses), gpu.gpu_index);
+            let read = fence.start(Lane::Gpu(index), READ_MAX, move |steps| {
+                let links = (!are_links_recent).then(|| read_outgoing(&nvml, index, &buses, steps));
+                let to = |other| read_path(&nvml, index, other, steps);
+                (links, indices.into_iter().map(to).collect::<Vec<_>>())
+            });
+            reads.push((gpu, missing, read));
+        }
+        for (gpu, missing, read) in reads {
+            let Ok((links, paths)) = read.and_then(Pending::wait) else { continue };
+            if let Some(Ok(links)) = links {
                 let known = Outgoing { read_at: Instant::now(), pci_bus: gpu.pci_bus.clone(), links };
                 self.outgoing.insert(gpu.id.clone(), known);
             }
-        }
-        self.read_paths(nvml, fence, gpus);
-    }
-
-    /// Reads the missing paths between pairs of GPUs.
-    fn read_paths(&mut self, nvml: &Arc<OpenNvml>, fence: &Fence, gpus: &[Part]) {
-        let mut reads = Vec::new();
-        for (at, a) in gpus.iter().enumerate() {
-            let others = gpus[at + 1..].iter();
-            let missing: Vec<&Part> = others.filter(|b| !self.paths.contains_key(&pair(a, b))).collect();
-            if missing.is_empty() {
-                continue;
-            }
-            let indices: Vec<u32> = missing.iter().map(|b| b.gpu_index).collect();
-            let (nvml, index) = (Arc::clone(nvml), a.gpu_index);
-            let read = fence.start(Lane::Gpu(index), READ_MAX, move |steps| {
-                let to = |other| read_path(&nvml, index, other, steps);
-                indices.into_iter().map(to).collect::<Vec<_>>()
-            });
-            reads.push((a, missing, read));
-        }
-        for (a, missing, read) in reads {
-            let paths = read.and_then(Pending::wait).into_iter().flatten();
-            for (b, path) in missing.into_iter().zip(paths) {
+            for (other, path) in missing.into_iter().zip(paths) {
                 if let Ok(path) = path {
-                    let by_numa = || map::path_by_numa(a.numa_node, b.numa_node);
-                    self.paths.insert(pair(a, b), path.unwrap_or_else(by_numa));
+                    let by_numa = || map::path_by_numa(gpu.numa_node, other.numa_node);
+                    self.paths.insert(pair(gpu, other), path.unwrap_or_else(by_numa));
                 }
             }
         }

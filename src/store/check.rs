@@ -55,6 +55,7 @@ pub(super) struct Contents {
     digests: BTreeMap<Box<[u8]>, u64>,
     check: Check,
     is_outdated: bool,
+    bytes_read: usize,
 }
 
 /// The change of [`Contents`] by an append that is not yet durable.
@@ -74,6 +75,11 @@ impl Contents {
     /// Whether any record is of an older format than [`FORMAT`].
     pub(super) fn is_outdated(&self) -> bool {
         self.is_outdated
+    }
+
+    /// Size of all records, keys and values, when they were read, in bytes.
+    pub(super) fn bytes_read(&self) -> usize {
+        self.bytes_read
     }
 
     /// Computes the contents after an append of these changes.
@@ -130,6 +136,7 @@ impl Contents {
         for (key, value) in pairs {
             let (key, value) = (key.as_ref(), value.as_ref());
             contents.is_outdated |= value.first() != Some(&FORMAT);
+            contents.bytes_read += key.len() + value.len();
             records.push(codec::decode(key, value)?);
             let digest = digest(key, value);
             digests.push(digest);

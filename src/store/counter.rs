@@ -6,16 +6,15 @@
 //! store that is behind its counter has lost appends. It cannot detect that a power failure lost
 //! appends of the last 30 s, if the drive acknowledged a flush that it did not perform.
 //!
-//! A clean stop writes the digest of all the store's files into the counter's file. If the digest
-//! matches at the next start, the store is opened without checking a copy first: sled has nothing to
+//! A clean stop writes the digest of all the store's files into the counter's file, unless they are too
+//! large to be kept in memory. If the digest matches at the next start, the store is opened without checking a copy first: sled has nothing to
 //! repair in it, unless it was damaged in use.
 
-use super::files::{Files, collect_files};
-use super::folder::{Folder, is_in_place};
+use super::folder::is_in_place;
 use berth_files::{self, Links};
 use sha2::{Digest as _, Sha256};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -32,10 +31,6 @@ const CLEAN_STOP_OFFSET: u64 = SLOTS * SECTOR;
 
 /// The digest of a store's files and of the number of acknowledged appends.
 pub(super) type Digest = [u8; 32];
-/// Most bytes of a store that are kept in memory while it is opened; a larger one is copied first.
-const FILES_KEPT_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// Bytes of one read of a file for the digest.
-const BUFFER_BYTES: usize = 256 * 1024;
 
 /// The open counter file; see the module.
 #[derive(Debug)]
@@ -114,38 +109,6 @@ fn decode(bytes: &[u8; SLOT_BYTES]) -> Option<u64> {
     number.copy_from_slice(&bytes[..8]);
     let count = u64::from_le_bytes(number);
     (encode(count) == *bytes).then_some(count)
-}
-
-impl Folder {
-    /// The files, if they are unchanged since a clean stop after `count` appends, and not too many to be kept in memory.
-    pub(super) fn files_of_clean_stop(&self, counter: &Counter, count: u64) -> Option<Files> {
-        let expected = counter.clean_stop_digest()?;
-        let files = Files::read(&self.data(), FILES_KEPT_BYTES_MAX).ok()??;
-        (self.digest(count).ok()? == expected).then_some(files)
-    }
-
-    /// The digest of the current files.
-    pub(super) fn digest(&self, count: u64) -> io::Result<Digest> {
-        let data = self.data();
-        let mut sha = Sha256::new();
-        sha.update(count.to_le_bytes());
-        let mut buffer = vec![0; BUFFER_BYTES];
-        for path in collect_files(&data)? {
-            let mut file = File::open(&path)?;
-            let name = path.strip_prefix(&data).unwrap_or(&path).as_os_str().as_encoded_bytes();
-            sha.update((name.len() as u64).to_le_bytes());
-            sha.update(name);
-            sha.update(file.metadata()?.len().to_le_bytes());
-            loop {
-                let read = file.read(&mut buffer)?;
-                if read == 0 {
-                    break;
-                }
-                sha.update(&buffer[..read]);
-            }
-        }
-        Ok(sha.finalize().into())
-    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// a neighbour: 20 x (16 KiB + 65 of the key + overhead) = 330 KiB, under a quarter of a segment.
 const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
 /// Bytes of sled's page cache: the pages that grants and ends touch, including those of the oldest history.
-pub(super) const CACHE_BYTES: u64 = 8 * 1024 * 1024;
+const CACHE_BYTES: u64 = 8 * 1024 * 1024;
 
 /// An open sled database. Dropping it writes and panics on an error; this type catches the panic.
 pub(super) struct Handle(Option<::sled::Db>);

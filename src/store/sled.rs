@@ -28,9 +28,7 @@ use super::counter::Counter;
 use super::errors::ErrorFactory;
 use super::files::Files;
 use super::folder::{Folder, is_in_place, sync_folder};
-use super::handle::{
-    CACHE_BYTES, Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents,
-};
+use super::handle::{Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents};
 use berth_kernel::ports::{Store, StoreError, Waker};
 use berth_kernel::record::{Record, Write};
 use berth_kernel::steps::{Step, pass};
@@ -44,9 +42,9 @@ use std::time::Duration;
 
 /// Interval at which an upgrade's append is woken: sled may wait for a write that failed, see [`ActiveAppend::wake`].
 const UPGRADE_WAKE_INTERVAL: Duration = Duration::from_secs(5);
-/// A store of at most so many bytes is opened once after a clean stop, although sled then keeps in memory what the check has
-/// read: as much as its cache may hold.
-const KEPT_BYTES_MAX: u64 = CACHE_BYTES;
+/// Largest size of the records of a store that is opened only once after a clean stop. sled keeps in memory what it has read,
+/// so that a larger store is opened again without a read. About twice the size of the default history.
+const OPENED_ONCE_BYTES_MAX: usize = 1024 * 1024;
 /// Records in one append of an upgrade or an import: at 16 KiB each 1 MiB, half a segment of the log.
 pub(super) const RECORDS_PER_APPEND: usize = 64;
 
@@ -307,7 +305,7 @@ impl OpenStore {
                 folder.release_reserve_if_full();
                 let (db, contents, records) = folder.or_restore(original, read)?;
                 // sled keeps in memory what it has read.
-                let db = (original.bytes() <= KEPT_BYTES_MAX).then_some(db);
+                let db = (contents.bytes_read() <= OPENED_ONCE_BYTES_MAX).then_some(db);
                 (db, contents, records)
             }
         };
@@ -321,12 +319,18 @@ impl OpenStore {
                 if original.is_some() && !folder.wait_released()? {
                     return Err(errors.locked());
                 }
-                let db = open_sled(&folder.data(), errors)?;
-                // Equal bytes give equal contents, unless the disk returns other bytes on the second read.
-                if read_check(&db, errors)? != contents.check() {
-                    return Err(errors.damaged("its contents differ from those that were checked"));
+                let open_again = |data: &Path| {
+                    let db = open_sled(data, errors)?;
+                    // Equal bytes give equal contents, unless the disk returns other bytes on the second read.
+                    if read_check(&db, errors)? != contents.check() {
+                        return Err(errors.damaged("its contents differ from those that were checked"));
+                    }
+                    Ok(db)
+                };
+                match &original {
+                    Some(original) => folder.or_restore(original, open_again)?,
+                    None => open_again(&folder.data())?,
                 }
-                db
             }
         };
         let open = Self { db, log, counter, contents, records: Some(records) };
@@ -411,8 +415,10 @@ impl SledStore {
             return Ok(());
         }
         let (counter, stored_count) = Counter::open(&self.folder.counter())?;
-        if stored_count == count {
-            counter.set_clean_stop_digest(&self.folder.digest(count)?)?;
+        if stored_count == count
+            && let Some(digest) = self.folder.digest(count)?
+        {
+            counter.set_clean_stop_digest(&digest)?;
         }
         Ok(())
     }

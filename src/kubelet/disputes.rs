@@ -43,6 +43,10 @@ impl Disputes {
         })
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Counts a pass for every open dispute.
     pub(super) fn count_pass(&mut self) {
         for passes in self.0.values_mut() {

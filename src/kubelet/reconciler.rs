@@ -195,17 +195,29 @@ impl Reconciler {
         applied.map(drop).map_err(ReconcileError::Apply)
     }
 
-    /// Polls `List`, reads new checkpoints and runs the passes that are due, until the folder's watcher ends.
+    /// Polls `List`, reads new checkpoints and runs the passes that are due, until the folder's watcher or the keeper ends.
     pub(super) async fn run(self: Arc<Self>) {
         let mut folder_state = self.folder_state.clone();
         let mut disputes = Disputes::default();
+        let mut ledger = self.kernel.watch();
         let mut next_list = Instant::now();
         let mut next_quick = Instant::now();
+        let mut is_idle = false;
         loop {
             tokio::select! {
                 () = sleep_until(next_list) => {
-                    next_list = next_beat(self.list_interval());
                     self.poll(&mut disputes).await;
+                    is_idle = self.is_idle(&disputes);
+                    next_list = self.next_list(is_idle);
+                }
+                changed = ledger.changed(), if is_idle => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    is_idle = self.is_idle(&disputes);
+                    if !is_idle {
+                        next_list = self.next_list(is_idle);
+                    }
                 }
                 changed = folder_state.changed() => {
                     if changed.is_err() {
@@ -218,9 +230,26 @@ impl Reconciler {
                     self.quick_pass_if_unresolved().await;
                     let pause = (began.elapsed() * QUICK_PASS_SHARE).min(self.list_interval());
                     next_quick = Instant::now() + pause;
+                    // Another plugin may have granted devices.
+                    next_list = next_list.min(next_beat(self.list_interval()));
                 }
             }
         }
+    }
+
+    /// Whether `List` can wait for the next full pass: no allocation is live, no GPU is marked, no dispute is open, and the last
+    /// `List` did not fail. A grant by Berth changes the ledger, one by another plugin the checkpoint, and each of these changes
+    /// leads to a `List`.
+    fn is_idle(&self, disputes: &Disputes) -> bool {
+        let ledger = self.kernel.snapshot();
+        let has_marks = ledger.gpus.values().any(|gpu| !gpu.marks.is_empty());
+        disputes.is_empty() && ledger.live.is_empty() && !has_marks && self.errors().list.is_none()
+    }
+
+    fn next_list(&self, is_idle: bool) -> Instant {
+        let interval = self.list_interval();
+        let full_pass_interval = self.timing.get().full_pass_interval;
+        next_beat(if is_idle { full_pass_interval.max(interval) } else { interval })
     }
 
     async fn poll(&self, disputes: &mut Disputes) {
@@ -232,7 +261,10 @@ impl Reconciler {
         let min_gap = Duration::from_millis(self.kernel.rules().timing.rounds_apart_ms);
         disputes.update(&ledger, view.list.as_ref());
         let since = self.last_pass.lock().await.map_or(Duration::MAX, |at| at.elapsed());
-        let result = if since >= interval || disputes.is_pass_due(since, min_gap, interval) {
+        // A full pass at the next `List` would come later than the interval allows.
+        let next_list = self.next_list(self.is_idle(disputes)).saturating_duration_since(Instant::now());
+        let is_full_pass_due = since.saturating_add(next_list) > interval;
+        let result = if is_full_pass_due || disputes.is_pass_due(since, min_gap, interval) {
             disputes.count_pass();
             self.run_pass().await
         } else if view.list.is_some() && has_unresolved_holder(&ledger) {

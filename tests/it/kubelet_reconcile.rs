@@ -1,11 +1,12 @@
 //! Reconcile passes: what ends an allocation, and above all what does not.
 
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
 use berth_kernel::allocation::EndReason;
-use berth_kubelet::AdoptError;
+use berth_kernel::drain::Owners;
+use berth_kubelet::{AdoptError, ReconcileTiming};
 use kubelet_standin::{CheckpointMode, PodSpec, Rpc, Sources, TinyPlugin};
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than every wait that an end needs here (100 ms each), so that what has not ended by then
 /// does not end.
@@ -46,6 +47,49 @@ async fn a_pod_that_ended_releases_its_devices() {
         node.allocatable(GPU, 4).await;
         node.assert_harmless();
     }
+}
+
+#[tokio::test]
+async fn while_nothing_is_allocated_list_is_called_rarely() {
+    let never = Duration::from_secs(3600);
+    let rounds = ReconcileTiming { full_pass_interval: never, ..Recipe::default().rounds };
+    let node = Recipe { rounds, ..Recipe::default() }.node().await;
+    node.allocatable(GPU, 4).await;
+    let list_calls = || node.kubelet.calls(Rpc::List, "").count;
+    let wait_until_called = async |what: &str, often: bool| {
+        let began = Instant::now();
+        loop {
+            let before = list_calls();
+            tokio::time::sleep(LONG_ENOUGH).await;
+            let calls = list_calls() - before;
+            // The list interval is 50 ms.
+            if if often { calls >= 3 } else { calls == 0 } {
+                break;
+            }
+            assert!(began.elapsed() < SOON, "{what}: {calls} calls of `List` in {LONG_ENOUGH:?}");
+        }
+    };
+    wait_until_called("nothing is allocated", false).await;
+    node.kernel.cordon(gpu(0), "ada".into(), String::new()).await.unwrap();
+    wait_until_called("a GPU is cordoned", true).await;
+    node.kernel.uncordon(gpu(0), Owners::All).await.unwrap();
+    wait_until_called("it is no longer cordoned", false).await;
+    let spec = pod("p").container("main", &[(GPU, 1)]);
+    let uid = spec.uid.clone();
+    node.kubelet.admit(spec).await.unwrap();
+    wait_until_called("a GPU is allocated", true).await;
+    node.kubelet.run(&uid).await.unwrap();
+    node.kubelet.finish(&uid);
+    node.wait("the end", |l| l.live.is_empty()).await;
+    wait_until_called("the allocation has ended", false).await;
+    // A grant of another plugin changes only the checkpoint, and each new checkpoint leads to a `List`.
+    let before = list_calls();
+    let checkpoint = node.kubelet.checkpoint_path();
+    let written = checkpoint.with_extension("new");
+    std::fs::copy(&checkpoint, &written).unwrap();
+    std::fs::rename(&written, &checkpoint).unwrap();
+    node.kubelet.wait_for("a call of `List`", SOON, |_| list_calls() > before).await.unwrap();
+    node.assert_harmless();
 }
 
 #[tokio::test]

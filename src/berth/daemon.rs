@@ -194,6 +194,12 @@ impl Daemon {
         let start_now = Arc::clone(&starting.start_now);
         let register = async {
             self.register().await?;
+            let mut registrations =
+                self.kubelet.as_ref().context("the device plugin was not started")?.registrations();
+            let registered = registrations
+                .wait_for(|all| all.values().any(|state| *state == berth_kubelet::Registration::Registered));
+            // The kubelet calls ListAndWatch right after Register; the start of the API's threads would delay the answer.
+            let _ = tokio::time::timeout(admin_api::DELAY_MAX, registered).await;
             start_now.notify_one();
             Ok(())
         };

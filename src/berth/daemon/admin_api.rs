@@ -12,8 +12,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The longest delay by the registration. Connections wait in the system's queue meanwhile.
-const DELAY_MAX: Duration = Duration::from_millis(100);
+/// The longest delay of the start of the API's threads. Connections wait in the system's queue meanwhile.
+pub(super) const DELAY_MAX: Duration = Duration::from_millis(100);
 
 /// The API until its threads run. Dropping it stops it.
 pub(super) struct StartingApi {

@@ -6,7 +6,7 @@ use berth_core::next_beat;
 use std::fs;
 use std::time::Duration;
 
-/// Time from the registration to the second trim: by then the first reconcile passes are over, and waiting pods have
+/// Time from the registration to the first trim: by then the first reconcile passes are over, and waiting pods have
 /// started.
 const START_TIME: Duration = Duration::from_secs(5);
 
@@ -43,14 +43,12 @@ pub(super) fn configure_allocator() {
     }
 }
 
-/// Returns memory to the system: that of the start, at once and after [`START_TIME`], then that of many clients, uploads or
-/// long lists, whenever memory has grown.
+/// Returns memory to the system: that of the start after [`START_TIME`], then that of many clients, uploads or long lists,
+/// whenever memory has grown.
 pub(super) async fn trim_periodically() {
-    for wait in [Duration::ZERO, START_TIME] {
-        tokio::time::sleep(wait).await;
-        // Fails only while the daemon stops.
-        let _ = tokio::task::spawn_blocking(trim).await;
-    }
+    tokio::time::sleep(START_TIME).await;
+    // Fails only while the daemon stops.
+    let _ = tokio::task::spawn_blocking(trim).await;
     let mut schedule = TrimSchedule { smallest: resident_bytes(), wait: CHECK_INTERVAL };
     loop {
         tokio::time::sleep_until(next_beat(schedule.wait)).await;

@@ -22,6 +22,9 @@ use tracing::Span;
 /// Async workers. One: it answers calls of the kubelet, which come one after the other, and what takes time runs on other
 /// threads. With two, each timer and each answer of another thread wakes both.
 const WORKERS: usize = 1;
+/// How long an unused thread for blocking work is kept: longer than the interval of checks of the node (`daemon/strategy.rs`),
+/// which would otherwise start a thread each time.
+const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Longest time to send the last spans after the daemon has stopped.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
@@ -74,6 +77,7 @@ fn run(
 ) -> anyhow::Result<StopReason> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
+        .thread_keep_alive(BLOCKING_THREAD_KEEP_ALIVE)
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;

@@ -1,7 +1,9 @@
-//! What a process takes of the machine, as /proc shows it.
+//! Memory, processor time and wake-ups of a process.
+#![allow(unsafe_code, reason = "calls the C library's clocks")]
 
 use anyhow::{Context as _, Result};
 use std::collections::BTreeMap;
+use std::io;
 use std::time::Duration;
 
 /// The memory of a process, bytes (proc(5), `smaps_rollup`).
@@ -27,16 +29,35 @@ impl Memory {
     }
 }
 
-/// What the threads of a process have done since they were started.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Threads(BTreeMap<String, Thread>);
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Thread {
-    processor: Duration,
-    /// How often it has waited for something: each wait ends with a wake-up.
-    waits: u64,
+/// The processor time of a process, with that of threads that have ended.
+pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
+    let (pid, mut clock) = (i32::try_from(pid)?, 0);
+    // SAFETY: writes only to `clock` (clock_getcpuclockid(3)).
+    match unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } {
+        0 => read_clock(clock),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+    .with_context(|| format!("cannot read the processor time of process {pid}"))
 }
+
+/// The processor time of the calling thread.
+pub(crate) fn processor_time_of_this_thread() -> Result<Duration> {
+    Ok(read_clock(libc::CLOCK_THREAD_CPUTIME_ID)?)
+}
+
+fn read_clock(clock: libc::clockid_t) -> io::Result<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes only to `time` (clock_gettime(2)).
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Processor time is never negative.
+    Ok(Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0)))
+}
+
+/// How often each thread of a process has waited for something: each wait ends with a wake-up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Threads(BTreeMap<String, u64>);
 
 impl Threads {
     pub(crate) fn of(pid: u32) -> Result<Self> {
@@ -44,10 +65,9 @@ impl Threads {
         for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
             let task = task?;
             // One that has ended meanwhile did little.
-            let read = |name| std::fs::read_to_string(task.path().join(name));
-            let (Ok(scheduled), Ok(status)) = (read("schedstat"), read("status")) else { continue };
-            let thread = Thread::parse(&scheduled, &status);
-            threads.insert(task.file_name().to_string_lossy().into_owned(), thread.context("/proc/*/task")?);
+            let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
+            let waits = waits(&status).context("no voluntary_ctxt_switches in the status of a thread")?;
+            threads.insert(task.file_name().to_string_lossy().into_owned(), waits);
         }
         Ok(Self(threads))
     }
@@ -56,44 +76,28 @@ impl Threads {
         self.0.len()
     }
 
-    /// Of all threads together.
-    pub(crate) fn processor_time(&self) -> Duration {
-        self.0.values().map(|thread| thread.processor).sum()
-    }
-
-    /// What those that still run have used since `before`, and those that were started since.
-    pub(crate) fn processor_since(&self, before: &Self) -> Duration {
-        self.since(before).map(|(now, then)| now.processor.saturating_sub(then.processor)).sum()
-    }
-
-    /// How often a thread waited since `before`, which is how often one was woken up.
+    /// How often the threads that still run have waited, and so were woken up, since `before`.
     pub(crate) fn wakeups_since(&self, before: &Self) -> u64 {
-        self.since(before).map(|(now, then)| now.waits.saturating_sub(then.waits)).sum()
-    }
-
-    fn since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = (Thread, Thread)> + 'a {
-        self.0.iter().map(|(id, now)| (*now, before.0.get(id).copied().unwrap_or_default()))
+        let since = |(id, now): (&String, &u64)| now.saturating_sub(before.0.get(id).copied().unwrap_or(0));
+        self.0.iter().map(since).sum()
     }
 }
 
-impl Thread {
-    /// `schedstat`: the first number is nanoseconds at work. `status`: see proc(5).
-    fn parse(scheduled: &str, status: &str) -> Option<Self> {
-        let ns = scheduled.split(' ').next()?.parse().ok()?;
-        let waits = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-        Some(Self { processor: Duration::from_nanos(ns), waits: waits.trim().parse().ok()? })
-    }
+/// The waits in `status` of a thread, see proc(5).
+fn waits(status: &str) -> Option<u64> {
+    let waits = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    waits.trim().parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Memory, Thread, Threads};
+    use super::{Memory, Threads, processor_time, waits};
     use std::time::Duration;
 
     #[test]
     fn a_thread_that_works_and_waits_is_counted() {
         let pid = std::process::id();
-        let before = Threads::of(pid).unwrap();
+        let (before, worked) = (Threads::of(pid).unwrap(), processor_time(pid).unwrap());
         let worker = std::thread::spawn(|| {
             for _ in 0..20 {
                 std::thread::sleep(Duration::from_millis(1));
@@ -107,15 +111,16 @@ mod tests {
         let after = worker.join().unwrap();
         assert!(after.count() > 1, "{after:?}");
         assert!(after.wakeups_since(&before) >= 20, "{after:?}");
-        assert!(after.processor_since(&before) >= Duration::from_millis(5), "{after:?}");
-        assert!(after.processor_time() >= after.processor_since(&before));
+        // Also that of a thread that has ended.
+        assert!(processor_time(pid).unwrap() >= worked + Duration::from_millis(5));
+        // Above every process id of Linux (2^22).
+        assert!(processor_time(1 << 24).is_err());
     }
 
     #[test]
     fn files_of_proc_are_read() {
         let status = "Name:\tberth\nvoluntary_ctxt_switches:\t42\nnonvoluntary_ctxt_switches:\t7\n";
-        let thread = Thread { processor: Duration::from_nanos(1_500), waits: 42 };
-        assert_eq!(Thread::parse("1500 20 3\n", status), Some(thread));
+        assert_eq!(waits(status), Some(42));
         let memory = Memory::of(std::process::id()).unwrap();
         assert!(memory.share > 0 && memory.share <= memory.resident, "{memory:?}");
         assert!(memory.share_of_files <= memory.share, "{memory:?}");

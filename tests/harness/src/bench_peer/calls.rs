@@ -48,10 +48,10 @@ fn allocates(
     let held = serving.pods();
     let (mut series, mut processor) = (Series::default(), Duration::ZERO);
     for ids in free.chunks_exact(size).cycle().take(samples) {
-        let before = serving.threads()?;
+        let before = serving.processor_time()?;
         series.push(serving.allocate(ids)?);
         std::thread::sleep(SETTLE);
-        processor += serving.threads()?.processor_since(&before);
+        processor += serving.processor_time()? - before;
         after_call()?;
         serving.end_pods(held)?;
         std::thread::sleep(SETTLE);

@@ -39,9 +39,13 @@ pub(crate) enum Row {
     GrowthByLoad,
     ShareWithHistory,
     NothingCall,
+    NothingCallProcessor,
     StoreAppend,
     StoreAppendDurable,
+    AppendProcessor,
     HandOvers,
+    PrintVersion,
+    StoreOpen,
 }
 
 /// How a value is shown.
@@ -71,7 +75,7 @@ const MILLISECOND: f64 = 1e-3;
 const MEGABYTE: f64 = 1e6;
 
 impl Row {
-    const ALL: [Self; 33] = [
+    const ALL: [Self; 37] = [
         Self::Allocate1,
         Self::Allocate8,
         Self::Durable1,
@@ -102,9 +106,13 @@ impl Row {
         Self::GrowthByLoad,
         Self::ShareWithHistory,
         Self::NothingCall,
+        Self::NothingCallProcessor,
         Self::StoreAppend,
         Self::StoreAppendDurable,
+        Self::AppendProcessor,
         Self::HandOvers,
+        Self::PrintVersion,
+        Self::StoreOpen,
     ];
 
     fn describe(self) -> (&'static str, Unit, Goal) {
@@ -150,9 +158,23 @@ impl Row {
             Self::NothingCall => {
                 ("floor: a call that the same library answers at once", Unit::Time, Goal::None)
             }
+            Self::NothingCallProcessor => (
+                "floor: processor time of a call that the same library answers at once",
+                Unit::Time,
+                Goal::None,
+            ),
             Self::StoreAppend => ("floor: an append to the store, in memory", Unit::Time, Goal::None),
             Self::StoreAppendDurable => ("floor: an append to the store, on disk", Unit::Time, Goal::None),
+            Self::AppendProcessor => {
+                ("floor: processor time of an append, in memory", Unit::Time, Goal::None)
+            }
             Self::HandOvers => ("floor: to another thread and back", Unit::Time, Goal::None),
+            Self::PrintVersion => {
+                ("floor: the program starts, prints its version and exits", Unit::Time, Goal::None)
+            }
+            Self::StoreOpen => {
+                ("floor: sled alone opens and reads a new store, on disk", Unit::Time, Goal::None)
+            }
         }
     }
 }

@@ -88,11 +88,11 @@ fn watch(
     subject: Subject,
     figures: &mut Figures,
 ) -> Result<()> {
-    let (before, began) = (serving.threads()?, Instant::now());
+    let (threads, time_before, began) = (serving.threads()?, serving.processor_time()?, Instant::now());
     bench.rest(WATCH);
-    let (after, seconds) = (serving.threads()?, began.elapsed().as_secs_f64());
-    figures.add(wakeups, subject, after.wakeups_since(&before) as f64 / seconds);
-    figures.add(processor, subject, after.processor_since(&before).as_secs_f64() / seconds);
+    let (time_used, seconds) = (serving.processor_time()? - time_before, began.elapsed().as_secs_f64());
+    figures.add(wakeups, subject, serving.threads()?.wakeups_since(&threads) as f64 / seconds);
+    figures.add(processor, subject, time_used.as_secs_f64() / seconds);
     Ok(())
 }
 

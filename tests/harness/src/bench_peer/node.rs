@@ -3,7 +3,7 @@
 use crate::bench::disk;
 use crate::bench::measure::Effort;
 use crate::bench_peer::subject::{KUBELET_DIR, Programs, Setup, Subject};
-use crate::resources::{Memory, Threads};
+use crate::resources::{self, Memory, Threads};
 use anyhow::{Context as _, Result, bail, ensure};
 use fakes::api::Api;
 use fakes::{plugin, serving};
@@ -153,6 +153,10 @@ impl Serving<'_, '_> {
 
     pub(crate) fn threads(&self) -> Result<Threads> {
         Threads::of(self.child.id())
+    }
+
+    pub(crate) fn processor_time(&self) -> Result<Duration> {
+        resources::processor_time(self.child.id())
     }
 
     pub(crate) fn memory(&self) -> Result<Memory> {

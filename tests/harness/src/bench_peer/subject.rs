@@ -122,6 +122,10 @@ impl Programs {
         Ok(Self { nvidia: nvidia.to_owned(), berth, gpus, folder })
     }
 
+    pub(crate) fn berth(&self) -> &Path {
+        &self.berth
+    }
+
     /// In memory.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()

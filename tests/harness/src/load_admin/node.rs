@@ -1,6 +1,6 @@
 //! The node that is read: the built daemon, several resources, some hundreds of pods.
 
-use crate::resources::Threads;
+use crate::resources;
 use anyhow::{Context as _, ensure};
 use fakes::serving::Serving;
 use kubelet_standin::{Kubelet, PodSpec};
@@ -165,7 +165,7 @@ impl Node {
 
     /// What the daemon has used of the processors so far, all its threads together.
     pub(crate) fn processor_time(&self) -> anyhow::Result<Duration> {
-        Ok(Threads::of(self.serving.child.id())?.processor_time())
+        resources::processor_time(self.serving.child.id())
     }
 }
 

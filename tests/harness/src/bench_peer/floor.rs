@@ -1,6 +1,6 @@
-//! What a program of these libraries cannot be faster than, measured as its calls are: with a pause before each. A call that
-//! does nothing, an append to the store, and a hand-over from one thread to another and back. For a start: the loading of the
-//! program, and the opening of a store.
+//! What a program of these libraries cannot be faster than. Of an Allocate: a call that does nothing and an append to the store,
+//! measured in turn with the programs' calls (`calls.rs`), and a hand-over from one thread to another and back. Of a start: the
+//! loading of the program, and the opening of a store.
 
 use crate::bench::history;
 use crate::bench::measure::Series;
@@ -10,15 +10,17 @@ use crate::bench_peer::subject::Subject;
 use crate::resources;
 use anyhow::{Context as _, Result, ensure};
 use berth_kernel::ports::Store as _;
-use berth_kernel::record::{Record, Write};
+use berth_kernel::record::{Meta, Record, Write};
 use berth_store::SledStore;
 use fakes::plugin;
 use kubelet_standin::TinyPlugin;
+use kubelet_standin::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::Channel;
 
 /// Samples of each.
 const SAMPLES: usize = 120;
@@ -27,66 +29,105 @@ const STARTS: usize = 24;
 /// As between two Allocates.
 const SETTLE: Duration = Duration::from_millis(40);
 
-/// Measures all lower bounds, and adds them to the figures.
+/// Measures the lower bounds that are no calls, and adds them to the figures.
 pub(crate) fn measure(bench: &Bench, figures: &mut Figures) -> Result<()> {
-    let (memory, disk) = (bench.in_memory()?, bench.on_disk()?);
-    let (time, processor) = nothing(bench, memory.path())?;
-    figures.add(Row::NothingCall, Subject::Berth, time);
-    figures.add(Row::NothingCallProcessor, Subject::Berth, processor);
-    let (time, processor) = append(bench, &memory.path().join("store"))?;
-    figures.add(Row::StoreAppend, Subject::Berth, time);
-    figures.add(Row::AppendProcessor, Subject::Berth, processor);
-    figures.add(Row::StoreAppendDurable, Subject::Berth, append(bench, &disk.path().join("store"))?.0);
     figures.add(Row::HandOvers, Subject::Berth, hand_overs(bench)?);
     figures.add(Row::PrintVersion, Subject::Berth, version(bench)?);
-    figures.add(Row::StoreOpen, Subject::Berth, open(bench, &disk.path().join("kept"))?);
+    figures.add(Row::StoreOpen, Subject::Berth, open(bench, &bench.on_disk()?.path().join("store"))?);
     Ok(())
 }
 
-/// The median time of an Allocate that a server of the same gRPC library answers without any work, and the mean processor time
-/// of the server's threads for one call, in seconds. The server runs in this process, on threads of its own.
-fn nothing(bench: &Bench, folder: &Path) -> Result<(f64, f64)> {
-    const SOCKET: &str = "nothing.sock";
-    let server = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let serving = server.block_on(async { TinyPlugin::serve(folder, SOCKET, "nvidia.com/gpu", &["a"]) })?;
-    let client = Builder::new_current_thread().enable_all().build()?;
-    let mut dialled = client.block_on(plugin::dial(&folder.join(SOCKET)))?;
-    let server_time = || -> Result<Duration> {
-        Ok(resources::processor_time(std::process::id())? - resources::processor_time_of_this_thread()?)
-    };
-    let (before, samples) = (server_time()?, bench.effort.samples(SAMPLES));
-    let mut series = Series::default();
-    for _ in 0..samples {
-        std::thread::sleep(SETTLE);
-        series.push(client.block_on(plugin::allocate(&mut dialled, &["a".to_owned()]))?.0);
-    }
-    std::thread::sleep(SETTLE);
-    let processor = server_time()? - before;
-    drop(serving);
-    Ok((series.median().as_secs_f64(), processor.as_secs_f64() / samples as f64))
+/// Times of a lower bound, and the processor time of all of them.
+#[derive(Default)]
+pub(crate) struct Samples {
+    times: Series,
+    processor: Duration,
+    count: u32,
 }
 
-/// The median time of an append of one allocation's record, and the mean processor time of this process until the append
-/// returns, in seconds.
-fn append(bench: &Bench, folder: &Path) -> Result<(f64, f64)> {
-    let mut store = SledStore::open(folder)?;
-    let held = store.load()?;
-    let meta =
-        held.iter().find_map(|record| if let Record::Meta(meta) = record { Some(*meta) } else { None });
-    let meta = meta.context("a store without its counters")?;
-    let (mut series, mut processor) = (Series::default(), Duration::ZERO);
-    let samples = bench.effort.samples(SAMPLES);
-    for number in (meta.next_number..).take(samples) {
-        let allocation = history::ended(meta.store, number)?;
-        let meta = Record::Meta(berth_kernel::record::Meta { next_number: number + 1, ..meta });
-        let writes = [Write::Put(meta), Write::Put(Record::Allocation(allocation))];
-        std::thread::sleep(SETTLE);
-        let (before, began) = (resources::processor_time(std::process::id())?, Instant::now());
-        store.append(&writes)?;
-        series.push(began.elapsed());
-        processor += resources::processor_time(std::process::id())? - before;
+impl Samples {
+    fn push(&mut self, time: Duration, processor: Duration) {
+        self.times.push(time);
+        self.processor += processor;
+        self.count += 1;
     }
-    Ok((series.median().as_secs_f64(), processor.as_secs_f64() / samples as f64))
+
+    /// The median time, in seconds.
+    pub(crate) fn time(&self) -> f64 {
+        self.times.median().as_secs_f64()
+    }
+
+    /// The mean processor time, in seconds.
+    pub(crate) fn processor(&self) -> f64 {
+        self.processor.as_secs_f64() / f64::from(self.count.max(1))
+    }
+}
+
+/// An Allocate that a server of the same gRPC library answers without any work. The server runs in this process, on threads of
+/// its own; the processor time is theirs.
+pub(crate) struct NothingCall {
+    _server: Runtime,
+    _plugin: TinyPlugin,
+    client: Runtime,
+    dialled: DevicePluginClient<Channel>,
+    pub(crate) samples: Samples,
+}
+
+impl NothingCall {
+    pub(crate) fn new(folder: &Path) -> Result<Self> {
+        const SOCKET: &str = "nothing.sock";
+        let server = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let plugin =
+            server.block_on(async { TinyPlugin::serve(folder, SOCKET, "nvidia.com/gpu", &["a"]) })?;
+        let client = Builder::new_current_thread().enable_all().build()?;
+        let dialled = client.block_on(plugin::dial(&folder.join(SOCKET)))?;
+        Ok(Self { _server: server, _plugin: plugin, client, dialled, samples: Samples::default() })
+    }
+
+    /// One call, and a pause.
+    pub(crate) fn sample(&mut self, pause: Duration) -> Result<()> {
+        let server_time = || -> Result<Duration> {
+            Ok(resources::processor_time(std::process::id())? - resources::processor_time_of_this_thread()?)
+        };
+        let before = server_time()?;
+        let (time, _) = self.client.block_on(plugin::allocate(&mut self.dialled, &["a".to_owned()]))?;
+        std::thread::sleep(pause);
+        self.samples.push(time, server_time()?.saturating_sub(before));
+        Ok(())
+    }
+}
+
+/// An append of one allocation's record to a store, by the thread that measures; the processor time is that of this process
+/// until the append returns.
+pub(crate) struct Append {
+    store: SledStore,
+    meta: Meta,
+    pub(crate) samples: Samples,
+}
+
+impl Append {
+    pub(crate) fn new(folder: &Path) -> Result<Self> {
+        let mut store = SledStore::open(folder)?;
+        let held = store.load()?;
+        let meta = held.iter().find_map(|record| match record {
+            Record::Meta(meta) => Some(*meta),
+            _ => None,
+        });
+        Ok(Self { store, meta: meta.context("a store without its counters")?, samples: Samples::default() })
+    }
+
+    /// One append, and a pause.
+    pub(crate) fn sample(&mut self, pause: Duration) -> Result<()> {
+        let allocation = history::ended(self.meta.store, self.meta.next_number)?;
+        self.meta.next_number += 1;
+        let writes = [Write::Put(Record::Meta(self.meta)), Write::Put(Record::Allocation(allocation))];
+        let (before, began) = (resources::processor_time(std::process::id())?, Instant::now());
+        self.store.append(&writes)?;
+        let (time, after) = (began.elapsed(), resources::processor_time(std::process::id())?);
+        self.samples.push(time, after.saturating_sub(before));
+        std::thread::sleep(pause);
+        Ok(())
+    }
 }
 
 /// The median time in which the program starts, parses its arguments, prints its version and exits, in seconds.

@@ -95,7 +95,7 @@ impl<'b> Site<'b> {
     ) -> Result<(Serving<'_, 'b>, Duration)> {
         let programs = &self.bench.programs;
         let mut command = programs.command(subject, setup, state)?;
-        let log = File::create(programs.log())?;
+        let log = File::create(programs.log(subject))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let began = Instant::now();
         let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
@@ -110,7 +110,7 @@ impl<'b> Site<'b> {
             pods: Vec::new(),
             admitted: 0,
         };
-        let known = self.kubelet.wait_allocatable(setup.resource(), setup.devices(), PATIENCE);
+        let known = self.kubelet.wait_allocatable(setup.resource(subject), setup.devices(), PATIENCE);
         let known = self.bench.runtime.block_on(known);
         let took = began.elapsed();
         known.with_context(|| format!("{subject} does not register: {}", serving.last_log()))?;
@@ -146,9 +146,17 @@ pub(crate) struct Serving<'s, 'b> {
 }
 
 impl Serving<'_, '_> {
+    pub(crate) fn subject(&self) -> Subject {
+        self.subject
+    }
+
+    fn resource(&self) -> &'static str {
+        self.setup.resource(self.subject)
+    }
+
     /// The ids of all devices, sorted.
     pub(crate) fn ids(&self) -> Vec<String> {
-        self.site.kubelet.listed(self.setup.resource()).into_keys().collect()
+        self.site.kubelet.listed(self.resource()).into_keys().collect()
     }
 
     pub(crate) fn threads(&self) -> Result<Threads> {
@@ -166,7 +174,7 @@ impl Serving<'_, '_> {
     /// One Allocate for one container, whose pod then runs: the kubelet lists it, and its checkpoint is written. Answers
     /// how long the call took.
     pub(crate) fn allocate(&mut self, ids: &[String]) -> Result<Duration> {
-        let resource = self.setup.resource();
+        let resource = self.resource();
         let runtime = &self.site.bench.runtime;
         let client = client(&mut self.client, self.site, resource)?;
         let called = runtime.block_on(plugin::allocate(client, ids));
@@ -180,7 +188,8 @@ impl Serving<'_, '_> {
             self.subject
         );
         self.admitted += 1;
-        let name = format!("trainer-7c9d8f6b5-{:05}", self.admitted);
+        let owner = if self.subject == Subject::Nvidia { "trainer" } else { "learner" };
+        let name = format!("{owner}-7c9d8f6b5-{:05}", self.admitted);
         let pod = PodSpec::new("machine-learning", &name).container("main", &[(resource, ids.len())]);
         self.pods.push(Pod { uid: pod.uid.clone(), allocation });
         self.site.kubelet.run_allocated(pod, resource, ids, response)?;
@@ -189,7 +198,7 @@ impl Serving<'_, '_> {
 
     /// One GetPreferredAllocation for one container. Answers how long it took.
     pub(crate) fn prefer(&mut self, from: &[String], size: usize) -> Result<Duration> {
-        let client = client(&mut self.client, self.site, self.setup.resource())?;
+        let client = client(&mut self.client, self.site, self.setup.resource(self.subject))?;
         self.site.bench.runtime.block_on(plugin::prefer(client, from, size))
     }
 
@@ -239,7 +248,7 @@ impl Serving<'_, '_> {
         }
         let until = Instant::now() + PATIENCE;
         let origin = loop {
-            let log = std::fs::read_to_string(self.site.bench.programs.log())?;
+            let log = std::fs::read_to_string(self.site.bench.programs.log(self.subject))?;
             match log.lines().find_map(serving::origin) {
                 Some(origin) => break origin,
                 None if Instant::now() > until => bail!("its admin API does not start: {}", self.last_log()),
@@ -254,7 +263,7 @@ impl Serving<'_, '_> {
 
     /// The end of its log.
     fn last_log(&self) -> String {
-        let log = std::fs::read(self.site.bench.programs.log()).unwrap_or_default();
+        let log = std::fs::read(self.site.bench.programs.log(self.subject)).unwrap_or_default();
         String::from_utf8_lossy(&log[log.len().saturating_sub(LOG_BYTES)..]).into_owned()
     }
 
@@ -266,7 +275,7 @@ impl Serving<'_, '_> {
         let status = self.child.wait()?;
         let took = began.elapsed();
         ensure!(status.success(), "{} ended with {status}: {}", self.subject, self.last_log());
-        let resource = self.setup.resource();
+        let resource = self.resource();
         let gone = self.site.kubelet.wait_for("its end", PATIENCE, |kubelet| !kubelet.is_served(resource));
         self.site.bench.runtime.block_on(gone)?;
         std::thread::sleep(GONE);

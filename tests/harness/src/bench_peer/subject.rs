@@ -12,6 +12,8 @@ use tempfile::TempDir;
 /// NVIDIA's device plugin has this path in its source.
 pub(crate) const KUBELET_DIR: &str = "/var/lib/kubelet";
 const GPUS: usize = 8;
+/// The resource of Berth's whole GPUs while NVIDIA's plugin runs beside it.
+const BERTHS_RESOURCE: &str = "berth.test/gpu";
 /// Shares of each GPU: 1,024 on the node.
 const REPLICAS: usize = 128;
 
@@ -40,6 +42,8 @@ impl fmt::Display for Subject {
 pub(crate) enum Setup {
     /// Each GPU whole; Berth without a policy.
     Whole,
+    /// The same, Berth's under a resource of its own, so that both programs can run.
+    SideBySide,
     /// Time-sliced GPUs.
     Shares,
     /// Whole GPUs, and Berth keeps as many records of ended allocations as it may.
@@ -47,17 +51,18 @@ pub(crate) enum Setup {
 }
 
 impl Setup {
-    pub(crate) fn resource(self) -> &'static str {
-        match self {
-            Self::Whole | Self::History => "nvidia.com/gpu",
-            Self::Shares => "nvidia.com/gpu.shared",
+    pub(crate) fn resource(self, subject: Subject) -> &'static str {
+        match (self, subject) {
+            (Self::SideBySide, Subject::Berth) => BERTHS_RESOURCE,
+            (Self::Whole | Self::SideBySide | Self::History, _) => "nvidia.com/gpu",
+            (Self::Shares, _) => "nvidia.com/gpu.shared",
         }
     }
 
     /// Devices of the resource.
     pub(crate) fn devices(self) -> usize {
         match self {
-            Self::Whole | Self::History => GPUS,
+            Self::Whole | Self::SideBySide | Self::History => GPUS,
             Self::Shares => GPUS * REPLICAS,
         }
     }
@@ -68,6 +73,7 @@ impl Setup {
         limits.to_owned()
             + &match self {
                 Self::Whole => String::new(),
+                Self::SideBySide => format!("resource: {BERTHS_RESOURCE}\n"),
                 Self::Shares => {
                     format!("stack: [{{ policy: timeslice, parameters: {{ replicas: {REPLICAS} }} }}]\n")
                 }
@@ -77,7 +83,7 @@ impl Setup {
 
     fn nvidia(self) -> String {
         let sharing = match self {
-            Self::Whole | Self::History => String::new(),
+            Self::Whole | Self::SideBySide | Self::History => String::new(),
             Self::Shares => format!(
                 "sharing: {{ timeSlicing: {{ renameByDefault: true, \
                  resources: [{{ name: nvidia.com/gpu, replicas: {REPLICAS} }}] }} }}\n"
@@ -131,13 +137,13 @@ impl Programs {
         self.folder.path()
     }
 
-    pub(crate) fn log(&self) -> PathBuf {
-        self.folder().join("program.log")
+    pub(crate) fn log(&self, subject: Subject) -> PathBuf {
+        self.folder().join(format!("{subject}.log"))
     }
 
     /// `state`: Berth's state folder.
     pub(crate) fn command(&self, subject: Subject, setup: Setup, state: &Path) -> Result<Command> {
-        let file = self.folder().join("config.yaml");
+        let file = self.folder().join(format!("{subject}.yaml"));
         let mut command = match subject {
             Subject::Nvidia => {
                 std::fs::write(&file, setup.nvidia())?;

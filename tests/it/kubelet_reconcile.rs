@@ -70,10 +70,13 @@ async fn while_nothing_is_allocated_list_is_called_rarely() {
         }
     };
     wait_until_called("nothing is allocated", false).await;
+    // Without a new checkpoint, as on a full disk, only the ledger changes.
+    node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Frozen);
     node.kernel.cordon(gpu(0), "ada".into(), String::new()).await.unwrap();
     wait_until_called("a GPU is cordoned", true).await;
     node.kernel.uncordon(gpu(0), Owners::All).await.unwrap();
     wait_until_called("it is no longer cordoned", false).await;
+    node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
     let spec = pod("p").container("main", &[(GPU, 1)]);
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();

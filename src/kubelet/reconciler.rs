@@ -242,8 +242,8 @@ impl Reconciler {
     /// leads to a `List`.
     fn is_idle(&self, disputes: &Disputes) -> bool {
         let ledger = self.kernel.snapshot();
-        let has_marks = ledger.gpus.values().any(|gpu| !gpu.marks.is_empty());
-        disputes.is_empty() && ledger.live.is_empty() && !has_marks && self.errors().list.is_none()
+        let is_quiet = ledger.live.is_empty() && !has_marked_gpu(&ledger);
+        is_quiet && disputes.is_empty() && self.errors().list.is_none()
     }
 
     fn next_list(&self, is_idle: bool) -> Instant {
@@ -287,8 +287,7 @@ impl Reconciler {
 
     fn list_interval(&self) -> Duration {
         let rounds = self.timing.get();
-        let draining = self.kernel.snapshot().gpus.values().any(|gpu| !gpu.marks.is_empty());
-        match draining {
+        match has_marked_gpu(&self.kernel.snapshot()) {
             true => rounds.list_interval_cordoned,
             false => rounds.list_interval,
         }
@@ -421,6 +420,11 @@ fn checkpoint_id(settings: &Settings) -> Option<FileId> {
     let path = settings.device_plugins().join(checkpoint::CHECKPOINT_FILE);
     let metadata = std::fs::symlink_metadata(path).ok()?;
     Some(FileId::of(&metadata))
+}
+
+/// Whether a GPU is cordoned or drained.
+fn has_marked_gpu(ledger: &Ledger) -> bool {
+    ledger.gpus.values().any(|gpu| !gpu.marks.is_empty())
 }
 
 /// Whether the kubelet's sources may complete the ledger: a live allocation lacks its pod's name or UID,

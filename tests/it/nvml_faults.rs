@@ -492,6 +492,26 @@ fn the_loss_of_one_gpu_does_not_stop_events_of_the_others() {
 }
 
 #[test]
+fn a_gpu_that_hangs_while_it_is_registered_for_events_does_not_delay_the_others() {
+    let mut state = State::h100(3);
+    let hanging = state.gpus[1].uuid.clone();
+    state.faults.push(Fault::hang("nvmlDeviceRegisterEvents").of_gpu(hanging.as_str()));
+    let bench = Bench::new(&state);
+    let parts = bench.look().parts;
+    // The hang takes a deadline. A GPU that is left out then would be registered after the next wait for events, of 5 s.
+    let began = Instant::now();
+    loop {
+        bench.xid(2, 62);
+        if let Ok(Some(reading)) = bench.gpus.next_reading(Duration::from_millis(100)) {
+            assert_eq!((reading.source.as_str(), &reading.part), ("xid", &parts[2].id));
+            break;
+        }
+        assert!(began.elapsed() < DEADLINE + Duration::from_millis(4500), "no event of the GPU after it");
+    }
+    bench.change(|state| state.faults.clear());
+}
+
+#[test]
 fn without_events_health_is_polled_and_that_is_reported() {
     let mut state = State::h100(1);
     state.faults.push(Fault::fail("nvmlEventSetCreate", Code::NoPermission));

@@ -188,6 +188,7 @@ impl Serving<'_, '_> {
             self.subject
         );
         self.admitted += 1;
+        // Both programs may have pods under one kubelet, whose names differ.
         let owner = if self.subject == Subject::Nvidia { "trainer" } else { "learner" };
         let name = format!("{owner}-7c9d8f6b5-{:05}", self.admitted);
         let pod = PodSpec::new("machine-learning", &name).container("main", &[(resource, ids.len())]);

@@ -3,7 +3,7 @@
 use crate::args::{CdiCommand, Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
 use crate::config::nvidia::{Finding, is_nvidia, translate};
 use crate::config::{Choice, Config, ServeArgs, read_text};
-use crate::daemon::SkippedChecks;
+use crate::daemon::{SkippedChecks, exit_on_signals};
 use crate::{author, checks, options, policy_new, state, telemetry};
 use anyhow::{Context, anyhow, ensure};
 use berth_cli::Request;
@@ -16,11 +16,6 @@ use clap::CommandFactory;
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
-
-/// A signal during the start, before the daemon runs.
-#[derive(Debug, thiserror::Error)]
-#[error("stopped by a signal while waiting for the node's label")]
-struct Interrupted;
 
 /// Runs a command. The exit code is 0 for success and 1 for a failure; [`usage::parse`](crate::usage::parse) exits with 2.
 #[must_use]
@@ -49,11 +44,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
         return Err(berth_cli::not_watched().into());
     }
     match &cli.command {
-        Command::Serve(args) => match load(args, client) {
-            // A signal is not an error, as later in the start.
-            Err(error) if error.is::<Interrupted>() => {}
-            loaded => serve(loaded?)?,
-        },
+        Command::Serve(args) => serve(args, client)?,
         Command::Client(command) => berth_cli::run(Request::Command(command), client, out)?,
         Command::Policy { command } => match command {
             PolicyCommand::Client(command) => berth_cli::run(Request::Policy(command), client, out)?,
@@ -97,7 +88,9 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
 }
 
 /// `berth serve`.
-fn serve(config: Config) -> anyhow::Result<()> {
+fn serve(args: &ServeArgs, client: &ClientArgs) -> anyhow::Result<()> {
+    exit_on_signals().context("cannot listen for signals")?;
+    let config = load(args, client)?;
     let traces = telemetry::start(&config)?;
     config.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     crate::daemon::serve(config, traces)
@@ -148,13 +141,8 @@ fn node_label(config: &Config, key: &str) -> anyhow::Result<Option<String>> {
             berth_cluster::error_chain(error)
         );
     };
-    runtime.block_on(async {
-        tokio::select! {
-            read = berth_cluster::node_label(&settings, key, on_retry) => read.map_err(|error| {
-                anyhow!("cannot read the node's label {key}: {}", berth_cluster::error_chain(&error))
-            }),
-            stopped = crate::daemon::wait_for_stop_signal() => Err(stopped.map_or_else(Into::into, |()| Interrupted.into())),
-        }
+    runtime.block_on(berth_cluster::node_label(&settings, key, on_retry)).map_err(|error| {
+        anyhow!("cannot read the node's label {key}: {}", berth_cluster::error_chain(&error))
     })
 }
 

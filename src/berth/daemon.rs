@@ -5,6 +5,7 @@ mod access;
 mod admin_api;
 mod configuration;
 mod dry_run;
+mod exit_signals;
 mod labels;
 mod memory;
 mod policies;
@@ -15,7 +16,8 @@ mod setup;
 mod strategy;
 
 pub(crate) use dry_run::{Findings, SkippedChecks, check_source, dry_run};
-pub use serve::{serve, serve_with, wait_for_stop_signal};
+pub use exit_signals::exit_on_signals;
+pub use serve::{serve, serve_with};
 pub(crate) use setup::{open_gpus, process_visibility};
 use strategy::StrategyTask;
 

@@ -120,17 +120,23 @@ async fn with_a_folder_of_files_the_environment_applies_and_is_reported_as_witho
 async fn a_signal_between_two_configurations_ends_the_daemon() {
     let (server, configs) = (ApiServer::start(), configs());
     let house = House::new("gpus: sim:1xt4").await;
-    let mut serving = house.serve_as(&mut command(&house, &server, &configs));
-    house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
-    server.world.label(LABEL, "shared", "kubectl");
-    serving.line(|line| line.contains("starting again with"));
-    serving.signal("-TERM");
-    let end = Instant::now() + SOON;
-    while serving.child.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < end, "the signal is lost:\n{}", serving.log());
-        std::thread::sleep(Duration::from_millis(10));
+    // During the stop, between the two programs, and during the next start.
+    for delay in (0..60).step_by(4) {
+        server.world.label(LABEL, "default", "kubectl");
+        let mut serving = house.serve_as(&mut command(&house, &server, &configs));
+        serving.line(|line| line.contains("using the configuration default"));
+        server.world.label(LABEL, "shared", "kubectl");
+        serving.line(|line| line.contains("starting again with"));
+        std::thread::sleep(Duration::from_millis(delay));
+        serving.signal("-TERM");
+        let end = Instant::now() + SOON;
+        while serving.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "the signal after {delay} ms is lost:\n{}", serving.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_right_to_watch_the_label_is_read_with_each_attempt() {
     let (server, configs) = (ApiServer::start(), configs());

@@ -1,7 +1,7 @@
 //! `berth serve`: runs the daemon until a signal.
 
 use super::setup::wait_until_clock_is_set;
-use super::{Daemon, Options};
+use super::{Daemon, Options, exit_signals};
 use crate::config::Config;
 use crate::trace::Pump;
 use anyhow::Context;
@@ -10,7 +10,6 @@ use berth_core::spans;
 use berth_kernel::drain::Drain;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
-use futures_util::FutureExt as _;
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -32,8 +31,8 @@ const FLUSH_MAX: Duration = Duration::from_millis(500);
 enum StopReason {
     /// A signal.
     Signal,
-    /// The node's label selects another configuration. Contains the receiver of signals until the program is replaced.
-    Reconfigured(ShutdownSignals),
+    /// The node's label selects another configuration.
+    Reconfigured,
 }
 
 /// Runs `berth serve` until SIGTERM or SIGINT. SIGHUP has the daemon read its configuration again (`daemon/reload.rs`).
@@ -46,7 +45,9 @@ pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
     super::memory::configure_allocator();
     match run(run_until_signal(config, Options::default()), traces)? {
         StopReason::Signal => Ok(()),
-        StopReason::Reconfigured(_) => Err(restart()),
+        // A signal since the daemon began to stop would be lost with this program.
+        StopReason::Reconfigured if exit_signals::take_back() => Ok(()),
+        StopReason::Reconfigured => Err(restart()),
     }
 }
 
@@ -87,15 +88,9 @@ fn run(
             berth_cli::reach::use_ring();
             pump.run()
         });
-        let mut outcome = daemon.await;
+        let outcome = daemon.await;
         if let Some(pump) = running_pump {
             pump.finish(FLUSH_MAX).await;
-        }
-        // A signal that arrived during the stop would be lost to the next program, so it ends this one.
-        if let Ok(StopReason::Reconfigured(signals)) = &mut outcome
-            && signals.recv().now_or_never().is_some()
-        {
-            outcome = Ok(StopReason::Signal);
         }
         outcome
     });
@@ -108,6 +103,7 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
     let mut signals = ShutdownSignals::new().context("cannot listen for signals")?;
     // From the first moment on, so that a SIGHUP during the start is not lost.
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
+    exit_signals::leave_to_daemon();
     // A separate task, so that a signal ends the start even if it hangs on the disk.
     let build = tokio::spawn(async {
         wait_until_clock_is_set().await;
@@ -134,35 +130,18 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
     };
     tracing::info!("stopping");
     daemon.stop().await;
-    outcome
-        .map(|reconfigured| if reconfigured { StopReason::Reconfigured(signals) } else { StopReason::Signal })
-}
-
-/// Returns at a signal that ends the daemon. For code before [`serve`], since process 1 of a container ignores signals
-/// without a handler.
-///
-/// # Errors
-/// If the signal handlers cannot be installed.
-pub async fn wait_for_stop_signal() -> std::io::Result<()> {
-    ShutdownSignals::new()?.recv().await;
-    Ok(())
+    outcome.map(|reconfigured| if reconfigured { StopReason::Reconfigured } else { StopReason::Signal })
 }
 
 /// The signals that end the daemon.
 struct ShutdownSignals {
-    /// Has a handler, since without one SIGHUP ends the process.
-    _hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl ShutdownSignals {
     fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            _hangup: signal(SignalKind::hangup())?,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     /// Returns at the next signal that ends the daemon.

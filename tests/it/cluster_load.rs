@@ -199,11 +199,14 @@ async fn a_lost_watch_is_current_again_without_changes() {
 async fn an_expired_resource_version_causes_one_list() {
     let watched = Watched::start(|settings| settings).await;
     let world = &watched.server.world;
-    // As a restart does: what happened before is forgotten, and every watch is lost.
-    world.forget();
+    // As a restart does: every watch is lost, and what happened before is forgotten.
+    world.read_fault(Read::Pods, Some(Unread::Refuse(500)));
+    world.cut(Cut::Broken);
+    soon("the source is silent", || view(&watched.node).filter(|view| !view.current)).await;
     world.delete("a-1");
     world.apply(pod("ns", "second", "a-2", &[]));
-    world.cut(Cut::Broken);
+    world.forget();
+    world.read_fault(Read::Pods, None);
     watched.shows(&["a-2"]).await;
     assert_eq!(world.came(LIST).len(), 2);
     // The same while a watch is under way.

@@ -16,7 +16,7 @@ mod setup;
 mod strategy;
 
 pub(crate) use dry_run::{Findings, SkippedChecks, check_source, dry_run};
-pub use exit_signals::exit_on_signals;
+pub(crate) use exit_signals::exit_on_signals;
 pub use serve::{serve, serve_with};
 pub(crate) use setup::{open_gpus, process_visibility};
 use strategy::StrategyTask;

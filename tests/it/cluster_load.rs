@@ -199,7 +199,7 @@ async fn a_lost_watch_is_current_again_without_changes() {
 async fn an_expired_resource_version_causes_one_list() {
     let watched = Watched::start(|settings| settings).await;
     let world = &watched.server.world;
-    // As a restart does: every watch is lost, and what happened before is forgotten.
+    // As when the API server restarts: every watch is lost, and what happened before is forgotten.
     world.read_fault(Read::Pods, Some(Unread::Refuse(500)));
     world.cut(Cut::Broken);
     soon("the source is silent", || view(&watched.node).filter(|view| !view.current)).await;

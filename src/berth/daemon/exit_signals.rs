@@ -1,38 +1,62 @@
 //! SIGTERM and SIGINT while no daemon runs: before its start, and between two configurations.
+#![allow(unsafe_code, reason = "blocks signals by the C library")]
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// No daemon runs, so a signal ends the process in its handler.
 static EXIT_AT_ONCE: AtomicBool = AtomicBool::new(true);
 /// SIGTERM or SIGINT has arrived.
 static RECEIVED: AtomicBool = AtomicBool::new(false);
-/// SIGHUP has arrived; the start reads the configuration anyway.
+/// Never read: SIGHUP has a handler so that it does not end the process. A configuration that changes after it was read is
+/// found by the daemon's periodic check.
 static HANGUP: AtomicBool = AtomicBool::new(false);
 
-/// From now on SIGTERM and SIGINT end the process with code 0, as they end the daemon, and SIGHUP does not end it. Process 1
-/// of a container would ignore them without a handler.
+/// From now on SIGTERM and SIGINT end the process with code 0, as they end the daemon, and SIGHUP does not end it. Without
+/// handlers process 1 of a container would ignore them. Called before threads start.
 ///
 /// # Errors
 /// If a handler cannot be installed.
-pub fn exit_on_signals() -> std::io::Result<()> {
+pub(crate) fn exit_on_signals() -> std::io::Result<()> {
+    // The handlers of a signal are installed one after the other.
+    change_mask(libc::SIG_BLOCK);
     for signal in [SIGTERM, SIGINT] {
         flag::register(signal, &RECEIVED)?;
         flag::register_conditional_shutdown(signal, 0, &EXIT_AT_ONCE)?;
     }
-    flag::register(SIGHUP, &HANGUP).map(drop)
+    flag::register(SIGHUP, &HANGUP)?;
+    // Also those that the program before this one has blocked.
+    change_mask(libc::SIG_UNBLOCK);
+    Ok(())
 }
 
-/// The daemon has its own handlers and stops in order.
-pub(super) fn leave_to_daemon() {
+/// From now on a signal does not end the process: the daemon has handlers of its own, and stops in order.
+pub(super) fn let_daemon_handle_signals() {
     EXIT_AT_ONCE.store(false, Ordering::SeqCst);
 }
 
-/// The daemon has stopped: from now on a signal ends the process. Returns true if one has arrived before, which is no longer
-/// received by anybody.
-pub(super) fn take_back() -> bool {
-    // In this order, as the handler sets the one and then reads the other: a signal is seen here or ends the process.
+/// The daemon has stopped, so a signal ends the process from now on, or the next program if it arrives while that is loaded.
+/// Returns whether a signal has arrived before, which the stopped daemon did not act on.
+pub(super) fn exit_on_signals_again() -> bool {
+    // A handler sets RECEIVED and then reads EXIT_AT_ONCE. This does the reverse, so that no signal is missed.
     EXIT_AT_ONCE.store(true, Ordering::SeqCst);
+    // A blocked signal stays pending in the program that replaces this one.
+    change_mask(libc::SIG_BLOCK);
     RECEIVED.load(Ordering::SeqCst)
+}
+
+/// Blocks or unblocks the signals in this thread.
+fn change_mask(how: libc::c_int) {
+    // SAFETY: the set is initialised by sigemptyset(3) before it is read, and the former mask is not asked for.
+    unsafe {
+        let mut signals = std::mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            libc::sigaddset(&raw mut signals, signal);
+        }
+        // Fails only if `how` is invalid.
+        libc::pthread_sigmask(how, &raw const signals, null_mut());
+    }
 }

@@ -45,8 +45,8 @@ pub fn serve(config: Config, traces: Option<Pump>) -> anyhow::Result<()> {
     super::memory::configure_allocator();
     match run(run_until_signal(config, Options::default()), traces)? {
         StopReason::Signal => Ok(()),
-        // A signal since the daemon began to stop would be lost with this program.
-        StopReason::Reconfigured if exit_signals::take_back() => Ok(()),
+        // The next program would not know of a signal that arrived during the stop.
+        StopReason::Reconfigured if exit_signals::exit_on_signals_again() => Ok(()),
         StopReason::Reconfigured => Err(restart()),
     }
 }
@@ -103,7 +103,7 @@ async fn run_until_signal(config: Config, options: Options) -> anyhow::Result<St
     let mut signals = ShutdownSignals::new().context("cannot listen for signals")?;
     // From the first moment on, so that a SIGHUP during the start is not lost.
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    exit_signals::leave_to_daemon();
+    exit_signals::let_daemon_handle_signals();
     // A separate task, so that a signal ends the start even if it hangs on the disk.
     let build = tokio::spawn(async {
         wait_until_clock_is_set().await;

@@ -213,7 +213,11 @@ fn screen(top: &Top, width: usize) -> String {
     let bad = top.gpus.iter().filter(|gpu| gpu.health.state != HealthState::Healthy).count();
     let time = top.at.split_once('T').map_or("", |(_, time)| time.get(..8).unwrap_or_default());
     let bad = if bad > 0 { format!(", {bad} not healthy") } else { String::new() };
-    let mut text = format!("{}  {time} UTC  {} GPUs{bad}\n\n", printable(&top.node), top.gpus.len());
+    let count = match top.gpus.len() {
+        1 => "1 GPU".to_owned(),
+        count => format!("{count} GPUs"),
+    };
+    let mut text = format!("{}  {time} UTC  {count}{bad}\n\n", printable(&top.node));
     if top.gpus.is_empty() {
         return text + "No GPUs found; `berth node check` shows the cause\n";
     }
@@ -318,6 +322,9 @@ mod tests {
         );
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(screen(&top(), usize::MAX).contains("a-long-name-7d9c8b6f5-x2x4q"), "no width cuts nothing");
+        let mut one = top();
+        one.gpus.truncate(1);
+        assert!(screen(&one, 80).starts_with("gpu-1  04:05:06 UTC  1 GPU\n"));
     }
 
     #[test]

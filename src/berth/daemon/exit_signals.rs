@@ -6,9 +6,9 @@ use signal_hook::flag;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// No daemon runs, so a signal ends the process in its handler.
+/// Whether SIGTERM and SIGINT end the process in their handler: while no daemon runs.
 static EXIT_AT_ONCE: AtomicBool = AtomicBool::new(true);
-/// SIGTERM or SIGINT has arrived.
+/// Whether SIGTERM or SIGINT has arrived since the start of the program.
 static RECEIVED: AtomicBool = AtomicBool::new(false);
 /// Never read: SIGHUP has a handler so that it does not end the process. A configuration that changes after it was read is
 /// found by the daemon's periodic check.
@@ -20,7 +20,7 @@ static HANGUP: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// If a handler cannot be installed.
 pub(crate) fn exit_on_signals() -> std::io::Result<()> {
-    // The handlers of a signal are installed one after the other.
+    // The handlers are installed one after the other: a signal waits until all of them are.
     change_mask(libc::SIG_BLOCK);
     for signal in [SIGTERM, SIGINT] {
         flag::register(signal, &RECEIVED)?;

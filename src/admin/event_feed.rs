@@ -99,6 +99,10 @@ pub(crate) fn transition_event(transition: &Transition, ledger: &Ledger, now: No
             allocation = Some(ended.id);
             EventKind::AllocationEnded
         }
+        Transition::Contested(found) => {
+            allocation = Some(found.allocation.id);
+            EventKind::AllocationContested
+        }
         Transition::Eviction(_) => EventKind::Eviction,
         Transition::HoldChanged(_) => EventKind::Hold,
         Transition::StrategyChanged(_) => EventKind::NoDeviceStrategy,

@@ -74,6 +74,8 @@ values! {
         AllocationHolder = "allocationHolder",
         /// An allocation ended.
         AllocationEnded = "allocationEnded",
+        /// A device of an allocation is held by another pod, too: the kubelet gave it to both.
+        AllocationContested = "allocationContested",
         /// A request of the kubelet for devices was refused: the pod fails. In a burst some of these events are
         /// left out; the next one says how many.
         RequestRefused = "requestRefused",
@@ -116,6 +118,7 @@ impl EventKind {
             | Self::GpuDrained
             | Self::GpuUncordoned
             | Self::Eviction
+            | Self::AllocationContested
             | Self::RequestRefused
             | Self::Hold
             | Self::NoDeviceStrategy

@@ -2,7 +2,9 @@
 //! without an allocation and of pods that can use them so. Pure, except for the record of what was reported.
 
 use berth_core::policy_transitions::PolicyTransition;
+use berth_kernel::allocation::Holder;
 use berth_kernel::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
+use berth_kernel::contested::Contested;
 use berth_kernel::drain::Drain;
 use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRecord};
 use berth_kernel::health::HealthState;
@@ -78,6 +80,7 @@ impl PendingEvent {
             Transition::NodesChanged(Some(_)) => ("DeviceNodesMissing", "Scan"),
             Transition::NodesChanged(None) => ("DeviceNodesFound", "Scan"),
             Transition::Eviction(eviction) => return Self::of_eviction(eviction, ledger),
+            Transition::Contested(found) => return Some(Self::of_contest(transition, found, ledger)),
             Transition::PartFound(_)
             | Transition::OffersChanged(_)
             | Transition::Granted(_)
@@ -109,6 +112,18 @@ impl PendingEvent {
         let regarding = Regarding::pod(&eviction.request.pod);
         let note = format!("{done}: {gpu} is being drained{by}");
         Some(Self { regarding, ..Self::of_node(false, "GPUDrain", "Evict", note) })
+    }
+
+    /// The event of a pod whose device another pod holds, too; it regards the pod, or the node while its name is unknown.
+    fn of_contest(transition: &Transition, found: &Contested, ledger: &Ledger) -> Self {
+        let note = transition.describe(ledger, GpuName::IndexAndUuid);
+        let event = Self::of_node(true, "GPUContested", "Reconcile", note);
+        match found.allocation.holder.clone() {
+            Holder { namespace: Some(namespace), pod: Some(name), pod_uid: Some(uid), .. } => {
+                Self { regarding: Regarding::Pod { namespace, name, uid }, ..event }
+            }
+            _ => event,
+        }
     }
 
     /// The event of a policy.

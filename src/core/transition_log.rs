@@ -92,6 +92,7 @@ impl Log {
                 Transition::HealthChanged { now, .. }
                     if now.state == HealthState::Healthy && !now.reason.is_empty() => {}
                 Transition::HealthChanged { .. }
+                | Transition::Contested(_)
                 | Transition::StrategyChanged(_)
                 | Transition::NodesChanged(_) => lines.push(Line::of(&transition, ledger)),
                 Transition::DrainChanged { before, now, .. } => {

@@ -30,8 +30,8 @@ pub fn allocate(
     attempt: Attempt,
     now: Now,
 ) -> Verdict {
-    let outcome =
-        check_invariants(ledger, rules, request, now).and_then(|()| check_answer(ledger, answer, current));
+    let outcome = check_invariants(ledger, rules, request, attempt, now)
+        .and_then(|()| check_answer(ledger, answer, current));
     let mut changes = Vec::new();
     let refusal = match outcome {
         Ok((by, terms)) => {
@@ -62,7 +62,9 @@ pub fn allocate(
 /// Whether the same request would be refused again, so that a controller would retry forever.
 fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
     let is_policys = matches!(refusal, Refusal::Denied { .. } | Refusal::Faulted { .. });
-    is_policys || (refusal.reconcile_may_resolve() && attempt == Attempt::Last)
+    // Of a GPU that grants nothing new, the free devices are withdrawn without a breaker.
+    let is_of_holder = matches!(refusal, Refusal::Held { .. } | Refusal::DoesNotFit { .. });
+    is_policys || (is_of_holder && attempt == Attempt::Last)
 }
 
 fn check_answer(
@@ -101,7 +103,13 @@ fn new_allocation(
 }
 
 /// Checks invariants I2 and I4, and that only listed devices are granted.
-fn check_invariants(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now: Now) -> Result<(), Refusal> {
+fn check_invariants(
+    ledger: &Ledger,
+    rules: &Rules,
+    request: &AdmitRequest,
+    attempt: Attempt,
+    now: Now,
+) -> Result<(), Refusal> {
     if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
         return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
     }
@@ -113,7 +121,7 @@ fn check_invariants(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now:
         let unknown = || Refusal::UnknownDevice { resource: request.resource.clone(), device: id.clone() };
         let part = ledger.part(&id.part).ok_or_else(unknown)?;
         let device = part.device(&request.resource, id.share).ok_or_else(unknown)?;
-        if !is_reused(device, rules.timing.named_ms, now) {
+        if attempt == Attempt::First || !is_reused(ledger, device, now) {
             check_grantable(ledger, part)?;
         }
         if device.held() {
@@ -135,10 +143,18 @@ fn check_invariants(ledger: &Ledger, rules: &Rules, request: &AdmitRequest, now:
     wanted.into_values().try_for_each(|(part, sum, id)| check_fits(ledger, rules, part, sum, id))
 }
 
-/// Whether the kubelet reuses an init container's devices for an app container, which is granted whatever
-/// their health (I4).
-fn is_reused(device: &Device, named_ms: u64, now: Now) -> bool {
-    device.held() && device.last_allocate_mono_ms.is_some_and(|named| !now.passed(named, named_ms))
+/// How old the evidence may be that a device's holder is an init container, milliseconds: the reconcile pass before the
+/// last attempt ends within a second, and the stack may be evaluated for another.
+pub const INIT_CONTAINER_EVIDENCE_MS: u64 = 5_000;
+
+/// Whether the device's newest holder is an init container. The kubelet requests its devices again for the next
+/// container of the same pod, whatever their health, and for no other pod while this one exists (I4). A reconcile pass
+/// must have shown this just before: the kubelet forgets a pod that has ended before Berth learns of the end, and then
+/// requests the device for another pod.
+fn is_reused(ledger: &Ledger, device: &Device, now: Now) -> bool {
+    let newest = device.holders.last().and_then(|id| ledger.sightings.get(id));
+    let shown = newest.and_then(|sighting| sighting.init_container_mono_ms);
+    shown.is_some_and(|shown| !now.passed(shown, INIT_CONTAINER_EVIDENCE_MS))
 }
 
 fn check_grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
@@ -265,7 +281,9 @@ fn of_same_pod(a: &Allocation, b: &Allocation) -> bool {
     let (a, b) = (&a.holder, &b.holder);
     match (&a.pod_uid, &b.pod_uid) {
         (Some(a), Some(b)) => a == b,
-        _ => a.pod.is_some() && (&a.namespace, &a.pod) == (&b.namespace, &b.pod),
+        // A name alone may be that of a later pod.
+        (Some(_), None) | (None, Some(_)) => false,
+        (None, None) => a.pod.is_some() && (&a.namespace, &a.pod) == (&b.namespace, &b.pod),
     }
 }
 

@@ -62,20 +62,19 @@ impl Holder {
         *self == Self::default()
     }
 
-    /// Fills the unset fields from `other`. Returns whether any was filled.
-    pub fn fill_from(&mut self, other: &Self) -> bool {
-        let mut filled = false;
-        let mut fill = |mine: &mut Option<String>, theirs: &Option<String>| {
-            if mine.is_none() && theirs.is_some() {
+    /// Takes over the fields that `other` has, in place of those that it corrects. Returns whether anything changed.
+    pub fn update_from(&mut self, other: &Self) -> bool {
+        let before = self.clone();
+        let take = |mine: &mut Option<String>, theirs: &Option<String>| {
+            if theirs.is_some() {
                 mine.clone_from(theirs);
-                filled = true;
             }
         };
-        fill(&mut self.namespace, &other.namespace);
-        fill(&mut self.pod, &other.pod);
-        fill(&mut self.pod_uid, &other.pod_uid);
-        fill(&mut self.container, &other.container);
-        filled
+        take(&mut self.namespace, &other.namespace);
+        take(&mut self.pod, &other.pod);
+        take(&mut self.pod_uid, &other.pod_uid);
+        take(&mut self.container, &other.container);
+        *self != before
     }
 }
 

@@ -20,7 +20,10 @@ use world::{MIG, PARTS, World, gpu, part_id, resource, shape};
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        8 => (0usize..3, 1usize..4, any::<usize>()).prop_map(|(resource, count, pick)| Op::Start { resource, count, pick }),
+        8 => (0usize..3, 1usize..4, any::<usize>(), prop::bool::weighted(0.3)).prop_map(|(resource, count, pick, init)| Op::Start { resource, count, pick, init }),
+        3 => any::<usize>().prop_map(|which| Op::StartMain { which }),
+        2 => any::<usize>().prop_map(|which| Op::StartWithoutGpu { which }),
+        1 => any::<usize>().prop_map(|which| Op::StartOnHeld { which }),
         2 => any::<usize>().prop_map(|which| Op::Reissue { which }),
         4 => any::<usize>().prop_map(|which| Op::Stop { which }),
         1 => (0usize..3, any::<usize>()).prop_map(|(resource, device)| Op::ArbitraryAllocate { resource, device }),
@@ -64,18 +67,27 @@ proptest! {
         for op in &ops {
             world.step(op);
         }
-        // In the end, all pods stop, and two reconcile passes see it.
+        // What runs is held, and nothing else is.
+        settle(&mut world);
+        let left = world.held_by_stopped_pods();
+        prop_assert!(world.ledger.hold.is_some() || left.is_empty(), "left behind while others run: {left:?}");
+        // In the end, all pods with devices stop, and those without run on.
         world.pods.clear();
         world.stale.clear();
         world.sources.lost_from_checkpoint.clear();
-        world.step(&Op::WriteStatus);
-        world.step(&Op::Pods(PodsUpdate::List));
-        for _ in 0..3 {
-            world.step(&Op::Wait { ms: 31_000 });
-            world.step(&Op::Reconcile { list: true, checkpoint: true, fresh: true });
-        }
-        let ends_withheld = world.ledger.hold.is_some();
-        prop_assert!(ends_withheld || world.ledger.live.is_empty(), "left behind: {:?}", world.ledger.live);
+        settle(&mut world);
+        let left = world.not_of_running_names();
+        prop_assert!(world.ledger.hold.is_some() || left.is_empty(), "left behind: {left:?}");
+    }
+}
+
+/// All sources show the present, until every end has been seen by two reconcile passes.
+fn settle(world: &mut World) {
+    world.step(&Op::WriteStatus);
+    world.step(&Op::Pods(PodsUpdate::List));
+    for _ in 0..3 {
+        world.step(&Op::Wait { ms: 31_000 });
+        world.step(&Op::Reconcile { list: true, checkpoint: true, fresh: true });
     }
 }
 
@@ -111,6 +123,8 @@ fn allocations_that_ended_without_a_readable_checkpoint_are_not_adopted_again() 
     world.step(&Op::Offer { shape: 0 });
     let held = Held {
         uid: "be-fore".into(),
+        name: "be-fore".into(),
+        container: "main",
         resource: resource(0),
         devices: vec![DeviceId::whole(&gpu(0))],
         allocation: None,
@@ -146,6 +160,8 @@ fn allocations_that_an_operator_ended_are_not_adopted_again_after_pruning() {
         world.step(&Op::Offer { shape: 0 });
         world.pods.push(Held {
             uid: "before".into(),
+            name: "before".into(),
+            container: "main",
             resource: resource(0),
             devices: vec![DeviceId::whole(&gpu(0))],
             allocation,

@@ -75,12 +75,8 @@ pub(super) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
     }
 }
 
-pub(super) fn i4_nothing_new_on_a_gpu_that_grants_nothing(
-    before: &Ledger,
-    entry: &Entry,
-    rules: &Rules,
-    now: Now,
-) {
+/// I4. `pods`: the containers that hold devices before the grant.
+pub(super) fn i4_nothing_new_on_a_gpu_that_grants_nothing(before: &Ledger, entry: &Entry, pods: &[Held]) {
     for change in &entry.changes {
         let Change::Granted(allocation) = change else {
             continue;
@@ -91,10 +87,12 @@ pub(super) fn i4_nothing_new_on_a_gpu_that_grants_nothing(
         }
         for id in &allocation.devices {
             let part = before.part(&id.part).unwrap();
-            let device = part.device(&allocation.resource, id.share).unwrap();
-            let recent = device.held()
-                && device.last_allocate_mono_ms.is_some_and(|n| now.mono_ms < n + rules.timing.named_ms);
-            assert!(before.may_grant(part) || recent, "I4: {id} was granted");
+            let holds = |held: &&Held| held.resource == allocation.resource && held.devices.contains(id);
+            let has_main =
+                |uid: &str| pods.iter().filter(holds).any(|h| h.uid == uid && h.container == "main");
+            let is_reused =
+                pods.iter().filter(holds).any(|held| held.container == "init" && !has_main(&held.uid));
+            assert!(before.may_grant(part) || is_reused, "I4: {id} was granted");
         }
     }
 }

@@ -246,7 +246,7 @@ impl Ledger {
             }),
             Change::Granted(allocation) => self.add_allocation(allocation, at),
             Change::HolderLearned { id, holder } => self.with_live(*id, |a| {
-                a.holder.fill_from(holder);
+                a.holder.update_from(holder);
             }),
             Change::OverlapResolved(id) => self.with_live(*id, |a| a.overlapped = false),
             Change::Ended { id, reason } => self.end_allocation(*id, *reason, at),
@@ -403,15 +403,20 @@ impl Ledger {
     /// Namespace and name of the pod with this UID, from the pods source or from any allocation.
     #[must_use]
     pub fn pod_by_uid(&self, uid: &str) -> Option<Holder> {
-        let from_pods = self.pods.as_ref().and_then(|view| view.pods.get(uid)).map(|pod| Holder {
-            namespace: Some(pod.namespace.clone()),
-            pod: Some(pod.name.clone()),
-            ..Holder::default()
-        });
-        from_pods.or_else(|| {
+        self.pod_in_view(uid).or_else(|| {
             let mut holders = self.live.values().map(|a| &a.holder);
             let holder = holders.find(|h| h.pod_uid.as_deref() == Some(uid) && h.pod.is_some())?;
             Some(Holder { pod_uid: None, container: None, ..holder.clone() })
+        })
+    }
+
+    /// Namespace and name of the pod with this UID, from the pods source alone.
+    #[must_use]
+    pub fn pod_in_view(&self, uid: &str) -> Option<Holder> {
+        self.pods.as_ref().and_then(|view| view.pods.get(uid)).map(|pod| Holder {
+            namespace: Some(pod.namespace.clone()),
+            pod: Some(pod.name.clone()),
+            ..Holder::default()
         })
     }
 }

@@ -23,6 +23,7 @@ pub mod capacity;
 pub mod change;
 pub mod command;
 pub mod compare;
+pub mod contested;
 pub mod date;
 pub mod decide;
 pub mod decider;

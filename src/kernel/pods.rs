@@ -78,6 +78,13 @@ pub struct Pod {
     pub bypass: Option<PodBypass>,
 }
 
+impl Pod {
+    /// Whether it has finished or its deletion was requested, so that another pod may have its name soon.
+    fn is_leaving(&self) -> bool {
+        self.stage == Stage::Finished || self.deletion_wall_ms.is_some()
+    }
+}
+
 /// A pod's stage at the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -182,14 +189,21 @@ impl PodsView {
             || self.current && !(known.current && known.source == PodsSource::ApiServer)
     }
 
-    /// The only unfinished pod with this name, if it was created by `by_wall_ms`.
+    /// Whether, while the source is connected, this name is that of a pod with another UID than `uid`.
+    #[must_use]
+    pub fn has_other_pod_of_name(&self, namespace: &str, name: &str, uid: &str) -> bool {
+        let mut pods = self.pods.values();
+        self.current && pods.any(|pod| pod.namespace == namespace && pod.name == name && pod.uid != uid)
+    }
+
+    /// The only pod with this name that neither finished nor is being deleted, if it was created by `by_wall_ms`.
     #[must_use]
     pub fn find_by_name(&self, namespace: &str, name: &str, by_wall_ms: u64) -> Option<&Pod> {
         let mut found = self
             .pods
             .values()
             .map(Arc::as_ref)
-            .filter(|pod| pod.namespace == namespace && pod.name == name && pod.stage != Stage::Finished);
+            .filter(|pod| pod.namespace == namespace && pod.name == name && !pod.is_leaving());
         let pod = found.next()?;
         (found.next().is_none() && pod.created_wall_ms <= by_wall_ms).then_some(pod)
     }

@@ -127,8 +127,8 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
         // A view of the same millisecond may be older than the grant.
         let since_grant = view.began_mono_ms > sighting.since_mono_ms;
-        let evidence = sources.evidence(ledger, allocation, since_grant);
-        if allocation.holder.clone().fill_from(&evidence.learned) {
+        let evidence = sources.evidence(ledger, allocation, &sighting, since_grant);
+        if allocation.holder.clone().update_from(&evidence.learned) {
             plan.learned.push((*id, evidence.learned.clone()));
         }
         if evidence.in_checkpoint || (evidence.listed && allocation.holder.pod.is_some()) {
@@ -136,6 +136,21 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
             sighting.missed_mono_ms = None;
         }
         sighting.named = evidence.is_shown || (sighting.named && !evidence.can_be_shown);
+        if evidence.has_entry {
+            sighting.recorded_under_wall_ms = view.kubelet.map(|kubelet| kubelet.created_wall_ms);
+        }
+        if view.fresh && since_grant && view.checkpoint.is_some() {
+            // Only on a GPU that grants nothing new does it matter (I4). The kubelet requests the devices of all containers
+            // while it admits the pod; after a restart its `List` may lack pods.
+            let mut parts = allocation.devices.iter().filter_map(|id| ledger.part(&id.part));
+            let is_init_container = evidence.has_entry
+                && view.kubelet.is_some_and(|kubelet| sighting.is_requested_by(kubelet))
+                && view.list.is_some()
+                && !evidence.is_listed
+                && parts.any(|part| !ledger.may_grant(part));
+            sighting.init_container_mono_ms = is_init_container.then_some(view.began_mono_ms);
+            sighting.contested = evidence.contested;
+        }
         if allocation.overlapped && evidence.by_id && sources.newest_shares_pod(ledger, allocation) {
             plan.settled.push(*id);
         }

@@ -76,10 +76,19 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether a reconcile pass may change the answer, if the holder has ended meanwhile.
+    /// Whether a reconcile pass may change the answer: the holder may have ended meanwhile or, on a GPU that grants
+    /// nothing new, may be an init container of the requesting pod.
     #[must_use]
     pub fn reconcile_may_resolve(&self) -> bool {
-        matches!(self, Self::Held { .. } | Self::DoesNotFit { .. })
+        matches!(
+            self,
+            Self::Held { .. }
+                | Self::DoesNotFit { .. }
+                | Self::Cordoned { .. }
+                | Self::Unhealthy { .. }
+                | Self::Vanished { .. }
+                | Self::NoCdiName { .. }
+        )
     }
 
     /// Its keyword in the API and in metrics.

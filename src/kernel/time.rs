@@ -24,8 +24,7 @@ pub struct Timing {
     /// How long an id that is neither offered nor held stays listed as Unhealthy before it leaves the list
     /// (I10).
     pub retire_ms: u64,
-    /// How long an id stays listed after an Allocate named it, and how long its device may be granted again
-    /// on a GPU that grants nothing new (I4, I10).
+    /// How long an id stays listed after an Allocate named it (I10).
     pub named_ms: u64,
     /// Least time between the two reconcile passes that end an allocation.
     pub rounds_apart_ms: u64,

@@ -10,6 +10,7 @@ pub use text::GpuName;
 
 use super::allocation::Allocation;
 use super::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
+use super::contested::{Contested, contested};
 use super::drain::Drain;
 use super::evict::{EvictionStatus, GpuHolder, holders};
 use super::eviction::EvictionRecord;
@@ -70,6 +71,8 @@ pub enum Transition {
     HolderLearned(Arc<Allocation>),
     /// An allocation ended; `ended` is set.
     Ended(Arc<Allocation>),
+    /// A device of an allocation turned out to be held by another pod, too.
+    Contested(Contested),
     /// The eviction or deletion of a pod was requested from the API server, with another outcome than before.
     Eviction(EvictionRecord),
     /// Allocations no longer end by themselves, with the reason; or end again.
@@ -125,6 +128,7 @@ impl Transitions {
         all.extend(gpu_transitions(old, new));
         all.extend(blocked_drains(old, new));
         all.extend(allocation_transitions(old, new));
+        all.extend(contests(old, new));
         all.extend(evictions(old, new));
         if old.hold != new.hold {
             all.push(Transition::HoldChanged(new.hold.clone()));
@@ -182,6 +186,7 @@ impl Transition {
                 let part = allocation.devices.first().map(|device| &device.part);
                 part.map(|part| ledger.gpu_id_of(part).clone())
             }
+            Self::Contested(found) => Some(ledger.gpu_id_of(&found.device.part).clone()),
             Self::Eviction(eviction) => Some(eviction.request.gpu.clone()),
             Self::BypassStarted(bypass) | Self::BypassEnded(bypass) => Some(bypass.gpu.clone()),
             Self::HoldChanged(_)
@@ -205,7 +210,7 @@ impl Transition {
             Self::HoldChanged(reason) | Self::StrategyChanged(reason) | Self::NodesChanged(reason) => {
                 reason.is_some()
             }
-            Self::DrainBlocked { .. } | Self::BypassStarted(_) => true,
+            Self::DrainBlocked { .. } | Self::Contested(_) | Self::BypassStarted(_) => true,
             _ => false,
         }
     }
@@ -338,6 +343,19 @@ fn allocation_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
         all.push(Transition::Ended(allocation));
     }
     all
+}
+
+fn contests(old: &Ledger, new: &Ledger) -> Vec<Transition> {
+    if Arc::ptr_eq(&old.sightings, &new.sightings) {
+        return Vec::new();
+    }
+    let known = contested(old);
+    let is_known = |found: &Contested| {
+        known
+            .iter()
+            .any(|before| (before.allocation.id, before.other.id) == (found.allocation.id, found.other.id))
+    };
+    contested(new).into_iter().filter(|found| !is_known(found)).map(Transition::Contested).collect()
 }
 
 fn evictions(old: &Ledger, new: &Ledger) -> Vec<Transition> {

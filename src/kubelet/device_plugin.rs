@@ -287,13 +287,13 @@ impl Handler {
         Ok(containers.into_iter().map(response).collect())
     }
 
-    /// Tries a refused grant once more after a reconcile pass if the holder may have ended unnoticed.
+    /// Tries a refused grant once more after a reconcile pass if the pass may change the answer.
     async fn grant(&self, admit: AdmitRequest) -> Result<Granted, CommandError> {
         match self.kernel.allocate(admit.clone(), Attempt::First).await {
             Err(CommandError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 tracing::info!(
                     resource = %self.resource, %refusal,
-                    "checking with the kubelet whether the holder still exists"
+                    "checking with the kubelet who holds these devices now"
                 );
                 self.reconciler.run_pass_before_refusal().await;
                 self.kernel.allocate(admit, Attempt::Last).await

@@ -3,7 +3,7 @@
 use berth_kernel::ledger::Ledger;
 use berth_kernel::part_state::Device;
 use berth_kernel::pods::Fate;
-use berth_kernel::reconcile::PodList;
+use berth_kernel::reconcile::{ListedHolding, PodList};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -61,7 +61,15 @@ fn find_disputes(ledger: &Ledger, list: &PodList) -> BTreeSet<String> {
     for allocation in ledger.live.values() {
         let holder = &allocation.holder;
         let is_unlisted = match (&holder.namespace, &holder.pod) {
-            (Some(namespace), Some(pod)) => !list.pods.contains(&(namespace.clone(), pod.clone())),
+            // A later pod of the same name, as of a StatefulSet, has other devices or none.
+            (Some(namespace), Some(pod)) => {
+                let holds = |held: &&ListedHolding| (&held.namespace, &held.pod) == (namespace, pod);
+                let mut of_pod = list.held.iter().filter(holds);
+                !of_pod.any(|held| {
+                    held.resource == allocation.resource
+                        && held.devices.iter().any(|id| allocation.devices.contains(id))
+                })
+            }
             // The pod is in its init phase, or the kubelet rejected it after Allocate. `List` contains
             // neither; only a full pass distinguishes them.
             _ => true,

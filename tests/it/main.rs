@@ -68,6 +68,7 @@ mod kubelet_pods_api;
 mod kubelet_policies;
 mod kubelet_reconcile;
 mod kubelet_registration;
+mod kubelet_reuse;
 mod kubelet_sources;
 mod kubelet_traps;
 mod labels;

@@ -16,7 +16,10 @@ use berth_core::metrics::{CONTENT_TYPE, CheckResults};
 use berth_core::stack::OfferNotes;
 use berth_http::query::Probe;
 use berth_http::{Failure, HandlerResult, gate};
+use berth_kernel::contested::contested;
+use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Resource;
+use berth_kernel::transitions::{GpuName, Transition};
 use std::time::Duration;
 
 /// Check liveness
@@ -152,6 +155,7 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
             detail: kernel.snapshot().stuck.as_deref().map(|s| s.describe(&rfc3339(s.since_wall_ms))),
         },
     ];
+    checks.push(Check { name: "holders".into(), ok: true, detail: contests(&kernel.snapshot()) });
     if let Some(configuration) = &facts.configuration {
         // The previous settings stay in use.
         let detail = configuration_detail(configuration);
@@ -166,6 +170,17 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
         checks.push(Check { name: "tls".into(), ok: true, detail: tls.last_error() });
     }
     checks
+}
+
+/// The devices that the kubelet gave to two pods.
+fn contests(ledger: &Ledger) -> Option<String> {
+    let all: Vec<String> = contested(ledger)
+        .into_iter()
+        // Each pair is found from both sides.
+        .filter(|found| found.allocation.id < found.other.id)
+        .map(|found| Transition::Contested(found).describe(ledger, GpuName::Index))
+        .collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 /// Why the settings in use are not those of the file, if they are not.

@@ -70,10 +70,15 @@ impl World {
         // `reconcile_tests` has the case that the ledger still holds the allocation of a stopped pod.
         let in_ledger = self.ledger.live.values().any(|a| touches(&a.devices));
         if !held && !in_ledger {
-            let uid = format!("uid-{}", self.next_pod);
-            self.next_pod += 1;
-            self.sources.create_object(&uid);
-            self.pods.push(Held { uid, resource: resource(0), devices: vec![device], allocation: None });
+            let (uid, name) = self.new_pod(None);
+            self.pods.push(Held {
+                uid,
+                name,
+                container: "main",
+                resource: resource(0),
+                devices: vec![device],
+                allocation: None,
+            });
             self.checkpoint.clone_from(&self.pods);
         }
     }
@@ -114,7 +119,7 @@ impl World {
 pub(super) fn checkpointed(held: &Held) -> CheckpointEntry {
     CheckpointEntry {
         pod_uid: held.uid.clone(),
-        container: "main".into(),
+        container: held.container.into(),
         resource: held.resource.clone(),
         devices: held.devices.clone(),
         allocation: held.allocation,

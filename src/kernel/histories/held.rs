@@ -1,11 +1,15 @@
-//! What the model knows of a pod that holds devices.
+//! What the model knows of a container that holds devices.
 
 use crate::names::{AllocationId, DeviceId, Resource};
 
-/// A running pod and the devices that its container holds.
+/// A container of a running pod and the devices that it holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Held {
     pub(crate) uid: String,
+    /// The pod's name. Once the pod has stopped, another one may have it.
+    pub(crate) name: String,
+    /// `init` or `main`.
+    pub(crate) container: &'static str,
     pub(crate) resource: Resource,
     pub(crate) devices: Vec<DeviceId>,
     /// `None` if another plugin granted the devices.

@@ -2,11 +2,25 @@
 
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// A pod requests free devices of a resource that are listed healthy.
+    /// A pod requests free devices of a resource that are listed healthy, for its init container or its app container.
+    /// It may have the name of a pod that has stopped.
     Start {
         resource: usize,
         count: usize,
         pick: usize,
+        init: bool,
+    },
+    /// The app container of a pod requests what its init container holds.
+    StartMain {
+        which: usize,
+    },
+    /// A pod without devices starts under the name of a pod that has stopped.
+    StartWithoutGpu {
+        which: usize,
+    },
+    /// The kubelet gives the devices of a running pod to another pod, too (kubernetes#137534).
+    StartOnHeld {
+        which: usize,
     },
     /// The kubelet requests the devices of a running pod again.
     Reissue {

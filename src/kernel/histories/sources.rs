@@ -3,7 +3,7 @@
 use super::held::Held;
 use super::op::PodsUpdate;
 use super::world::{PARTS, World, part};
-use crate::allocation::EndReason;
+use crate::allocation::{Allocation, EndReason};
 use crate::change::{Change, Entry};
 use crate::command::Command;
 use crate::drain::Marks;
@@ -32,8 +32,10 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    pub(super) fn create_object(&mut self, uid: &str) {
-        self.objects.insert(uid.into(), Arc::new(pod_object(uid, Stage::Waiting)));
+    /// A new object. A name is that of one object at a time.
+    pub(super) fn create_object(&mut self, uid: &str, name: &str) {
+        self.objects.retain(|_, pod| pod.name != name);
+        self.objects.insert(uid.into(), Arc::new(pod_object(uid, name, Stage::Waiting)));
     }
 
     pub(super) fn crash(&mut self) {
@@ -43,8 +45,25 @@ impl Sources {
 }
 
 impl World {
-    fn is_running(&self, uid: &str) -> bool {
-        self.pods.iter().chain(&self.sources.lost_from_checkpoint).any(|held| held.uid == uid)
+    pub(super) fn is_running(&self, uid: &str) -> bool {
+        let mut holders = self.pods.iter().chain(&self.sources.lost_from_checkpoint);
+        holders.any(|held| held.uid == uid) || self.without_gpu.iter().any(|(known, _)| known == uid)
+    }
+
+    /// Live allocations whose pod is known and has stopped.
+    pub(super) fn held_by_stopped_pods(&self) -> Vec<&Arc<Allocation>> {
+        let has_stopped =
+            |a: &&Arc<Allocation>| a.holder.pod_uid.as_ref().is_some_and(|uid| !self.is_running(uid));
+        self.ledger.live.values().filter(has_stopped).collect()
+    }
+
+    /// Live allocations, except those whose pod is known by name alone while a pod of this name runs: it may be theirs.
+    pub(super) fn not_of_running_names(&self) -> Vec<&Arc<Allocation>> {
+        let may_run = |a: &Allocation| {
+            let name = a.holder.pod.as_ref().filter(|_| a.holder.pod_uid.is_none());
+            name.is_some_and(|name| self.without_gpu.iter().any(|(_, known)| known == name))
+        };
+        self.ledger.live.values().filter(|a| !may_run(a)).collect()
     }
 
     /// The kubelet writes the status of its pods.
@@ -70,10 +89,11 @@ impl World {
     /// The kubelet's checkpoint loses the devices of one running pod.
     pub(super) fn lose_from_checkpoint(&mut self, which: usize) {
         if !self.pods.is_empty() {
-            let lost = self.pods.remove(which % self.pods.len());
+            let uid = self.pods[which % self.pods.len()].uid.clone();
+            let lost: Vec<Held> = self.pods.extract_if(.., |held| held.uid == uid).collect();
             self.checkpoint.clone_from(&self.pods);
-            self.stale.retain(|held| *held != lost);
-            self.sources.lost_from_checkpoint.push(lost);
+            self.stale.retain(|held| held.uid != uid);
+            self.sources.lost_from_checkpoint.extend(lost);
         }
     }
 
@@ -114,7 +134,11 @@ impl World {
         let mut view = empty_view(PodsSource::Kubelet);
         view.current = true;
         for held in &self.pods {
-            view.pods.insert(held.uid.clone(), Arc::new(pod_object(&held.uid, Stage::Admitted)));
+            let pod = pod_object(&held.uid, &held.name, Stage::Admitted);
+            view.pods.insert(held.uid.clone(), Arc::new(pod));
+        }
+        for (uid, name) in &self.without_gpu {
+            view.pods.insert(uid.clone(), Arc::new(pod_object(uid, name, Stage::Admitted)));
         }
         for uid in (0..self.next_pod).map(|n| format!("uid-{n}")).filter(|uid| !self.is_running(uid)) {
             view.record_removal(uid, false);
@@ -229,12 +253,11 @@ fn empty_view(source: PodsSource) -> PodsView {
     }
 }
 
-/// A pod whose name is its UID, as in the model's `List`.
-fn pod_object(uid: &str, stage: Stage) -> Pod {
+fn pod_object(uid: &str, name: &str, stage: Stage) -> Pod {
     Pod {
         uid: uid.into(),
         namespace: "ns".into(),
-        name: uid.into(),
+        name: name.into(),
         labels: Vec::new(),
         is_static: false,
         is_of_daemon_set: false,

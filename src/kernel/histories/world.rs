@@ -5,7 +5,7 @@ use super::held::Held;
 use super::op::Op;
 use super::sources::Sources;
 use crate::change::{Change, Entry};
-use crate::command::{Command, Rules, StackAnswer};
+use crate::command::{Attempt, Command, Rules, StackAnswer};
 use crate::decide::{Verdict, decide};
 use crate::device_access::{DeviceAccess, NamedPart};
 use crate::drain::{AtDeadline, Author, Order, Owners};
@@ -36,7 +36,10 @@ pub(super) struct World {
     pub(super) disk: BTreeMap<RecordKey, Record>,
     pub(super) rules: Rules,
     pub(super) now: Now,
+    /// The containers of running pods that hold devices.
     pub(super) pods: Vec<Held>,
+    /// Running pods without devices: UID and name.
+    pub(super) without_gpu: Vec<(String, String)>,
     pub(super) stale: Vec<Held>,
     /// The contents of the kubelet's checkpoint, which is not rewritten when a pod is removed.
     pub(super) checkpoint: Vec<Held>,
@@ -114,6 +117,7 @@ impl World {
             },
             now,
             pods: vec![],
+            without_gpu: vec![],
             stale: vec![],
             checkpoint: vec![],
             ended_holders: BTreeSet::new(),
@@ -159,7 +163,7 @@ impl World {
         }
         pruning_loses_nothing_that_lives(&before, &self.ledger, &entry, self.rules.history);
         self.check_no_ended_allocation_returns(&before, &entry);
-        i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.rules, self.now);
+        i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.pods);
         i6_a_grant_ends_only_allocations_that_newer_ones_replace(&before, &self.ledger, command, &entry);
         i10_an_id_is_delisted_only_after_its_wait(&before, &self.ledger, &entry, &self.rules, self.now);
         self.check_state();
@@ -173,6 +177,8 @@ impl World {
         i5_the_store_restores_the_ledger(&self.ledger, &self.disk, self.now);
     }
 
+    /// Requests devices as the kubelet's front end does: a refusal on a GPU that grants nothing new is repeated after a
+    /// reconcile pass.
     pub(super) fn allocate(
         &mut self,
         resource: &Resource,
@@ -180,12 +186,30 @@ impl World {
     ) -> Result<AllocationId, Refusal> {
         devices.sort();
         devices.dedup();
+        match self.attempt(resource, devices.clone(), Attempt::First) {
+            Err(refusal) if refusal.reconcile_may_resolve() => {
+                if !matches!(refusal, Refusal::Held { .. } | Refusal::DoesNotFit { .. }) {
+                    self.now.mono_ms += 1;
+                    self.reconcile(true, true, true);
+                }
+                self.attempt(resource, devices, Attempt::Last)
+            }
+            result => result,
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        resource: &Resource,
+        devices: Vec<DeviceId>,
+        attempt: Attempt,
+    ) -> Result<AllocationId, Refusal> {
         let command = Command::Allocate {
             request: AdmitRequest { resource: resource.clone(), devices },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
             generation: self.ledger.generation,
             is_retry: false,
-            attempt: crate::command::Attempt::Last,
+            attempt,
         };
         let entry = self.apply(&command)?;
         Ok(entry
@@ -200,11 +224,18 @@ impl World {
 
     pub(super) fn step(&mut self, op: &Op) {
         match op {
-            Op::Start { resource: r, count, pick } => self.start(&resource(*r), *count, *pick),
+            Op::Start { resource: r, count, pick, init } => self.start(&resource(*r), *count, *pick, *init),
+            Op::StartMain { which } => self.start_main(*which),
+            Op::StartWithoutGpu { which } => {
+                let pod = self.new_pod(Some(*which));
+                self.without_gpu.push(pod);
+            }
+            Op::StartOnHeld { which } => self.start_on_held(*which),
             Op::Reissue { which } => self.reissue(*which),
             Op::Stop { which } if !self.pods.is_empty() => {
                 self.stale = self.pods.clone();
-                self.pods.remove(which % self.pods.len());
+                let uid = self.pods[which % self.pods.len()].uid.clone();
+                self.pods.retain(|held| held.uid != uid);
             }
             Op::ArbitraryAllocate { resource: r, device } => {
                 let id = if device % 2 == 0 {
@@ -306,8 +337,26 @@ impl World {
         }
     }
 
+    /// Creates the object of a new pod: its UID and name. With `reuse` it has the name of a pod that has stopped, if
+    /// there is one.
+    pub(super) fn new_pod(&mut self, reuse: Option<usize>) -> (String, String) {
+        let free: Vec<String> =
+            (0..self.next_pod).map(|n| format!("pod-{n}")).filter(|name| !self.runs_under(name)).collect();
+        let uid = format!("uid-{}", self.next_pod);
+        let name = reuse.and_then(|which| free.get(which % free.len().max(1)).cloned());
+        let name = name.unwrap_or_else(|| format!("pod-{}", self.next_pod));
+        self.next_pod += 1;
+        self.sources.create_object(&uid, &name);
+        (uid, name)
+    }
+
+    fn runs_under(&self, name: &str) -> bool {
+        let mut held = self.pods.iter().chain(&self.sources.lost_from_checkpoint);
+        held.any(|held| held.name == name) || self.without_gpu.iter().any(|(_, known)| known == name)
+    }
+
     /// Starts a pod as the kubelet does: on devices that are listed healthy and that no pod uses.
-    fn start(&mut self, resource: &Resource, count: usize, pick: usize) {
+    fn start(&mut self, resource: &Resource, count: usize, pick: usize, init: bool) {
         let in_use: BTreeSet<DeviceId> =
             self.pods.iter().filter(|p| p.resource == *resource).flat_map(|p| p.devices.clone()).collect();
         let mut free: Vec<DeviceId> = listing(&self.ledger, resource, 100)
@@ -321,20 +370,66 @@ impl World {
         let first = pick % free.len();
         free.rotate_left(first);
         free.truncate(count);
-        if let Ok(allocation) = self.allocate(resource, free.clone()) {
-            free.sort();
-            let uid = format!("uid-{}", self.next_pod);
-            self.next_pod += 1;
-            self.sources.create_object(&uid);
-            self.stale = self.pods.clone();
-            self.pods.push(Held {
+        self.admit(resource, free, pick, if init { "init" } else { "main" });
+    }
+
+    /// A new pod requests these devices.
+    fn admit(
+        &mut self,
+        resource: &Resource,
+        mut devices: Vec<DeviceId>,
+        pick: usize,
+        container: &'static str,
+    ) {
+        devices.sort();
+        if let Ok(allocation) = self.allocate(resource, devices.clone()) {
+            let (uid, name) = self.new_pod(pick.is_multiple_of(2).then_some(pick));
+            self.record(Held {
                 uid,
+                name,
+                container,
                 resource: resource.clone(),
-                devices: free,
+                devices,
                 allocation: Some(allocation),
             });
-            self.checkpoint.clone_from(&self.pods);
         }
+    }
+
+    /// The kubelet records what a container holds.
+    fn record(&mut self, held: Held) {
+        self.stale = self.pods.clone();
+        self.pods.push(held);
+        self.checkpoint.clone_from(&self.pods);
+    }
+
+    fn start_main(&mut self, which: usize) {
+        let has_main = |uid: &str| self.pods.iter().any(|held| held.uid == uid && held.container == "main");
+        let waiting: Vec<Held> = self.pods.iter().filter(|held| !has_main(&held.uid)).cloned().collect();
+        let Some(init) = waiting.get(which % waiting.len().max(1)) else { return };
+        let result = self.allocate(&init.resource, init.devices.clone());
+        // A kubelet that has restarted admits the pod again.
+        let is_known = init.allocation.is_some_and(|id| {
+            self.ledger.sightings.get(&id).is_some_and(|sighting| sighting.is_requested_by(self.kubelet))
+        });
+        match result {
+            Ok(allocation) => {
+                self.record(Held { container: "main", allocation: Some(allocation), ..init.clone() });
+            }
+            Err(refusal) => {
+                let newest =
+                    |id| self.ledger.holders_of(&init.resource, id).last().copied() == init.allocation;
+                assert!(
+                    !is_known || !init.devices.iter().all(newest),
+                    "I7: an app container requested its init container's devices, but: {refusal}"
+                );
+            }
+        }
+    }
+
+    /// Another pod is given what a running one holds: the kubelet does not prevent this (kubernetes#137534).
+    fn start_on_held(&mut self, which: usize) {
+        let Some(held) = self.pods.get(which % self.pods.len().max(1)).cloned() else { return };
+        self.admit(&held.resource, held.devices, which, "main");
     }
 
     fn reissue(&mut self, which: usize) {
@@ -365,15 +460,20 @@ impl World {
     fn reconcile(&mut self, list: bool, checkpoint: bool, fresh: bool) {
         let checkpointed_pods = if fresh { &self.pods } else { &self.stale };
         let entries = checkpointed_pods.iter().map(checkpointed);
+        // The kubelet forgets a pod that is deleted by force.
+        let listed = self.without_gpu.iter().filter(|(uid, _)| !self.sources.force_deleted.contains(uid));
+        let names = self.pods.iter().map(|held| &held.name).chain(listed.map(|(_, name)| name));
         let pods = PodList {
-            pods: self.pods.iter().map(|h| ("ns".to_owned(), h.uid.clone())).collect(),
+            pods: names.map(|name| ("ns".to_owned(), name.clone())).collect(),
             held: self
                 .pods
                 .iter()
+                // `List` has no init containers.
+                .filter(|h| h.container != "init")
                 .map(|h| ListedHolding {
                     namespace: "ns".into(),
-                    pod: h.uid.clone(),
-                    container: "main".into(),
+                    pod: h.name.clone(),
+                    container: h.container.into(),
                     resource: h.resource.clone(),
                     devices: h.devices.clone(),
                 })
@@ -401,6 +501,29 @@ impl World {
         running.retain(|held| !without_checkpoint || !self.sources.force_deleted.contains(&held.uid));
         i6_no_allocation_of_a_running_pod_ends(&before, &entry, &running, complete || without_checkpoint);
         self.i6_ends_agree_with_the_view_of_all_pods(&before, &entry, checkpoint);
+        if checkpoint && fresh {
+            self.i1_devices_under_two_pods_are_known();
+        }
+    }
+
+    /// I1: after a pass with a fresh checkpoint the ledger knows which containers hold a device of another pod, too.
+    fn i1_devices_under_two_pods_are_known(&self) {
+        for held in &self.pods {
+            let Some((id, sighting)) =
+                held.allocation.and_then(|id| Some((id, self.ledger.sightings.get(&id)?)))
+            else {
+                continue;
+            };
+            let shares = |other: &Held| {
+                other.uid != held.uid
+                    && other.resource == held.resource
+                    && other.devices.iter().any(|device| held.devices.contains(device))
+            };
+            // A pass that began in the millisecond of the grant may be older.
+            if sighting.since_mono_ms < self.now.mono_ms {
+                assert_eq!(sighting.contested, self.pods.iter().any(shares), "I1: {id} of {}", held.uid);
+            }
+        }
     }
 }
 

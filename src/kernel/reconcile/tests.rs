@@ -4,6 +4,7 @@ mod adoption;
 mod ends;
 mod holders;
 mod pods;
+mod reused_names;
 mod running;
 
 use super::*;

@@ -2,6 +2,7 @@
 
 use super::Transition;
 use crate::allocation::Allocation;
+use crate::contested::Contested;
 use crate::date::rfc3339_seconds;
 use crate::decider::{self, Decider};
 use crate::describe;
@@ -71,6 +72,15 @@ impl Transition {
                 let reason = allocation.ended.as_ref().map_or("ended", |end| end.reason.as_str());
                 format!("{} ended ({reason}): {}", allocation.id, describe_devices(allocation))
             }
+            Self::Contested(Contested { allocation, device, other }) => format!(
+                "{} has two pods on device {device} of {}: the kubelet gave it to {} ({}) and to {} ({}); delete one of them",
+                name.of(ledger, ledger.gpu_id_of(&device.part)),
+                allocation.resource,
+                describe_holder(allocation),
+                allocation.id,
+                describe_holder(other),
+                other.id
+            ),
             Self::Eviction(eviction) => describe_eviction(&name.of(ledger, &eviction.request.gpu), eviction),
             Self::HoldChanged(Some(reason)) => format!("no allocation ends at present: {reason}"),
             Self::HoldChanged(None) => "allocations end by themselves again".into(),

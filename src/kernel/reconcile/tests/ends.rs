@@ -51,14 +51,14 @@ fn no_allocation_ends_while_a_source_cannot_be_read() {
 }
 
 #[test]
-fn a_listed_pod_keeps_its_allocation_although_the_checkpoint_lacks_it() {
+fn a_listed_container_with_its_devices_keeps_an_allocation_although_the_checkpoint_lacks_it() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
     reconcile(&mut ledger, &view(10, vec![entry("u", "c", &[0], Some(1))], vec![hold("p", "c", &[0])]), 10);
     for when in [40_000, 50_000, 60_000] {
-        let mut view = view(when, vec![], vec![]);
-        view.list.as_mut().unwrap().pods.insert(("ns".into(), "p".into()));
-        assert!(reconcile(&mut ledger, &view, when).ended.is_empty());
+        assert!(
+            reconcile(&mut ledger, &view(when, vec![], vec![hold("p", "c", &[0])]), when).ended.is_empty()
+        );
     }
 }
 

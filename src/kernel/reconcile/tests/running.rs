@@ -21,7 +21,7 @@ fn running_sources(ledger: &Ledger, when: u64) -> Vec<RunningSource> {
 }
 
 fn held(when: u64) -> ReconcileView {
-    view(when, vec![entry("u", "c", &[0], Some(1))], vec![hold("p", "c", &[0])])
+    view(when, vec![entry("u", "c", &[0], Some(1))], vec![hold("pod-u", "c", &[0])])
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_refused_end_names_the_pod_and_each_source_or_the_earlier_end() {
     let refused = end(&ledger, 1, false);
     assert!(refused.entry.changes.is_empty(), "nothing changes");
     let message = refused.refusal.unwrap().to_string();
-    for part in ["00000000-1", "pod ns/p, container c", "checkpoint shows it", "(List) shows its pod"] {
+    for part in ["00000000-1", "pod ns/pod-u, container c", "checkpoint shows it", "(List) shows its pod"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     let ended = end(&ledger, 1, true);

@@ -10,6 +10,7 @@ use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
 use berth_kernel::record::{RecordKey, records};
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
@@ -65,7 +66,7 @@ impl Checks {
         disk: &Disk,
     ) {
         if let (Command::Allocate { request, .. }, true) = (heard.command, heard.taken_in) {
-            self.granted(before, after, &request.devices, rules, heard.true_ms);
+            self.granted(before, after, &request.devices, truth, heard.true_ms);
         }
         if heard.taken_in {
             self.heard_operator(heard.command);
@@ -84,6 +85,9 @@ impl Checks {
         self.note(pods);
         let ends = self.ends.turn(&turn, &rules.timing, truth);
         self.note(ends);
+        if let (Cause::Round(sight), true) = (cause, *taken_in) {
+            self.note(contested(after, &sight.view));
+        }
         self.generation(before, after, heard);
         self.state(after, heard, rules, disk);
         // Memory was read back from the disk, or nothing is open.
@@ -171,7 +175,14 @@ impl Checks {
     }
 
     /// I4, I7, and that the requested devices are granted.
-    fn granted(&mut self, before: &Ledger, after: &Ledger, asked: &[DeviceId], rules: &Rules, true_ms: u64) {
+    fn granted(
+        &mut self,
+        before: &Ledger,
+        after: &Ledger,
+        asked: &[DeviceId],
+        truth: Truth<'_>,
+        true_ms: u64,
+    ) {
         let new =
             |(id, _): &(&AllocationId, _)| !before.live.contains_key(id) && !self.answered.contains_key(id);
         // A grant that was written although its append failed can come to light in the same turn.
@@ -187,9 +198,8 @@ impl Checks {
         }
         for id in &allocation.devices {
             let may = before.part(&id.part).is_some_and(|part| before.may_grant(part));
-            let again = before.device(&allocation.resource, id).is_some_and(|d| d.held())
-                && self.marks.named_lately(&allocation.resource, id, &rules.timing, true_ms);
-            if !may && !again {
+            // The next container of the same pod requests what its init container holds.
+            if !may && !truth.kubelet.is_of_init_container(&allocation.resource, id) {
                 let what = format!("{id} was granted on a GPU that grants nothing new");
                 self.violations.push(Violation::new("I4", what));
             }
@@ -217,6 +227,32 @@ impl Checks {
             self.violations.push(Violation::new("I11", what));
         }
     }
+}
+
+/// I1: after a round with a fresh checkpoint the ledger knows which of its devices are held by another pod, too.
+fn contested(ledger: &Ledger, view: &ReconcileView) -> Result<(), Violation> {
+    let Some(entries) = view.checkpoint.as_ref().filter(|_| view.fresh && !view.adopt) else {
+        return Ok(());
+    };
+    for entry in entries {
+        let Some((id, sighting)) = entry.allocation.and_then(|id| Some((id, ledger.sightings.get(&id)?)))
+        else {
+            continue;
+        };
+        let allocation = &ledger.live[&id];
+        let shares = |other: &CheckpointEntry| {
+            other.pod_uid != entry.pod_uid
+                && other.resource == allocation.resource
+                && other.devices.iter().any(|device| allocation.devices.contains(device))
+        };
+        let is_contested = entries.iter().any(shares);
+        if sighting.since_mono_ms < view.began_mono_ms && sighting.contested != is_contested {
+            let what =
+                format!("{id} shares devices with another pod: {is_contested}, and the ledger denies it");
+            return Err(Violation::new("I1", what));
+        }
+    }
+    Ok(())
 }
 
 /// I6: records that no source can judge do not accumulate on a device. Those that a grant must leave are known to a

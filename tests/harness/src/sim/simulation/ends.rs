@@ -276,11 +276,13 @@ fn overlaps(entry: &CheckpointEntry, allocation: &Allocation) -> bool {
     entry.resource == allocation.resource && entry.devices.iter().any(|id| allocation.devices.contains(id))
 }
 
-/// The checkpoint has neither its id nor, unless a newer one answers for them, its devices.
+/// The checkpoint has neither its id nor, unless a newer one answers for them or another pod has them, its devices.
 fn nowhere(allocation: &Allocation, sight: &Sight) -> bool {
+    let uid = allocation.holder.pod_uid.as_ref();
+    let is_others = |c: &CheckpointEntry| uid.is_some_and(|uid| *uid != c.pod_uid);
     let by_id = entries(sight).any(|c| c.allocation == Some(allocation.id));
     let mut on_devices = entries(sight).filter(|c| overlaps(c, allocation));
-    !by_id && on_devices.all(|c| allocation.overlapped && c.allocation.is_some())
+    !by_id && on_devices.all(|c| is_others(c) || (allocation.overlapped && c.allocation.is_some()))
 }
 
 /// Whether a pod that lives holds it, by the kubelet's books.

@@ -59,6 +59,16 @@ pub(crate) enum Event {
         count: u32,
         pick: u32,
     },
+    /// A pod has the name of one that has ended: the next one that requests devices, or one without devices that starts
+    /// now.
+    Successor {
+        which: u32,
+        devices: bool,
+    },
+    /// The kubelet gives what a container holds to another pod, too (kubernetes#137534).
+    Twice {
+        which: u32,
+    },
     /// From now on one of the kubelet's accounts is lost so, or none.
     Evidence {
         lost: Option<Lost>,

@@ -26,7 +26,28 @@ pub(crate) fn events(seed: u64) -> Vec<Event> {
         let between = |event| std::iter::once(event).chain(rng.chance(20).then(|| evidence(&mut rng)));
         events = events.into_iter().flat_map(between).collect();
     }
+    if reuses_names(seed) {
+        let mut rng = Rng::new(seed.rotate_left(48) ^ 0x9a3e);
+        let between = |event| std::iter::once(event).chain(rng.chance(20).then(|| names(&mut rng, seed)));
+        events = events.into_iter().flat_map(between).collect();
+    }
     events
+}
+
+/// Whether a run has pods under the names of ended ones, and devices that the kubelet gives to two pods.
+fn reuses_names(seed: u64) -> bool {
+    !seed.is_multiple_of(5)
+}
+
+/// What only such runs have. Without a source of pods nothing tells a pod without devices from an earlier one whose
+/// devices the kubelet has lost.
+fn names(rng: &mut Rng, seed: u64) -> Event {
+    let which = rng.below(64);
+    match rng.below(8) {
+        0 => Event::Twice { which },
+        1..=2 if has_sources(seed) => Event::Successor { which, devices: false },
+        _ => Event::Successor { which, devices: true },
+    }
 }
 
 /// Whether a run has clients that are no kubelet, calls for several containers, and evidence that is lost.

@@ -48,6 +48,10 @@ pub(crate) struct Kubelet {
     /// Pods that live.
     alive: BTreeSet<u32>,
     next_pod: u32,
+    /// Pods that have the name of an earlier pod, with its number.
+    names: BTreeMap<u32, u32>,
+    /// The name of the next pod.
+    next_name: Option<u32>,
     books: Vec<Hold>,
     /// The checkpoint file, and how often it was written.
     file: (Vec<Hold>, u64),
@@ -63,7 +67,41 @@ impl Kubelet {
     pub(crate) fn new_pod(&mut self) -> u32 {
         self.next_pod += 1;
         self.alive.insert(self.next_pod);
+        if let Some(name) = self.next_name.take() {
+            self.names.insert(self.next_pod, name);
+        }
         self.next_pod
+    }
+
+    /// The next pod has the name of one that has ended, as in a StatefulSet. Returns whether there is one.
+    pub(crate) fn reuse_name(&mut self, which: u32) -> bool {
+        let taken: BTreeSet<u32> = self.alive.iter().map(|pod| self.name_number(*pod)).collect();
+        let free: Vec<u32> = (1..=self.next_pod).filter(|name| !taken.contains(name)).collect();
+        self.next_name = free.get(which as usize % free.len().max(1)).copied();
+        self.next_name.is_some()
+    }
+
+    /// The number in a pod's name.
+    pub(crate) fn name_number(&self, pod: u32) -> u32 {
+        self.names.get(&pod).copied().unwrap_or(pod)
+    }
+
+    /// A pod's name.
+    pub(crate) fn name(&self, pod: u32) -> String {
+        format!("pod-{}", self.name_number(pod))
+    }
+
+    /// Whether the pod of this UID lives.
+    pub(crate) fn is_uid_alive(&self, pod_uid: &str) -> bool {
+        self.alive.iter().any(|pod| uid(*pod) == pod_uid)
+    }
+
+    /// Whether an init container holds this device and no other container of its pod does yet.
+    pub(crate) fn is_of_init_container(&self, resource: &Resource, device: &DeviceId) -> bool {
+        let on_device: Vec<&Hold> =
+            self.held().filter(|h| h.resource == *resource && h.devices.contains(device)).collect();
+        let has_app = |pod: u32| on_device.iter().any(|h| h.pod == pod && h.container != "init");
+        on_device.iter().any(|h| h.container == "init" && !has_app(h.pod))
     }
 
     /// How many pods there ever were: they are numbered from 1 on.
@@ -188,7 +226,7 @@ impl Kubelet {
             return None;
         }
         self.purge();
-        let name = |pod: u32| ("ns".to_owned(), format!("pod-{pod}"));
+        let name = |pod: u32| ("ns".to_owned(), self.name(pod));
         let known = |pod: u32| self.alive.contains(&pod) && (self.ready || pod.is_multiple_of(2));
         let pods = self.alive.iter().filter(|pod| known(**pod)).map(|pod| name(*pod)).collect();
         let apps = self.books.iter().filter(|h| h.container != "init" && known(h.pod));

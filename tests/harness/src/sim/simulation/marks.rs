@@ -1,5 +1,4 @@
-//! When each device was last healthy, held and named, by the true time: whether it may leave the
-//! list (I10) and whether it may be granted on a GPU that grants nothing new (I4).
+//! When each device was last healthy, held and named, by the true time: whether it may leave the list (I10).
 
 use super::violation::Violation;
 use berth_kernel::ledger::Ledger;
@@ -26,19 +25,6 @@ impl Marks {
         for id in devices {
             self.0.entry((resource.clone(), id.clone())).or_default().named_ms = Some(true_ms);
         }
-    }
-
-    /// Whether an Allocate that names it was answered so short a time ago that the kubelet may ask
-    /// for it again whatever its health.
-    pub(crate) fn named_lately(
-        &self,
-        resource: &Resource,
-        id: &DeviceId,
-        timing: &Timing,
-        true_ms: u64,
-    ) -> bool {
-        let mark = self.0.get(&(resource.clone(), id.clone()));
-        mark.and_then(|m| m.named_ms).is_some_and(|at| true_ms < at + timing.named_ms)
     }
 
     /// Takes down what is listed now, and checks what left since the last time.

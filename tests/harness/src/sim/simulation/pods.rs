@@ -91,6 +91,22 @@ impl World {
         self.admit(hold.pod, "main", &hold.resource, devices, Fate::Runs, false);
     }
 
+    /// A pod takes the name of one that has ended; without devices it starts now.
+    pub(crate) fn successor(&mut self, which: u32, devices: bool) {
+        if self.kubelet.reuse_name(which) && !devices {
+            self.kubelet.new_pod();
+        }
+    }
+
+    /// Another pod is admitted on the devices of a container that runs.
+    pub(crate) fn start_on_held(&mut self, which: u32) {
+        let Some(hold) = self.kubelet.some_hold(which, Some(false)).cloned() else { return };
+        if self.kubelet.can_admit() && self.daemon.is_some() {
+            let pod = self.kubelet.new_pod();
+            self.admit(pod, "main", &hold.resource, hold.devices, Fate::Runs, false);
+        }
+    }
+
     /// The kubelet lost the answer, and repeats the Allocate of the same container.
     pub(crate) fn reissue(&mut self, which: u32, stale: bool) {
         let Some(hold) = self.kubelet.some_hold(which, None).cloned() else { return };
@@ -222,7 +238,7 @@ impl World {
                 is_retry: again,
                 attempt,
             };
-            let grantable = allowed && self.may_have_again(&before, request);
+            let grantable = allowed && may_have_again(&before, request);
             match self.turn(&command, Cause::Grant)? {
                 Err(CommandError::Refused(Refusal::Moved)) if !again => again = true,
                 Err(error) => {
@@ -243,23 +259,12 @@ impl World {
             }
         }
     }
+}
 
-    /// I7: whether these are all held and may be granted once more.
-    fn may_have_again(&self, ledger: &Ledger, request: &AdmitRequest) -> bool {
-        let rules = &self.around.rules;
-        request.devices.iter().all(|id| {
-            let part = ledger.part(&id.part);
-            let lately = self.checks.marks.named_lately(
-                &request.resource,
-                id,
-                &rules.timing,
-                self.around.hands.true_ms(),
-            );
-            // A restart forgets when a device was named.
-            let lately = lately
-                && ledger.device(&request.resource, id).is_some_and(|d| d.last_allocate_mono_ms.is_some());
-            ledger.device(&request.resource, id).is_some_and(|d| d.held())
-                && part.is_some_and(|part| ledger.may_grant(part) || lately)
-        })
-    }
+/// I7: whether these are all held and may be granted once more.
+fn may_have_again(ledger: &Ledger, request: &AdmitRequest) -> bool {
+    request.devices.iter().all(|id| {
+        ledger.device(&request.resource, id).is_some_and(|d| d.held())
+            && ledger.part(&id.part).is_some_and(|part| ledger.may_grant(part))
+    })
 }

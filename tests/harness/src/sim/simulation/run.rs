@@ -2,10 +2,11 @@
 
 use super::ends::Cause;
 use super::event::Mood;
-use super::event::{Event, Look};
+use super::event::{Event, Look, Showing};
 use super::policies::KINDS;
 use super::violation::Violation;
 use super::world::World;
+use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Command, NewStack};
 use berth_kernel::drain::Owners;
 use berth_kernel::gpu::Part;
@@ -13,6 +14,7 @@ use berth_kernel::listing::listing;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::PartId;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// What a run came to.
 #[derive(Debug, Default)]
@@ -51,15 +53,33 @@ pub(crate) fn run(seed: u64, events: &[Event], mut tell: impl FnMut(usize, &Even
     Outcome { broken: broken.map(|violation| (violation, done)), grants }
 }
 
-/// In the end all faults are gone, all pods end, and rounds see it: nothing may be left behind, and
-/// every GPU can be had again.
+/// In the end all faults are gone, and rounds see which pods have ended while others run, some under the same names; then
+/// all pods end: nothing may be left behind, and every GPU can be had again.
 fn rest(world: &mut World) {
     world.step(&Event::Disk { fault: None });
+    world.around.disk.set_crash(None);
+    world.step(&Event::DaemonStarts);
     for policy in 0..KINDS {
         world.step(&Event::Mood { policy, mood: Mood::Honest });
     }
     world.step(&Event::Evidence { lost: None });
     world.machine.mend();
+    if world.kubelet.running {
+        world.step(&Event::KubeletReady);
+    } else {
+        world.step(&Event::KubeletStarts { ready: true });
+    }
+    world.kubelet.record_slow();
+    see_ends(world);
+    if world.ledger().hold.is_none() {
+        let has_ended = |uid: &String| !world.kubelet.is_uid_alive(uid);
+        let held = |a: &&Arc<Allocation>| a.holder.pod_uid.as_ref().is_some_and(has_ended);
+        let left: Vec<_> = world.ledger().live.values().filter(held).map(|a| a.id).collect();
+        if !left.is_empty() {
+            let what = format!("the pods of {left:?} have ended, others run, and they are still live");
+            world.checks.violations.push(Violation::new("I6", what));
+        }
+    }
     world.step(&Event::KubeletStarts { ready: true });
     world.kubelet.end_all();
     world.all_leave();
@@ -79,10 +99,7 @@ fn rest(world: &mut World) {
         // Some policies leave it to an operator to say that a GPU works again, and a restart does not.
         world.turn(&Command::MarkHealthy { gpu, by: "me".into(), why: String::new() }, Cause::Nothing);
     }
-    for _ in 0..3 {
-        world.step(&Event::Wait { ms: 31_000 });
-        world.step(&Event::Round(Look { list: true, write: true, read: true }));
-    }
+    see_ends(world);
     if world.ledger().hold.is_some() {
         let live: Vec<_> = world.ledger().live.keys().copied().collect();
         for id in live {
@@ -117,5 +134,17 @@ fn rest(world: &mut World) {
     if let Some(part) = lost {
         let what = format!("{} is there, idle and healthy, and cannot be had", part.id);
         world.checks.violations.push(Violation::new("end", what));
+    }
+}
+
+/// All sources show the present, until two rounds have seen every end.
+fn see_ends(world: &mut World) {
+    if world.sources {
+        world.step(&Event::Status);
+        world.step(&Event::Pods { how: Showing::List, later: false });
+    }
+    for _ in 0..3 {
+        world.step(&Event::Wait { ms: 31_000 });
+        world.step(&Event::Round(Look { list: true, write: true, read: true }));
     }
 }

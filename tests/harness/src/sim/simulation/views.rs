@@ -25,6 +25,8 @@ pub(crate) fn has_sources(seed: u64) -> bool {
 #[derive(Clone, Copy, Debug)]
 struct Row {
     stage: Stage,
+    /// The number in its name.
+    name: u32,
     leaving_since_wall_ms: Option<u64>,
     created_wall_ms: u64,
 }
@@ -57,7 +59,11 @@ impl Views {
     /// A pod is at the API server before any kubelet sees it.
     fn follow(&mut self, kubelet: &Kubelet, wall_ms: u64) {
         for pod in self.made + 1..=kubelet.made() {
-            let row = Row { stage: Stage::Waiting, leaving_since_wall_ms: None, created_wall_ms: wall_ms };
+            let name = kubelet.name_number(pod);
+            // A name is that of one object at a time.
+            self.rows.retain(|_, row| row.name != name);
+            let row =
+                Row { stage: Stage::Waiting, name, leaving_since_wall_ms: None, created_wall_ms: wall_ms };
             self.rows.insert(pod, row);
         }
         self.made = kubelet.made();
@@ -75,16 +81,15 @@ impl Views {
     }
 
     /// The object of a pod goes: of one that ended, or by force of one that may run.
-    fn delete(&mut self, which: u32, force: bool, kubelet: &Kubelet) {
+    fn delete(&mut self, which: u32, force: bool, kubelet: &Kubelet) -> Option<u32> {
         let may = |pod: &&u32| force || !kubelet.is_alive(**pod);
         let count = self.rows.keys().filter(may).count();
-        let Some(pod) = self.rows.keys().filter(may).nth(which as usize % count.max(1)).copied() else {
-            return;
-        };
+        let pod = self.rows.keys().filter(may).nth(which as usize % count.max(1)).copied()?;
         self.rows.remove(&pod);
         if force {
             self.by_force.insert(pod);
         }
+        Some(pod)
     }
 
     /// The API server deletes a pod. Returns whether it has it.
@@ -104,7 +109,7 @@ impl Views {
             let pod = Pod {
                 deletion_wall_ms: row.leaving_since_wall_ms,
                 created_wall_ms: row.created_wall_ms,
-                ..shown(*pod, row.stage)
+                ..shown(*pod, format!("pod-{}", row.name), row.stage)
             };
             (pod.uid.clone(), Arc::new(pod))
         });
@@ -145,13 +150,13 @@ impl Views {
 }
 
 /// A pod's object, as far as it matters here.
-fn shown(pod: u32, stage: Stage) -> Pod {
+fn shown(pod: u32, name: String, stage: Stage) -> Pod {
     let uid = uid(pod);
     Pod {
         is_static: is_of_static_pod(&uid),
         uid,
         namespace: "ns".into(),
-        name: format!("pod-{pod}"),
+        name,
         labels: Vec::new(),
         is_of_daemon_set: false,
         stage,
@@ -185,7 +190,7 @@ fn of_kubelet(kubelet: &Kubelet, current: bool) -> Option<PodsView> {
             view.record_removal(uid(pod), false);
         } else if kubelet.ready || is_of_static_pod(&uid(pod)) {
             let holds = kubelet.held().any(|h| h.pod == pod);
-            let pod = shown(pod, if holds { Stage::Admitted } else { Stage::Waiting });
+            let pod = shown(pod, kubelet.name(pod), if holds { Stage::Admitted } else { Stage::Waiting });
             view.pods.insert(pod.uid.clone(), Arc::new(pod));
         }
     }
@@ -201,7 +206,11 @@ impl World {
 
     pub(crate) fn delete_pod(&mut self, which: u32, force: bool) {
         self.views_follow();
-        self.shows.delete(which, force, &self.kubelet);
+        let deleted = self.shows.delete(which, force, &self.kubelet);
+        // The kubelet forgets a pod that is deleted by force. Of one with devices it may keep the books a while.
+        if let Some(pod) = deleted.filter(|pod| !self.kubelet.held().any(|hold| hold.pod == *pod)) {
+            self.kubelet.end_pod(pod);
+        }
     }
 
     /// A source shows its pods; the view is submitted at once or waits.

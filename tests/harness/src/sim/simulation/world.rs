@@ -133,6 +133,8 @@ impl World {
             Event::Odd { resource: r, part, share, twice } => self.odd(&resource(*r), *part, *share, *twice),
             Event::Foreign { which, held, times } => self.foreign_client(*which, *held, *times),
             Event::Pair { resource, count, pick } => self.start_pair(*resource, *count, *pick),
+            Event::Successor { which, devices } => self.successor(*which, *devices),
+            Event::Twice { which } => self.start_on_held(*which),
             Event::Evidence { lost } => self.lose_evidence(*lost),
             Event::Stream => self.stream(),
             Event::KubeletStops => self.kubelet.stop(),

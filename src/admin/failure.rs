@@ -71,6 +71,9 @@ impl IntoFailure for Refusal {
             Refusal::StackMoved { .. } => problem(Kind::Changed)
                 .hint("read the active stack before you repeat the change")
                 .action(Operation::GetStack),
+            Refusal::MarksChanged { gpu } => problem(Kind::Changed)
+                .hint("read the drain state before you repeat the request")
+                .action(Action::new(Operation::GetGpu, &[("uuid", gpu.as_str())])),
             Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
             Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
             Refusal::TooManyMarks { gpu } => problem(Kind::Limit)

@@ -29,8 +29,6 @@ pub(crate) struct State {
     pub(crate) written: Written,
     /// Permits of uploads.
     pub(crate) upload_permits: UploadPermits,
-    /// Held while the drain state of a GPU is changed.
-    pub(crate) orders: tokio::sync::Mutex<()>,
     /// The newest events of the node.
     pub(crate) feed: Feed,
 }
@@ -49,7 +47,6 @@ impl State {
             surveys: Surveys::default(),
             written: Written::default(),
             upload_permits: UploadPermits::default(),
-            orders: tokio::sync::Mutex::default(),
         }
     }
 }

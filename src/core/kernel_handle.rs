@@ -14,7 +14,7 @@ use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decider::Decider;
 use berth_kernel::decision::{NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::device_access::DeviceAccess;
-use berth_kernel::drain::{Author, Order, Owners};
+use berth_kernel::drain::{Author, Marks, Order, Owners};
 use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::gpu::{Inventory, Reading, XID};
 use berth_kernel::listing::{ListedDevice, listing};
@@ -248,12 +248,20 @@ impl KernelHandle {
         self.command(Command::RecordEviction { ask, outcome }).await
     }
 
-    /// Cancels the drains of these owners; the GPU stays cordoned.
+    /// Changes the marks of a GPU; with a condition, only if the GPU still has these marks.
     ///
     /// # Errors
-    /// If there is no such GPU or it could not be recorded.
-    pub async fn stop_drain(&self, gpu: PartId, owners: Owners) -> Result<Applied, CommandError> {
-        self.command(Command::StopDrain { gpu, owners }).await
+    /// [`Refusal::MarksChanged`] if it has others, and those of the command.
+    pub async fn change_marks(
+        &self,
+        command: Command,
+        condition: Option<(PartId, Marks)>,
+    ) -> Result<Applied, CommandError> {
+        let command = match condition {
+            Some((gpu, marks)) => Command::IfMarks { gpu, marks, then: Box::new(command) },
+            None => command,
+        };
+        self.command(command).await
     }
 
     /// Removes the marks of these owners; the GPU is granted again once it has none.

@@ -2,7 +2,7 @@
 
 use super::decider::Decider;
 use super::device_access::DeviceAccess;
-use super::drain::{Author, Order, Owners};
+use super::drain::{Author, Marks, Order, Owners};
 use super::eviction::{EvictionOutcome, EvictionRequest};
 use super::gpu::{Inventory, Reading};
 use super::names::{AllocationId, Digest, PartId};
@@ -83,6 +83,17 @@ pub enum Command {
         /// The owners whose marks are removed.
         owners: Owners,
     },
+    /// A change of a GPU's marks under the condition that they are still those that the caller has read. What happens to
+    /// them by themselves, such as a drain that is given up at its deadline, is decided by the same thread, so that nothing
+    /// comes between the check and the change.
+    IfMarks {
+        /// The GPU.
+        gpu: PartId,
+        /// Its marks as the caller has read them.
+        marks: Marks,
+        /// The change.
+        then: Box<Command>,
+    },
     /// An operator marks a GPU healthy, until the next bad reading.
     MarkHealthy {
         /// The GPU.
@@ -149,6 +160,7 @@ impl Command {
             Self::StopDrain { .. } => "stopDrain",
             Self::RecordEviction { .. } => "asked",
             Self::Uncordon { .. } => "uncordon",
+            Self::IfMarks { then, .. } => then.as_str(),
             Self::MarkHealthy { .. } => "heal",
             Self::Forget { .. } => "forget",
             Self::End { .. } => "end",

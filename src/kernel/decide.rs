@@ -54,6 +54,11 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
             change_marks(ledger, gpu, |marks| Ok(marks.without_drains(owners)))
         }
         Command::Uncordon { gpu, owners } => change_marks(ledger, gpu, |marks| Ok(marks.without(owners))),
+        Command::IfMarks { gpu, marks, then } => match ledger.gpus.get(gpu) {
+            Some(known) if known.marks == *marks => return decide(ledger, rules, then, now),
+            Some(_) => Err(Refusal::MarksChanged { gpu: gpu.clone() }),
+            None => Err(Refusal::UnknownGpu { gpu: gpu.clone() }),
+        },
         Command::MarkHealthy { gpu, by, why } => mark_healthy(ledger, gpu, by, why, now),
         Command::Forget { gpu } => forget(ledger, gpu, rules, now),
         Command::End { id, force } => end(ledger, rules, *id, *force, now),

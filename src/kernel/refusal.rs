@@ -59,6 +59,8 @@ pub enum Refusal {
     StillRunning { id: AllocationId, holder: Box<Holder>, running_sources: Vec<RunningSource> },
     /// The stack was changed since the caller read it.
     StackMoved { revision: u64 },
+    /// The marks of the GPU were changed since the caller read them.
+    MarksChanged { gpu: PartId },
     /// The policy version is in the active stack.
     PolicyInUse { digest: Digest },
     /// The policy version is used by the shadow with this number.
@@ -118,6 +120,7 @@ impl Refusal {
             Self::AlreadyEnded { .. } => "alreadyEnded",
             Self::StillRunning { .. } => "stillRunning",
             Self::StackMoved { .. } => "stackMoved",
+            Self::MarksChanged { .. } => "marksChanged",
             Self::PolicyInUse { .. } => "policyInUse",
             Self::PolicyShadows { .. } => "policyShadows",
             Self::UnknownPolicy { .. } => "unknownPolicy",
@@ -195,6 +198,12 @@ impl fmt::Display for Refusal {
             }
             Self::StackMoved { revision } => {
                 write!(f, "the stack is now at revision {revision}: read it again and retry")
+            }
+            Self::MarksChanged { gpu } => {
+                write!(
+                    f,
+                    "the drain state of GPU {gpu} was changed since it was read: read it again and retry"
+                )
             }
             Self::PolicyInUse { digest } => {
                 write!(f, "policy {} is in the active stack: activate another stack first", digest.short())

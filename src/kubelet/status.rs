@@ -88,6 +88,7 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         | Refusal::AlreadyEnded { .. }
         | Refusal::StillRunning { .. }
         | Refusal::StackMoved { .. }
+        | Refusal::MarksChanged { .. }
         | Refusal::PolicyInUse { .. }
         | Refusal::PolicyShadows { .. }
         | Refusal::UnknownPolicy { .. }

@@ -8,7 +8,8 @@ use actix_web::web::{Data, Path, Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{AtDeadline, Cordon, Drain, DrainOrder, Gpu, HealthState, Kind, MarkHealthy};
 use berth_http::{Caller, Failure, HandlerResult, body, etag};
-use berth_kernel::drain::{self, Marks, Owner, Owners};
+use berth_kernel::command::Command;
+use berth_kernel::drain::{self, Author, Marks, Owner, Owners};
 use berth_kernel::names::PartId;
 use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
@@ -43,8 +44,9 @@ pub(crate) async fn cordon(
     let gpu = gpu_id(&state, &path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     caller.check_reason(&reason)?;
-    let _order = order(&state, &request, &gpu).await?;
-    let applied = state.kernel.cordon(gpu.clone(), caller.name(), reason.clone()).await.or_failure()?;
+    let condition = condition(&state, &request, &gpu)?;
+    let command = Command::Cordon { gpu: gpu.clone(), author: Author::api(caller.name(), reason.clone()) };
+    let applied = state.kernel.change_marks(command, condition).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), reason, "a GPU was cordoned");
     }
@@ -74,8 +76,9 @@ pub(crate) async fn uncordon(
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let owners = query.owners(&caller)?;
-    let _order = order(&state, &request, &gpu).await?;
-    let applied = state.kernel.uncordon(gpu.clone(), owners).await.or_failure()?;
+    let condition = condition(&state, &request, &gpu)?;
+    let command = Command::Uncordon { gpu: gpu.clone(), owners };
+    let applied = state.kernel.change_marks(command, condition).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), "marks of a GPU were removed");
     }
@@ -154,14 +157,16 @@ pub(crate) async fn start(
                    --api-server off); or drain without evict and end the pods yourself",
         ));
     }
-    let _order = order(&state, &request, &gpu).await?;
+    let condition = condition(&state, &request, &gpu)?;
     let now = state.kernel.now().wall_ms;
     let order = drain::Order {
         evict,
         deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
         at_deadline: at_deadline.into(),
     };
-    let applied = state.kernel.drain(gpu.clone(), caller.name(), reason.clone(), order).await.or_failure()?;
+    let author = Author::api(caller.name(), reason.clone());
+    let command = Command::Drain { gpu: gpu.clone(), author, order };
+    let applied = state.kernel.change_marks(command, condition).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), reason, evict, "a GPU is being drained");
     }
@@ -206,8 +211,9 @@ pub(crate) async fn stop(
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let owners = query.owners(&caller)?;
-    let _order = order(&state, &request, &gpu).await?;
-    let applied = state.kernel.stop_drain(gpu.clone(), owners).await.or_failure()?;
+    let condition = condition(&state, &request, &gpu)?;
+    let command = Command::StopDrain { gpu: gpu.clone(), owners };
+    let applied = state.kernel.change_marks(command, condition).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), "a drain was cancelled");
     }
@@ -251,16 +257,12 @@ pub(crate) async fn mark_healthy(
     Ok(HttpResponse::Ok().json(shown(&state, &gpu)?))
 }
 
-/// Checks the request's condition, and returns a guard under which the drain state does not change. All changes of
-/// drain states hold the guard, so none comes between the check and the command.
-async fn order<'s>(
-    state: &'s State,
-    request: &HttpRequest,
-    gpu: &PartId,
-) -> Result<tokio::sync::MutexGuard<'s, ()>, Failure> {
-    let turn = state.orders.lock().await;
-    etag::check(request, &drain_tag(state, gpu)?)?;
-    Ok(turn)
+/// The marks that the request's `If-Match` names, which the command checks again in its turn; `None` without a condition.
+fn condition(state: &State, request: &HttpRequest, gpu: &PartId) -> Result<Option<(PartId, Marks)>, Failure> {
+    let ledger = state.kernel.snapshot();
+    let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }).or_failure()?;
+    etag::check(request, &tag(&known.marks))?;
+    Ok((!etag::if_match(request)?.is_any()).then(|| (gpu.clone(), known.marks.clone())))
 }
 
 fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {

@@ -345,3 +345,25 @@ fn marks_have_a_limit() {
         assert_eq!(cordoned.is_ok(), i < MARKS_MAX, "{cordoned:?}");
     }
 }
+
+#[test]
+fn an_order_for_marks_that_a_deadline_changed_is_refused() {
+    let mut node = Node::new();
+    node.grant().unwrap();
+    let deadline_wall_ms = Some(node.now.wall_ms + 1_000);
+    node.drain(Order { evict: false, deadline_wall_ms, at_deadline: AtDeadline::GiveUp });
+    let marks = node.ledger.gpus[&gpu()].marks.clone();
+    let cordon = |marks| Command::IfMarks {
+        gpu: gpu(),
+        marks,
+        then: Box::new(Command::Cordon { gpu: gpu(), author: author("ada", "fan") }),
+    };
+    node.apply(&cordon(marks.clone())).unwrap();
+    // The deadline gives the drain up between the caller's reading and its order.
+    node.wait(2);
+    let given_up = node.ledger.gpus[&gpu()].marks.clone();
+    assert!(given_up.drain().was_given_up());
+    assert_eq!(node.apply(&cordon(marks)), Err(Refusal::MarksChanged { gpu: gpu() }));
+    assert_eq!(node.ledger.gpus[&gpu()].marks, given_up, "the caller still learns that it was given up");
+    node.apply(&cordon(given_up)).unwrap();
+}

@@ -3,6 +3,7 @@
 //! are reported at once, each with its line and column. Messages name keys and values of the file and no
 //! Rust types.
 
+mod kubernetes;
 mod problem;
 mod read;
 mod tree;
@@ -27,10 +28,14 @@ impl Document {
     /// Parses a text. An empty text is an empty document.
     ///
     /// # Errors
-    /// The first error, if the text is not YAML or exceeds the limits on depth, values and aliases.
+    /// The first error, if the text is not YAML, exceeds the limits on depth, values and aliases, or is a Kubernetes object,
+    /// such as a ConfigMap that was pasted whole: no file that this reads is one.
     pub fn parse(text: &str) -> Result<Self, Problems> {
         let mut repeated = Problems::default();
         let root = tree::parse(text, &mut repeated)?;
+        if let Some(problem) = kubernetes::problem(&root, text) {
+            return Err(Problems::from_iter([problem]));
+        }
         Ok(Self { root, repeated })
     }
 

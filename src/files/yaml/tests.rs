@@ -207,3 +207,43 @@ fn scalars_have_their_paths() {
         [("a", "0815"), ("b[0]", "x"), ("b[1].c", "off"), ("d.g", "{}"), ("d[\"e/f\"]", "1"), ("h", "[]")];
     assert_eq!(scalars, expected);
 }
+
+#[test]
+fn a_configmap_that_was_pasted_whole_is_recognised_with_the_lines_to_cut() {
+    let text = "apiVersion: v1\ndata:\n  config.yaml: |\n    name: n\n\n    list:\n      - id: 1\nkind: ConfigMap\n\
+                metadata:\n  name: berth\n";
+    let problems = problems_of(text);
+    assert_eq!(
+        problems,
+        [
+            "line 8, column 1: kind: this is a Kubernetes ConfigMap, and its key \"config.yaml\" is the file: cut line 3 and all \
+          lines above it, all lines below line 7, and the indentation of the others: `sed -n '4,7{s/^    //;p}' FILE`"
+        ]
+    );
+    // The command prints the file.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("map.yaml");
+    std::fs::write(&path, text).unwrap();
+    let output =
+        std::process::Command::new("sed").args(["-n", "4,7{s/^    //;p}"]).arg(&path).output().unwrap();
+    let file: File = from_str(&String::from_utf8(output.stdout).unwrap()).unwrap();
+    assert_eq!((file.name.as_deref(), file.list.len()), (Some("n"), 1));
+
+    for (text, expected) in [
+        (
+            "kind: ConfigMap\napiVersion: v1\ndata:\n  a.yaml: |-\n    name: n",
+            "`sed -n '5,5{s/^    //;p}' FILE`",
+        ),
+        (
+            "kind: ConfigMap\napiVersion: v1\ndata: {a.yaml: 'name: n'}",
+            "the text of line 3 into a file of its own",
+        ),
+        ("kind: Secret\napiVersion: v1\nstringData:\n  a: |\n    name: n\n", "cut line 4 and"),
+        ("kind: Secret\napiVersion: v1\ndata:\n  a: bmFtZTogbg==\n", "(kind: Secret), and not the file"),
+        ("kind: ConfigMap\napiVersion: v1\n", "(kind: ConfigMap), and not the file"),
+        ("kind: DaemonSet\napiVersion: apps/v1\nspec: {}\n", "(kind: DaemonSet), and not the file"),
+    ] {
+        let problems = problems_of(text);
+        assert!(problems.len() == 1 && problems[0].contains(expected), "{text}: {problems:?}");
+    }
+}

@@ -47,7 +47,7 @@ pub async fn run(kernel: KernelHandle, before: Arc<Ledger>) {
 /// Time until the next deadline of a drain; `None` if there is none to come.
 fn next_deadline(ledger: &Ledger, now: Now) -> Option<Duration> {
     let orders = ledger.gpus.values().flat_map(|state| state.marks.orders());
-    let waits = orders.filter_map(|order| order.deadline_wall_ms?.checked_sub(now.wall_ms));
+    let waits = orders.filter_map(|order| order.left_ms(now));
     waits.filter(|ms| *ms > 0).min().map(Duration::from_millis)
 }
 

@@ -156,13 +156,16 @@ impl Mark {
 }
 
 /// How a GPU is to be drained.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Order {
     /// Whether its pods are evicted through the API server. Held devices are listed Unhealthy meanwhile,
     /// so that the kubelet does not allocate a freed one again.
     pub evict: bool,
-    /// The deadline, milliseconds since 1970; a wall clock time, because it must survive a restart.
+    /// The deadline, milliseconds since 1970: what is recorded and shown. It follows a clock that is set.
     pub deadline_wall_ms: Option<u64>,
+    /// The deadline by the monotonic clock of this process, which is what counts: a clock that is set must not end a drain
+    /// and delete pods. `None` in a command and in a record, whose times [`Order::anchored`] converts.
+    pub deadline_mono_ms: Option<u64>,
     /// What happens at the deadline if the drain is not complete.
     pub at_deadline: AtDeadline,
 }
@@ -179,11 +182,46 @@ pub enum AtDeadline {
     GiveUp,
 }
 
+/// Orders are the same if an operator gave the same; the monotonic deadline is derived.
+impl PartialEq for Order {
+    fn eq(&self, other: &Self) -> bool {
+        let given = |order: &Self| (order.evict, order.deadline_wall_ms, order.at_deadline);
+        given(self) == given(other)
+    }
+}
+
+impl Eq for Order {}
+
+/// The clock was set if the recorded deadline differs from the monotonic one by more than this.
+const CLOCK_SET_MS: u64 = 10_000;
+
 impl Order {
+    /// The order with its deadline by the monotonic clock, at most `longest_ms` from now: after a restart a wrong clock must
+    /// not extend it.
+    #[must_use]
+    pub fn anchored(self, longest_ms: u64, now: Now) -> Self {
+        let left = |deadline: u64| deadline.saturating_sub(now.wall_ms).min(longest_ms);
+        let deadline_mono_ms = self.deadline_wall_ms.map(|at| now.mono_ms.saturating_add(left(at)));
+        Self { deadline_mono_ms, ..self }
+    }
+
+    /// In how many milliseconds its deadline is; 0 after it, `None` without one.
+    #[must_use]
+    pub fn left_ms(&self, now: Now) -> Option<u64> {
+        let of_record = || Some(self.deadline_wall_ms?.saturating_sub(now.wall_ms));
+        self.deadline_mono_ms.map(|at| at.saturating_sub(now.mono_ms)).or_else(of_record)
+    }
+
     /// Whether its deadline has passed.
     #[must_use]
     pub fn is_late(&self, now: Now) -> bool {
-        self.deadline_wall_ms.is_some_and(|deadline| now.wall_ms >= deadline)
+        self.left_ms(now) == Some(0)
+    }
+
+    /// The deadline to record after the clock was set; `None` if the recorded one is right, or has passed.
+    fn moved_deadline(&self, now: Now) -> Option<u64> {
+        let deadline = now.wall_ms.saturating_add(self.left_ms(now).filter(|left| *left > 0)?);
+        (deadline.abs_diff(self.deadline_wall_ms?) > CLOCK_SET_MS).then_some(deadline)
     }
 
     /// Whether it is to be given up now, unless the GPU is empty.
@@ -193,8 +231,7 @@ impl Order {
 
     /// In how many milliseconds it is to be given up; `None` if it is not, or was to be before.
     pub(super) fn over_in_ms(&self, now: Now) -> Option<u64> {
-        let deadline = self.deadline_wall_ms.filter(|_| self.at_deadline == AtDeadline::GiveUp)?;
-        deadline.checked_sub(now.wall_ms).filter(|ms| *ms > 0)
+        self.left_ms(now).filter(|ms| *ms > 0 && self.at_deadline == AtDeadline::GiveUp)
     }
 
     /// The method by which holders are removed at `now`; `None` without eviction.
@@ -291,6 +328,7 @@ impl Marks {
             return Ok(self.clone());
         }
         let order = if self.drained_wall_ms.is_some() { Order::default() } else { order };
+        let order = order.anchored(u64::MAX, now);
         let mark = Mark {
             kind: MarkKind::Drain(order),
             by: author.by.clone(),
@@ -343,6 +381,48 @@ impl Marks {
             }
         }
         next.normalized()
+    }
+
+    /// The marks after the clock was set: the recorded deadlines follow it. `None` if they are right.
+    pub(super) fn after_clock_was_set(&self, now: Now) -> Option<Self> {
+        let mut next = self.clone();
+        let mut is_set = false;
+        for mark in next.by_owner.values_mut() {
+            if let MarkKind::Drain(order) = &mut mark.kind
+                && let Some(deadline) = order.moved_deadline(now)
+                && let Some(before) = order.deadline_wall_ms.replace(deadline)
+            {
+                // Its beginning as well, so that its length stays what it was.
+                mark.since_wall_ms = (mark.since_wall_ms + deadline).saturating_sub(before);
+                is_set = true;
+            }
+        }
+        is_set.then_some(next)
+    }
+
+    /// Marks of a record, with deadlines by the monotonic clock. The order is not older than its mark, so no deadline is
+    /// further away than it was from the mark.
+    #[must_use]
+    pub fn restored(mut self, now: Now) -> Self {
+        for mark in self.by_owner.values_mut() {
+            if let MarkKind::Drain(order) = &mut mark.kind {
+                let longest_ms = order.deadline_wall_ms.map(|at| at.saturating_sub(mark.since_wall_ms));
+                *order = order.anchored(longest_ms.unwrap_or(u64::MAX), now);
+            }
+        }
+        self
+    }
+
+    /// Takes the monotonic deadlines of the same orders in `before`, which this process has had since.
+    pub(super) fn carry_deadlines(&mut self, before: &Self) {
+        for (owner, mark) in &mut self.by_owner {
+            let known = before.by_owner.get(owner).and_then(Mark::order).copied();
+            if let MarkKind::Drain(order) = &mut mark.kind
+                && let Some(known) = known.filter(|known| known == order)
+            {
+                *order = known;
+            }
+        }
     }
 
     /// Without a drain, a GPU is not drained.

@@ -8,13 +8,12 @@ use super::part_state::PartState;
 use super::time::{Now, Timing};
 use std::sync::Arc;
 
-/// Expires deadlines, and reopens drains of GPUs that are held again.
+/// Expires deadlines, moves them with a clock that was set, and reopens drains of GPUs that are held again.
 pub(super) fn update_drains(ledger: &Ledger, now: Now) -> Vec<Change> {
     ledger.gpus.iter().filter_map(|(gpu, state)| update_drain(ledger, gpu, state, now)).collect()
 }
 
-/// When [`update_drains`] has a change next, monotonic milliseconds, if the ledger stays as it is. Deadlines are times of the
-/// wall clock.
+/// When [`update_drains`] has a change next, monotonic milliseconds, if the ledger stays as it is and no clock is set.
 pub(super) fn next_drain_update(ledger: &Ledger, now: Now) -> Option<u64> {
     let next = |(gpu, state): (&PartId, &Arc<GpuState>)| match update_drain(ledger, gpu, state, now) {
         Some(_) => Some(now.mono_ms),
@@ -43,6 +42,9 @@ fn update_drain(ledger: &Ledger, gpu: &PartId, state: &GpuState, now: Now) -> Op
     };
     if state.marks.orders().any(|order| order.is_over(now)) && is_in_use() {
         return changed(state.marks.after_deadlines(now));
+    }
+    if let Some(marks) = state.marks.after_clock_was_set(now) {
+        return changed(marks);
     }
     (is_held && state.empty.is_some()).then(|| Change::EmptyChanged { gpu: gpu.clone(), empty: None })
 }

@@ -27,7 +27,7 @@ pub fn restore(mut records: Vec<Record>, now: Now) -> Ledger {
                 ledger.kubelet_seen_wall_ms = meta.kubelet_seen_wall_ms;
             }
             Record::Part(record) => restore_part(&mut ledger, record, now),
-            Record::Marks(gpu, marks) => ledger.with_gpu(&gpu, |state| state.marks = marks),
+            Record::Marks(gpu, marks) => ledger.with_gpu(&gpu, |state| state.marks = marks.restored(now)),
             Record::Health(HealthRecord { gpu, state, reason, since_wall_ms, quiet_ms, history }) => {
                 // The elapsed time is not stored, so the wait starts again.
                 let again_mono_ms = now.mono_ms.saturating_add(quiet_ms.unwrap_or(0));
@@ -130,6 +130,7 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
         if let Some(before) = old.gpus.get(id) {
             let gpu = Arc::make_mut(gpu);
             gpu.health = before.health.clone();
+            gpu.marks.carry_deadlines(&before.marks);
             gpu.empty = before.empty;
         }
     }

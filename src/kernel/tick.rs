@@ -33,7 +33,7 @@ pub(super) fn changes(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
 }
 
 /// When [`Command::Tick`] changes this ledger next, monotonic milliseconds, if no other command changes it before; `None`
-/// if never. May be too early, but never too late, unless the wall clock is set: deadlines of drains follow it.
+/// if never. May be too early, but never too late, unless the wall clock is set: recorded deadlines of drains follow it.
 ///
 /// [`Command::Tick`]: super::command::Command::Tick
 #[must_use]

@@ -163,6 +163,7 @@ pub(crate) async fn start(
         evict,
         deadline_wall_ms: deadline_seconds.map(|s| now.saturating_add(u64::from(s) * 1000)),
         at_deadline: at_deadline.into(),
+        ..drain::Order::default()
     };
     let author = Author::api(caller.name(), reason.clone());
     let command = Command::Drain { gpu: gpu.clone(), author, order };

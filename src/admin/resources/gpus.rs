@@ -341,7 +341,7 @@ fn progress(
     DrainProgress {
         evict: order.evict,
         deadline: order.deadline_wall_ms.map(rfc3339),
-        seconds_left: order.deadline_wall_ms.map(|deadline| deadline.saturating_sub(now.wall_ms) / 1000),
+        seconds_left: order.left_ms(now).map(|ms| ms / 1000),
         at_deadline: order.at_deadline.into(),
         late: order.is_late(now),
         warning: warning(order, api_server),

@@ -169,7 +169,8 @@ impl Node {
     }
 }
 
-const EVICT: Order = Order { evict: true, deadline_wall_ms: None, at_deadline: AtDeadline::Wait };
+const EVICT: Order =
+    Order { evict: true, deadline_wall_ms: None, deadline_mono_ms: None, at_deadline: AtDeadline::Wait };
 
 /// The reason, whether it is a warning, and the note of the only event, which regards the node.
 fn one(notices: &[PendingEvent]) -> (&'static str, bool, &str) {

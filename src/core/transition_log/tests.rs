@@ -142,7 +142,7 @@ fn the_progress_and_end_of_a_drain_are_logged_and_its_order_is_not() {
         false,
         "the drain of GPU 3 (GPU-0) by ada (fan) continues after the restart",
     );
-    node.now.wall_ms += 5_000;
+    node.now = Now { wall_ms: node.now.wall_ms + 5_000, mono_ms: node.now.mono_ms + 5_000 };
     one(&mut log, &node, true, "was not drained by its deadline");
     drain(&mut node, Order { deadline_wall_ms, at_deadline: AtDeadline::GiveUp, ..Order::default() });
     assert_eq!(new_lines(&mut log, &node), []);
@@ -166,6 +166,6 @@ fn the_next_deadline_is_waited_for_and_no_other_time() {
     let deadline_wall_ms = Some(node.now.wall_ms + 5_000);
     drain(&mut node, Order { deadline_wall_ms, ..Order::default() });
     assert_eq!(next_deadline(&node.ledger, node.now), Some(Duration::from_secs(5)));
-    node.now.wall_ms += 5_000;
+    node.now = Now { wall_ms: node.now.wall_ms + 5_000, mono_ms: node.now.mono_ms + 5_000 };
     assert_eq!(next_deadline(&node.ledger, node.now), None, "it has passed");
 }

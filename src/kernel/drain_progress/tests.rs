@@ -227,14 +227,54 @@ fn the_order_decides_what_happens_at_the_deadline() {
     {
         let mut node = Node::new();
         node.grant().unwrap();
-        node.drain(Order { evict: false, deadline_wall_ms, at_deadline });
+        node.drain(Order { deadline_wall_ms, at_deadline, ..Order::default() });
         assert_eq!(node.wait(29), "draining");
         assert_eq!(node.wait(1), expected);
-        assert!(Order { evict: false, deadline_wall_ms, at_deadline }.is_late(node.now));
+        assert!(Order { deadline_wall_ms, at_deadline, ..Order::default() }.is_late(node.now));
     }
     let mut node = Node::new();
-    node.drain(Order { evict: false, deadline_wall_ms: Some(0), at_deadline: AtDeadline::GiveUp });
+    node.drain(Order { deadline_wall_ms: Some(0), at_deadline: AtDeadline::GiveUp, ..Order::default() });
     assert_eq!(node.wait(20), "drained", "an empty GPU is drained, however late");
+}
+
+#[test]
+fn a_clock_that_is_set_moves_no_deadline() {
+    const HOUR_MS: u64 = 3_600_000;
+    let later = |now: Now, ms: u64| Now { wall_ms: now.wall_ms + ms, mono_ms: now.mono_ms + ms };
+    for (is_forward, start) in [(true, 1_000_000), (false, 3 * HOUR_MS)] {
+        let mut node = Node::new();
+        node.now.wall_ms = start;
+        node.grant().unwrap();
+        let deadline_wall_ms = Some(start + 60_000);
+        node.drain(Order {
+            evict: true,
+            deadline_wall_ms,
+            at_deadline: AtDeadline::Delete,
+            ..Order::default()
+        });
+        node.wait(10);
+        node.now.wall_ms =
+            if is_forward { node.now.wall_ms + 2 * HOUR_MS } else { node.now.wall_ms - 2 * HOUR_MS };
+        let method = |node: &Node| node.ledger.gpus[&gpu()].marks.eviction_method(node.now);
+        assert_eq!(method(&node), Some(EvictionMethod::Evict), "50 s are left");
+        // The record follows the clock, so that a restart does not end the drain either.
+        assert_eq!(node.wait(1), "draining");
+        let order = *node.ledger.gpus[&gpu()].drain().order().unwrap();
+        assert_eq!(order.deadline_wall_ms, Some(node.now.wall_ms + 49_000));
+        let restarted = Now { mono_ms: 5, ..later(node.now, 9_000) };
+        let marks = Marks::clone(&node.ledger.gpus[&gpu()].marks).restored(restarted);
+        assert_eq!(marks.eviction_method(later(restarted, 39_999)), Some(EvictionMethod::Evict));
+        assert_eq!(marks.eviction_method(later(restarted, 40_000)), Some(EvictionMethod::Delete));
+        // A clock that was set back while the daemon was stopped does not extend it beyond its length.
+        let restarted = Now { wall_ms: 1, mono_ms: 5 };
+        let marks = marks.restored(restarted);
+        assert_eq!(marks.eviction_method(later(restarted, 60_000)), Some(EvictionMethod::Delete));
+        assert_eq!(method(&node), Some(EvictionMethod::Evict));
+        node.wait(48);
+        assert_eq!(method(&node), Some(EvictionMethod::Evict));
+        node.wait(1);
+        assert_eq!(method(&node), Some(EvictionMethod::Delete));
+    }
 }
 
 #[test]
@@ -312,8 +352,13 @@ fn a_gpu_is_out_while_one_mark_is_left() {
 
 #[test]
 fn several_drains_evict_if_one_does_and_have_the_earliest_deadline() {
-    let now = |wall_ms| Now { wall_ms, mono_ms: 0 };
-    let order = |evict, deadline_wall_ms, at_deadline| Order { evict, deadline_wall_ms, at_deadline };
+    let now = |ms| Now { wall_ms: ms, mono_ms: ms };
+    let order = |evict, deadline_wall_ms, at_deadline| Order {
+        evict,
+        deadline_wall_ms,
+        at_deadline,
+        ..Order::default()
+    };
     let give_up = order(false, Some(10), AtDeadline::GiveUp);
     let delete = order(true, Some(20), AtDeadline::Delete);
     let marks = Marks::default().with_drain(&author("ada", "fan"), give_up, now(1)).unwrap();

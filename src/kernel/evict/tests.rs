@@ -152,7 +152,8 @@ impl Node {
     }
 }
 
-const EVICT: Order = Order { evict: true, deadline_wall_ms: None, at_deadline: AtDeadline::Wait };
+const EVICT: Order =
+    Order { evict: true, deadline_wall_ms: None, deadline_mono_ms: None, at_deadline: AtDeadline::Wait };
 
 fn evict(uid: &str) -> (String, EvictionMethod) {
     (uid.into(), EvictionMethod::Evict)
@@ -268,7 +269,7 @@ fn the_order_decides_whether_pods_are_deleted_at_the_deadline() {
         node.grant(Some("static"), "main", &["GPU-0"]);
         node.show_pods(&[pod("a"), Pod { is_static: true, ..pod("static") }]);
         let deadline_wall_ms = Some(node.now.wall_ms + 2_000);
-        node.drain("GPU-0", Order { evict: true, deadline_wall_ms, at_deadline });
+        node.drain("GPU-0", Order { deadline_wall_ms, at_deadline, ..EVICT });
         node.record("a", EvictionMethod::Evict, EvictionOutcome::Budget(String::new()));
         assert_eq!(node.asks(), [], "{at_deadline:?}");
         node.now.wall_ms += 2_000;

@@ -269,7 +269,12 @@ impl World {
             }
             Op::Drain(i, evict) => {
                 let deadline_wall_ms = evict.then_some(self.now.wall_ms + 40_000);
-                let order = Order { evict: *evict, deadline_wall_ms, at_deadline: AtDeadline::GiveUp };
+                let order = Order {
+                    evict: *evict,
+                    deadline_wall_ms,
+                    at_deadline: AtDeadline::GiveUp,
+                    ..Order::default()
+                };
                 let _ = self.apply(&Command::Drain { gpu: gpu(*i), author: author("drains"), order });
             }
             Op::StopDrain(i) => {

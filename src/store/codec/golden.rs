@@ -43,7 +43,8 @@ fn golden_marks_of_format_1() -> Vec<Golden> {
         let marks = Marks { by_owner: [(Owner::operator(), mark)].into(), drained_wall_ms };
         ([&[3], gpu.as_bytes()].concat(), value, Record::Marks(PartId::parse(gpu).unwrap(), marks))
     };
-    let order = Order { evict: true, deadline_wall_ms: Some(9), at_deadline: AtDeadline::GiveUp };
+    let order =
+        Order { evict: true, deadline_wall_ms: Some(9), at_deadline: AtDeadline::GiveUp, ..Order::default() };
     let drain = |order| Mark { kind: MarkKind::Drain(order), ..Mark::cordon("admin", "", 5) };
     vec![
         golden(
@@ -237,6 +238,7 @@ fn golden() -> Vec<Golden> {
                                 evict: true,
                                 deadline_wall_ms: Some(9),
                                 at_deadline: AtDeadline::GiveUp,
+                                ..Order::default()
                             }),
                             ..Mark::cordon("admin", "", 5)
                         },
@@ -406,7 +408,12 @@ fn a_record_that_is_too_large_is_refused() {
 fn the_longest_marks_fit() {
     const OWNER: usize = 150;
     let text = "\"".repeat((MARKS_TEXT_BYTES_MAX / MARKS_MAX - OWNER) / 3);
-    let order = Order { evict: true, deadline_wall_ms: Some(u64::MAX), at_deadline: AtDeadline::GiveUp };
+    let order = Order {
+        evict: true,
+        deadline_wall_ms: Some(u64::MAX),
+        at_deadline: AtDeadline::GiveUp,
+        ..Order::default()
+    };
     let by_owner = (0..MARKS_MAX).map(|i| {
         let owner = Owner::parse(&format!("{i}{}", &text[1..OWNER])).unwrap();
         let mark = Mark {

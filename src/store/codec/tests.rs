@@ -177,8 +177,10 @@ fn small_record() -> impl Strategy<Value = Record> {
         Record::Meta(Meta { store, next_number, kubelet_seen_wall_ms: seen })
     });
     let at_deadline = prop_oneof![Just(AtDeadline::Wait), Just(AtDeadline::Delete), Just(AtDeadline::GiveUp)];
-    let order = (any::<(bool, Option<u64>)>(), at_deadline)
-        .prop_map(|((evict, deadline_wall_ms), at_deadline)| Order { evict, deadline_wall_ms, at_deadline });
+    let order =
+        (any::<(bool, Option<u64>)>(), at_deadline).prop_map(|((evict, deadline_wall_ms), at_deadline)| {
+            Order { evict, deadline_wall_ms, at_deadline, ..Order::default() }
+        });
     let mark = (any::<(String, String, u64, bool)>(), option::of(order)).prop_map(
         |((by, why, since_wall_ms, expired), order)| {
             let kind = order.map_or(MarkKind::Cordon, MarkKind::Drain);

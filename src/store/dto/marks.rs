@@ -38,6 +38,8 @@ struct Order {
     evict: bool,
     #[serde(rename = "deadlineMs", default, skip_serializing_if = "Option::is_none")]
     deadline_wall_ms: Option<u64>,
+    #[serde(skip)]
+    deadline_mono_ms: Option<u64>,
     #[serde(with = "AtDeadline")]
     at_deadline: kernel::AtDeadline,
 }

@@ -47,6 +47,7 @@ impl World {
                     evict: *evict,
                     deadline_wall_ms: deadline.then_some(now.wall_ms + 20_000),
                     at_deadline: if *deadline { AtDeadline::GiveUp } else { AtDeadline::Wait },
+                    ..Order::default()
                 };
                 (Command::Drain { gpu: gpu(self, *which), author, order }, Cause::Nothing)
             }

@@ -49,8 +49,10 @@ use std::time::Duration;
 pub struct Config {
     /// The node's name, for the API and events.
     pub node_name: String,
-    /// The kubelet's folder, with `device-plugins/` and `pod-resources/`.
-    pub kubelet_dir: PathBuf,
+    /// The folder of kubelet.sock, of the kubelet's checkpoint and of the plugins' sockets.
+    pub device_plugins_dir: PathBuf,
+    /// The kubelet's `--root-dir`, with `pod-resources/` and `pods-api/`.
+    pub kubelet_root_dir: PathBuf,
     /// The folder of the store, the policies and the token.
     pub state_dir: PathBuf,
     /// Access to the API server.
@@ -157,7 +159,16 @@ impl Config {
         };
         let state_dir =
             checks.absolute_path("stateDir", path_or(&args.state_dir, file.state_dir, "/var/lib/berth"));
-        let kubelet_dir = path_or(&args.kubelet_dir(), file.kubelet_dir, "/var/lib/kubelet");
+        let kubelet_dir = checks
+            .absolute_path("kubeletDir", path_or(&args.kubelet_dir(), file.kubelet_dir, "/var/lib/kubelet"));
+        let device_plugins_dir = args.device_plugins_dir.clone().or(file.device_plugins_dir);
+        let device_plugins_dir = device_plugins_dir.map_or_else(
+            || kubelet_dir.join("device-plugins"),
+            |path| checks.absolute_path("devicePluginsDir", path),
+        );
+        let kubelet_root_dir = args.kubelet_root_dir.clone().or(file.kubelet_root_dir);
+        let kubelet_root_dir =
+            kubelet_root_dir.map_or(kubelet_dir, |path| checks.absolute_path("kubeletRootDir", path));
         let token_file =
             args.token_file.clone().or(file.token_file).unwrap_or_else(|| state_dir.join("token"));
         let kubeconfig = args.kubeconfig.clone().or(file.kubeconfig);
@@ -207,12 +218,12 @@ impl Config {
             args.nvidia.shared_devices_allocation_policy.as_deref(),
             &mut checks,
         );
-        let (kubelet_dir, token_file) =
-            (checks.absolute_path("kubeletDir", kubelet_dir), checks.absolute_path("tokenFile", token_file));
+        let token_file = checks.absolute_path("tokenFile", token_file);
         checks.finish()?;
         Ok(Self {
             node_name: node_name(args.node_name.clone().or(file.node_name)),
-            kubelet_dir,
+            device_plugins_dir,
+            kubelet_root_dir,
             token_file,
             api_server: api_server(args.api_server.or(file.api_server), kubeconfig),
             gpus: gpus?,

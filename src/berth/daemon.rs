@@ -241,7 +241,8 @@ impl Daemon {
         self.strategy = Some(configs);
         let settings = berth_kubelet::Settings {
             waits: self.options.waits.clone(),
-            kubelet_dir: self.config.kubelet_dir.clone(),
+            device_plugins: self.config.device_plugins_dir.clone(),
+            root_dir: self.config.kubelet_root_dir.clone(),
             edits: strategy.edits(),
             reconcile: self.config.rounds.clone(),
         };

@@ -117,6 +117,25 @@ pub fn read(folder: &Path, resources: Option<&BTreeSet<Resource>>) -> Result<Che
     Ok(Checkpoint { entries, foreign, file })
 }
 
+/// The ids of the healthy devices of `resource` that its newest plugin listed, and the file that has them; `None` if the
+/// kubelet has written none, or the checkpoint cannot be read.
+pub(super) fn registered_ids(folder: &Path, resource: &Resource) -> Option<(Vec<String>, FileId)> {
+    #[derive(Deserialize)]
+    struct Document {
+        #[serde(rename = "Data")]
+        data: Data,
+    }
+    #[derive(Deserialize)]
+    struct Data {
+        /// Go writes `null` for none.
+        #[serde(rename = "RegisteredDevices")]
+        registered: Option<BTreeMap<String, Option<Vec<String>>>>,
+    }
+    let (bytes, file) = read_file(&folder.join(CHECKPOINT_FILE)).ok()?;
+    let document: Document = serde_json::from_slice(&bytes).ok()?;
+    Some((document.data.registered?.remove(resource.as_str())??, file))
+}
+
 /// Whether a resource has one of the usual names of NVIDIA GPUs.
 fn names_gpus(resource: &str) -> bool {
     let nvidia_name = resource.strip_prefix("nvidia.com/");

@@ -1,4 +1,4 @@
-//! Watches `device-plugins/` for a replaced kubelet.sock and a newly written checkpoint.
+//! Watches `device-plugins/` for a replaced kubelet.sock, a newly written checkpoint, and sockets of other plugins.
 //!
 //! The folder is watched and not the files, since both files are replaced rather than changed. Where
 //! kubelet.sock is a symbolic link, its target's folder is watched too. Events only cause a check of
@@ -9,6 +9,8 @@ use super::settings::Settings;
 use crate::socket_path::{NoSocket, socket_metadata};
 use berth_core::next_beat;
 use berth_files::FolderEvents;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -47,13 +49,18 @@ impl FileId {
     }
 }
 
+/// Most sockets of the folder that are compared; a node has one for each resource of its device plugins.
+const SOCKETS_MAX: usize = 1024;
+
 /// The watched files as of the last check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FolderState {
     /// kubelet.sock: the socket, or the target of a symbolic link to one.
     pub(super) kubelet: Result<FileId, NoSocket>,
     /// The checkpoint, whatever its file type.
     pub(super) checkpoint: Option<FileId>,
+    /// All sockets of the folder, Berth's own included.
+    pub(super) sockets: BTreeMap<OsString, FileId>,
 }
 
 /// The id of the socket at this path. `None` for anything else, symbolic links included: Berth's own
@@ -75,9 +82,9 @@ impl FolderWatcher {
     /// Checks the files once now, and from then on in a task of its own. The folder need not exist yet.
     pub(super) fn watch(settings: &Settings) -> Self {
         let paths = Paths {
-            folder: settings.device_plugins(),
+            folder: settings.device_plugins.clone(),
             kubelet: settings.kubelet_socket(),
-            checkpoint: settings.device_plugins().join(CHECKPOINT_FILE),
+            checkpoint: settings.device_plugins.join(CHECKPOINT_FILE),
         };
         let (sender, state) = watch::channel(paths.check());
         let waits = &settings.waits;
@@ -116,7 +123,15 @@ impl Paths {
         FolderState {
             kubelet: socket_metadata(&self.kubelet).map(|metadata| FileId::of(&metadata)),
             checkpoint: fs::symlink_metadata(&self.checkpoint).ok().map(|metadata| FileId::of(&metadata)),
+            sockets: self.sockets(),
         }
+    }
+
+    fn sockets(&self) -> BTreeMap<OsString, FileId> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let sockets = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
+        let ids = sockets.filter_map(|entry| Some((entry.file_name(), FileId::of(&entry.metadata().ok()?))));
+        ids.take(SOCKETS_MAX).collect()
     }
 }
 

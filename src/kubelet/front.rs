@@ -65,7 +65,7 @@ impl Front {
     /// # Errors
     /// If the checkpoint exists but cannot be used, or its entries could not be recorded.
     pub async fn adopt(&self) -> Result<usize, AdoptError> {
-        let folder = self.settings.device_plugins();
+        let folder = self.settings.device_plugins.clone();
         let checkpoint = match checkpoint::read(&folder, None) {
             Ok(checkpoint) => Some(checkpoint),
             Err(CheckpointError::Missing { .. }) => None,

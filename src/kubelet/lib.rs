@@ -4,6 +4,7 @@
 //! ```text
 //!   supervisor ── one plugin per listed resource:
 //!      plugin        the registration's state machine
+//!      rival         what shows another plugin for the resource
 //!      socket        the unix socket
 //!      connections   which connections to it are served, and which are closed
 //!      device_plugin the five calls of the API
@@ -33,6 +34,7 @@ mod pod_resources;
 mod pods_api;
 mod reconciler;
 mod register;
+mod rival;
 pub mod settings;
 mod socket;
 mod socket_path;
@@ -50,5 +52,5 @@ pub use front::{AdoptError, Front, Running};
 pub use plugin::{Registration, Registrations};
 pub use reconciler::ReconcileError;
 pub use settings::{CurrentEdits, ReconcileTiming, Settings, Waits, fixed_edits};
-pub use socket_path::{NoSocket, socket_metadata};
+pub use socket_path::{NoConnection, NoSocket, permission_advice, socket_metadata};
 pub use strategy::{FoundSpec, Resolution, Runtime, StrategyError, StrategyFacts, resolve};

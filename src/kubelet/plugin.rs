@@ -20,10 +20,11 @@ mod stream;
 use super::device_plugin::{Handler, Service};
 use super::folder::{FileId, FolderState, socket_id};
 use super::register::{RegisterOutcome, register};
+use super::rival;
 use super::settings::Settings;
 use super::socket::Socket;
 use crate::socket_path::NoSocket;
-use berth_core::counters::RegistrationState;
+use berth_core::counters::{RegistrationOutcome, RegistrationState};
 use berth_kernel::names::Resource;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
@@ -41,18 +42,21 @@ use tokio::time::{Instant, timeout};
 pub enum Registration {
     /// No kubelet is available yet, or any more.
     Waiting {
-        /// Why kubelet.sock is not a socket, and the remedy; `None` if it does not exist.
-        obstacle: Option<String>,
+        /// Why kubelet.sock is not a socket, and the remedy.
+        obstacle: String,
     },
     /// The kubelet is available; the resource is not registered yet.
     Registering {
-        /// Why the last attempt failed.
-        trouble: Option<String>,
+        /// Why the last attempt failed, or why the resource is registered again; `None` before the first attempt.
+        cause: Option<String>,
     },
     /// Registered, and the kubelet has a stream open.
     Registered,
-    /// Another plugin registers the same resource; this one pauses.
-    Contested,
+    /// Another plugin serves the same resource; this one waits until that has ended.
+    Contested {
+        /// What shows the other plugin, and the remedy.
+        evidence: String,
+    },
 }
 
 impl Registration {
@@ -61,7 +65,7 @@ impl Registration {
             Self::Waiting { .. } => RegistrationState::Waiting,
             Self::Registering { .. } => RegistrationState::Registering,
             Self::Registered => RegistrationState::Registered,
-            Self::Contested => RegistrationState::Contested,
+            Self::Contested { .. } => RegistrationState::Contested,
         }
     }
 }
@@ -69,11 +73,14 @@ impl Registration {
 /// The registrations of all resources.
 pub type Registrations = BTreeMap<Resource, Registration>;
 
+/// The file names of Berth's sockets begin with this.
+const SOCKET_PREFIX: &str = "berth-";
+
 /// The socket's file name: always 27 characters, since a unix socket's path has at most 107.
 pub(super) fn socket_name(resource: &Resource) -> String {
     let hash = Sha256::digest(resource.as_str());
     let hex: String = hash.iter().take(8).map(|b| format!("{b:02x}")).collect();
-    format!("berth-{hex}.sock")
+    format!("{SOCKET_PREFIX}{hex}.sock")
 }
 
 /// An earlier plugin for the resource that ended in order: the kubelet may still process the end of its streams.
@@ -88,7 +95,7 @@ impl Predecessor {
     /// socket files at its end, so the folder's time shows when that was, at the latest. A kubelet that started since
     /// knows no earlier process.
     pub(super) fn find(settings: &Settings, kubelet: Option<FileId>) -> Self {
-        let changed = fs::metadata(settings.device_plugins()).and_then(|folder| folder.modified()).ok();
+        let changed = fs::metadata(&settings.device_plugins).and_then(|folder| folder.modified()).ok();
         let left = changed.zip(kubelet).and_then(|(changed, kubelet)| {
             settle_left(
                 changed,
@@ -162,6 +169,10 @@ pub(super) struct Plugin {
     settle: Duration,
     quick_losses: u32,
     refused_wait: Duration,
+    /// Why the resource is not registered; `None` before the first attempt, and once it is registered.
+    last_cause: Option<String>,
+    /// When Register was last sent, milliseconds since 1970.
+    registered_wall_ms: u64,
 }
 
 impl Plugin {
@@ -173,7 +184,7 @@ impl Plugin {
         logged_wait: Arc<LoggedReason>,
         predecessor: Predecessor,
     ) -> Self {
-        let path = settings.device_plugins().join(socket_name(&handler.resource));
+        let path = settings.device_plugins.join(socket_name(&handler.resource));
         let kubelet = folder_state.borrow().kubelet.ok();
         let (contacted_kubelet, settle) = match (socket_id(&path), predecessor.settle_left()) {
             // Left by a process that was killed: the kubelet may not have noticed its end yet.
@@ -193,6 +204,8 @@ impl Plugin {
             socket: None,
             contacted_kubelet,
             quick_losses: 0,
+            last_cause: None,
+            registered_wall_ms: 0,
         }
     }
 
@@ -248,35 +261,38 @@ impl Plugin {
                 "waiting for the kubelet; resources are registered once it is available: {reason}"
             );
         }
-        let obstacle = (no_socket != NoSocket::Absent).then_some(reason);
-        self.publish(Registration::Waiting { obstacle });
+        self.publish(Registration::Waiting { obstacle: reason });
     }
 
     /// One registration with this kubelet, from the end of earlier streams to the loss of the new one.
     async fn register_once(&mut self, kubelet: FileId) {
-        let is_registering = |r: Option<&Registration>| matches!(r, Some(Registration::Registering { .. }));
-        if !is_registering(self.registrations.borrow().get(&self.handler.resource)) {
-            self.publish(Registration::Registering { trouble: None });
-        }
+        self.publish(Registration::Registering { cause: self.last_cause.clone() });
         if matches!(self.end_earlier_streams(kubelet).await, WaitOutcome::KubeletChanged) {
             return;
         }
         if self.contacted_kubelet != Some(kubelet) {
             self.quick_losses = 0;
         }
+        // Its file must not be replaced: the kubelet would be connected to this process without a call to the other one.
+        if !self.is_served()
+            && let Some(evidence) = self.other_server()
+        {
+            return self.wait_while_contested(kubelet, evidence).await;
+        }
         if !self.ensure_served() {
             self.wait(kubelet, self.settings.waits.register_retry_max).await;
             return;
         }
+        self.registered_wall_ms = self.handler.kernel.now().wall_ms;
         match self.try_register(kubelet).await {
             None | Some(RegisterOutcome::Unreachable(_)) => return,
             Some(RegisterOutcome::Refused(message)) => {
-                self.handler.kernel.counters().kubelet.count_registration(false);
+                self.count(RegistrationOutcome::Refused);
                 self.handle_refusal(kubelet, message).await;
                 return;
             }
             Some(RegisterOutcome::Registered) => {
-                self.handler.kernel.counters().kubelet.count_registration(true);
+                self.count(RegistrationOutcome::Registered);
             }
         }
         self.contacted_kubelet = Some(kubelet);
@@ -285,31 +301,37 @@ impl Plugin {
         match self.wait_for_stream().await {
             StreamStart::Opened => {}
             StreamStart::TimedOut => {
-                tracing::warn!(
-                    resource = %self.handler.resource,
+                self.count(RegistrationOutcome::NotWatched);
+                let cause = format!(
                     "the kubelet registered this resource but did not call ListAndWatch within {} s; registering again",
                     self.settings.waits.watch_within.as_secs()
                 );
+                tracing::warn!(resource = %self.handler.resource, "{cause}");
+                self.last_cause = Some(cause);
                 return;
             }
             StreamStart::Disconnected => return self.handle_loss(since).await,
         }
         self.logged_wait.clear();
+        self.last_cause = None;
         tracing::info!(resource = %self.handler.resource, "registered with the kubelet");
         self.publish(Registration::Registered);
-        match self.wait_for_loss(kubelet).await {
+        let loss = self.wait_for_loss(kubelet).await;
+        match loss {
             Loss::StreamEnded => self.handle_loss(since).await,
-            // Does not indicate another plugin for the same resource.
-            Loss::OneOfSeveralEnded => {
-                tracing::info!(
-                    resource = %self.handler.resource,
-                    "one of several streams ended, possibly the kubelet's; registering again"
-                );
-            }
-            Loss::KubeletChanged => {
-                tracing::info!(resource = %self.handler.resource, "kubelet.sock was replaced; registering again");
-            }
+            // Neither indicates another plugin for the same resource.
+            Loss::OneOfSeveralEnded | Loss::KubeletChanged => self.register_again(&loss.to_string()),
+            Loss::SocketGone => match self.other_server() {
+                Some(evidence) => self.wait_while_contested(kubelet, evidence).await,
+                None => self.register_again(&loss.to_string()),
+            },
         }
+    }
+
+    /// Records why the resource is registered again.
+    fn register_again(&mut self, cause: &str) {
+        tracing::info!(resource = %self.handler.resource, "{cause}; registering again");
+        self.last_cause = Some(format!("{cause}; registering again"));
     }
 
     /// Ends all streams, and waits until a kubelet that may know this plugin has processed that, or until
@@ -366,10 +388,9 @@ impl Plugin {
                 true
             }
             Err(error) => {
-                let trouble = format!("cannot listen on {}: {error}", self.path.display());
-                tracing::error!(resource = %self.handler.resource, "{trouble}");
-                let trouble = Some(trouble);
-                self.publish(Registration::Registering { trouble });
+                let cause = format!("cannot listen on {}: {error}", self.path.display());
+                tracing::error!(resource = %self.handler.resource, "{cause}");
+                self.set_cause(cause);
                 false
             }
         }
@@ -386,18 +407,25 @@ impl Plugin {
             self.handler.register_began.send_replace(Some(Instant::now()));
             let outcome = register(&socket, &self.handler.resource, &name, waits.register_limit).await;
             self.handler.register_began.send_replace(None);
-            let RegisterOutcome::Unreachable(error) = &outcome else {
+            let RegisterOutcome::Unreachable(reason) = outcome else {
                 return Some(outcome);
             };
+            if self.set_cause(reason.to_string()) {
+                self.count(match reason.is_denied {
+                    true => RegistrationOutcome::Denied,
+                    false => RegistrationOutcome::Unreachable,
+                });
+            }
             // Starts short, as the first dial often falls between the kubelet's bind and its listen.
             backoff = (backoff * 2).min(waits.connect_retry_max);
             let mut wait = backoff;
-            if began.elapsed() >= waits.connect_fast_for {
+            let is_late = began.elapsed() >= waits.connect_fast_for;
+            if is_late {
                 wait = waits.connect_retry_later;
-                let reason = format!("{} exists, but no process answers: {error}", socket.display());
-                if self.logged_wait.replace(&reason) {
-                    tracing::warn!("waiting for the kubelet: {reason}");
-                }
+            }
+            // A starting kubelet refuses connections for a moment; it never denies them.
+            if (is_late || reason.is_denied) && self.logged_wait.replace(&reason.to_string()) {
+                tracing::warn!("waiting for the kubelet: {reason}");
             }
             if matches!(self.wait(kubelet, wait).await, WaitOutcome::KubeletChanged) {
                 return None;
@@ -412,8 +440,7 @@ impl Plugin {
     async fn handle_refusal(&mut self, kubelet: FileId, message: String) {
         // A failed Register may have deleted an existing registration.
         self.contacted_kubelet = Some(kubelet);
-        let registration = Registration::Registering { trouble: Some(message.clone()) };
-        if self.publish(registration) {
+        if self.set_cause(message.clone()) {
             tracing::warn!(
                 resource = %self.handler.resource, error = message,
                 "the kubelet refused to register this resource; trying again"
@@ -422,6 +449,22 @@ impl Plugin {
         let duration = self.refused_wait;
         self.refused_wait = (duration * 2).min(self.settings.waits.register_retry_max);
         self.wait(kubelet, duration).await;
+    }
+
+    /// What shows that another process serves this resource's socket path; `None` if no process does.
+    fn other_server(&self) -> Option<String> {
+        let listener = rival::listener(&self.path)?;
+        Some(format!("{listener} serves {}, as another berth daemon on this node does", self.path.display()))
+    }
+
+    fn count(&self, outcome: RegistrationOutcome) {
+        self.handler.kernel.counters().kubelet.count_registration(outcome);
+    }
+
+    /// Publishes why the resource is not registered; true if that is new.
+    fn set_cause(&mut self, cause: String) -> bool {
+        self.last_cause = Some(cause.clone());
+        self.publish(Registration::Registering { cause: Some(cause) })
     }
 
     /// Publishes the registration's state; true if it changed.

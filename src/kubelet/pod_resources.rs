@@ -1,12 +1,13 @@
 //! Client of the kubelet's pod resources API: the `List` call, which names each device's pod and container.
 
+use super::socket_path::NoConnection;
 use super::wire::lazy_channel;
 use super::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use super::wire::v1::{ListPodResourcesRequest, ListPodResourcesResponse};
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::reconcile::{ListedHolding, PodList};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tonic::transport::Channel;
 
@@ -18,6 +19,8 @@ const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub(super) enum ListError {
     #[error("the kubelet's pod resources API did not answer within {ms} ms")]
     Timeout { ms: u128 },
+    #[error("the kubelet's pod resources API is not available: {0}")]
+    Unreachable(NoConnection),
     #[error("the kubelet's pod resources API failed: {message}")]
     Failed { message: String },
 }
@@ -25,6 +28,7 @@ pub(super) enum ListError {
 /// Calls `List`. Dials when first used, and again after a kubelet restart.
 #[derive(Clone, Debug)]
 pub(super) struct PodResources {
+    socket: PathBuf,
     client: PodResourcesListerClient<Channel>,
     limit: Duration,
 }
@@ -33,7 +37,7 @@ impl PodResources {
     pub(super) fn new(socket: &Path, limit: Duration) -> Self {
         let client =
             PodResourcesListerClient::new(lazy_channel(socket)).max_decoding_message_size(RESPONSE_BYTES_MAX);
-        Self { client, limit }
+        Self { socket: socket.to_owned(), client, limit }
     }
 
     /// All active pods, and the devices of `resources` that their containers hold. The call makes the
@@ -43,8 +47,10 @@ impl PodResources {
         let call = client.list(ListPodResourcesRequest {});
         let timed_out = ListError::Timeout { ms: self.limit.as_millis() };
         let response = tokio::time::timeout(self.limit, call).await.map_err(|_| timed_out)?;
-        let response =
-            response.map_err(|status| ListError::Failed { message: status.message().to_owned() })?;
+        let response = response.map_err(|status| match NoConnection::of_call(&self.socket, &status) {
+            Some(reason) => ListError::Unreachable(reason),
+            None => ListError::Failed { message: status.message().to_owned() },
+        })?;
         Ok(parse_response(response.into_inner(), resources))
     }
 }

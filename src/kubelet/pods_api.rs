@@ -9,6 +9,7 @@
 mod pod;
 
 use super::settings::Settings;
+use super::socket_path::NoConnection;
 use super::wire::dial;
 use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
@@ -212,7 +213,7 @@ impl PodWatcher {
         }
         let channel = match dial(&socket).await {
             Ok(channel) => channel,
-            Err(error) => return StreamEnd::Failed(error.to_string()),
+            Err(error) => return StreamEnd::Failed(NoConnection::of_dial(&socket, &error).to_string()),
         };
         let mut client: PodsClient<_> = PodsClient::new(channel);
         let waits = self.settings.waits.clone();

@@ -332,14 +332,17 @@ impl Reconciler {
     async fn list_pods(&self, resources: &BTreeSet<Resource>) -> Option<PodList> {
         let result = self.pod_resources.list(resources).await;
         let mut errors = self.errors();
+        let counters = &self.kernel.counters().kubelet;
         match result {
             Ok(list) => {
+                counters.pod_list_answered();
                 if errors.list.take().is_some() {
                     tracing::info!("the kubelet's pod resources API answers again");
                 }
                 Some(list)
             }
             Err(error) => {
+                counters.pod_list_failed(with_causes(&error));
                 self.record_error(&mut errors.list, with_causes(&error));
                 None
             }
@@ -347,7 +350,7 @@ impl Reconciler {
     }
 
     async fn read_checkpoint(&self, resources: &BTreeSet<Resource>) -> Option<Checkpoint> {
-        let folder = self.settings.device_plugins();
+        let folder = self.settings.device_plugins.clone();
         let resources = resources.clone();
         // Reads up to 64 MiB from a disk, so not on a thread that answers the kubelet.
         let read = move || checkpoint::read(&folder, Some(&resources));
@@ -417,7 +420,7 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 fn checkpoint_id(settings: &Settings) -> Option<FileId> {
-    let path = settings.device_plugins().join(checkpoint::CHECKPOINT_FILE);
+    let path = settings.device_plugins.join(checkpoint::CHECKPOINT_FILE);
     let metadata = std::fs::symlink_metadata(path).ok()?;
     Some(FileId::of(&metadata))
 }

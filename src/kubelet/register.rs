@@ -1,5 +1,6 @@
 //! One attempt to register with the kubelet.
 
+use super::socket_path::NoConnection;
 use super::wire::v1beta1::registration_client::RegistrationClient;
 use super::wire::v1beta1::{DevicePluginOptions, RegisterRequest};
 use super::wire::{API_VERSION, dial};
@@ -12,8 +13,8 @@ use std::time::Duration;
 pub(super) enum RegisterOutcome {
     /// The kubelet accepted the registration.
     Registered,
-    /// No process listens on kubelet.sock. Holds the system's error message.
-    Unreachable(String),
+    /// No connection to kubelet.sock could be made.
+    Unreachable(NoConnection),
     /// The kubelet returned an error, or did not answer in time. Holds the message.
     Refused(String),
 }
@@ -27,7 +28,7 @@ pub(super) async fn register(
 ) -> RegisterOutcome {
     let channel = match dial(kubelet).await {
         Ok(channel) => channel,
-        Err(error) => return RegisterOutcome::Unreachable(root_cause(&error)),
+        Err(error) => return RegisterOutcome::Unreachable(NoConnection::of_dial(kubelet, &error)),
     };
     let request = RegisterRequest {
         version: API_VERSION.to_owned(),
@@ -42,15 +43,10 @@ pub(super) async fn register(
     let mut client = RegistrationClient::new(channel);
     match tokio::time::timeout(limit, client.register(request)).await {
         Ok(Ok(_)) => RegisterOutcome::Registered,
+        Ok(Err(status)) if status.message().is_empty() => {
+            RegisterOutcome::Refused(status.code().description().to_owned())
+        }
         Ok(Err(status)) => RegisterOutcome::Refused(status.message().to_owned()),
         Err(_) => RegisterOutcome::Refused(format!("no answer within {} s", limit.as_secs())),
-    }
-}
-
-/// The message of an error's last cause: a transport error's own message does not include it.
-fn root_cause(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => root_cause(source),
-        None => error.to_string(),
     }
 }

@@ -18,8 +18,11 @@ pub fn fixed_edits(edits: Edits) -> CurrentEdits {
 /// Settings of the kubelet front end.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The kubelet's folder, which holds `device-plugins/` and `pod-resources/`.
-    pub kubelet_dir: PathBuf,
+    /// The folder of the plugins' sockets, the kubelet's registration socket and its checkpoint. Every kubelet has it at
+    /// `/var/lib/kubelet/device-plugins`, whatever its `--root-dir`.
+    pub device_plugins: PathBuf,
+    /// The kubelet's `--root-dir`, which holds `pod-resources/` and `pods-api/`.
+    pub root_dir: PathBuf,
     /// What a grant changes in its container, at present.
     pub edits: CurrentEdits,
     /// When reconcile passes run.
@@ -29,28 +32,22 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The folder of the plugins' sockets, the kubelet's registration socket and its checkpoint.
-    #[must_use]
-    pub fn device_plugins(&self) -> PathBuf {
-        self.kubelet_dir.join("device-plugins")
-    }
-
     /// The socket where plugins register.
     #[must_use]
     pub fn kubelet_socket(&self) -> PathBuf {
-        self.device_plugins().join("kubelet.sock")
+        self.device_plugins.join("kubelet.sock")
     }
 
     /// The socket of the Pods API, if the kubelet serves it.
     #[must_use]
     pub fn pods_api_socket(&self) -> PathBuf {
-        self.kubelet_dir.join("pods-api").join("pods-api.sock")
+        self.root_dir.join("pods-api").join("pods-api.sock")
     }
 
     /// The socket of the pod resources API.
     #[must_use]
     pub fn pod_resources_socket(&self) -> PathBuf {
-        self.kubelet_dir.join("pod-resources").join("kubelet.sock")
+        self.root_dir.join("pod-resources").join("kubelet.sock")
     }
 }
 
@@ -113,10 +110,15 @@ pub struct Waits {
     pub settle_after_process: Duration,
     /// The loss of a stream sooner than this after Register is a quick loss.
     pub quick_loss: Duration,
-    /// This many consecutive quick losses on one kubelet mean a second plugin for the same resource.
+    /// After this many consecutive quick losses on one kubelet the plugin waits, and looks for their cause.
     pub quick_losses_max: u32,
-    /// How long the plugin then waits before it registers again, unless the kubelet restarts.
+    /// How long a plugin that another one contests waits before it registers again, unless the other one ends or the
+    /// kubelet restarts.
     pub contested_pause: Duration,
+    /// The interval at which a contested plugin checks whether the other one still serves.
+    pub contested_check: Duration,
+    /// The wait after repeated quick losses whose cause is unknown.
+    pub unexplained_pause: Duration,
     /// A connection to a plugin is closed after this long without a running call. The kubelet makes its
     /// first call within milliseconds, and then keeps a stream open.
     pub idle_max: Duration,
@@ -166,6 +168,8 @@ impl Default for Waits {
             quick_loss: Duration::from_secs(10),
             quick_losses_max: 3,
             contested_pause: Duration::from_secs(300),
+            contested_check: Duration::from_secs(1),
+            unexplained_pause: Duration::from_secs(10),
             idle_max: Duration::from_secs(5),
             min_age: Duration::from_millis(200),
             list_limit: Duration::from_secs(1),

@@ -1,8 +1,8 @@
-//! Examines a path where another program's socket is expected.
+//! Examines a path where another program's socket is expected, and explains why no connection can be made there.
 
 use std::fs::{self, FileType, Metadata};
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 /// Why a path names no socket. Its text completes a sentence that starts with the path.
@@ -25,15 +25,84 @@ pub enum NoSocket {
 impl NoSocket {
     /// How to fix a missing kubelet socket.
     #[must_use]
-    pub fn advice(&self) -> &'static str {
+    pub fn advice(&self) -> String {
         match self {
             Self::Absent => {
-                "start the kubelet; if it runs, check --kubelet-dir and that the folder is mounted"
+                "start the kubelet; if it runs, `berth node check` finds its folders, which a pod has to mount".into()
             }
-            Self::DanglingLink => "start the kubelet; if it runs, mount the folder of the link's target, too",
-            Self::Other(_) => "remove it and restart the kubelet",
-            Self::Unreadable(_) => "check the permissions of the path, and run berth as root",
+            Self::DanglingLink => {
+                "start the kubelet; if it runs, mount the folder of the link's target, too".into()
+            }
+            Self::Other(_) => "remove it and restart the kubelet".into(),
+            Self::Unreadable(io::ErrorKind::PermissionDenied) => permission_advice(),
+            Self::Unreadable(_) => "check the path; `berth node check` examines it again".into(),
         }
+    }
+}
+
+/// Why no connection to a socket can be made, and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}; {fix}")]
+pub struct NoConnection {
+    /// Whether the system denies it to this process.
+    pub is_denied: bool,
+    /// The socket and the cause.
+    pub what: String,
+    /// The remedy.
+    pub fix: String,
+}
+
+impl NoConnection {
+    /// The failure of a connection to the kubelet's socket at `path`.
+    #[must_use]
+    pub fn new(path: &Path, error: &io::Error) -> Self {
+        let is_denied = error.kind() == io::ErrorKind::PermissionDenied;
+        let (cause, fix) = match (error.kind(), socket_metadata(path)) {
+            (io::ErrorKind::PermissionDenied, Ok(metadata)) => {
+                let (mode, owner) = (metadata.mode() & 0o777, metadata.uid());
+                (
+                    format!("refuses this process: {error}; it has mode {mode:04o} and owner uid {owner}"),
+                    permission_advice(),
+                )
+            }
+            (io::ErrorKind::PermissionDenied, Err(_)) => {
+                (format!("cannot be reached: {error}"), permission_advice())
+            }
+            (io::ErrorKind::ConnectionRefused, _) => {
+                (format!("exists, but no process answers: {error}"), "start the kubelet".into())
+            }
+            (_, Err(no_socket)) => (no_socket.to_string(), no_socket.advice()),
+            (_, Ok(_)) => (format!("does not answer: {error}"), "restart the kubelet".into()),
+        };
+        Self { is_denied, what: format!("{} {cause}", path.display()), fix }
+    }
+
+    /// The failure of a gRPC connection.
+    pub(super) fn of_dial(path: &Path, error: &(dyn std::error::Error + 'static)) -> Self {
+        Self::of_call(path, error).unwrap_or_else(|| {
+            // A transport error's own message does not include its cause.
+            let cause = std::iter::successors(Some(error), |cause| cause.source()).last();
+            let what = format!("{}: {}", path.display(), cause.unwrap_or(error));
+            Self { is_denied: false, what, fix: "restart the kubelet".into() }
+        })
+    }
+
+    /// The failure of a gRPC call or of its connection; `None` if no error of the system caused it.
+    pub(super) fn of_call(path: &Path, error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        let mut causes = std::iter::successors(Some(error), |cause| cause.source());
+        causes.find_map(|cause| cause.downcast_ref()).map(|error| Self::new(path, error))
+    }
+}
+
+/// The remedy where the system denies this process a permission.
+#[must_use]
+pub fn permission_advice() -> String {
+    match rustix::process::geteuid() {
+        root if root.is_root() => {
+            "berth runs as root, so SELinux, AppArmor or a missing capability denies it: `dmesg` shows which"
+                .into()
+        }
+        user => format!("berth runs as uid {}: run it as root (uid 0)", user.as_raw()),
     }
 }
 
@@ -91,8 +160,26 @@ mod tests {
         assert!(matches!(socket_metadata(&at("loop")), Err(NoSocket::Unreadable(_))));
         let _listener = UnixListener::bind(at("socket")).unwrap();
         symlink("socket", at("link")).unwrap();
-        use std::os::unix::fs::MetadataExt;
         let inode = |name: &str| socket_metadata(&at(name)).unwrap().ino();
         assert_eq!(inode("link"), inode("socket"));
+    }
+    #[test]
+    fn each_failure_of_a_connection_has_its_cause_and_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubelet.sock");
+        let failure = |kind: io::ErrorKind| NoConnection::new(&path, &kind.into());
+        assert!(failure(io::ErrorKind::NotFound).what.ends_with("kubelet.sock does not exist"));
+        let listener = UnixListener::bind(&path).unwrap();
+        let denied = failure(io::ErrorKind::PermissionDenied);
+        let uid = rustix::process::geteuid();
+        assert!(denied.is_denied && denied.what.contains("permission denied"), "{denied}");
+        assert!(denied.what.contains(&format!("owner uid {}", uid.as_raw())), "{denied}");
+        let expected = if uid.is_root() { "runs as root" } else { "run it as root" };
+        assert!(denied.fix.contains(expected), "{denied}");
+        drop(listener);
+        let refused = std::os::unix::net::UnixStream::connect(&path).unwrap_err();
+        let refused = NoConnection::new(&path, &refused);
+        assert!(refused.what.contains("no process answers: Connection refused"), "{refused}");
+        assert!(refused.fix.contains("start the kubelet"), "{refused}");
     }
 }

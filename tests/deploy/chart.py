@@ -48,6 +48,8 @@ ODD_NAMES = {
     "priorityClassName": "1e3",
     "runtimeClassName": "true",
     "kubeletDir": "/var/lib/kubelet, a: b",
+    "kubeletRootDir": "/var/lib/k0s, a: b/kubelet",
+    "devicePluginsDir": "/var/lib/kubelet, a: b/plugins",
     "kubeletPodsAPI": True,
     "nvidiaDriverRoot": "/run/driver, a: b",
     "stateDir": "/var/lib/berth } #",

@@ -3,9 +3,10 @@
 use crate::admin_bench::{Bench, GPU, SHARED};
 use crate::admin_fakes::module;
 use berth_admin::{Registration, Step};
-use berth_core::counters::RegistrationState;
+use berth_core::counters::{LivenessLimits, RegistrationState};
 use berth_kernel::names::Resource;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 #[test]
 fn the_node_shows_its_resources_and_its_checks() {
@@ -347,6 +348,30 @@ fn a_node_is_not_ready_before_the_kubelet_accepted_all_resources() {
     bench.get("/readyz").expect(200);
     // Where there is no GPU there is nothing to wait for.
     Bench::new(0).get("/readyz").expect(200);
+}
+
+#[test]
+fn a_node_is_not_ready_while_no_allocation_can_end_or_another_plugin_serves_its_resource() {
+    let bench = Bench::new(1);
+    let counters = bench.kernel.counters();
+    counters.kubelet.pod_list_failed("pod-resources/kubelet.sock does not exist".into());
+    counters.kubelet.set_registration(GPU, Some(RegistrationState::Registered));
+    let says = bench.get("/readyz").problem(503, "not-ready");
+    assert!(says.contains("pod-resources/kubelet.sock does not exist; no allocation can end"), "{says}");
+    counters.kubelet.pod_list_answered();
+    bench.get("/readyz").expect(200);
+    // A kubelet that restarts is waited for, and one that is gone is another check's.
+    counters.kubelet.pod_list_failed("refused".into());
+    bench.get("/readyz").expect(200);
+    counters.set_limits(LivenessLimits { pod_list: Duration::ZERO, ..counters.limits() });
+    let says = bench.get("/readyz").problem(503, "not-ready");
+    assert!(says.contains("evidence: since 20") && says.contains("refused"), "{says}");
+    counters.kubelet.set_registration(GPU, Some(RegistrationState::Waiting));
+    bench.get("/readyz").expect(200);
+    counters.kubelet.pod_list_answered();
+    counters.kubelet.set_registration(GPU, Some(RegistrationState::Contested));
+    let says = bench.get("/readyz").problem(503, "not-ready");
+    assert!(says.contains("kubelet: waiting: another device plugin serves a resource"), "{says}");
 }
 
 #[test]

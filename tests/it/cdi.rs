@@ -305,6 +305,8 @@ fn own_spec(folder: &Path) -> String {
     )
 }
 
+/// A GPU is granted that no CDI specification names, and the container does not start.
+/// Report: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1239
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gpu_that_appears_is_offered_once_the_specification_names_it() {
     let rig = Rig::with_runtime(&State::h100(1), "", own_spec).await;

@@ -52,6 +52,8 @@ fn started_again(serving: &mut Serving) {
     });
 }
 
+/// Another label, another file: the plugin crashes.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/364
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_label_selects_the_file_and_can_change_while_pods_run() {
     let (server, configs) = (ApiServer::start(), configs());

@@ -300,6 +300,9 @@ async fn the_stack_changes_without_effect_on_running_pods() {
     assert_eq!(house.kubelet.anomalies(), []);
 }
 
+/// One GPU of a node shared, the others whole.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/1786
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/628
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_latched_gpu_is_listed_in_one_mode_and_changes_when_it_is_idle() {
     let parameters = "{ advertise: latched, replicas: 4, settleSeconds: 1 }";
@@ -346,6 +349,9 @@ async fn sigterm_ends_it_within_a_second_and_removes_its_sockets() {
     assert_eq!(house.kubelet.anomalies(), []);
 }
 
+/// The daemon starts before the driver is loaded.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/170
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/81
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_waits_for_gpus_and_for_the_kubelet_and_can_be_stopped_meanwhile() {
     let house = House::new("gpus: nvml\nnvmlLibrary: /nowhere/libnvidia-ml.so.1").await;

@@ -257,7 +257,9 @@ async fn a_list_that_others_exhaust_ends_nothing_and_blocks_no_pod() {
 async fn a_rival_for_the_same_resource_is_named_in_the_log_and_by_the_api() {
     let house = House::new("gpus: sim:2xt4").await;
     let serving = house.serve();
-    let contested = "another device plugin registers the same resource";
+    let contested = "another device plugin serves this resource";
+    let folder = house.folder.path().join("kubelet/device-plugins");
+    let _rival = TinyPlugin::serve(&folder, "nvidia-gpu.sock", WHOLE, &["GPU-0"]).unwrap();
     let end = Instant::now() + SOON;
     while !serving.log().contains("another device plugin") {
         assert!(Instant::now() < end, "{}", serving.log());
@@ -269,6 +271,8 @@ async fn a_rival_for_the_same_resource_is_named_in_the_log_and_by_the_api() {
     assert!(line.contains("ERROR") && line.contains(WHOLE), "{line}");
     let node = serving.call("GET", "/node", &Value::Null).to_string();
     assert!(node.contains(contested), "{node}");
+    let (is_ready, said) = readiness(&serving);
+    assert!(!is_ready && said.to_string().contains(contested), "{said}");
 }
 
 /// `berth serve` on this state folder, under a shell that prepares itself first.

@@ -144,8 +144,8 @@ fn variables_of_containers_are_accepted_by_the_daemon() {
         let config = deployed.config();
         assert!(mounted(Path::new(CONFIG_FILE).parent().unwrap()));
         assert!(mounted(&config.state_dir), "{:?}", config.state_dir);
-        for kubelet in ["device-plugins", "pod-resources"] {
-            assert!(mounted(&config.kubelet_dir.join(kubelet)), "{kubelet}");
+        for folder in [&config.device_plugins_dir, &config.kubelet_root_dir.join("pod-resources")] {
+            assert!(mounted(folder), "{}", folder.display());
         }
         for variable in container["env"].as_array().unwrap() {
             let name = variable["name"].as_str().unwrap();
@@ -301,7 +301,7 @@ fn the_chart_accepts_the_keys_of_the_daemon() {
     let schema: Value = serde_json::from_str(&read("deploy/helm/berth/values.schema.json")).unwrap();
     let config = schema["definitions"]["config"]["properties"].as_object().unwrap();
     // These the chart sets itself, and these it has for itself: which file is the node's.
-    let own = ["kubeletDir", "stateDir", "adminListen", "healthListen"];
+    let own = ["kubeletDir", "kubeletRootDir", "devicePluginsDir", "stateDir", "adminListen", "healthListen"];
     let of_chart = ["name", "map", "default", "fallbackStrategies"];
     assert!(of_chart.iter().all(|key| config.contains_key(*key) && !known.contains(key)));
     let keys = config.keys().map(String::as_str).filter(|key| !of_chart.contains(key));

@@ -137,6 +137,8 @@ fn a_contained_error_degrades_and_a_required_reset_makes_unhealthy() {
     assert_eq!(bench.next().code, 31);
 }
 
+/// GPUs behind NVSwitches are offered before the fabric manager runs, and CUDA fails with error 802.
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/1043
 #[test]
 fn a_gpu_waits_for_its_fabric_and_its_links_are_read_once_that_is_ready() {
     let mut state = State::h100(2);
@@ -168,6 +170,8 @@ fn inode(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().ino()
 }
 
+/// The driver was replaced, and NVML answers with a mismatch of driver and library.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/1431
 #[test]
 fn a_driver_that_is_replaced_is_opened_from_its_new_files_and_a_stale_container_asks_for_a_restart() {
     let restart_after = Duration::from_secs(1);
@@ -229,6 +233,8 @@ fn release(serving: &Serving, body: &Value) -> Value {
     serving.call("POST", "/node/nvml/release", body)
 }
 
+/// The driver cannot be unloaded, since the plugin uses it.
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/163
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_released_driver_is_closed_and_nothing_is_granted_until_it_is_used_again() {
     let nodes = tempfile::tempdir().unwrap();

@@ -18,6 +18,10 @@ fn health(serving: &Serving, uuid: &str) -> Value {
     serving.call("GET", &format!("/gpus/{uuid}"), &Value::Null)["health"].clone()
 }
 
+/// A GPU that works again stays unhealthy until the plugin is restarted.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/234
+/// Report: https://github.com/Project-HAMi/HAMi/issues/2200
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/1065
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_xid_of_one_instance_makes_its_gpu_unhealthy_on_every_stream_until_it_recovers() {
     let mut state = State::h100(2);
@@ -58,6 +62,8 @@ async fn an_xid_of_one_instance_makes_its_gpu_unhealthy_on_every_stream_until_it
     assert_eq!(kubelet.anomalies(), []);
 }
 
+/// An XID makes one share of a GPU unhealthy, and pods still land on the others.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/1929
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_xid_makes_every_share_of_its_gpu_unhealthy_and_an_applications_xid_none() {
     let state = State::h100(2);
@@ -78,6 +84,8 @@ async fn an_xid_makes_every_share_of_its_gpu_unhealthy_and_an_applications_xid_n
     assert!(said.contains("XID 79") && !said.contains("XID 31"), "{said}");
 }
 
+/// A restart of the plugin makes a broken GPU healthy.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/111
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
     let state = State::h100(2);
@@ -122,6 +130,9 @@ async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
     rig.allocatable(&[(WHOLE, 2)]).await;
 }
 
+/// A GPU that is added or rescanned is not found before a restart.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/34
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/482
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_hanging_and_new_gpus_are_found_without_a_restart() {
     let mut state = State::h100(3);

@@ -73,6 +73,8 @@ async fn shares_of_one_gpu_name_it_once() {
     node.assert_harmless();
 }
 
+/// An app container uses the devices of its init container again.
+/// Report: https://github.com/kubernetes/kubernetes/issues/56022
 #[tokio::test]
 async fn an_app_container_is_granted_its_init_containers_devices_again() {
     let node = Recipe::default().node().await;
@@ -109,6 +111,9 @@ async fn init_devices_are_granted_again_on_a_gpu_that_became_unhealthy() {
     assert_eq!(refused.code(), Code::FailedPrecondition);
 }
 
+/// Two pods get the same GPU.
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/1021
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/28
 #[tokio::test]
 async fn one_gpu_is_not_granted_twice_and_the_refusal_names_the_holder() {
     let node = Recipe { gpus: 1, policy: Some("whole shares=2"), ..Recipe::default() }.node().await;
@@ -340,6 +345,9 @@ async fn invalid_requests_are_refused_without_effect() {
     node.assert_harmless();
 }
 
+/// A placement that fails rejects every pod of the node.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/2038
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/231
 #[tokio::test]
 async fn a_placement_is_never_an_error_for_reasons_of_placement() {
     let node = Recipe::default().node().await;

@@ -125,7 +125,8 @@ impl Recipe {
             berth_core::start(keeper, &Arc::new(ScriptedPolicies), clock, baseline, None).unwrap().core;
         let gpus = (0..self.gpus).map(|n| part(n, self.numa)).collect();
         let settings = Settings {
-            kubelet_dir: folder.path().to_owned(),
+            device_plugins: folder.path().join("device-plugins"),
+            root_dir: folder.path().to_owned(),
             edits: berth_kubelet::fixed_edits(self.edits),
             reconcile: self.rounds,
             waits: self.waits,
@@ -260,7 +261,7 @@ impl Node {
     }
 
     pub(crate) fn plugins_folder(&self) -> PathBuf {
-        self.settings.device_plugins()
+        self.settings.device_plugins.clone()
     }
 
     /// Nothing that was done would have hurt a real kubelet.

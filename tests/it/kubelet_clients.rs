@@ -159,7 +159,8 @@ async fn a_stream_of_another_program_does_not_count_as_the_kubelets() {
     node.kubelet.wait_for("registrations that go on", SOON, again).await.unwrap();
     let registrations = node.running.as_ref().unwrap().registrations();
     let now = registrations.borrow().get(&resource(GPU)).cloned();
-    assert_eq!(now, Some(Registration::Registering { trouble: None }));
+    let Some(Registration::Registering { cause: Some(cause) }) = now else { panic!("{now:?}") };
+    assert!(cause.contains("did not call ListAndWatch"), "{cause}");
     node.kubelet.set_faults(|f| f.never_watch = false);
     node.allocatable(GPU, 4).await;
 }

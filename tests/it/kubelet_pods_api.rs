@@ -192,7 +192,7 @@ async fn without_a_pods_api_it_is_not_mentioned() {
     // Off, as kubelets are by default; and a kubelet that serves something else on that socket.
     for other in [false, true] {
         let mut node = Recipe { waits: waits(), ..Recipe::default() }.idle().await;
-        let folder = node.settings.kubelet_dir.join("pods-api");
+        let folder = node.settings.root_dir.join("pods-api");
         std::fs::create_dir_all(&folder).unwrap();
         let elsewhere = other.then(|| TinyPlugin::serve(&folder, "pods-api.sock", GPU, &["a"]).unwrap());
         node.kubelet.start().await.unwrap();

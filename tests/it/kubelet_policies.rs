@@ -121,6 +121,8 @@ async fn denied_three_times(node: &Node) {
     assert!(began.elapsed().as_secs() < 60, "this machine is too slow to be denied thrice in a minute");
 }
 
+/// Pods that are refused at admission are created again by the thousand.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/1223
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_denials_withdraw_a_resource_and_then_one_device_is_listed_again() {
     let mut recipe = Recipe { policy: Some("whole"), ..Recipe::default() };

@@ -234,6 +234,8 @@ async fn an_empty_or_partial_list_after_a_restart_ends_nothing() {
     node.assert_harmless();
 }
 
+/// The kubelet's checkpoint was deleted while pods run.
+/// Report: https://github.com/kubernetes/kubernetes/issues/116125
 #[tokio::test]
 async fn a_kubelet_that_lost_its_checkpoint_does_not_cost_every_pod_its_gpu() {
     let node = Recipe::default().node().await;

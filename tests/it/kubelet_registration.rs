@@ -38,7 +38,7 @@ async fn every_listed_resource_is_registered_on_a_socket_of_its_own() {
 async fn a_daemon_that_starts_first_waits_for_the_kubelet() {
     let mut node = Recipe::default().idle().await;
     node.start();
-    state(&node, GPU, Registration::Waiting { obstacle: None }).await;
+    obstacle(&node, "kubelet.sock does not exist; start the kubelet").await;
     node.kubelet.start().await.unwrap();
     node.allocatable(GPU, 4).await;
     node.assert_harmless();
@@ -113,6 +113,8 @@ fn slow_to_disconnect() -> Recipe {
     }
 }
 
+/// A stream that the kubelet ended is never opened again by it, so that the plugin has to register again.
+/// Report: https://github.com/kubernetes/kubernetes/issues/92958
 #[tokio::test]
 async fn a_lost_stream_of_a_running_kubelet_is_restored_safely() {
     let node = slow_to_disconnect().node().await;
@@ -148,8 +150,7 @@ async fn refused_registrations_are_tried_again_soon() {
     node.kubelet.start().await.unwrap();
     node.kubelet.set_faults(|f| f.refuse_registrations = 3);
     node.start();
-    let trouble = Some("registrations are refused for now".to_owned());
-    state(&node, GPU, Registration::Registering { trouble }).await;
+    cause(&node, "registrations are refused for now").await;
     node.allocatable(GPU, 4).await;
     assert_eq!(node.kubelet.calls(Rpc::Register, GPU).errors, 3);
     node.assert_harmless();
@@ -233,7 +234,8 @@ async fn a_kubelet_behind_a_symbolic_link_is_registered_with_and_its_restart_not
     let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
     let theirs = node.plugins_folder();
     let ours = tempfile::tempdir().unwrap();
-    node.settings.kubelet_dir = ours.path().to_owned();
+    node.settings.device_plugins = ours.path().join("device-plugins");
+    node.settings.root_dir = ours.path().to_owned();
     let here = node.plugins_folder();
     for folder in [&theirs, &here] {
         std::fs::create_dir_all(folder).unwrap();
@@ -259,11 +261,35 @@ async fn obstacle(node: &Node, says: &str) {
     let mut all = node.running.as_ref().unwrap().registrations();
     let there = all.wait_for(|all| {
         let state = all.get(&resource(GPU));
-        matches!(state, Some(Registration::Waiting { obstacle: Some(why) }) if why.contains(says))
+        matches!(state, Some(Registration::Waiting { obstacle }) if obstacle.contains(says))
     });
     let there = tokio::time::timeout(SOON, there).await.map(drop);
     let now = node.running.as_ref().unwrap().registrations().borrow().clone();
     assert!(there.is_ok(), "waited for {says:?}: {now:?}");
+}
+
+/// Waits until the resource is being registered, and the cause of the last failure contains this.
+async fn cause(node: &Node, says: &str) {
+    let mut all = node.running.as_ref().unwrap().registrations();
+    let there = all.wait_for(|all| {
+        let state = all.get(&resource(GPU));
+        matches!(state, Some(Registration::Registering { cause: Some(cause) }) if cause.contains(says))
+    });
+    let there = tokio::time::timeout(SOON, there).await.map(drop);
+    let now = node.running.as_ref().unwrap().registrations().borrow().clone();
+    assert!(there.is_ok(), "waited for {says:?}: {now:?}");
+}
+
+/// Waits until another plugin is shown by this.
+async fn contested(node: &Node, by: &str) {
+    let mut all = node.running.as_ref().unwrap().registrations();
+    let there = all.wait_for(|all| {
+        let state = all.get(&resource(GPU));
+        matches!(state, Some(Registration::Contested { evidence }) if evidence.contains(by))
+    });
+    let there = tokio::time::timeout(SOON, there).await.map(drop);
+    let now = node.running.as_ref().unwrap().registrations().borrow().clone();
+    assert!(there.is_ok(), "waited for {by:?}: {now:?}");
 }
 
 #[tokio::test]
@@ -316,17 +342,105 @@ fn node_check_names_the_file_at_the_kubelets_socket_path() {
     assert!(line.starts_with("ok") && line.contains("answers"), "{line}");
 }
 
-#[tokio::test]
-async fn three_quick_losses_mean_a_rival_and_a_kubelet_restart_ends_the_pause() {
-    let node = Recipe::default().node().await;
+/// The kubelet ends the stream three times, each soon after the registration.
+async fn lose_three_streams(node: &Node) {
     for _ in 0..3 {
         node.allocatable(GPU, 4).await;
         node.kubelet.drop_stream(GPU);
         node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
     }
-    state(&node, GPU, Registration::Contested).await;
-    node.kubelet.restart().await.unwrap();
+}
+
+/// Another device plugin for GPUs on the same node.
+/// Report: https://github.com/Project-HAMi/HAMi/issues/2076
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/455
+#[tokio::test]
+async fn a_plugin_on_nvidias_socket_is_a_rival_until_it_ends() {
+    let waits = Waits { contested_check: Duration::from_millis(50), ..Waits::default() };
+    let node = Recipe { waits, ..Recipe::default() }.node().await;
+    for ends in [true, false] {
+        let rival = TinyPlugin::serve(&node.plugins_folder(), "nvidia-gpu.sock", GPU, &["GPU-0"]).unwrap();
+        lose_three_streams(&node).await;
+        contested(&node, "nvidia-gpu.sock, on which NVIDIA's device plugin serves nvidia.com/gpu").await;
+        if ends {
+            drop(rival);
+        } else {
+            // A new kubelet ends the pause, too: which plugin comes first is open again.
+            node.kubelet.restart().await.unwrap();
+        }
+        node.allocatable(GPU, 4).await;
+    }
+    node.assert_harmless();
+}
+
+/// A kubelet ends the streams of the plugin again and again.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/368
+#[tokio::test]
+async fn a_kubelet_that_ends_streams_is_no_rival_and_registered_with_again() {
+    // The first pause is seen, the others end by themselves.
+    for pause in [Duration::from_secs(60), Duration::from_millis(10)] {
+        let waits = Waits { unexplained_pause: pause, ..Waits::default() };
+        let node = Recipe { waits, ..Recipe::default() }.node().await;
+        // A file of an ended plugin, and a plugin of another resource, show nothing.
+        drop(std::os::unix::net::UnixListener::bind(node.plugins_folder().join("nvidia-gpu.sock")).unwrap());
+        let _other =
+            TinyPlugin::serve(&node.plugins_folder(), "sriov.sock", "intel.com/nic", &["a"]).unwrap();
+        lose_three_streams(&node).await;
+        if pause > SOON {
+            cause(&node, "ended the stream 3 times, each within 10 s of the registration").await;
+            cause(&node, "other device plugins: sriov.sock").await;
+            node.kubelet.restart().await.unwrap();
+        }
+        node.allocatable(GPU, 4).await;
+        node.assert_harmless();
+    }
+}
+
+/// A daemon of another state folder, or of an older release, puts its socket in the place of ours.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/255
+#[tokio::test]
+async fn a_socket_that_another_process_takes_over_is_noticed_and_served_again_once_that_has_ended() {
+    let waits = Waits { contested_check: Duration::from_millis(50), ..Waits::default() };
+    let node = Recipe { waits, ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
+    let hex = format!("{:x}", Sha256::digest(GPU));
+    let name = format!("berth-{}.sock", &hex[..16]);
+    let second = TinyPlugin::serve(&node.plugins_folder(), &name, GPU, &["GPU-0"]).unwrap();
+    second.register().await.unwrap();
+    contested(&node, "as another berth daemon on this node does").await;
+    drop(second);
+    node.allocatable(GPU, 4).await;
+    state(&node, GPU, Registration::Registered).await;
+}
+
+#[tokio::test]
+async fn a_socket_that_another_process_serves_is_not_taken_over() {
+    let waits = Waits { contested_check: Duration::from_millis(50), ..Waits::default() };
+    let mut node = Recipe { waits, ..Recipe::default() }.idle().await;
+    node.kubelet.start().await.unwrap();
+    let hex = format!("{:x}", Sha256::digest(GPU));
+    let name = format!("berth-{}.sock", &hex[..16]);
+    let first = TinyPlugin::serve(&node.plugins_folder(), &name, GPU, &["GPU-0"]).unwrap();
+    first.register().await.unwrap();
+    node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
+    node.start();
+    contested(&node, "as another berth daemon on this node does").await;
+    assert_eq!(node.kubelet.calls(Rpc::Register, GPU).count, 1, "only the first has registered");
+    drop(first);
+    node.allocatable(GPU, 4).await;
+}
+
+#[tokio::test]
+async fn a_socket_that_was_deleted_is_served_again() {
+    let node = Recipe::default().node().await;
+    node.allocatable(GPU, 4).await;
+    let hex = format!("{:x}", Sha256::digest(GPU));
+    let socket = node.plugins_folder().join(format!("berth-{}.sock", &hex[..16]));
+    std::fs::remove_file(&socket).unwrap();
+    let again = |k: &Kubelet| k.calls(Rpc::Register, GPU).count == 2;
+    node.kubelet.wait_for("another registration", SOON, again).await.unwrap();
+    node.allocatable(GPU, 4).await;
+    assert!(socket.exists());
     node.assert_harmless();
 }
 
@@ -364,6 +478,8 @@ async fn a_resource_leaves_the_kubelet_only_with_its_last_id() {
     node.assert_harmless();
 }
 
+/// The kubelet still handles the end of the previous plugin when its successor registers, and drops both.
+/// Report: https://github.com/kubernetes/kubernetes/issues/127803
 #[tokio::test]
 async fn a_restarted_daemon_registers_without_poison() {
     let mut node = slow_to_disconnect().node().await;
@@ -414,6 +530,8 @@ async fn a_slow_registration_is_waited_for() {
     node.assert_harmless();
 }
 
+/// One GPU is to be taken out of use, and the node is not.
+/// Report: https://github.com/Project-HAMi/HAMi/issues/2289
 #[tokio::test]
 async fn unhealthy_and_cordoned_gpus_are_listed_as_such() {
     let node = Recipe::default().node().await;

@@ -313,11 +313,12 @@ async fn an_unreadable_checkpoint_is_reported() {
     house.start("a", WHOLE, 1).await.unwrap();
     let evidence = |serving: &Serving| {
         let node = serving.call("GET", "/node", &Value::Null);
-        assert_eq!(node["ready"], true, "{node}");
         let checks = node["checks"].as_array().unwrap().clone();
         let check = checks.into_iter().find(|check| check["name"] == "evidence").unwrap();
-        assert_eq!(check["ok"], true);
-        check["detail"].as_str().unwrap_or_default().to_owned()
+        let detail = check["detail"].as_str().unwrap_or_default().to_owned();
+        // The only allocation cannot end, and no API server shows its pod.
+        assert_eq!(check["ok"], detail.is_empty(), "{node}");
+        detail
     };
     until("the warning", || evidence(&serving).contains("1 allocation cannot end"));
     let said = evidence(&serving);
@@ -383,6 +384,8 @@ async fn an_init_containers_gpu_is_held_until_its_pod_ends_though_no_app_contain
     node.assert_harmless();
 }
 
+/// An init container needs more GPUs than its app container.
+/// Report: https://github.com/kubernetes/kubernetes/issues/71312
 #[tokio::test]
 async fn an_app_container_with_fewer_devices_than_its_init_container_leaves_the_others_held() {
     let node = node_of_four().await;

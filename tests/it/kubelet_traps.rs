@@ -95,6 +95,8 @@ async fn the_ids_of_a_vanished_gpu_leave_the_list_only_by_forget() {
     node.assert_harmless();
 }
 
+/// A pod from before a restart of the kubelet is rejected because its devices are not back.
+/// Report: https://github.com/kubernetes/kubernetes/issues/128043
 #[tokio::test]
 async fn a_pending_pod_is_admitted_again_after_a_kubelet_restart() {
     let node = Recipe::default().node().await;
@@ -177,6 +179,9 @@ async fn i7_a_new_pod_is_granted_devices_whose_release_was_missed() {
     node.assert_harmless();
 }
 
+/// A pod is deleted by force and still runs, and its GPU goes to another.
+/// Report: https://github.com/kubernetes/kubernetes/issues/104099
+/// Report: https://github.com/kubernetes/kubernetes/issues/141471
 #[tokio::test]
 async fn a_force_deleted_pods_allocation_ends_after_two_separate_passes() {
     let timing = Timing { rounds_apart_ms: HOUR_MS, ..Recipe::default().timing };

@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// So long that nothing else is missed meanwhile.
 const LONG: LivenessLimits =
-    LivenessLimits { keeper: SOON, policies: SOON, scan: SOON, front: SOON, stream: SOON };
+    LivenessLimits { keeper: SOON, policies: SOON, scan: SOON, front: SOON, stream: SOON, pod_list: SOON };
 /// So short that a test sees it.
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -217,6 +217,8 @@ fn a_blocked_kubelet_runtime_fails_livez() {
     });
 }
 
+/// The plugin runs, and the node has no allocatable GPU.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/58
 #[test]
 fn a_registered_resource_without_a_watch_fails_livez() {
     let bench = Bench::new(1);

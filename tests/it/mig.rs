@@ -102,6 +102,8 @@ async fn mixed_registers_every_profile_in_addition_to_whole_gpus() {
     assert_eq!(rig.house.kubelet.anomalies(), []);
 }
 
+/// The strategy single with different MIG layouts: the plugin panics.
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/460
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn single_lists_instances_as_gpus_and_refuses_mixed_layouts_with_a_message() {
     let mut state = State::h100(2);

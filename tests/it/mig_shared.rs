@@ -41,6 +41,8 @@ async fn single_never_lists_shares_of_gpus_and_instances_by_one_name() {
     assert_eq!(rig.house.kubelet.anomalies(), []);
 }
 
+/// More containers than MIG instances.
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/1287
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instances_are_shared_by_the_name_of_their_profile() {
     let mut state = State::h100(2);

@@ -236,6 +236,8 @@ fn a_profiles_attributes_are_read_from_nvml_if_the_name_has_none() {
     assert_eq!(profiles(&bench), ["1g.10gb", "1g.10gb", "1g.10gb", "2g.20gb"]);
 }
 
+/// A GPU in MIG mode cannot be read for lack of a right.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/229
 #[test]
 fn without_the_right_to_see_a_gpu_in_mig_mode_its_instances_are_read_by_themselves() {
     let mut state = State::h100(1);
@@ -580,6 +582,9 @@ fn a_broken_library_is_reported_with_advice() {
     }
 }
 
+/// NVML does not support the memory of the GPU (GB10, DGX Spark).
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/1482
+/// Report: https://github.com/NVIDIA/gpu-operator/issues/1794
 #[test]
 fn a_gpu_whose_memory_cannot_be_read_is_listed() {
     // Under MIG without the right to it, and on models that share the processor's memory; drivers before 510 have only the

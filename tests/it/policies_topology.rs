@@ -27,6 +27,8 @@ fn node(link: impl Fn(u32, u32) -> Link) -> Node {
     (0..GPUS).fold(node, |node, gpu| node.offer(gpu, &[(WHOLE, 1, Consumes::Whole)]))
 }
 
+/// A placement among sixteen GPUs takes half a minute, in which the kubelet admits no pod.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/774
 #[test]
 fn any_size_of_sixteen_gpus_is_found_within_the_budget() {
     let mut random = Random(1);

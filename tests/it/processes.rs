@@ -140,6 +140,9 @@ fn by_pid(list: &Value, pid: u32) -> Value {
     items.iter().find(|item| item["pid"] == pid).cloned().unwrap_or_default()
 }
 
+/// A pod uses GPUs that it did not request.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/87
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/1605
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_are_shown_with_their_pods_and_those_without_an_allocation_are_listed() {
     let machine = Machine::new(HOST);

@@ -11,7 +11,7 @@ use actix_web::web::{Data, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{Alive, Check, ConfigurationState, Kind, Ready, rfc3339};
 use berth_core::KernelHandle;
-use berth_core::counters::RegistrationState;
+use berth_core::counters::{RegistrationState, RegistrationStatus};
 use berth_core::metrics::{CONTENT_TYPE, CheckResults};
 use berth_core::stack::OfferNotes;
 use berth_http::query::Probe;
@@ -99,9 +99,11 @@ fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
 ///
 /// The daemon is ready once the GPUs were scanned, the devices of running pods were adopted, the store accepts
 /// writes, and the kubelet accepted every resource once since the daemon started: a rollout continues with the next
-/// node when this one is ready, which it must not while its resources are missing. A kubelet that disconnects later
-/// is reported, but the daemon stays ready; so do policies of the active stack that cannot be called yet. Over TLS
-/// from another machine the details need the right to read; without it only the names of the checks are returned.
+/// node when this one is ready, which it must not while its resources are missing. It is not ready while another
+/// device plugin serves its resources, or while a running kubelet shows no pods, so that no allocation can end. A
+/// kubelet that disconnects later is reported, but the daemon stays ready; so do policies of the active stack that
+/// cannot be called yet. Over TLS from another machine the details need the right to read; without it only the names
+/// of the checks are returned.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()), params(Probe),
     responses(
         (status = 200, description = "The daemon is ready", body = Ready),
@@ -148,12 +150,7 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
             ok: kubelet_ok,
             detail: kubelet.map(|why| format!("waiting: {why}")),
         },
-        // A device that the kubelet considers free is granted nevertheless.
-        Check {
-            name: "evidence".into(),
-            ok: true,
-            detail: kernel.snapshot().stuck.as_deref().map(|s| s.describe(&rfc3339(s.since_wall_ms))),
-        },
+        evidence(kernel),
     ];
     checks.push(Check { name: "holders".into(), ok: true, detail: contests(&kernel.snapshot()) });
     if let Some(configuration) = &facts.configuration {
@@ -181,6 +178,30 @@ fn contests(ledger: &Ledger) -> Option<String> {
         .map(|found| Transition::Contested(found).describe(ledger, GpuName::Index))
         .collect();
     (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// Whether allocations of finished pods can end. Not ready while none can on a kubelet that runs: each needs the kubelet's
+/// `List`, and its checkpoint or the pods of the API server. A hold keeps the daemon ready: an operator ends it.
+fn evidence(kernel: &KernelHandle) -> Check {
+    let (ledger, counters) = (kernel.snapshot(), &kernel.counters().kubelet);
+    let stuck = ledger.stuck.as_deref();
+    let is_registered =
+        |registration: &RegistrationStatus| registration.at == Some(RegistrationState::Registered);
+    let has_kubelet = counters.registrations().values().any(is_registered);
+    let list = counters.pod_list();
+    let limit = kernel.counters().limits().pod_list;
+    // A kubelet that starts does not answer at once; one whose folder is not mounted never does.
+    let failing = list.error.filter(|(_, since)| !list.answered || since.elapsed() > limit);
+    let is_none_able =
+        stuck.is_some_and(|stuck| ledger.hold.is_none() && stuck.allocations >= ledger.live.len());
+    let detail = stuck.map(|stuck| stuck.describe(&rfc3339(stuck.since_wall_ms)));
+    let can_end = !has_kubelet || (failing.is_none() && !is_none_able);
+    let failing = failing.filter(|_| has_kubelet).map(|(why, since)| {
+        let elapsed_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let since = rfc3339(kernel.now().wall_ms.saturating_sub(elapsed_ms));
+        format!("since {since}: {why}; no allocation can end, so the GPUs of finished pods stay allocated")
+    });
+    Check { name: "evidence".into(), ok: can_end, detail: detail.or(failing) }
 }
 
 /// Why the settings in use are not those of the file, if they are not.
@@ -211,6 +232,10 @@ fn registration(kernel: &KernelHandle, waits: Option<String>) -> (bool, Option<S
         };
     }
     let registrations = kernel.counters().kubelet.registrations();
+    // The kubelet has the devices of another plugin, so this daemon grants none.
+    if registrations.values().any(|one| one.at == Some(RegistrationState::Contested)) {
+        return (false, waits.or_else(|| Some("another device plugin serves a resource".into())));
+    }
     let was_registered = |name: &&str| registrations.get(*name).is_some_and(|one| one.was_registered);
     let mut missing = resources.iter().map(Resource::as_str).filter(|name| !was_registered(name)).peekable();
     match missing.peek() {

@@ -52,7 +52,8 @@ impl From<&Problem> for FileError {
 struct Settings {
     node: String,
     gpus: String,
-    kubelet_dir: String,
+    device_plugins_dir: String,
+    kubelet_root_dir: String,
     state_dir: String,
     admin_listen: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -152,7 +153,8 @@ fn settings(config: &Config) -> Settings {
     Settings {
         node: config.node_name.clone(),
         gpus,
-        kubelet_dir: config.kubelet_dir.display().to_string(),
+        device_plugins_dir: config.device_plugins_dir.display().to_string(),
+        kubelet_root_dir: config.kubelet_root_dir.display().to_string(),
         state_dir: config.state_dir.display().to_string(),
         admin_listen: config.admin_listen.to_string(),
         health_listen: config.health_listen.map(|listen| listen.to_string()),
@@ -174,7 +176,8 @@ fn as_text(checked: &CheckResult) -> String {
         text += &facts(&[
             ("  node", settings.node.clone()),
             ("  GPUs", settings.gpus.clone()),
-            ("  kubelet folder", settings.kubelet_dir.clone()),
+            ("  device plugins", settings.device_plugins_dir.clone()),
+            ("  kubelet root", settings.kubelet_root_dir.clone()),
             ("  state folder", settings.state_dir.clone()),
             ("  admin API", access.address(&settings.admin_listen)),
             ("  callers", access.callers()),

@@ -80,7 +80,7 @@ fn check_all(
     lines.extend(kubelet::all(config));
     lines.push(state::folder(config));
     lines.push(state::ports(config));
-    lines.extend(state::evidence(config));
+    lines.extend(state::running(config));
     lines.push(host::strategy(config, root, &parts, versions));
     lines.extend(host::mps(config, root));
     lines

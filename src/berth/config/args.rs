@@ -28,6 +28,18 @@ pub struct ServeArgs {
     /// The kubelet's folder [default: /var/lib/kubelet]
     #[arg(long, env = "BERTH_KUBELET_DIR", hide_env = true, value_name = "DIR")]
     pub kubelet_dir: Option<PathBuf>,
+    /// The kubelet's --root-dir, with pod-resources/ [default: the kubelet's folder]
+    #[arg(long, env = "BERTH_KUBELET_ROOT_DIR", hide_env = true, hide_short_help = true, value_name = "DIR")]
+    pub kubelet_root_dir: Option<PathBuf>,
+    /// The folder of kubelet.sock [default: device-plugins in the kubelet's folder]
+    #[arg(
+        long,
+        env = "BERTH_DEVICE_PLUGINS_DIR",
+        hide_env = true,
+        hide_short_help = true,
+        value_name = "DIR"
+    )]
+    pub device_plugins_dir: Option<PathBuf>,
     /// The folder of the allocation store, the policies and the token [default: /var/lib/berth]
     #[arg(long, env = "BERTH_STATE_DIR", hide_env = true, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
@@ -131,6 +143,8 @@ impl ServeArgs {
             "admin.socket" => self.admin_socket.is_some(),
             "kubeconfig" => self.kubeconfig.is_some(),
             "kubeletDir" => self.kubelet_dir().is_some(),
+            "kubeletRootDir" => self.kubelet_root_dir.is_some(),
+            "devicePluginsDir" => self.device_plugins_dir.is_some(),
             "nvmlLibrary" => self.nvml_library.is_some(),
             "stateDir" => self.state_dir.is_some(),
             "tokenFile" => self.token_file.is_some(),

@@ -29,6 +29,8 @@ use std::time::Duration;
 pub struct FileConfig {
     pub(super) node_name: Option<String>,
     pub(super) kubelet_dir: Option<PathBuf>,
+    pub(super) kubelet_root_dir: Option<PathBuf>,
+    pub(super) device_plugins_dir: Option<PathBuf>,
     pub(super) state_dir: Option<PathBuf>,
     pub(super) gpus: Option<String>,
     pub(super) nvml_library: Option<PathBuf>,
@@ -259,6 +261,8 @@ impl FileConfig {
         Self {
             node_name: self.node_name.or(base.node_name),
             kubelet_dir: self.kubelet_dir.or(base.kubelet_dir),
+            kubelet_root_dir: self.kubelet_root_dir.or(base.kubelet_root_dir),
+            device_plugins_dir: self.device_plugins_dir.or(base.device_plugins_dir),
             state_dir: self.state_dir.or(base.state_dir),
             gpus: self.gpus.or(base.gpus),
             nvml_library: self.nvml_library.or(base.nvml_library),

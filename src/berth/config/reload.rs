@@ -198,7 +198,8 @@ impl Config {
             notices,
             // Kept until a restart.
             node_name,
-            kubelet_dir,
+            device_plugins_dir,
+            kubelet_root_dir,
             state_dir,
             api_server,
             gpus,
@@ -252,7 +253,16 @@ impl Config {
             chosen: self.chosen.clone(),
             notices,
             node_name: needs_restart.running(&["nodeName"], &self.node_name, &node_name),
-            kubelet_dir: needs_restart.running(&["kubeletDir"], &self.kubelet_dir, &kubelet_dir),
+            device_plugins_dir: needs_restart.running(
+                &["kubeletDir", "devicePluginsDir"],
+                &self.device_plugins_dir,
+                &device_plugins_dir,
+            ),
+            kubelet_root_dir: needs_restart.running(
+                &["kubeletDir", "kubeletRootDir"],
+                &self.kubelet_root_dir,
+                &kubelet_root_dir,
+            ),
             state_dir: needs_restart.running(&["stateDir"], &self.state_dir, &state_dir),
             api_server: needs_restart.running(&["apiServer", "kubeconfig"], &self.api_server, &api_server),
             gpus: needs_restart.running(&["gpus", "nvmlLibrary"], &self.gpus, &gpus),
@@ -383,9 +393,11 @@ mod tests {
     }
 
     /// Each key of the file, with a value that differs from that of [`BASE`].
-    const CHANGED: [(&str, &str); 30] = [
+    const CHANGED: [(&str, &str); 32] = [
         ("nodeName", "other"),
         ("kubeletDir", "/other"),
+        ("kubeletRootDir", "/other"),
+        ("devicePluginsDir", "/other"),
         ("stateDir", "/other"),
         ("gpus", "sim:1xt4"),
         ("nvmlLibrary", "/other/libnvidia-ml.so.1"),

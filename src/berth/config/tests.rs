@@ -10,7 +10,8 @@ fn merged(yaml: &str) -> Result<Config, BadSettings> {
 #[test]
 fn an_empty_file_means_defaults() {
     let config = merged("").unwrap();
-    assert_eq!(config.kubelet_dir, PathBuf::from("/var/lib/kubelet"));
+    assert_eq!(config.device_plugins_dir, PathBuf::from("/var/lib/kubelet/device-plugins"));
+    assert_eq!(config.kubelet_root_dir, PathBuf::from("/var/lib/kubelet"));
     assert_eq!(config.token_file, PathBuf::from("/var/lib/berth/token"));
     assert_eq!(config.rules, Rules::default());
     assert_eq!(config.gpus, GpuSource::Nvml { library: None, driver_root: None });
@@ -44,8 +45,28 @@ fn relative_folders_are_relative_to_the_current_folder() {
     let config = merged("stateDir: st\nkubeletDir: ./k\n").unwrap();
     assert_eq!(config.state_dir, current.join("st"));
     assert_eq!(config.token_file, current.join("st/token"));
-    assert_eq!(config.kubelet_dir, current.join("k"));
+    assert_eq!(config.device_plugins_dir, current.join("k/device-plugins"));
+    assert_eq!(config.kubelet_root_dir, current.join("k"));
     assert_eq!(merged("tokenFile: t").unwrap().token_file, current.join("t"));
+}
+
+#[test]
+fn the_kubelets_two_folders_are_set_apart_or_by_their_common_parent() {
+    let folders = |yaml: &str, args: &ServeArgs| {
+        let config = Config::merge(args, FileConfig::parse(yaml).unwrap()).unwrap();
+        [config.device_plugins_dir, config.kubelet_root_dir].map(|path| path.display().to_string())
+    };
+    let none = ServeArgs::default();
+    assert_eq!(folders("kubeletDir: /k", &none), ["/k/device-plugins", "/k"]);
+    let root = "kubeletRootDir: /var/lib/k0s/kubelet";
+    assert_eq!(folders(root, &none), ["/var/lib/kubelet/device-plugins", "/var/lib/k0s/kubelet"]);
+    assert_eq!(folders("kubeletDir: /k\ndevicePluginsDir: /p", &none), ["/p", "/k"]);
+    let flags = ServeArgs {
+        kubelet_dir: Some("/f".into()),
+        device_plugins_dir: Some("/g".into()),
+        ..ServeArgs::default()
+    };
+    assert_eq!(folders("devicePluginsDir: /p\nkubeletRootDir: /r", &flags), ["/g", "/r"]);
 }
 
 #[test]

@@ -88,9 +88,9 @@ fn registration_step(state: &berth_kubelet::Registration) -> Step {
     use berth_kubelet::Registration::{Contested, Registered, Registering, Waiting};
     let reason = match state {
         Registered => return Step::Done,
-        Waiting { obstacle } => obstacle.as_deref().unwrap_or("there is no kubelet yet"),
-        Registering { trouble } => trouble.as_deref().unwrap_or("registering"),
-        Contested => "another device plugin registers the same resource: remove it from this node",
+        Waiting { obstacle } => obstacle,
+        Registering { cause } => cause.as_deref().unwrap_or("registering"),
+        Contested { evidence } => evidence,
     };
     Step::Waiting(reason.into())
 }

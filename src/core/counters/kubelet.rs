@@ -103,6 +103,46 @@ impl RegistrationState {
     }
 }
 
+/// How an attempt to register a resource ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegistrationOutcome {
+    /// The kubelet accepted it.
+    Registered,
+    /// The kubelet refused it, or did not answer in time.
+    Refused,
+    /// The system denies this process the connection to kubelet.sock.
+    Denied,
+    /// No process answers on kubelet.sock.
+    Unreachable,
+    /// The kubelet accepted it and did not call ListAndWatch.
+    NotWatched,
+}
+
+impl RegistrationOutcome {
+    const ALL: [Self; 5] =
+        [Self::Registered, Self::Refused, Self::Denied, Self::Unreachable, Self::NotWatched];
+
+    /// The outcome as a metric label.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Registered => "registered",
+            Self::Refused => "refused",
+            Self::Denied => "denied",
+            Self::Unreachable => "unreachable",
+            Self::NotWatched => "notWatched",
+        }
+    }
+}
+
+/// What the kubelet's `List` answered. Without it no allocation ends.
+#[derive(Clone, Debug, Default)]
+pub struct PodListStatus {
+    /// Whether it has answered since the daemon started.
+    pub answered: bool,
+    /// Why the last call failed, and since when calls fail; `None` if it was answered, or before the first call.
+    pub error: Option<(String, Instant)>,
+}
+
 /// Registration and streams of one resource at the kubelet.
 #[derive(Clone, Copy, Debug)]
 pub struct RegistrationStatus {
@@ -122,8 +162,8 @@ pub struct KubeletCounters {
     calls: [[AtomicU64; CODES.len()]; METHODS.len()],
     durations: [Histogram; METHODS.len()],
     refusals: Mutex<BTreeMap<&'static str, u64>>,
-    accepted: AtomicU64,
-    refused: AtomicU64,
+    outcomes: [AtomicU64; RegistrationOutcome::ALL.len()],
+    pod_list: Mutex<PodListStatus>,
     registrations: Mutex<BTreeMap<String, RegistrationStatus>>,
     passes: Mutex<BTreeMap<&'static str, u64>>,
     /// Durations of reconcile passes.
@@ -136,8 +176,8 @@ impl Default for KubeletCounters {
             calls: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
             durations: std::array::from_fn(|_| Histogram::new(CALL_US)),
             refusals: Mutex::default(),
-            accepted: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            outcomes: std::array::from_fn(|_| AtomicU64::new(0)),
+            pod_list: Mutex::default(),
             registrations: Mutex::default(),
             passes: Mutex::default(),
             pass_durations: Histogram::new(PASS_US),
@@ -175,19 +215,34 @@ impl KubeletCounters {
         self.refusals.lock().clone()
     }
 
-    /// Counts a registration that the kubelet accepted or refused.
-    pub fn count_registration(&self, accepted: bool) {
-        let count = if accepted { &self.accepted } else { &self.refused };
-        count.fetch_add(1, Ordering::Relaxed);
+    /// Counts an attempt to register.
+    pub fn count_registration(&self, outcome: RegistrationOutcome) {
+        self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Registrations by outcome.
+    /// Attempts to register by outcome.
     #[must_use]
-    pub fn registration_outcomes(&self) -> [(&'static str, u64); 2] {
-        [
-            ("registered", self.accepted.load(Ordering::Relaxed)),
-            ("refused", self.refused.load(Ordering::Relaxed)),
-        ]
+    pub fn registration_outcomes(&self) -> [(&'static str, u64); RegistrationOutcome::ALL.len()] {
+        RegistrationOutcome::ALL
+            .map(|one| (one.as_str(), self.outcomes[one as usize].load(Ordering::Relaxed)))
+    }
+
+    /// Records that the kubelet's `List` was answered.
+    pub fn pod_list_answered(&self) {
+        *self.pod_list.lock() = PodListStatus { answered: true, error: None };
+    }
+
+    /// Records that the kubelet's `List` failed.
+    pub fn pod_list_failed(&self, why: String) {
+        let mut status = self.pod_list.lock();
+        let since = status.error.as_ref().map_or_else(Instant::now, |(_, since)| *since);
+        status.error = Some((why, since));
+    }
+
+    /// What the kubelet's `List` answered.
+    #[must_use]
+    pub fn pod_list(&self) -> PodListStatus {
+        self.pod_list.lock().clone()
     }
 
     /// Sets the state of a resource's registration; `None` once its plugin has ended.

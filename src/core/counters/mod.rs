@@ -15,7 +15,10 @@ pub use heartbeat::Heartbeat;
 pub use histogram::{Histogram, HistogramSnapshot};
 pub use http::{HttpCounters, MALFORMED, Method, ROUTES_COUNTED_MAX, Served};
 pub use keeper::{KeeperCounters, RESOURCES_COUNTED_MAX};
-pub use kubelet::{CODES, Call, KubeletCounters, METHODS, RegistrationState, RegistrationStatus, Rpc};
+pub use kubelet::{
+    CODES, Call, KubeletCounters, METHODS, PodListStatus, RegistrationOutcome, RegistrationState,
+    RegistrationStatus, Rpc,
+};
 
 use parking_lot::Mutex;
 use std::time::Duration;
@@ -51,8 +54,8 @@ impl Counters {
     }
 }
 
-/// Limits of `/livez`. Each is far above the longest operation that has its own deadline, since a restart only helps
-/// where an operation never ends.
+/// Limits of `/livez`, and of one check of `/readyz`. Each is far above the longest operation that has its own deadline,
+/// since a restart only helps where an operation never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LivenessLimits {
     /// Longest time without a turn of the keeper, which ticks every ten seconds. Its longest turn is an append and a load of the store
@@ -67,6 +70,8 @@ pub struct LivenessLimits {
     pub front: Duration,
     /// Longest time that a resource may stay registered without a stream.
     pub stream: Duration,
+    /// Longest time that the kubelet's `List` may fail before the daemon is not ready: far above a restart of the kubelet.
+    pub pod_list: Duration,
 }
 
 impl Default for LivenessLimits {
@@ -77,6 +82,7 @@ impl Default for LivenessLimits {
             scan: Duration::from_secs(120),
             front: Duration::from_secs(30),
             stream: Duration::from_secs(30),
+            pod_list: Duration::from_secs(30),
         }
     }
 }

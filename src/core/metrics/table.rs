@@ -181,7 +181,7 @@ families! {
         REGISTRATION = gauge("berth_kubelet_registration", &["resource", "state"],
             "1 for the state of the registration: waiting (for a kubelet), registering, registered, contested (by another plugin).");
         REGISTERS = counter("berth_kubelet_registrations_total", &["outcome"],
-            "Registrations: registered, or refused by the kubelet.");
+            "Attempts to register: registered; refused (by the kubelet); denied (a permission), unreachable (no process answers on kubelet.sock), notWatched (no ListAndWatch followed).");
         STREAMS = gauge("berth_list_and_watch_streams", &["resource"],
             "Streams on which a kubelet watches the devices of a resource; normally one each.");
         GRPC_CALLS = counter("berth_grpc_calls_total", &["method", "code"],

@@ -14,8 +14,10 @@ use std::{
 /// How the stand-in behaves; fixed at its creation.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The folder that holds `device-plugins/` and `pod-resources/`.
+    /// The folder that holds `device-plugins/`: /var/lib/kubelet of every kubelet.
     pub kubelet_dir: PathBuf,
+    /// The `--root-dir`, which holds `pod-resources/`; by default the same.
+    pub root_dir: PathBuf,
     /// Determines every order that is random in the kubelet.
     pub seed: u64,
     /// How long a resource is kept after its plugin's disconnect; 5 minutes in the kubelet.
@@ -39,8 +41,10 @@ pub struct Options {
 impl Options {
     /// The kubelet's values.
     pub fn new(kubelet_dir: impl Into<PathBuf>) -> Self {
+        let kubelet_dir = kubelet_dir.into();
         Self {
-            kubelet_dir: kubelet_dir.into(),
+            root_dir: kubelet_dir.clone(),
+            kubelet_dir,
             seed: 1,
             endpoint_grace: Duration::from_secs(300),
             dial_limit: Duration::from_secs(10),

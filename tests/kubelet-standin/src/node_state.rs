@@ -45,11 +45,11 @@ impl NodeState {
     }
 
     pub(crate) fn pod_resources(&self) -> PathBuf {
-        self.options.kubelet_dir.join("pod-resources")
+        self.options.root_dir.join("pod-resources")
     }
 
     pub(crate) fn pods_api(&self) -> PathBuf {
-        self.options.kubelet_dir.join("pods-api")
+        self.options.root_dir.join("pods-api")
     }
 
     pub(crate) fn faults(&self) -> Faults {

@@ -86,6 +86,8 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $_ := set $config "apiServer" "off" -}}
 {{- end -}}
 {{- $_ := set $config "kubeletDir" $values.kubeletDir -}}
+{{- with $values.kubeletRootDir }}{{ $_ := set $config "kubeletRootDir" . }}{{ end -}}
+{{- with $values.devicePluginsDir }}{{ $_ := set $config "devicePluginsDir" . }}{{ end -}}
 {{- $_ := set $config "stateDir" "/var/lib/berth" -}}
 {{- include "berth.admin" (dict "values" $values "config" $config) -}}
 {{- $_ := set $config "healthListen" (include "berth.address" (dict "host" $values.healthAddress "port" $values.healthPort)) -}}
@@ -311,7 +313,7 @@ all others while it runs; a test compares this list with the daemon's. Files of 
 {{- if $file.Error -}}
 {{- $lines = append $lines (printf "%s.map.%s: is not valid YAML: %s" $prefix $key (replace "\n" " " $file.Error)) -}}
 {{- end -}}
-{{- range list "kubeletDir" "stateDir" "adminListen" "healthListen" -}}
+{{- range list "kubeletDir" "kubeletRootDir" "devicePluginsDir" "stateDir" "adminListen" "healthListen" -}}
 {{- if hasKey $file . -}}
 {{- $lines = append $lines (printf "%s.map.%s: has %s, which the chart sets; use the chart's value" $prefix $key .) -}}
 {{- end -}}

@@ -1,38 +1,92 @@
 //! The kubelet's folders, sockets and checkpoint.
+//!
+//! A kubelet has two folders that one path cannot name: `device-plugins` is in /var/lib/kubelet whatever its settings,
+//! `pod-resources` in its `--root-dir`. Where the configured one is not the kubelet's, `/proc/net/unix` has the right one,
+//! also of a kubelet inside another program.
 
 use super::line::{Level, Line};
 use crate::config::Config;
+use berth_files::socket::connect_within;
 use berth_kubelet::checkpoint::{CHECKPOINT_BYTES_MAX, CHECKPOINT_FILE};
-use berth_kubelet::{NoSocket, socket_metadata};
+use berth_kubelet::{NoConnection, NoSocket, permission_advice, socket_metadata};
 use rustix::fs::{Access, FileType, Mode, OFlags, access};
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use std::fs::{File, symlink_metadata};
+use std::fs::{File, read_to_string, symlink_metadata};
 use std::io::Read;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The fix for a missing kubelet folder.
 const FOLDER_FIX: &str =
-    "run on the node, or mount it into the pod with a hostPath; set another path with --kubelet-dir";
+    "run on the node, or mount it into the pod with a hostPath; set another path with --device-plugins-dir";
+/// The longest wait for a connection to a socket whose process is stopped.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
 
 pub(super) fn all(config: &Config) -> [Line; 4] {
-    let plugins = config.kubelet_dir.join("device-plugins");
+    let (plugins, pods) = (&config.device_plugins_dir, config.kubelet_root_dir.join("pod-resources"));
+    let listening = listening_sockets(&config.processes.proc_root);
+    let mut kubelet = connect(
+        "kubelet socket",
+        &plugins.join("kubelet.sock"),
+        "start the kubelet (systemctl status kubelet); berth waits for it",
+    );
+    let has_kubelet = kubelet.level == Level::Ok;
+    let is_kubelets = |path: &&PathBuf| path.ends_with("device-plugins/kubelet.sock");
+    if let Some(found) = listening.iter().find(is_kubelets).and_then(|path| path.parent())
+        && kubelet.level == Level::Warn
+        && found != plugins
+    {
+        let found = found.display();
+        kubelet.fix = Some(format!(
+            "the kubelet listens in {found}: set devicePluginsDir: {found} (--device-plugins-dir, or the chart's value)"
+        ));
+    }
+    let mut pod_resources = connect(
+        "pod-resources socket",
+        &pods.join("kubelet.sock"),
+        "start the kubelet, or mount pod-resources/ into the pod; without it no allocation ends",
+    );
+    if pod_resources.level == Level::Warn && has_kubelet {
+        pod_resources.level = Level::Fail;
+        // The kubelet binds this socket under another name and renames it.
+        let is_pod_resources = |folder: &&Path| folder.ends_with("pod-resources") && *folder != pods;
+        let found = listening.iter().filter_map(|path| path.parent()).find(is_pod_resources);
+        pod_resources.fix = Some(match found.and_then(Path::parent).map(Path::display) {
+            Some(root) => format!(
+                "a process listens in {root}/pod-resources: set kubeletRootDir: {root} (--kubelet-root-dir, or the \
+                 chart's value); without this socket no allocation ends"
+            ),
+            None => "set kubeletRootDir to the kubelet's --root-dir (--kubelet-root-dir, or the chart's value); `ps -C \
+                     kubelet -o args` on the node shows it; without this socket no allocation ends"
+                .into(),
+        });
+    }
     [
-        folder(&plugins),
-        connect(
-            "kubelet socket",
-            &plugins.join("kubelet.sock"),
-            "start the kubelet (systemctl status kubelet); berth waits for it",
-        ),
-        connect(
-            "pod-resources socket",
-            &config.kubelet_dir.join("pod-resources/kubelet.sock"),
-            "start the kubelet, or mount pod-resources/ into the pod; without it holders have no names",
-        ),
+        folder(plugins),
+        kubelet,
+        pod_resources,
         checkpoint(&plugins.join(CHECKPOINT_FILE), config.skip_adoption),
     ]
+}
+
+/// The paths of the sockets on which processes of the node listen, as far as this process sees them: all with the host's
+/// network or PID namespace, none of others' else.
+fn listening_sockets(proc_root: &Path) -> Vec<PathBuf> {
+    /// The flag `__SO_ACCEPTCON`.
+    const LISTENS: u32 = 0x10000;
+    let tables = ["1/net/unix", "net/unix"].map(|table| read_to_string(proc_root.join(table)));
+    let lines = tables.iter().flatten().flat_map(|table| table.lines());
+    let path = |line: &str| {
+        // Num RefCount Protocol Flags Type St Inode Path
+        let mut columns = line.split_ascii_whitespace();
+        let flags = u32::from_str_radix(columns.nth(3)?, 16).ok()?;
+        // An abstract socket has a name that begins with @.
+        let at = line.find(" /")? + 1;
+        (flags & LISTENS != 0).then(|| PathBuf::from(&line[at..]))
+    };
+    lines.filter_map(path).collect()
 }
 
 fn folder(path: &Path) -> Line {
@@ -50,7 +104,10 @@ fn folder(path: &Path) -> Line {
                 format!("{shown} is read-only"),
                 "mount it writable: berth creates sockets in it",
             ),
-            Err(error) => Line::fail(CHECK, format!("{shown} is not writable: {error}"), "run as root"),
+            Err(Errno::ACCESS) => {
+                Line::fail(CHECK, format!("{shown} is not writable: {}", Errno::ACCESS), permission_advice())
+            }
+            Err(error) => Line::fail(CHECK, format!("{shown} is not writable: {error}"), FOLDER_FIX),
         },
     }
 }
@@ -59,9 +116,10 @@ fn folder(path: &Path) -> Line {
 fn connect(check: &'static str, path: &Path, fix: &'static str) -> Line {
     let shown = path.display();
     match socket_metadata(path) {
-        Ok(_) => match UnixStream::connect(path) {
+        Ok(_) => match connect_within(path, CONNECT_MAX).map_err(|error| NoConnection::new(path, &error)) {
             Ok(_) => Line::ok(check, format!("{shown} answers")),
-            Err(error) => Line::warn(check, format!("{shown} does not answer: {error}"), fix),
+            Err(NoConnection { is_denied: true, what, fix }) => Line::fail(check, what, fix),
+            Err(NoConnection { what, .. }) => Line::warn(check, what, fix),
         },
         Err(NoSocket::Absent) => Line::warn(check, format!("{shown} does not exist"), fix),
         Err(reason @ NoSocket::DanglingLink) => {
@@ -136,4 +194,24 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, String> {
         return Err(format!("is larger than the limit of {CHECKPOINT_BYTES_MAX} bytes"));
     }
     Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn sockets_on_which_a_process_listens_are_found_by_the_name_that_was_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let (bound, renamed) = (folder.path().join("3712"), folder.path().join("kubelet.sock"));
+        let listener = UnixListener::bind(&bound).unwrap();
+        std::fs::rename(&bound, &renamed).unwrap();
+        let _client = std::os::unix::net::UnixStream::connect(&renamed).unwrap();
+        let found = || listening_sockets(Path::new("/proc"));
+        assert!(found().contains(&bound));
+        drop(listener);
+        assert!(!found().contains(&bound));
+        assert!(listening_sockets(folder.path()).is_empty(), "no table");
+    }
 }

@@ -123,19 +123,35 @@ fn node(config: &Config, url: String) -> Option<Node> {
     Client::new(&args).and_then(|client| client.get::<Node>("/node")).ok()
 }
 
-/// The running daemon's check of whether allocations of ended pods can end; `None` if no daemon answers without TLS.
-pub(super) fn evidence(config: &Config) -> Option<Line> {
-    const CHECK: &str = "evidence";
-    let node = node(config, url(config)?)?;
-    let check = node.checks.into_iter().find(|check| check.name == CHECK)?;
-    Some(match check.detail {
-        None => Line::ok(CHECK, "no allocation of an ended pod is kept for lack of a source"),
-        Some(detail) => {
-            let fix =
-                "let the daemon read the kubelet's folders; `berth allocation list` shows the allocations";
-            Line::warn(CHECK, detail, fix)
-        }
-    })
+/// The running daemon's checks of its registrations, and of whether allocations of ended pods can end; none if no daemon
+/// answers without TLS.
+pub(super) fn running(config: &Config) -> Vec<Line> {
+    let Some(node) = url(config).and_then(|url| node(config, url)) else {
+        return Vec::new();
+    };
+    let line = |(check, title, ok, fix): (&str, &'static str, &str, &str)| {
+        let check = node.checks.iter().find(|one| one.name == check)?;
+        Some(match &check.detail {
+            None => Line::ok(title, ok),
+            Some(detail) if check.ok => Line::warn(title, detail, fix),
+            Some(detail) => Line::fail(title, detail, fix),
+        })
+    };
+    let checks = [
+        (
+            "kubelet",
+            "registration",
+            "the kubelet has every resource of the running daemon",
+            "`berth node show` has the state of each resource",
+        ),
+        (
+            "evidence",
+            "evidence",
+            "no allocation of an ended pod is kept for lack of a source",
+            "let the daemon read the kubelet's folders; `berth allocation list` shows the allocations",
+        ),
+    ];
+    checks.into_iter().filter_map(line).collect()
 }
 
 /// The admin API's URL for a daemon with this configuration; `None` if only TLS is served.

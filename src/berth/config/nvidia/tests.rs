@@ -327,7 +327,8 @@ fn unused_flags_of_nvidias_are_reported_and_needed_ones_are_refused() {
     let socket = "/k/device-plugins/kubelet.sock";
     let by_socket = || NvidiaArgs { kubelet_socket: Some(socket.into()), ..NvidiaArgs::default() };
     let config = load(by_socket()).unwrap();
-    assert_eq!((config.kubelet_dir.to_str(), config.notices.len()), (Some("/k"), 0));
+    assert_eq!(config.device_plugins_dir.to_str(), Some("/k/device-plugins"));
+    assert_eq!(config.notices.len(), 0);
     let empty = load(NvidiaArgs { kubelet_socket: Some("".into()), ..NvidiaArgs::default() }).unwrap();
     assert_eq!(empty.notices, [""; 0]);
 

@@ -158,7 +158,8 @@ impl<'h> Node<'h> {
         house.kubelet.block_on(kubelet.start())?;
         let running = house.daemon.block_on(async {
             let settings = Settings {
-                kubelet_dir: folder.path().to_owned(),
+                device_plugins: folder.path().join("device-plugins"),
+                root_dir: folder.path().to_owned(),
                 edits: berth_kubelet::fixed_edits(Edits::default()),
                 // The stand-in has no pods, so a round would find fault with every allocation.
                 reconcile: ReconcileTiming { list_interval: PATIENCE, ..ReconcileTiming::default() },

@@ -15,6 +15,10 @@ lint:
     cargo clippy --workspace --all-targets --locked -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
+# Situations that users of GPU nodes reported, each a test of tests/it with its report; `just reports TEXT` runs some
+reports *TEXT:
+    python3 tests/reports/run.py {{TEXT}}
+
 # The README's test command, and the members' own tests
 test:
     cargo test --locked

@@ -94,6 +94,7 @@ mod policy_try;
 mod port;
 mod processes;
 mod reload;
+mod reports;
 mod sim_file;
 mod simulation;
 mod state;

@@ -4,7 +4,7 @@
 use crate::kubelet_allocation::{allocate, dial_whole, refused};
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON};
 use berth_kernel::contested::contested;
-use berth_kernel::drain::{AtDeadline, Order};
+use berth_kernel::drain::Order;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use kubelet_standin::PodSpec;
@@ -81,7 +81,7 @@ async fn a_pod_of_the_same_name_without_a_gpu_keeps_none() {
 async fn short_pods_one_after_another_get_nothing_of_a_gpu_that_drains() {
     let node = node_of(1).await;
     let (first, gpu) = run(&node, pod("short-0")).await;
-    let order = Order { evict: false, deadline_wall_ms: None, at_deadline: AtDeadline::Wait };
+    let order = Order::default();
     node.kernel.drain(gpu.clone(), "ada".into(), String::new(), order).await.unwrap();
     node.kubelet.finish(&first);
     // The kubelet knows of the end before Berth does, and gives the device to the next pod at once.

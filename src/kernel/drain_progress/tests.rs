@@ -396,7 +396,7 @@ fn an_order_for_marks_that_a_deadline_changed_is_refused() {
     let mut node = Node::new();
     node.grant().unwrap();
     let deadline_wall_ms = Some(node.now.wall_ms + 1_000);
-    node.drain(Order { evict: false, deadline_wall_ms, at_deadline: AtDeadline::GiveUp });
+    node.drain(Order { deadline_wall_ms, at_deadline: AtDeadline::GiveUp, ..Order::default() });
     let marks = node.ledger.gpus[&gpu()].marks.clone();
     let cordon = |marks| Command::IfMarks {
         gpu: gpu(),

@@ -168,7 +168,14 @@ pub enum StoreError {
         /// The deadline, milliseconds.
         ms: u64,
     },
-    /// An I/O error: disk full, read-only, removed.
+    /// The disk, or the quota on it, is full.
+    Full {
+        /// The store's folder.
+        path: String,
+        /// The system's error.
+        what: String,
+    },
+    /// Another I/O error: disk read-only, removed.
     Io {
         /// The store's folder.
         path: String,
@@ -201,7 +208,9 @@ impl fmt::Display for StoreError {
                 "a record of {bytes} bytes is larger than the {limit} bytes that one write stores atomically"
             ),
             Self::Slow { path, ms } => write!(f, "the disk under {path} did not answer within {ms} ms"),
-            Self::Io { path, what } => write!(f, "cannot write to the store at {path}: {what}"),
+            Self::Full { path, what } | Self::Io { path, what } => {
+                write!(f, "cannot write to the store at {path}: {what}")
+            }
         }
     }
 }

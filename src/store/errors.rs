@@ -1,6 +1,7 @@
 //! Errors of the system and of sled as [`StoreError`]s, with advice on how to fix them.
 
 use super::codec::{DecodeError, FORMAT};
+use super::folder::is_full;
 use berth_kernel::ports::StoreError;
 use std::any::Any;
 use std::io::{self, ErrorKind};
@@ -37,8 +38,11 @@ impl ErrorFactory {
 
     /// A system error during `doing`.
     pub(super) fn io(&self, doing: &str, error: &io::Error) -> StoreError {
+        if is_full(error) {
+            let what = format!("{doing}: {error}: free some space");
+            return StoreError::Full { path: self.path.clone(), what };
+        }
         let advice = match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ": free some space",
             ErrorKind::FileTooLarge => ": raise the limit on file sizes (ulimit -f)",
             ErrorKind::ReadOnlyFilesystem => ": mount it writable",
             ErrorKind::PermissionDenied => {

@@ -4,10 +4,9 @@
 //! <path>.made        marks that a store was created; if it is missing, the daemon does not start
 //! <path>/            0700
 //!   lock             locked while the store is open
-//!   reserve          disk space for opening the store
-//!   data/            sled's files and the counter; created by one rename
+//!   data/            sled's log, its configuration, and the counter; created by one rename
 //!   data.new/        an unfinished store; removed at the next start
-//!   data.check/      a copy of data/ that sled opens first, if memory has no room
+//!   data.check/      a scratch folder, if memory has no room for one
 //! ```
 //!
 //! The copy: sled repairs a store when it opens it, by truncating what it cannot read; a store that it cannot
@@ -15,18 +14,20 @@
 //! full disk has no room for it, or next to the store if memory does not suffice. A store that is
 //! unchanged since a clean stop needs no copy ([`super::counter`]).
 //!
-//! The reserve: sled writes when it opens a store: it fills the newest segment of its log with zeros and
-//! writes a snapshot. Neither overwrites unread data, so a full disk loses nothing, but the daemon could not
-//! start. So a file next to the store reserves that space and is deleted if there is no other.
+//! The room: a full disk must not prevent a start. When sled opens a store it fills the newest segment of its log with
+//! zeros and writes a snapshot of its page table. The log always has the blocks of its newest segment and of
+//! [`ROOM_BYTES`] after it ([`Folder::ensure_room`]), which no other program can take. The snapshot only shortens the next
+//! opening, so sled gets a scratch folder in memory with links to the store's files, and the snapshot is removed with it.
 
 use super::errors::ErrorFactory;
+use super::handle::SEGMENT_BYTES;
 use berth_files::{self, Links};
 use berth_kernel::ports::StoreError;
 use rustix::fs::FallocateFlags;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -35,9 +36,10 @@ use std::time::{Duration, Instant};
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
 /// Interval of attempts to lock.
 const RELEASE_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Suffix of a snapshot that sled was writing when its process was killed. sled would load it as the
-/// newest one and report corruption. Nothing depends on a snapshot before sled renames it.
-const UNFINISHED_SUFFIX: &str = ".generating";
+/// Prefix of sled's snapshots. Earlier releases left them in `data/`; this one does not read them.
+const SNAPSHOT_PREFIX: &str = "snap.";
+/// sled's files in `data/`; `blobs` is a folder, and empty.
+const SLED_FILES: [&str; 3] = ["db", "conf", "blobs"];
 /// Most bytes of a store's files: about ten times those of the longest history.
 const FILES_BYTES_MAX: u64 = 1 << 30;
 /// The text of the marker file next to the folder.
@@ -45,14 +47,34 @@ const MARKER_TEXT: &[u8] =
     b"berth created a store here. If it is missing, berth does not start: put it back, or run\n\
 `berth state import FILE`; `berth state init` creates an empty one.\n";
 
+/// The scratch folder next to the store.
+const ON_DISK: &str = "data.check";
 /// A file system in memory that every container and node has.
 const MEMORY_FOLDER: &str = "/dev/shm";
-/// Bytes that sled writes when it opens a copy: a segment of its log and a snapshot.
+/// Bytes that sled writes to a scratch folder: a segment of a copied log, and a snapshot.
 const OPENING_BYTES: u64 = 4 * 1024 * 1024;
-/// Bytes reserved: a segment of sled's log (2 MiB) and a snapshot of about ten thousand records.
-const RESERVE_BYTES: u64 = 3 * 1024 * 1024;
+/// Bytes that the log has beyond its newest segment: what one append writes, of at most 1 MiB of records and the pages that
+/// they are on, and a further segment that it may begin.
+const ROOM_BYTES: u64 = 2 * SEGMENT_BYTES as u64;
 /// The unit of `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
+
+/// A temporary folder that sled opens, removed when dropped.
+#[derive(Debug)]
+pub(super) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // If this fails, it is removed before the next one is made.
+        let _ = remove(&self.0);
+    }
+}
 
 /// A locked folder.
 #[derive(Debug)]
@@ -178,7 +200,7 @@ impl Folder {
         for entry in fs::read_dir(self.data()).map_err(|e| io(&e))? {
             let entry = entry.map_err(|e| io(&e))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if !matches!(&*name, "db" | "conf" | "counter") && !name.starts_with("snap.") {
+            if !matches!(&*name, "db" | "conf" | "counter") {
                 continue;
             }
             let metadata = entry.metadata().map_err(|e| io(&e))?;
@@ -195,18 +217,20 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes unfinished files of a killed process.
-    pub(super) fn remove_unfinished(&self) -> Result<(), StoreError> {
-        let remove = || {
+    /// Removes the snapshots of earlier releases, which this one does not update.
+    pub(super) fn remove_snapshots(&self) {
+        let remove = || -> io::Result<()> {
             for entry in fs::read_dir(self.data())? {
                 let path = entry?.path();
-                if is_unfinished(&path) {
+                if is_snapshot(&path) {
                     fs::remove_file(path)?;
                 }
             }
             Ok(())
         };
-        remove().map_err(|e: io::Error| self.errors.io("opening it", &e))
+        if let Err(error) = remove() {
+            tracing::debug!(%error, "cannot remove the snapshots of an earlier release");
+        }
     }
 
     /// Opens sled's log for syncing. It must exist and be writable.
@@ -225,65 +249,71 @@ impl Folder {
         lock_within(&log, RELEASE_WAIT).map_err(|e| self.errors.io("locking it", &e))
     }
 
-    /// Calls `check` with a temporary copy of `data/`.
-    pub(super) fn check_copy<T>(
-        &self,
-        check: impl FnOnce(&Path) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let io = |e: &io::Error| self.errors.io("copying it to check it", e);
-        let on_disk = self.path.join("data.check");
-        remove(&on_disk).map_err(|e| io(&e))?;
-        let copy = match self.path_in_memory().filter(|copy| copy_folder(&self.data(), copy).is_ok()) {
-            Some(copy) => copy,
-            None => copy_folder(&self.data(), &on_disk).map(|()| on_disk).map_err(|e| io(&e))?,
+    /// A copy of sled's files, without its snapshots.
+    pub(super) fn copy(&self) -> Result<Scratch, StoreError> {
+        remove(&self.path.join(ON_DISK)).map_err(|e| self.errors.io("copying it to check it", &e))?;
+        let needed = self.bytes().unwrap_or(u64::MAX).saturating_add(OPENING_BYTES);
+        self.scratch(needed, |to| copy_files(&self.data(), to))
+    }
+
+    /// Links to sled's files: sled changes these files, and its snapshot is in memory.
+    pub(super) fn links(&self) -> Result<Scratch, StoreError> {
+        self.scratch(OPENING_BYTES, |to| {
+            let data = fs::canonicalize(self.data())?;
+            SLED_FILES.iter().try_for_each(|name| symlink(data.join(name), to.join(name)))
+        })
+    }
+
+    /// A folder in memory if this many bytes are free there, else one next to the store, which `fill` fills.
+    fn scratch(&self, needed: u64, fill: impl Fn(&Path) -> io::Result<()>) -> Result<Scratch, StoreError> {
+        let make = |path: PathBuf| {
+            remove(&path)?;
+            // Fails if the folder exists: other users can create folders in memory, too.
+            DirBuilder::new().mode(0o700).create(&path)?;
+            let scratch = Scratch(path);
+            fill(&scratch.0).map(|()| scratch)
         };
-        let result = check(&copy);
-        match (result, remove(&copy)) {
-            (Ok(_), Err(e)) => Err(io(&e)),
-            (result, _) => result,
+        let has_room = free_bytes(Path::new(MEMORY_FOLDER)).is_ok_and(|free| free >= needed);
+        let in_memory = self.path_in_memory().filter(|_| has_room).and_then(|path| make(path).ok());
+        match in_memory {
+            Some(scratch) => Ok(scratch),
+            None => {
+                make(self.path.join(ON_DISK)).map_err(|e| self.errors.io("making a folder to open it in", &e))
+            }
         }
     }
 
-    /// The path of a copy in memory, if there is room. Named after the lock file's inode, so that the next
-    /// process on the same store removes the copy of a killed one.
+    /// The path of a scratch folder in memory. Named after the lock file's inode, so that the next process on the same store
+    /// removes the folder of a killed one.
     fn path_in_memory(&self) -> Option<PathBuf> {
         let lock = self.lock.metadata().ok()?;
-        let copy = Path::new(MEMORY_FOLDER).join(format!("berth-check-{:x}-{:x}", lock.dev(), lock.ino()));
-        remove(&copy).ok()?;
-        let needed = self.bytes().ok()? + OPENING_BYTES;
-        (free_bytes(Path::new(MEMORY_FOLDER)).ok()? >= needed).then_some(copy)
+        Some(Path::new(MEMORY_FOLDER).join(format!("berth-check-{:x}-{:x}", lock.dev(), lock.ino())))
     }
 
-    /// Removes the reserve if the disk has no other space for opening the store.
-    pub(super) fn release_reserve_if_full(&self) {
-        let is_full = free_bytes(&self.path).is_ok_and(|bytes| bytes < RESERVE_BYTES);
-        if is_full && let Err(error) = fs::remove_file(self.path.join("reserve")) {
-            // Opening the store then fails with the cause.
-            tracing::debug!(%error, "cannot release the disk space reserve");
+    /// Makes sure that the log has blocks for what sled writes next: its newest segment, which an opening fills, and
+    /// [`ROOM_BYTES`]. They are inside the log's own file, so that no other program can take them. File systems without such a
+    /// call are left to fail in the write itself.
+    ///
+    /// # Errors
+    /// If the disk is full: nothing was written.
+    pub(super) fn ensure_room(&self, log: &File) -> Result<(), StoreError> {
+        let ensured = (|| {
+            let file = log.metadata()?;
+            let wanted = file.len().next_multiple_of(SEGMENT_BYTES as u64) + ROOM_BYTES;
+            // sled gives blocks back when it shortens its log, which takes those after its end with it.
+            if file.blocks() * BLOCK_BYTES >= wanted {
+                return Ok(());
+            }
+            Ok(rustix::fs::fallocate(log, FallocateFlags::KEEP_SIZE, 0, wanted)?)
+        })();
+        match ensured {
+            Err(error) if is_full(&error) => Err(self.errors.io("making room for its log", &error)),
+            Err(error) => {
+                tracing::debug!(%error, "cannot make room for the store's log");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
-    }
-
-    /// Allocates the reserve, or as much as fits. It has priority over appends: a failed append returns a clear
-    /// error, but a daemon that cannot start returns none. Best effort: some file systems cannot.
-    pub(super) fn reserve(&self) {
-        if let Err(error) = self.try_reserve() {
-            tracing::debug!(%error, "cannot reserve disk space for opening the store on a full disk");
-        }
-    }
-
-    fn try_reserve(&self) -> io::Result<()> {
-        let path = self.path.join("reserve");
-        let reserved = fs::symlink_metadata(&path).map_or(0, |file| file.blocks() * BLOCK_BYTES);
-        let wanted = RESERVE_BYTES.min(reserved + free_bytes(&self.path)?);
-        if reserved >= wanted {
-            return Ok(());
-        }
-        unless_missing(fs::remove_file(&path))?;
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, wanted).map_err(|error| {
-            let _ = fs::remove_file(&path);
-            error.into()
-        })
     }
 
     /// Drops the log from the page cache, so that the next read is from the drive. After a failed sync
@@ -353,9 +383,14 @@ fn create_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-fn is_unfinished(path: &Path) -> bool {
+fn is_snapshot(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::to_string_lossy);
-    name.is_some_and(|name| name.ends_with(UNFINISHED_SUFFIX))
+    name.is_some_and(|name| name.starts_with(SNAPSHOT_PREFIX))
+}
+
+/// Whether an error shows that the disk, or the quota on it, is full.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// Removes a folder if it exists.
@@ -371,17 +406,7 @@ pub(super) fn unless_missing(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Copies a folder to a new one, which is removed if that fails.
-fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
-    // Fails if the folder exists: other users can create folders in memory, too.
-    DirBuilder::new().mode(0o700).create(to)?;
-    copy_files(from, to).inspect_err(|_| {
-        // If this fails, it is removed before the next copy.
-        let _ = remove(to);
-    })
-}
-
-/// Copies recursively; sled has one subfolder, `blobs`, which is empty in this store.
+/// Copies recursively, without snapshots; sled has one subfolder, `blobs`, which is empty in this store.
 fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -390,7 +415,7 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
         if kind.is_dir() {
             fs::create_dir(&target)?;
             copy_files(&source, &target)?;
-        } else if kind.is_file() && !is_unfinished(&source) {
+        } else if kind.is_file() && !is_snapshot(&source) {
             fs::copy(&source, &target)?;
         }
     }
@@ -398,7 +423,7 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Free bytes on the file system of this folder, for users other than root.
-fn free_bytes(folder: &Path) -> io::Result<u64> {
+pub(super) fn free_bytes(folder: &Path) -> io::Result<u64> {
     let stats = rustix::fs::statvfs(folder)?;
     Ok(stats.f_bavail.saturating_mul(stats.f_frsize))
 }

@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Bytes of a log segment. A page has up to 17 records before it splits, and 3 more after it merges with
 /// a neighbour: 20 x (16 KiB + 65 of the key + overhead) = 330 KiB, under a quarter of a segment.
-const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
+pub(super) const SEGMENT_BYTES: usize = 2 * 1024 * 1024;
 /// Bytes of sled's page cache: the pages that grants and ends touch, including those of the oldest history.
 const CACHE_BYTES: u64 = 8 * 1024 * 1024;
 

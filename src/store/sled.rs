@@ -9,10 +9,11 @@
 //!   exceeds its cache limit (it evicts by 256 shards and on every 64th access). If the files are unchanged since a
 //!   clean stop, no acknowledged append can be missing, and the store itself is read; if it is damaged, its files
 //!   are put back as they were ([`Folder::or_restore`]).
-//! - Opening writes up to a segment of zeros and a snapshot, after the data that was read. Disk space for
-//!   that is reserved ([`Folder::release_reserve_if_full`]).
-//! - After an I/O error sled fails every call until it is opened again, and it may panic. So any error
-//!   closes it, under `catch_unwind`, and [`Store::load`] opens it again.
+//! - Opening writes up to a segment of zeros, after the data that was read, and a snapshot. The log has room for the zeros
+//!   ([`Folder::ensure_room`]), and the snapshot is in memory ([`Folder::links`]). sled may shorten its log while it opens it
+//!   and then needs room again: if there is none, the daemon starts with the records of the copy.
+//! - After an I/O error sled fails every call until it is opened again, and it may panic. So an append to a full disk is
+//!   refused before sled writes; any error of sled closes it, under `catch_unwind`, and [`Store::load`] opens it again.
 //! - If a write fails in one of sled's threads, `flush()` may block forever: `exit_reservation` records
 //!   the error but does not wake the waiters. Another `flush()` finds the error and wakes them, so
 //!   [`Store::waker`] calls it.
@@ -26,8 +27,7 @@ use super::check::{CHECK_KEY, Changes, Contents};
 use super::codec;
 use super::counter::Counter;
 use super::errors::ErrorFactory;
-use super::files::Files;
-use super::folder::{Folder, is_in_place, sync_folder};
+use super::folder::{Folder, is_in_place};
 use super::handle::{Handle, initialize, open_counter, open_sled, read_check, read_complete, read_contents};
 use berth_kernel::ports::{Store, StoreError, Waker};
 use berth_kernel::record::{Record, Write};
@@ -54,9 +54,10 @@ pub struct SledStore {
     // Dropped before the folder, which holds the lock.
     open: Option<OpenStore>,
     active_append: ActiveAppend,
-    /// The records of a store that a failed upgrade closed, until the first load: the daemon starts with them, and
-    /// its first append fails, as after any failed append, until a further load has opened the store again.
-    not_upgraded: Option<Vec<Record>>,
+    /// The records of a store that was read and is not open, since the disk is full or an upgrade failed, until the first
+    /// load: the daemon starts with them, and its first append fails, as after any failed append, until a further load has
+    /// opened the store.
+    not_open: Option<Vec<Record>>,
     folder: Folder,
 }
 
@@ -119,12 +120,15 @@ impl SledStore {
             // Not another berth process: that one would hold `lock`.
             return Err(folder.errors.locked());
         }
-        let mut store = Self {
-            open: Some(OpenStore::open_checked(&folder)?),
-            active_append: ActiveAppend::default(),
-            not_upgraded: None,
-            folder,
+        let (open, not_open) = match OpenStore::open_checked(&folder) {
+            Ok(open) => (Some(open), None),
+            Err(NotOpened { error: error @ StoreError::Full { .. }, records: Some(records) }) => {
+                tracing::error!(%error, "the store was read, and nothing can be recorded until the disk has room");
+                (None, Some(records))
+            }
+            Err(NotOpened { error, .. }) => return Err(error),
         };
+        let mut store = Self { open, active_append: ActiveAppend::default(), not_open, folder };
         store.upgrade();
         Ok(store)
     }
@@ -158,7 +162,7 @@ impl SledStore {
             ),
             Err(error) => {
                 tracing::warn!(%error, "cannot upgrade the store to the format of this release; the next start tries again");
-                self.not_upgraded = Some(records);
+                self.not_open = Some(records);
             }
         }
     }
@@ -193,11 +197,10 @@ impl SledStore {
         let (_, count) = open_counter(&folder)?;
         // The log must exist, or sled would create one.
         folder.open_log()?;
-        folder.check_copy(|copy| {
-            let (contents, records) =
-                read_complete(&open_sled(copy, &folder.errors)?, count, &folder.errors)?;
-            Ok((contents.check().writes, records))
-        })
+        let copy = folder.copy()?;
+        let (contents, records) =
+            read_complete(&open_sled(copy.path(), &folder.errors)?, count, &folder.errors)?;
+        Ok((contents.check().writes, records))
     }
 
     fn errors(&self) -> &ErrorFactory {
@@ -215,8 +218,10 @@ impl SledStore {
         if !self.folder.wait_released()? {
             return Err(self.errors().failed("an earlier write is still in progress"));
         }
+        // Without room the next append would fail as well.
+        self.folder.ensure_room(&self.folder.open_log()?)?;
         self.folder.drop_cached_log()?;
-        OpenStore::open_checked(&self.folder)
+        OpenStore::open_checked(&self.folder).map_err(|not_opened| not_opened.error)
     }
 }
 
@@ -234,13 +239,20 @@ fn create_if_missing(
 
 impl Store for SledStore {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
-        if let Some(records) = self.not_upgraded.take() {
+        if let Some(records) = self.not_open.take() {
             return Ok(records);
         }
         let mut open = match self.open.take() {
             Some(open) => open,
             None => self.reopen()?,
         };
+        // An append that was refused for lack of room is not accepted before there is some.
+        if let Err(error) = self.folder.ensure_room(&open.log)
+            && open.records.is_none()
+        {
+            self.open = Some(open);
+            return Err(error);
+        }
         // An error drops `open`, which closes the store.
         if let Some(records) = open.records.take() {
             self.open = Some(open);
@@ -262,6 +274,12 @@ impl Store for SledStore {
         let Some(mut open) = self.open.take() else {
             return Err(self.errors().not_reloaded());
         };
+        if let Err(full) = self.folder.ensure_room(&open.log) {
+            // Nothing was written, and sled can go on.
+            open.records = None;
+            self.open = Some(open);
+            return Err(full);
+        }
         self.active_append.set(Some(open.db.share()));
         let appended = open.append(&changes, &self.folder);
         self.active_append.set(None);
@@ -285,75 +303,93 @@ impl Store for SledStore {
     }
 }
 
+/// Why a store is not open, and what was read of it.
+struct NotOpened {
+    error: StoreError,
+    records: Option<Vec<Record>>,
+}
+
+impl From<StoreError> for NotOpened {
+    fn from(error: StoreError) -> Self {
+        Self { error, records: None }
+    }
+}
+
 impl OpenStore {
     /// Opens the store after a complete read of its copy, or of the store itself after a clean stop.
-    fn open_checked(folder: &Folder) -> Result<Self, StoreError> {
+    fn open_checked(folder: &Folder) -> Result<Self, NotOpened> {
         let errors = &folder.errors;
         folder.check_files()?;
         let log = folder.open_log()?;
         let (counter, count) = open_counter(folder)?;
+        // What was reserved in the log before suffices to open it, even if there is no further room now.
+        let _ = folder.ensure_room(&log);
         let read = |data: &Path| {
             let db = open_sled(data, errors)?;
             read_complete(&db, count, errors).map(|(contents, records)| (db, contents, records))
         };
         let original = folder.files_of_clean_stop(&counter, count);
-        let checked = match &original {
-            None => folder
-                .check_copy(|copy| read(copy).map(|(_, contents, records)| (None, contents, records)))?,
-            Some(original) => {
-                folder.remove_unfinished()?;
-                folder.release_reserve_if_full();
-                let (db, contents, records) = folder.or_restore(original, read)?;
-                // sled keeps in memory what it has read.
-                let db = (contents.bytes_read() <= OPENED_ONCE_BYTES_MAX).then_some(db);
-                (db, contents, records)
-            }
+        let opened_once = match &original {
+            Some(files) => match folder.or_restore(files, || read(folder.links()?.path())) {
+                Ok(opened) => Some(opened),
+                // A full disk does not prevent the read of a copy.
+                Err(StoreError::Full { .. }) => None,
+                Err(error) => return Err(error.into()),
+            },
+            None => None,
         };
-        let (db, contents, records) = checked;
-        pass(Step::StoreChecked);
-        let db = match db {
-            Some(db) => db,
+        let original = original.filter(|_| opened_once.is_some());
+        let (db, contents, records) = match opened_once {
+            // sled keeps in memory what it has read.
+            Some((db, contents, records)) => {
+                let is_small = contents.bytes_read() <= OPENED_ONCE_BYTES_MAX;
+                (is_small.then_some(db), contents, records)
+            }
             None => {
-                folder.remove_unfinished()?;
-                folder.release_reserve_if_full();
-                if original.is_some() && !folder.wait_released()? {
-                    return Err(errors.locked());
-                }
-                let open_again = |data: &Path| {
-                    let db = open_sled(data, errors)?;
-                    // Equal bytes give equal contents, unless the disk returns other bytes on the second read.
-                    if read_check(&db, errors)? != contents.check() {
-                        return Err(errors.damaged("its contents differ from those that were checked"));
-                    }
-                    Ok(db)
-                };
-                match &original {
-                    Some(original) => folder.or_restore(original, open_again)?,
-                    None => open_again(&folder.data())?,
-                }
+                let (_, contents, records) = read(folder.copy()?.path())?;
+                (None, contents, records)
             }
         };
-        let open = Self { db, log, counter, contents, records: Some(records) };
+        pass(Step::StoreChecked);
+        let open_again = || {
+            if original.is_some() && !folder.wait_released()? {
+                return Err(errors.locked());
+            }
+            let db = open_sled(folder.links()?.path(), errors)?;
+            // Equal bytes give equal contents, unless the disk returns other bytes on the second read.
+            if read_check(&db, errors)? != contents.check() {
+                return Err(errors.damaged("its contents differ from those that were checked"));
+            }
+            Ok(db)
+        };
+        let opened = match (db, &original) {
+            (Some(db), _) => Ok(db),
+            (None, Some(original)) => folder.or_restore(original, open_again),
+            (None, None) => open_again(),
+        };
+        let mut open = match opened {
+            Ok(db) => Self { db, log, counter, contents, records: None },
+            Err(error) => return Err(NotOpened { error, records: Some(records) }),
+        };
         pass(Step::StoreOpened);
-        open.sync_opened(original.as_ref(), folder).map_err(|e| errors.io("opening it", &e))?;
-        folder.reserve();
+        if original.is_none()
+            && let Err(error) = open.sync_opened()
+        {
+            return Err(NotOpened { error: errors.io("opening it", &error), records: Some(records) });
+        }
+        folder.remove_snapshots();
+        // sled may have shortened its log. Without room the first append fails, with the cause.
+        let _ = folder.ensure_room(&open.log);
+        open.records = Some(records);
         Ok(open)
     }
 
-    /// Makes durable what is not. `original`: the files as they were, if they are those of a clean stop, which synced them; sled
-    /// itself syncs what it writes to its log and to a snapshot when it opens them.
-    fn sync_opened(&self, original: Option<&Files>, folder: &Folder) -> std::io::Result<()> {
-        let data = folder.data();
-        if original.is_none() {
-            self.counter.set(self.contents.check().writes)?;
-            self.counter.sync()?;
-            self.log.sync_data()?;
-        }
-        // sled renames a new snapshot without a sync.
-        match original {
-            Some(original) if original.has_names_of(&data)? => Ok(()),
-            _ => sync_folder(&data),
-        }
+    /// Makes durable what may not be, unless the files are those of a clean stop, which synced them; sled itself syncs what it
+    /// writes to its log when it opens it.
+    fn sync_opened(&self) -> std::io::Result<()> {
+        self.counter.set(self.contents.check().writes)?;
+        self.counter.sync()?;
+        self.log.sync_data()
     }
 
     /// Whether the paths still name the open files.

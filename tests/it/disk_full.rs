@@ -1,13 +1,17 @@
 //! A disk that is full or read-only at any moment, under the whole daemon: an Allocate fails with the reason, nothing
 //! is lost or invented, and the daemon recovers by itself.
 
+use crate::store_contract::allocation;
+use berth_kernel::ports::{Store, StoreError};
+use berth_kernel::record::Write;
+use berth_store::SledStore;
 use disk_faults::{Fault, Faults};
-use harness::kill::Program;
 use harness::kill::believed::grants;
 use harness::kill::process::Serving;
+use harness::kill::{Filler, Program, SmallDisk};
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -38,6 +42,7 @@ impl Node {
             exe: env!("CARGO_BIN_EXE_berth").into(),
             environment: faults.environment().unwrap(),
             named_steps: false,
+            small_disk: None,
         };
         Self { folder, kubelet, faults, program, pods: 0 }
     }
@@ -148,31 +153,135 @@ async fn a_failing_disk_fails_allocates_with_a_clear_error_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_on_a_full_disk_reports_that_and_does_not_change_the_store() {
+async fn a_start_on_a_full_disk_serves_what_is_recorded_and_does_not_change_the_store() {
     let mut node = Node::new().await;
     let mut serving = node.serve().await;
     node.pod().await.unwrap();
     serving.kill();
     let log = node.folder.path().join("state/store/data/db");
     let before = std::fs::read(&log).unwrap();
-    for (fault, words) in [(Fault::Full, "free some space"), (Fault::ReadOnly, "mount it writable")] {
-        node.faults.set(Some((fault, 0))).unwrap();
-        let mut serving = Serving::start(&node.program, node.folder.path(), None).unwrap();
-        let end = Instant::now() + SOON;
-        let said = loop {
-            match serving.is_dead() {
-                Err(said) => break said.to_string(),
-                Ok(dead) => assert!(!dead && Instant::now() < end, "{}", serving.log()),
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        };
-        assert!(said.contains(words), "{said}");
-        assert!(std::fs::read(&log).unwrap() == before, "{fault:?}");
+    node.faults.set(Some((Fault::Full, 0))).unwrap();
+    let mut serving = node.serve().await;
+    node.check(&mut serving).await;
+    let refused = node.pod().await.unwrap_err();
+    assert!(refused.contains("the allocation store failed, so nothing was changed"), "{refused}");
+    assert!(std::fs::read(&log).unwrap() == before);
+    node.faults.set(None).unwrap();
+    let end = Instant::now() + SOON;
+    while let Err(refused) = node.pod().await {
+        assert!(Instant::now() < end, "it does not recover: {refused}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    node.settled(&mut serving).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_on_a_read_only_disk_reports_that_and_does_not_change_the_store() {
+    let mut node = Node::new().await;
+    let mut serving = node.serve().await;
+    node.pod().await.unwrap();
+    serving.kill();
+    let log = node.folder.path().join("state/store/data/db");
+    let before = std::fs::read(&log).unwrap();
+    node.faults.set(Some((Fault::ReadOnly, 0))).unwrap();
+    let mut serving = Serving::start(&node.program, node.folder.path(), None).unwrap();
+    let end = Instant::now() + SOON;
+    let said = loop {
+        match serving.is_dead() {
+            Err(said) => break said.to_string(),
+            Ok(dead) => assert!(!dead && Instant::now() < end, "{}", serving.log()),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert!(said.contains("mount it writable"), "{said}");
+    assert!(std::fs::read(&log).unwrap() == before);
     node.faults.set(None).unwrap();
     let mut serving = node.serve().await;
     node.settled(&mut serving).await;
-    assert!(Path::new(&log).exists());
+}
+
+/// In the processes that run on a small disk: its name, and the folder that its mount point is in.
+const SMALL_DISK: &str = "BERTH_TEST_SMALL_DISK";
+/// Set in the process that appends until it kills itself.
+const APPENDS: &str = "BERTH_TEST_APPENDS";
+/// Appends that fail in each of these processes.
+const FAILED_APPENDS: u32 = 200;
+/// Such processes, one after the other, on one disk.
+const KILLS: usize = 20;
+
+fn this_test() -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "disk_full::failed_appends_on_a_full_disk_give_no_room_away", "--nocapture"]);
+    command
+}
+
+/// Appends until the disk is full, and then more, as the keeper does, which reads the store after each failure; then kills
+/// itself. Prints what it found and what was acknowledged.
+fn append_and_die(folder: &Path) {
+    let mut store = SledStore::open(&folder.join("state/store")).expect("it opens");
+    let records = store.load().expect("it was read");
+    eprintln!("found {}", records.len());
+    let mut next = records.len() as u64;
+    let mut failed = 0;
+    while failed < FAILED_APPENDS {
+        match store.append(&[Write::Put(allocation(next, &"x".repeat(8_000)))]) {
+            Ok(()) => {
+                next += 1;
+                eprintln!("acknowledged {next}");
+            }
+            Err(error) => {
+                assert!(matches!(error, StoreError::Full { .. }) || failed > 0, "{error}");
+                failed += 1;
+                let _ = store.load();
+            }
+        }
+    }
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+}
+
+/// The rule: room is kept in the store's own file, so that no other program can take it, however often an append fails.
+#[test]
+fn failed_appends_on_a_full_disk_give_no_room_away() {
+    let disks = [("tmpfs", SmallDisk::Tmpfs), ("ext4", SmallDisk::Ext4)];
+    let Some(place) = std::env::var_os(SMALL_DISK) else {
+        for (name, disk) in disks {
+            if let Some(why) = disk.missing() {
+                eprintln!("skipped on {name}: {why}");
+                continue;
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let test = this_test();
+            let mut child = disk.namespace(Path::new(test.get_program()));
+            child.args(test.get_args()).env(SMALL_DISK, folder.path().join(name));
+            let output = child.output().unwrap();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            assert!(output.status.success(), "{name}: {}{}", text(&output.stdout), text(&output.stderr));
+        }
+        return;
+    };
+    let folder = PathBuf::from(place);
+    if std::env::var_os(APPENDS).is_some() {
+        return append_and_die(&folder);
+    }
+    std::fs::create_dir_all(&folder).unwrap();
+    let name = folder.file_name().unwrap().to_str().unwrap();
+    let _mounted = disks.iter().find(|(known, _)| *known == name).unwrap().1.mount(&folder).unwrap();
+    drop(SledStore::open(&folder.join("state/store")).unwrap());
+    let _filler = Filler::start(&folder.join("state")).unwrap();
+    let mut acknowledged = 1;
+    for kill in 0..KILLS {
+        let output = this_test().env(APPENDS, "1").output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stderr);
+        let number = |word: &str| {
+            printed.lines().rev().find_map(|line| line.strip_prefix(word)?.trim().parse::<u64>().ok())
+        };
+        let errors = || format!("kill {kill}: {printed}{}", String::from_utf8_lossy(&output.stdout));
+        let found = number("found ").unwrap_or_else(|| panic!("{}", errors()));
+        // An append that was not acknowledged may be there.
+        assert!((acknowledged..=acknowledged + 1).contains(&found), "{acknowledged} but {}", errors());
+        assert!(!output.status.success(), "{}", errors());
+        acknowledged = number("acknowledged ").unwrap_or(found);
+    }
 }
 
 /// Starts the daemon on a disk of 12 MiB and fills that; kills it and starts it again, three times; and once

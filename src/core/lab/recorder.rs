@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Capacity of the queue: a second of the busiest node measured, and as much again. Each decision holds a snapshot, which
 /// shares nearly all of its memory with the next one.
@@ -20,6 +20,8 @@ const BATCH_WITHOUT_SHADOWS: usize = QUEUE / 4;
 /// Time for which decisions are gathered before they are written, so that the calls of the kubelet do not share their
 /// processor with the encoding, and many decisions cost one wake-up.
 const GATHER: Duration = Duration::from_millis(100);
+/// Least time between two log lines about failures of the journal.
+const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A handle to the recorder. Never blocks.
 #[derive(Clone)]
@@ -69,7 +71,7 @@ pub(crate) fn start(
     let (signal, signals) = bounded(1);
     let (alive, handles) = bounded(0);
     let lost = Arc::new(AtomicU64::new(0));
-    let worker = Worker { policies, journal, shadows, failure_logged: false };
+    let worker = Worker { policies, journal, shadows, failure_logged: None };
     let record = move || {
         lower_priority();
         worker.run(&queue, &signals, &handles);
@@ -83,8 +85,8 @@ struct Worker {
     policies: Arc<dyn PolicyRuntime>,
     journal: Option<Arc<dyn Journal>>,
     shadows: Arc<Shadows>,
-    /// Whether the journal's current failure has been logged.
-    failure_logged: bool,
+    /// When a failure of the journal was last logged.
+    failure_logged: Option<Instant>,
 }
 
 impl Worker {
@@ -124,14 +126,12 @@ impl Worker {
         self.log_failure(result.err());
     }
 
-    /// Logs the first of several failures in a row.
+    /// Logs a failure, at most once in [`FAILURE_LOG_INTERVAL`]: a full disk fails each batch.
     fn log_failure(&mut self, error: Option<JournalError>) {
-        match error {
-            Some(error) if !std::mem::replace(&mut self.failure_logged, true) => {
-                tracing::error!("decisions are not recorded: {error}");
-            }
-            Some(_) => {}
-            None => self.failure_logged = false,
+        let Some(error) = error else { return };
+        if self.failure_logged.is_none_or(|at| at.elapsed() >= FAILURE_LOG_INTERVAL) {
+            self.failure_logged = Some(Instant::now());
+            tracing::error!("decisions are not recorded: {error}");
         }
     }
 }

@@ -12,6 +12,7 @@ mod entry;
 mod frame;
 mod segments;
 
+use crate::folder::free_bytes;
 use berth_kernel::decision::{Decision, Filter, JournalLimit};
 use berth_kernel::names::Digest;
 use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, Visit};
@@ -32,6 +33,8 @@ const PENDING_BYTES: usize = 64 * 1024;
 /// Decisions in memory: the API's default page of 50, one more, and some spare. At most about 4 KiB each,
 /// so 256 KiB.
 const RECENT_MAX: usize = 64;
+/// Free bytes on the disk from which on decisions are written: on a disk with less, the store and other programs need them.
+const FREE_BYTES_MIN: u64 = 16 * 1024 * 1024;
 /// Most bytes of the files that one scan reads: some tens of milliseconds.
 const SCAN_BYTES: u64 = 4 * SEGMENT_BYTES;
 /// Most files that one scan reads: each start of the daemon creates one.
@@ -48,6 +51,7 @@ pub struct FileJournal {
     state: Mutex<State>,
     /// The statistics as of the last change; read without the lock of the state, which a hung disk may hold.
     published: Mutex<JournalStats>,
+    free_bytes: fn(&Path) -> io::Result<u64>,
 }
 
 #[derive(Debug)]
@@ -106,7 +110,8 @@ impl FileJournal {
             last_age_prune: Instant::now(),
         };
         let state = Mutex::new(state);
-        let journal = Self { folder: folder.to_owned(), limit, state, published: Mutex::default() };
+        let journal =
+            Self { folder: folder.to_owned(), limit, state, published: Mutex::default(), free_bytes };
         journal.update(|state| journal.prune(state))?;
         Ok(journal)
     }
@@ -165,22 +170,17 @@ impl FileJournal {
         Ok(seq)
     }
 
-    /// Writes the pending frames; on an error they are lost. A full disk also drops the oldest file.
+    /// Writes the pending frames; on an error they are lost. They also are while the disk is nearly full, so that the record
+    /// takes no room that the store needs; older files stay.
     fn write(&self, state: &mut State) -> Result<(), JournalError> {
         if state.pending.is_empty() {
             return Ok(());
         }
-        let written = state.write();
-        if let Err(error) = &written {
+        let written = self.check_room().and_then(|()| state.write());
+        if written.is_err() {
             state.lost += state.pending_count;
             state.nodes.clear();
             state.recent.clear();
-            if error.kind() == io::ErrorKind::StorageFull {
-                let before = state.oldest();
-                // Best effort: the write error is returned.
-                let _ = state.segments.drop_oldest();
-                state.dropped += state.oldest() - before;
-            }
         }
         state.pending.clear();
         state.pending_count = 0;
@@ -190,6 +190,19 @@ impl FileJournal {
             state.nodes.clear();
         }
         self.prune(state)
+    }
+
+    fn check_room(&self) -> io::Result<()> {
+        // A file system that does not tell is left to fail in the write itself.
+        let free = (self.free_bytes)(&self.folder).unwrap_or(u64::MAX);
+        if free >= FREE_BYTES_MIN {
+            return Ok(());
+        }
+        let (free, least) = (free >> 20, FREE_BYTES_MIN >> 20);
+        let text = format!(
+            "its disk has {free} MiB left, and decisions are recorded from {least} MiB on: free some space"
+        );
+        Err(io::Error::new(io::ErrorKind::StorageFull, text))
     }
 
     fn prune(&self, state: &mut State) -> Result<(), JournalError> {

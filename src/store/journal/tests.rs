@@ -400,3 +400,36 @@ fn statistics_are_read_without_the_lock() {
     drop(journal);
     assert_eq!(open(&folder).stats_without_oldest().kept, 1, "known right after opening");
 }
+
+#[test]
+fn nothing_is_written_to_a_nearly_full_disk_and_what_is_there_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut journal = open(&folder);
+    for n in 1..=3 {
+        journal.append(&denied(n), None).unwrap();
+        journal.flush().unwrap();
+        // A file of its own for each.
+        journal = open(&folder);
+    }
+    let on_disk = || {
+        let files = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap());
+        let mut files: Vec<_> =
+            files.map(|file| (file.file_name(), file.metadata().unwrap().len())).collect();
+        files.sort();
+        files
+    };
+    let before = on_disk();
+    journal.free_bytes = |_| Ok(FREE_BYTES_MIN - 1);
+    for n in 4..=5 {
+        journal.append(&denied(n), None).unwrap();
+        let error = journal.flush().unwrap_err();
+        assert!(error.source.unwrap().to_string().contains("its disk has 15 MiB left"));
+    }
+    assert_eq!(on_disk(), before);
+    let stats = journal.stats_without_oldest();
+    assert_eq!((stats.kept, stats.lost, stats.dropped), (3, 2, 0));
+    journal.free_bytes = |_| Ok(FREE_BYTES_MIN);
+    journal.append(&denied(6), None).unwrap();
+    journal.flush().unwrap();
+    assert_eq!(seqs(&journal, &Filter::default()), [6, 3, 2, 1]);
+}

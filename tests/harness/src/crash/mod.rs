@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! just crash 10000        # kill -9 at random and at every named step of a turn, under load
+//! just crash 200 --small-disk tmpfs   # the same on small disks, which another program fills
 //! just crash-power 10000  # power cuts at sampled points of the store's writes
 //! ```
 //!
@@ -18,7 +19,7 @@ use berth::daemon::Options;
 use berth_kernel::steps::{self, Step};
 use berth_kubelet::Waits;
 use clap::Parser;
-use harness::kill::{self, KILL_AT, Program, Tally};
+use harness::kill::{self, KILL_AT, Program, SmallDisk, Tally};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -26,6 +27,8 @@ use std::time::{Duration, Instant};
 
 /// Set in the processes that are the daemon: this program is that, too.
 const DAEMON: &str = "BERTH_CRASH_DAEMON";
+/// Set in the process that may mount small disks.
+const IN_NAMESPACE: &str = "BERTH_CRASH_NAMESPACE";
 /// Nodes side by side: one waits for its disk while the other one computes.
 const NODES: u64 = 2;
 /// How often progress is shown.
@@ -41,6 +44,9 @@ pub(crate) enum Args {
         /// Repeats the choices of a run; what the scheduler does is not repeated
         #[arg(long)]
         seed: Option<u64>,
+        /// Puts the state folders on small disks, which another program fills
+        #[arg(long)]
+        small_disk: Option<SmallDisk>,
     },
     /// The store's size and speed under allocations that come and go
     Grow {
@@ -102,7 +108,12 @@ fn die_at_step(step: Step) {
 /// If the daemon or its store cannot be run.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     let tally = match *args {
-        Args::Kill { rounds, seed } => kills(rounds, seed)?,
+        Args::Kill { small_disk: Some(disk), .. } if std::env::var_os(IN_NAMESPACE).is_none() => {
+            let mut again = disk.namespace(&std::env::current_exe().context("this program's path")?);
+            let status = again.args(std::env::args_os().skip(1)).env(IN_NAMESPACE, "1").status();
+            return Ok(status.context("unshare")?.success());
+        }
+        Args::Kill { rounds, seed, small_disk } => kills(rounds, seed, small_disk)?,
         Args::Power { rounds, seed } => cuts(rounds, seed)?,
         Args::Grow { appends } => return grow::run(appends).map(|()| true),
     };
@@ -118,12 +129,13 @@ fn serve(config: Config) -> anyhow::Result<()> {
     berth::daemon::serve_with(config, Options { waits, ..Options::default() })
 }
 
-fn kills(rounds: u64, seed: Option<u64>) -> anyhow::Result<Tally> {
+fn kills(rounds: u64, seed: Option<u64>, small_disk: Option<SmallDisk>) -> anyhow::Result<Tally> {
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     let program = Program {
         exe: std::env::current_exe().context("this program's path")?,
         environment: vec![(DAEMON.into(), "1".into())],
         named_steps: true,
+        small_disk,
     };
     let (began, done) = (Instant::now(), AtomicU64::new(0));
     let sum = Mutex::new(Tally::default());

@@ -6,16 +6,21 @@
 //! and go; kill it at a random moment, or let it kill itself at a named step
 //! ([`berth_kernel::steps`]). Every `SETTLE_EVERY` rounds the load rests until list and kubelet are
 //! equal to the last allocation, with those that no kubelet was sent ended, too.
+//!
+//! On a small disk ([`SmallDisk`]) another program fills it in some rounds, and takes every byte that is given back: the
+//! daemon must start all the same.
 
 pub mod believed;
 mod check;
 mod load;
 pub mod process;
 mod rng;
+mod small_disk;
 mod tally;
 
 pub use process::{KILL_AT, Program};
 pub use rng::Rng;
+pub use small_disk::{Filler, Mounted, SmallDisk};
 pub use tally::{Tally, Wrong};
 
 use anyhow::{Context, bail};
@@ -38,6 +43,8 @@ timing: { roundsApartMs: 100, kubeletSettleMs: 100, replySettleMs: 200, retireMs
 const SETTLE_EVERY: u64 = 25;
 /// The longest that anything may take: a first start compiles the policies, unoptimised in tests.
 const SOON: Duration = Duration::from_secs(60);
+/// How often the other program begins to fill a small disk, or gives it back.
+const FILLER_PERCENT: u64 = 40;
 /// How often a process is checked.
 const LOOK: Duration = Duration::from_millis(1);
 /// The load's longest time in one round, milliseconds. A named step that did not come by then does not come.
@@ -54,6 +61,10 @@ struct Node<'a> {
     kubelet: Kubelet,
     load: Load,
     tally: Tally,
+    /// The other program, while it fills the disk.
+    filler: Option<Filler>,
+    /// Starts while it did.
+    starts_on_full_disk: u64,
 }
 
 /// Runs so many rounds in this empty folder. `progress` is called after each.
@@ -72,7 +83,16 @@ pub async fn run(
     let kubelet = Kubelet::new(options);
     kubelet.start().await.context("the stand-in kubelet")?;
     let load = Load::new(&kubelet, Rng::new(seed));
-    let mut node = Node { program, folder, kubelet, load, tally: Tally::default() };
+    let mut node = Node {
+        program,
+        folder,
+        kubelet,
+        load,
+        tally: Tally::default(),
+        filler: None,
+        starts_on_full_disk: 0,
+    };
+    let _mounted = program.small_disk.map(|disk| disk.mount(folder)).transpose()?;
     // The first start makes the state folder and compiles the policies: unhurried.
     drop(node.start(None).await?.context("the first start")?);
     while node.tally.rounds < rounds {
@@ -86,13 +106,29 @@ pub async fn run(
         "seed {seed}: {granted} grants, {} refused, {unheard} recorded and never answered",
         node.load.refused
     );
+    if program.small_disk.is_some() {
+        let starts = node.starts_on_full_disk;
+        eprintln!("seed {seed}: {starts} starts while another program filled the disk");
+        anyhow::ensure!(starts > 0, "the disk was never full in {rounds} rounds");
+    }
     anyhow::ensure!(granted > 0, "nothing was granted in {rounds} rounds: that is no load");
     node.kubelet.stop().await;
     Ok(node.tally)
 }
 
 impl Node<'_> {
+    /// The other program begins to fill the disk, or gives it back.
+    fn turn_filler(&mut self) -> anyhow::Result<()> {
+        let fills = self.filler.take().is_none();
+        self.filler = fills.then(|| Filler::start(&self.folder.join("state"))).transpose()?;
+        Ok(())
+    }
+
     async fn round(&mut self) -> anyhow::Result<()> {
+        if self.program.small_disk.is_some() && self.load.rng.chance(FILLER_PERCENT) {
+            self.turn_filler()?;
+        }
+        self.starts_on_full_disk += u64::from(self.filler.is_some());
         let rng = &mut self.load.rng;
         let starting = rng.chance(20).then(|| Duration::from_millis(rng.below(STARTING_MS)));
         let named = (self.program.named_steps && rng.chance(60)).then(|| {
@@ -174,6 +210,7 @@ impl Node<'_> {
 
     /// Nothing comes or goes until the list is what the kubelet believes, to the last allocation.
     async fn settle(&mut self) -> anyhow::Result<()> {
+        self.filler = None;
         let mut serving = self.start(None).await?.context("it died without being killed")?;
         let end = Instant::now() + SOON;
         loop {

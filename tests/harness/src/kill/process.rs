@@ -30,6 +30,8 @@ pub struct Program {
     pub environment: Vec<(String, String)>,
     /// Whether it knows the named steps of a turn.
     pub named_steps: bool,
+    /// A small disk for its state folder, which another program fills.
+    pub small_disk: Option<super::SmallDisk>,
 }
 
 /// A running daemon; killed when dropped.

@@ -58,6 +58,7 @@ pub mod process_scan;
 pub mod reconcile;
 pub mod record;
 pub mod refusal;
+pub mod reserved_environment;
 pub mod restore;
 pub mod running;
 pub mod scan;

@@ -3,6 +3,7 @@
 use super::decider::Decider;
 use super::names::{Digest, Resource};
 use super::policy::ENVIRONMENT_KEY_BYTES_MAX;
+use super::reserved_environment::reserved_for;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ pub struct Permissions {
     pub share_max: u32,
     /// Resources that it may offer: exact names, or prefixes ending in `*`.
     pub resources: Vec<String>,
-    /// Environment keys that it may set: exact names, or prefixes ending in `*`.
+    /// Environment keys that it may set: exact names, or prefixes ending in `*`; never a reserved one
+    /// ([`super::reserved_environment`]).
     pub environment: Vec<String>,
 }
 
@@ -64,27 +66,14 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Whether a policy may set this key at all. Reserved keys affect the code that a process loads, the
-/// GPUs that it sees, or its identity.
+/// Whether a policy may set this key at all: it is well formed, and not reserved.
 #[must_use]
 pub fn is_settable_environment_key(key: &str) -> bool {
-    const RESERVED: [&str; 10] = [
-        "LD_*",
-        "PATH",
-        "NVIDIA_*",
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "BERTH_*",
-        "PYTHON*",
-        "GLIBC_*",
-        "BASH_ENV",
-        "ENV",
-    ];
     let first = |b: u8| b.is_ascii_uppercase() || b == b'_';
     let well_formed = key.len() <= ENVIRONMENT_KEY_BYTES_MAX
         && key.bytes().next().is_some_and(first)
         && key.bytes().all(|b| first(b) || b.is_ascii_digit());
-    well_formed && !RESERVED.iter().any(|pattern| matches(pattern, key))
+    well_formed && reserved_for(key).is_none()
 }
 
 /// One policy of the active stack.
@@ -175,7 +164,7 @@ mod tests {
             "",
             "A-B",
             "1A",
-            "PYTHONPATH",
+            "NODE_OPTIONS",
         ] {
             assert!(!permissions.allows_environment(key), "{key}");
         }

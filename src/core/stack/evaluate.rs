@@ -20,6 +20,7 @@ use berth_kernel::policy::{
 };
 use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{CallOutput, PolicyRuntime};
+use berth_kernel::reserved_environment::reserved_for;
 use berth_kernel::stack::{OnFault, Stack, StackEntry};
 use berth_kernel::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -271,6 +272,11 @@ fn check_terms(entry: &StackEntry, merged: &Terms, terms: &Terms) -> Result<(), 
     for (key, value) in &terms.environment {
         if !own.insert(key) {
             return Err(format!("environment key {key:?} twice"));
+        }
+        if let Some(what) = reserved_for(key) {
+            return Err(format!(
+                "the environment key {key:?} is reserved: it affects {what}; no policy may set it"
+            ));
         }
         if !entry.permissions.allows_environment(key) {
             return Err(format!(

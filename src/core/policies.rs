@@ -7,7 +7,7 @@ mod upload;
 
 pub use chunks::ModuleChunks;
 pub use prepare::Prepared;
-pub use upload::{DeleteError, DeletePrecondition, Upload, UploadError};
+pub use upload::{DeleteError, DeletePrecondition, Upload, UploadError, Uploaded};
 
 use crate::jobs::{ActivateError, OtherJob, Reconfiguration};
 use crate::keeper::{CommandError, Snapshot};
@@ -38,6 +38,8 @@ pub struct PolicyService {
     files: Arc<dyn PolicyFiles>,
     /// Uploads hold it shared, deletions exclusively, or a deletion could remove the files of a concurrent upload.
     files_lock: Arc<RwLock<()>>,
+    /// Held while an upload is recorded.
+    recording: Arc<Mutex<()>>,
     /// Held while policies are prepared.
     preparing: Arc<Mutex<()>>,
     /// Held while a stack is tried.
@@ -52,8 +54,8 @@ impl PolicyService {
         baseline: Shared<Baseline>,
         shadows: Arc<Shadows>,
     ) -> Self {
-        let (files_lock, preparing, trying) = (Arc::default(), Arc::default(), Arc::default());
-        Self { kernel, runtime, baseline, shadows, files, files_lock, preparing, trying }
+        let (files_lock, recording, preparing, trying) = Default::default();
+        Self { kernel, runtime, baseline, shadows, files, files_lock, recording, preparing, trying }
     }
 
     /// The kernel's handle.

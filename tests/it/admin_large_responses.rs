@@ -202,3 +202,34 @@ fn a_caller_has_at_most_one_of_the_two_upload_permits() {
     upload("ann", "2").expect(201);
     upload("cid", "1").expect(201);
 }
+
+/// Both are compiled before either is recorded.
+#[test]
+fn of_two_uploads_of_the_same_bytes_one_is_new() {
+    let mut bench = Bench::new(1);
+    with_tokens(&mut bench, &["ann", "ben"], Right::Change);
+    let address = bench.address();
+    for n in 0..10 {
+        let bytes = module("same", &n.to_string());
+        let upload = |name: &str| {
+            let headers = [("content-type", "application/wasm")];
+            ask_as(address, name, "POST", "/api/v1/policies", &headers, &bytes)
+        };
+        bench.policies.set_hold(true);
+        let answers = std::thread::scope(|scope| {
+            let upload = &upload;
+            let uploads = ["ann", "ben"].map(|name| scope.spawn(move || upload(name)));
+            until("both are at work", || bench.policies.waiters() == 2);
+            bench.policies.set_hold(false);
+            uploads.map(|upload| upload.join().unwrap())
+        });
+        let mut statuses = answers.each_ref().map(|answer| answer.status);
+        statuses.sort_unstable();
+        assert_eq!(statuses, [200, 201], "round {n}");
+        assert!(
+            answers.iter().all(|answer| answer.headers.contains_key("location") == (answer.status == 201))
+        );
+        let by = |answer: &Answer| answer.expect(answer.status)["by"].clone();
+        assert_eq!(by(&answers[0]), by(&answers[1]), "the second does not replace the author");
+    }
+}

@@ -10,7 +10,7 @@ use actix_web::{HttpRequest, HttpResponse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_api::{Kind, Policy, PolicyDetail, PolicyList, Word};
-use berth_core::policies::{DeleteError, Upload};
+use berth_core::policies::{DeleteError, Upload, Uploaded};
 use berth_http::{Caller, Failure, HandlerResult, IDENTITY, Weight, body, etag, query};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
@@ -139,11 +139,9 @@ pub(crate) async fn upload(
     let signature = signature(&request)?;
     let _permit = state.upload_permits.take(caller.key())?;
     let module = body::module(&request, payload).await?;
-    let before = state.kernel.snapshot();
     let upload = Upload { module, signature, by, why: reason };
-    let version = state.policies.upload(upload).await.or_failure()?;
-    let new = !before.policies.contains_key(&version.digest);
-    if new {
+    let Uploaded { version, is_new } = state.policies.upload(upload).await.or_failure()?;
+    if is_new {
         tracing::info!(
             policy = version.label(),
             version = version.version,
@@ -154,8 +152,8 @@ pub(crate) async fn upload(
         );
     }
     let shown = PolicyDetail::of(&state.kernel.snapshot(), &version);
-    let mut response = HttpResponse::build(if new { StatusCode::CREATED } else { StatusCode::OK });
-    if new {
+    let mut response = HttpResponse::build(if is_new { StatusCode::CREATED } else { StatusCode::OK });
+    if is_new {
         response.insert_header((LOCATION, format!("/api/v1/policies/{}", version.digest)));
     }
     Ok(response.json(shown))

@@ -64,20 +64,29 @@ pub struct Upload {
     pub why: String,
 }
 
+/// A policy after its upload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uploaded {
+    /// The version as it is recorded.
+    pub version: PolicyVersion,
+    /// Whether this upload added it: of several uploads of the same bytes, exactly one does.
+    pub is_new: bool,
+}
+
 impl PolicyService {
     /// Uploads a policy module: checks its signature if keys are trusted, compiles, describes, stores and records it.
     ///
     /// # Errors
     /// If the module is not a policy, its signature is missing or invalid, it costs too much, or it could not be
     /// recorded. Nothing is stored then.
-    pub async fn upload(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
+    pub async fn upload(&self, upload: Upload) -> Result<Uploaded, UploadError> {
         let service = self.clone();
         let span = spans::upload(upload.module.len());
         let result = run_to_completion(async move { service.install(upload).await }.instrument(span)).await;
         result.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))
     }
 
-    async fn install(&self, upload: Upload) -> Result<PolicyVersion, UploadError> {
+    async fn install(&self, upload: Upload) -> Result<Uploaded, UploadError> {
         let guard = self.files_lock.read().await;
         let (files, now, rules) = (Arc::clone(&self.files), self.kernel.now(), self.kernel.rules());
         let Upload { module, signature, by, why } = upload;
@@ -95,19 +104,24 @@ impl PolicyService {
         let installed = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(install))).await;
         let (version, signed_by) = installed.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))?;
         let origin = Origin { by, why, signature, signed_by, once_shipped: false };
+        // Held until the version is recorded, so that the next upload of the same bytes finds it.
+        let recording = self.recording.lock().await;
         let known = self.kernel.snapshot().policies.get(&version.digest).cloned();
+        let is_new = known.is_none();
         let version = match known {
             None => PolicyVersion { origin, ..version },
             Some(known) => {
                 let merged = merge_upload(&known, version, origin);
                 if merged == *known {
-                    return Ok(merged);
+                    return Ok(Uploaded { version: merged, is_new });
                 }
                 merged
             }
         };
-        match self.kernel.command(Command::StorePolicy(version.clone())).await {
-            Ok(_) => Ok(version),
+        let recorded = self.kernel.command(Command::StorePolicy(version.clone())).await;
+        drop(recording);
+        match recorded {
+            Ok(_) => Ok(Uploaded { version, is_new }),
             Err(error) => {
                 // After `Late` the version may still be recorded, and then needs its files.
                 let not_recorded = !matches!(error, CommandError::Late(_));

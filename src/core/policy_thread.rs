@@ -6,6 +6,7 @@
 use crate::jobs::{ActivateError, Granted, KubeletJob, OtherJob, Reconfiguration};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::lab::recorder::Recorder;
+use crate::log_limit::LogLimit;
 use crate::shared::Shared;
 use crate::spans;
 use crate::stack::evaluate::outcome;
@@ -16,6 +17,7 @@ use berth_kernel::command::{Attempt, Command, NewStack, Rules};
 use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, CallRecord, NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::gpu::Reading;
+use berth_kernel::health::Health;
 use berth_kernel::names::{Digest, PartId};
 use berth_kernel::offer::PartOffer;
 use berth_kernel::placement;
@@ -60,6 +62,8 @@ pub(crate) struct Worker {
     fault_log: RefCell<FaultLog>,
     /// The last sign by part and source: at most two sources for each GPU since the start.
     last_signs: RefCell<BTreeMap<(PartId, String), (u64, String)>>,
+    /// The events that were logged and recorded, by part, source and code: a program can cause thousands of XIDs a second.
+    event_log: RefCell<LogLimit<(PartId, String, u64)>>,
 }
 
 /// The thread's inboxes.
@@ -80,7 +84,7 @@ impl Worker {
         rules: Shared<Rules>,
         policy_stats: PolicyStats,
     ) -> Self {
-        let (last_offers, fault_log, last_signs) = Default::default();
+        let (last_offers, fault_log, last_signs, event_log) = Default::default();
         Self {
             keeper,
             recorder,
@@ -92,6 +96,7 @@ impl Worker {
             last_offers,
             fault_log,
             last_signs,
+            event_log,
         }
     }
 
@@ -110,6 +115,9 @@ impl Worker {
             let nudges = if is_nudged { &no_nudge } else { &inboxes.nudge };
             let timer =
                 next_offers.map_or_else(never, |at| after(at.saturating_duration_since(Instant::now())));
+            let next_omitted = self.event_log.borrow().next_omitted();
+            let omitted =
+                next_omitted.map_or_else(never, |at| after(at.saturating_duration_since(Instant::now())));
             select_biased! {
                 recv(inboxes.kubelet) -> job => match job {
                     Ok((span, job)) => span.in_scope(|| self.kubelet_job(job)),
@@ -144,6 +152,7 @@ impl Worker {
                     next_offers =
                         again_after_s.map(|s| Instant::now() + Duration::from_secs(u64::from(s.max(1))));
                 }
+                recv(omitted) -> _ => self.log_omitted_events(),
             }
         }
     }
@@ -272,10 +281,10 @@ impl Worker {
         let node = self.keeper.snapshot();
         let ((answer, by), evaluated) =
             self.evaluate(&node, Hook::Triage, |evaluation| evaluation.triage(&reading));
-        if self.is_new_reading(&node, &reading, &answer) {
+        if let Some(omitted) = self.news(&node, &reading, &answer) {
             tracing::warn!(
                 part = reading.part.as_str(), source = reading.source, code = reading.code,
-                detail = reading.detail, severity = ?answer.severity, reason = answer.reason,
+                detail = reading.detail, severity = ?answer.severity, reason = answer.reason, omitted,
                 "a GPU reading was triaged"
             );
             self.record(
@@ -292,17 +301,33 @@ impl Worker {
         }
     }
 
-    /// Whether a reading is new: every event is. Each scan repeats a sign, which is new if it differs from the last
-    /// one or changes the GPU's health.
-    fn is_new_reading(&self, node: &Snapshot, reading: &Reading, answer: &TriageAnswer) -> bool {
-        if !reading.is_sign() {
-            return true;
-        }
-        let key = (reading.part.clone(), reading.source.clone());
-        let value = (reading.code, answer.reason.clone());
-        let same = self.last_signs.borrow_mut().insert(key, value.clone()) == Some(value);
+    /// Whether a reading is to be logged and recorded, and the number of equal ones before it that were not. Each scan repeats a
+    /// sign, which is news if it differs from the last one; of events of one part, source and code, one a minute is. What
+    /// changes the GPU's health always is.
+    fn news(&self, node: &Snapshot, reading: &Reading, answer: &TriageAnswer) -> Option<u64> {
+        let (part, source) = (reading.part.clone(), reading.source.clone());
+        let omitted = if reading.is_sign() {
+            let value = (reading.code, answer.reason.clone());
+            let same = self.last_signs.borrow_mut().insert((part, source), value.clone()) == Some(value);
+            (!same).then_some(0)
+        } else {
+            self.event_log.borrow_mut().admit((part, source, reading.code), Instant::now())
+        };
         let health = node.part(&reading.part).and_then(|part| node.gpu_of(part)).map(|gpu| &gpu.health);
-        !same || health.is_some_and(|old| old.after_triage(answer, self.clock.now()).state != old.state)
+        let changes = |old: &Health| old.after_triage(answer, self.clock.now()).state != old.state;
+        omitted.or_else(|| health.is_some_and(changes).then_some(0))
+    }
+
+    fn log_omitted_events(&self) {
+        for ((part, source, code), omitted) in self.event_log.borrow_mut().take_omitted(Instant::now()) {
+            tracing::warn!(
+                part = part.as_str(),
+                source,
+                code,
+                omitted,
+                "the same GPU reading came again and again"
+            );
+        }
     }
 
     fn reoffer(&self) -> Result<(Applied, Option<u32>), CommandError> {

@@ -14,12 +14,14 @@ use super::{convert, parse, parse::BadRequest, status};
 use crate::settings::CurrentEdits;
 use berth_core::counters::{CODES, Rpc};
 use berth_core::keeper::CommandError;
+use berth_core::log_limit::LogLimit;
 use berth_core::spans;
 use berth_core::{Granted, KernelHandle};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::Attempt;
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::policy::{AdmitRequest, PlaceRequest};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -46,6 +48,8 @@ pub(super) struct Handler {
     pub(super) kubelet_connections: Arc<watch::Sender<usize>>,
     /// The number of ListAndWatch streams open on them.
     pub(super) streams: Arc<watch::Sender<usize>>,
+    /// The reasons of refused Allocate calls that were logged.
+    pub(super) refusal_log: Mutex<LogLimit<String>>,
     /// Each change ends all open streams.
     pub(super) stream_end: watch::Sender<StreamEnd>,
 }
@@ -273,7 +277,11 @@ impl Handler {
         let Granted { allocation, snapshot } = self.grant(admit).await.map_err(|error| {
             self.kernel.counters().kubelet.count_refusal(error.kind());
             self.kernel.request_refused(&self.resource, &devices, &error);
-            tracing::warn!(resource = %self.resource, %error, "refused an Allocate call");
+            // A controller creates a refused pod again and again.
+            if let Some(omitted) = self.refusal_log.lock().admit(error.to_string(), std::time::Instant::now())
+            {
+                tracing::warn!(resource = %self.resource, %error, omitted, "refused an Allocate call");
+            }
             status::refused(&self.resource, &error)
         })?;
         spans::granted(&allocation.id);

@@ -11,6 +11,7 @@ use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_kernel::names::Resource;
 use berth_kernel::offer::RESOURCES_MAX;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
@@ -123,6 +124,7 @@ impl Supervisor {
             register_began: watch::Sender::default(),
             kubelet_connections: Arc::new(watch::Sender::new(0)),
             streams,
+            refusal_log: Mutex::default(),
             stream_end: watch::Sender::default(),
         });
         let settings = Arc::clone(&self.settings);

@@ -87,6 +87,31 @@ async fn an_xid_makes_every_share_of_its_gpu_unhealthy_and_an_applications_xid_n
 /// A restart of the plugin makes a broken GPU healthy.
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/111
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_equal_xids_is_logged_and_recorded_once() {
+    let state = State::h100(1);
+    let uuid = state.gpus[0].uuid.clone();
+    let rig = Rig::new(&state, "").await;
+    let serving = rig.house.serve();
+    rig.allocatable(&[(WHOLE, 1)]).await;
+    let flood = |state: &mut State| {
+        for _ in 0..300 {
+            state.push_xid(&uuid, 31);
+        }
+    };
+    rig.nvml.change(flood).unwrap();
+    rig.nvml.change(|state| state.push_xid(&uuid, 95)).unwrap();
+    // One event behind the other: once the last is recorded, so are those before it.
+    let recorded = || {
+        let decisions = serving.call("GET", "/decisions?hook=triage&limit=200", &Value::Null);
+        let items = decisions["items"].as_array().unwrap().iter();
+        items.map(|decision| decision["reading"]["code"].clone()).collect::<Vec<_>>()
+    };
+    until("the last event", || recorded().contains(&95.into()));
+    assert_eq!(recorded(), [95, 31]);
+    assert_eq!(serving.log().matches("a GPU reading was triaged").count(), 2, "{}", serving.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
     let state = State::h100(2);
     let uuid = state.gpus[0].uuid.clone();

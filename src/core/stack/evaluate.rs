@@ -16,7 +16,7 @@ use berth_kernel::part_state::{PartState, Taken};
 use berth_kernel::placement;
 use berth_kernel::policy::{
     AdmitRequest, Answer, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
-    FaultKind, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
+    FaultKind, Hook, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
 };
 use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{CallOutput, PolicyRuntime};
@@ -54,17 +54,48 @@ pub struct Evaluation<'a> {
     pub time_factor: u32,
 }
 
+/// The wall time of one evaluation.
+pub(super) struct StackTime {
+    limit: Duration,
+    deadline: Instant,
+    /// The entry that has taken the longest, and how long.
+    slowest: Option<(usize, Duration)>,
+    /// Whether it was used up.
+    is_used_up: bool,
+}
+
+impl StackTime {
+    fn left_ms(&self) -> u64 {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        u64::try_from(left.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn add(&mut self, index: usize, took: Duration) {
+        if self.slowest.is_none_or(|(_, most)| took > most) {
+            self.slowest = Some((index, took));
+        }
+    }
+}
+
 impl Evaluation<'_> {
+    /// Starts the time of an evaluation of this hook.
+    pub(super) fn start(&mut self, hook: Hook) -> StackTime {
+        self.faults.start_evaluation(hook);
+        let limit = STACK_TIME_MAX * self.time_factor;
+        StackTime { limit, deadline: Instant::now() + limit, slowest: None, is_used_up: false }
+    }
+
     /// Decides whether these devices may be granted. All policies must allow it.
     pub fn admit(mut self, request: &AdmitRequest) -> StackAnswer {
         let (mut by, mut terms) = (Vec::new(), Terms::default());
-        let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
+        let mut time = self.start(Hook::Admit);
         for (index, entry) in self.stack.entries.iter().enumerate() {
             let merged = terms.clone();
-            let result = self.call(index, entry, Question::Admit(request), deadline, |evaluation, answer| {
-                check_admit(entry, &merged, answer)?;
-                evaluation.check_limits(request, answer)
-            });
+            let result =
+                self.call(index, entry, Question::Admit(request), &mut time, |evaluation, answer| {
+                    check_admit(entry, &merged, answer)?;
+                    evaluation.check_limits(request, answer)
+                });
             match result {
                 CallResult::Answer(Answer::Allow(more)) => {
                     by.push(entry.decider());
@@ -92,9 +123,9 @@ impl Evaluation<'_> {
     /// Chooses devices. The first answer counts; never fails, since an error would fail the pod.
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, Decider) {
         let request = &placement::without_ungrantable(self.node, request, self.overcommit_percent);
-        let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
+        let mut time = self.start(Hook::Place);
         for (index, entry) in self.stack.entries.iter().enumerate() {
-            let result = self.call(index, entry, Question::Place(request), deadline, |_, answer| {
+            let result = self.call(index, entry, Question::Place(request), &mut time, |_, answer| {
                 check_place(request, answer)
             });
             if let CallResult::Answer(Answer::Place(placement)) = result {
@@ -106,10 +137,10 @@ impl Evaluation<'_> {
 
     /// Judges a GPU reading. The first answer counts.
     pub fn triage(mut self, reading: &Reading) -> (TriageAnswer, Decider) {
-        let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
+        let mut time = self.start(Hook::Triage);
         for (index, entry) in self.stack.entries.iter().enumerate() {
             if let CallResult::Answer(Answer::Triage(answer)) =
-                self.call(index, entry, Question::Triage(reading), deadline, |_, answer| match answer {
+                self.call(index, entry, Question::Triage(reading), &mut time, |_, answer| match answer {
                     Answer::Triage(answer) => check_reason(&answer.reason),
                     _ => Err("not a judgement of a reading".into()),
                 })
@@ -126,10 +157,10 @@ impl Evaluation<'_> {
         index: usize,
         entry: &StackEntry,
         question: Question<'_>,
-        deadline: Instant,
+        time: &mut StackTime,
         check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
     ) -> CallResult {
-        self.call_with_log(index, entry, question, deadline, check).0
+        self.call_with_log(index, entry, question, time, check).0
     }
 
     /// Calls the policy of one entry, and returns the lines that it logged, too.
@@ -138,7 +169,7 @@ impl Evaluation<'_> {
         index: usize,
         entry: &StackEntry,
         question: Question<'_>,
-        deadline: Instant,
+        time: &mut StackTime,
         check: impl FnOnce(&Self, &Answer) -> Result<(), String>,
     ) -> (CallResult, Vec<String>) {
         let hook = question.hook();
@@ -149,23 +180,28 @@ impl Evaluation<'_> {
             self.record(entry, CallOutcome::Suspended, Cost::default());
             return (CallResult::Suspended, Vec::new());
         }
-        let left =
-            u64::try_from(deadline.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(u64::MAX);
+        let left = time.left_ms();
+        if left == 0 {
+            return (CallResult::Fault(self.time_used_up(hook, time)), Vec::new());
+        }
+        let wall_ms_max = CALL_MS_MAX * u64::from(self.time_factor);
         let call = Call {
             digest: &entry.digest,
             parameters: &entry.parameters,
             node: self.node,
             now: self.now,
             question,
-            wall_ms_max: left.min(CALL_MS_MAX * u64::from(self.time_factor)),
+            wall_ms_max: left.min(wall_ms_max),
         };
         let span = spans::policy(hook.as_str(), || entry.label());
-        let CallOutput { answer, cost, log_lines: lines } = if left == 0 {
-            let detail = format!("the stack used up its {} s", (STACK_TIME_MAX * self.time_factor).as_secs());
-            CallOutput::from(Err(Fault { kind: FaultKind::Time, detail }))
-        } else {
-            span.in_scope(|| self.policies.call(call))
-        };
+        let began = Instant::now();
+        let CallOutput { answer, cost, log_lines: lines } = span.in_scope(|| self.policies.call(call));
+        time.add(index, began.elapsed());
+        // It had less time than a call has, since others had used it.
+        if left < wall_ms_max && answer.as_ref().is_err_and(|fault| fault.kind == FaultKind::Time) {
+            spans::policy_answered(&span, "fault", Some(FaultKind::Time.as_str()), cost.fuel);
+            return (CallResult::Fault(self.time_used_up(hook, time)), lines);
+        }
         let checked = answer.and_then(|answer| match answer {
             None => Ok(None),
             Some(answer) => match check(self, &answer) {
@@ -191,6 +227,28 @@ impl Evaluation<'_> {
             Err(fault) => CallResult::Fault(fault),
         };
         (result, lines)
+    }
+
+    /// The fault of an entry that has no answer since the stack's time was used up. It is counted once for an evaluation, as a
+    /// fault of the entry that took the longest.
+    fn time_used_up(&mut self, hook: Hook, time: &mut StackTime) -> Fault {
+        let (limit, stack) = (time.limit.as_secs(), self.stack);
+        let used = time.slowest.and_then(|(index, took)| Some((index, took, stack.entries.get(index)?)));
+        let Some((index, took, slowest)) = used else {
+            // Unreachable: without a call no time is used.
+            return Fault { kind: FaultKind::Time, detail: format!("the stack used up its {limit} s") };
+        };
+        let (took, label) = (took.as_millis(), slowest.label());
+        if !std::mem::replace(&mut time.is_used_up, true) {
+            let detail =
+                format!("the stack used up its {limit} s, and this policy the most of it, {took} ms");
+            let outcome = CallOutcome::Fault(Fault { kind: FaultKind::Time, detail });
+            self.faults.record_call(index, slowest, hook, &outcome, Cost::default());
+            self.faults.record_time_used_up(index, slowest, hook);
+            self.record(slowest, outcome, Cost::default());
+        }
+        let detail = format!("no answer: the stack used up its {limit} s, {label} the most of it, {took} ms");
+        Fault { kind: FaultKind::Time, detail }
     }
 
     fn record(&mut self, entry: &StackEntry, outcome: CallOutcome, cost: Cost) {

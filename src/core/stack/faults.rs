@@ -7,7 +7,8 @@ use berth_kernel::policy::{FaultKind, Hook};
 use berth_kernel::stack::{Stack, StackEntry};
 use std::collections::BTreeMap;
 
-/// Faults in a row that suspend an entry; only faults that the policy itself causes count.
+/// Faults in a row that suspend an entry; only faults that the policy itself causes count, and evaluations in a row that used up
+/// the stack's time, of which it took the most.
 pub const FAULTS_TO_SUSPEND: u32 = 5;
 
 /// Call statistics of one stack entry since its activation.
@@ -45,6 +46,8 @@ impl EntryStats {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     records: BTreeMap<(usize, Digest), EntryStats>,
+    /// By hook, in how many evaluations in a row the stack's time was used up, and whether the newest is one of them.
+    time_used_up: BTreeMap<Hook, (u32, bool)>,
 }
 
 impl Faults {
@@ -82,6 +85,26 @@ impl Faults {
         }
     }
 
+    /// Starts an evaluation of this hook.
+    pub(super) fn start_evaluation(&mut self, hook: Hook) {
+        let (in_a_row, is_newest) = self.time_used_up.entry(hook).or_default();
+        if !std::mem::take(is_newest) {
+            *in_a_row = 0;
+        }
+    }
+
+    /// Notes that the newest evaluation used up the stack's time, of which the entry at this index took the most. After
+    /// several in a row that entry is suspended, and then, after as many further ones, the next slowest: a machine that is slow
+    /// for a moment suspends none.
+    pub(super) fn record_time_used_up(&mut self, index: usize, slowest: &StackEntry, hook: Hook) {
+        let (in_a_row, is_newest) = self.time_used_up.entry(hook).or_default();
+        (*in_a_row, *is_newest) = (*in_a_row + 1, true);
+        if *in_a_row >= FAULTS_TO_SUSPEND {
+            *in_a_row = 0;
+            self.suspend(index, slowest);
+        }
+    }
+
     /// Suspends the entry at this index, as several faults do: for a trial of a stack with entries that
     /// are suspended in the active one.
     pub fn suspend(&mut self, index: usize, entry: &StackEntry) {
@@ -99,7 +122,7 @@ impl Faults {
 
     /// Resets all statistics, when another stack is activated.
     pub fn reset(&mut self) {
-        self.records.clear();
+        *self = Self::default();
     }
 
     /// Status of each policy of this stack.

@@ -1,17 +1,16 @@
 //! Evaluates the offers of the node's parts: the first policy that answers for a part offers it, else the
 //! baseline does.
 
-use super::evaluate::{CallResult, Evaluation, STACK_TIME_MAX};
+use super::evaluate::{CallResult, Evaluation};
 use berth_kernel::decider::Decider;
 use berth_kernel::mig;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::offering::check_offer;
 use berth_kernel::part_state::PartState;
-use berth_kernel::policy::{Answer, Fault, OfferAnswer, Question};
+use berth_kernel::policy::{Answer, Fault, Hook, OfferAnswer, Question};
 use berth_kernel::stack::StackEntry;
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 /// Delay of the next evaluation of offers after a fault, seconds.
 const RETRY_S: u32 = 1;
@@ -69,10 +68,10 @@ impl Evaluation<'_> {
         let mut open: BTreeSet<&PartId> =
             self.node.parts.iter().filter(|(_, p)| p.present).map(|(id, _)| id).collect();
         let mut offers = Offers::default();
-        let deadline = Instant::now() + STACK_TIME_MAX * self.time_factor;
+        let mut time = self.start(Hook::Offer);
         for (index, entry) in self.stack.entries.iter().enumerate() {
             let (result, lines) =
-                self.call_with_log(index, entry, Question::Offer, deadline, |evaluation, answer| {
+                self.call_with_log(index, entry, Question::Offer, &mut time, |evaluation, answer| {
                     evaluation.check_offers(entry, answer)
                 });
             let answer = match result {

@@ -41,6 +41,8 @@ struct ScriptedPolicies {
     lines: Vec<String>,
     /// Duration of each call.
     delay: Duration,
+    /// Durations of the calls of single policies, instead.
+    delays: BTreeMap<char, Duration>,
     /// The policies that were called, with the wall time limit of the call, milliseconds.
     calls: Mutex<Vec<(char, u64)>>,
 }
@@ -52,7 +54,7 @@ impl PolicyRuntime for ScriptedPolicies {
     fn call(&self, call: Call<'_>) -> CallOutput {
         let letter = call.digest.as_str().chars().next().unwrap();
         self.calls.lock().push((letter, call.wall_ms_max));
-        std::thread::sleep(self.delay);
+        std::thread::sleep(self.delays.get(&letter).copied().unwrap_or(self.delay));
         let answer = self.answers.get(&letter).cloned().unwrap_or(Ok(None));
         CallOutput { answer, cost: Cost::default(), log_lines: self.lines.clone() }
     }

@@ -4,8 +4,9 @@ use super::*;
 use crate::stack::CALL_MS_MAX;
 use crate::stack::DryRun;
 use crate::stack::FAULTS_TO_SUSPEND;
+use crate::stack::faults::EntryStats;
 use berth_kernel::command::{NewStack, Rules};
-use berth_kernel::policy::REASON_BYTES_MAX;
+use berth_kernel::policy::{Hook, REASON_BYTES_MAX};
 
 #[test]
 fn a_fault_message_that_quotes_the_guest_is_as_short_as_a_reason() {
@@ -91,16 +92,61 @@ fn i9_a_stack_whose_time_is_used_up_calls_no_further_policy() {
             _ => false,
         };
         assert!(calls.iter().all(is_within_limit), "{calls:?}");
-        let late = case.faults.record(2, &case.stack.entries[2]);
-        assert_eq!(late.faults()[&FaultKind::Time], 1);
-        assert!(late.last.unwrap().contains("used up its 1 s"));
+        let faults = |index: usize| case.faults.record(index, &case.stack.entries[index]);
+        for not_called in [2, 3] {
+            assert_eq!(faults(not_called), EntryStats::default(), "it used no time");
+        }
+        let blamed: Vec<_> = [faults(0), faults(1)].into_iter().filter(|stats| stats.failed() > 0).collect();
+        assert_eq!(blamed.len(), 1, "the slowest, once");
+        assert!(blamed[0].last.as_ref().unwrap().contains("used up its 1 s, and this policy the most of it"));
         match answer {
-            StackAnswer::Faulted { kind: FaultKind::Time, policy, .. } if denied => {
+            StackAnswer::Faulted { kind: FaultKind::Time, policy, detail } if denied => {
                 assert_eq!(policy, "c@cccccccccccc");
+                assert!(detail.contains("no answer: the stack used up its 1 s, "), "{detail}");
             }
             StackAnswer::Allow { by, .. } if !denied => assert_eq!(by, ["baseline"]),
             other => panic!("{on_fault:?}: {other:?}"),
         }
+    }
+}
+
+#[test]
+fn i9_of_a_stack_whose_time_is_used_up_the_slowest_entry_is_blamed() {
+    let mut case = Case::new(['a', 'b', 'c', 'd'].map(|letter| (letter, Ok(None))));
+    case.stack.entries[3].on_fault = OnFault::Deny;
+    let delays = [('a', 100), ('b', 700), ('c', 300)];
+    case.policies.delays = delays.map(|(letter, ms)| (letter, Duration::from_millis(ms))).into();
+    let StackAnswer::Faulted { policy, detail, .. } = case.admit() else { panic!("it has no answer of d") };
+    assert_eq!(policy, "d@dddddddddddd", "it denies, and is not blamed");
+    assert!(detail.contains("b@bbbbbbbbbbbb the most of it"), "{detail}");
+    let failed = |index: usize| case.faults.record(index, &case.stack.entries[index]).failed();
+    assert_eq!([0, 1, 2, 3].map(failed), [0, 1, 0, 0]);
+    let recorded: Vec<_> = case.calls.iter().map(|call| (&*call.policy, call.outcome.as_str())).collect();
+    assert_eq!(recorded.last(), Some(&("b@bbbbbbbbbbbb", "fault")), "{recorded:?}");
+}
+
+#[test]
+fn i9_the_slowest_entry_is_suspended_after_evaluations_in_a_row_that_used_up_the_time() {
+    let stack = Case::new(['a', 'b'].map(|letter| (letter, Ok(None)))).stack;
+    let mut faults = Faults::default();
+    let mut evaluate = |hook, slowest: Option<usize>| {
+        faults.start_evaluation(hook);
+        if let Some(slowest) = slowest {
+            faults.record_time_used_up(slowest, &stack.entries[slowest], hook);
+        }
+        [0, 1].map(|index| faults.is_suspended(index, &stack.entries[index]))
+    };
+    for _ in 1..FAULTS_TO_SUSPEND {
+        assert_eq!(evaluate(Hook::Admit, Some(0)), [false; 2]);
+        // Another hook has its own count.
+        assert_eq!(evaluate(Hook::Place, None), [false; 2]);
+    }
+    assert_eq!(evaluate(Hook::Admit, None), [false; 2], "one evaluation within the time");
+    for n in 1..=FAULTS_TO_SUSPEND {
+        assert_eq!(evaluate(Hook::Admit, Some(0)), [n == FAULTS_TO_SUSPEND, false]);
+    }
+    for n in 1..=FAULTS_TO_SUSPEND {
+        assert_eq!(evaluate(Hook::Admit, Some(1)), [true, n == FAULTS_TO_SUSPEND], "the next slowest");
     }
 }
 

@@ -4,11 +4,13 @@
 //! other end is open, and reading a device may never end, so this crate opens each path that must be a
 //! regular file.
 
+mod exposure;
 mod folder_events;
 pub mod socket;
 mod version;
 pub mod yaml;
 
+pub use exposure::{Exposure, USABLE_BY_OTHERS, WRITABLE_BY_OTHERS, exposures};
 pub use folder_events::FolderEvents;
 pub use version::FileVersion;
 

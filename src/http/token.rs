@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::settings::{AdminError, NamedToken, Right, TokenSource};
 use actix_web::http::header::{AUTHORIZATION, HeaderMap};
 use berth_api::Kind;
-use berth_files::{self, Links};
+use berth_files::{self, Exposure, Links, USABLE_BY_OTHERS, WRITABLE_BY_OTHERS};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::fs::{DirBuilder, File, OpenOptions, metadata, rename, symlink_metadata};
@@ -275,14 +275,11 @@ fn read(path: &Path) -> Result<TokenHash, AdminError> {
     let unreadable = |e| bad("it cannot be read", Some(e));
     let file = berth_files::open(path, Links::Follow).map_err(unreadable)?;
     let about = file.metadata().map_err(unreadable)?;
-    match about.permissions().mode() {
-        mode if mode & 0o022 != 0 => {
-            return Err(bad("others may write to it: chmod 600, and write a new token if in doubt", None));
-        }
-        mode if mode & 0o044 != 0 => {
-            tracing::warn!(path = %path.display(), "others may read the token file: chmod 600");
-        }
-        _ => {}
+    if about.permissions().mode() & WRITABLE_BY_OTHERS != 0 {
+        return Err(bad("others may write to it: chmod 600, and write a new token if in doubt", None));
+    }
+    for Exposure { what, fix } in berth_files::exposures(path, &about, USABLE_BY_OTHERS) {
+        tracing::warn!("{what}; run `{fix}`");
     }
     let mut text = String::new();
     let limit = u64::try_from(TOKEN_CHARS_MAX).unwrap_or(u64::MAX) + 2;

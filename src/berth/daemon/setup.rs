@@ -3,6 +3,7 @@
 use crate::config::{Config, GpuSource};
 use anyhow::Context;
 use berth_core::stack::Baseline;
+use berth_files::{Exposure, WRITABLE_BY_OTHERS};
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_gpus::procfs::ProcFs;
 use berth_gpus::sim::SimGpus;
@@ -47,7 +48,11 @@ pub(super) fn create_state_dir(config: &Config) -> anyhow::Result<()> {
             "cannot create the state folder {} (set --state-dir to a folder that this user can write)",
             path.display()
         )
-    })
+    })?;
+    for Exposure { what, fix } in berth_files::exposures(path, &path.metadata()?, WRITABLE_BY_OTHERS) {
+        tracing::warn!("{what}, and all state of Berth with it; run `{fix}`");
+    }
+    Ok(())
 }
 
 /// The command that activates the configuration's stack.

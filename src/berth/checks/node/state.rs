@@ -7,18 +7,20 @@ use berth_api::Node;
 use berth_cli::client::Client;
 use berth_cli::reach::ClientArgs;
 use berth_cli::reach::is_berth_at;
+use berth_files::{USABLE_BY_OTHERS, WRITABLE_BY_OTHERS};
 use rustix::fs::{Access, access, major, minor, statvfs};
 use std::fs::{metadata, read_to_string};
 use std::net::TcpListener;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 const CHECK: &str = "state folder";
 /// Free space below which a warning is due: the store takes up to about 20 MiB, a policy with its compiled form up to
 /// about 100 MiB.
 const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
-/// Free space below which the daemon may not start: an empty store takes 2 MiB and grows in steps of 2 MiB.
-const FREE_BYTES_START: u64 = 4 * 1024 * 1024;
+/// Free space below which the daemon may not start or records nothing: an empty store takes 2 MiB and keeps 4 MiB free in its
+/// own file.
+const FREE_BYTES_START: u64 = 6 * 1024 * 1024;
 /// The fix for an unusable folder.
 const UNWRITABLE_HINT: &str = "make it writable, or choose another with --state-dir";
 
@@ -39,8 +41,11 @@ pub(super) fn folder(config: &Config) -> Line {
             UNWRITABLE_HINT,
         );
     }
-    let finding =
-        token(&config.token_file).or_else(|| lost_store(path)).or_else(|| in_use(config)).or_else(|| {
+    let finding = token(&config.token_file)
+        .or_else(|| lost_store(path))
+        .or_else(|| in_use(config))
+        .or_else(|| exposed(path, WRITABLE_BY_OTHERS))
+        .or_else(|| {
             let stat = statvfs(existing).ok()?;
             free_space(path, stat.f_bavail.saturating_mul(stat.f_frsize))
         });
@@ -56,12 +61,14 @@ fn token(path: &Path) -> Option<Line> {
         let fix = format!("correct {}, or delete it: the daemon creates a new one", path.display());
         return Some(Line::fail(CHECK, format!("{:#}", anyhow::Error::new(error)), fix));
     }
-    let mode = metadata(path).ok()?.permissions().mode() & 0o777;
-    let shown = path.display();
-    (mode & 0o077 != 0).then(|| {
-        let detail = format!("{shown} can be used by others (mode {mode:o})");
-        Line::warn(CHECK, detail, format!("chmod 600 {shown}"))
-    })
+    exposed(path, USABLE_BY_OTHERS)
+}
+
+/// A warning if others can use this file or folder.
+fn exposed(path: &Path, mode_bits: u32) -> Option<Line> {
+    let found = berth_files::exposures(path, &metadata(path).ok()?, mode_bits);
+    let (what, fixes): (Vec<_>, Vec<_>) = found.into_iter().map(|one| (one.what, one.fix)).unzip();
+    (!what.is_empty()).then(|| Line::warn(CHECK, what.join("; "), fixes.join(" && ")))
 }
 
 /// A failure if the store existed and is missing now.
@@ -192,6 +199,7 @@ pub(super) fn ports(config: &Config) -> Line {
 mod tests {
     use super::*;
     use crate::checks::node::line::Level;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_full_disk_fails_and_little_space_is_a_warning() {
@@ -236,5 +244,17 @@ mod tests {
         assert_eq!(with(&"0".repeat(64), 0o644), Some(Level::Warn));
         assert_eq!(with(&"0".repeat(64), 0o622), Some(Level::Fail));
         assert_eq!(with("short", 0o600), Some(Level::Fail));
+    }
+
+    #[test]
+    fn a_folder_that_others_can_change_is_a_warning_with_the_command_that_mends_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let with = |mode| {
+            std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(mode)).unwrap();
+            exposed(dir.path(), WRITABLE_BY_OTHERS).map(|line| (line.level, line.fix))
+        };
+        assert_eq!(with(0o755), None);
+        let fix = format!("chmod go-w {}", dir.path().display());
+        assert_eq!(with(0o777), Some((Level::Warn, Some(fix))));
     }
 }

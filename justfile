@@ -112,6 +112,10 @@ cdi-compare *ARGS:
     cargo build --locked -p berth -p fake-nvml
     python3 tests/e2e/cdi_compare.py {{ARGS}}
 
+# What each containerd makes of the configuration files in tests/runtimes, for Berth's reader; builds seven of them, needs root
+runtimes *ARGS:
+    python3 tests/runtimes/regenerate.py {{ARGS}}
+
 # Swagger UI and the page at / in a headless Chromium (Debian: apt-get install chromium); screenshots in target/browser
 browser *ARGS:
     cargo build --release --locked -p berth

@@ -53,4 +53,6 @@ pub use plugin::{Registration, Registrations};
 pub use reconciler::ReconcileError;
 pub use settings::{CurrentEdits, ReconcileTiming, Settings, Waits, fixed_edits};
 pub use socket_path::{NoConnection, NoSocket, permission_advice, socket_metadata};
-pub use strategy::{FoundSpec, Resolution, Runtime, StrategyError, StrategyFacts, resolve};
+pub use strategy::{
+    Cdi, DefaultRuntime, FoundSpec, Resolution, Runtime, StrategyError, StrategyFacts, resolve,
+};

@@ -3,6 +3,7 @@
 use crate::edits::DeviceListStrategy::{self, CdiAnnotations, CdiCri, Envvar};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::PathBuf;
 
 /// The first minor version of the kubelet (1.x) that passes CDI devices of device plugins without a feature gate (KEP-4009).
 const CDI_KUBELET_MINOR: u32 = 29;
@@ -27,12 +28,37 @@ pub struct Runtime {
     pub name: String,
     /// The file that was read.
     pub file: String,
-    /// Whether it adds CDI devices to containers; `None` if the file does not show it.
-    pub has_cdi: Option<bool>,
-    /// How to turn CDI on.
+    /// Whether it adds CDI devices to containers.
+    pub cdi: Cdi,
+    /// How to turn CDI on, or how Berth learns whether it is on.
     pub cdi_fix: String,
-    /// The name of its default runtime, and whether that is NVIDIA's.
-    pub default_runtime: (String, bool),
+    /// Its default runtime, or why that is unknown.
+    pub default_runtime: Result<DefaultRuntime, String>,
+}
+
+/// Whether a container runtime adds CDI devices to containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cdi {
+    /// It does.
+    On {
+        /// The folders in which it reads specifications.
+        folders: Vec<PathBuf>,
+        /// How this is known, as a clause.
+        why: String,
+    },
+    /// It does not, and why.
+    Off(String),
+    /// Its files do not show it, and why.
+    Unknown(String),
+}
+
+/// The runtime of pods that name no other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DefaultRuntime {
+    /// Its name.
+    pub name: String,
+    /// Whether it is NVIDIA's, by its name or its program.
+    pub is_nvidia: bool,
 }
 
 /// A CDI specification that names every part.
@@ -78,8 +104,8 @@ impl fmt::Display for StrategyError {
 }
 
 impl StrategyFacts {
-    /// Whether every runtime adds CDI devices, and the kubelet passes them.
-    fn cdi(&self) -> Result<(), String> {
+    /// Why every runtime adds CDI devices and the kubelet passes them, or why not.
+    fn cdi(&self) -> Result<String, String> {
         let old = self.kubelet_minor.filter(|minor| *minor < CDI_KUBELET_MINOR);
         if let Some(minor) = old {
             return Err(format!(
@@ -91,28 +117,34 @@ impl StrategyFacts {
                 "no configuration of containerd or CRI-O was found (containerRuntime.configFiles)".into()
             );
         }
+        let mut reasons = BTreeSet::new();
         for runtime in &self.runtimes {
-            match runtime.has_cdi {
-                Some(true) => {}
-                Some(false) => return Err(format!("{} has CDI off ({})", runtime.name, runtime.file)),
-                None => {
-                    return Err(format!("{} does not show whether {} has CDI", runtime.file, runtime.name));
-                }
-            }
+            match &runtime.cdi {
+                Cdi::On { why, .. } => reasons.insert(why.as_str()),
+                Cdi::Off(why) | Cdi::Unknown(why) => return Err(why.clone()),
+            };
         }
-        Ok(())
+        Ok(reasons.into_iter().collect::<Vec<_>>().join(", "))
     }
 
     /// Whether NVIDIA's runtime is the default of every runtime, so that `NVIDIA_VISIBLE_DEVICES` has an effect in every pod.
     fn nvidia(&self) -> Result<(), String> {
-        match self.runtimes.iter().find(|runtime| !runtime.default_runtime.1) {
-            _ if self.runtimes.is_empty() => Err("the default runtime is unknown".into()),
-            Some(other) => Err(format!(
-                "the default runtime of {} is {}, not nvidia",
-                other.name, other.default_runtime.0
-            )),
-            None => Ok(()),
+        if self.runtimes.is_empty() {
+            return Err("the default runtime is unknown".into());
         }
+        for runtime in &self.runtimes {
+            match &runtime.default_runtime {
+                Ok(default) if default.is_nvidia => {}
+                Ok(default) => {
+                    return Err(format!(
+                        "the default runtime of {} is {}, not nvidia",
+                        runtime.name, default.name
+                    ));
+                }
+                Err(why) => return Err(why.clone()),
+            }
+        }
+        Ok(())
     }
 
     /// Whether a specification is worth searching or writing for these strategies; `None` is `auto`.
@@ -132,16 +164,39 @@ impl StrategyFacts {
         }
     }
 
-    /// The remedy where nothing works.
+    /// The remedy where nothing works: for CDI, for NVIDIA's runtime, or without either.
     fn fix(&self) -> String {
-        let cdi = self.runtimes.iter().find(|runtime| runtime.has_cdi != Some(true));
-        let cdi = cdi.map_or_else(
-            || "let `nvidia-ctk cdi generate` write /etc/cdi/nvidia.yaml, or set nvidiaDriverRoot so that Berth can write its own".to_owned(),
-            |runtime| runtime.cdi_fix.clone(),
+        let without_cdi = self.runtimes.iter().find(|runtime| !matches!(runtime.cdi, Cdi::On { .. }));
+        let cdi = match (self.kubelet_minor, without_cdi) {
+            (Some(..CDI_KUBELET_MINOR), _) => {
+                format!("upgrade the kubelet to 1.{CDI_KUBELET_MINOR} or newer")
+            }
+            (_, Some(runtime)) => runtime.cdi_fix.clone(),
+            (_, None) if self.runtimes.is_empty() => {
+                "name the runtime's configuration in containerRuntime.configFiles (chart: also its folder in \
+                 containerRuntime.configFolders)"
+                    .into()
+            }
+            (_, None) => "let `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` write a CDI specification, or set \
+                          nvidiaDriverRoot so that Berth can write its own"
+                .into(),
+        };
+        let is_nvidia =
+            |runtime: &&Runtime| runtime.default_runtime.as_ref().is_ok_and(|default| default.is_nvidia);
+        let other = self.runtimes.iter().find(|runtime| !is_nvidia(runtime));
+        let nvidia = other.map_or_else(
+            || "make nvidia the default runtime".to_owned(),
+            |other| match other.file.starts_with("/var/lib/rancher/k3s/") {
+                // K3s writes the file again at each start.
+                true => "start K3s with `--default-runtime nvidia`".into(),
+                false => format!(
+                    "make nvidia the default runtime (`nvidia-ctk runtime configure --runtime={} --set-as-default`) and restart it",
+                    other.name.to_lowercase().replace('-', "")
+                ),
+            },
         );
         format!(
-            "{cdi}; or make nvidia the default runtime (nvidia-ctk runtime configure --set-as-default) and restart it; or, if all \
-             GPU pods set a runtimeClassName, set containerEdits.deviceListStrategy to envvar"
+            "{cdi}; or {nvidia}; or, if all GPU pods set a runtimeClassName, set containerEdits.deviceListStrategy to envvar"
         )
     }
 }
@@ -163,10 +218,10 @@ pub fn resolve(configured: Option<&BTreeSet<DeviceListStrategy>>, facts: &Strate
         }
         None if facts.is_simulated => works(Envvar, None, "the GPUs are simulated".into()),
         None => {
-            let cdi = facts.cdi().and_then(|()| facts.found_spec());
+            let cdi = facts.cdi().and_then(|why| Ok((why, facts.found_spec()?)));
             let cdi_error = match cdi {
-                Ok(spec) => {
-                    let why = format!("the container runtime has CDI, and {} names every GPU", spec.file);
+                Ok((why, spec)) => {
+                    let why = format!("{why}, and {} names every GPU", spec.file);
                     return works(CdiCri, Some(spec.kind.clone()), why);
                 }
                 Err(error) => error,
@@ -194,7 +249,7 @@ fn warning(strategies: &BTreeSet<DeviceListStrategy>, facts: &StrategyFacts) -> 
     for strategy in strategies {
         let error = match strategy {
             CdiCri | CdiAnnotations => {
-                let off = facts.runtimes.iter().any(|runtime| runtime.has_cdi == Some(false));
+                let off = facts.runtimes.iter().any(|runtime| matches!(runtime.cdi, Cdi::Off(_)));
                 let old =
                     *strategy == CdiCri && facts.kubelet_minor.is_some_and(|minor| minor < CDI_KUBELET_MINOR);
                 match (facts.cdi(), facts.found_spec()) {
@@ -203,7 +258,7 @@ fn warning(strategies: &BTreeSet<DeviceListStrategy>, facts: &StrategyFacts) -> 
                     _ => None,
                 }
             }
-            _ if facts.runtimes.is_empty() => None,
+            _ if facts.runtimes.iter().all(|runtime| runtime.default_runtime.is_err()) => None,
             _ => facts
                 .nvidia()
                 .err()
@@ -220,12 +275,20 @@ mod tests {
     use super::*;
 
     fn runtime(has_cdi: Option<bool>, default_runtime: &str) -> Runtime {
+        let cdi = match has_cdi {
+            Some(true) => Cdi::On { folders: vec!["/etc/cdi".into()], why: "containerd has CDI on".into() },
+            Some(false) => Cdi::Off("containerd has CDI off".into()),
+            None => Cdi::Unknown("the version of containerd is not known".into()),
+        };
         Runtime {
             name: "containerd".into(),
             file: "/etc/containerd/config.toml".into(),
-            has_cdi,
+            cdi,
             cdi_fix: "set enable_cdi = true".into(),
-            default_runtime: (default_runtime.into(), default_runtime == "nvidia"),
+            default_runtime: Ok(DefaultRuntime {
+                name: default_runtime.into(),
+                is_nvidia: default_runtime == "nvidia",
+            }),
         }
     }
 
@@ -263,7 +326,7 @@ mod tests {
                 (Resolution::NoStrategy(error), None) => {
                     let why = error.to_string();
                     assert!(why.contains("no device list strategy can work"), "{case}: {why}");
-                    assert!(why.contains("--set-as-default"), "{case}: {why}");
+                    assert!(why.contains("the default runtime"), "{case}: {why}");
                 }
                 (resolution, _) => panic!("{case}: {resolution:?}"),
             }
@@ -283,6 +346,7 @@ mod tests {
         let old = StrategyFacts { kubelet_minor: Some(28), ..facts(&[runtime(Some(true), "runc")], found()) };
         let Resolution::NoStrategy(error) = resolve(None, &old) else { panic!("works") };
         assert!(error.what.contains("1.28"), "{error}");
+        assert!(error.fix.starts_with("upgrade the kubelet to 1.29 or newer; or "), "{error}");
         let new = StrategyFacts { kubelet_minor: Some(29), ..old };
         assert!(matches!(resolve(None, &new), Resolution::Works { .. }));
     }
@@ -306,5 +370,47 @@ mod tests {
         assert_eq!(configured(&[Envvar, CdiCri], &cdi), None, "one of them works");
         assert_eq!(configured(&[Envvar], &facts(&[], None)), None, "nothing is known");
         assert_eq!(configured(&[Envvar], &facts(&[runtime(None, "nvidia")], None)), None);
+        assert_eq!(configured(&[Envvar], &facts(&[unknown_default()], None)), None);
+    }
+
+    fn unknown_default() -> Runtime {
+        Runtime { default_runtime: Err("two versions differ".into()), ..runtime(None, "") }
+    }
+
+    #[test]
+    fn the_remedy_is_that_of_what_is_missing() {
+        let fix = |facts: &StrategyFacts| match resolve(None, facts) {
+            Resolution::NoStrategy(error) => error.fix,
+            works => panic!("{works:?}"),
+        };
+        let no_spec = || Some(Err("no specification names every GPU".to_owned()));
+        assert!(fix(&facts(&[], None)).contains("containerRuntime.configFiles"));
+        assert!(
+            fix(&facts(&[runtime(Some(true), "runc")], no_spec()))
+                .starts_with("let `nvidia-ctk cdi generate")
+        );
+        let off = runtime(Some(false), "runc");
+        assert!(
+            fix(&facts(std::slice::from_ref(&off), None))
+                .starts_with("set enable_cdi = true; or make nvidia the default")
+        );
+        // Without `--runtime` the toolkit configures Docker.
+        for (name, flag) in [("containerd", "containerd"), ("CRI-O", "crio"), ("Docker", "docker")] {
+            let fix = fix(&facts(&[Runtime { name: name.into(), ..off.clone() }], None));
+            assert!(fix.contains(&format!("configure --runtime={flag} --set-as-default")), "{fix}");
+        }
+        let k3s = Runtime { file: "/var/lib/rancher/k3s/agent/etc/containerd/config.toml".into(), ..off };
+        assert!(fix(&facts(&[k3s], None)).contains("start K3s with `--default-runtime nvidia`"));
+    }
+
+    #[test]
+    fn a_default_runtime_that_is_unknown_is_called_unknown() {
+        let Resolution::NoStrategy(error) = resolve(None, &facts(&[unknown_default()], None)) else {
+            panic!("works")
+        };
+        assert!(
+            error.what.ends_with("the version of containerd is not known, and two versions differ"),
+            "{error}"
+        );
     }
 }

@@ -82,7 +82,9 @@ def _theirs(folder: Path, root: Path, hook: Path, environment: dict[str, str]) -
 
 def _ours(args: argparse.Namespace, folder: Path, root: Path, hook: Path, environment: dict[str, str]) -> Path:
     """Berth writes its specification at the start, without a kubelet."""
-    (folder / "runtime.toml").write_text("version = 3\n", encoding="ascii")
+    plugin = '[plugins."io.containerd.cri.v1.runtime"]'
+    runtime = f'version = 3\n{plugin}\ncdi_spec_dirs = ["{folder}/cdi"]\n'
+    (folder / "runtime.toml").write_text(runtime, encoding="ascii")
     settings = {
         "gpus": "nvml",
         "nvmlLibrary": str(args.nvml_library),

@@ -14,12 +14,13 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::PartId;
 use berth_kubelet::{
-    DeviceListStrategy, Edits, FoundSpec, Resolution, Runtime, StrategyFacts, device_name, missing_nodes,
-    resolve,
+    Cdi, DeviceListStrategy, Edits, FoundSpec, Resolution, Runtime, StrategyFacts,
+    device_name, missing_nodes, resolve,
 };
 use own_spec::OwnSpec;
+use runtime::{Programs, Running};
 use settled::Settled;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -102,6 +103,8 @@ pub(crate) struct StrategyFinder {
     runtime_files: Vec<PathBuf>,
     /// What those files show.
     runtimes: Settled<Vec<Runtime>>,
+    /// The programs of runtimes that run here, asked where the API server shows no version.
+    programs: Programs,
     folders: Vec<PathBuf>,
     generate: CdiGenerate,
     own: OwnSpec,
@@ -139,6 +142,7 @@ impl StrategyFinder {
             mig_strategy: config.mig_strategy,
             runtime_files: config.cdi.runtime_files.clone(),
             runtimes: Settled::default(),
+            programs: Programs::default(),
             generate: config.cdi.generate,
             own: OwnSpec::new(driver, file),
             named: None,
@@ -191,11 +195,17 @@ impl StrategyFinder {
         let mut facts = StrategyFacts { is_simulated: self.is_simulated, ..StrategyFacts::default() };
         let mut warnings = Vec::new();
         if !self.is_simulated {
-            let read = runtime::runtimes(&self.runtime_files, &self.root, versions.runtime.as_deref());
+            let node_object = versions.runtime.as_deref();
+            // Docker's version does not show that of cri-dockerd.
+            let is_known = node_object.is_some_and(|text| !text.starts_with("docker://"));
+            let programs = if is_known { Vec::new() } else { self.programs.find(&self.root.join("proc")) };
+            let running = Running { node_object, programs: &programs };
+            let read = runtime::runtimes(&self.runtime_files, &self.root, running);
             facts.runtimes = self.runtimes.after(read, Instant::now());
             facts.kubelet_minor = versions.kubelet_minor;
             if facts.needs_spec(self.configured.as_ref()) {
-                facts.spec = Some(self.find_spec(&grantable, held, access, &mut warnings));
+                let unread = unread_folders(&self.folders, &self.root, &facts.runtimes);
+                facts.spec = Some(self.find_spec(&grantable, &unread, held, access, &mut warnings));
             }
         }
         let resolution = resolve(self.configured.as_ref(), &facts);
@@ -247,15 +257,17 @@ impl StrategyFinder {
         (is_concerned && !self.is_simulated).then(|| missing_nodes(parts, &edits)).flatten()
     }
 
-    /// A specification that names every part: an existing one of the configured kind, else our own.
+    /// A specification that names every part: an existing one of the configured kind, else our own. `unread`: the folders
+    /// that a container runtime does not read.
     fn find_spec(
         &mut self,
         parts: &[&Part],
+        unread: &BTreeMap<PathBuf, String>,
         held: &BTreeSet<String>,
         access: Access,
         warnings: &mut Vec<String>,
     ) -> Result<FoundSpec, String> {
-        let existing = self.existing(parts);
+        let existing = self.existing(parts, unread);
         let is_own_needed = match self.generate {
             CdiGenerate::Never => false,
             CdiGenerate::Always => true,
@@ -267,9 +279,11 @@ impl StrategyFinder {
         }
         // Looked up each time: a driver container that is started again mounts its root later.
         self.own.set_folders(self.edits.driver_folder(), self.edits.node_folders());
-        let own = match self.no_driver_root() {
-            Some(why) => Err(why),
-            None => self.own.update(parts, held, access, warnings),
+        let unread = self.own.file().parent().and_then(|folder| unread.get(folder).cloned());
+        let own = match (self.no_driver_root(), unread) {
+            (Some(why), _) => Err(why),
+            (None, Some(why)) if self.generate == CdiGenerate::Auto => Err(why),
+            (None, unread) => self.own.update(parts, held, access, warnings).and(unread.map_or(Ok(()), Err)),
         };
         match (existing, own) {
             (Ok(existing), _) if self.generate == CdiGenerate::Auto => Ok(existing),
@@ -292,12 +306,14 @@ impl StrategyFinder {
     }
 
     /// The specification of the configured kind, if it names every part.
-    fn existing(&mut self, parts: &[&Part]) -> Result<FoundSpec, String> {
+    fn existing(&mut self, parts: &[&Part], unread: &BTreeMap<PathBuf, String>) -> Result<FoundSpec, String> {
         let kind = &self.edits.cdi_kind.clone();
-        let files = file_states(&self.folders);
+        let folders: Vec<PathBuf> =
+            self.folders.iter().filter(|folder| !unread.contains_key(*folder)).cloned().collect();
+        let files = file_states(&folders);
         // Parsing takes milliseconds, and most checks find no change.
         if self.named.as_ref().is_none_or(|(before, _)| *before != files) {
-            self.named = Some((files, named_devices(&self.folders, kind)));
+            self.named = Some((files, named_devices(&folders, kind)));
         }
         let found = self.named.as_ref().map(|(_, named)| named.clone()).unwrap_or_default();
         let names: Vec<String> = parts.iter().map(|part| device_name(part, self.edits.id_strategy)).collect();
@@ -312,14 +328,47 @@ impl StrategyFinder {
                 let file = names.first().and_then(|name| found.files.get(name)).unwrap_or(first);
                 Ok(FoundSpec { kind: kind.clone(), file: file.display().to_string() })
             }
-            (_, None) => {
-                let folders: Vec<_> =
-                    self.folders.iter().map(|folder| folder.display().to_string()).collect();
-                Err(format!("there is no CDI specification of the kind {kind} in {}", folders.join(" or ")))
-            }
+            (_, None) => match unread.values().next() {
+                Some(why) if folders.is_empty() => Err(why.clone()),
+                _ => {
+                    let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+                    let folders = folders.join(" or ");
+                    Err(format!("there is no CDI specification of the kind {kind} in {folders}"))
+                }
+            },
             (Some(name), Some(_)) => Err(format!("no CDI specification names {kind}={name}")),
         }
     }
+}
+
+/// The folders in which a container runtime reads no CDI specifications, each with the reason and the remedy.
+fn unread_folders(folders: &[PathBuf], root: &Path, runtimes: &[Runtime]) -> BTreeMap<PathBuf, String> {
+    // `/var/run` is a link to `/run` on every node.
+    let one_form = |folder: &Path| match folder.strip_prefix("/var/run") {
+        Ok(rest) => Path::new("/run").join(rest),
+        Err(_) => folder.to_owned(),
+    };
+    let mut unread = BTreeMap::new();
+    for runtime in runtimes {
+        let Cdi::On { folders: read, .. } = &runtime.cdi else { continue };
+        for folder in folders {
+            let on_node = Path::new("/").join(folder.strip_prefix(root).unwrap_or(folder));
+            if read.iter().any(|read| one_form(read) == one_form(&on_node)) {
+                continue;
+            }
+            let (name, on_node) = (&runtime.name, on_node.display());
+            let list = read.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+            let why = if read.is_empty() {
+                format!("{name} reads CDI specifications in no folder: {} sets cdi_spec_dirs", runtime.file)
+            } else {
+                format!(
+                    "{name} reads CDI specifications in [{list}], not in {on_node} (set cdi.folders: [{list}])"
+                )
+            };
+            unread.insert(folder.clone(), why);
+        }
+    }
+    unread
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@ use crate::config::{FileConfig, ServeArgs};
 use berth_gpus::cdi::Spec;
 use berth_kernel::gpu::{MIG_INDEX, Mig};
 use berth_kernel::names::PartId;
-use std::collections::BTreeMap;
 use std::fs;
 
 /// A node with containerd 2, a driver and GPU 0.
@@ -35,7 +34,7 @@ impl TestNode {
     }
 
     fn write_nvidias(&self, devices: &[&str]) {
-        let devices: Vec<_> = devices.iter().map(|name| format!("{{name: {name}}}")).collect();
+        let devices: Vec<_> = devices.iter().map(|name| format!("{{name: \"{name}\"}}")).collect();
         let text = format!("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{}]\n", devices.join(", "));
         self.write("var/run/cdi/nvidia.yaml", &text);
     }
@@ -238,6 +237,38 @@ fn a_check_writes_nothing_and_a_node_without_a_strategy_is_told_why() {
     fs::remove_file(node.path("etc/containerd/config.toml")).unwrap();
     let found = node.find(&mut node.finder(""), Access::Write);
     assert!(matches!(found.resolution, Resolution::NoStrategy(_)));
+}
+
+/// Why no strategy works.
+fn refusal(strategy: &Strategy) -> String {
+    match &strategy.resolution {
+        Resolution::NoStrategy(error) => error.to_string(),
+        works => panic!("{works:?}"),
+    }
+}
+
+#[test]
+fn specifications_count_only_in_folders_that_the_runtime_reads() {
+    let node = TestNode::new();
+    let settings = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\ncdi_spec_dirs = ";
+    node.write("etc/containerd/config.toml", &format!("{settings}[\"/run/cdi\"]\n"));
+    node.write_nvidias(&["GPU-0"]);
+    assert_eq!(
+        kind(&node.find(&mut node.finder(""), Access::Write)),
+        Some("nvidia.com/gpu"),
+        "/var/run is /run"
+    );
+    fs::rename(node.path("var/run/cdi"), node.path("etc/cdi")).unwrap();
+    assert_eq!(
+        kind(&node.find(&mut node.finder(""), Access::Write)),
+        Some(OWN_KIND),
+        "no runtime reads /etc/cdi"
+    );
+    node.write("etc/containerd/config.toml", &format!("{settings}[\"/opt/cdi\"]\n"));
+    let found = node.find(&mut node.finder(""), Access::Write);
+    assert!(refusal(&found).contains("(set cdi.folders: [/opt/cdi])"), "{found:?}");
+    let found = node.find(&mut node.finder("cdi: {folders: [/opt/cdi]}"), Access::Write);
+    assert_eq!(kind(&found), Some(OWN_KIND), "the remedy works");
 }
 
 #[test]

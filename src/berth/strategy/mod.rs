@@ -14,7 +14,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::PartId;
 use berth_kubelet::{
-    Cdi, DeviceListStrategy, Edits, FoundSpec, Resolution, Runtime, StrategyFacts,
+    Cdi, DeviceIdStrategy, DeviceListStrategy, Edits, FoundSpec, Resolution, Runtime, StrategyFacts,
     device_name, missing_nodes, resolve,
 };
 use own_spec::OwnSpec;
@@ -317,9 +317,11 @@ impl StrategyFinder {
         }
         let found = self.named.as_ref().map(|(_, named)| named.clone()).unwrap_or_default();
         let names: Vec<String> = parts.iter().map(|part| device_name(part, self.edits.id_strategy)).collect();
-        if let Some(conflict) = names.iter().find(|name| found.conflicts.contains(*name)) {
+        if let Some((name, files)) = names.iter().find_map(|name| found.conflicts.get_key_value(name)) {
+            let files: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
+            let files = files.join(" and ");
             return Err(format!(
-                "two CDI specifications of one folder name {kind}={conflict}, so no runtime uses it"
+                "no runtime uses {kind}={name}, since {files} both name it (delete one of them)"
             ));
         }
         let unnamed = names.iter().find(|name| !found.files.contains_key(*name));
@@ -333,11 +335,27 @@ impl StrategyFinder {
                 _ => {
                     let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
                     let folders = folders.join(" or ");
-                    Err(format!("there is no CDI specification of the kind {kind} in {folders}"))
+                    let broken = found.broken.first().map(|why| format!(" ({why})")).unwrap_or_default();
+                    Err(format!("there is no CDI specification of the kind {kind} in {folders}{broken}"))
                 }
             },
-            (Some(name), Some(_)) => Err(format!("no CDI specification names {kind}={name}")),
+            (Some(name), Some(_)) => Err(match self.other_id_strategy(parts, &found) {
+                Some(keyword) => format!(
+                    "no CDI specification names {kind}={name}, but each GPU by its {keyword} (set \
+                     containerEdits.deviceIdStrategy: {keyword})"
+                ),
+                None => format!("no CDI specification names {kind}={name}"),
+            }),
         }
+    }
+
+    /// The keyword of the other `deviceIdStrategy`, if the specifications name every part by it.
+    fn other_id_strategy(&self, parts: &[&Part], found: &NamedDevices) -> Option<&'static str> {
+        let (other, keyword) = match self.edits.id_strategy {
+            DeviceIdStrategy::Uuid => (DeviceIdStrategy::Index, "index"),
+            DeviceIdStrategy::Index => (DeviceIdStrategy::Uuid, "uuid"),
+        };
+        parts.iter().all(|part| found.files.contains_key(&device_name(part, other))).then_some(keyword)
     }
 }
 

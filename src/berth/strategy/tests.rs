@@ -248,6 +248,43 @@ fn refusal(strategy: &Strategy) -> String {
 }
 
 #[test]
+fn a_specification_that_names_gpus_by_index_alone_is_refused_with_the_setting_that_takes_it() {
+    let node = TestNode::new();
+    node.write_nvidias(&["0"]);
+    let found = node.find(&mut node.finder("cdi: {generate: never}"), Access::Write);
+    assert!(refusal(&found).contains("(set containerEdits.deviceIdStrategy: index)"), "{found:?}");
+    let index = |driver: &Path| {
+        format!(
+            "containerEdits: {{nvidiaDriverRoot: {}, deviceIdStrategy: index}}\ncdi: {{generate: never}}",
+            driver.display()
+        )
+    };
+    let found = node.find(&mut node.configured_finder(&index(&node.path("driver"))), Access::Write);
+    assert_eq!(kind(&found), Some("nvidia.com/gpu"), "the remedy works");
+    node.write_nvidias(&["GPU-0"]);
+    let found = node.find(&mut node.configured_finder(&index(&node.path("driver"))), Access::Write);
+    assert!(refusal(&found).contains("(set containerEdits.deviceIdStrategy: uuid)"), "{found:?}");
+}
+
+#[test]
+fn the_files_that_make_a_specification_useless_are_named() {
+    let node = TestNode::new();
+    node.write_nvidias(&["GPU-0"]);
+    fs::copy(node.path("var/run/cdi/nvidia.yaml"), node.path("var/run/cdi/old.yaml")).unwrap();
+    let never = || node.find(&mut node.finder("cdi: {generate: never}"), Access::Write);
+    let text = refusal(&never());
+    assert!(
+        text.contains("nvidia.yaml and ") && text.contains("old.yaml both name it (delete one"),
+        "{text}"
+    );
+    fs::remove_file(node.path("var/run/cdi/old.yaml")).unwrap();
+    assert_eq!(kind(&never()), Some("nvidia.com/gpu"), "the remedy works");
+    node.write("var/run/cdi/nvidia.yaml", "{");
+    let text = refusal(&never());
+    assert!(text.contains("nvidia.yaml is not a CDI specification: "), "{text}");
+}
+
+#[test]
 fn specifications_count_only_in_folders_that_the_runtime_reads() {
     let node = TestNode::new();
     let settings = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\ncdi_spec_dirs = ";

@@ -1,7 +1,8 @@
 //! The devices that the specifications on a node name, by the rules of CDI runtimes.
 
 use super::spec::Spec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -13,8 +14,8 @@ const FILES_MAX: usize = 256;
 pub struct NamedDevices {
     /// The file by the device's name.
     pub files: BTreeMap<String, PathBuf>,
-    /// Devices that no runtime resolves, because two files of one folder name them.
-    pub conflicts: BTreeSet<String>,
+    /// Devices that no runtime resolves, because these files of one folder name them.
+    pub conflicts: BTreeMap<String, Vec<PathBuf>>,
     /// Files that cannot be read, with the reason. Runtimes skip them.
     pub broken: Vec<String>,
 }
@@ -34,15 +35,18 @@ pub fn named_devices(folders: &[PathBuf], kind: &str) -> NamedDevices {
                     }
                 }
                 Ok(_) => {}
-                Err(error) => found.broken.push(error.to_string()),
+                Err(error) => found.broken.push(match error.source() {
+                    Some(cause) => format!("{error}: {cause}"),
+                    None => error.to_string(),
+                }),
             }
         }
-        for (name, mut files) in names {
+        for (name, files) in names {
             found.conflicts.remove(&name);
             found.files.remove(&name);
-            match files.pop() {
-                Some(file) if files.is_empty() => drop(found.files.insert(name, file)),
-                _ => drop(found.conflicts.insert(name)),
+            match <[PathBuf; 1]>::try_from(files) {
+                Ok([file]) => drop(found.files.insert(name, file)),
+                Err(files) => drop(found.conflicts.insert(name, files)),
             }
         }
     }
@@ -103,7 +107,8 @@ mod tests {
         let names: Vec<_> = found.files.keys().map(String::as_str).collect();
         assert_eq!(names, ["0", "2", "3"]);
         assert_eq!(found.files["2"], folders[1].join("a.json"), "the later folder has precedence");
-        assert_eq!(found.conflicts, BTreeSet::from(["1".to_owned()]));
-        assert_eq!(found.broken.len(), 1);
+        let both = vec![folders[0].join("a.json"), folders[0].join("b.yaml")];
+        assert_eq!(found.conflicts, BTreeMap::from([("1".to_owned(), both)]));
+        assert!(found.broken[0].contains("broken.json is not a CDI specification: "), "{:?}", found.broken);
     }
 }

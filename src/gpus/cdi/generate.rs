@@ -101,7 +101,11 @@ pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverErr
         for path in &paths {
             match driver.node(path) {
                 Some(node) => edits.device_nodes.push(device_node(path, &node)),
-                None => warnings.push(format!("{}: /{path} does not exist", part.id)),
+                None => {
+                    let minor = path.strip_prefix("dev/nvidia").filter(|rest| rest.parse::<u32>().is_ok());
+                    let fix = minor.map(|minor| format!(": run `nvidia-modprobe -c={minor}` on the node"));
+                    warnings.push(format!("{}: /{path} does not exist{}", part.id, fix.unwrap_or_default()));
+                }
             }
         }
         edits.additional_gids = group_ids(&edits);

@@ -13,7 +13,7 @@ import machine
 import process
 from gpus import FakeGpus
 from kubelet import NODE_NAME, healthy
-from places import CDI_SPECS, CONTAINERD_CONFIG, KUBELET, LIB, RUN
+from places import CDI_SPECS, CONTAINERD_CONFIG, KUBELET, LIB, OTHER_KUBELET_ROOT, RUN
 from say import TestError, until
 
 WHOLE = "nvidia.com/gpu"
@@ -42,7 +42,9 @@ class Setup:
 
     `shares`: so many of each GPU, under `shares_as`. `mixed`: `both` or `latched`, four shares a GPU beside the
     whole. `quiet_seconds`: after which an unhealthy GPU may come back. `api_server`: it may ask the API server.
-    `cdi`: by the names of a specification that is there; `auto`: by what Berth finds on the node.
+    `cdi`: by the names of a specification that is there; `auto`: by what Berth finds on the node, and `own_spec` whether it
+    may write a specification there.
+    `other_root`: the kubelet has another `--root-dir` than the one in which its device plugins are.
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
     among the files of `Berth.mount_configs`.
     """
@@ -57,7 +59,9 @@ class Setup:
         library: bool = False,
         cdi: bool = False,
         auto: bool = False,
+        own_spec: bool = True,
         api_server: bool = False,
+        other_root: bool = False,
         labels: bool = False,
         configs: bool = False,
     ) -> None:
@@ -69,7 +73,9 @@ class Setup:
         self.library = library
         self.cdi = cdi
         self.auto = auto
+        self.own_spec = own_spec
         self.api_server = api_server
+        self.other_root = other_root
         self.labels = labels
         self.configs = configs
 
@@ -170,6 +176,29 @@ class Berth:
 
         until(f"the kubelet knows {resource}", 30, look, every=0.02)
 
+    def start_as(self, user: int) -> None:
+        """Starts it as that user, without root's rights, and waits until it answers. Its state is that user's."""
+        shutil.rmtree(_STATE, ignore_errors=True)
+        _STATE.mkdir()
+        shutil.chown(_STATE, user)
+        args = self._process.args
+        try:
+            self._process.args = ["setpriv", f"--reuid={user}", "--clear-groups", "--", *args]
+            self._process.start()
+        finally:
+            self._process.args = args
+
+        def answers() -> bool:
+            self._process.check()
+            return bool(self.node())
+
+        until("berth answers", 30, answers)
+
+    def registration(self, resource: str) -> dict:
+        """How far the registration of a resource is, as the API shows it."""
+        shown = [r for r in self.node()["resources"] if r["resource"] == resource]
+        return shown[0]["registration"] if shown else {}
+
     def crash(self) -> None:
         """kill -9."""
         self._process.kill()
@@ -243,6 +272,8 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
         "nvmlLibrary": str(nvml_library),
         "adminListen": ADMIN,
     }
+    if setup.other_root:
+        settings["kubeletRootDir"] = str(OTHER_KUBELET_ROOT)
     if not setup.configs:
         settings["stack"] = _stack(setup)
     if setup.quiet_seconds is not None:
@@ -258,7 +289,7 @@ def _settings(setup: Setup, nvml_library: Path) -> dict:
     if setup.auto:
         edits["nvidiaDriverRoot"] = str(DRIVER_ROOT)
         settings["containerRuntime"] = {"configFiles": [str(CONTAINERD_CONFIG)]}
-    settings["cdi"] = {"folders": [str(CDI_SPECS)]}
+    settings["cdi"] = {"folders": [str(CDI_SPECS)], "generate": "auto" if setup.own_spec else "never"}
     settings["containerEdits"] = edits
     return settings
 

@@ -15,7 +15,7 @@ from bench import Bench
 from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, gpu_of, write_cdi_spec
 from foreign import ForeignStream
 from gpus import DEVICE_NODE
-from kubelet import PLUGINS, healthy
+from kubelet import PLUGINS, SOCKET, healthy
 from pods import Container, Pod
 from say import TestError, until
 from scenario import Scenario
@@ -30,6 +30,8 @@ INIT_SECONDS = 45
 LIST_SECONDS = 5
 #: SIGTERM to exit.
 END_SECONDS = 1.0
+#: A user without any rights.
+_NO_ONE = 65534
 
 
 def one_gpu(bench: Bench) -> None:
@@ -380,6 +382,42 @@ def _newcomer(bench: Bench, name: str) -> None:
         raise TestError(f"new pod {name} was given {doubly}, which another pod holds")
 
 
+def other_root(bench: Bench) -> str:
+    """The kubelet's pods are in its own root folder, and its device plugins in the usual one: an allocation must end all the
+    same once its pod is gone."""
+    if not (bench.node.kubelet.root / "pod-resources" / "kubelet.sock").is_socket() or not PLUGINS.is_dir():
+        raise TestError(f"the kubelet does not have its folders in {bench.node.kubelet.root} and {PLUGINS}")
+    pod = bench.pod("other-root", {"main": 1})
+    bench.start(pod)
+    bench.gpus_seen(pod, "main")
+    bench.node.delete(pod)
+    return bench.ends(pod)
+
+
+def denied(bench: Bench) -> None:
+    """A Berth that may not open the kubelet's socket says so, and as whom it runs."""
+    bench.berth.stop()
+    mode = PLUGINS.stat().st_mode & 0o7777
+
+    def undo() -> None:
+        bench.berth.stop()
+        PLUGINS.chmod(mode)
+
+    bench.at_end.append(undo)
+    # It may make its own socket there, and not open the kubelet's.
+    PLUGINS.chmod(0o777)
+    SOCKET.chmod(0o755)
+    bench.berth.start_as(_NO_ONE)
+
+    def named() -> bool:
+        waiting = bench.berth.registration(bench.resource).get("waiting", "")
+        if "Permission denied" not in waiting or f"uid {_NO_ONE}" not in waiting:
+            raise TestError(f"the API shows {waiting!r}")
+        return True
+
+    until(f"berth names the denied permission and uid {_NO_ONE}", 30, named)
+
+
 #: Eight GPUs: the pods of the cases hold 1 + 4 + 1 + 1 + 1, and the last newcomer takes the one that was freed.
 SCENARIOS = [
     Scenario(
@@ -393,6 +431,14 @@ SCENARIOS = [
             "restart of the kubelet: pods run on, berth registers at once": kubelet_restarted,
             "a deleted pod's allocation ends, and its GPU can be allocated again": pod_deleted,
             "SIGTERM ends berth cleanly, and a restart finds all holders": ends_on_sigterm,
+        },
+    ),
+    Scenario(
+        "root folder",
+        Setup(gpus=1, other_root=True),
+        {
+            "a kubelet with another --root-dir: a pod gets its GPU, and its allocation ends": other_root,
+            "a berth without root's rights names the permission and the user": denied,
         },
     ),
     Scenario(

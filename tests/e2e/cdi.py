@@ -1,20 +1,23 @@
-"""Cases of `deviceListStrategy: auto` on a containerd that has CDI: a pod gets its GPU by the specification that Berth wrote.
+"""Cases of `deviceListStrategy: auto`: on a containerd that has CDI a pod gets its GPU by the specification that Berth wrote;
+without a specification by NVIDIA's runtime, if that is what this containerd makes of its files.
 
 The driver is a folder of stand-ins (driver_root.py). What a container gets is read inside of it: device nodes and libraries.
+NVIDIA's runtime is runc by another name.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 
 from bench import Bench
-from berth import DRIVER_ROOT, Setup
+from berth import DRIVER_ROOT, Setup, write_cdi_spec
 from driver_root import CONTROL_NODES, VERSION, DriverRoot
 from gpus import uuids
 from kubelet import healthy
-from places import CDI_SPECS
+from places import CDI_SPECS, RUN
 from pods import Pod
 from say import TestError, until
 from scenario import Scenario
@@ -25,6 +28,19 @@ _NOTICE_SECONDS = 15
 _LATER = "575.51.03"
 _GPUS = 4
 _FILE = CDI_SPECS / "berth-gpu.json"
+_NVIDIA = RUN / "nvidia-container-runtime"
+_USES = RUN / "nvidia-container-runtime-was-used"
+#: As NVIDIA's toolkit wrote it for containerd 1.7.
+_NVIDIA_DROP_IN = f"""version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "nvidia"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+  BinaryName = "{_NVIDIA}"
+  SystemdCgroup = false
+  Root = "{RUN}/runc"
+"""
 #: Writes what the container has got, each time it starts.
 _LOOK = """
 ls /dev | grep nvidia > /e2e/nodes.new && mv /e2e/nodes.new /e2e/nodes
@@ -83,6 +99,42 @@ def changed(bench: Bench) -> None:
         raise TestError(f"the container has {libraries}")
 
 
+def drop_in_of_version_2(bench: Bench) -> str:
+    """A root file of the newest version and a drop-in of version 2, as after an upgrade of containerd: without and with a
+    default runtime in the root file, which versions of containerd resolve differently."""
+    containerd = bench.node.containerd
+    bench.at_end.append(containerd.restart)
+    containerd.restart()
+    full = containerd.migrated()
+    # It began with a specification, so that there were devices.
+    for file in CDI_SPECS.iterdir():
+        file.unlink()
+    seen = []
+    for root in (re.sub(r"^\s*default_runtime_name = .*\n", "", full, flags=re.M), full):
+        containerd.restart(root, _NVIDIA_DROP_IN)
+        name = containerd.default_runtime()
+        seen.append(name)
+        wanted = (["envvar"], "the default runtime is nvidia") if name == "nvidia" else ([], f"is {name}, not nvidia")
+
+        def follows() -> bool:
+            shown = bench.berth.node()["deviceListStrategy"]
+            if shown["strategies"] != wanted[0] or wanted[1] not in shown["reason"]:
+                raise TestError(f"{wanted} was expected, and the API shows {shown}")
+            return True
+
+        until(f"berth's answer is that of containerd, {name}", _NOTICE_SECONDS, follows)
+        if name == "nvidia":
+            until("the kubelet has the devices", _NOTICE_SECONDS, lambda: len(healthy(bench.resource)) == _GPUS)
+            pod = bench.pod("by-default-runtime", {"main": 1})
+            bench.start(pod)
+            bench.gpus_seen(pod, "main")
+            if not _USES.exists():
+                raise TestError("the pod did not run by the default runtime of containerd")
+    if "nvidia" not in seen:
+        raise TestError(f"containerd {containerd.version} made {seen} the default runtime")
+    return f"containerd={containerd.version} default_runtimes={','.join(seen)}"
+
+
 def _gets_its_gpu(bench: Bench, name: str) -> Pod:
     pod = bench.pod(name, {"main": 1}, extra=_LOOK)
     bench.start(pod)
@@ -118,6 +170,15 @@ def _restart_container(bench: Bench, pod: Pod) -> None:
     _check(bench, pod)
 
 
+def _install_runtime(nvml) -> None:
+    """NVIDIA's runtime: notes that it was used, and is runc."""
+    _install(nvml)
+    _USES.unlink(missing_ok=True)
+    _NVIDIA.write_text(f'#!/bin/sh\ntouch {_USES}\nexec runc "$@"\n', encoding="ascii")
+    _NVIDIA.chmod(0o755)
+    write_cdi_spec(_GPUS)
+
+
 def _install(nvml) -> None:
     shutil.rmtree(DRIVER_ROOT, ignore_errors=True)
     DriverRoot(DRIVER_ROOT, _GPUS, nvml)
@@ -137,5 +198,11 @@ SCENARIOS = [
             "changed: a new driver's libraries arrive": changed,
         },
         install=_install,
+    ),
+    Scenario(
+        "default runtime",
+        Setup(gpus=_GPUS, auto=True, own_spec=False),
+        {"a newer root file with a drop-in of version 2: berth resolves it as containerd does": drop_in_of_version_2},
+        install=_install_runtime,
     ),
 ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import images
 import process
 from gomodule import GoModule
-from places import CDI_SPECS, CONTAINERD_CONFIG, CONTAINERD_SOCKET, LIB, RUN
+from places import CDI_SPECS, CONTAINERD_CONFIG, CONTAINERD_DROP_INS, CONTAINERD_SOCKET, LIB, RUN
 from say import TestError, until
 
 #: A containerd of version 2, for machines whose package is older.
@@ -44,6 +45,36 @@ class Containerd:
         # Never called, since all pods use the host's network; but a node without any network is never Ready.
         network = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "none"}]}
         (RUN / "cni" / "none.conflist").write_text(json.dumps(network), encoding="utf-8")
+        self._serve()
+        for archive in images.build(RUN):
+            self.take(archive)
+
+    def stop(self) -> None:
+        self._process.stop()
+
+    def restart(self, root: str = "", drop_in: str = "") -> None:
+        """Starts it again with another root file and a drop-in; without arguments with its usual file. Containers run on."""
+        self.stop()
+        shutil.rmtree(CONTAINERD_DROP_INS, ignore_errors=True)
+        CONTAINERD_DROP_INS.mkdir()
+        if drop_in:
+            (CONTAINERD_DROP_INS / "99-nvidia.toml").write_text(drop_in, encoding="utf-8")
+        CONTAINERD_CONFIG.write_text(root or self._settings(), encoding="utf-8")
+        self._serve()
+
+    def migrated(self) -> str:
+        """Its usual file as `config migrate` writes it in its newest version, with the drop-ins imported."""
+        found = self._config("migrate")
+        return re.sub(r"^imports = .*$", f'imports = ["{CONTAINERD_DROP_INS}/*.toml"]', found, count=1, flags=re.M)
+
+    def default_runtime(self) -> str:
+        """The default runtime of pods, by its own reading of its files."""
+        found = re.search(r"^\s*default_runtime_name = ['\"](.*)['\"]$", self._config("dump"), re.M)
+        if not found:
+            raise TestError("containerd config dump shows no default_runtime_name")
+        return found.group(1)
+
+    def _serve(self) -> None:
         self._process.start()
 
         def answers() -> bool:
@@ -52,11 +83,10 @@ class Containerd:
             return True
 
         until("containerd answers", 30, answers)
-        for archive in images.build(RUN):
-            self.take(archive)
 
-    def stop(self) -> None:
-        self._process.stop()
+    def _config(self, command: str) -> str:
+        args = [self._program("containerd"), "--log-level", "fatal", "--config", CONTAINERD_CONFIG, "config", command]
+        return process.run(args, f"containerd config {command}")
 
     def take(self, archive: Path) -> None:
         """Takes the image of an archive, for pods to run."""

@@ -63,19 +63,22 @@ class Kubelet:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         config = RUN / "kubelet.json"
-        args = [MODULE.build() / "kubelet", "--config", config, "--hostname-override", NODE_NAME, "--v=2"]
-        self._process = process.Process("kubelet", args, logs / "kubelet.log")
+        self._args = [str(MODULE.build() / "kubelet"), "--config", str(config), "--hostname-override", NODE_NAME, "--v=2"]
+        self._process = process.Process("kubelet", self._args, logs / "kubelet.log")
         self._config = config
+        #: Its `--root-dir`, from its next start on. Its folder of device plugins is always the same.
+        self.root = KUBELET
 
     def join(self, kubeconfig: Path) -> None:
         """From its next start on it is a node of that API server."""
-        self._process.args += ["--kubeconfig", str(kubeconfig)]
+        self._args += ["--kubeconfig", str(kubeconfig)]
 
     def start(self) -> None:
         """Starts it and waits for its device plugin socket."""
         MANIFESTS.mkdir(exist_ok=True)
         self._config.write_text(json.dumps(self._settings(), indent=1), encoding="utf-8")
         SOCKET.unlink(missing_ok=True)
+        self._process.args = [*self._args, "--root-dir", str(self.root)]
         self._process.start()
 
         def serves() -> bool:

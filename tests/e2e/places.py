@@ -19,12 +19,15 @@ LIB = Path("/var/lib/berth-e2e")
 #: The kubelet's root, see above.
 KUBELET = Path("/var/lib/kubelet")
 MARKER = KUBELET / ".made-by-berth-e2e"
+#: Another root for the kubelet, as k0s has one; its folder of device plugins stays in the first.
+OTHER_KUBELET_ROOT = LIB / "kubelet"
 #: Where the kubelet puts one link for each container's log; the folder is fixed in its source.
 CONTAINER_LOGS = Path("/var/log/containers")
 #: Held for the whole run, so that two runs never share the folders above.
 LOCK = Path("/run/berth-e2e.lock")
 
 CONTAINERD_CONFIG = RUN / "containerd.toml"
+CONTAINERD_DROP_INS = RUN / "containerd.d"
 CONTAINERD_SOCKET = RUN / "containerd.sock"
 MANIFESTS = RUN / "manifests"
 PODS = RUN / "pods"

@@ -114,6 +114,7 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
         if scenario.cluster:
             node.join()
             kubeconfig = node.cluster.berth_kubeconfig
+        node.kubelet.root = places.OTHER_KUBELET_ROOT if scenario.setup.other_root else places.KUBELET
         node.renew()
         scenario.before()
         scenario.install(args.nvml_library)

@@ -67,6 +67,9 @@ pub struct Gpu {
     /// Remapped rows; absent on models before Ampere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remapped_rows: Option<RemappedRows>,
+    /// Whether a page of memory waits for its retirement; absent on models that remap rows instead, since Ampere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retired_pages_pending: Option<bool>,
     /// The recovery action that the driver requires (field value 230).
     #[serde(default)]
     pub recovery_action: RecoveryAction,
@@ -155,6 +158,7 @@ impl Gpu {
             processes: Vec::new(),
             ecc: None,
             remapped_rows: None,
+            retired_pages_pending: None,
             recovery_action: RecoveryAction::None,
             temperature_c: default_temperature(),
             power_mw: default_power(),
@@ -341,4 +345,8 @@ pub enum RecoveryAction {
     DrainAndReset = 4,
     /// Recover the IMEX domain.
     RecoverImex = 5,
+    /// Reset the GPU's PCIe bus.
+    BusReset = 6,
+    /// Reboot the system.
+    SystemReboot = 7,
 }

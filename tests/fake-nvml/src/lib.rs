@@ -119,7 +119,7 @@
 //! ```
 //!
 //! Levels are `internal`, `single`, `multiple`, `hostbridge`, `node`, `system`; recovery actions `none`, `gpu_reset`, `node_reboot`,
-//! `drain_p2p`, `drain_and_reset`, `recover_imex`; event kinds `xid`, `single_bit_ecc`, `double_bit_ecc`, `recovery_action`; codes as in `nvml.h` without
+//! `drain_p2p`, `drain_and_reset`, `recover_imex`, `bus_reset`, `system_reboot`; event kinds `xid`, `single_bit_ecc`, `double_bit_ecc`, `recovery_action`; codes as in `nvml.h` without
 //! `NVML_ERROR_`. The first fault that matches a call counts; one that hangs lets go when it leaves the file, and other calls go
 //! on meanwhile. A GPU that is `lost`, or that leaves the list, answers `GPU_IS_LOST` to every call.
 //!

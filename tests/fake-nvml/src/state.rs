@@ -46,6 +46,9 @@ pub struct State {
     /// `LIB_RM_VERSION_MISMATCH` until the program opens another file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_library: Option<u64>,
+    /// A file to which each call appends the name of its symbol and the UUID of its GPU, a line each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call_log: Option<PathBuf>,
     /// So much of the stack each call uses, KiB, as the functions of a real driver may.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stack_kib: u32,
@@ -88,6 +91,7 @@ impl Default for State {
             supported_events: None,
             empty_wait_at_once: false,
             stale_library: None,
+            call_log: None,
             stack_kib: 0,
             topology: Vec::new(),
             events: Vec::new(),

@@ -149,7 +149,6 @@ absent! {
     nvmlDeviceGetRemappedRows_v2
     nvmlDeviceGetRepairStatus
     nvmlDeviceGetRetiredPages
-    nvmlDeviceGetRetiredPagesPendingStatus
     nvmlDeviceGetRetiredPages_v2
     nvmlDeviceGetRunningProcessDetailList
     nvmlDeviceGetSamples

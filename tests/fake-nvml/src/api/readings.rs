@@ -165,6 +165,14 @@ extern "C" fn nvmlDeviceGetRemappedRows(
     })
 }
 
+/// Not supported on models with row remapping.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetRetiredPagesPendingStatus(device: Handle, pending: Out<c_uint>) -> c_uint {
+    call::gpu("nvmlDeviceGetRetiredPagesPendingStatus", device, |device| {
+        pending.put(flag(device.gpu.retired_pages_pending.ok_or(Code::NotSupported)?))
+    })
+}
+
 /// Banks of a board's memory; the exact number differs between models, and no caller depends on it.
 const BANKS: c_uint = 2560;
 

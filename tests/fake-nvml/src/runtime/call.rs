@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 use std::ffi::c_uint;
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -122,6 +125,9 @@ pub(crate) fn find<'a>(state: &'a State, uuid: &str) -> Option<Device<'a>> {
 /// Waits and fails as the file's faults say, and answers the state that holds after that.
 fn ready(symbol: &str, uuid: Option<&str>, state: impl Fn() -> Answer<Arc<State>>) -> Answer<Arc<State>> {
     let began = Instant::now();
+    if let Ok(State { call_log: Some(file), .. }) = state().as_deref() {
+        log_call(file, symbol, uuid);
+    }
     loop {
         let now = state()?;
         use_stack(now.stack_kib);
@@ -140,6 +146,14 @@ fn ready(symbol: &str, uuid: Option<&str>, state: impl Fn() -> Answer<Arc<State>
         // No lock is held here, so that other calls go on.
         thread::sleep(LOOK_AGAIN);
     }
+}
+
+fn log_call(file: &Path, symbol: &str, uuid: Option<&str>) {
+    let opened = OpenOptions::new().create(true).append(true).open(file);
+    // One write a line, so that lines of several threads do not mix.
+    let line = format!("{symbol} {}\n", uuid.unwrap_or("-"));
+    // A test that reads the log notices that a line is missing.
+    let _ = opened.and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
 /// Uses so much of the thread's stack: a thread whose stack is smaller ends the program.

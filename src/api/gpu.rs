@@ -13,6 +13,35 @@ use utoipa::ToSchema;
 pub struct GpuList {
     /// The GPUs, by index.
     pub items: Vec<GpuSummary>,
+    /// GPUs that the driver has and whose UUID is not known, so that they are counted but cannot be offered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unidentified: Vec<UnidentifiedGpu>,
+}
+
+/// A GPU that the driver has and whose UUID is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnidentifiedGpu {
+    /// The GPU's NVML index; absent if NVML does not list the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = 7)]
+    pub index: Option<u32>,
+    /// PCI bus id; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "00000000:DB:00.0")]
+    pub pci_bus: Option<String>,
+    /// Why it is not identified.
+    #[schema(
+        example = "nvmlDeviceGetHandleByIndex_v2: the GPU fell off the bus; reset it or reboot the node"
+    )]
+    pub reason: String,
+}
+
+impl From<&kernel::UnidentifiedGpu> for UnidentifiedGpu {
+    fn from(gpu: &kernel::UnidentifiedGpu) -> Self {
+        let pci_bus = gpu.pci_bus.map(|bus| bus.to_string());
+        Self { index: gpu.index, pci_bus, reason: gpu.reason.clone() }
+    }
 }
 
 /// The main properties of a GPU.
@@ -25,7 +54,7 @@ pub struct GpuSummary {
     /// The GPU's NVML index.
     #[schema(example = 0)]
     pub index: u32,
-    /// Product name.
+    /// Product name; empty if it could not be read.
     #[schema(example = "NVIDIA H100 80GB HBM3")]
     pub model: String,
     /// Memory in MiB; absent if the driver does not report it.
@@ -46,6 +75,9 @@ pub struct GpuSummary {
     pub bypasses: u32,
     /// Whether the last inventory scan found the GPU.
     pub present: bool,
+    /// Whether the configuration excludes the GPU (`gpus.exclude`): it is not offered under any stack.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub excluded: bool,
     /// The GPU's health.
     pub health: Health,
     /// The GPU's drain state.
@@ -109,7 +141,7 @@ pub struct Gpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = 0)]
     pub minor: Option<u32>,
-    /// PCI bus id.
+    /// PCI bus id; empty if it could not be read.
     #[schema(example = "00000000:65:00.0")]
     pub pci_bus: String,
     /// NUMA node; absent if unknown.

@@ -40,7 +40,7 @@ pub use drain::{
 pub use event::{Event, EventHistory, EventKind};
 pub use gpu::{
     Consumes, Device, DeviceState, Gpu, GpuList, GpuSummary, Health, HealthState, HealthTurn, Link, LinkPath,
-    Mig, OfferLine, Part, ResourceUse, TopHolder,
+    Mig, OfferLine, Part, ResourceUse, TopHolder, UnidentifiedGpu,
 };
 pub use history::{GpuHistory, GpuSample, PodHistory, PodSample};
 pub use node::{

@@ -135,9 +135,17 @@ pub struct DeviceListStrategy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
-    /// GPUs, including vanished ones.
+    /// GPUs, including vanished ones, excluded ones and those whose UUID is not known.
     #[schema(example = 8)]
     pub gpus: usize,
+    /// GPUs that the driver has and whose UUID is not known; `GET /gpus` lists them.
+    #[serde(default)]
+    #[schema(example = 0)]
+    pub unidentified_gpus: usize,
+    /// GPUs that the configuration excludes.
+    #[serde(default)]
+    #[schema(example = 0)]
+    pub excluded_gpus: usize,
     /// GPUs that are healthy or degraded.
     #[schema(example = 8)]
     pub working_gpus: usize,

@@ -32,6 +32,7 @@ use berth_files::yaml::Problem;
 use berth_http::AdminAccess;
 use berth_kernel::command::Rules;
 use berth_kernel::decision::JournalLimit;
+use berth_kernel::gpu_selector::GpuSelector;
 use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
@@ -59,6 +60,8 @@ pub struct Config {
     pub api_server: ApiServer,
     /// The source of the GPUs.
     pub gpus: GpuSource,
+    /// GPUs that are not offered under any stack.
+    pub excluded_gpus: Vec<GpuSelector>,
     /// Address of the admin API.
     pub admin_listen: SocketAddr,
     /// Address that serves only `/livez`, `/readyz` and `/metrics`, without a token.
@@ -203,8 +206,10 @@ impl Config {
         notices.extend(health_checks.notices());
         let library = args.nvml_library.clone().or(file.nvml_library);
         let library = library.map(|path| checks.plain_path("nvmlLibrary", path));
-        let gpus = args.gpus.clone().or(file.gpus).unwrap_or_else(|| "nvml".into());
+        let gpus_file = file.gpus.unwrap_or_default();
+        let gpus = args.gpus.clone().or_else(|| gpus_file.source.clone()).unwrap_or_else(|| "nvml".into());
         let gpus = checks.record_error(gpu_source(&gpus, library, driver));
+        let excluded_gpus = gpus_file.excluded(&mut checks);
         let mig = args.mig_strategy.clone().or(file.mig_strategy);
         let mig_strategy = mig.and_then(|keyword| checks.ok(mig_strategy(&keyword))).unwrap_or_default();
         let history = checks.ok(file.history.unwrap_or_default().limit()).unwrap_or_default();
@@ -227,6 +232,7 @@ impl Config {
             token_file,
             api_server: api_server(args.api_server.or(file.api_server), kubeconfig),
             gpus: gpus?,
+            excluded_gpus,
             admin,
             admin_listen: admin_listen?,
             health_listen,

@@ -458,16 +458,18 @@ async fn find_gpus(
     loop {
         let (source, given) = (config.gpus.clone(), given.clone());
         let (processes, health_checks) = (Arc::clone(&processes), config.health_checks);
+        let excluded = config.excluded_gpus.clone();
         let open = move || -> Result<(InventoryScanner, Inventory), GpusError> {
             let gpus = given.map_or_else(|| open_gpus(source), Ok)?;
-            let scanner = InventoryScanner::new(gpus, processes).with_health_checks(health_checks);
+            let scanner = InventoryScanner::new(gpus, processes)
+                .with_health_checks(health_checks)
+                .with_excluded(&excluded);
             let inventory = scanner.scan()?;
             Ok((scanner, inventory))
         };
         match tokio::task::spawn_blocking(open).await {
             Ok(Ok((scanner, inventory))) => {
-                let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
-                tracing::info!(backend = scanner.gpus().describe(), gpus = count, "found GPUs");
+                log_found(&scanner, &inventory, &config);
                 return Ok((scanner, inventory));
             }
             Ok(Err(error)) if config.fail_on_init_error => {
@@ -483,6 +485,17 @@ async fn find_gpus(
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
+    }
+}
+
+/// Logs how many GPUs were found, and what the configuration excludes of them.
+fn log_found(scanner: &InventoryScanner, inventory: &Inventory, config: &Config) {
+    let identified = inventory.parts.iter().filter(|part| part.parent.is_none()).count();
+    let (unidentified, excluded) = (inventory.unidentified.len(), inventory.excluded.len());
+    let gpus = identified + unidentified;
+    tracing::info!(backend = scanner.gpus().describe(), gpus, unidentified, excluded, "found GPUs");
+    for selector in inventory.clone().exclude(&config.excluded_gpus) {
+        tracing::warn!("gpus.exclude: no GPU of this node is {selector}");
     }
 }
 

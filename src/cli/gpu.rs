@@ -5,7 +5,7 @@ use crate::client::{Client, escaped, query};
 use crate::complete;
 use crate::drain::DrainArgs;
 use crate::history::HistoryArgs;
-use crate::names::{GpuIndices, pod_name, scheduling};
+use crate::names::{GpuIndices, pod_name, scheduling, scheduling_of, unidentified};
 use crate::output::{Column, Out, facts, fitted, joined, or_dash, printable, table};
 use crate::process;
 use anyhow::bail;
@@ -82,8 +82,8 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
         GpuCommand::List => {
             let wide = out.wide();
             let gpus = client.get::<GpuList>("/gpus")?;
-            let empty_text =
-                gpus.items.is_empty().then(|| "No GPUs found; `berth node check` shows the cause".into());
+            let is_empty = gpus.items.is_empty() && gpus.unidentified.is_empty();
+            let empty_text = is_empty.then(|| "No GPUs found; `berth node check` shows the cause".into());
             out.list(&gpus, empty_text, |gpus| if wide { list_wide(gpus) } else { list(gpus) })
         }
         GpuCommand::Show { gpu } => {
@@ -141,12 +141,13 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
 
 /// The UUID of the GPU that is named by a UUID, the beginning of one, or an index.
 pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
-    let GpuList { items } = client.get("/gpus")?;
+    let GpuList { items, .. } = client.get("/gpus")?;
     let index: Option<u32> = given.parse().ok();
-    let meant = |g: &&GpuSummary| g.uuid == given || Some(g.index) == index;
+    let meant = |g: &&GpuSummary| g.uuid.eq_ignore_ascii_case(given) || Some(g.index) == index;
+    let begins = |uuid: &str| uuid.get(..given.len()).is_some_and(|start| start.eq_ignore_ascii_case(given));
     // A vanished GPU keeps its index until it is forgotten; the present one with that index is meant.
     let exact = items.iter().filter(meant).max_by_key(|g| g.present);
-    let beginning: Vec<_> = items.iter().filter(|g| !given.is_empty() && g.uuid.starts_with(given)).collect();
+    let beginning: Vec<_> = items.iter().filter(|g| !given.is_empty() && begins(&g.uuid)).collect();
     match (exact, beginning.as_slice()) {
         (Some(gpu), _) => Ok(gpu.uuid.clone()),
         (None, [gpu]) => Ok(gpu.uuid.clone()),
@@ -163,12 +164,13 @@ pub(crate) fn title(gpu: &Gpu) -> String {
 }
 
 fn list(list: &GpuList) -> String {
+    let indices = GpuIndices::from_gpus(&list.items);
     let row = |g: &GpuSummary| {
         let sum = |of: fn(&ResourceUse) -> u32| g.resources.iter().map(of).sum::<u32>().to_string();
         vec![
-            g.index.to_string(),
+            indices.index_or_uuid(&g.uuid),
             g.health.state.to_string(),
-            scheduling(&g.drain.state).into(),
+            scheduling_of(g).into(),
             age(changed(g)),
             sum(|r| r.held),
             free(&g.resources),
@@ -178,24 +180,36 @@ fn list(list: &GpuList) -> String {
     };
     let head = ["GPU", "HEALTH", "SCHEDULING", "AGE", "HELD", "FREE", "MEM GIB", "TOP POD"];
     let mut text = fitted(&head, 7, Column::Name, list.items.iter().map(row));
-    let reasons = list.items.iter().filter_map(|g| Some(format!("GPU {}: {}\n", g.index, not_normal(g)?)));
-    let reasons: String = reasons.collect();
+    let reason = |g: &GpuSummary| {
+        let former =
+            if indices.lost_index(&g.uuid) { format!(" (GPU {} before)", g.index) } else { String::new() };
+        Some(format!("GPU {}{former}: {}\n", indices.index_or_uuid(&g.uuid), not_normal(g)?))
+    };
+    let reasons: String = list.items.iter().filter_map(reason).chain(unidentified_lines(list)).collect();
     if !reasons.is_empty() {
         text += &format!("\n{reasons}");
     }
     text
 }
 
+/// One line for each GPU without a known UUID.
+fn unidentified_lines(list: &GpuList) -> impl Iterator<Item = String> {
+    list.unidentified
+        .iter()
+        .map(|gpu| printable(&format!("{} is not identified: {}", unidentified(gpu), gpu.reason)) + "\n")
+}
+
 fn list_wide(list: &GpuList) -> String {
+    let indices = GpuIndices::from_gpus(&list.items);
     let row = |g: &GpuSummary| {
         let known = |mib: Option<u64>| mib.map_or_else(|| "?".into(), |m| m.to_string());
         vec![
-            g.index.to_string(),
+            if indices.lost_index(&g.uuid) { "-".into() } else { g.index.to_string() },
             g.uuid.clone(),
             g.model.clone(),
             format!("{}/{}", known(g.memory_used_mib), known(g.memory_mib)),
             health(&g.health),
-            drain(&g.drain),
+            if g.excluded { EXCLUDED.into() } else { drain(&g.drain) },
             uses(&g.resources),
             top_pod(g),
             or_dash(g.processes),
@@ -218,7 +232,11 @@ fn list_wide(list: &GpuList) -> String {
         "HEALTH SINCE",
         "SCHEDULING SINCE",
     ];
-    table(&head, list.items.iter().map(row))
+    let mut text = table(&head, list.items.iter().map(row));
+    for line in unidentified_lines(list) {
+        text += &line;
+    }
+    text
 }
 
 /// The free devices. A GPU that is offered as several resources has either those of one or those of another, as `1 or 4`;
@@ -258,6 +276,9 @@ pub(crate) fn top_pod(gpu: &GpuSummary) -> String {
     format!("{}/{}{more}", top.namespace, top.pod)
 }
 
+/// How a GPU that is not offered by the configuration's order is shown.
+const EXCLUDED: &str = "excluded by the configuration (gpus.exclude)";
+
 /// The newer one of the last changes of its health and of its scheduling.
 fn changed(gpu: &GpuSummary) -> &str {
     // All times are UTC and of one length, so their texts are in order.
@@ -270,7 +291,8 @@ fn not_normal(gpu: &GpuSummary) -> Option<String> {
     let bad = (gpu.health.state != HealthState::Healthy).then(|| health(&gpu.health));
     let closed = (gpu.drain.state != DrainState::Active).then(|| drain(&gpu.drain));
     let bypass = (gpu.bypasses > 0).then(|| bypasses(gpu.bypasses));
-    let all: Vec<_> = [bad, closed, bypass].into_iter().flatten().collect();
+    let excluded = gpu.excluded.then(|| EXCLUDED.to_owned());
+    let all: Vec<_> = [bad, excluded, closed, bypass].into_iter().flatten().collect();
     (!all.is_empty()).then(|| printable(&all.join("; ")))
 }
 
@@ -278,7 +300,13 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bo
     let summary = &gpu.summary;
     let percent = |value: Option<u32>| value.map_or_else(String::new, |v| format!("{v} %"));
     let mut text = facts(&[
-        ("gpu", summary.index.to_string()),
+        (
+            "gpu",
+            match indices.lost_index(&summary.uuid) {
+                true => format!("none; {} before it vanished, which is another GPU now", summary.index),
+                false => summary.index.to_string(),
+            },
+        ),
         ("uuid", summary.uuid.clone()),
         ("model", summary.model.clone()),
         (
@@ -291,7 +319,7 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bo
             ),
         ),
         ("healthy again", heals(summary)),
-        ("scheduling", drain(&summary.drain)),
+        ("scheduling", if summary.excluded { EXCLUDED.into() } else { drain(&summary.drain) }),
         (
             "memory MiB",
             format!(

@@ -1,7 +1,7 @@
 //! Names for people: GPUs by their indices in place of UUIDs, pods, versions of policies, and whether a GPU is scheduled.
 
 use crate::client::Client;
-use berth_api::{DrainState, GpuList, GpuSummary, Holder, Policy};
+use berth_api::{DrainState, GpuList, GpuSummary, Holder, Policy, UnidentifiedGpu};
 
 /// The indices of a node's GPUs by UUID, for texts of the API that name GPUs by UUID.
 pub(crate) struct GpuIndices(Vec<(String, u32)>);
@@ -18,6 +18,11 @@ impl GpuIndices {
             gpu.present || !gpus.iter().any(|other| other.present && other.index == gpu.index)
         };
         Self(gpus.iter().filter(keeps_index).map(|gpu| (gpu.uuid.clone(), gpu.index)).collect())
+    }
+
+    /// Whether this is the index of another GPU now, since the GPU vanished.
+    pub(crate) fn lost_index(&self, uuid: &str) -> bool {
+        !self.0.is_empty() && !self.0.iter().any(|(known, _)| known == uuid)
     }
 
     /// The index of a GPU as text; the beginning of its UUID if it has none.
@@ -73,6 +78,16 @@ impl GpuIndices {
     }
 }
 
+/// The name of a GPU without a known UUID.
+pub(crate) fn unidentified(gpu: &UnidentifiedGpu) -> String {
+    match (gpu.index, &gpu.pci_bus) {
+        (Some(index), Some(bus)) => format!("GPU {index} ({bus})"),
+        (Some(index), None) => format!("GPU {index}"),
+        (None, Some(bus)) => format!("the GPU at {bus}"),
+        (None, None) => "a GPU".into(),
+    }
+}
+
 /// The beginning of a UUID, which commands take in its place: `GPU-8a56a4bc`.
 fn short_uuid(uuid: &str) -> &str {
     uuid.get(..12).unwrap_or(uuid)
@@ -108,6 +123,11 @@ pub(crate) fn scheduling(state: &DrainState) -> &str {
             state.as_str()
         }
     }
+}
+
+/// The same for a GPU, which the configuration may exclude.
+pub(crate) fn scheduling_of(gpu: &GpuSummary) -> &str {
+    if gpu.excluded { "excluded" } else { scheduling(&gpu.drain.state) }
 }
 
 /// The name of a version on the command line and in a stack file.

@@ -31,10 +31,19 @@ fn show(node: &Node) -> String {
         ("node", node.name.clone()),
         ("version", node.version.clone()),
         ("state", if node.ready { "ready".into() } else { "not ready".into() }),
-        (
-            "gpus",
-            format!("{}: {} work, {} {cordoned}", counts.gpus, counts.working_gpus, counts.cordoned_gpus),
-        ),
+        ("gpus", {
+            let more = |count: usize, what: &str| {
+                if count > 0 { format!(", {count} {what}") } else { String::new() }
+            };
+            format!(
+                "{}: {} work, {} {cordoned}{}{}",
+                counts.gpus,
+                counts.working_gpus,
+                counts.cordoned_gpus,
+                more(counts.excluded_gpus, "excluded"),
+                more(counts.unidentified_gpus, "not identified (`berth gpu list`)"),
+            )
+        }),
         ("gpu source", node.gpu_source.clone()),
         ("driver", node.driver_version.clone().unwrap_or_default()),
         ("allocations", format!("{} live, {} ended", counts.allocations, counts.ended_allocations)),

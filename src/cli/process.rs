@@ -54,7 +54,7 @@ fn all(client: &Client, gpu: Option<&str>) -> anyhow::Result<ProcessList> {
     if let Some(gpu) = gpu {
         return on(client, &gpu::resolve(client, gpu)?);
     }
-    let GpuList { items } = client.get("/gpus")?;
+    let GpuList { items, .. } = client.get("/gpus")?;
     let mut found: Option<ProcessList> = None;
     for gpu in items {
         let more = on(client, &gpu.uuid)?;

@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Temporary, query};
 use crate::gpu::gib;
-use crate::names::{GpuIndices, pod_name, scheduling};
+use crate::names::{GpuIndices, pod_name, scheduling_of};
 use crate::output::{Out, fitted_to, or_dash, printable};
 use crate::terminal::Terminal;
 use berth_api::{Allocation, AllocationList, GpuList, GpuSummary, HealthState, Node, rfc3339};
@@ -38,6 +38,9 @@ struct Top {
     node: String,
     at: String,
     gpus: Vec<GpuSummary>,
+    /// GPUs without a known UUID.
+    #[serde(skip_serializing_if = "is_zero")]
+    unidentified: usize,
     pods: Vec<PodUse>,
     /// Live allocations beyond those that were fetched.
     #[serde(skip_serializing_if = "is_zero")]
@@ -149,7 +152,7 @@ fn cut(line: &str, columns: usize) -> String {
 
 fn fetch(client: &Client) -> anyhow::Result<Top> {
     let node: Node = client.get("/node")?;
-    let GpuList { items: gpus } = client.get("/gpus")?;
+    let GpuList { items: gpus, unidentified } = client.get("/gpus")?;
     let allocations: AllocationList =
         client.get(&format!("/allocations{}", query(&[("limit", Some(PAGE))])))?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -159,6 +162,7 @@ fn fetch(client: &Client) -> anyhow::Result<Top> {
         node: node.name,
         at: rfc3339(u64::try_from(now.as_millis()).unwrap_or_default()),
         gpus,
+        unidentified: unidentified.len(),
         pods,
         more_allocations,
     })
@@ -210,10 +214,11 @@ fn pods(gpus: &[GpuSummary], allocations: &[Allocation]) -> Vec<PodUse> {
 
 /// The whole screen, in lines of at most `width` columns.
 fn screen(top: &Top, width: usize) -> String {
-    let bad = top.gpus.iter().filter(|gpu| gpu.health.state != HealthState::Healthy).count();
+    let bad =
+        top.gpus.iter().filter(|gpu| gpu.health.state != HealthState::Healthy).count() + top.unidentified;
     let time = top.at.split_once('T').map_or("", |(_, time)| time.get(..8).unwrap_or_default());
     let bad = if bad > 0 { format!(", {bad} not healthy") } else { String::new() };
-    let count = match top.gpus.len() {
+    let count = match top.gpus.len() + top.unidentified {
         1 => "1 GPU".to_owned(),
         count => format!("{count} GPUs"),
     };
@@ -223,12 +228,12 @@ fn screen(top: &Top, width: usize) -> String {
     }
     let head =
         ["GPU", "UTIL", "USED", "GRANTED", "TOTAL GIB", "TEMP", "POWER", "HEALTH", "SCHEDULING", "PODS"];
-    text += &fitted_to(width, &head, 7, top.gpus.iter().map(gpu_row));
+    let indices = GpuIndices::from_gpus(&top.gpus);
+    text += &fitted_to(width, &head, 7, top.gpus.iter().map(|gpu| gpu_row(gpu, &indices)));
     text += "\n";
     if top.pods.is_empty() {
         return text + "No pods hold GPUs\n";
     }
-    let indices = GpuIndices::from_gpus(&top.gpus);
     let row = |pod: &PodUse| {
         vec![
             indices.index_or_uuid(&pod.gpu),
@@ -251,10 +256,10 @@ fn screen(top: &Top, width: usize) -> String {
     text
 }
 
-fn gpu_row(gpu: &GpuSummary) -> Vec<String> {
+fn gpu_row(gpu: &GpuSummary, indices: &GpuIndices) -> Vec<String> {
     let with = |value: Option<u32>, unit: &str| value.map_or_else(|| "-".into(), |v| format!("{v}{unit}"));
     vec![
-        gpu.index.to_string(),
+        indices.index_or_uuid(&gpu.uuid),
         with(gpu.utilization_percent, "%"),
         gib(gpu.memory_used_mib),
         gib(gpu.memory_granted_mib),
@@ -262,7 +267,7 @@ fn gpu_row(gpu: &GpuSummary) -> Vec<String> {
         with(gpu.temperature_celsius, "C"),
         with(gpu.power_watts, "W"),
         gpu.health.state.to_string(),
-        scheduling(&gpu.drain.state).into(),
+        scheduling_of(gpu).into(),
         gpu.pod_count.to_string(),
     ]
 }
@@ -306,7 +311,14 @@ mod tests {
             allocation(3, "web-0", &["GPU-0::0", "GPU-1::3"], &["GPU-0", "GPU-1"], 7),
         ];
         let pods = pods(&gpus, &allocations);
-        Top { node: "gpu-1".into(), at: "2026-02-03T04:05:06.000Z".into(), gpus, pods, more_allocations: 0 }
+        Top {
+            node: "gpu-1".into(),
+            at: "2026-02-03T04:05:06.000Z".into(),
+            gpus,
+            unidentified: 0,
+            pods,
+            more_allocations: 0,
+        }
     }
 
     #[test]

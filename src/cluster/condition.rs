@@ -41,6 +41,10 @@ fn condition(ledger: &Ledger) -> Condition {
             Some((index, reason, format!("{} {text}", GpuName::IndexAndUuid.of(ledger, gpu))))
         })
         .collect();
+    found.extend(ledger.unidentified.iter().map(|gpu| {
+        let text = format!("{gpu} is not identified: {}", gpu.reason);
+        (gpu.index.unwrap_or(u32::MAX), "GPUUnidentified", text)
+    }));
     if let Some(stuck) = ledger.stuck.as_deref() {
         // Without the number of allocations, which changes with each grant: each change is a write to the node.
         let text = format!(

@@ -7,6 +7,7 @@ use crate::kernel_handle::KernelHandle;
 use crate::shared::Shared;
 use crate::wake::Wake;
 use berth_kernel::gpu::{Inventory, Part, ScanError};
+use berth_kernel::gpu_selector::GpuSelector;
 use berth_kernel::ports::{Gpus, GpusError, Processes};
 use berth_kernel::process::{Owner, ProcessIdentity, UnknownReason};
 use parking_lot::{Mutex, MutexGuard};
@@ -182,6 +183,8 @@ pub struct InventoryScanner {
     gpus: Arc<dyn Gpus>,
     processes: Arc<dyn Processes>,
     health_checks: bool,
+    /// GPUs that are excluded.
+    excluded: Arc<[GpuSelector]>,
     pub(crate) released: Arc<Released>,
     /// Notified when a release begins or ends, the interval changes, or the threads have to stop.
     wake: Arc<Wake>,
@@ -200,6 +203,7 @@ impl InventoryScanner {
             gpus,
             processes,
             health_checks: true,
+            excluded: Arc::default(),
             released: Arc::new(Released::new(Arc::clone(&wake))),
             wake,
             last: Arc::default(),
@@ -212,6 +216,12 @@ impl InventoryScanner {
     #[must_use]
     pub fn with_health_checks(self, health_checks: bool) -> Self {
         Self { health_checks, ..self }
+    }
+
+    /// Sets the GPUs that are excluded: nothing is offered or granted on them.
+    #[must_use]
+    pub fn with_excluded(self, excluded: &[GpuSelector]) -> Self {
+        Self { excluded: excluded.into(), ..self }
     }
 
     /// See [`Self::with_health_checks`].
@@ -258,9 +268,13 @@ impl InventoryScanner {
             return Ok(self.last_with_error(&release.reason()));
         }
         let mut inventory = self.gpus.scan()?;
+        inventory.exclude(&self.excluded);
         *self.last.lock() = Inventory {
             parts: inventory.parts.clone(),
             links: inventory.links.clone(),
+            unidentified: inventory.unidentified.clone(),
+            incomplete: inventory.incomplete.clone(),
+            excluded: inventory.excluded.clone(),
             driver_version: inventory.driver_version.clone(),
             cuda_version: inventory.cuda_version.clone(),
             ..Inventory::default()

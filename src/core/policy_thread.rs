@@ -314,7 +314,7 @@ impl Worker {
             self.event_log.borrow_mut().admit((part, source, reading.code), Instant::now())
         };
         let health = node.part(&reading.part).and_then(|part| node.gpu_of(part)).map(|gpu| &gpu.health);
-        let changes = |old: &Health| old.after_triage(answer, self.clock.now()).state != old.state;
+        let changes = |old: &Health| old.after_reading(reading, answer, self.clock.now()).state != old.state;
         omitted.or_else(|| health.is_some_and(changes).then_some(0))
     }
 

@@ -63,6 +63,9 @@ pub fn why_not_free(
     if let Some(why) = &ledger.device_access.no_strategy {
         return of_node(why.to_string());
     }
+    if ledger.is_excluded(part) {
+        return of_gpu(Withdrawn, "excluded by the configuration (gpus.exclude)");
+    }
     if !device.offered() {
         return of_gpu(Withdrawn, "no longer offered; it is removed from the list within a minute");
     }

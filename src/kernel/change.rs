@@ -6,7 +6,7 @@ use super::decider::Decider;
 use super::device_access::DeviceAccess;
 use super::drain::{Empty, Marks};
 use super::eviction::EvictionRecord;
-use super::gpu::{Links, Part, ScanError, Usage};
+use super::gpu::{Links, Part, ScanError, UnidentifiedGpu, Usage};
 use super::health::Health;
 use super::names::{AllocationId, DeviceKey, Digest, PartId, Resource};
 use super::offer::{OfferLine, ShareRange};
@@ -18,7 +18,7 @@ use super::sighting::Sighting;
 use super::stack::Stack;
 use super::stuck::Stuck;
 use super::time::Now;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// One step of the ledger.
@@ -58,6 +58,10 @@ pub enum Change {
         /// Errors of GPUs that could not be read.
         scan_errors: Arc<BTreeMap<PartId, ScanError>>,
     },
+    /// The newest inventory scan found other GPUs whose UUID is not known.
+    UnidentifiedChanged(Arc<Vec<UnidentifiedGpu>>),
+    /// The configuration excludes other GPUs.
+    ExcludedChanged(Arc<BTreeSet<PartId>>),
     /// The processes on the GPUs, or their memory, changed.
     ProcessesSeen(Arc<ProcessTable>),
     /// A GPU's health changed.
@@ -172,6 +176,8 @@ impl Change {
             | Self::StackActivated(_) => true,
             Self::PartGone(_)
             | Self::InventoryScanned { .. }
+            | Self::UnidentifiedChanged(_)
+            | Self::ExcludedChanged(_)
             | Self::ProcessesSeen(_)
             | Self::HealthChanged { .. }
             | Self::EmptyChanged { .. }

@@ -55,14 +55,15 @@ pub fn lines(lines: &[OfferLine]) -> String {
     if lines.is_empty() { "nothing".into() } else { lines.join(", ") }
 }
 
-/// `GPU 3`, or `GPU 3 (1g.10gb)` for a MIG instance.
+/// `GPU 3`, or `GPU 3 (1g.10gb)` for a MIG instance; the UUID of one that vanished and whose index another GPU has now.
 #[must_use]
 pub fn gpu(node: &Ledger, id: &PartId) -> String {
-    match node.part(id).map(|state| &state.part) {
+    let part = node.part(id).map(|state| &state.part);
+    match part.and_then(|part| Some((part, node.index_of(part.gpu())?))) {
         None => id.to_string(),
-        Some(part) => match &part.mig {
-            None => format!("GPU {}", part.gpu_index),
-            Some(mig) => format!("GPU {} ({})", part.gpu_index, mig.profile),
+        Some((part, index)) => match &part.mig {
+            None => format!("GPU {index}"),
+            Some(mig) => format!("GPU {index} ({})", mig.profile),
         },
     }
 }

@@ -47,10 +47,11 @@ pub struct PartNodes {
     pub unlisted: Vec<String>,
 }
 
-/// The nodes of a part; `capabilities` is the content of [`MIG_MINORS`].
+/// The nodes of a part; `capabilities` is the content of [`MIG_MINORS`]. None are known without its minor number: that may
+/// differ from its index.
 #[must_use]
 pub fn part_nodes(part: &Part, capabilities: &str) -> PartNodes {
-    let minor = part.minor.unwrap_or(part.gpu_index);
+    let Some(minor) = part.minor else { return PartNodes::default() };
     let mut nodes = PartNodes { paths: vec![format!("dev/nvidia{minor}")], unlisted: Vec::new() };
     if let Some(mig) = &part.mig {
         let instance = format!("gpu{minor}/gi{}", mig.gpu_instance);
@@ -89,7 +90,7 @@ mod tests {
             gpu_index: 0,
             minor: Some(3),
             memory_mib: 1000,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
@@ -102,7 +103,7 @@ mod tests {
         let nodes = part_nodes(&instance, "gpu3/gi7/access 12\n");
         assert_eq!(nodes.unlisted, ["gpu3/gi7/ci0/access"]);
         let gpu = Part { mig: None, minor: None, gpu_index: 2, ..instance };
-        assert_eq!(part_nodes(&gpu, "").paths, ["dev/nvidia2"]);
+        assert_eq!(part_nodes(&gpu, table), PartNodes::default(), "no node is made up");
     }
 
     #[test]

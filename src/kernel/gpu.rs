@@ -1,8 +1,9 @@
 //! GPUs and their parts as found by a backend, and the links between them.
 
 use super::names::PartId;
+use super::pci::PciBusId;
 use super::process::{Process, ProcessVisibility};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Most parts of one node: four times 16 GPUs with 7 MIG instances each.
@@ -28,8 +29,8 @@ pub struct Part {
     pub minor: Option<u32>,
     /// Memory in MiB; 0 if it is unknown.
     pub memory_mib: u64,
-    /// PCI bus id as NVML writes it, e.g. `00000000:65:00.0`.
-    pub pci_bus: String,
+    /// PCI bus id; `None` if it is unknown.
+    pub pci_bus: Option<PciBusId>,
     /// NUMA node; `None` if it is unknown (sysfs shows -1).
     pub numa_node: Option<u32>,
     /// Whether the GPU is in MIG mode: then only its instances are granted.
@@ -69,8 +70,8 @@ pub struct Mig {
 /// The usage of a part at the time of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory in use, MiB.
-    pub memory_used_mib: u64,
+    /// Memory in use, MiB; `None` if it could not be read.
+    pub memory_used_mib: Option<u64>,
     /// Number of compute processes, as counted by the backend. [`Inventory::processes`] lists them if the
     /// backend can.
     pub processes: u32,
@@ -165,6 +166,12 @@ pub struct Inventory {
     pub sight: ProcessVisibility,
     /// Errors of GPUs (by UUID) that are present but cannot be used: lost, a call hangs or fails, not ready.
     pub scan_errors: BTreeMap<PartId, ScanError>,
+    /// GPUs that the driver has, and that have no part here since their UUID is not known.
+    pub unidentified: Vec<UnidentifiedGpu>,
+    /// GPUs in `parts` that were never read completely: only some of their facts are known.
+    pub incomplete: BTreeSet<PartId>,
+    /// GPUs that the configuration excludes (`gpus.exclude`).
+    pub excluded: BTreeSet<PartId>,
     /// Health conditions of GPUs that answer, repeated in every scan while they last. As with events, the
     /// policies decide on their severity.
     pub signs: Vec<Reading>,
@@ -172,6 +179,40 @@ pub struct Inventory {
     pub driver_version: Option<String>,
     /// CUDA version of the driver, if the backend has one.
     pub cuda_version: Option<String>,
+}
+
+/// A GPU that the driver has and whose UUID is not known, so that it can be counted and named, but not offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnidentifiedGpu {
+    /// NVML's index; `None` if NVML does not list the GPU.
+    pub index: Option<u32>,
+    /// PCI bus id, if it is known.
+    pub pci_bus: Option<PciBusId>,
+    /// Why it is not identified, such as the NVML call that failed and its error.
+    pub reason: String,
+}
+
+impl UnidentifiedGpu {
+    /// Whether it is in the slot of this GPU: by bus id, or by index where one of the bus ids is unknown.
+    #[must_use]
+    pub fn is_in_slot_of(&self, gpu: &Part) -> bool {
+        match (gpu.pci_bus, self.pci_bus) {
+            (Some(was), Some(is)) => was == is,
+            _ => self.index == Some(gpu.gpu_index),
+        }
+    }
+}
+
+impl fmt::Display for UnidentifiedGpu {
+    /// `GPU 7 (00000000:DB:00.0)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.index, self.pci_bus) {
+            (Some(index), Some(bus)) => write!(f, "GPU {index} ({bus})"),
+            (Some(index), None) => write!(f, "GPU {index}"),
+            (None, Some(bus)) => write!(f, "the GPU at {bus}"),
+            (None, None) => f.write_str("a GPU"),
+        }
+    }
 }
 
 /// Why a GPU that is present cannot be used, as of one scan.
@@ -213,6 +254,12 @@ pub const ECC: &str = "ecc";
 pub const RECOVERY_IMEX: u64 = 5;
 /// Source of a sign: the GPU needs a recovery action; the code is NVML's number of the action.
 pub const RECOVERY: &str = "recovery";
+/// Source of a sign: retired pages of the GPU's memory, on models before Ampere; the code is [`PAGES_PENDING`].
+pub const PAGES: &str = "pages";
+/// A page is retired at the next reset.
+pub const PAGES_PENDING: u64 = 1;
+/// Code of a [`RECOVERY`] event: the GPU was reset, or otherwise recovered, since it needed that.
+pub const RECOVERED: u64 = 0;
 /// Source of a sign: row remapping of the GPU's memory; the code is [`ROWS_PENDING`] or [`ROWS_FAILED`].
 pub const ROWS: &str = "rows";
 /// A row will be remapped at the next reset; until then the GPU works without it.
@@ -225,7 +272,7 @@ pub const ROWS_FAILED: u64 = 2;
 pub struct Reading {
     /// The part that it is about. If NVML names none, the backend sends one reading per GPU.
     pub part: PartId,
-    /// `xid`, `ecc`, `lost`, or a sign: [`RECOVERY`], [`ROWS`].
+    /// `xid`, `ecc`, `lost`, or a sign: [`RECOVERY`], [`ROWS`], [`PAGES`].
     pub source: String,
     /// The XID or another number of the source; 0 if there is none.
     pub code: u64,
@@ -237,6 +284,6 @@ impl Reading {
     /// Whether every scan repeats it while it lasts.
     #[must_use]
     pub fn is_sign(&self) -> bool {
-        [RECOVERY, ROWS].contains(&self.source.as_str())
+        [RECOVERY, ROWS, PAGES].contains(&self.source.as_str())
     }
 }

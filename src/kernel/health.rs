@@ -1,6 +1,8 @@
 //! One health state per GPU, from scans and from triaged readings.
 
-use super::gpu::{ECC, RECOVERY, RECOVERY_IMEX, ROWS, ROWS_PENDING, Reading, ScanError, XID};
+use super::gpu::{
+    ECC, PAGES, RECOVERED, RECOVERY, RECOVERY_IMEX, ROWS, ROWS_PENDING, Reading, ScanError, XID,
+};
 use super::policy::{Severity, TriageAnswer};
 use super::time::Now;
 
@@ -70,6 +72,8 @@ pub struct Health {
     /// How long there must be no bad reading before a successful scan makes the GPU healthy again,
     /// milliseconds; `None` if only an operator can mark it healthy.
     pub quiet_ms: Option<u64>,
+    /// Whether a reset that the driver shows ends the wait for an operator: only errors that need a reset caused it.
+    pub until_reset: bool,
     /// The end of the quiet time, monotonic milliseconds. It starts again with the daemon.
     pub again_mono_ms: u64,
     /// The previous states, oldest first; at most [`HEALTH_HISTORY_MAX`].
@@ -96,16 +100,18 @@ impl Health {
             reason: String::new(),
             since_wall_ms: now.wall_ms,
             quiet_ms: Some(0),
+            until_reset: false,
             again_mono_ms: now.mono_ms,
             history: Vec::new(),
         }
     }
 
-    /// The health after one scan of the GPU; `error` is why it cannot be used.
+    /// The health after one scan of the GPU; `error` is why it cannot be used, or why it was not found.
     #[must_use]
     pub fn after_scan(&self, present: bool, error: Option<&ScanError>, quiet_ms: u64, now: Now) -> Self {
         if !present {
-            return self.with_state(HealthState::Vanished, "NVML no longer lists it", now);
+            let reason = error.map_or("NVML no longer lists it", |error| &error.reason);
+            return self.with_state(HealthState::Vanished, reason, now);
         }
         if let Some(error) = error {
             let quiet_ms = if error.heals_at_once { 0 } else { quiet_ms };
@@ -141,11 +147,28 @@ impl Health {
         self.with_state(state, &answer.reason, now).with_quiet_time(quiet_ms, now)
     }
 
+    /// The health after a reading and its triage. See [`Self::after_triage`]; in addition, a reset ends the wait for one.
+    #[must_use]
+    pub fn after_reading(&self, reading: &Reading, answer: &TriageAnswer, now: Now) -> Self {
+        if (reading.source.as_str(), reading.code) == (RECOVERY, RECOVERED) && self.until_reset {
+            // The next good scan makes it healthy, once the quiet times of other readings are over.
+            return Self { quiet_ms: Some(0), until_reset: false, ..self.clone() };
+        }
+        let waits_already = self.quiet_ms.is_none();
+        let after = self.after_triage(answer, now);
+        let until_reset = match (answer.severity, answer.again_after_s) {
+            (Severity::Ignore, _) | (_, Some(_)) => self.until_reset,
+            (_, None) => needs_reset(reading) && (self.until_reset || !waits_already),
+        };
+        Self { until_reset, ..after }
+    }
+
     /// The health after a successful scan or an operator marked the GPU healthy.
     #[must_use]
     pub fn marked_healthy(&self, reason: &str, now: Now) -> Self {
         Self {
             quiet_ms: Some(0),
+            until_reset: false,
             again_mono_ms: now.mono_ms,
             ..self.with_state(HealthState::Healthy, reason, now)
         }
@@ -206,6 +229,15 @@ impl Default for XidRules {
     }
 }
 
+/// Whether the GPU needs a reset after this: by NVIDIA's table of XIDs, or by the recovery action that the driver requires.
+fn needs_reset(reading: &Reading) -> bool {
+    match reading.source.as_str() {
+        XID => matches!(xids::known(reading.code), Some((Class::Reset, _))),
+        RECOVERY => ![RECOVERED, RECOVERY_IMEX].contains(&reading.code),
+        _ => false,
+    }
+}
+
 /// The triage of a reading for which every policy passes.
 #[must_use]
 pub fn baseline_triage(reading: &Reading, xids: &XidRules, quiet_ms: u64) -> TriageAnswer {
@@ -215,14 +247,18 @@ pub fn baseline_triage(reading: &Reading, xids: &XidRules, quiet_ms: u64) -> Tri
         (XID, code) if matches!(xids::known(code), Some((Class::Degraded, _))) => Severity::Degraded,
         // Most ECC errors are contained to one application, or repaired; else the driver reports an XID or a recovery
         // action, too. Rows that wait for a reset do no harm until then, and the IMEX domain concerns other nodes.
-        (ECC, _) | (ROWS, ROWS_PENDING) | (RECOVERY, RECOVERY_IMEX) => Severity::Degraded,
+        (ECC, _) | (ROWS, ROWS_PENDING) | (PAGES, _) | (RECOVERY, RECOVERY_IMEX) => Severity::Degraded,
+        (RECOVERY, RECOVERED) => Severity::Ignore,
         _ => Severity::Unhealthy,
     };
     let reason = match reading.source.as_str() {
         XID => format!("XID {}: {}", reading.code, reading.detail),
         other => format!("{other}: {}", reading.detail),
     };
-    let again_after_s = u32::try_from(quiet_ms / 1000).ok();
+    // Scans repeat a sign while it lasts, so it ends by itself. An event is reported once: what needs a reset stays out
+    // until the driver shows one, or an operator says so.
+    let waits = severity == Severity::Unhealthy && !reading.is_sign() && needs_reset(reading);
+    let again_after_s = if waits { None } else { u32::try_from(quiet_ms / 1000).ok() };
     TriageAnswer { severity, reason, again_after_s }
 }
 
@@ -275,6 +311,44 @@ mod tests {
         let contained = Reading { part, source: XID.into(), code: 94, detail: String::new() };
         let counted = XidRules { ignored: Vec::new(), counted: vec![94] };
         assert_eq!(baseline_triage(&contained, &counted, 60_000).severity, Severity::Unhealthy);
+    }
+
+    #[test]
+    fn what_needs_a_reset_waits_for_one_or_for_an_operator() {
+        let reading = |source: &str, code| Reading {
+            part: crate::names::PartId::parse("GPU-0").unwrap(),
+            source: source.into(),
+            code,
+            detail: String::new(),
+        };
+        let after = |health: &Health, reading: &Reading, ms| {
+            let answer = baseline_triage(reading, &XidRules::default(), 10_000);
+            health.after_reading(reading, &answer, at(ms)).after_scan(true, None, 10_000, at(ms))
+        };
+        let double_bit = after(&Health::healthy(at(0)), &reading(XID, 48), 0);
+        assert_eq!((double_bit.state, double_bit.quiet_ms), (HealthState::Unhealthy, None));
+        let later = double_bit.after_scan(true, None, 10_000, at(1_000_000));
+        assert_eq!(later.state, HealthState::Unhealthy, "no time ends it");
+        let was_reset = after(&later, &reading(RECOVERY, RECOVERED), 1_000_000);
+        assert_eq!(was_reset.state, HealthState::Healthy);
+        // A sign that is still there keeps it out for its quiet time after the reset.
+        let required = after(&double_bit, &reading(RECOVERY, 1), 5_000);
+        let recovered = after(&required, &reading(RECOVERY, RECOVERED), 6_000);
+        assert_eq!(recovered.state, HealthState::Unhealthy);
+        assert_eq!(recovered.after_scan(true, None, 10_000, at(15_000)).state, HealthState::Healthy);
+        // What a policy leaves to an operator is not ended by a reset, whatever came before or after it.
+        let manual = reading(XID, 54);
+        let answer =
+            TriageAnswer { again_after_s: None, ..baseline_triage(&manual, &XidRules::default(), 0) };
+        let fault = double_bit.after_reading(&manual, &answer, at(1)).after_reading(
+            &reading(XID, 48),
+            &baseline_triage(&reading(XID, 48), &XidRules::default(), 0),
+            at(2),
+        );
+        assert_eq!(after(&fault, &reading(RECOVERY, RECOVERED), 3).state, HealthState::Unhealthy);
+        // No reset is waited for: one changes nothing.
+        let lost = Health::healthy(at(0)).after_scan(true, Some(&"lost".into()), 10_000, at(0));
+        assert_eq!(after(&lost, &reading(RECOVERY, RECOVERED), 1).state, HealthState::Unhealthy);
     }
 
     #[test]

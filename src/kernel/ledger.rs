@@ -9,7 +9,7 @@ use super::change::{Change, Entry};
 use super::device_access::DeviceAccess;
 use super::drain::{Drain, Empty, Marks};
 use super::eviction::EvictionRecord;
-use super::gpu::{Links, ScanError, Usage};
+use super::gpu::{Links, ScanError, UnidentifiedGpu, Usage};
 use super::health::Health;
 use super::history::History;
 use super::names::{AllocationId, DeviceId, Digest, PartId, Resource};
@@ -69,6 +69,10 @@ pub struct Ledger {
     pub usage: Arc<BTreeMap<PartId, Usage>>,
     /// GPUs that are present but did not answer the last scan, with the error.
     pub scan_errors: Arc<BTreeMap<PartId, ScanError>>,
+    /// GPUs of the last scan whose UUID is not known.
+    pub unidentified: Arc<Vec<UnidentifiedGpu>>,
+    /// GPUs that the configuration excludes: nothing is offered or granted on them.
+    pub excluded: Arc<BTreeSet<PartId>>,
     /// Processes on the GPUs at the last scan.
     pub processes: Arc<ProcessTable>,
     /// Live allocations.
@@ -130,6 +134,18 @@ impl Ledger {
         self.part(part).map_or(part, |p| p.part.gpu())
     }
 
+    /// The index by which a GPU can be named; `None` for one that vanished and whose index another GPU has now.
+    #[must_use]
+    pub fn index_of(&self, gpu: &PartId) -> Option<u32> {
+        let part = self.part(gpu).or_else(|| self.parts_of(gpu).next())?;
+        let index = part.part.gpu_index;
+        let has_it = |other: &Arc<PartState>| {
+            other.present && other.part.gpu_index == index && other.part.gpu() != gpu
+        };
+        let is_present = self.parts_of(gpu).any(|part| part.present);
+        (is_present || !self.parts.values().any(has_it)).then_some(index)
+    }
+
     /// The GPUs of an allocation's devices, sorted, each once.
     #[must_use]
     pub fn gpus_of<'l>(&'l self, allocation: &'l Allocation) -> BTreeSet<&'l PartId> {
@@ -164,8 +180,32 @@ impl Ledger {
     #[must_use]
     pub fn may_grant(&self, part: &PartState) -> bool {
         self.is_usable(part)
+            && !self.is_excluded(part)
             && self.device_access.is_named(part)
             && self.gpu_of(part).is_some_and(|g| g.marks.is_empty())
+    }
+
+    /// Whether the configuration excludes the part's GPU.
+    #[must_use]
+    pub fn is_excluded(&self, part: &PartState) -> bool {
+        self.excluded.contains(part.part.gpu())
+    }
+
+    /// The number of GPUs of the node: those that it has or had, and those whose UUID is not known.
+    #[must_use]
+    pub fn gpu_count(&self) -> usize {
+        // A GPU that the last scan did not find may be one whose UUID it could not read: that is one GPU, not two.
+        let is_other = |gpu: &&UnidentifiedGpu| self.missing_gpu_at(gpu).is_none();
+        self.gpus.len() + self.unidentified.iter().filter(is_other).count()
+    }
+
+    /// The GPU that was in the slot of an unidentified one, and that the last scan did not find.
+    #[must_use]
+    pub fn missing_gpu_at(&self, gpu: &UnidentifiedGpu) -> Option<&PartId> {
+        let was_there = |state: &&Arc<PartState>| {
+            !state.present && state.part.parent.is_none() && gpu.is_in_slot_of(&state.part)
+        };
+        self.parts.values().find(was_there).map(|state| &state.part.id)
     }
 
     /// The parts on the same hardware: a GPU's instances, or an instance's GPU.
@@ -227,6 +267,8 @@ impl Ledger {
                 self.usage = Arc::clone(usage);
                 self.scan_errors = Arc::clone(scan_errors);
             }
+            Change::UnidentifiedChanged(gpus) => self.unidentified = Arc::clone(gpus),
+            Change::ExcludedChanged(gpus) => self.excluded = Arc::clone(gpus),
             Change::ProcessesSeen(table) => self.processes = Arc::clone(table),
             Change::HealthChanged { gpu, health } => self.with_gpu(gpu, |g| g.health = health.clone()),
             Change::MarksChanged { gpu, marks } => self.with_gpu(gpu, |g| g.marks = marks.clone()),

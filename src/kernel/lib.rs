@@ -2,7 +2,7 @@
 //!
 //! Pure: the standard library only, no I/O, no clock, no logging, no wire types. In reading order:
 //!
-//! - [`names`], [`time`], [`gpu`]: identifiers, clocks and hardware
+//! - [`names`], [`pci`], [`time`], [`gpu`], [`gpu_selector`]: identifiers, clocks and hardware
 //! - [`offer`], [`allocation`], [`policy`], [`trust`], [`stack`], [`drain`], [`health`], [`breaker`]: the types of the rules
 //! - [`process`], [`attribution`], [`part_use`]: processes on the GPUs, their allocations and their usage
 //! - [`gpu_holders`], [`capacity`]: who holds each GPU, and why devices are not free
@@ -37,6 +37,7 @@ pub mod evict;
 pub mod eviction;
 pub mod gpu;
 pub mod gpu_holders;
+pub mod gpu_selector;
 pub mod health;
 pub mod history;
 pub mod ledger;
@@ -47,6 +48,7 @@ pub mod offer;
 pub mod offering;
 pub mod part_state;
 pub mod part_use;
+pub mod pci;
 pub mod placement;
 pub mod pod_candidates;
 pub mod pods;

@@ -81,7 +81,8 @@ text_name! {
 }
 
 impl PartId {
-    /// Parses a UUID as NVML writes it.
+    /// Parses a UUID in any spelling of it: the id has NVML's, with `GPU-` or `MIG-` in capitals and the digits in
+    /// lower case. A text of another form, as a simulated GPU may have, stays as it is.
     ///
     /// # Errors
     /// If it is empty, too long for a device id, or holds a character other than ASCII letters,
@@ -93,7 +94,7 @@ impl PartId {
         if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./".contains(&b)) {
             return Err(BadName::new("part", text, "letters, digits, '-', '_', '.' and '/' only"));
         }
-        Ok(Self(text.into()))
+        Ok(Self(as_nvml_writes_it(text).as_deref().unwrap_or(text).into()))
     }
 
     /// Whether it has the form of NVML's UUIDs, of a GPU or a MIG instance.
@@ -101,6 +102,21 @@ impl PartId {
     pub fn is_nvidia_uuid(&self) -> bool {
         self.0.starts_with("GPU-") || self.0.starts_with("MIG-")
     }
+}
+
+/// NVML's spelling of a UUID: `GPU-<uuid>`, `MIG-<uuid>`, or a MIG instance's of older drivers,
+/// `MIG-GPU-<uuid>/<gpu instance>/<compute instance>`. `None` for a text of another form.
+fn as_nvml_writes_it(text: &str) -> Option<String> {
+    let begins =
+        |prefix: &&str| text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix));
+    let prefix = ["MIG-GPU-", "MIG-", "GPU-"].into_iter().find(begins)?;
+    let (uuid, rest) = text[prefix.len()..].split_at_checked(36)?;
+    let is_uuid = uuid.bytes().enumerate().all(|(at, byte)| match at {
+        8 | 13 | 18 | 23 => byte == b'-',
+        _ => byte.is_ascii_hexdigit(),
+    });
+    let is_whole = rest.is_empty() || rest.starts_with('/');
+    (is_uuid && is_whole).then(|| format!("{prefix}{}{rest}", uuid.to_ascii_lowercase()))
 }
 
 impl Resource {
@@ -279,6 +295,25 @@ mod tests {
         for text in ["", "GPU-1::", "GPU-1::01", "GPU-1::65536", "GPU-1::-1", "a b", "GPU-1::2::3", "GPU\n"] {
             assert!(DeviceId::parse(text).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_uuid_has_one_spelling() {
+        let uuid = "8a56a4bc-e184-a047-2620-be19fdf913d5";
+        for (text, id) in [
+            (format!("GPU-{}", uuid.to_uppercase()), format!("GPU-{uuid}")),
+            (format!("gpu-{uuid}"), format!("GPU-{uuid}")),
+            (format!("mig-{uuid}"), format!("MIG-{uuid}")),
+            (format!("MIG-gpu-{}/1/0", uuid.to_uppercase()), format!("MIG-GPU-{uuid}/1/0")),
+            // Names of another form are left as they are.
+            ("gpu-A".into(), "gpu-A".into()),
+            (format!("GPU-{uuid}X"), format!("GPU-{uuid}X")),
+            (uuid.to_uppercase(), uuid.to_uppercase()),
+        ] {
+            assert_eq!(PartId::parse(&text).unwrap().as_str(), id, "{text}");
+        }
+        let upper = format!("GPU-{}::3", uuid.to_uppercase());
+        assert_eq!(DeviceId::parse(&upper).unwrap().to_string(), format!("GPU-{uuid}::3"));
     }
 
     #[test]

@@ -81,6 +81,8 @@ pub struct HealthRecord {
     pub since_wall_ms: u64,
     /// Time without bad readings until it is healthy again, milliseconds.
     pub quiet_ms: Option<u64>,
+    /// Whether a reset ends it.
+    pub until_reset: bool,
     /// Earlier states, oldest first.
     pub history: Vec<PastHealth>,
 }
@@ -239,6 +241,8 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         }
         Change::PartGone(_)
         | Change::InventoryScanned { .. }
+        | Change::UnidentifiedChanged(_)
+        | Change::ExcludedChanged(_)
         | Change::HealthChanged { .. }
         | Change::EmptyChanged { .. }
         | Change::SightingsUpdated { .. }
@@ -332,6 +336,7 @@ fn health_record(gpu: &PartId, health: &Health) -> Option<HealthRecord> {
         reason: health.reason.clone(),
         since_wall_ms: health.since_wall_ms,
         quiet_ms: health.quiet_ms,
+        until_reset: health.until_reset,
         history: health.history.clone(),
     })
 }

@@ -28,10 +28,13 @@ pub fn restore(mut records: Vec<Record>, now: Now) -> Ledger {
             }
             Record::Part(record) => restore_part(&mut ledger, record, now),
             Record::Marks(gpu, marks) => ledger.with_gpu(&gpu, |state| state.marks = marks.restored(now)),
-            Record::Health(HealthRecord { gpu, state, reason, since_wall_ms, quiet_ms, history }) => {
+            Record::Health(record) => {
+                let HealthRecord { gpu, state, reason, since_wall_ms, quiet_ms, until_reset, history } =
+                    record;
                 // The elapsed time is not stored, so the wait starts again.
                 let again_mono_ms = now.mono_ms.saturating_add(quiet_ms.unwrap_or(0));
-                let health = Health { state, reason, since_wall_ms, quiet_ms, again_mono_ms, history };
+                let health =
+                    Health { state, reason, since_wall_ms, quiet_ms, until_reset, again_mono_ms, history };
                 ledger.with_gpu(&gpu, |state| state.health = health);
             }
             Record::Allocation(mut allocation) => match allocation.ended.take() {
@@ -102,6 +105,8 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.links = Arc::clone(&old.links);
     restored.usage = Arc::clone(&old.usage);
     restored.scan_errors = Arc::clone(&old.scan_errors);
+    restored.unidentified = Arc::clone(&old.unidentified);
+    restored.excluded = Arc::clone(&old.excluded);
     restored.processes = Arc::clone(&old.processes);
     restored.breakers = Arc::clone(&old.breakers);
     restored.hold.clone_from(&old.hold);

@@ -4,13 +4,14 @@ use super::change::Change;
 use super::command::Rules;
 use super::drain_progress;
 use super::drain_progress::Occupancy;
-use super::gpu::{Inventory, PARTS_MAX, Reading};
+use super::gpu::{Inventory, PARTS_MAX, Part, Reading, ScanError};
 use super::health::Health;
 use super::ledger::Ledger;
 use super::names::PartId;
 use super::policy::TriageAnswer;
 use super::process::ProcessTable;
 use super::time::Now;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -19,26 +20,29 @@ use std::sync::Arc;
 pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> Vec<Change> {
     let mut changes = Vec::new();
     let processes = ProcessTable::after_scan(ledger, inventory, rules.timing.bypass_ms, now);
-    let parts = &inventory.parts[..inventory.parts.len().min(PARTS_MAX)];
+    let parts = inventory.parts.iter().take(PARTS_MAX).map(|part| with_known_facts(ledger, inventory, part));
+    let parts: Vec<Cow<'_, Part>> = parts.collect();
     let seen: BTreeSet<_> = parts.iter().map(|p| &p.id).collect();
-    for part in parts {
+    for part in &parts {
         let known = ledger.part(&part.id);
-        if known.is_none_or(|k| !k.present || k.part != *part) {
-            changes.push(Change::PartFound(part.clone()));
+        if known.is_none_or(|k| !k.present || k.part != **part) {
+            changes.push(Change::PartFound(Part::clone(part)));
         }
     }
     for (id, _) in ledger.parts.iter().filter(|(id, p)| p.present && !seen.contains(id)) {
         changes.push(Change::PartGone(id.clone()));
     }
-    let gpus_seen: BTreeSet<_> = parts.iter().map(super::gpu::Part::gpu).collect();
+    let gpus_seen: BTreeSet<_> = parts.iter().map(|part| part.gpu()).collect();
     for gpu in ledger.gpus.keys().chain(gpus_seen.iter().copied()).collect::<BTreeSet<_>>() {
         let old = ledger.gpus.get(gpu).map_or_else(|| Health::healthy(now), |g| g.health.clone());
-        let error = inventory.scan_errors.get(gpu);
-        let new = old.after_scan(gpus_seen.contains(gpu), error, rules.timing.quiet_ms, now);
+        let is_present = gpus_seen.contains(gpu);
+        let missing = (!is_present).then(|| missing_error(ledger, inventory, gpu)).flatten();
+        let error = inventory.scan_errors.get(gpu).or(missing.as_ref());
+        let new = old.after_scan(is_present, error, rules.timing.quiet_ms, now);
         if new != old {
             changes.push(Change::HealthChanged { gpu: gpu.clone(), health: new });
         }
-        let found = || found_on(ledger, inventory, &processes, gpu, gpus_seen.contains(gpu));
+        let found = || found_on(ledger, inventory, &processes, gpu, is_present);
         changes.extend(drain_progress::after_scan(ledger, gpu, found, &rules.timing, now));
     }
     if *ledger.links != inventory.links
@@ -51,10 +55,36 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
             scan_errors: Arc::new(inventory.scan_errors.clone()),
         });
     }
+    if *ledger.unidentified != inventory.unidentified {
+        changes.push(Change::UnidentifiedChanged(Arc::new(inventory.unidentified.clone())));
+    }
+    if *ledger.excluded != inventory.excluded {
+        changes.push(Change::ExcludedChanged(Arc::new(inventory.excluded.clone())));
+    }
     if *ledger.processes != processes {
         changes.push(Change::ProcessesSeen(Arc::new(processes)));
     }
     changes
+}
+
+/// The part with the facts that are known of it: those of the ledger, if the scan could not read all of them.
+fn with_known_facts<'i>(ledger: &Ledger, inventory: &Inventory, part: &'i Part) -> Cow<'i, Part> {
+    match ledger.part(&part.id).filter(|_| inventory.incomplete.contains(&part.id)) {
+        None => Cow::Borrowed(part),
+        Some(known) => Cow::Owned(Part {
+            gpu_index: part.gpu_index,
+            minor: part.minor.or(known.part.minor),
+            pci_bus: part.pci_bus.or(known.part.pci_bus),
+            ..known.part.clone()
+        }),
+    }
+}
+
+/// Why a GPU is not in the inventory, if the scan found a GPU in its slot that could not be identified.
+fn missing_error(ledger: &Ledger, inventory: &Inventory, gpu: &PartId) -> Option<ScanError> {
+    let part = &ledger.part(gpu)?.part;
+    let one = inventory.unidentified.iter().find(|one| one.is_in_slot_of(part))?;
+    Some(format!("{one}, in its slot, is not identified: {}", one.reason).into())
 }
 
 /// Whether a GPU that is being drained is still in use. Goes through every process of the GPU, so it is
@@ -100,6 +130,6 @@ pub fn triaged(ledger: &Ledger, reading: &Reading, answer: &TriageAnswer, now: N
     let Some(state) = ledger.gpus.get(gpu) else {
         return Vec::new();
     };
-    let health = state.health.after_triage(answer, now);
+    let health = state.health.after_reading(reading, answer, now);
     if health == state.health { Vec::new() } else { vec![Change::HealthChanged { gpu: gpu.clone(), health }] }
 }

@@ -30,7 +30,7 @@ fn facts(id: &str, parent: Option<&str>, mig_enabled: bool, memory_mib: u64) -> 
         gpu_index: 0,
         minor: None,
         memory_mib,
-        pci_bus: String::new(),
+        pci_bus: None,
         numa_node: None,
         mig_enabled,
         mig: parent.map(|_| Mig { profile: "1g.10gb".into(), gpu_instance: 1, compute_instance: 0 }),

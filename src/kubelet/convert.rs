@@ -211,7 +211,7 @@ mod tests {
                 gpu_index: n,
                 minor: Some(n + 4),
                 memory_mib: 1000,
-                pci_bus: String::new(),
+                pci_bus: None,
                 numa_node: None,
                 mig_enabled: false,
                 mig: None,

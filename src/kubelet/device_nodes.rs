@@ -65,6 +65,9 @@ fn find(parts: &[&Part], folders: &[HostFolder], capabilities: &str) -> Nodes {
         }
     }
     for part in parts {
+        if part.minor.is_none() {
+            nodes.missing.push(format!("that of GPU {} (NVML reports no minor number)", part.gpu_index));
+        }
         let own = part_nodes(part, capabilities);
         nodes.missing.extend(own.unlisted.iter().map(|name| format!("{name} in {MIG_MINORS}")));
         for path in own.paths {
@@ -102,7 +105,7 @@ mod tests {
             gpu_index: 0,
             minor: Some(3),
             memory_mib: 1000,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,
@@ -186,6 +189,12 @@ mod tests {
             assert!(text.contains(expected), "{expected}: {text}");
         }
         assert!(!text.contains("/dev/nvidiactl"), "{text}");
+        // Without the minor number there is no node to pass.
+        let unknown = Part { minor: None, ..part.clone() };
+        let text = missing_nodes(&[&unknown], &edits).unwrap();
+        assert!(text.contains("that of GPU 0 (NVML reports no minor number)"), "{text}");
+        let control = ("/dev/nvidiactl".to_owned(), "/run/nvidia/driver/dev/nvidiactl".to_owned());
+        assert_eq!(nodes(&edits, &[&unknown]), [control]);
         // The node of the GPU is passed all the same, by its usual path on the host.
         let usual = ("/dev/nvidia77".to_owned(), "/run/nvidia/driver/dev/nvidia77".to_owned());
         assert!(nodes(&edits, &[&part]).contains(&usual));

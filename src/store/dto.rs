@@ -47,6 +47,8 @@ pub(super) struct Health {
     since_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     quiet_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    until_reset: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     before: Vec<PastState>,
 }
@@ -81,6 +83,7 @@ impl Health {
             reason: health.reason.clone(),
             since_ms: health.since_wall_ms,
             quiet_ms: health.quiet_ms,
+            until_reset: health.until_reset,
             before: health.history.iter().cloned().map(PastState).collect(),
         }
     }
@@ -92,6 +95,7 @@ impl Health {
             reason: self.reason,
             since_wall_ms: self.since_ms,
             quiet_ms: self.quiet_ms,
+            until_reset: self.until_reset,
             history: self.before.into_iter().map(|past| past.0).collect(),
         }
     }

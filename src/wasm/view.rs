@@ -156,7 +156,8 @@ impl View {
             drain: gpu.map_or(wit::DrainState::Active, |gpu| drain_to_wit(&gpu.drain())),
             attributes: attributes(part),
             processes: ledger.processes_on(&part.id).unwrap_or(0),
-            memory_used_mib: usage.memory_used_mib,
+            // The contract has no value for memory that cannot be read.
+            memory_used_mib: usage.memory_used_mib.unwrap_or(0),
             idle_seconds: if state.held() { 0 } else { seconds(idle_ms(state, now)) },
             offered: state.lines.iter().map(line_to_wit).collect(),
         }
@@ -267,7 +268,7 @@ fn candidate_to_wit(candidate: Candidate) -> wit::Candidate {
 /// The backend's attributes, and the facts that have no field in the WIT type.
 fn attributes(part: &Part) -> Vec<wit::Attribute> {
     let mut attributes: Vec<_> = part.attributes.iter().map(|(key, value)| attribute(key, value)).collect();
-    attributes.push(attribute("pci.bus", &part.pci_bus));
+    attributes.extend(part.pci_bus.map(|bus| attribute("pci.bus", &bus)));
     attributes.extend(part.minor.map(|minor| attribute("minor", &minor)));
     if let Some(mig) = &part.mig {
         attributes.push(attribute("mig.profile", &mig.profile));

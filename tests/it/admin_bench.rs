@@ -16,6 +16,7 @@ use berth_kernel::gpu::{Inventory, Link, Part, Path, Usage};
 use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{AdmitRequest, Hook, PolicyVersion};
 use berth_kernel::reconcile::{CheckpointEntry, ListedHolding, PodList, ReconcileView};
 use berth_kernel::time::Timing;
@@ -164,7 +165,7 @@ impl Bench {
             for b in parts.iter().filter(|b| b.id > a.id) {
                 inventory.links.set(&a.id, &b.id, Link { path: Path::HostBridge, nvlinks: 18 });
             }
-            inventory.usage.insert(a.id.clone(), Usage { memory_used_mib: 7, processes: 1 });
+            inventory.usage.insert(a.id.clone(), Usage { memory_used_mib: Some(7), processes: 1 });
         }
         inventory.parts = parts;
         about(&mut inventory);
@@ -362,7 +363,7 @@ fn part(index: u32) -> Part {
         gpu_index: index,
         minor: Some(index),
         memory_mib: 81_559,
-        pci_bus: format!("00000000:{index:02x}:00.0"),
+        pci_bus: PciBusId::parse(&format!("00000000:{index:02x}:00.0")).ok(),
         numa_node: Some(0),
         mig_enabled: false,
         mig: None,

@@ -7,6 +7,7 @@ use berth_gpus::cdi::{Driver, Spec, compare, fingerprint, generate};
 use berth_kernel::device_nodes::HostFolder;
 use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::names::PartId;
+use berth_kernel::pci::PciBusId;
 use disk_faults::{Fault as DiskFault, Faults};
 use fake_nvml::State;
 use serde_json::{Value, json};
@@ -116,7 +117,7 @@ fn gpus() -> Vec<Part> {
         gpu_index: n,
         minor: Some(n),
         memory_mib: 81559,
-        pci_bus: format!("00000000:0{}:00.0", n + 1),
+        pci_bus: PciBusId::parse(&format!("00000000:0{}:00.0", n + 1)).ok(),
         numa_node: None,
         mig_enabled: false,
         mig: None,

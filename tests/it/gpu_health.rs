@@ -51,7 +51,11 @@ async fn an_xid_of_one_instance_makes_its_gpu_unhealthy_on_every_stream_until_it
         sick(SMALL, 2) && sick(LARGE, 1) && sick(WHOLE, 0)
     };
     kubelet.wait_for("both streams of the GPU", SOON, out).await.unwrap();
-    // After its quiet time and a passed scan it is as before, with the history.
+    // After its reset, which the driver shows, it is as before, with the history.
+    let action = |action| rig.nvml.change(|state| state.gpus[1].recovery_action = action).unwrap();
+    action(RecoveryAction::GpuReset);
+    until("the action", || health(&serving, &sick).to_string().contains("recovery action 1"));
+    action(RecoveryAction::None);
     rig.allocatable(&[(SMALL, 2), (LARGE, 1), (WHOLE, 1)]).await;
     until("the API", || health(&serving, &sick)["state"] == "healthy");
     let history = health(&serving, &sick)["history"].clone();

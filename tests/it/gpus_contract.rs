@@ -2,7 +2,7 @@
 
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_gpus::sim::{Machine, SimGpus, SimKind, SimProcess};
-use berth_kernel::gpu::{Inventory, Part, Path, RECOVERY, Reading};
+use berth_kernel::gpu::{Inventory, Part, Path, RECOVERED, RECOVERY, Reading};
 use berth_kernel::names::PartId;
 use berth_kernel::ports::Gpus;
 use berth_kernel::process::ProcessIdentity;
@@ -235,7 +235,7 @@ fn shows_every_gpu_and_always_the_same(rig: &dyn Rig) {
         assert_eq!(part.attributes["architecture"], "hopper");
         assert_eq!(part.attributes["brand"], "nvidia");
         let usage = &inventory.usage[&part.id];
-        assert_eq!((usage.memory_used_mib, usage.processes), (0, 0));
+        assert_eq!((usage.memory_used_mib, usage.processes), (Some(0), 0));
     }
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
     assert_eq!(look(rig), inventory);
@@ -284,6 +284,10 @@ fn a_gpu_that_ails_says_so_at_every_look_and_answers(rig: &dyn Rig) {
         assert!(ailing.usage.contains_key(&id));
     }
     rig.ails(5, false);
+    // The end of what it required is a reading, once: of the scan, or an event.
+    let after = look(rig);
+    assert!(after.signs.iter().all(|sign| (sign.source.as_str(), sign.code) == (RECOVERY, RECOVERED)));
+    assert_eq!(Inventory { signs: Vec::new(), ..after }, before);
     assert_eq!(look(rig), before);
 }
 
@@ -316,10 +320,10 @@ fn processes_and_memory_in_use_are_seen(rig: &dyn Rig) {
     let id = gpu_id(&look(rig), 3);
     rig.runs(3, 4, 2048);
     let usage = &look(rig).usage[&id];
-    assert_eq!((usage.processes, usage.memory_used_mib), (4, 2048));
+    assert_eq!((usage.processes, usage.memory_used_mib), (4, Some(2048)));
     rig.runs(3, 0, 0);
     let usage = &look(rig).usage[&id];
-    assert_eq!((usage.processes, usage.memory_used_mib), (0, 0));
+    assert_eq!((usage.processes, usage.memory_used_mib), (0, Some(0)));
 }
 
 fn processes_are_told_one_by_one_with_what_they_do(rig: &dyn Rig) {
@@ -346,7 +350,7 @@ fn processes_are_told_one_by_one_with_what_they_do(rig: &dyn Rig) {
         inventory.processes[&id].iter().all(|p| p.part == id && p.identity == ProcessIdentity::default())
     );
     let usage = &inventory.usage[&id];
-    assert_eq!((usage.processes, usage.memory_used_mib), (2, 832), "who only draws is not counted");
+    assert_eq!((usage.processes, usage.memory_used_mib), (2, Some(832)), "who only draws is not counted");
 }
 
 fn a_process_is_on_its_mig_instance(rig: &dyn Rig) {
@@ -361,7 +365,7 @@ fn a_process_is_on_its_mig_instance(rig: &dyn Rig) {
     assert_eq!(listed, [(81, second, Some(128)), (82, first, Some(32))]);
     assert!(!inventory.processes.contains_key(first), "they are listed by GPU");
     let usage = |part| (inventory.usage[part].processes, inventory.usage[part].memory_used_mib);
-    assert_eq!((usage(gpu), usage(first), usage(second)), ((2, 160), (1, 32), (1, 128)));
+    assert_eq!((usage(gpu), usage(first), usage(second)), ((2, Some(160)), (1, Some(32)), (1, Some(128))));
 }
 
 fn a_gpu_that_is_taken_away_leaves_the_inventory(rig: &dyn Rig) {

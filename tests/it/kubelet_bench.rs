@@ -11,6 +11,7 @@ use berth_kernel::gpu::{Inventory, Links, Part, Reading};
 use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{PartId, Resource};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::ports::Clock;
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Timing;
@@ -163,7 +164,7 @@ fn part(n: u32, numa: bool) -> Part {
         gpu_index: n,
         minor: Some(n),
         memory_mib: MEMORY_MIB,
-        pci_bus: format!("00000000:{n:02x}:00.0"),
+        pci_bus: PciBusId::parse(&format!("00000000:{n:02x}:00.0")).ok(),
         numa_node: numa.then_some(n / 2),
         mig_enabled: false,
         mig: None,

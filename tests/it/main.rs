@@ -54,6 +54,7 @@ mod evict_faults;
 mod exit_codes;
 mod fuzz_corpus;
 mod gated_daemon;
+mod gpu_first_scan;
 mod gpu_health;
 mod gpus_contract;
 mod history;

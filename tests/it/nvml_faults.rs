@@ -186,11 +186,11 @@ fn ecc_errors_are_counted_if_no_event_reports_them() {
         let signs = bench.look().signs;
         signs.into_iter().map(|sign| (sign.source, sign.code)).collect::<Vec<_>>()
     };
-    // The time of events before the first scan is unknown.
-    assert_eq!(ecc(1, 3), []);
+    // Those that were counted before the first scan are judged as if they had just come.
+    assert_eq!(ecc(1, 3), [("ecc".to_owned(), 3)]);
     assert_eq!(ecc(1, 5), [("ecc".to_owned(), 2)]);
     assert_eq!(ecc(1, 5), [], "reported once");
-    assert_eq!(ecc(1, 0), [], "the driver was loaded again");
+    assert_eq!(ecc(1, 0), [("recovery".to_owned(), 0)], "the GPU was reset, or the driver loaded again");
     assert_eq!(ecc(1, 1), [("ecc".to_owned(), 1)]);
 }
 
@@ -202,6 +202,9 @@ fn every_recovery_action_has_a_text() {
         (RecoveryAction::NodeReboot, 2, "a reboot of the node"),
         (RecoveryAction::DrainP2p, 3, "peer-to-peer"),
         (RecoveryAction::DrainAndReset, 4, "a stop of its work and then a reset"),
+        (RecoveryAction::RecoverImex, 5, "the IMEX domain"),
+        (RecoveryAction::BusReset, 6, "a reset of its PCIe bus"),
+        (RecoveryAction::SystemReboot, 7, "a reboot of the system"),
     ] {
         bench.change(|state| state.gpus[0].recovery_action = action);
         let signs = bench.look().signs;

@@ -12,6 +12,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine};
 use berth_kernel::part_state::{Device, DeviceState};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{PlaceRequest, PolicyVersion, Question};
 use berth_kernel::policy_call::Call;
 use berth_kernel::time::Now;
@@ -206,7 +207,7 @@ fn gpu(index: u32) -> Part {
         gpu_index: index,
         minor: Some(index),
         memory_mib: 81_920,
-        pci_bus: format!("00000000:{index:02X}:00.0"),
+        pci_bus: PciBusId::parse(&format!("00000000:{index:02X}:00.0")).ok(),
         numa_node: Some(index % 2),
         mig_enabled: false,
         mig: None,

@@ -48,7 +48,7 @@ fn the_file_is_followed() {
     assert_eq!(after.parts.len(), 6);
     assert_eq!(after.scan_errors.keys().collect::<Vec<_>>(), [&before.parts[1].id]);
     let usage = &after.usage[&before.parts[2].id];
-    assert_eq!((usage.processes, usage.memory_used_mib), (3, 99));
+    assert_eq!((usage.processes, usage.memory_used_mib), (3, Some(99)));
     assert_eq!(next(&gpus).source, "lost");
 }
 

@@ -8,6 +8,7 @@ use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
 use berth_kernel::part_state::{Device, DeviceState};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{Hook, PolicyVersion};
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::{Meta, Record, RecordKey, Write, records, writes};
@@ -353,7 +354,7 @@ fn part(id: &PartId) -> Part {
         gpu_index: 0,
         minor: Some(0),
         memory_mib: 81_559,
-        pci_bus: "00000000:65:00.0".into(),
+        pci_bus: PciBusId::parse("00000000:65:00.0").ok(),
         numa_node: None,
         mig_enabled: false,
         mig: None,

@@ -8,6 +8,7 @@ use berth_kernel::gpu::{Inventory, Part};
 use berth_kernel::history::{HISTORY_ALLOCATIONS_MAX, HISTORY_BYTES_MAX, HistoryLimit, PRUNED_AT_ONCE};
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{AdmitRequest, Terms};
 use berth_kernel::ports::Store as _;
 use berth_store::SledStore;
@@ -48,7 +49,7 @@ fn part(n: u32) -> Part {
         gpu_index: n,
         minor: Some(n),
         memory_mib: 81_559,
-        pci_bus: format!("00000000:{n:02x}:00.0"),
+        pci_bus: PciBusId::parse(&format!("00000000:{n:02x}:00.0")).ok(),
         numa_node: Some(n / 4),
         mig_enabled: false,
         mig: None,

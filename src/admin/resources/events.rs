@@ -198,5 +198,5 @@ fn filter(ledger: &Ledger, query: &Query) -> Result<EventFilter, Failure> {
 
 /// The words of `here`.
 fn summary(ledger: &Ledger) -> String {
-    format!("{} GPUs, {} allocations, stack {}", ledger.gpus.len(), ledger.live.len(), ledger.stack.revision)
+    format!("{} GPUs, {} allocations, stack {}", ledger.gpu_count(), ledger.live.len(), ledger.stack.revision)
 }

@@ -58,10 +58,12 @@ impl Filter {
     responses((status = 200, description = "The GPUs, in the order of their index", body = GpuList)))]
 pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query<Filter>) -> HandlerResult {
     filter.check()?;
-    let mut items = View::of(&state).summaries();
+    let view = View::of(&state);
+    let mut items = view.summaries();
     items.retain(|gpu| filter.health.as_ref().is_none_or(|health| *health == gpu.health.state));
     items.retain(|gpu| filter.drain.as_ref().is_none_or(|drain| *drain == gpu.drain.state));
-    etag::fresh(&request, &GpuList { items })
+    let unidentified = view.ledger().unidentified.iter().map(Into::into).collect();
+    etag::fresh(&request, &GpuList { items, unidentified })
 }
 
 /// Get a GPU
@@ -167,7 +169,7 @@ impl View {
             summary: self.summary(id, state)?,
             vendor: facts.vendor.clone(),
             minor: facts.minor,
-            pci_bus: facts.pci_bus.clone(),
+            pci_bus: facts.pci_bus.map(|bus| bus.to_string()).unwrap_or_default(),
             numa_node: facts.numa_node,
             mig_enabled: facts.mig_enabled,
             attributes: facts.attributes.clone(),
@@ -206,6 +208,7 @@ impl View {
             processes: self.ledger().processes_on(id),
             bypasses: self.survey.bypasses.get(id).copied().unwrap_or(0),
             present: self.parts(id).any(|p| p.present),
+            excluded: self.ledger().excluded.contains(id),
             health: self.health(id, state),
             drain: self.drain_of(id, &state.marks),
             resources: self.survey.uses.get(id).cloned().unwrap_or_default(),
@@ -375,7 +378,7 @@ fn known_memory(part: &gpu::Part) -> Option<u64> {
 
 /// The memory in use on the part, MiB. It cannot be read where the whole memory cannot.
 fn used_memory(part: &gpu::Part, usage: Option<&gpu::Usage>) -> Option<u64> {
-    known_memory(part).and(usage).map(|usage| usage.memory_used_mib)
+    known_memory(part).and(usage?.memory_used_mib)
 }
 
 fn holder(holder: GpuHolder) -> DrainHolder {

@@ -138,7 +138,7 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let policies: Vec<String> = waits.into_iter().chain(warnings).collect();
     let policies = (!policies.is_empty()).then(|| policies.join("; "));
     let mut checks = vec![
-        step("gpus", &facts.gpus),
+        gpus(facts.gpus.waiting(), &kernel.snapshot()),
         step("adoption", &facts.adoption),
         Check { name: "store".into(), ok: store_error.is_none(), detail: store_error },
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
@@ -202,6 +202,22 @@ fn evidence(kernel: &KernelHandle) -> Check {
         format!("since {since}: {why}; no allocation can end, so the GPUs of finished pods stay allocated")
     });
     Check { name: "evidence".into(), ok: can_end, detail: detail.or(failing) }
+}
+
+/// Whether the GPUs were scanned; the others are used where some cannot be identified.
+fn gpus(waiting: Option<String>, ledger: &Ledger) -> Check {
+    let ok = waiting.is_none();
+    let unidentified: Vec<String> =
+        ledger.unidentified.iter().map(|gpu| format!("{gpu}: {}", gpu.reason)).collect();
+    let counted = || {
+        let (count, all) = (unidentified.len(), ledger.gpu_count());
+        format!(
+            "{count} of {all} GPUs cannot be offered, since the UUID is not known: {}",
+            unidentified.join("; ")
+        )
+    };
+    let detail = waiting.or_else(|| (!unidentified.is_empty()).then(counted));
+    Check { name: "gpus".into(), ok, detail }
 }
 
 /// Why the settings in use are not those of the file, if they are not.

@@ -111,7 +111,9 @@ fn counts(survey: &Survey) -> Counts {
     let ledger = &survey.ledger;
     let gpus = || ledger.gpus.values();
     Counts {
-        gpus: ledger.gpus.len(),
+        gpus: ledger.gpu_count(),
+        unidentified_gpus: ledger.unidentified.len(),
+        excluded_gpus: ledger.excluded.len(),
         working_gpus: gpus().filter(|g| g.health.state.is_usable()).count(),
         cordoned_gpus: gpus().filter(|g| !g.marks.is_empty()).count(),
         allocations: ledger.live.len(),

@@ -7,13 +7,14 @@ mod line;
 mod state;
 
 use crate::command;
-use crate::config::{Config, GpuSource, ServeArgs};
+use crate::config::{Config, ServeArgs};
 use crate::daemon::{self, SkippedChecks};
 use crate::strategy::NodeVersions;
 use berth_cli::output::Out;
 use berth_cli::reach::ClientArgs;
 use berth_cluster::{ApiServer, NodeInfo};
-use berth_kernel::gpu::Part;
+use berth_kernel::gpu::{Inventory, Part, Reading};
+use berth_kernel::names::PartId;
 use berth_kernel::process::ProcessVisibility;
 use line::{Level, Line};
 use std::path::Path;
@@ -22,7 +23,9 @@ use std::path::Path;
 struct FoundGpus {
     /// One line for people.
     text: String,
-    /// GPUs and MIG instances.
+    /// Whether a GPU does not work, or a setting selects none.
+    is_warning: bool,
+    /// GPUs and MIG instances that are offered.
     parts: Vec<Part>,
 }
 
@@ -43,16 +46,49 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> anyho
 }
 
 /// Opens and scans the GPUs.
-fn scan(source: &GpuSource) -> anyhow::Result<FoundGpus> {
-    let gpus = daemon::open_gpus(source.clone())?;
-    let inventory = gpus.scan()?;
-    let count = inventory.parts.iter().filter(|p| p.parent.is_none()).count();
-    anyhow::ensure!(count > 0, "{} shows no GPU", gpus.describe());
-    let mut text = format!("{count} GPUs, {}", gpus.describe());
-    for (gpu, error) in &inventory.scan_errors {
-        text += &format!("; {gpu} does not work: {error}");
+fn scan(config: &Config) -> anyhow::Result<FoundGpus> {
+    let gpus = daemon::open_gpus(config.gpus.clone())?;
+    let mut inventory = gpus.scan()?;
+    let unused: Vec<String> =
+        inventory.exclude(&config.excluded_gpus).into_iter().map(ToString::to_string).collect();
+    found_gpus(inventory, &unused, &gpus.describe())
+}
+
+/// What a scan found. `unused`: what `gpus.exclude` names that is no GPU of this node.
+///
+/// # Errors
+/// If there is no GPU that could be offered.
+fn found_gpus(inventory: Inventory, unused: &[String], source: &str) -> anyhow::Result<FoundGpus> {
+    let Inventory { mut parts, scan_errors, signs, unidentified, excluded, .. } = inventory;
+    let gpus: Vec<&Part> = parts.iter().filter(|part| part.parent.is_none()).collect();
+    let all = gpus.len() + unidentified.len();
+    let name = |id: &PartId| match gpus.iter().find(|gpu| gpu.id == *id) {
+        Some(gpu) => format!("GPU {} ({id})", gpu.gpu_index),
+        None => id.to_string(),
+    };
+    let mut problems: Vec<String> =
+        scan_errors.iter().map(|(gpu, error)| format!("{} does not work: {error}", name(gpu))).collect();
+    problems.extend(unidentified.iter().map(|gpu| format!("{gpu} is not identified: {}", gpu.reason)));
+    let of_working = |sign: &&Reading| !scan_errors.contains_key(&sign.part);
+    problems
+        .extend(signs.iter().filter(of_working).map(|sign| format!("{}: {}", name(&sign.part), sign.detail)));
+    problems.extend(unused.iter().map(|selector| format!("gpus.exclude: no GPU of this node is {selector}")));
+    anyhow::ensure!(all > 0, "{source} shows no GPU");
+    let works = all - unidentified.len() - scan_errors.len();
+    let count = match (all, works) {
+        (1, 1) => "1 GPU".to_owned(),
+        (all, works) if all == works => format!("{all} GPUs"),
+        (all, works) => format!("{works} of {all} GPUs work"),
+    };
+    let mut text = format!("{count}, {source}");
+    for gpu in &excluded {
+        text += &format!("; {} is excluded (gpus.exclude)", name(gpu));
     }
-    Ok(FoundGpus { text, parts: inventory.parts })
+    for problem in &problems {
+        text += &format!("; {problem}");
+    }
+    parts.retain(|part| !excluded.contains(part.gpu()));
+    Ok(FoundGpus { text, is_warning: !problems.is_empty(), parts })
 }
 
 /// Reads the node object once, if the API server is used.
@@ -70,10 +106,10 @@ fn connect_api_server(config: &Config) -> anyhow::Result<Option<NodeInfo>> {
 fn check_all(
     config: &Config,
     root: &Path,
-    scan: fn(&GpuSource) -> anyhow::Result<FoundGpus>,
+    scan: fn(&Config) -> anyhow::Result<FoundGpus>,
     versions: &NodeVersions,
 ) -> Vec<Line> {
-    let scanned = scan(&config.gpus);
+    let scanned = scan(config);
     let parts = scanned.as_ref().map(|found| found.parts.clone()).unwrap_or_default();
     let mut lines = vec![host::driver(config), gpus(&scanned)];
     lines.extend(scanned.ok().map(|found| host::mig(config, &found.parts)));
@@ -88,8 +124,8 @@ fn check_all(
 
 fn gpus(scanned: &anyhow::Result<FoundGpus>) -> Line {
     match scanned {
-        Ok(FoundGpus { text, .. }) if text.contains("does not work") => {
-            Line::warn("GPUs", text, "nvidia-smi -q shows more; these GPUs are not granted")
+        Ok(FoundGpus { text, is_warning: true, .. }) => {
+            Line::warn("GPUs", text, "nvidia-smi -q shows more; GPUs that do not work are not granted")
         }
         Ok(FoundGpus { text, .. }) => Line::ok("GPUs", text),
         Err(error) => {
@@ -187,8 +223,8 @@ mod tests {
         lines.iter().find(|l| l.check == check).unwrap_or_else(|| panic!("no line {check}")).level
     }
 
-    fn one_gpu(_: &GpuSource) -> anyhow::Result<FoundGpus> {
-        Ok(FoundGpus { text: "1 GPUs".into(), parts: Vec::new() })
+    fn one_gpu(_: &Config) -> anyhow::Result<FoundGpus> {
+        Ok(FoundGpus { text: "1 GPU".into(), is_warning: false, parts: Vec::new() })
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl ServeArgs {
             "nvmlLibrary" => self.nvml_library.is_some(),
             "stateDir" => self.state_dir.is_some(),
             "tokenFile" => self.token_file.is_some(),
-            "gpus" => self.gpus.is_some(),
+            "gpus" | "gpus.source" => self.gpus.is_some(),
             "containerEdits.nvidiaDriverRoot" => non_empty(self.edits.nvidia_driver_root.as_ref()).is_some(),
             "containerEdits.nvidiaDevRoot" => non_empty(self.nvidia.dev_root.as_ref()).is_some(),
             "tracing.endpoint" => self.tracing.tracing_endpoint.is_some(),

@@ -5,7 +5,7 @@ use super::args::{ApiServerMode, LogFormat};
 use super::cdi::{CdiFile, RuntimeFile};
 use super::checks::{BadSetting, Checks, bad, in_range};
 use super::edits::EditsFile;
-use super::gpus::{HealthFile, ProcessesFile};
+use super::gpus::{GpusFile, HealthFile, ProcessesFile};
 use super::nvidia::args::PACKED;
 use super::tracing::TracingFile;
 use super::trusted::TrustedKeyFile;
@@ -32,7 +32,7 @@ pub struct FileConfig {
     pub(super) kubelet_root_dir: Option<PathBuf>,
     pub(super) device_plugins_dir: Option<PathBuf>,
     pub(super) state_dir: Option<PathBuf>,
-    pub(super) gpus: Option<String>,
+    pub(super) gpus: Option<GpusFile>,
     pub(super) nvml_library: Option<PathBuf>,
     pub(super) api_server: Option<ApiServerMode>,
     pub(super) kubeconfig: Option<PathBuf>,

@@ -1,9 +1,13 @@
 //! The source of the GPUs, their MIG strategy, what makes them unhealthy, and the processes on them.
 
 use super::checks::{BadSetting, Checks, bad, parse_keyword};
+use berth_kernel::gpu_selector::GpuSelector;
 use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Highest XID that `all` covers; NVIDIA's numbers end well below.
@@ -39,6 +43,74 @@ pub enum GpuSource {
     },
     /// Simulated GPUs: a profile such as `8xh100`, or a file.
     Sim(String),
+}
+
+/// Most items of `gpus.exclude`: four times the GPUs of the largest node.
+const EXCLUDED_MAX: usize = 64;
+
+/// `gpus` in the file: the source alone, or a mapping.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GpusFile {
+    pub(super) source: Option<String>,
+    exclude: Vec<Excluded>,
+}
+
+/// An item of `gpus.exclude`; an index may be written as a number.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Excluded {
+    Index(u32),
+    Text(String),
+}
+
+impl GpusFile {
+    pub(super) fn excluded(self, checks: &mut Checks) -> Vec<GpuSelector> {
+        checks.at_most("gpus.exclude", self.exclude.len(), EXCLUDED_MAX, "items");
+        let mut selectors = Vec::new();
+        for (at, item) in self.exclude.into_iter().enumerate() {
+            let text = match item {
+                Excluded::Index(index) => index.to_string(),
+                Excluded::Text(text) => text,
+            };
+            match GpuSelector::parse(text.trim()) {
+                Ok(selector) => selectors.push(selector),
+                Err(why) => {
+                    let rule = format!("an index, a UUID, a PCI bus id or a model ({why})");
+                    checks.add(bad(format!("gpus.exclude[{at}]"), &text, rule));
+                }
+            }
+        }
+        selectors
+    }
+}
+
+impl<'de> Deserialize<'de> for GpusFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+        struct Mapping {
+            source: Option<String>,
+            exclude: Vec<Excluded>,
+        }
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = GpusFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the source of the GPUs, or a mapping with `source` and `exclude`")
+            }
+
+            fn visit_str<E: de::Error>(self, source: &str) -> Result<GpusFile, E> {
+                Ok(GpusFile { source: Some(source.to_owned()), exclude: Vec::new() })
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<GpusFile, A::Error> {
+                let Mapping { source, exclude } = Mapping::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(GpusFile { source, exclude })
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
 }
 
 pub(super) fn gpu_source(

@@ -181,7 +181,13 @@ fn inventory(
     }
     let error = match open_gpus(config.gpus.clone()).and_then(|gpus| gpus.scan()) {
         Ok(gpus) if gpus.parts.is_empty() => "there is no GPU".to_owned(),
-        Ok(gpus) => return Ok((gpus, true)),
+        Ok(mut gpus) => {
+            let unused = gpus.exclude(&config.excluded_gpus);
+            findings
+                .notes
+                .extend(unused.iter().map(|one| format!("gpus.exclude: no GPU of this node is {one}")));
+            return Ok((gpus, true));
+        }
         Err(error) => error.to_string(),
     };
     let what = format!("{error} (on a machine without GPUs, use --without-gpus)");

@@ -3,6 +3,7 @@ use crate::config::{FileConfig, ServeArgs};
 use berth_gpus::cdi::Spec;
 use berth_kernel::gpu::{MIG_INDEX, Mig};
 use berth_kernel::names::PartId;
+use berth_kernel::pci::PciBusId;
 use std::fs;
 
 /// A node with containerd 2, a driver and GPU 0.
@@ -74,7 +75,7 @@ fn part(id: &str, index: u32) -> Part {
         gpu_index: index,
         minor: Some(index),
         memory_mib: 1000,
-        pci_bus: format!("00000000:0{index}:00.0"),
+        pci_bus: PciBusId::parse(&format!("00000000:0{index}:00.0")).ok(),
         numa_node: None,
         mig_enabled: false,
         mig: None,

@@ -24,7 +24,7 @@ fn node(gpus: u32) -> Ledger {
             gpu_index: index,
             minor: None,
             memory_mib: 1,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,

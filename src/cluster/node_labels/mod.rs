@@ -63,7 +63,10 @@ const UNSHARED: Sharing = Sharing { replicas: 1, strategy: "none", marked: false
 /// The labels of a node with this snapshot; empty without GPUs.
 #[must_use]
 pub fn labels(ledger: &Ledger, facts: &Facts) -> Labels {
-    let present = || ledger.parts.values().map(AsRef::as_ref).filter(|part: &&PartState| part.present);
+    // A GPU that is excluded is no pod's, and of one without a model only the UUID is known.
+    let is_described =
+        |part: &&PartState| part.present && !ledger.is_excluded(part) && !part.part.model.is_empty();
+    let present = || ledger.parts.values().map(AsRef::as_ref).filter(is_described);
     let gpus: Vec<&PartState> = present().filter(|p| p.part.parent.is_none()).collect();
     let Some(main) = main_gpu(&gpus) else { return Labels::new() };
     let mut instances: Vec<&PartState> = present().filter(|p| p.part.mig.is_some()).collect();

@@ -182,7 +182,8 @@ impl SeriesStore {
             };
             series.seen_ms = at;
             let is_memory_known = part.part.memory_mib > 0;
-            let used = ledger.usage.get(gpu).filter(|_| is_memory_known).map(|usage| usage.memory_used_mib);
+            let used =
+                ledger.usage.get(gpu).filter(|_| is_memory_known).and_then(|usage| usage.memory_used_mib);
             let granted = holders.get(gpu).and_then(|holders| holders.memory_granted_mib);
             let load = loads.get(gpu).cloned().unwrap_or_default();
             add_known(&mut series.memory_used, at, used);

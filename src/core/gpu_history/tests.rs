@@ -32,7 +32,7 @@ fn name_pods(node: &mut Node) {
 }
 
 fn use_memory(node: &mut Node, gpu: &str, memory_used_mib: u64) {
-    let usage = Usage { memory_used_mib, processes: 1 };
+    let usage = Usage { memory_used_mib: Some(memory_used_mib), processes: 1 };
     Arc::make_mut(&mut node.ledger.usage).insert(part(gpu), usage);
 }
 

@@ -91,7 +91,7 @@ fn gpus(count: u32) -> Inventory {
         gpu_index: i,
         minor: None,
         memory_mib: 1,
-        pci_bus: String::new(),
+        pci_bus: None,
         numa_node: None,
         mig_enabled: false,
         mig: None,

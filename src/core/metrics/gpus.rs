@@ -25,8 +25,9 @@ pub(super) fn shown(ledger: &Ledger) -> Vec<(String, PartId)> {
     let indexed = |id: &PartId| (main_part(ledger, id).map_or(u32::MAX, |part| part.gpu_index), id.clone());
     let mut gpus: Vec<_> = ledger.gpus.keys().map(indexed).collect();
     gpus.sort();
-    let label = |index: u32| if index == u32::MAX { String::new() } else { index.to_string() };
-    gpus.into_iter().take(GPUS_SHOWN_MAX).map(|(index, id)| (label(index), id)).collect()
+    // Empty for a GPU that vanished and whose index another one has now: two GPUs must not share a label.
+    let label = |id: &PartId| ledger.index_of(id).map(|index| index.to_string()).unwrap_or_default();
+    gpus.into_iter().take(GPUS_SHOWN_MAX).map(|(_, id)| (label(&id), id)).collect()
 }
 
 /// The whole GPU, or its first MIG instance if only instances are known.
@@ -44,13 +45,16 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     let ledger = &*scrape.ledger;
     let gpus = || scrape.gpus.iter().map(|(index, id)| (vec![index.as_str(), id.as_str()], id));
     let parts = || gpus().filter_map(|(labels, id)| Some((labels, main_part(ledger, id)?)));
+    let bus = |part: &Part| part.pci_bus.map(|bus| bus.to_string()).unwrap_or_default();
+    let facts: Vec<_> = parts().map(|(labels, part)| (labels, part, bus(part))).collect();
     families.info(
         &table::GPU,
-        parts().map(|(labels, part)| {
+        facts.iter().map(|(labels, part, bus)| {
             let capability = part.attributes.get("compute.capability").map_or("", String::as_str);
-            [labels.as_slice(), &[part.model.as_str(), part.pci_bus.as_str(), capability]].concat()
+            [labels.as_slice(), &[part.model.as_str(), bus, capability]].concat()
         }),
     )?;
+    families.value(&table::GPUS_UNIDENTIFIED, u64::try_from(ledger.unidentified.len()).ok())?;
     let present = |id: &PartId| ledger.parts.values().any(|p| p.present && p.part.gpu() == id);
     families.gauge(&table::GPU_PRESENT, gpus().map(|(labels, id)| (labels, u64::from(present(id)))))?;
     // The memory of a GPU is unknown if only its instances are known.
@@ -59,7 +63,7 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
     families.gauge(&table::GPU_CAPACITY, known.map(|(labels, part)| (labels, part.memory_mib * MIB)))?;
     let is_known = |id: &PartId| main_part(ledger, id).is_some_and(|part| part.memory_mib > 0);
     let usage = |id: &PartId| ledger.usage.get(id).filter(|_| is_known(id));
-    let used = |id: &PartId| usage(id).map(|usage| usage.memory_used_mib * MIB);
+    let used = |id: &PartId| usage(id)?.memory_used_mib.map(|mib| mib * MIB);
     families.gauge(&table::GPU_USED, gpus().filter_map(|(labels, id)| Some((labels, used(id)?))))?;
     let loads = || gpus().filter_map(|(labels, id)| Some((labels, scrape.loads.get(id)?)));
     let utilization =

@@ -90,6 +90,8 @@ families! {
     "GPUs" {
         GPU = info("berth_gpu_info", &["gpu", "uuid", "model", "pci_bus", "compute_capability"],
             "A GPU: its index, UUID and product name.");
+        GPUS_UNIDENTIFIED = gauge("berth_gpus_unidentified", &[],
+            "GPUs that the driver has and whose UUID is not known, such as one that fell off the bus before the start. No other family has them.");
         GPU_PRESENT = gauge("berth_gpu_present", &["gpu", "uuid"], "1 if the last GPU scan found it.");
         GPU_CAPACITY = gauge("berth_gpu_memory_capacity_bytes", &["gpu", "uuid"], "Memory of the GPU.");
         GPU_USED = gauge("berth_gpu_memory_used_bytes", &["gpu", "uuid"],

@@ -65,9 +65,15 @@ impl OfferNotes {
 impl Evaluation<'_> {
     /// Evaluates the offer of each part: for each part the first answer counts.
     pub fn offers(mut self) -> Offers {
+        let present = || self.node.parts.iter().filter(|(_, p)| p.present);
         let mut open: BTreeSet<&PartId> =
-            self.node.parts.iter().filter(|(_, p)| p.present).map(|(id, _)| id).collect();
+            present().filter(|(_, p)| !self.node.is_excluded(p)).map(|(id, _)| id).collect();
         let mut offers = Offers::default();
+        // Before any policy: an excluded GPU is offered under no stack.
+        let excluded = present().filter(|(_, p)| self.node.is_excluded(p));
+        offers.parts.extend(
+            excluded.map(|(id, _)| (PartOffer { part: id.clone(), lines: Vec::new() }, Decider::Baseline)),
+        );
         let mut time = self.start(Hook::Offer);
         for (index, entry) in self.stack.entries.iter().enumerate() {
             let (result, lines) =

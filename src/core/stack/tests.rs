@@ -78,7 +78,7 @@ fn node() -> Ledger {
             gpu_index: u32::try_from(i).unwrap(),
             minor: None,
             memory_mib: 1000,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,

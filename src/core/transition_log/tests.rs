@@ -62,7 +62,7 @@ impl Node {
             gpu_index: 3,
             minor: None,
             memory_mib: 1,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,

@@ -2,6 +2,7 @@
 
 use super::folders::{FileState, file_state};
 use berth_kernel::device_nodes::HostFolder;
+use berth_kernel::pci::PciBusId;
 use object::Endianness;
 use object::elf::{DT_SONAME, DT_STRSZ, DT_STRTAB, FileHeader64};
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
@@ -253,23 +254,13 @@ impl Driver {
         self.nodes.iter().map(|folder| folder.join(path)).find(|node| node.seen.exists())
     }
 
-    /// The display devices of the GPU with this bus id of NVML (`00000000:65:00.0`), as paths relative to `/`.
-    pub(super) fn display_nodes(&self, pci_bus: &str) -> Vec<String> {
-        let folder = self.sysfs.join("bus/pci/devices").join(sysfs_bus(pci_bus)).join("drm");
+    /// The display devices of the GPU with this bus id, as paths relative to `/`; none if it is unknown.
+    pub(super) fn display_nodes(&self, pci_bus: Option<PciBusId>) -> Vec<String> {
+        let Some(bus) = pci_bus else { return Vec::new() };
+        let folder = self.sysfs.join("bus/pci/devices").join(bus.sysfs_name()).join("drm");
         let names =
             files_of(&folder).into_iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()));
         names.map(|name| format!("dev/dri/{name}")).collect()
-    }
-}
-
-/// A PCI bus id as sysfs writes it: a domain of four digits where that is enough, in lower case.
-pub(super) fn sysfs_bus(pci_bus: &str) -> String {
-    let bus = pci_bus.to_ascii_lowercase();
-    match bus.split_once(':') {
-        Some((domain, rest)) if domain.len() == 8 && domain.starts_with("0000") => {
-            format!("{}:{rest}", &domain[4..])
-        }
-        _ => bus,
     }
 }
 
@@ -367,14 +358,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bus_ids_are_written_as_sysfs_writes_them() {
-        for (nvml, sysfs) in [
-            ("00000000:65:00.0", "0000:65:00.0"),
-            ("00000001:C3:00.0", "0001:c3:00.0"),
-            ("00010000:03:00.0", "00010000:03:00.0"),
-        ] {
-            assert_eq!(sysfs_bus(nvml), sysfs);
+    fn display_devices_are_found_in_every_pci_domain() {
+        let folder = tempfile::tempdir().unwrap();
+        let driver = Driver {
+            root: HostFolder::same(folder.path()),
+            nodes: Vec::new(),
+            hook: None,
+            sysfs: folder.path().to_owned(),
+            capabilities: "/nowhere".into(),
+        };
+        for (sysfs, nvml) in [("0001:c3:00.0", "00000001:C3:00.0"), ("10000:03:00.0", "00010000:03:00.0")] {
+            let card = format!("card{}", &nvml[9..11]);
+            fs::create_dir_all(folder.path().join("bus/pci/devices").join(sysfs).join("drm").join(&card))
+                .unwrap();
+            assert_eq!(driver.display_nodes(PciBusId::parse(nvml).ok()), [format!("dev/dri/{card}")]);
         }
+        assert!(driver.display_nodes(None).is_empty());
     }
 
     #[test]

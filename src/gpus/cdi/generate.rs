@@ -85,6 +85,12 @@ pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverErr
     let mut devices = Vec::new();
     for part in parts.iter().filter(|part| part.mig.is_some() || !part.mig_enabled) {
         let nodes = part_nodes(part, &capabilities);
+        if part.minor.is_none() {
+            warnings.push(format!(
+                "{}: NVML reports no minor number of it, by which its device node is found",
+                part.id
+            ));
+        }
         for name in &nodes.unlisted {
             warnings.push(format!(
                 "{}: the driver lists no MIG capability {name} in {}, so containers cannot open this MIG instance",
@@ -95,7 +101,7 @@ pub fn generate(parts: &[&Part], driver: &Driver) -> Result<Generated, DriverErr
         let mut paths = nodes.paths;
         // Display devices belong to whole GPUs, and to MIG instances with graphics.
         if part.mig.as_ref().is_none_or(|mig| mig.profile.contains("+gfx")) {
-            paths.extend(driver.display_nodes(&part.pci_bus));
+            paths.extend(driver.display_nodes(part.pci_bus));
         }
         let mut edits = ContainerEdits::default();
         for path in &paths {
@@ -153,7 +159,7 @@ pub fn fingerprint(parts: &[&Part], driver: &Driver) -> Result<String, DriverErr
     }
     for part in parts {
         let _ = writeln!(text, "{} {:?} {:?} {:?}", part.id, part.minor, part.mig, part.mig_index());
-        for path in part_nodes(part, &capabilities).paths.iter().chain(&driver.display_nodes(&part.pci_bus)) {
+        for path in part_nodes(part, &capabilities).paths.iter().chain(&driver.display_nodes(part.pci_bus)) {
             node(&mut text, path);
         }
     }

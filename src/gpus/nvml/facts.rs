@@ -5,15 +5,19 @@ use super::map;
 use super::processes::{self, GpuProcess};
 use super::raw::{self, RemappedRows};
 use berth_kernel::gpu::{
-    Load, MIG_INDEX, Mig, Part, RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING, Reading, Usage,
+    Load, MIG_INDEX, Mig, PAGES, PAGES_PENDING, Part, RECOVERED, RECOVERY, ROWS, ROWS_FAILED, ROWS_PENDING,
+    Reading, Usage,
 };
 use berth_kernel::names::{BadName, PartId};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::process::{PROCESSES_PER_GPU_MAX, Process};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -42,7 +46,57 @@ pub(super) struct GpuScan {
     pub(super) fabric_error: Option<String>,
     /// Its remapped rows; `None` if they were never read.
     pub(super) rows: Option<RemappedRows>,
+    /// The recovery action that the driver requires; `None` if it reports none.
+    pub(super) action: Option<u32>,
 }
+
+/// What a GPU answered of its identity, which is known even if a later call fails or hangs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Identity {
+    pub(super) uuid: Option<PartId>,
+    pub(super) pci_bus: Option<PciBusId>,
+    model: Option<String>,
+    minor: Option<u32>,
+}
+
+impl Identity {
+    /// Reads it call by call into `identity`, which keeps what was read before where a call fails.
+    fn read(device: &Device, identity: &Mutex<Self>, steps: &Steps) {
+        if let Ok(uuid) = read_uuid(device, steps) {
+            identity.lock().uuid = Some(uuid);
+        }
+        if let Ok(Some(bus)) = pci_bus(device, steps) {
+            identity.lock().pci_bus = Some(bus);
+        }
+        if let Ok(model) = invoke(steps, "nvmlDeviceGetName", || device.name()) {
+            identity.lock().model = Some(model);
+        }
+        if let Ok(minor) = invoke(steps, "nvmlDeviceGetMinorNumber", || device.minor_number()) {
+            identity.lock().minor = Some(minor);
+        }
+    }
+
+    /// The part of a GPU of which nothing else is known; `None` without its UUID.
+    pub(super) fn into_part(self, index: u32) -> Option<Part> {
+        Some(Part {
+            id: self.uuid?,
+            parent: None,
+            vendor: VENDOR.to_owned(),
+            model: self.model.unwrap_or_default(),
+            gpu_index: index,
+            minor: self.minor,
+            memory_mib: 0,
+            pci_bus: self.pci_bus,
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        })
+    }
+}
+
+/// The vendor of all GPUs of NVML.
+const VENDOR: &str = "nvidia";
 
 /// Why a GPU could not be read.
 #[derive(Debug)]
@@ -53,14 +107,15 @@ pub(super) enum ReadError {
     Uuid(BadName),
 }
 
-/// Makes one call; its name is recorded first, so that a hang can be reported with it.
+/// Makes a call; its name is recorded first, so that a hang or an error can be reported with it. One that makes several
+/// calls records the others itself.
 pub(super) fn invoke<T>(
     steps: &Steps,
     call: &'static str,
     make: impl FnOnce() -> Result<T, NvmlError>,
 ) -> Result<T, ReadError> {
     steps.at(call);
-    make().map_err(|error| ReadError::Call(call, error))
+    make().map_err(|error| ReadError::Call(steps.now(), error))
 }
 
 /// The same for a call that the model, the driver or the daemon's rights may not support: then `None`.
@@ -95,16 +150,21 @@ fn read_uuid(device: &Device, steps: &Steps) -> Result<PartId, ReadError> {
     PartId::parse(&uuid).map_err(ReadError::Uuid)
 }
 
-/// Scans the GPU with this NVML index. `known`: its parts, if it answered before; `rows`: its rows as last read.
+/// Scans the GPU with this NVML index. `known`: its parts, if it answered before; `rows`: its rows as last read. The identity
+/// of one that never answered is left in `identity`, whatever fails.
 pub(super) fn scan_gpu(
     nvml: &Nvml,
     index: u32,
     known: Option<GpuParts>,
     rows: Option<RemappedRows>,
+    identity: &Mutex<Identity>,
     sysfs: &Path,
     steps: &Steps,
 ) -> Result<GpuScan, ReadError> {
     let device = invoke(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
+    if known.is_none() {
+        Identity::read(&device, identity, steps);
+    }
     let id = read_uuid(&device, steps)?;
     let (mut gpu, known) = match known.filter(|known| known.gpu.id == id) {
         Some(known) => (known.gpu, known.instances),
@@ -135,6 +195,9 @@ pub(super) fn scan_gpu(
     let read_rows = invoke_optional(steps, "nvmlDeviceGetRemappedRows", || raw::remapped_rows(&device))?;
     // They cannot be read while MIG is on (nvml.h), and stay as they are: a failed remapping needs another board.
     let rows = read_rows.or_else(|| rows.filter(|_| gpu.mig_enabled));
+    let pages = invoke_optional(steps, "nvmlDeviceGetRetiredPagesPendingStatus", || {
+        device.are_pages_pending_retired()
+    })?;
     let action = recovery_action(&device, steps)?;
     let call = "nvmlDeviceGetGpuFabricInfo";
     let fabric = invoke_optional(steps, call, || raw::fabric_registration(&device))?;
@@ -143,8 +206,9 @@ pub(super) fn scan_gpu(
         handle: raw::handle(&device),
         usage: usages,
         processes,
-        signs: reported_problems(&gpu.id, action, rows),
+        signs: reported_problems(&gpu.id, action, rows, pages),
         rows,
+        action,
         uncorrectable: invoke_optional(steps, "nvmlDeviceGetTotalEccErrors", || {
             device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
         })?,
@@ -199,9 +263,15 @@ pub(super) fn scan_load(nvml: &Nvml, index: u32, sampled_us: Option<u64>, steps:
     scan
 }
 
+/// The bus id; `None` if NVML writes none that can be parsed.
+fn pci_bus(device: &Device, steps: &Steps) -> Result<Option<PciBusId>, ReadError> {
+    let info = invoke(steps, "nvmlDeviceGetPciInfo_v3", || device.pci_info())?;
+    Ok(PciBusId::parse(&info.bus_id).ok())
+}
+
 /// Reads the part of a whole GPU.
 fn read_gpu(device: &Device, id: PartId, index: u32, sysfs: &Path, steps: &Steps) -> Result<Part, ReadError> {
-    let pci_bus = invoke(steps, "nvmlDeviceGetPciInfo_v3", || device.pci_info())?.bus_id;
+    let pci_bus = pci_bus(device, steps)?;
     let (memory_mib, _) = memory_mib(device, steps)?.unwrap_or_default();
     let capability =
         invoke_optional(steps, "nvmlDeviceGetCudaComputeCapability", || device.cuda_compute_capability())?;
@@ -209,20 +279,20 @@ fn read_gpu(device: &Device, id: PartId, index: u32, sysfs: &Path, steps: &Steps
     let brand = invoke_optional(steps, "nvmlDeviceGetBrand", || device.brand())?;
     let model = invoke(steps, "nvmlDeviceGetName", || device.name())?;
     let minor = invoke_optional(steps, "nvmlDeviceGetMinorNumber", || device.minor_number())?;
-    let numa_node = numa_node(device, &pci_bus, sysfs, steps)?;
+    let numa_node = numa_node(device, pci_bus, sysfs, steps)?;
     let mig_mode = invoke_optional(steps, "nvmlDeviceGetMigMode", || device.mig_mode())?;
     let attributes = [
         ("compute.capability", capability.map(|c| format!("{}.{}", c.major, c.minor))),
         ("architecture", architecture.map(|a| a.to_string().to_ascii_lowercase())),
         ("brand", brand.map(|b| format!("{b:?}").to_ascii_lowercase())),
         ("mig.capable", Some(mig_mode.is_some().to_string())),
-        ("pci.class", read_slot_file(sysfs, &pci_bus, "class")),
+        ("pci.class", read_slot_file(sysfs, pci_bus, "class")),
     ];
     let attributes = attributes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
     Ok(Part {
         id,
         parent: None,
-        vendor: "nvidia".to_owned(),
+        vendor: VENDOR.to_owned(),
         model,
         gpu_index: index,
         minor,
@@ -238,7 +308,12 @@ fn read_gpu(device: &Device, id: PartId, index: u32, sysfs: &Path, steps: &Steps
 /// The NUMA node of the GPU's PCI slot from sysfs, where a kernel that does not know it writes -1. Without sysfs, the
 /// node in NVML's memory affinity, if that is a single one. Not from `nvmlDeviceGetNumaNodeId`: that is the node that
 /// the GPU's own memory forms on some machines.
-fn numa_node(device: &Device, pci_bus: &str, sysfs: &Path, steps: &Steps) -> Result<Option<u32>, ReadError> {
+fn numa_node(
+    device: &Device,
+    pci_bus: Option<PciBusId>,
+    sysfs: &Path,
+    steps: &Steps,
+) -> Result<Option<u32>, ReadError> {
     /// Length of the mask: 4 x 64 nodes, more than any machine has.
     const WORDS: usize = 4;
     const SCOPE_NODE: u32 = 0;
@@ -251,8 +326,8 @@ fn numa_node(device: &Device, pci_bus: &str, sysfs: &Path, steps: &Steps) -> Res
 }
 
 /// The trimmed content of a file of a PCI slot in sysfs.
-fn read_slot_file(sysfs: &Path, pci_bus: &str, name: &str) -> Option<String> {
-    let file = sysfs.join("bus/pci/devices").join(map::sysfs_name(pci_bus)).join(name);
+fn read_slot_file(sysfs: &Path, pci_bus: Option<PciBusId>, name: &str) -> Option<String> {
+    let file = sysfs.join("bus/pci/devices").join(pci_bus?.sysfs_name()).join(name);
     fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
 }
 
@@ -306,11 +381,11 @@ fn read_instance(
     steps: &Steps,
 ) -> Result<Part, ReadError> {
     let (gpu_instance, compute_instance) =
-        invoke(steps, "nvmlDeviceGetGpuInstanceId", || raw::instance_ids(device))?;
+        invoke(steps, "nvmlDeviceGetGpuInstanceId", || raw::instance_ids(device, steps))?;
     let attributes = invoke_optional(steps, "nvmlDeviceGetAttributes_v2", || device.attributes())?;
     // Not available without the right to read it.
-    let profile = invoke_optional(steps, "nvmlDeviceGetGpuInstanceProfileInfo", || {
-        raw::gpu_instance_profile(gpu_device, gpu_instance)
+    let profile = invoke_optional(steps, "nvmlDeviceGetGpuInstanceById", || {
+        raw::gpu_instance_profile(gpu_device, gpu_instance, steps)
     })?;
     let model = invoke(steps, "nvmlDeviceGetName", || device.name())?;
     let slices = attributes.as_ref().map(|a| (a.gpu_instance_slice_count, a.compute_instance_slice_count));
@@ -348,7 +423,7 @@ fn units(of: &DeviceAttributes) -> [(&'static str, u32); 8] {
 /// Total and used memory, MiB; `None` where it cannot be read: under MIG without the right to it, and on models that share
 /// the memory of the processor, such as GB10 (nvml.h, `nvmlDeviceGetMemoryInfo`).
 fn memory_mib(device: &Device, steps: &Steps) -> Result<Option<(u64, u64)>, ReadError> {
-    let memory = invoke_optional(steps, "nvmlDeviceGetMemoryInfo_v2", || raw::memory(device))?;
+    let memory = invoke_optional(steps, "nvmlDeviceGetMemoryInfo_v2", || raw::memory(device, steps))?;
     Ok(memory.map(|(total, used)| (map::mib(total), map::mib(used))))
 }
 
@@ -360,7 +435,7 @@ fn usage(
 ) -> Result<Option<Usage>, ReadError> {
     let memory = memory_mib(device, steps)?;
     Ok(processes.map(|processes| Usage {
-        memory_used_mib: memory.map_or(0, |(_, used)| used),
+        memory_used_mib: memory.map(|(_, used)| used),
         processes: processes::count_computing(processes),
     }))
 }
@@ -375,8 +450,14 @@ pub(super) fn recovery_action(device: &Device, steps: &Steps) -> Result<Option<u
     Ok(values.filter_map(|sample| sample.value.ok()).find_map(|value| map::to_u32(&value)))
 }
 
-/// The problems that the GPU reports: a recovery action that it requires, and memory rows that need a remapping.
-fn reported_problems(gpu: &PartId, action: Option<u32>, rows: Option<RemappedRows>) -> Vec<Reading> {
+/// The problems that the GPU reports: a recovery action that it requires, memory rows that need a remapping, and pages
+/// whose retirement is pending.
+fn reported_problems(
+    gpu: &PartId,
+    action: Option<u32>,
+    rows: Option<RemappedRows>,
+    pages: Option<bool>,
+) -> Vec<Reading> {
     let action = action.and_then(|action| recovery_reading(gpu, action));
     let rows = rows.and_then(|rows| match rows {
         RemappedRows { failed: true, .. } => {
@@ -388,7 +469,14 @@ fn reported_problems(gpu: &PartId, action: Option<u32>, rows: Option<RemappedRow
         RemappedRows { .. } => None,
     });
     let rows = rows.map(|(code, detail)| reading(gpu, ROWS, code, detail.to_owned()));
-    action.into_iter().chain(rows).collect()
+    let text = "a page of its memory is retired at the next reset (page retirement pending)";
+    let pages = (pages == Some(true)).then(|| reading(gpu, PAGES, PAGES_PENDING, text.to_owned()));
+    action.into_iter().chain(rows).chain(pages).collect()
+}
+
+/// The reading of a reset or another recovery, after which the GPU needs none any more.
+pub(super) fn recovered_reading(gpu: &PartId) -> Reading {
+    reading(gpu, RECOVERY, RECOVERED, "the GPU was reset or recovered".to_owned())
 }
 
 /// The reading of a recovery action; `None` if it is no action.

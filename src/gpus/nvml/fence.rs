@@ -67,7 +67,8 @@ impl Steps {
         *self.0.lock() = call;
     }
 
-    fn now(&self) -> &'static str {
+    /// The name of the newest one.
+    pub(super) fn now(&self) -> &'static str {
         *self.0.lock()
     }
 }

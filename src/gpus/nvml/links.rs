@@ -7,6 +7,7 @@ use super::map::{self, OutgoingLinks};
 use super::raw;
 use berth_kernel::gpu::{Link, Links, Part, Path};
 use berth_kernel::names::PartId;
+use berth_kernel::pci::PciBusId;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +36,7 @@ type Paths = BTreeMap<(PartId, PartId), Path>;
 /// The NVLinks of one GPU.
 struct Outgoing {
     read_at: Instant,
-    pci_bus: String,
+    pci_bus: Option<PciBusId>,
     links: OutgoingLinks,
 }
 
@@ -53,8 +54,7 @@ impl LinkCache {
     /// GPUs that hang only once. Failed reads are retried with the next scan. NVLinks are read again at times: they come up
     /// only after the fabric, some time after the driver, and may go down (nvml.h, `nvmlDeviceGetNvLinkState`).
     pub(super) fn read_missing(&mut self, nvml: &Arc<OpenNvml>, fence: &Fence, gpus: &[Part]) {
-        let buses = gpus.iter().map(|gpu| map::bus_key(&gpu.pci_bus));
-        let buses: Arc<BTreeSet<String>> = Arc::new(buses.collect());
+        let buses: Arc<BTreeSet<PciBusId>> = Arc::new(gpus.iter().filter_map(|gpu| gpu.pci_bus).collect());
         let is_recent = |known: &Outgoing| known.read_at.elapsed() < self.reread_interval;
         let mut reads = Vec::new();
         for (at, gpu) in gpus.iter().enumerate() {
@@ -77,7 +77,7 @@ impl LinkCache {
         for (gpu, missing, read) in reads {
             let Ok((links, paths)) = read.and_then(Pending::wait) else { continue };
             if let Some(Ok(links)) = links {
-                let known = Outgoing { read_at: Instant::now(), pci_bus: gpu.pci_bus.clone(), links };
+                let known = Outgoing { read_at: Instant::now(), pci_bus: gpu.pci_bus, links };
                 self.outgoing.insert(gpu.id.clone(), known);
             }
             for (other, path) in missing.into_iter().zip(paths) {
@@ -98,7 +98,7 @@ impl LinkCache {
                 && present.contains(b)
             {
                 let nvlinks =
-                    map::nvlinks_between((&from_a.pci_bus, &from_a.links), (&from_b.pci_bus, &from_b.links));
+                    map::nvlinks_between((from_a.pci_bus, &from_a.links), (from_b.pci_bus, &from_b.links));
                 links.set(a, b, Link { path: *path, nvlinks });
             }
         }
@@ -125,7 +125,7 @@ fn read_path(nvml: &Nvml, a: u32, b: u32, steps: &Steps) -> Result<Option<Path>,
 fn read_outgoing(
     nvml: &Nvml,
     index: u32,
-    gpu_buses: &BTreeSet<String>,
+    gpu_buses: &BTreeSet<PciBusId>,
     steps: &Steps,
 ) -> Result<OutgoingLinks, ReadError> {
     let device = invoke(steps, "nvmlDeviceGetHandleByIndex_v2", || nvml.device_by_index(index))?;
@@ -152,7 +152,7 @@ fn read_outgoing(
         }
         let remote =
             invoke_optional(steps, "nvmlDeviceGetNvLinkRemotePciInfo_v2", || link.remote_pci_info())?;
-        let Some(bus) = remote.map(|pci| map::bus_key(&pci.bus_id)) else {
+        let Some(bus) = remote.and_then(|pci| PciBusId::parse(&pci.bus_id).ok()) else {
             continue;
         };
         match kind {

@@ -2,6 +2,7 @@
 
 use super::raw::FabricRegistration;
 use berth_kernel::gpu::{Part, Path};
+use berth_kernel::pci::PciBusId;
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
@@ -97,35 +98,22 @@ pub(super) fn path_by_numa(a: Option<u32>, b: Option<u32>) -> Path {
 /// The active NVLinks of one GPU: their number by the PCI bus id of the other end, and the number of those to switches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OutgoingLinks {
-    /// Links to other GPUs, by bus id in the spelling of [`bus_key`].
-    pub(super) direct: BTreeMap<String, u32>,
+    /// Links to other GPUs.
+    pub(super) direct: BTreeMap<PciBusId, u32>,
     /// Links to NVSwitches.
     pub(super) switched: u32,
 }
 
 /// The number of active NVLinks between two GPUs. Over switches each GPU reaches each other with all of its links, so
 /// the smaller number counts. A direct link counts only if it is active on both sides.
-pub(super) fn nvlinks_between(a: (&str, &OutgoingLinks), b: (&str, &OutgoingLinks)) -> u32 {
-    let to = |links: &OutgoingLinks, bus: &str| links.direct.get(&bus_key(bus)).copied().unwrap_or(0);
+pub(super) fn nvlinks_between(
+    a: (Option<PciBusId>, &OutgoingLinks),
+    b: (Option<PciBusId>, &OutgoingLinks),
+) -> u32 {
+    let to = |links: &OutgoingLinks, bus: Option<PciBusId>| {
+        bus.and_then(|bus| links.direct.get(&bus)).copied().unwrap_or(0)
+    };
     to(a.1, b.0).min(to(b.1, a.0)) + a.1.switched.min(b.1.switched)
-}
-
-/// The canonical spelling of a bus id: NVML writes the domain with four or eight digits, in upper or lower case.
-pub(super) fn bus_key(bus_id: &str) -> String {
-    let lower = bus_id.to_ascii_lowercase();
-    match lower.split_once(':') {
-        Some((domain, rest)) => format!("{:0>8}:{rest}", domain),
-        None => lower,
-    }
-}
-
-/// The name of a PCI device in sysfs, where the domain has at least four digits (Linux: `pci_setup_device`, `%04x`).
-pub(super) fn sysfs_name(bus_id: &str) -> String {
-    let key = bus_key(bus_id);
-    match key.split_once(':') {
-        Some((domain, rest)) => format!("{:0>4}:{rest}", domain.trim_start_matches('0')),
-        None => key,
-    }
 }
 
 /// A field's value as a `u32`, if it fits.
@@ -147,6 +135,8 @@ pub(super) fn recovery_text(action: u32) -> Option<String> {
         3 => "a stop of all peer-to-peer work",
         4 => "a stop of its work and then a reset of the GPU",
         5 => "a recovery of the IMEX domain",
+        6 => "a reset of its PCIe bus",
+        7 => "a reboot of the system",
         _ => "an action that this release does not know",
     };
     Some(format!("the GPU requires {required} (recovery action {action})"))
@@ -206,7 +196,14 @@ mod tests {
     use super::*;
 
     fn links(direct: &[(&str, u32)], switched: u32) -> OutgoingLinks {
-        OutgoingLinks { direct: direct.iter().map(|(bus, n)| (bus_key(bus), *n)).collect(), switched }
+        OutgoingLinks {
+            direct: direct.iter().filter_map(|(text, n)| Some((bus(text)?, *n))).collect(),
+            switched,
+        }
+    }
+
+    fn bus(text: &str) -> Option<PciBusId> {
+        PciBusId::parse(text).ok()
     }
 
     #[test]
@@ -227,17 +224,18 @@ mod tests {
     #[test]
     fn links_over_switches_count_as_the_weaker_side() {
         let (a, b) = (links(&[], 18), links(&[], 12));
-        assert_eq!(nvlinks_between(("x", &a), ("y", &b)), 12);
-        assert_eq!(nvlinks_between(("x", &a), ("y", &links(&[], 0))), 0);
+        assert_eq!(nvlinks_between((bus("01:00.0"), &a), (bus("02:00.0"), &b)), 12);
+        assert_eq!(nvlinks_between((None, &a), (None, &links(&[], 0))), 0);
     }
 
     #[test]
     fn direct_links_count_where_both_sides_have_them() {
         let a = links(&[("00000000:0F:00.0", 4), ("0000:47:00.0", 2)], 0);
         let b = links(&[("0000:07:00.0", 3)], 0);
-        let between = nvlinks_between(("00000000:07:00.0", &a), ("0000:0f:00.0", &b));
+        let between = nvlinks_between((bus("00000000:07:00.0"), &a), (bus("0000:0f:00.0"), &b));
         assert_eq!(between, 3);
-        assert_eq!(nvlinks_between(("0:07:00.0", &a), ("0:99:00.0", &b)), 0);
+        assert_eq!(nvlinks_between((bus("0:07:00.0"), &a), (bus("0:99:00.0"), &b)), 0);
+        assert_eq!(nvlinks_between((bus("0:07:00.0"), &a), (None, &b)), 0, "not known where it is");
     }
 
     #[test]
@@ -254,15 +252,6 @@ mod tests {
         ] {
             assert_eq!(profile_gb(instance, gpu), gb, "{instance} of {gpu}");
         }
-    }
-
-    #[test]
-    fn bus_ids_have_one_spelling() {
-        assert_eq!(bus_key("0000:1B:00.0"), bus_key("00000000:1b:00.0"));
-        assert_eq!(sysfs_name("00000000:1B:00.0"), "0000:1b:00.0");
-        // A domain beyond ffff, as of GPUs behind Intel VMD or on some Arm servers.
-        assert_eq!(sysfs_name("00010000:1B:00.0"), "10000:1b:00.0");
-        assert_eq!(sysfs_name("00000009:01:00.0"), "0009:01:00.0");
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod raw;
 mod scan;
 
 use berth_kernel::gpu::{Inventory, Reading};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::ports::{Gpus, GpusError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use events::Events;
@@ -23,8 +24,8 @@ use library::Library;
 use parking_lot::Mutex;
 use scan::Scanner;
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, DirEntry};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,6 +49,8 @@ pub struct NvmlOptions {
     pub attached: PathBuf,
     /// File in which the kernel driver shows its version.
     pub driver_version: PathBuf,
+    /// The device by which WSL2 passes GPUs.
+    pub dxg: PathBuf,
     /// How the paths of the driver's device nodes begin.
     pub device_nodes: PathBuf,
     /// Whether the driver's files are mounts of a container, which may be those of a former driver.
@@ -73,6 +76,7 @@ impl Default for NvmlOptions {
             sysfs: "/sys".into(),
             attached: "/proc/driver/nvidia/gpus".into(),
             driver_version: "/proc/driver/nvidia/version".into(),
+            dxg: "/dev/dxg".into(),
             device_nodes: "/dev/nvidia".into(),
             in_container: false,
             // A scan of a GPU takes some milliseconds.
@@ -91,7 +95,7 @@ struct Session {
     fence: Fence,
     options: NvmlOptions,
     /// The GPUs that the driver listed just before the library was opened: NVML enumerates GPUs only then.
-    attached: Option<BTreeSet<OsString>>,
+    attached: Option<BTreeSet<PciBusId>>,
     /// NVML indices of the GPUs that have answered.
     started: Mutex<BTreeSet<u32>>,
     events: Events,
@@ -151,6 +155,9 @@ impl NvmlGpus {
         if let Some(session) = &*slot {
             return Ok(Arc::clone(session));
         }
+        if is_wsl2(&self.options.dxg, &self.options.driver_version) {
+            return Err(GpusError { what: WSL2.to_owned(), source: None });
+        }
         // NVML counts its users, and enumerates the GPUs only for the first one; the event thread of the last session may
         // still be in a wait. If a call hangs, the new session has the GPUs of the old one.
         self.wait_until_closed(CLOSE_WAIT);
@@ -197,17 +204,27 @@ impl NvmlGpus {
     }
 }
 
+/// Why no GPU is offered on WSL2, with the remedy.
+pub const WSL2: &str = "the GPUs of WSL2 are not supported, since they have no device nodes that containers could be given \
+     (/dev/dxg instead of /dev/nvidia0): run Berth on a Linux host; or try it without a GPU with --gpus sim:8xh100";
+
+/// Whether this is WSL2: it has the device `dxg` (`/dev/dxg`) and no kernel driver of NVIDIA, whose version would be in
+/// `driver_version`.
+#[must_use]
+pub fn is_wsl2(dxg: &Path, driver_version: &Path) -> bool {
+    dxg.exists() && !driver_version.exists()
+}
+
 /// The GPUs that the kernel driver has, by bus id: as it lists them, or by its devices in sysfs, since NVIDIA's container
 /// runtime hides that list. `None` if neither can be read.
-fn attached(options: &NvmlOptions) -> Option<BTreeSet<OsString>> {
-    let names = |folder: &Path| -> Option<BTreeSet<OsString>> {
-        Some(fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.file_name())).collect())
+fn attached(options: &NvmlOptions) -> Option<BTreeSet<PciBusId>> {
+    let gpus = |folder: &Path| -> Option<BTreeSet<PciBusId>> {
+        // Beside its devices the folder of sysfs has files such as `bind`.
+        let bus_id = |entry: io::Result<DirEntry>| PciBusId::parse(entry.ok()?.file_name().to_str()?).ok();
+        Some(fs::read_dir(folder).ok()?.filter_map(bus_id).collect())
     };
-    let listed = names(&options.attached).filter(|gpus| !gpus.is_empty());
-    // Beside its devices the folder has files such as `bind`.
-    let is_bus_id = |name: &OsString| name.to_str().is_some_and(|name| name.contains(':'));
-    let of_driver = || names(&options.sysfs.join("bus/pci/drivers/nvidia"));
-    listed.or_else(|| Some(of_driver()?.into_iter().filter(is_bus_id).collect()))
+    let listed = gpus(&options.attached).filter(|gpus| !gpus.is_empty());
+    listed.or_else(|| gpus(&options.sysfs.join("bus/pci/drivers/nvidia")))
 }
 
 impl Gpus for NvmlGpus {

@@ -1,6 +1,7 @@
 //! NVML calls that nvml-wrapper 0.13 lacks, or gets wrong. The only unsafe code of this crate.
 #![allow(unsafe_code, reason = "calls through the raw symbol table")]
 
+use super::fence::Steps;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
@@ -72,12 +73,13 @@ pub(super) fn processes(device: &Device, list: ProcessList) -> Result<Vec<Proces
 
 /// Total and used memory, bytes: from `nvmlDeviceGetMemoryInfo_v2`, or from the first form, which drivers before 510 have
 /// alone, and which counts the driver's own memory as used. nvml-wrapper wraps only the second one.
-pub(super) fn memory(device: &Device) -> Result<(u64, u64), NvmlError> {
+pub(super) fn memory(device: &Device, steps: &Steps) -> Result<(u64, u64), NvmlError> {
     match device.memory_info() {
         Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound | NvmlError::NotSupported) => {}
         read => return read.map(|memory| (memory.total, memory.used)),
     }
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
+    steps.at("nvmlDeviceGetMemoryInfo");
     // SAFETY: the structure is plain numbers, which may be zero; the handle is valid while `device` lives, and the
     // structure outlives the call.
     let memory = unsafe {
@@ -147,7 +149,7 @@ pub(super) fn remote_device_type(device: &Device, link: u32) -> Result<u32, Nvml
 }
 
 /// GPU instance id and compute instance id of a MIG device, which nvml-wrapper does not read.
-pub(super) fn instance_ids(device: &Device) -> Result<(u32, u32), NvmlError> {
+pub(super) fn instance_ids(device: &Device, steps: &Steps) -> Result<(u32, u32), NvmlError> {
     let symbols = device.nvml().lib();
     let of_gpu = nvml_sym(symbols.nvmlDeviceGetGpuInstanceId.as_ref())?;
     let of_compute = nvml_sym(symbols.nvmlDeviceGetComputeInstanceId.as_ref())?;
@@ -155,6 +157,7 @@ pub(super) fn instance_ids(device: &Device) -> Result<(u32, u32), NvmlError> {
     // SAFETY: the handle is valid while `device` lives, and both numbers outlive the calls.
     unsafe {
         nvml_try(of_gpu(device.handle(), &raw mut gpu_instance))?;
+        steps.at("nvmlDeviceGetComputeInstanceId");
         nvml_try(of_compute(device.handle(), &raw mut compute_instance))?;
     }
     Ok((gpu_instance, compute_instance))
@@ -162,7 +165,11 @@ pub(super) fn instance_ids(device: &Device) -> Result<(u32, u32), NvmlError> {
 
 /// The profile (`NVML_GPU_INSTANCE_PROFILE_*`) of a GPU instance; `None` for one that no header so far has. NVML
 /// identifies the profile of an instance by an id, which has to be compared with the id of each profile.
-pub(super) fn gpu_instance_profile(gpu: &Device, gpu_instance: u32) -> Result<Option<u32>, NvmlError> {
+pub(super) fn gpu_instance_profile(
+    gpu: &Device,
+    gpu_instance: u32,
+    steps: &Steps,
+) -> Result<Option<u32>, NvmlError> {
     /// Above `NVML_GPU_INSTANCE_PROFILE_COUNT` of every header so far (17).
     const PROFILES_MAX: u32 = 32;
     let symbols = gpu.nvml().lib();
@@ -175,9 +182,11 @@ pub(super) fn gpu_instance_profile(gpu: &Device, gpu_instance: u32) -> Result<Op
     let profile_id = unsafe {
         nvml_try(by_id(gpu.handle(), gpu_instance, &raw mut instance))?;
         let mut info = std::mem::zeroed();
+        steps.at("nvmlGpuInstanceGetInfo");
         nvml_try(info_of(instance, &raw mut info))?;
         info.profileId
     };
+    steps.at("nvmlDeviceGetGpuInstanceProfileInfo");
     for index in 0..PROFILES_MAX {
         // SAFETY: as above.
         let (answer, profile) = unsafe {

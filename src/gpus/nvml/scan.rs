@@ -1,13 +1,18 @@
 //! Scans all GPUs; GPUs that do not answer are kept as they were at their last scan.
 
 use super::events::WatchedGpu;
-use super::facts::{self, GpuParts, GpuScan, LoadScan, ReadError};
+use super::facts::{self, GpuParts, GpuScan, Identity, LoadScan, ReadError};
 use super::fence::{Lane, Pending, Steps, Stuck};
 use super::links::LinkCache;
 use super::{Session, map};
-use berth_kernel::gpu::{ECC, Inventory, PARTS_MAX, Part, Reading, ScanError};
+use berth_kernel::gpu::{
+    ECC, Inventory, PARTS_MAX, Part, RECOVERY_IMEX, Reading, ScanError, UnidentifiedGpu,
+};
+use berth_kernel::names::PartId;
+use berth_kernel::pci::PciBusId;
 use berth_kernel::ports::GpusError;
 use nvml_wrapper::error::NvmlError;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +29,10 @@ pub(super) struct Scanner {
     links: LinkCache,
     /// Lanes whose last calls exceeded their deadline, with the number of these calls.
     overdue: BTreeMap<Lane, u32>,
-    /// Indices of GPUs without a known UUID for which a warning was logged.
-    warned: BTreeSet<u32>,
+    /// What is known of GPUs that never answered every call, by NVML index.
+    identities: BTreeMap<u32, Arc<Mutex<Identity>>>,
+    /// The GPUs of the last scan without a known UUID.
+    unidentified: Vec<UnidentifiedGpu>,
     /// The newest time of a GPU's samples by process, by NVML index, microseconds since 1970.
     sampled_us: BTreeMap<u32, u64>,
 }
@@ -52,7 +59,8 @@ impl Scanner {
             gpus: BTreeMap::new(),
             links: LinkCache::new(links_interval),
             overdue: BTreeMap::new(),
-            warned: BTreeSet::new(),
+            identities: BTreeMap::new(),
+            unidentified: Vec::new(),
             sampled_us: BTreeMap::new(),
         }
     }
@@ -99,10 +107,16 @@ impl Scanner {
     ) -> Result<(), GpusError> {
         self.gpus.retain(|index, _| *index < count);
         self.sampled_us.retain(|index, _| *index < count);
+        self.identities.retain(|index, _| *index < count);
         let (mut answered, mut failed) = (Vec::new(), Vec::new());
         let (scans, mut loads) = self.run_scans(session, count);
         for (index, scan) in scans {
             match scan {
+                Ok(Ok(scan)) if answered.iter().any(|other: &Part| other.id == scan.parts.gpu.id) => {
+                    session.start_gpu(index);
+                    let reason = format!("another GPU has the same UUID, {}", scan.parts.gpu.id);
+                    inventory.unidentified.push(self.unidentified_at(index, reason));
+                }
                 Ok(Ok(scan)) => {
                     session.start_gpu(index);
                     self.overdue.remove(&Lane::Gpu(index));
@@ -113,7 +127,7 @@ impl Scanner {
                     }
                     self.record(index, scan, inventory);
                 }
-                Ok(Err(ReadError::Uuid(error))) => self.warn_once(index, &error.to_string()),
+                Ok(Err(ReadError::Uuid(error))) => failed.push((index, Some(error.to_string().into()))),
                 Ok(Err(ReadError::Call(call, error))) if is_driver_error(&error) => {
                     return Err(driver_error(call, error));
                 }
@@ -123,14 +137,29 @@ impl Scanner {
                 Err(stuck) if self.gpus.contains_key(&index) => {
                     failed.push((index, self.stuck_error(Lane::Gpu(index), &stuck, session)));
                 }
-                Err(stuck) => failed.push((index, Some(stuck.to_string().into()))),
+                Err(stuck) => failed.push((index, Some(ScanError::not_ready(stuck.to_string())))),
             }
         }
         self.add_failed(failed, inventory);
+        for index in (0..count).skip(GPUS_MAX) {
+            let reason = format!("more than {GPUS_MAX} GPUs cannot be used");
+            inventory.unidentified.push(self.unidentified_at(index, reason));
+        }
+        if let Some(attached) = &session.attached {
+            add_unlisted(attached, inventory);
+        }
+        self.warn_of_new(&inventory.unidentified);
         self.links.read_missing(&session.library.nvml, &session.fence, &answered);
         // In NVML's order, each GPU before its instances, whether it answered or not.
         inventory.parts.sort_by_key(|part| part.gpu_index);
         Ok(())
+    }
+
+    /// The GPU with this index, which cannot be listed for this reason.
+    fn unidentified_at(&self, index: u32, reason: impl Into<String>) -> UnidentifiedGpu {
+        let identity = self.identities.get(&index).map(|identity| identity.lock().clone());
+        let pci_bus = identity.and_then(|identity| identity.pci_bus);
+        UnidentifiedGpu { index: Some(index), pci_bus, reason: reason.into() }
     }
 
     /// All GPUs as they were at their last scan, each with this error; `None` if no GPU was ever found. While the
@@ -147,6 +176,7 @@ impl Scanner {
         for last in self.gpus.values() {
             last.parts.add_with_error(error.cloned(), inventory);
         }
+        inventory.unidentified.clone_from(&self.unidentified);
     }
 
     /// The error of a GPU whose calls have no result; `None` while they are only slow.
@@ -172,13 +202,21 @@ impl Scanner {
     ///
     /// The loads are read by the same thread, after all GPUs were scanned one by one: a load that is slow leaves out the loads
     /// after it, and nothing else. GPUs that were scanned at the same time have none.
-    fn run_scans(&self, session: &Session, count: u32) -> (Vec<(u32, ScanResult)>, BTreeMap<u32, LoadScan>) {
+    fn run_scans(
+        &mut self,
+        session: &Session,
+        count: u32,
+    ) -> (Vec<(u32, ScanResult)>, BTreeMap<u32, LoadScan>) {
+        for index in (0..count).filter(|index| !self.gpus.contains_key(index)) {
+            self.identities.entry(index).or_default();
+        }
         let options = &session.options;
         let job = |index: u32| {
             let last = self.gpus.get(&index);
             let (known, rows) = (last.map(|last| last.parts.clone()), last.and_then(|last| last.rows));
             let (nvml, sysfs) = (Arc::clone(&session.library.nvml), options.sysfs.clone());
-            move |steps: &Steps| facts::scan_gpu(&nvml, index, known, rows, &sysfs, steps)
+            let identity = self.identities.get(&index).map(Arc::clone).unwrap_or_default();
+            move |steps: &Steps| facts::scan_gpu(&nvml, index, known, rows, &identity, &sysfs, steps)
         };
         let start = |index: u32| -> Result<Pending<Result<GpuScan, ReadError>>, Stuck> {
             let deadline = if session.is_started(index) { options.deadline } else { options.first_contact };
@@ -231,7 +269,7 @@ impl Scanner {
 
     /// Records a scan, and adds it to the inventory.
     fn record(&mut self, index: u32, mut scan: GpuScan, inventory: &mut Inventory) {
-        self.warned.remove(&index);
+        self.identities.remove(&index);
         scan.parts.add_to(inventory);
         let id = &scan.parts.gpu.id;
         inventory.usage.extend(std::mem::take(&mut scan.usage));
@@ -241,16 +279,23 @@ impl Scanner {
             inventory.scan_errors.insert(id.clone(), ScanError::not_ready(reason.clone()));
         }
         let last = self.gpus.values().find(|last| last.parts.gpu.id == *id);
-        // The counter is reset when the driver is loaded.
-        let counts = last.and_then(|last| last.uncorrectable).zip(scan.uncorrectable);
-        if let Some((old, now)) = counts.filter(|(old, now)| now > old) {
-            let errors = now - old;
-            inventory.signs.push(Reading {
-                part: id.clone(),
-                source: ECC.to_owned(),
-                code: errors,
-                detail: format!("{errors} uncorrectable ECC errors since the last scan"),
-            });
+        if let Some(errors) = scan.uncorrectable {
+            // What is counted at the first scan is judged as if it had just come. The counter is reset with the GPU and when
+            // the driver is loaded.
+            let before = last.and_then(|last| last.uncorrectable);
+            let new = errors.saturating_sub(before.unwrap_or(0));
+            let since = if before.is_some() { "since the last scan" } else { "since the driver was loaded" };
+            if new > 0 {
+                inventory.signs.push(Reading {
+                    part: id.clone(),
+                    source: ECC.to_owned(),
+                    code: new,
+                    detail: format!("{new} uncorrectable ECC errors {since}"),
+                });
+            }
+        }
+        if last.is_some_and(|last| was_recovered(last, &scan)) {
+            inventory.signs.push(facts::recovered_reading(id));
         }
         if last.is_none() && scan.parts.gpu.memory_mib == 0 {
             warn!(gpu = %id, "the memory of a GPU cannot be read: it is offered, but not in shares by memory");
@@ -262,22 +307,35 @@ impl Scanner {
         self.gpus.insert(index, scan);
     }
 
-    /// Adds the GPUs that did not answer, as they were at their last scan. A GPU that answered under another index is
-    /// left out: then the driver has renumbered its GPUs.
-    fn add_failed(&mut self, failed: Vec<(u32, Option<ScanError>)>, inventory: &mut Inventory) {
+    /// Adds the GPUs that did not answer: as they were at their last scan, or with what they answered of their identity. One
+    /// that answered under another index is not that of its last scan: then the driver has renumbered its GPUs.
+    fn add_failed(&self, failed: Vec<(u32, Option<ScanError>)>, inventory: &mut Inventory) {
         for (index, error) in failed {
-            let is_missing = |last: &&GpuScan| !inventory.parts.iter().any(|p| p.id == last.parts.gpu.id);
-            match self.gpus.get(&index).filter(is_missing) {
-                Some(last) => last.parts.add_with_error(error, inventory),
-                None => self.warn_once(index, error.as_ref().map_or("it does not answer", |e| &e.reason)),
+            let is_missing = |id: &PartId| !inventory.parts.iter().any(|part| part.id == *id);
+            if let Some(last) = self.gpus.get(&index).filter(|last| is_missing(&last.parts.gpu.id)) {
+                last.parts.add_with_error(error, inventory);
+                continue;
+            }
+            let error = error.unwrap_or_else(|| ScanError::not_ready("it does not answer"));
+            let identity = self.identities.get(&index).map(|identity| identity.lock().clone());
+            match identity.and_then(|identity| identity.into_part(index)).filter(|part| is_missing(&part.id))
+            {
+                Some(part) => {
+                    inventory.incomplete.insert(part.id.clone());
+                    inventory.scan_errors.insert(part.id.clone(), error);
+                    inventory.parts.push(part);
+                }
+                None => inventory.unidentified.push(self.unidentified_at(index, error.reason)),
             }
         }
     }
 
-    fn warn_once(&mut self, index: u32, why: &str) {
-        if self.warned.insert(index) {
-            warn!(index, why, "a GPU is not offered: NVML did not report its UUID");
+    /// Logs the GPUs that are not identified, each once for each reason.
+    fn warn_of_new(&mut self, unidentified: &[UnidentifiedGpu]) {
+        for gpu in unidentified.iter().filter(|gpu| !self.unidentified.contains(gpu)) {
+            warn!(why = gpu.reason, "{gpu} is counted, but not offered: its UUID is not known");
         }
+        self.unidentified = unidentified.to_vec();
     }
 
     /// The GPUs whose events are collected.
@@ -295,6 +353,37 @@ impl Scanner {
         };
         self.gpus.iter().map(watched).collect()
     }
+}
+
+/// Adds the GPUs that the kernel driver has and NVML does not list, as after one fell off the bus before NVML was opened. A
+/// GPU that NVML lists without its bus id is the one that remains, if only one does.
+fn add_unlisted(attached: &BTreeSet<PciBusId>, inventory: &mut Inventory) {
+    let listed = inventory.parts.iter().filter(|part| part.parent.is_none()).map(|part| part.pci_bus);
+    let buses: Vec<_> = listed.chain(inventory.unidentified.iter().map(|gpu| gpu.pci_bus)).collect();
+    let mut others = attached.iter().filter(|bus| !buses.contains(&Some(**bus)));
+    match (buses.iter().filter(|bus| bus.is_none()).count(), others.clone().count()) {
+        (0, _) => inventory.unidentified.extend(others.map(|bus| UnidentifiedGpu {
+            index: None,
+            pci_bus: Some(*bus),
+            reason: "the driver has it, but NVML does not list it: check the kernel log for Xid 79, and reboot the node"
+                .into(),
+        })),
+        (1, 1) => {
+            if let Some(gpu) = inventory.unidentified.iter_mut().find(|gpu| gpu.pci_bus.is_none()) {
+                gpu.pci_bus = others.next().copied();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether a GPU was reset, or otherwise recovered, between two scans: the driver no longer requires what it required, or its
+/// counter of ECC errors began again.
+fn was_recovered(last: &GpuScan, scan: &GpuScan) -> bool {
+    let requires =
+        |action: Option<u32>| action.is_some_and(|action| ![0, RECOVERY_IMEX].contains(&action.into()));
+    let fewer_errors = last.uncorrectable.zip(scan.uncorrectable).is_some_and(|(before, now)| now < before);
+    (requires(last.action) && scan.action == Some(0)) || (fewer_errors && !requires(scan.action))
 }
 
 /// Whether an error on one GPU concerns the whole driver: it was unloaded, or replaced by one of another version than

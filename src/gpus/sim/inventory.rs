@@ -4,6 +4,7 @@ use super::load::load;
 use super::machine::{Machine, Model, SimGpu, SimKind, SimProcess};
 use berth_kernel::gpu::{Inventory, Link, Links, MIG_INDEX, Mig, Part, Path, RECOVERY, Reading, Usage};
 use berth_kernel::names::PartId;
+use berth_kernel::pci::PciBusId;
 use berth_kernel::process::{Process, ProcessIdentity, Uses};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,12 +54,12 @@ fn add_usage(inventory: &mut Inventory, gpu: &Part, instances: &[Part], state: &
         let running = || state.running.iter().filter(|r| is_counted(r));
         let pids: BTreeSet<u32> = running().filter(|r| r.kind != SimKind::Graphics).map(|r| r.pid).collect();
         Usage {
-            memory_used_mib: running().map(|r| r.memory_mib).sum(),
+            memory_used_mib: Some(running().map(|r| r.memory_mib).sum()),
             processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
         }
     };
     let mut whole = usage(&|_| true);
-    whole.memory_used_mib = whole.memory_used_mib.saturating_add(state.memory_used_mib);
+    whole.memory_used_mib = whole.memory_used_mib.map(|mib| mib.saturating_add(state.memory_used_mib));
     whole.processes = whole.processes.saturating_add(state.processes);
     inventory.usage.insert(gpu.id.clone(), whole);
     for instance in instances {
@@ -105,7 +106,7 @@ fn whole(model: &Model, count: u32, index: u32, mig_enabled: bool) -> Option<Par
         gpu_index: index,
         minor: Some(index),
         memory_mib: model.memory_mib,
-        pci_bus: format!("00000000:{:02X}:00.0", 0x07 + 0x0c * index),
+        pci_bus: PciBusId::parse(&format!("{:02x}:00.0", 0x07 + 0x0c * index)).ok(),
         numa_node: Some(index / per_node),
         mig_enabled,
         mig: None,

@@ -9,7 +9,7 @@ mod machine;
 
 pub use machine::{Machine, SimEvent, SimGpu, SimGroup, SimKind, SimProcess};
 
-use berth_kernel::gpu::{Inventory, Reading, XID};
+use berth_kernel::gpu::{Inventory, RECOVERED, RECOVERY, Reading, XID};
 use berth_kernel::ports::{Gpus, GpusError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeSet, VecDeque};
@@ -141,16 +141,20 @@ impl State {
         }
     }
 
-    /// Replaces the machine; its new events and losses become readings.
+    /// Replaces the machine; its new events, losses and ends of troubles become readings.
     fn set_machine(&mut self, machine: Machine) {
+        let had_trouble = gpus_in_trouble(&self.machine);
         self.machine = machine;
+        let has_trouble = gpus_in_trouble(&self.machine);
+        let recovered = had_trouble.difference(&has_trouble);
+        let recovered = recovered.map(|&gpu| (gpu, RECOVERY, RECOVERED, "the GPU was reset (simulated)"));
         let mut new: Vec<_> = self.machine.events.iter().filter(|e| e.seq > self.last_event).collect();
         new.sort_by_key(|event| event.seq);
         let events = new.into_iter().map(|event| (event.gpu, XID, event.xid, "simulated"));
         let now_lost = lost_gpus(&self.machine);
         let losses = now_lost.difference(&self.lost);
         let losses = losses.map(|&gpu| (gpu, "lost", 0, "the GPU fell off the bus (simulated)"));
-        for (gpu, source, code, detail) in events.chain(losses) {
+        for (gpu, source, code, detail) in events.chain(losses).chain(recovered) {
             let Some(part) = inventory::gpu_id(&self.machine, gpu) else { continue };
             if self.readings.len() == READINGS_MAX {
                 self.readings.pop_front();
@@ -210,6 +214,11 @@ impl Gpus for SimGpus {
 fn lost_gpus(machine: &Machine) -> BTreeSet<u32> {
     let lost = machine.gpus.iter().filter(|gpu| gpu.lost && !gpu.absent);
     lost.map(|gpu| gpu.index).collect()
+}
+
+/// The GPUs that report a problem, which only a reset ends.
+fn gpus_in_trouble(machine: &Machine) -> BTreeSet<u32> {
+    machine.gpus.iter().filter(|gpu| gpu.trouble.is_some()).map(|gpu| gpu.index).collect()
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {

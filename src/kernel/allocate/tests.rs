@@ -47,7 +47,7 @@ impl Node {
             gpu_index: i,
             minor: None,
             memory_mib: 1_000,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,

@@ -46,7 +46,7 @@ fn part(i: usize) -> Part {
         gpu_index: 0,
         minor: None,
         memory_mib: 1,
-        pci_bus: String::new(),
+        pci_bus: None,
         numa_node: None,
         mig_enabled: false,
         mig: None,

@@ -67,7 +67,7 @@ impl Node {
             gpu_index: 0,
             minor: None,
             memory_mib: 1,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,
@@ -77,7 +77,7 @@ impl Node {
         if self.hangs {
             inventory.scan_errors.insert(gpu(), "a call hangs".into());
         } else if self.lists_processes {
-            inventory.usage.insert(gpu(), Usage { memory_used_mib: 0, processes: self.processes });
+            inventory.usage.insert(gpu(), Usage { memory_used_mib: Some(0), processes: self.processes });
         }
         self.apply(&Command::RecordScan(inventory)).unwrap();
     }

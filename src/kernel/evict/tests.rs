@@ -31,7 +31,7 @@ fn part(name: &str, parent: Option<&str>) -> Part {
         gpu_index: 0,
         minor: None,
         memory_mib: 100,
-        pci_bus: String::new(),
+        pci_bus: None,
         numa_node: None,
         mig_enabled: false,
         mig: None,

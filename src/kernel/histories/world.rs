@@ -75,7 +75,7 @@ pub(super) fn part(i: usize) -> Part {
         gpu_index: 0,
         minor: None,
         memory_mib: 1000,
-        pci_bus: String::new(),
+        pci_bus: None,
         numa_node: None,
         mig_enabled: false,
         mig: None,

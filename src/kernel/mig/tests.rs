@@ -14,7 +14,7 @@ fn gpu(index: u32, mig_enabled: bool) -> Part {
         gpu_index: index,
         minor: Some(index),
         memory_mib: 80_000,
-        pci_bus: String::new(),
+        pci_bus: None,
         numa_node: None,
         mig_enabled,
         mig: None,

@@ -43,7 +43,7 @@ fn node() -> Ledger {
             gpu_index: 0,
             minor: None,
             memory_mib: 1,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,

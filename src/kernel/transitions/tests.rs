@@ -76,7 +76,7 @@ impl Node {
             gpu_index: 3,
             minor: None,
             memory_mib: 80,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,

@@ -26,11 +26,10 @@ pub enum GpuName {
 }
 
 impl GpuName {
-    /// The name of this GPU; its UUID where the ledger does not have it.
+    /// The name of this GPU; its UUID where the ledger does not have it, or another GPU has its index now.
     #[must_use]
     pub fn of(self, ledger: &Ledger, gpu: &PartId) -> String {
-        let part = ledger.part(gpu).or_else(|| ledger.parts_of(gpu).next());
-        self.with_index(part.map(|part| part.part.gpu_index), gpu)
+        self.with_index(ledger.index_of(gpu), gpu)
     }
 
     fn with_index(self, index: Option<u32>, gpu: &PartId) -> String {

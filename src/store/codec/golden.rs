@@ -9,6 +9,7 @@ use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::health::{HealthState, PastHealth};
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{Hook, PolicyVersion};
 use berth_kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
@@ -109,7 +110,7 @@ fn golden() -> Vec<Golden> {
                     gpu_index: 3,
                     minor: Some(4),
                     memory_mib: 9984,
-                    pci_bus: "00000000:65:00.0".into(),
+                    pci_bus: PciBusId::parse("00000000:65:00.0").ok(),
                     numa_node: Some(1),
                     mig_enabled: false,
                     mig: Some(Mig { profile: "1g.10gb".into(), gpu_instance: 7, compute_instance: 0 }),
@@ -257,6 +258,24 @@ fn golden() -> Vec<Golden> {
                 reason: "XID 79".into(),
                 since_wall_ms: 6,
                 quiet_ms: Some(300_000),
+                until_reset: false,
+                history: vec![PastHealth {
+                    state: HealthState::Healthy,
+                    reason: String::new(),
+                    since_wall_ms: 5,
+                }],
+            }),
+        ),
+        (
+            named(8, "GPU-2"),
+            r#"{"state":"unhealthy","reason":"XID 48","sinceMs":6,"untilReset":true,"before":[{"state":"healthy","sinceMs":5}]}"#,
+            Record::Health(HealthRecord {
+                gpu: PartId::parse("GPU-2").unwrap(),
+                state: HealthState::Unhealthy,
+                reason: "XID 48".into(),
+                since_wall_ms: 6,
+                quiet_ms: None,
+                until_reset: true,
                 history: vec![PastHealth {
                     state: HealthState::Healthy,
                     reason: String::new(),

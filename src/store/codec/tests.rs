@@ -8,6 +8,7 @@ use berth_kernel::gpu::{Mig, Part};
 use berth_kernel::history::weight;
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{Hook, PolicyVersion};
 use berth_kernel::record::{DeviceRun, Meta, PartRecord, StackHead};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
@@ -87,11 +88,15 @@ prop_compose! {
     fn part()(
         id in part_id(),
         parent in option::of(part_id()),
-        (vendor, model, pci_bus) in any::<(String, String, String)>(),
+        (vendor, model) in any::<(String, String)>(),
+        pci_bus in option::of((any::<(u32, u8)>(), 0..32_u8, 0..8_u8)),
         (gpu_index, minor, numa_node, memory_mib, mig_enabled) in any::<(u32, Option<u32>, Option<u32>, u64, bool)>(),
         mig in any::<Option<(String, u32, u32)>>(),
         attributes in btree_map(any::<String>(), any::<String>(), 0..5),
     ) -> Part {
+        let pci_bus = pci_bus.and_then(|((domain, bus), device, function)| {
+            PciBusId::parse(&format!("{domain:x}:{bus:x}:{device:x}.{function}")).ok()
+        });
         let mig = mig.map(|(profile, gpu_instance, compute_instance)| Mig {
             profile, gpu_instance, compute_instance,
         });

@@ -3,6 +3,7 @@
 use berth_kernel::gpu;
 use berth_kernel::names::{PartId, Resource, SHARE_NUMBER_MAX};
 use berth_kernel::offer;
+use berth_kernel::pci::PciBusId;
 use berth_kernel::record::{DeviceRun, PartRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -120,7 +121,7 @@ impl Part {
             index: part.gpu_index,
             minor: part.minor,
             memory_mib: part.memory_mib,
-            pci_bus: part.pci_bus.clone(),
+            pci_bus: part.pci_bus.map(|bus| bus.to_string()).unwrap_or_default(),
             numa: part.numa_node,
             mig_enabled: part.mig_enabled,
             mig: part.mig.clone().map(Mig),
@@ -146,7 +147,8 @@ impl Part {
             gpu_index: self.index,
             minor: self.minor,
             memory_mib: self.memory_mib,
-            pci_bus: self.pci_bus,
+            // Empty if it is unknown. The next scan reads it again.
+            pci_bus: PciBusId::parse(&self.pci_bus).ok(),
             numa_node: self.numa,
             mig_enabled: self.mig_enabled,
             mig: self.mig.map(|mig| mig.0),

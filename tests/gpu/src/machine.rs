@@ -1,6 +1,7 @@
 //! What the system shows of its GPUs without NVML: nvidia-smi, `/proc` and sysfs.
 
 use anyhow::{Context as _, ensure};
+use berth_kernel::pci::PciBusId;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -69,7 +70,8 @@ fn parse_driver_version(text: &str) -> Option<String> {
 /// UUID and minor of the GPU on this bus, from `/proc/driver/nvidia/gpus/<bus>/information`; `None` if there is no such
 /// file.
 pub(crate) fn information(bus: &str) -> Option<(Option<String>, Option<u32>)> {
-    let path = format!("/proc/driver/nvidia/gpus/{}/information", sysfs_name(bus)?);
+    let bus = PciBusId::parse(bus).ok()?.sysfs_name();
+    let path = format!("/proc/driver/nvidia/gpus/{bus}/information");
     Some(parse_information(&fs::read_to_string(path).ok()?))
 }
 
@@ -83,15 +85,9 @@ fn parse_information(text: &str) -> (Option<String>, Option<u32>) {
 
 /// The NUMA node of the PCI device on this bus; `None` if sysfs has none (-1), or no such device.
 pub(crate) fn numa_node(bus: &str) -> Option<u32> {
-    let path = Path::new("/sys/bus/pci/devices").join(sysfs_name(bus)?).join("numa_node");
+    let path =
+        Path::new("/sys/bus/pci/devices").join(PciBusId::parse(bus).ok()?.sysfs_name()).join("numa_node");
     fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// NVML's bus id in the kernel's spelling: `00000000:65:00.0` is `0000:65:00.0`.
-fn sysfs_name(bus: &str) -> Option<String> {
-    let (domain, rest) = bus.split_once(':')?;
-    let domain = u32::from_str_radix(domain, 16).ok()?;
-    Some(format!("{domain:04x}:{}", rest.to_lowercase()))
 }
 
 /// The character devices of the running kernel: names by major number.
@@ -198,13 +194,6 @@ mod tests {
         let uuid = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5".to_owned();
         assert_eq!(parse_information(text), (Some(uuid), Some(3)));
         assert_eq!(parse_information("Model: x\n"), (None, None));
-    }
-
-    #[test]
-    fn a_bus_id_is_spelled_as_the_kernel_spells_it() {
-        assert_eq!(sysfs_name("00000000:A5:00.0").as_deref(), Some("0000:a5:00.0"));
-        assert_eq!(sysfs_name("00010000:65:00.0").as_deref(), Some("10000:65:00.0"));
-        assert_eq!(sysfs_name("none"), None);
     }
 
     #[test]

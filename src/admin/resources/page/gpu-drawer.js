@@ -52,7 +52,7 @@ export class GpuDrawer {
       renew(this.#state, this.#uuid, () => el('p', {}, `This node has no GPU ${this.#uuid}. It may have been forgotten, or it is of another node.`));
       return;
     }
-    setText(this.#title, `GPU ${gpu.index}`);
+    setText(this.#title, gpu.name);
     renew(this.#state, [gpu.health.state, gpu.health.reason, gpu.drain, gpu.bypasses], () => stateOf(gpu));
     const actions = this.#context.actions(gpu).slice(1);
     renew(this.#actions, actions, () => [...actions.map(([label, act, why]) => button(label, act, { change: !label.startsWith('Progress'), why })),

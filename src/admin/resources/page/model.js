@@ -46,6 +46,7 @@ export class Model {
       if (!gpus.items.some((gpu) => gpu.uuid === uuid)) this.#details.delete(uuid);
     }
     const shown = whole.filter((gpu) => gpu !== null);
+    for (const gpu of shown) gpu.name = nameOf(gpu, shown);
     return {
       node,
       stack,
@@ -123,6 +124,12 @@ export class Model {
     // The summary is newer.
     return { ...known.gpu, ...summary, allocations };
   }
+}
+
+/** `GPU 3`; of one that vanished and whose index another GPU has now, the beginning of its UUID. */
+function nameOf(gpu, gpus) {
+  const isTaken = !gpu.present && gpus.some((other) => other.present && other.index === gpu.index);
+  return isTaken ? `${gpu.uuid.slice(0, 12)} (GPU ${gpu.index} before)` : `GPU ${gpu.index}`;
 }
 
 /** Pods by `namespace/name`, with their allocations; those whose pod is not known yet are listed one by one. */

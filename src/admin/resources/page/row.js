@@ -40,7 +40,7 @@ export class Row {
   /** `finds` is the test for what is searched: pods that it finds are named first. */
   show(gpu, selected, finds) {
     this.gpu = gpu;
-    this.#name(`GPU ${gpu.index}`);
+    this.#name(gpu.name);
     this.text = searchTextOf(gpu);
     this.root.dataset.health = gpu.health.state;
     this.root.dataset.drain = scheduling(gpu);
@@ -125,7 +125,7 @@ function progressText({ state, progress }) {
 
 /** A button that opens the GPU's drawer. */
 export function gpuButton(gpu, route) {
-  return gpu ? button(`GPU ${gpu.index}`, () => route.set({ gpu: gpu.uuid, pod: '' }), { kind: 'link' }) : '?';
+  return gpu ? button(gpu.name, () => route.set({ gpu: gpu.uuid, pod: '' }), { kind: 'link' }) : '?';
 }
 
 /** Memory used and the limit of an allocation on a GPU. */

@@ -28,15 +28,16 @@ export function showStatusLine(root, { node, gpus }, route) {
   const failed = node.checks.filter((check) => !check.ok);
   const out = gpus.filter((gpu) => gpu.drain.state !== 'active').length;
   const bypasses = gpus.filter((gpu) => gpu.bypasses > 0).map((gpu) => gpu.index);
-  renew(root, [groups, failed, gpus.length, out, bypasses], () => {
+  const unidentified = node.counts.unidentifiedGpus ?? 0;
+  renew(root, [groups, failed, gpus.length, unidentified, out, bypasses], () => {
     const sum = groups.reduce((n, [, indices]) => n + indices.length, 0);
-    const kind = sum > 0 || !node.ready ? 'bad' : bypasses.length > 0 ? 'warn' : 'good';
+    const kind = sum > 0 || unidentified > 0 || !node.ready ? 'bad' : bypasses.length > 0 ? 'warn' : 'good';
     root.className = `status-line ${kind}`;
     const filter = (text, changes) => button(text, () => route.set({ view: 'gpus', q: '', ...changes }), { kind: 'link' });
     const parts = [];
     if (failed.length > 0) parts.push(el('span', {}, `Not ready: ${failed.map((check) => check.name).join(', ')}. `));
     if (gpus.length === 0) parts.push(el('span', {}, 'This node has no GPUs.'));
-    else if (sum === 0) parts.push(el('span', {}, gpus.length === 1 ? 'The GPU works.' : `All ${gpus.length} GPUs work.`));
+    else if (sum === 0) parts.push(el('span', {}, unidentified > 0 ? `${gpus.length} of ${node.counts.gpus} GPUs work. ` : gpus.length === 1 ? 'The GPU works.' : `All ${gpus.length} GPUs work.`));
     else {
       parts.push(filter(`${count(sum, 'GPU')} ${sum === 1 ? 'needs' : 'need'} attention`, { state: 'attention', why: '' }), ': ',
         groups.flatMap(([why, indices], i) => [i > 0 && ', ', filter(describeError(indices, why), { state: '', why })]));
@@ -93,10 +94,10 @@ export function announce(before, now) {
   for (const gpu of now.gpus) {
     const was = before.gpu.get(gpu.uuid);
     const drain = gpu.drain.state === 'active' ? 'uncordoned' : gpu.drain.state;
-    if (!was) messages.push(`GPU ${gpu.index} appeared`);
+    if (!was) messages.push(`${gpu.name} appeared`);
     else {
-      if (was.drain.state !== gpu.drain.state) messages.push(`GPU ${gpu.index} is ${drain}${gpu.drain.why ? `: ${gpu.drain.why}` : ''}`);
-      if (was.health.state !== gpu.health.state) messages.push(`GPU ${gpu.index} is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}`);
+      if (was.drain.state !== gpu.drain.state) messages.push(`${gpu.name} is ${drain}${gpu.drain.why ? `: ${gpu.drain.why}` : ''}`);
+      if (was.health.state !== gpu.health.state) messages.push(`${gpu.name} is ${gpu.health.state}${gpu.health.reason ? `: ${gpu.health.reason}` : ''}`);
     }
   }
   if (before.node.stackRevision !== now.node.stackRevision) messages.push(`The stack is at revision ${now.node.stackRevision}`);

@@ -5,7 +5,7 @@ import { count } from './dom.js';
 /** Kinds of badge by state. */
 export const KINDS = {
   healthy: 'good', degraded: 'warn', unhealthy: 'bad', vanished: 'bad',
-  open: 'plain', cordoned: 'warn', draining: 'busy', drained: 'plain',
+  open: 'plain', cordoned: 'warn', draining: 'busy', drained: 'plain', excluded: 'plain',
 };
 /** What the states of a filter mean, in the order of their chips. */
 export const STATES = {
@@ -30,7 +30,7 @@ export function describeError(indices, error) {
 }
 
 /** Whether new pods may get it: the API's `active` is called open, since it is not about work. */
-export const scheduling = (gpu) => (gpu.drain.state === 'active' ? 'open' : gpu.drain.state);
+export const scheduling = (gpu) => (gpu.excluded ? 'excluded' : gpu.drain.state === 'active' ? 'open' : gpu.drain.state);
 
 /** The mark of a drain that was given up at its deadline, if there is one. */
 export const givenUp = (drain) => drain.marks.find((mark) => mark.expired);

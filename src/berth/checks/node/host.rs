@@ -4,6 +4,7 @@
 use super::line::Line;
 use crate::config::{Config, GpuSource};
 use crate::strategy::{Access, NodeVersions, StrategyFinder};
+use berth_gpus::nvml::{NvmlOptions, WSL2, is_wsl2};
 use berth_kernel::gpu::Part;
 use berth_kernel::mig::plan;
 use berth_kubelet::Resolution;
@@ -19,7 +20,12 @@ pub(super) fn driver(config: &Config) -> Line {
         return Line::ok(CHECK, format!("not needed: GPUs are simulated ({profile})"));
     }
     let fix = "install the NVIDIA driver and load it (modprobe nvidia; nvidia-smi shows it)";
-    let Ok(version) = read_to_string("/proc/driver/nvidia/version") else {
+    let options = NvmlOptions::default();
+    if is_wsl2(&options.dxg, &options.driver_version) {
+        let (what, fix) = WSL2.split_once(": ").unwrap_or((WSL2, ""));
+        return Line::fail(CHECK, what, fix);
+    }
+    let Ok(version) = read_to_string(&options.driver_version) else {
         return Line::fail(CHECK, "the nvidia kernel module is not loaded", fix);
     };
     let version =
@@ -125,7 +131,7 @@ mod tests {
             gpu_index,
             minor: None,
             memory_mib: 1000,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled,
             mig: None,

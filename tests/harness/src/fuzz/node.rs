@@ -8,6 +8,7 @@ use berth_kernel::health::XidRules;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{Digest, PartId, Resource};
+use berth_kernel::pci::PciBusId;
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
@@ -59,7 +60,7 @@ fn gpu(index: usize) -> Part {
         gpu_index: u32::try_from(index).unwrap(),
         minor: None,
         memory_mib: 81_920,
-        pci_bus: format!("00000000:0{index}:00.0"),
+        pci_bus: PciBusId::parse(&format!("00000000:0{index}:00.0")).ok(),
         numa_node: None,
         mig_enabled: false,
         mig: None,

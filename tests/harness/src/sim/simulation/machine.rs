@@ -100,7 +100,7 @@ fn part(id: &str, parent: Option<PartId>, memory_mib: u64) -> Part {
         gpu_index: 0,
         minor: None,
         memory_mib,
-        pci_bus: String::new(),
+        pci_bus: None,
         numa_node: None,
         mig_enabled: false,
         mig: None,

@@ -1,0 +1,129 @@
+//! Selectors of GPUs in the configuration (`gpus.exclude`).
+
+use super::gpu::{Inventory, Part};
+use super::names::PartId;
+use super::pci::PciBusId;
+use std::fmt;
+
+/// Selects GPUs by one property.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GpuSelector {
+    /// NVML's index, which may be another GPU's after a reboot or a change of the hardware.
+    Index(u32),
+    /// The UUID.
+    Uuid(PartId),
+    /// The PCI bus id.
+    PciBus(PciBusId),
+    /// The product name as NVML reports it; a `*` at its end matches any text.
+    Model(String),
+}
+
+impl GpuSelector {
+    /// Parses a selector: a number is an index, a text in the form of a UUID or of a PCI bus id is one, and every other text
+    /// is a model.
+    ///
+    /// # Errors
+    /// Why it can select no GPU.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        if text.bytes().all(|byte| byte.is_ascii_digit()) && !text.is_empty() {
+            return text.parse().map(Self::Index).map_err(|_| "an index is at most 4294967295");
+        }
+        if let Ok(bus) = PciBusId::parse(text) {
+            return Ok(Self::PciBus(bus));
+        }
+        match PartId::parse(text) {
+            Ok(id) if id.as_str().starts_with("MIG-") => {
+                Err("exclude the GPU of this MIG instance, by its own UUID")
+            }
+            Ok(id) if id.is_nvidia_uuid() => Ok(Self::Uuid(id)),
+            _ if text.trim_end_matches('*').trim().is_empty() => Err("it would exclude every GPU"),
+            _ => Ok(Self::Model(text.to_owned())),
+        }
+    }
+
+    /// Whether it selects this GPU.
+    #[must_use]
+    pub fn selects(&self, gpu: &Part) -> bool {
+        match self {
+            Self::Index(index) => gpu.gpu_index == *index,
+            Self::Uuid(id) => gpu.id == *id,
+            Self::PciBus(bus) => gpu.pci_bus == Some(*bus),
+            Self::Model(model) => match model.strip_suffix('*') {
+                Some(beginning) => gpu.model.starts_with(beginning),
+                None => gpu.model == *model,
+            },
+        }
+    }
+}
+
+impl fmt::Display for GpuSelector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => write!(f, "{index}"),
+            Self::Uuid(id) => write!(f, "{id}"),
+            Self::PciBus(bus) => write!(f, "{bus}"),
+            Self::Model(model) => f.write_str(model),
+        }
+    }
+}
+
+impl Inventory {
+    /// Marks the GPUs that these selectors select as excluded. Returns the selectors that select none.
+    pub fn exclude<'s>(&mut self, selectors: &'s [GpuSelector]) -> Vec<&'s GpuSelector> {
+        let gpus: Vec<&Part> = self.parts.iter().filter(|part| part.parent.is_none()).collect();
+        let selected = |gpu: &&&Part| selectors.iter().any(|selector| selector.selects(gpu));
+        self.excluded = gpus.iter().filter(selected).map(|gpu| gpu.id.clone()).collect();
+        selectors.iter().filter(|selector| !gpus.iter().any(|gpu| selector.selects(gpu))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn gpu() -> Part {
+        Part {
+            id: PartId::parse("GPU-8a56a4bc-e184-a047-2620-be19fdf913d5").unwrap(),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: "NVIDIA T400 4GB".into(),
+            gpu_index: 3,
+            minor: None,
+            memory_mib: 4096,
+            pci_bus: PciBusId::parse("0000:1b:00.0").ok(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_selected_by_index_uuid_bus_id_or_model_in_any_spelling() {
+        for text in [
+            "3",
+            "gpu-8A56A4BC-e184-a047-2620-be19fdf913d5",
+            "1B:00.0",
+            "00000000:1b:00.0",
+            "NVIDIA T400 4GB",
+            "NVIDIA T4*",
+        ] {
+            assert!(GpuSelector::parse(text).unwrap().selects(&gpu()), "{text}");
+        }
+        for text in ["4", "GPU-8a56a4bc-e184-a047-2620-be19fdf913d6", "1c:00.0", "T400", "NVIDIA T400"] {
+            assert!(!GpuSelector::parse(text).unwrap().selects(&gpu()), "{text}");
+        }
+        for text in ["", "*", " ", "99999999999", "MIG-8a56a4bc-e184-a047-2620-be19fdf913d5"] {
+            assert!(GpuSelector::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_selector_that_selects_no_gpu_is_returned() {
+        let mut inventory = Inventory { parts: vec![gpu()], ..Inventory::default() };
+        let selectors = [GpuSelector::Index(3), GpuSelector::Index(7)];
+        assert_eq!(inventory.exclude(&selectors), [&selectors[1]]);
+        assert!(inventory.excluded.contains(&gpu().id));
+    }
+}

@@ -185,6 +185,8 @@ impl IntoFailure for ActivateError {
             ActivateError::Fails { .. } => Failure::new(Kind::StackFails, &self)
                 .hint("the active stack is unchanged; fix the policy, its parameters or its permissions"),
             ActivateError::Unprepared(ref unprepared) => uninstalled(&unprepared.error, &self),
+            ActivateError::FileChanged => Failure::new(Kind::Changed, &self)
+                .hint("the active stack is unchanged; repeat the request"),
             ActivateError::Command(error) => error.into_failure(),
         }
     }

@@ -16,7 +16,7 @@ mod survey;
 
 pub use openapi::openapi_json;
 pub use resources::stack_entries::{NoVersion, resolve_version};
-pub use state::{Facts, FileStack, NodeFacts, Registration, Step};
+pub use state::{Facts, NodeFacts, Registration, Step};
 
 use actix_web::web::{Data, ServiceConfig};
 use berth_core::Core;

@@ -9,7 +9,6 @@ use berth_core::metrics::Metrics;
 use berth_core::{Core, DriverAccess, KernelHandle, Lab, PolicyService};
 use berth_http::{Context, Failure};
 use berth_kernel::names::Resource;
-use berth_kernel::stack::StackEntry;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -83,8 +82,6 @@ pub struct NodeFacts {
     pub uncallable: Option<String>,
     /// Whether the node's labels are up to date; `None` if labels are not configured.
     pub labels: Option<Step>,
-    /// The stack of the configuration file.
-    pub file_stack: FileStack,
     /// The configuration file; `None` without one.
     pub configuration: Option<ConfigurationState>,
 }
@@ -121,15 +118,6 @@ pub struct Registration {
     pub resource: Resource,
     /// Whether the kubelet accepted it and watches its devices.
     pub state: Step,
-}
-
-/// The stack of the configuration file.
-#[derive(Clone, Debug, Default)]
-pub struct FileStack {
-    /// Its entries with resolved versions; `berth policy reset` activates them.
-    pub entries: Vec<StackEntry>,
-    /// Why it cannot be used, if so.
-    pub error: Option<String>,
 }
 
 /// Concurrent uploads: each holds up to 32 MiB, and only one is compiled at a time.

@@ -56,7 +56,8 @@ pub use process::{
 pub use shape::Shape;
 pub use stack::{
     Activation, ActivationList, FaultKind, Faults, FileStack, HookRecord, NewStack, NewStackEntry, OnFault,
-    Permissions, Record, Rollback, Stack, StackEntry, StackSource, Word, gone,
+    Permissions, Record, Rollback, Stack, StackChange, StackEntry, StackPreview, StackReset, StackSource,
+    Word, gone,
 };
 pub use trial::{NewTrial, Trial, TrialCall, TrialOffer, TrialOutcome, TrialRequest, TrialResource};
 

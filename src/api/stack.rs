@@ -3,6 +3,7 @@
 use crate::decision::parameters;
 use crate::non_empty;
 use crate::policy::Hook;
+use crate::trial::{TrialOffer, TrialResource};
 use crate::values::values;
 use berth_kernel::date::rfc3339;
 use berth_kernel::ledger::Ledger;
@@ -38,6 +39,28 @@ pub struct Stack {
     pub file_stack: FileStack,
     /// Warnings on this node: those of its policies, such as a GPU in their parameters that does not exist, and
     /// resources that are not offered because of MIG.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node matches {model: NVIDIA L4*}"]))]
+    pub warnings: Vec<String>,
+    /// What the requested change would do; only in the response to a dry run, which shows the active stack, unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preview: Option<StackPreview>,
+}
+
+/// What the activation of a stack would change.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StackPreview {
+    /// Where the stack would come from.
+    pub source: StackSource,
+    /// The policies of the stack, in the order in which they would be called.
+    pub entries: Vec<StackEntry>,
+    /// The offers of the parts with this stack, beside the present ones.
+    pub offers: Vec<TrialOffer>,
+    /// The devices by resource. Devices that are held stay listed until they are free, also those that the stack no
+    /// longer offers.
+    pub resources: Vec<TrialResource>,
+    /// The warnings that the stack would have on this node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node matches {model: NVIDIA L4*}"]))]
     pub warnings: Vec<String>,
@@ -377,6 +400,35 @@ pub struct Word {
     #[serde(default)]
     #[param(required = false, example = "packs batch jobs")]
     pub reason: String,
+}
+
+/// The query of a change of the stack.
+#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct StackChange {
+    /// Whether to change nothing, and show in `preview` what the change would do.
+    #[serde(default)]
+    #[param(required = false, example = true)]
+    pub dry_run: bool,
+}
+
+/// The query of a reset of the stack.
+#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct StackReset {
+    /// The person for whom the change is made; at most 128 bytes. It follows the name of the token's owner.
+    #[param(example = "alice")]
+    pub by: Option<String>,
+    /// The reason, at most 1024 bytes without control characters.
+    #[serde(default)]
+    #[param(required = false, example = "the new file has it")]
+    pub reason: String,
+    /// Whether to change nothing, and show in `preview` what the change would do.
+    #[serde(default)]
+    #[param(required = false, example = true)]
+    pub dry_run: bool,
 }
 
 impl Activation {

@@ -24,12 +24,15 @@ use strategy::StrategyTask;
 use crate::config::Config;
 use admin_api::StartingApi;
 use anyhow::Context;
-use berth_admin::{FileStack, Step};
+use berth_admin::Step;
 use berth_core::keeper::{CommandError, Keeper, Snapshot};
 use berth_core::transition_log;
-use berth_core::{GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore};
+use berth_core::{
+    ActivateError, FileStack, GpuWatch, InventoryScanner, KernelHandle, PolicyService, RunningCore,
+};
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ports::{Gpus, GpusError, StoreError};
+use berth_kernel::refusal::Refusal;
 use berth_store::SledStore;
 use berth_wasm::WasmPolicies;
 use configuration::Configuration;
@@ -354,27 +357,29 @@ impl Daemon {
             }
             Err(error) => anyhow::bail!("the stack of the configuration cannot be used: {error}"),
         };
-        self.progress.update(|facts| facts.file_stack = stack);
+        self.policies().set_file_stack(stack);
         Ok(())
     }
 
     /// Activates the file's stack, unless a stack of the API is active, which takes precedence until it is reset.
     async fn activate_file_stack(&self) -> anyhow::Result<()> {
-        let snapshot = self.kernel().snapshot();
-        let entries = self.progress.facts().file_stack.entries;
-        if snapshot.stack.from_api {
-            if snapshot.stack.entries != entries {
+        let entries = &self.policies().file_stack().entries;
+        let mut retry = Retry::default();
+        loop {
+            let active = &self.kernel().snapshot().stack;
+            if active.from_api && active.entries != *entries {
                 tracing::warn!(
                     "stackShadowed: the stack that was activated through the API is used, not the file's; \
                      `berth policy reset` activates the file's"
                 );
             }
-            return Ok(());
-        }
-        let mut retry = Retry::default();
-        while self.kernel().snapshot().stack.entries != entries {
-            match self.policies().activate(new_stack(entries.clone()), None).await {
-                Ok(_) => break,
+            if active.from_api || active.entries == *entries {
+                return Ok(());
+            }
+            match self.policies().activate(new_stack(entries.clone()), Some(active.revision)).await {
+                Ok(_) => return Ok(()),
+                // The API, which runs already, was given another stack meanwhile.
+                Err(ActivateError::Command(CommandError::Refused(Refusal::StackMoved { .. }))) => {}
                 // A starting node is busy and its disks are slow, so a timeout does not mean that the stack is bad.
                 Err(error) if error.is_passing() => {
                     retry.wait(&format!("{error}; {RETRIED}")).await;
@@ -382,7 +387,6 @@ impl Daemon {
                 Err(error) => return Err(error).context("the stack of the configuration cannot be used"),
             }
         }
-        Ok(())
     }
 
     /// Stops all parts: tasks, GPU threads, the connection to the API server, both front ends, and the keeper with its store.

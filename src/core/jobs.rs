@@ -9,6 +9,7 @@ use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement};
 use berth_kernel::ports::InstallError;
+use berth_kernel::stack::StackEntry;
 use tokio::sync::oneshot;
 
 /// Jobs that the kubelet waits for.
@@ -54,8 +55,21 @@ pub struct Reconfiguration {
     pub rules: Rules,
     /// The answers if all policies pass.
     pub baseline: Baseline,
-    /// The stack that replaces the active one, with the revision of that one; `None`: the active one stays.
-    pub stack: Option<(NewStack, u64)>,
+    /// The stack of the configuration file.
+    pub file_stack: FileStack,
+    /// The stack that replaces the active one; `None`: the active one stays.
+    pub stack: Option<NewStack>,
+    /// The revision of the active stack for which the caller decided this; at another one nothing is changed.
+    pub revision: u64,
+}
+
+/// The stack of the configuration file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileStack {
+    /// Its entries with resolved versions; `berth policy reset` activates them.
+    pub entries: Vec<StackEntry>,
+    /// Why it cannot be used, if so.
+    pub error: Option<String>,
 }
 
 /// A grant, and the ledger that holds it.
@@ -94,6 +108,9 @@ pub enum ActivateError {
     /// One of its policies cannot be made callable.
     #[error("{0}; the stack was not activated")]
     Unprepared(Unprepared),
+    /// The stack was that of the configuration file, which was read again meanwhile and has another one now.
+    #[error("the configuration file was read again meanwhile, and its stack is another one now")]
+    FileChanged,
     /// The keeper refused the activation, or failed.
     #[error("{0}")]
     Command(CommandError),
@@ -106,6 +123,7 @@ impl ActivateError {
         match self {
             Self::Fails { passing, .. } => *passing,
             Self::Unprepared(error) => error.is_passing(),
+            Self::FileChanged => true,
             Self::Command(error) => {
                 matches!(error, CommandError::Store(_) | CommandError::Busy | CommandError::Late(_))
             }

@@ -21,6 +21,7 @@ use crate::priority::lower_priority;
 use berth_kernel::command::NewStack;
 use berth_kernel::decision::{Decision, Filter};
 use berth_kernel::ports::{DecisionPage, Input, Journal, JournalError, JournalStats, PolicyRuntime};
+use berth_kernel::refusal::Refusal;
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,6 +90,7 @@ impl From<ActivateError> for LabError {
         match error {
             ActivateError::Fails { policy, fault, .. } => Self::Fails { policy, fault },
             ActivateError::Unprepared(error) => Self::Unprepared(error),
+            ActivateError::FileChanged => Self::Command(CommandError::Refused(Refusal::Moved)),
             ActivateError::Command(error) => Self::Command(error),
         }
     }

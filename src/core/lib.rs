@@ -29,7 +29,7 @@ mod wake;
 pub use beat::next_beat;
 pub use driver_access::{DriverAccess, Release, ReleaseError, ReleaseOrder};
 pub use gpu_watch::{GpuWatch, InventoryScanner};
-pub use jobs::{ActivateError, Granted, Reconfiguration, Unprepared};
+pub use jobs::{ActivateError, FileStack, Granted, Reconfiguration, Unprepared};
 pub use kernel_handle::KernelHandle;
 pub use lab::Lab;
 pub use policies::PolicyService;
@@ -41,7 +41,7 @@ use crate::stack::policy_stats::PolicyStats;
 use berth_kernel::ports::{Clock, Journal, PolicyFiles, PolicyRuntime};
 use crossbeam_channel::bounded;
 use keeper::Keeper;
-use policy_thread::{Inboxes, Worker};
+use policy_thread::{Configured, Inboxes, Worker};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -88,6 +88,7 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
     let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
     let (other_jobs, other) = bounded(OTHER_JOBS);
     let (baseline, policy_stats) = (Shared::new(baseline), PolicyStats::default());
+    let file_stack = Shared::new(FileStack::default());
     let runtime: Arc<dyn PolicyRuntime> = Arc::clone(policies) as _;
     let shadows = Arc::default();
     let recording = lab::recorder::start(Arc::clone(&runtime), journal.clone(), Arc::clone(&shadows))?;
@@ -96,8 +97,7 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
         recording.recorder.clone(),
         Arc::clone(&runtime),
         Arc::clone(&clock),
-        baseline.clone(),
-        rules.clone(),
+        Configured { baseline: baseline.clone(), rules: rules.clone(), file_stack: file_stack.clone() },
         policy_stats.clone(),
     );
     let inboxes = Inboxes { kubelet, other, nudge: nudges };
@@ -114,7 +114,8 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
         gpu_history: Arc::default(),
         refusals: Arc::default(),
     };
-    let policies = PolicyService::new(kernel.clone(), Arc::clone(policies) as _, runtime, baseline, shadows);
+    let files = Arc::clone(policies) as _;
+    let policies = PolicyService::new(kernel.clone(), files, runtime, baseline, file_stack, shadows);
     let lab = Lab::new(policies.clone(), journal, recording.lost);
     let threads = vec![thread, recording.thread, running.thread];
     Ok(RunningCore { core: Core { kernel, policies, lab, driver: DriverAccess::default() }, threads })

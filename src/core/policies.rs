@@ -9,24 +9,37 @@ pub use chunks::ModuleChunks;
 pub use prepare::Prepared;
 pub use upload::{DeleteError, DeletePrecondition, Upload, UploadError, Uploaded};
 
-use crate::jobs::{ActivateError, OtherJob, Reconfiguration};
+use crate::jobs::{ActivateError, FileStack, OtherJob, Reconfiguration};
 use crate::keeper::{CommandError, Snapshot};
 use crate::kernel_handle::{KernelHandle, send, within};
 use crate::lab::shadow::Shadows;
 use crate::priority::at_low_priority;
 use crate::shared::Shared;
 use crate::spans;
-use crate::stack::{Baseline, DryRun, TIME_FACTOR};
-use berth_kernel::command::NewStack;
+use crate::stack::{Baseline, DryRun, Offers, TIME_FACTOR};
+use berth_kernel::command::{Command, NewStack};
+use berth_kernel::decide::{Verdict, decide};
+use berth_kernel::ledger::Ledger;
 use berth_kernel::ports::{PolicyFiles, PolicyRuntime};
 use berth_kernel::refusal::Refusal;
 use berth_kernel::trust_check::check_trust;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, RwLock, oneshot};
+use tokio::sync::{Mutex, RwLock, oneshot, watch};
 
 /// Longest wait for another trial of a stack.
 const TURN_MAX: Duration = Duration::from_secs(20);
+
+/// What the activation of a stack would change.
+#[derive(Clone, Debug)]
+pub struct Preview {
+    /// The node at present.
+    pub node: Snapshot,
+    /// The node after the activation.
+    pub after: Ledger,
+    /// The warnings about its offers.
+    pub warnings: Vec<String>,
+}
 
 /// Uploads, activates and deletes policies. Cheap to clone.
 #[derive(Clone)]
@@ -35,6 +48,7 @@ pub struct PolicyService {
     pub(crate) runtime: Arc<dyn PolicyRuntime>,
     pub(crate) baseline: Shared<Baseline>,
     pub(crate) shadows: Arc<Shadows>,
+    file_stack: Shared<FileStack>,
     files: Arc<dyn PolicyFiles>,
     /// Uploads hold it shared, deletions exclusively, or a deletion could remove the files of a concurrent upload.
     files_lock: Arc<RwLock<()>>,
@@ -44,6 +58,8 @@ pub struct PolicyService {
     preparing: Arc<Mutex<()>>,
     /// Held while a stack is tried.
     trying: Arc<Mutex<()>>,
+    /// Changes after each upload.
+    uploads: Arc<watch::Sender<()>>,
 }
 
 impl PolicyService {
@@ -52,10 +68,24 @@ impl PolicyService {
         files: Arc<dyn PolicyFiles>,
         runtime: Arc<dyn PolicyRuntime>,
         baseline: Shared<Baseline>,
+        file_stack: Shared<FileStack>,
         shadows: Arc<Shadows>,
     ) -> Self {
         let (files_lock, recording, preparing, trying) = Default::default();
-        Self { kernel, runtime, baseline, shadows, files, files_lock, recording, preparing, trying }
+        let uploads = Arc::new(watch::Sender::new(()));
+        Self {
+            kernel,
+            runtime,
+            baseline,
+            shadows,
+            file_stack,
+            files,
+            files_lock,
+            recording,
+            preparing,
+            trying,
+            uploads,
+        }
     }
 
     /// The kernel's handle.
@@ -76,13 +106,77 @@ impl PolicyService {
         &self.runtime
     }
 
+    /// A receiver that wakes after each upload, which may have replaced files that were lost.
+    #[must_use]
+    pub fn watch_uploads(&self) -> watch::Receiver<()> {
+        self.uploads.subscribe()
+    }
+
+    /// The stack of the configuration file.
+    #[must_use]
+    pub fn file_stack(&self) -> Arc<FileStack> {
+        self.file_stack.get()
+    }
+
+    /// Sets the stack of the configuration file at the start; afterwards [`Self::reconfigure`] does.
+    pub fn set_file_stack(&self, stack: FileStack) {
+        self.file_stack.replace(stack);
+    }
+
     /// Activates a stack: its policies are prepared, called on the live node and checked, then the stack replaces the
     /// active one as a whole.
     ///
     /// # Errors
-    /// If one of its policies fails on this node, or `expected` is not the active revision. Nothing
-    /// has changed then.
+    /// If one of its policies fails on this node, `expected` is not the active revision, or it is a stack of the
+    /// configuration file that the file no longer has. Nothing has changed then.
     pub async fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        let activated = match self.prepare_stack(&stack, expected).await {
+            Ok(_prepared) => self.replace_stack(stack, expected).await,
+            Err(error) => Err(error),
+        };
+        self.unload_unused();
+        activated
+    }
+
+    /// What [`Self::activate`] would change. Its policies are called in the same way; nothing changes.
+    ///
+    /// # Errors
+    /// As for [`Self::activate`].
+    pub async fn preview(&self, stack: NewStack, expected: Option<u64>) -> Result<Preview, ActivateError> {
+        let previewed = match self.prepare_stack(&stack, expected).await {
+            Ok(_prepared) => {
+                let tried = self.try_stack(&stack).await;
+                tried.and_then(|(node, offers)| self.decide_activation(stack, expected, node, offers))
+            }
+            Err(error) => Err(error),
+        };
+        self.unload_unused();
+        previewed
+    }
+
+    fn decide_activation(
+        &self,
+        stack: NewStack,
+        expected: Option<u64>,
+        node: Snapshot,
+        offers: Offers,
+    ) -> Result<Preview, ActivateError> {
+        let command = Command::Activate { stack, expected, offers: offers.parts };
+        let Verdict { entry, refusal } = decide(&node, &self.kernel.rules(), &command, self.kernel.now());
+        if let Some(refusal) = refusal {
+            return Err(ActivateError::Command(CommandError::Refused(refusal)));
+        }
+        let mut after = Ledger::clone(&node);
+        after.apply(&entry);
+        Ok(Preview { node, after, warnings: offers.notes.reasons() })
+    }
+
+    /// Checks a stack, and makes its policies callable.
+    async fn prepare_stack(
+        &self,
+        stack: &NewStack,
+        expected: Option<u64>,
+    ) -> Result<Prepared, ActivateError> {
         let node = self.kernel.snapshot();
         let refused = |refusal| ActivateError::Command(CommandError::Refused(refusal));
         // An early check, before anything is compiled. The keeper checks again when it activates the stack.
@@ -93,12 +187,7 @@ impl PolicyService {
         // Untrusted policies are never called.
         check_trust(&node, &stack.entries, &self.kernel.rules().trusted_keys).map_err(refused)?;
         let prepared = self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
-        let activated = match prepared {
-            Ok(_prepared) => self.replace_stack(stack, expected).await,
-            Err(error) => Err(ActivateError::Unprepared(error)),
-        };
-        self.unload_unused();
-        activated
+        prepared.map_err(ActivateError::Unprepared)
     }
 
     async fn replace_stack(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
@@ -113,9 +202,10 @@ impl PolicyService {
     /// first.
     ///
     /// # Errors
-    /// As for [`Self::activate`]; nothing has changed then.
+    /// As for [`Self::activate`], and [`Refusal::StackMoved`] if another stack is active than the caller read; nothing has
+    /// changed then.
     pub async fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
-        let entries = new.stack.iter().flat_map(|(stack, _)| &stack.entries);
+        let entries = new.stack.iter().flat_map(|stack| &stack.entries);
         let prepared = self.prepare(entries.map(|entry| &entry.digest)).await;
         let reconfigured = match prepared {
             Ok(_prepared) => self.submit_reconfiguration(new).await,
@@ -133,24 +223,26 @@ impl PolicyService {
     }
 
     /// Tries a stack on the live node, off the policy thread: a dry run calls more hooks than an activation
-    /// needs.
-    pub(crate) async fn try_stack(&self, stack: &NewStack) -> Result<(), ActivateError> {
+    /// needs. Returns the node, and the stack's offers on it.
+    pub(crate) async fn try_stack(&self, stack: &NewStack) -> Result<(Snapshot, Offers), ActivateError> {
         // One at a time, so that an Allocate always finds a free instance for its calls.
         let turn = tokio::time::timeout(TURN_MAX, Arc::clone(&self.trying).lock_owned()).await;
         let turn = turn.map_err(|_| ActivateError::Command(CommandError::Busy))?;
         let (service, stack) = (self.clone(), stack.clone());
         let work = move || {
             let _turn = turn;
+            let node = service.kernel.snapshot();
             let dry_run = DryRun {
                 stack: &stack,
                 policies: &*service.runtime,
-                node: &service.kernel.snapshot(),
+                node: &node,
                 now: service.kernel.now(),
                 baseline: &service.baseline.get(),
                 rules: &service.kernel.rules(),
                 time_factor: TIME_FACTOR,
             };
-            dry_run.run().map(drop).map_err(ActivateError::from)
+            let offers = dry_run.run().map_err(ActivateError::from)?;
+            Ok((node, offers))
         };
         let result = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(work))).await;
         result.unwrap_or(Err(ActivateError::Command(CommandError::Stopping)))

@@ -3,7 +3,7 @@
 //! One thread suffices, since the kubelet calls serially and a policy call takes tens of microseconds. The
 //! kubelet's jobs go first; offers are evaluated again when no job waits.
 
-use crate::jobs::{ActivateError, Granted, KubeletJob, OtherJob, Reconfiguration};
+use crate::jobs::{ActivateError, FileStack, Granted, KubeletJob, OtherJob, Reconfiguration};
 use crate::keeper::{Applied, CommandError, Handle, Snapshot};
 use crate::lab::recorder::Recorder;
 use crate::log_limit::LogLimit;
@@ -56,6 +56,8 @@ pub(crate) struct Worker {
     clock: Arc<dyn Clock>,
     baseline: Shared<Baseline>,
     rules: Shared<Rules>,
+    /// Only this thread replaces it once the daemon runs, so that no activation of it is of an earlier version.
+    file_stack: Shared<FileStack>,
     policy_stats: PolicyStats,
     /// The offers that were recorded last.
     last_offers: RefCell<Option<RecordedOffers>>,
@@ -64,6 +66,13 @@ pub(crate) struct Worker {
     last_signs: RefCell<BTreeMap<(PartId, String), (u64, String)>>,
     /// The events that were logged and recorded, by part, source and code: a program can cause thousands of XIDs a second.
     event_log: RefCell<LogLimit<(PartId, String, u64)>>,
+}
+
+/// What the configuration sets; a [`Reconfiguration`] replaces it.
+pub(crate) struct Configured {
+    pub baseline: Shared<Baseline>,
+    pub rules: Shared<Rules>,
+    pub file_stack: Shared<FileStack>,
 }
 
 /// The thread's inboxes.
@@ -80,10 +89,10 @@ impl Worker {
         recorder: Recorder,
         policies: Arc<dyn PolicyRuntime>,
         clock: Arc<dyn Clock>,
-        baseline: Shared<Baseline>,
-        rules: Shared<Rules>,
+        configured: Configured,
         policy_stats: PolicyStats,
     ) -> Self {
+        let Configured { baseline, rules, file_stack } = configured;
         let (last_offers, fault_log, last_signs, event_log) = Default::default();
         Self {
             keeper,
@@ -92,6 +101,7 @@ impl Worker {
             clock,
             baseline,
             rules,
+            file_stack,
             policy_stats,
             last_offers,
             fault_log,
@@ -368,8 +378,12 @@ impl Worker {
         });
     }
 
-    /// Evaluates a new stack's offers on the live node, and activates the stack only if none of its policies fails.
+    /// Evaluates a new stack's offers on the live node, and activates the stack only if none of its policies fails. A stack
+    /// of the configuration file must be the one that the file has now.
     fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
+        if !stack.from_api && stack.entries != self.file_stack.get().entries {
+            return Err(ActivateError::FileChanged);
+        }
         let node = self.keeper.snapshot();
         let dry_run = DryRun {
             stack: &stack,
@@ -392,15 +406,22 @@ impl Worker {
     /// Applies new settings, by the same commands to the keeper as a start with them. If the new offers cannot be recorded,
     /// the old settings stay.
     fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
-        let Reconfiguration { rules, baseline, stack } = new;
+        let Reconfiguration { rules, baseline, file_stack, stack, revision } = new;
+        let active = self.keeper.snapshot().stack.revision;
+        if active != revision {
+            let moved = Refusal::StackMoved { revision: active };
+            return Err(ActivateError::Command(CommandError::Refused(moved)));
+        }
         let (old_rules, old_baseline) = (self.rules.replace(rules), self.baseline.replace(baseline));
+        let old_file_stack = self.file_stack.replace(file_stack);
         let result = match stack {
-            Some((stack, revision)) => self.activate(stack, Some(revision)),
+            Some(stack) => self.activate(stack, Some(revision)),
             None => self.reoffer().map(|(applied, _)| applied.snapshot).map_err(ActivateError::Command),
         };
         if result.is_err() {
             self.rules.replace(old_rules);
             self.baseline.replace(old_baseline);
+            self.file_stack.replace(old_file_stack);
         }
         result
     }

@@ -3,7 +3,7 @@
 use crate::admin_fakes::{MemoryPolicies, SwitchStore, digest_of};
 use crate::kubelet_fakes::RealClock;
 use crate::port::Port;
-use berth_admin::{FileStack, NodeFacts, Server, Step};
+use berth_admin::{NodeFacts, Server, Step};
 use berth_core::counters::RegistrationState;
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
@@ -46,6 +46,17 @@ pub(crate) struct Bench {
     pub(crate) runtime: tokio::runtime::Runtime,
 }
 
+/// What the node offers if all policies pass.
+pub(crate) fn baseline() -> Baseline {
+    Baseline {
+        resource: Resource::parse(GPU).unwrap(),
+        mig: MigStrategy::default(),
+        mps_sockets: BTreeMap::new(),
+        xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
+        quiet_ms: 1000,
+    }
+}
+
 /// What came back.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -67,15 +78,8 @@ impl Bench {
         let rules = Rules { timing, trusted_keys, ..Rules::default() };
         let clock = Arc::new(RealClock(Instant::now()));
         let keeper = Keeper::open(Box::new(store), rules, clock.clone()).unwrap();
-        let baseline = Baseline {
-            resource: Resource::parse(GPU).unwrap(),
-            mig: MigStrategy::default(),
-            mps_sockets: BTreeMap::new(),
-            xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
-            quiet_ms: 1000,
-        };
         let policies = Arc::new(MemoryPolicies::default());
-        let core = berth_core::start(keeper, &policies, clock, baseline, None).unwrap().core;
+        let core = berth_core::start(keeper, &policies, clock, baseline(), None).unwrap().core;
         let kernel = core.kernel.clone();
         let dir = tempfile::tempdir().unwrap();
         let facts = Arc::new(Mutex::new(NodeFacts {
@@ -84,7 +88,6 @@ impl Bench {
             gpus: Step::Done,
             adoption: Step::Done,
             kubelet: Step::Done,
-            file_stack: FileStack::default(),
             ..NodeFacts::default()
         }));
         let mut bench = Self {

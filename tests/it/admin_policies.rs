@@ -1,10 +1,13 @@
 //! Policies and the stack over HTTP: upload, activation, conflict, fallback.
 
-use crate::admin_bench::{Bench, SHARED};
+use crate::admin_bench::{Bench, GPU, SHARED, ask, baseline};
 use crate::admin_fakes::module;
-use berth_admin::FileStack;
+use crate::wait::until;
+use berth_core::{FileStack, Reconfiguration};
+use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use serde_json::{Value, json};
+use std::sync::atomic::Ordering;
 
 fn activate(bench: &Bench, entries: &Value, if_match: Option<&str>) -> crate::admin_bench::Answer {
     let mut headers = vec![("content-type", "application/json")];
@@ -151,18 +154,148 @@ fn a_name_means_the_newest_version_that_came_with_the_daemon() {
     assert_eq!(stack["entries"][0]["digest"], newest.digest.to_string());
 }
 
-#[test]
-fn an_override_is_shown_and_reset() {
-    let bench = Bench::new(1);
-    let shipped = bench.ship(b"file", "of-the-file", 1);
+/// A stack of the configuration file: one shipped policy that cuts each GPU into shares.
+fn of_file(bench: &Bench, module: &[u8], name: &str, shares: u32) -> FileStack {
+    let shipped = bench.ship(module, name, 1);
     let entry = StackEntry {
         name: shipped.name.clone(),
         digest: shipped.digest,
-        parameters: r#"{"shares":5}"#.into(),
+        parameters: json!({ "shares": shares }).to_string(),
         permissions: Permissions::default(),
         on_fault: OnFault::Skip,
     };
-    bench.facts.lock().unwrap().file_stack = FileStack { entries: vec![entry], error: None };
+    FileStack { entries: vec![entry], error: None }
+}
+
+/// Gives the node another stack of the file, as a changed file does.
+fn change_file(bench: &Bench, file_stack: FileStack) {
+    let active = bench.kernel.snapshot();
+    let new = Reconfiguration {
+        rules: Rules::clone(&bench.kernel.rules()),
+        baseline: baseline(),
+        file_stack,
+        stack: None,
+        revision: active.stack.revision,
+    };
+    bench.runtime.block_on(bench.core.policies.reconfigure(new)).unwrap();
+}
+
+#[test]
+fn a_reset_while_the_file_changes_activates_the_new_stack_of_the_file() {
+    let bench = Bench::new(1);
+    bench.core.policies.set_file_stack(of_file(&bench, b"old", "of-the-old-file", 5));
+    activate(&bench, &json!([]), None).expect(200);
+    // The reset has read the old file, and waits in a call of its policy.
+    let calls = bench.policies.calls.lock().unwrap();
+    let asked = bench.policies.asked.load(Ordering::SeqCst);
+    let (address, bearer) = (bench.address(), format!("Bearer {}", bench.token));
+    let reset = std::thread::spawn(move || {
+        let headers = [("authorization", bearer.as_str())];
+        ask(address, "DELETE", "/api/v1/stack/override", &headers, b"")
+    });
+    until("the old policy is called", || bench.policies.asked.load(Ordering::SeqCst) > asked);
+    change_file(&bench, of_file(&bench, b"new", "of-the-new-file", 3));
+    drop(calls);
+    let stack = reset.join().unwrap().expect(200);
+    assert_eq!(
+        (&stack["source"], &stack["entries"][0]["policy"]),
+        (&"file".into(), &"of-the-new-file".into())
+    );
+    assert_eq!(
+        stack["entries"],
+        bench.get("/api/v1/stack").expect(200)["fileStack"]["entries"].clone(),
+        "{stack}"
+    );
+}
+
+/// Has the file's stack active, as after a start.
+fn start_with_file(bench: &Bench, file: FileStack) {
+    let entries = file.entries.clone();
+    bench.core.policies.set_file_stack(file);
+    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+    bench.runtime.block_on(bench.core.policies.activate(stack, None)).unwrap();
+}
+
+#[test]
+fn a_rollback_needs_an_activation_before_the_active_stack() {
+    let bench = Bench::new(1);
+    start_with_file(&bench, of_file(&bench, b"file", "of-the-file", 5));
+    for query in ["", "?dryRun=true"] {
+        let path = format!("/api/v1/stack/rollback{query}");
+        let says = bench.ask("POST", &path, &[], b"").problem(409, "wrong-state");
+        assert!(says.contains("nothing to roll back to") && says.contains("revision 0"), "{says}");
+    }
+    let stack = bench.get("/api/v1/stack").expect(200);
+    assert_eq!((&stack["revision"], &stack["source"]), (&1.into(), &"file".into()), "{stack}");
+}
+
+#[test]
+fn a_rollback_to_the_stack_of_the_file_gives_the_file_its_place_back() {
+    let bench = Bench::new(1);
+    start_with_file(&bench, of_file(&bench, b"file", "of-the-file", 5));
+    activate(&bench, &json!([]), None).expect(200);
+    let back = bench.ask("POST", "/api/v1/stack/rollback", &[], b"").expect(200);
+    assert_eq!((&back["source"], &back["fileStack"]["shadowed"]), (&"file".into(), &false.into()), "{back}");
+    // The file decides again: its next stack is active at once, and the one before it is of the file no more.
+    let next = of_file(&bench, b"file", "of-the-file", 3);
+    let entries = next.entries.clone();
+    let active = bench.kernel.snapshot().stack.revision;
+    let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+    let new = Reconfiguration {
+        rules: Rules::clone(&bench.kernel.rules()),
+        baseline: baseline(),
+        file_stack: next,
+        stack: Some(stack),
+        revision: active,
+    };
+    bench.runtime.block_on(bench.core.policies.reconfigure(new)).unwrap();
+    let old = bench.ask("POST", "/api/v1/stack/rollback", &[], b"").expect(200);
+    assert_eq!((&old["source"], &old["fileStack"]["shadowed"]), (&"api".into(), &true.into()), "{old}");
+    assert_eq!(old["entries"][0]["parameters"]["shares"], 5);
+}
+
+#[test]
+fn a_dry_run_shows_what_a_change_of_the_stack_would_do_and_changes_nothing() {
+    let bench = Bench::new(2);
+    bench.upload(&module("share", "1")).expect(201);
+    let shares = |count: u32| json!([{"policy": "share", "parameters": {"shares": count}}]);
+    activate(&bench, &shares(4), None).expect(200);
+    activate(&bench, &shares(2), None).expect(200);
+    let devices = |answer: &Value, name: &str| {
+        let resources = answer["preview"]["resources"].as_array().unwrap();
+        let resource = resources.iter().find(|resource| resource["resource"] == name);
+        resource
+            .map(|resource| (resource["devicesNow"].as_u64().unwrap(), resource["devices"].as_u64().unwrap()))
+    };
+    let json_type = [("content-type", "application/json")];
+    let body = |entries: &Value| json!({ "entries": entries }).to_string().into_bytes();
+    let put = |entries: &Value| bench.ask("PUT", "/api/v1/stack?dryRun=true", &json_type, &body(entries));
+    let shown = put(&shares(1)).expect(200);
+    assert_eq!(devices(&shown, SHARED), Some((4, 2)), "{shown}");
+    assert_eq!(shown["preview"]["entries"][0]["parameters"]["shares"], 1);
+    assert_eq!((&shown["revision"], &shown["entries"][0]["parameters"]["shares"]), (&2.into(), &2.into()));
+    let rolled = bench.ask("POST", "/api/v1/stack/rollback?dryRun=true", &[], b"").expect(200);
+    assert_eq!(devices(&rolled, SHARED), Some((4, 8)), "{rolled}");
+    let reset = bench.ask("DELETE", "/api/v1/stack/override?dryRun=true", &[], b"").expect(200);
+    assert_eq!((devices(&reset, SHARED), devices(&reset, GPU)), (Some((4, 0)), Some((0, 2))), "{reset}");
+    assert_eq!(reset["preview"]["source"], "file");
+    // It is refused as the activation would be.
+    put(&json!([{"policy": "share", "parameters": {"fail": true}}])).problem(422, "stack-fails");
+    let stale = [json_type[0], ("if-match", "\"1\"")];
+    bench
+        .ask("PUT", "/api/v1/stack?dryRun=true", &stale, &body(&shares(1)))
+        .problem(412, "changed-meanwhile");
+    bench
+        .ask("PUT", "/api/v1/stack?dryrun=true", &json_type, &body(&shares(1)))
+        .problem(400, "malformed-query");
+    let after = bench.get("/api/v1/stack").expect(200);
+    assert_eq!((&after["revision"], after.get("preview")), (&2.into(), None));
+}
+
+#[test]
+fn an_override_is_shown_and_reset() {
+    let bench = Bench::new(1);
+    bench.core.policies.set_file_stack(of_file(&bench, b"file", "of-the-file", 5));
     let reset = |headers: &[(&str, &str)]| bench.ask("DELETE", "/api/v1/stack/override", headers, b"");
     let untouched = reset(&[]).expect(200);
     assert_eq!((&untouched["revision"], &untouched["fileStack"]["shadowed"]), (&0.into(), &false.into()));
@@ -177,7 +310,8 @@ fn an_override_is_shown_and_reset() {
     assert_eq!(back["entries"][0]["policy"], "of-the-file");
 
     activate(&bench, &json!([]), None).expect(200);
-    bench.facts.lock().unwrap().file_stack.error = Some("no such policy".into());
+    let broken = FileStack { entries: Vec::new(), error: Some("no such policy".into()) };
+    bench.core.policies.set_file_stack(broken);
     let says = reset(&[]).problem(409, "wrong-state");
     assert!(says.contains("no such policy"), "{says}");
     assert_eq!(bench.get("/api/v1/stack").expect(200)["source"], "api");

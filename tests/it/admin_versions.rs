@@ -79,7 +79,7 @@ fn the_history_has_past_stacks_with_author_time_and_reason() {
 fn a_rollback_is_an_activation_of_a_past_stack() {
     let bench = Bench::new(1);
     let says = bench.roll_back(&json!({})).problem(409, "wrong-state");
-    assert!(says.contains("nothing was active before revision 0"), "{says}");
+    assert!(says.contains("nothing to roll back to: no stack was activated before revision 0"), "{says}");
     bench.upload(&module("share", "1")).expect(201);
     bench.put_stack(&shares(2), "two");
     bench.put_stack(&shares(3), "three");
@@ -95,7 +95,7 @@ fn a_rollback_is_an_activation_of_a_past_stack() {
     assert_eq!((&again["by"], &again["why"]), (&"admin".into(), &"rolled back to revision 2".into()));
     // To what was there before anything was activated.
     let first = bench.roll_back(&json!({ "revision": 0 })).expect(200);
-    assert_eq!((&first["entries"], &first["source"]), (&json!([]), &"api".into()));
+    assert_eq!((&first["entries"], &first["source"]), (&json!([]), &"file".into()));
 
     let stale = [("content-type", "application/json"), ("if-match", "\"3\"")];
     bench.ask("POST", "/api/v1/stack/rollback", &stale, b"{}").problem(412, "changed-meanwhile");

@@ -227,6 +227,34 @@ async fn a_stack_of_the_api_stays_and_the_files_is_the_next_after_a_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_and_a_signal_at_one_moment_leave_the_newest_file_active() {
+    let of = |policy: &str| format!("{BRISK}\ngpus: sim:2xt4\nstack: [{{ policy: {policy} }}]\n");
+    let house = House::of(&of("exclusive")).await;
+    let serving = house.serve();
+    house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
+    serving.call("PUT", "/stack", &json!({ "entries": [] }));
+    let file = house.folder.path().join("config.yaml");
+    let file_policy =
+        || serving.call("GET", "/stack", &Value::Null)["fileStack"]["entries"][0]["policy"].clone();
+    replace(&file, &of("spread"));
+    serving.signal("-HUP");
+    until("the second file", || file_policy() == "spread");
+    // The reset first compiles the policy of the second file; meanwhile the third one is read.
+    std::thread::scope(|scope| {
+        let reset = scope.spawn(|| serving.call("DELETE", "/stack/override", &Value::Null));
+        replace(&file, &of("exclusive"));
+        serving.signal("-HUP");
+        until("the third file", || file_policy() == "exclusive");
+        reset.join().unwrap();
+    });
+    let active = || serving.call("GET", "/stack", &Value::Null);
+    until("the file's stack to be active", || {
+        let stack = active();
+        stack["source"] == "file" && stack["entries"][0]["policy"] == "exclusive"
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_stack_behind_a_stack_of_the_api_is_shown_and_the_rest_is_applied() {
     let house = House::of(&shares(2)).await;
     let serving = house.serve();

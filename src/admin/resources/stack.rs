@@ -2,19 +2,24 @@
 //! end the suspension of a policy.
 
 use crate::failure::{IntoFailure, OrFailure};
-use crate::resources::stack_entries;
+use crate::resources::{stack_entries, trials};
 use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::web::{Data, Path, Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{
     Activation, ActivationList, Faults, FileStack, HookRecord, Kind, NewStack, Operation, Record, Rollback,
-    Stack, StackEntry, StackSource, Word, gone, non_empty, rfc3339,
+    Stack, StackChange, StackEntry, StackPreview, StackReset, StackSource, gone, non_empty, rfc3339,
 };
+use berth_core::ActivateError;
+use berth_core::policies::Preview;
 use berth_http::{Caller, Failure, HandlerResult, body, etag};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::refusal::Refusal;
 use berth_kernel::{command, stack as kernel};
+
+/// Most attempts of a reset while the configuration file is read again.
+const RESETS_MAX: u32 = 3;
 
 /// Get the active stack
 ///
@@ -24,16 +29,17 @@ use berth_kernel::{command, stack as kernel};
     responses((status = 200, description = "The stack; its revision is the ETag", body = Stack,
         headers(("ETag" = String, description = "The ETag of this revision, for If-Match")))))]
 pub(crate) async fn show(state: Data<State>) -> HttpResponse {
-    answer(&state, &state.kernel.snapshot())
+    answer(&state, &state.kernel.snapshot(), None)
 }
 
 /// Activate a stack
 ///
 /// Every policy is called for this node's offers, and its answers are checked; only then the stack replaces the
 /// active one as a whole. If a policy fails, nothing changes. The stack is kept over restarts and takes precedence
-/// over the configuration file's until `DELETE /api/v1/stack/override`. Existing allocations stay.
+/// over the configuration file's until `DELETE /api/v1/stack/override`. Existing allocations stay. A dry run does the
+/// same, but for the replacement.
 #[utoipa::path(put, path = "/api/v1/stack", tag = "stack", operation_id = "activateStack",
-    params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    params(StackChange, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     request_body(content = NewStack),
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
@@ -45,6 +51,7 @@ pub(crate) async fn activate(
     caller: Caller,
     state: Data<State>,
     request: HttpRequest,
+    query: Query<StackChange>,
     payload: Payload,
 ) -> HandlerResult {
     let expected = if_match(&request, &state.kernel.snapshot())?;
@@ -55,14 +62,14 @@ pub(crate) async fn activate(
         why: reason,
         entries: stack_entries::resolve(&state.kernel.snapshot(), entries)?,
     };
-    swap(&state, stack, expected).await
+    swap(&state, stack, expected, query.dry_run).await
 }
 
 /// Return to the configuration file's stack
 ///
 /// If no stack was activated through this API, nothing changes.
 #[utoipa::path(delete, path = "/api/v1/stack/override", tag = "stack", operation_id = "resetStack",
-    params(Word, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    params(StackReset, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     responses(
         (status = 200, description = "The file's stack, which is active now", body = Stack, headers(("ETag" = String, description = "The new revision"))),
         (status = 400, description = "A malformed If-Match, or an unknown key in the query"),
@@ -74,29 +81,53 @@ pub(crate) async fn reset(
     caller: Caller,
     state: Data<State>,
     request: HttpRequest,
-    query: Query<Word>,
+    query: Query<StackReset>,
 ) -> HandlerResult {
     let expected = if_match(&request, &state.kernel.snapshot())?;
-    let Word { by, reason } = query.into_inner();
+    let StackReset { by, reason, dry_run } = query.into_inner();
     let by = caller.author(by, &reason)?;
     let ledger = state.kernel.snapshot();
     if !ledger.stack.from_api {
-        return Ok(answer(&state, &ledger));
+        return Ok(answer(&state, &ledger, None));
     }
-    let file = (state.facts)().file_stack;
-    if let Some(error) = file.error {
-        return Err(Failure::new(
-            Kind::State,
-            format!("the configuration file's stack cannot be used: {error}"),
-        )
-        .hint("fix the file's stack; the active one is unchanged"));
+    let mut attempts_left = RESETS_MAX;
+    loop {
+        attempts_left -= 1;
+        let file = state.policies.file_stack();
+        if let Some(error) = &file.error {
+            return Err(Failure::new(
+                Kind::State,
+                format!("the configuration file's stack cannot be used: {error}"),
+            )
+            .hint("fix the file's stack; the active one is unchanged"));
+        }
+        let (by, why, entries) = (by.clone(), reason.clone(), file.entries.clone());
+        let stack = command::NewStack { from_api: false, by, why, entries };
+        if dry_run {
+            return preview(&state, stack, expected).await;
+        }
+        match state.policies.activate(stack, expected).await {
+            Err(ActivateError::FileChanged) if attempts_left > 0 => {}
+            activated => return activated.or_failure().map(|ledger| activated_stack(&state, &ledger)),
+        }
     }
-    let stack = command::NewStack { from_api: false, by, why: reason, entries: file.entries };
-    swap(&state, stack, expected).await
 }
 
-async fn swap(state: &State, stack: command::NewStack, expected: Option<u64>) -> HandlerResult {
+async fn swap(
+    state: &State,
+    stack: command::NewStack,
+    expected: Option<u64>,
+    dry_run: bool,
+) -> HandlerResult {
+    if dry_run {
+        return preview(state, stack, expected).await;
+    }
     let ledger = state.policies.activate(stack, expected).await.or_failure()?;
+    Ok(activated_stack(state, &ledger))
+}
+
+/// Logs an activation, and answers with the stack.
+fn activated_stack(state: &State, ledger: &Ledger) -> HttpResponse {
     let labels: Vec<_> = ledger.stack.entries.iter().map(kernel::StackEntry::label).collect();
     tracing::info!(
         revision = ledger.stack.revision,
@@ -105,7 +136,20 @@ async fn swap(state: &State, stack: command::NewStack, expected: Option<u64>) ->
         why = ledger.stack.why,
         "a stack was activated"
     );
-    Ok(answer(state, &ledger))
+    answer(state, ledger, None)
+}
+
+/// Answers with the active stack, and what this one would change.
+async fn preview(state: &State, stack: command::NewStack, expected: Option<u64>) -> HandlerResult {
+    let Preview { node, after, warnings } = state.policies.preview(stack, expected).await.or_failure()?;
+    let preview = StackPreview {
+        source: StackSource::of(&after.stack),
+        entries: after.stack.entries.iter().map(|e| StackEntry::of(&after, e, None)).collect(),
+        offers: trials::offers(&node, &after),
+        resources: trials::resources(&node, &after, state.kernel.rules().overcommit_percent),
+        warnings,
+    };
+    Ok(answer(state, &node, Some(preview)))
 }
 
 /// The revision that the active stack must have; `None` if any will do.
@@ -119,10 +163,10 @@ fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Failu
     }
 }
 
-fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
+fn answer(state: &State, ledger: &Ledger, preview: Option<StackPreview>) -> HttpResponse {
     let stack = &ledger.stack;
     let entries = stack.entries.iter().enumerate();
-    let file = (state.facts)().file_stack;
+    let file = state.policies.file_stack();
     let shown = Stack {
         revision: stack.revision,
         source: StackSource::of(stack),
@@ -135,9 +179,10 @@ fn answer(state: &State, ledger: &Ledger) -> HttpResponse {
         warnings: state.kernel.offer_notes().reasons(),
         file_stack: FileStack {
             shadowed: stack.from_api,
-            error: file.error,
+            error: file.error.clone(),
             entries: file.entries.iter().map(|e| StackEntry::of(ledger, e, None)).collect(),
         },
+        preview,
     };
     HttpResponse::Ok().insert_header((ETAG, format!("\"{}\"", stack.revision))).json(shown)
 }
@@ -188,10 +233,11 @@ pub(crate) async fn history(state: Data<State>, request: HttpRequest) -> Handler
 ///
 /// Activates the stack of a revision of the history again, or the one before the active one, with the checks of any
 /// activation: every policy is called on this node, and nothing changes if one fails. The new stack has a revision of
-/// its own, and takes precedence over the configuration file's. Rolling back twice without a revision returns to the
-/// initial stack.
+/// its own, and takes precedence over the configuration file's. A revision of the configuration file gives the file its
+/// place back instead, if the file still has that stack. Rolling back twice without a revision returns to the initial
+/// stack. A dry run does the same, but for the activation.
 #[utoipa::path(post, path = "/api/v1/stack/rollback", tag = "stack", operation_id = "rollBackStack",
-    params(("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
+    params(StackChange, ("If-Match" = Option<String>, Header, description = "Only if the active stack is still at this revision", example = "\"3\"")),
     request_body(content = Rollback, description = "The revision; optional"),
     responses(
         (status = 200, description = "The stack, active", body = Stack, headers(("ETag" = String, description = "The new revision"))),
@@ -205,6 +251,7 @@ pub(crate) async fn roll_back(
     caller: Caller,
     state: Data<State>,
     request: HttpRequest,
+    query: Query<StackChange>,
     payload: Payload,
 ) -> HandlerResult {
     let expected = if_match(&request, &state.kernel.snapshot())?;
@@ -212,6 +259,10 @@ pub(crate) async fn roll_back(
     let by = caller.author(by, &reason)?;
     let ledger = state.kernel.snapshot();
     let active = ledger.stack.revision;
+    let file = state.policies.file_stack();
+    // The initial stack and those of the file that it still has: with one of them the file decides again.
+    let is_of_file =
+        |stack: &kernel::Stack| !stack.from_api && file.error.is_none() && stack.entries == file.entries;
     if revision == Some(active) {
         return Err(Failure::new(Kind::State, format!("revision {active} is active already")));
     }
@@ -221,9 +272,18 @@ pub(crate) async fn roll_back(
                 .hint("list the earlier stacks")
                 .action(Operation::ListActivations)
         })?,
-        None => ledger.past_stacks.values().next_back().ok_or_else(|| {
-            Failure::new(Kind::State, format!("nothing was active before revision {active}"))
-        })?,
+        None => {
+            let before = ledger.past_stacks.values().next_back();
+            before.filter(|before| before.revision > 0 || is_of_file(before)).ok_or_else(|| {
+                let detail =
+                    format!("nothing to roll back to: no stack was activated before revision {active}");
+                let failure = Failure::new(Kind::State, detail);
+                if before.is_none() {
+                    return failure;
+                }
+                failure.hint("revision 0 is the node without policies; name it to remove them all")
+            })?
+        }
     };
     let gone = gone(&ledger, wanted);
     if !gone.is_empty() {
@@ -233,10 +293,11 @@ pub(crate) async fn roll_back(
             .action(Operation::UploadPolicy));
     }
     let why = if reason.is_empty() { format!("rolled back to revision {}", wanted.revision) } else { reason };
-    let stack = command::NewStack { from_api: true, by, why, entries: wanted.entries.clone() };
+    let from_api = !is_of_file(wanted);
+    let stack = command::NewStack { from_api, by, why, entries: wanted.entries.clone() };
     // The stack before the active one must not change between this read and the activation.
     let expected = expected.or_else(|| revision.is_none().then_some(active));
-    swap(&state, stack, expected).await
+    swap(&state, stack, expected, query.dry_run).await
 }
 
 /// End the suspension of a policy
@@ -267,5 +328,5 @@ pub(crate) async fn end_suspension(
         return Err(Failure::new(Kind::UnknownEntry, detail).hint("indices start at 0"));
     }
     state.kernel.unsuspend(place, expected).await.or_failure()?;
-    Ok(answer(&state, &state.kernel.snapshot()))
+    Ok(answer(&state, &state.kernel.snapshot(), None))
 }

@@ -89,8 +89,8 @@ fn shown(report: &TrialReport, request: Option<&DeviceRequest>, overcommit_perce
         instead_of: report.replaces.clone(),
         generation: report.node.generation,
         refused: report.refused.clone(),
-        offers: offers(report),
-        resources: resources(report, overcommit_percent),
+        offers: offers(&report.node, &report.after),
+        resources: resources(&report.node, &report.after, overcommit_percent),
         request: report
             .outcome
             .as_ref()
@@ -100,16 +100,17 @@ fn shown(report: &TrialReport, request: Option<&DeviceRequest>, overcommit_perce
     }
 }
 
-fn offers(report: &TrialReport) -> Vec<TrialOffer> {
+/// The offers of all parts after a change of the stack, beside the present ones.
+pub(crate) fn offers(present: &Ledger, after: &Ledger) -> Vec<TrialOffer> {
     let lines = |part: &PartState| part.lines.iter().map(OfferLine::from).collect::<Vec<_>>();
     let text = |part: &PartState| part.offered_by.as_ref().map(ToString::to_string).unwrap_or_default();
-    let mut parts: Vec<_> = report.after.parts.values().filter(|part| part.present).collect();
+    let mut parts: Vec<_> = after.parts.values().filter(|part| part.present).collect();
     parts.sort_by(|a, b| (a.part.gpu_index, &a.part.id).cmp(&(b.part.gpu_index, &b.part.id)));
     let offer = |part: &PartState| {
-        let now = report.node.part(&part.part.id);
+        let now = present.part(&part.part.id);
         TrialOffer {
             part: part.part.id.to_string(),
-            name: describe::gpu(&report.after, &part.part.id),
+            name: describe::gpu(after, &part.part.id),
             offered: lines(part),
             by: text(part),
             offered_now: now.map(lines).unwrap_or_default(),
@@ -120,7 +121,8 @@ fn offers(report: &TrialReport) -> Vec<TrialOffer> {
     parts.into_iter().map(|part| offer(part)).collect()
 }
 
-fn resources(report: &TrialReport, overcommit_percent: u32) -> Vec<TrialResource> {
+/// The devices of each resource after a change of the stack, beside the present ones.
+pub(crate) fn resources(present: &Ledger, after: &Ledger, overcommit_percent: u32) -> Vec<TrialResource> {
     let offered = |ledger: &Ledger| {
         let mut counts = BTreeMap::<Resource, usize>::new();
         for part in ledger.parts.values().filter(|part| part.present) {
@@ -130,7 +132,7 @@ fn resources(report: &TrialReport, overcommit_percent: u32) -> Vec<TrialResource
         }
         counts
     };
-    let (then, now) = (offered(&report.after), offered(&report.node));
+    let (then, now) = (offered(after), offered(present));
     let mut names: Vec<&Resource> = then.keys().chain(now.keys()).collect();
     names.sort();
     names.dedup();
@@ -138,9 +140,9 @@ fn resources(report: &TrialReport, overcommit_percent: u32) -> Vec<TrialResource
     let resource = |name: &Resource| TrialResource {
         resource: name.to_string(),
         devices: of(&then, name),
-        free: free_devices(&report.after, name, overcommit_percent).len(),
+        free: free_devices(after, name, overcommit_percent).len(),
         devices_now: of(&now, name),
-        free_now: free_devices(&report.node, name, overcommit_percent).len(),
+        free_now: free_devices(present, name, overcommit_percent).len(),
     };
     names.into_iter().map(resource).collect()
 }

@@ -10,14 +10,14 @@ use super::dry_run::{check_source, test_stack};
 use super::policies::resolve;
 use super::setup::{self, baseline, new_stack};
 use crate::config::{BadSetting, Config, ConfigError, Effect, Origin, Reloaded, SettingChange, Versions};
-use berth_admin::FileStack;
 use berth_api::{ConfigurationError, ConfigurationState, SettingEffect, SettingProblem, rfc3339};
-use berth_core::{Reconfiguration, next_beat};
+use berth_core::keeper::{CommandError, Snapshot};
+use berth_core::{ActivateError, FileStack, Reconfiguration, next_beat};
 use berth_files::FolderEvents;
 use berth_files::yaml::{Problem, Problems};
 use berth_http::check_files;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::stack::StackEntry;
+use berth_kernel::refusal::Refusal;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +34,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Most changes that a log line or the API lists.
 const CHANGES_MAX: usize = 50;
+/// Most attempts to apply a file while other stacks are activated.
+const ATTEMPTS_MAX: u32 = 5;
 
 /// Why the file is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,14 @@ struct Checked {
     reloaded: Reloaded,
     /// The file's stack, with the versions of its policies; or why it cannot be used, while a stack of the API is active.
     file_stack: FileStack,
+}
+
+/// Why a configuration was not applied.
+enum NotApplied {
+    /// It cannot be used.
+    Wrong(Problems),
+    /// Another stack was activated meanwhile, for which it was not tried.
+    Moved,
 }
 
 impl Daemon {
@@ -102,21 +112,28 @@ impl Daemon {
         let check = move || check(&running, &node);
         let Checked { reloaded: Reloaded { config, mut changes }, file_stack } =
             tokio::task::spawn_blocking(check).await.map_err(|error| of_file(error.to_string()))??;
-        let entries = &file_stack.entries;
-        self.try_stack(&config, entries).await?;
-        let from_api = self.kernel().snapshot().stack.from_api;
-        if from_api {
+        let mut attempts_left = ATTEMPTS_MAX;
+        let active = loop {
+            attempts_left -= 1;
+            let active = self.kernel().snapshot();
+            match self.apply_to_core(&config, &file_stack, &active).await {
+                Ok(()) => break active,
+                // Another stack was activated, or the API's was reset, while this file was tried.
+                Err(NotApplied::Moved) if attempts_left > 0 => {}
+                Err(NotApplied::Moved) => {
+                    let what = "other stacks are activated at the same time; it is read again soon";
+                    return Err(of_key(&config, "stack", what));
+                }
+                Err(NotApplied::Wrong(problems)) => return Err(problems),
+            }
+        };
+        if active.stack.from_api {
             let of_stack = |change: &&mut SettingChange| change.key.starts_with("stack[");
             changes.iter_mut().filter(of_stack).for_each(|change| change.effect = Effect::Overridden);
         }
         if let Some(error) = &file_stack.error {
-            if !from_api {
-                // It was reset meanwhile, and this file has no stack to take its place.
-                return Err(of_key(&config, "stack", error));
-            }
             tracing::error!("the stack of the configuration cannot be used: {error}");
         }
-        self.apply_to_core(&config, entries).await?;
         if let Some(kubelet) = &self.kubelet {
             kubelet.set_timing(config.rounds.clone());
         }
@@ -132,7 +149,6 @@ impl Daemon {
         }
         self.progress.update(|facts| {
             facts.mps = config.edits.mps_sockets().into_keys().collect();
-            facts.file_stack = file_stack;
         });
         self.config = config;
         self.show_loaded(&changes);
@@ -141,10 +157,16 @@ impl Daemon {
 
     /// Tries the file's stack on the node by the new settings, in a runtime of its own. While a stack of the API is active,
     /// the file's is not in use, and is tried when that one is reset.
-    async fn try_stack(&self, config: &Config, entries: &[StackEntry]) -> Result<(), Problems> {
-        if self.kernel().snapshot().stack.from_api || self.is_core_unchanged(config, entries) {
+    async fn try_stack(
+        &self,
+        config: &Config,
+        file_stack: &FileStack,
+        active: &Snapshot,
+    ) -> Result<(), Problems> {
+        if active.stack.from_api {
             return Ok(());
         }
+        let entries = &file_stack.entries;
         // Compiled by the daemon's own runtime, which then keeps the policies for the activation.
         let prepared = self.policies().prepare(entries.iter().map(|entry| &entry.digest)).await;
         let prepared = prepared.map_err(|error| of_key(config, "stack", &error.to_string()))?;
@@ -153,7 +175,7 @@ impl Daemon {
             ..setup::policies(config, config.state_dir.clone())
         };
         let (node, now) = (self.kernel().snapshot(), self.kernel().now());
-        let (config, entries) = (config.clone(), entries.to_vec());
+        let (config, entries) = (config.clone(), entries.clone());
         let test = move || {
             let _prepared = prepared;
             match test_stack(&config, entries, &node, now, settings) {
@@ -165,26 +187,38 @@ impl Daemon {
         tokio::task::spawn_blocking(test).await.map_err(|error| of_file(error.to_string()))?
     }
 
-    fn is_core_unchanged(&self, config: &Config, entries: &[StackEntry]) -> bool {
-        let stack = &self.kernel().snapshot().stack;
-        let is_stack_unchanged = stack.from_api || stack.entries == entries;
-        let is_file_stack_unchanged = self.progress.facts().file_stack.entries == entries;
+    fn is_core_unchanged(&self, config: &Config, file_stack: &FileStack, active: &Snapshot) -> bool {
+        let is_stack_unchanged = active.stack.from_api || active.stack.entries == file_stack.entries;
         is_stack_unchanged
-            && is_file_stack_unchanged
+            && *self.policies().file_stack() == *file_stack
             && config.rules == self.config.rules
             && baseline(config) == baseline(&self.config)
     }
 
-    /// Replaces the rules, the baseline and the stack. The keeper gets the same commands as from a start with these
-    /// settings, so held devices stay listed until they are free (I10).
-    async fn apply_to_core(&self, config: &Config, entries: &[StackEntry]) -> Result<(), Problems> {
-        if self.is_core_unchanged(config, entries) {
+    /// Tries the file's stack beside the one that is active, and replaces the rules, the baseline and the stack. The keeper
+    /// gets the same commands as from a start with these settings, so held devices stay listed until they are free (I10).
+    async fn apply_to_core(
+        &self,
+        config: &Config,
+        file_stack: &FileStack,
+        active: &Snapshot,
+    ) -> Result<(), NotApplied> {
+        if self.is_core_unchanged(config, file_stack, active) {
             return Ok(());
         }
-        let active = &self.kernel().snapshot().stack;
-        let is_replaced = !active.from_api && active.entries != entries;
-        let stack = is_replaced.then(|| (new_stack(entries.to_vec()), active.revision));
-        let new = Reconfiguration { rules: config.rules.clone(), baseline: baseline(config), stack };
+        if let Some(error) = file_stack.error.as_ref().filter(|_| !active.stack.from_api) {
+            // It was reset meanwhile, and this file has no stack to take its place.
+            return Err(NotApplied::Wrong(of_key(config, "stack", error)));
+        }
+        self.try_stack(config, file_stack, active).await.map_err(NotApplied::Wrong)?;
+        let is_replaced = !active.stack.from_api && active.stack.entries != file_stack.entries;
+        let new = Reconfiguration {
+            rules: config.rules.clone(),
+            baseline: baseline(config),
+            file_stack: file_stack.clone(),
+            stack: is_replaced.then(|| new_stack(file_stack.entries.clone())),
+            revision: active.stack.revision,
+        };
         let show = |config: &Config| {
             let (resource, mig) = (config.resource.clone(), config.mig_strategy);
             self.wasm.set_offers(config.rules.overcommit_percent, resource, mig);
@@ -193,7 +227,12 @@ impl Daemon {
         let reconfigured = self.policies().reconfigure(new).await;
         reconfigured.map(drop).map_err(|error| {
             show(&self.config);
-            of_key(config, "stack", &error.to_string())
+            match error {
+                ActivateError::Command(CommandError::Refused(Refusal::StackMoved { .. })) => {
+                    NotApplied::Moved
+                }
+                error => NotApplied::Wrong(of_key(config, "stack", &error.to_string())),
+            }
         })
     }
 

@@ -83,6 +83,9 @@ impl PolicyService {
         let service = self.clone();
         let span = spans::upload(upload.module.len());
         let result = run_to_completion(async move { service.install(upload).await }.instrument(span)).await;
+        if matches!(result, Some(Ok(_))) {
+            self.uploads.send_replace(());
+        }
         result.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))
     }
 

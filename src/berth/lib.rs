@@ -9,6 +9,8 @@ pub mod config;
 pub mod daemon;
 mod options;
 mod policy_new;
+#[cfg(test)]
+mod remedies;
 pub mod scenario;
 mod state;
 mod strategy;

@@ -268,6 +268,20 @@ fn unreadable_gpus_fail_the_check_and_can_be_skipped() {
 }
 
 #[test]
+fn what_the_check_advises_is_taken_by_it() {
+    let without_driver = checked("gpus: nvml\n", &[]);
+    // On a machine with GPUs there is no such error.
+    if without_driver.code != 0 {
+        let advised = without_driver.err.contains("on a machine without GPUs, use --without-gpus");
+        assert!(advised, "{}", without_driver.err);
+        let rest = without_driver.err.replace("`berth serve --gpus sim:8xh100`", "");
+        assert!(!rest.contains("--gpus "), "a flag that the check does not have: {rest}");
+    }
+    let followed = checked("gpus: nvml\n", &["--without-gpus", "--without-files"]);
+    assert_eq!(followed.code, 0, "{}", followed.err);
+}
+
+#[test]
 fn a_stack_that_fails_on_every_node_fails_the_check_without_gpus() {
     let without = |stack: &str| checked(&format!("gpus: nvml\nstack:\n- {stack}\n"), &["--without-gpus"]);
     for (stack, says) in [

@@ -254,6 +254,8 @@ async fn a_released_driver_is_closed_and_nothing_is_granted_until_it_is_used_aga
     // Held: refused, and nothing changes.
     let pod = rig.house.start("holder", WHOLE, 1).await.unwrap();
     let refused = release(&serving, &json!({}));
+    // Its pod runs, so ending the allocation would be refused: the remedy shows the pods instead.
+    assert_eq!(refused["action"]["operation"], "listAllocations", "{refused}");
     assert_eq!(refused["status"], 409, "{refused}");
     assert!(refused["detail"].as_str().unwrap().contains("holds a GPU"), "{refused}");
     rig.allocatable(&[(WHOLE, 2)]).await;

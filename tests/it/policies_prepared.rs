@@ -266,6 +266,26 @@ async fn a_permanently_lost_policy_blocks_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_policy_is_called_as_soon_as_it_is_uploaded_again() {
+    let lost = own(b'l');
+    let mut node = Gated::new("").await;
+    let (daemon, api) = node.up().await;
+    api.put(&timeslice(&push(&api, &lost)), None).expect(200);
+    daemon.stop().await;
+    for file in node.files(digest_of(&lost).as_str()) {
+        fs::remove_file(node.policies().join(file)).unwrap();
+    }
+    // By itself it would try again after the test.
+    node.stack_again = 2 * SOON;
+    let (daemon, api) = node.up().await;
+    let says = api.ready().1.unwrap();
+    assert!(says.contains("upload it again (`berth policy push FILE`)"), "{says}");
+    api.push(&lost).expect(200);
+    until("the policy", || api.ready() == (true, None));
+    daemon.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_signature_that_cannot_be_checked_now_is_not_a_missing_one() {
     let (pair, trusted) = key("own", 1);
     let trusted = json!([{ "name": "own", "key": BASE64.encode(trusted.key) }]);

@@ -4,7 +4,7 @@ use crate::failure::{IntoFailure, OrFailure};
 use crate::state::State;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse};
-use berth_api::{Action, DriverRelease, Kind, Operation, ReleaseOrder, non_empty};
+use berth_api::{DriverRelease, Kind, Operation, ReleaseOrder, non_empty};
 use berth_core::{Release, ReleaseError};
 use berth_http::{Caller, Failure, HandlerResult, body};
 use berth_kernel::date::rfc3339;
@@ -80,9 +80,9 @@ impl IntoFailure for ReleaseError {
     fn into_failure(self) -> Failure {
         match &self {
             Self::NotStarted => Failure::new(Kind::NotReady, &self).retry_after(2),
-            Self::Held { by, .. } => Failure::new(Kind::Held, &self)
-                .hint("drain the GPUs first, or release it with `force`")
-                .action(Action::new(Operation::EndAllocation, &[("id", &by.to_string())])),
+            Self::Held { .. } => Failure::new(Kind::Held, &self)
+                .hint("drain the GPUs first, or release it with `force`; the allocations show which pods hold GPUs")
+                .action(Operation::ListAllocations),
             Self::Failed(_) => Failure::new(Kind::State, &self)
                 .hint("if `nvidia-smi` hangs too, the driver can only be unloaded by a reboot of the node"),
         }

@@ -133,7 +133,7 @@ fn gpus(scanned: &anyhow::Result<FoundGpus>) -> Line {
             let text = error.to_string();
             let (what, fix) = text.rsplit_once(": ").unwrap_or((
                 &text,
-                "make nvidia-smi work on the node; to try berth without a GPU, use --gpus sim:8xh100",
+                "make nvidia-smi work on the node; or try berth without a GPU with `berth serve --gpus sim:8xh100`",
             ));
             Line::fail("GPUs", what, fix)
         }
@@ -160,7 +160,7 @@ fn stack(config: &Config, skipped: SkippedChecks) -> Line {
             Line::fail(
                 CHECK,
                 errors.join("; "),
-                "correct the configuration; berth config check FILE shows the lines",
+                "correct the configuration; `berth config check FILE` shows the lines",
             )
         }
         Ok(_) if config.stack.is_empty() => {
@@ -170,7 +170,7 @@ fn stack(config: &Config, skipped: SkippedChecks) -> Line {
         Ok(findings) if !findings.notes.is_empty() => Line::warn(
             CHECK,
             findings.notes.join("; "),
-            "berth policy list shows the policies of a running daemon",
+            "`berth policy list` shows the policies of a running daemon",
         ),
         Ok(_) => Line::ok(CHECK, "its policies accept their parameters"),
         Err(error) => Line::fail(CHECK, format!("{error:#}"), "fix this error, then run the check again"),

@@ -76,7 +76,8 @@ impl PolicyLoader {
         self.run(pass).await.context("loading the policies")?
     }
 
-    /// Retries until the active stack is callable, first after `wait`. Ends when another stack is active, since activation
+    /// Retries until the active stack is callable, first after `wait`, and after each upload, which may bring lost files
+    /// back. Ends when another stack is active, since activation
     /// made that one callable.
     pub(super) async fn retry_until_callable(
         mut self,
@@ -88,11 +89,15 @@ impl PolicyLoader {
         let NotCallable { revision, reason, .. } = cause;
         progress.update(|facts| facts.uncallable = Some(reason));
         let mut snapshots = self.policies.kernel().watch();
+        let mut uploads = self.policies.watch_uploads();
         loop {
-            let another = snapshots.wait_for(|node| node.stack.revision != revision);
-            if tokio::time::timeout(wait, another).await.is_ok() {
-                tracing::info!("the stack whose policies could not be called is no longer active");
-                break;
+            tokio::select! {
+                _ = snapshots.wait_for(|node| node.stack.revision != revision) => {
+                    tracing::info!("the stack whose policies could not be called is no longer active");
+                    break;
+                }
+                _ = uploads.changed() => {}
+                () = tokio::time::sleep(wait) => {}
             }
             let pass = move |loader: &Self| {
                 let node = loader.policies.kernel().snapshot();

@@ -52,7 +52,10 @@ impl fmt::Display for InstallError {
             Self::TooCostly { what } => write!(f, "compilation was stopped: {what}"),
             Self::Busy => f.write_str("another policy is being compiled; try again in a few seconds"),
             Self::Lost { digest } => {
-                write!(f, "the files of policy {digest} are missing or changed: upload it again")
+                write!(
+                    f,
+                    "the files of policy {digest} are missing or changed: upload it again (`berth policy push FILE`)"
+                )
             }
             Self::Stopping => f.write_str("the daemon is stopping"),
             Self::Failed { what } => write!(f, "cannot compile or store policies: {what}"),

@@ -18,7 +18,7 @@
 {{- include "berth.checkNvidia" . -}}
 {{- $namespace := default .Release.Namespace .Values.namespaceOverride -}}
 {{- if and (eq $namespace "default") (not .Values.allowDefaultNamespace) -}}
-{{- fail "berth keeps a namespace of its own: install it with `--namespace berth --create-namespace`, or set allowDefaultNamespace=true" -}}
+{{- fail "berth keeps a namespace of its own: create it (`kubectl create namespace berth`, and where Pod Security is enforced `kubectl label namespace berth pod-security.kubernetes.io/enforce=privileged`) and install with `--namespace berth`, or set allowDefaultNamespace=true" -}}
 {{- end -}}
 {{- $namespace -}}
 {{- end -}}

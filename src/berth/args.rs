@@ -128,6 +128,12 @@ BERTH_SERVER and BERTH_TOKEN_FILE or with the flags on the line.
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Print the help of a command
+    Help {
+        /// The command, such as `gpu drain`
+        #[arg(value_name = "COMMAND")]
+        command: Vec<String>,
+    },
     /// Print the flags of the connection, or all flags of a command
     #[command(after_help = "\
 Examples:
@@ -234,7 +240,7 @@ Lists all errors of the file, each with its line, and exits with 1 if there are 
 Reads the token and TLS files, opens the GPUs, and runs the policies of its stack \
 against them, as the daemon does at start.")]
     Check {
-        /// The configuration file
+        /// The configuration file; `-` reads standard input
         file: PathBuf,
         /// Skip the token and TLS files and uploaded policies, for a machine that does not have them
         #[arg(long)]
@@ -245,7 +251,7 @@ against them, as the daemon does at start.")]
     },
     /// Convert a configuration file of NVIDIA's device plugin; settings without an equivalent become comments
     FromNvidia {
-        /// The file, `version: v1`
+        /// The file, `version: v1`; `-` reads standard input
         file: PathBuf,
     },
 }

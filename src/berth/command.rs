@@ -2,7 +2,7 @@
 
 use crate::args::{CdiCommand, Cli, Command, ConfigCommand, NodeCommand, PolicyCommand, TokenCommand};
 use crate::config::nvidia::{Finding, is_nvidia, translate};
-use crate::config::{Choice, Config, ServeArgs, read_text};
+use crate::config::{Choice, Config, ServeArgs, read_text_or_input};
 use crate::daemon::{SkippedChecks, exit_on_signals};
 use crate::{author, checks, options, policy_new, state, telemetry};
 use anyhow::{Context, anyhow, ensure};
@@ -81,6 +81,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
         Command::Completions { shell } => {
             out.text(&crate::usage::completion_script(*shell)?)?;
         }
+        Command::Help { command } => out.text(&options::help(command)?)?,
         Command::Options { command } => options::run(command, out)?,
         Command::Man { into } => man(into.as_deref(), out)?,
     }
@@ -156,7 +157,8 @@ struct Converted {
 
 /// `berth config from-nvidia`.
 fn from_nvidia(file: &Path, out: &mut Out) -> anyhow::Result<()> {
-    let text = read_text(file)?;
+    let text = read_text_or_input(file)?;
+    let file = if file == Path::new("-") { Path::new("standard input") } else { file };
     let name = file.display();
     let parsed =
         Document::parse(&text).and_then(|document| Ok((is_nvidia(&document), translate(&document)?)));

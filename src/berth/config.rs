@@ -24,7 +24,7 @@ pub use file::{FileConfig, LabelSettings, StackEntryConfig};
 pub use gpus::{GpuSource, ProcessSettings};
 pub use nvidia::args::NvidiaArgs;
 pub use reload::{Effect, Origin, Reloaded, SettingChange, Versions};
-pub use source::{Source, read_text};
+pub use source::{Source, read_text_or_input};
 pub use tracing::{Endpoint, Protocol, TracingSettings};
 
 use berth_cluster::ApiServer;

@@ -27,9 +27,17 @@ fn connection() -> String {
     with_all_flags(ClientArgs::augment_args(flags)).render_help().to_string()
 }
 
+/// `berth help`: the help of a command.
+pub(super) fn help(names: &[String]) -> Result<String, BadUsage> {
+    help_of(Cli::command(), names)
+}
+
 /// The help of a command with all of its flags.
 fn of_command(names: &[String]) -> Result<String, BadUsage> {
-    let mut command = with_all_flags(Cli::command());
+    help_of(with_all_flags(Cli::command()), names)
+}
+
+fn help_of(mut command: Command, names: &[String]) -> Result<String, BadUsage> {
     command.build();
     for name in names {
         let Some(inner) = command.find_subcommand(name).cloned() else {
@@ -91,6 +99,8 @@ mod tests {
         {
             assert!(serve.contains(part), "{part}: {serve}");
         }
+        assert!(help(&["gpu".into(), "cordon".into()]).unwrap().contains("berth gpu cordon [OPTIONS]"));
+        assert!(help(&[]).unwrap().contains("Commands:") && help(&["dance".into()]).is_err());
         assert!(of_command(&["node".into(), "check".into()]).unwrap().contains("--config-fallbacks"));
         assert!(
             of_command(&["gpu".into(), "dance".into()]).unwrap_err().to_string().contains("`dance` in `gpu`")

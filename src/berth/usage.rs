@@ -2,7 +2,7 @@
 
 use crate::args::Cli;
 use anyhow::Context;
-use berth_cli::usage::CODE;
+use berth_cli::usage::{CODE, interval};
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, Parser};
@@ -21,7 +21,7 @@ const COMPLETE_VARIABLE: &str = "BERTH_COMPLETE";
 /// The exit code: 2, or 0 for `--help` and `--version`.
 pub fn parse() -> Result<Cli, ExitCode> {
     let args: Vec<OsString> = std::env::args_os().collect();
-    Cli::try_parse_from(&args).map_err(|mut error| {
+    parse_from(&args).map_err(|mut error| {
         if error.kind() == ErrorKind::MissingSubcommand {
             let help = command_of(&error).render_help();
             eprint!(
@@ -46,6 +46,23 @@ pub fn parse() -> Result<Cli, ExitCode> {
             berth_cli::output::note(&format!("the value comes from the environment variable {variable}"));
         }
         ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(CODE))
+    })
+}
+
+/// Parses the arguments; `-w 5` is `-w=5` unless the 5 is an argument of the command, such as the GPU of `gpu show`.
+fn parse_from(args: &[OsString]) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(args).or_else(|error| {
+        let is_watch = |arg: &OsString| arg == "-w" || arg == "--watch";
+        let is_interval = |arg: &OsString| arg.to_str().is_some_and(|arg| interval(arg).is_ok());
+        let place = args.windows(2).position(|pair| is_watch(&pair[0]) && is_interval(&pair[1]));
+        let Some(place) = place.filter(|_| error.kind() == ErrorKind::UnknownArgument) else {
+            return Err(error);
+        };
+        let mut joined = args.to_vec();
+        let value = joined.remove(place + 1);
+        joined[place].push("=");
+        joined[place].push(value);
+        Cli::try_parse_from(joined).map_err(|_| error)
     })
 }
 
@@ -150,6 +167,27 @@ mod tests {
             plain_usage(&mut error);
             let text = error.to_string();
             assert!(text.lines().any(|line| line == usage), "{command}: {text}");
+        }
+    }
+
+    #[test]
+    fn an_interval_may_follow_its_flag() {
+        let parse = |line: &str| {
+            parse_from(&line.split(' ').map(OsString::from).collect::<Vec<_>>()).map(|cli| cli.client.watch)
+        };
+        for (line, milliseconds) in [
+            ("berth gpu list -w 5", 5000),
+            ("berth -w=0.5 gpu list", 500),
+            ("berth gpu show 3 --watch 500ms", 500),
+            ("berth gpu list -w", 2000),
+            // The number is the GPU.
+            ("berth gpu show -w 3", 2000),
+        ] {
+            let interval = parse(line).unwrap().map(|interval| interval.as_millis());
+            assert_eq!(interval, Some(milliseconds), "{line}");
+        }
+        for line in ["berth gpu list -w soon", "berth gpu list -w=soon", "berth gpu list 5 -w"] {
+            assert!(parse(line).is_err(), "{line}");
         }
     }
 

@@ -32,14 +32,33 @@ fn short_duration(duration: Duration) -> String {
     }
 }
 
-/// Parses a time of a query: `10m` is the time 10 minutes ago; any other text is left to the API, which parses times.
+/// Parses a time of a query: `10m` is the time 10 minutes ago; `today`, `yesterday` and a date are their beginning (UTC).
+/// Any other text is left to the API, which parses times.
 ///
 /// # Errors
 /// If the time would be before 1970.
 pub(crate) fn parse_time_or_duration(text: &str) -> Result<String, String> {
+    let now = SystemTime::now();
+    if let Some(day) = beginning_of_day(text, now) {
+        return Ok(humantime::format_rfc3339_millis(day).to_string());
+    }
     let Ok(duration) = humantime::parse_duration(text) else { return Ok(text.to_owned()) };
-    let at = SystemTime::now().checked_sub(duration).filter(|at| *at >= SystemTime::UNIX_EPOCH);
+    let at = now.checked_sub(duration).filter(|at| *at >= SystemTime::UNIX_EPOCH);
     at.map(|at| humantime::format_rfc3339_millis(at).to_string()).ok_or_else(|| "it is too long ago".into())
+}
+
+/// The beginning of the day that a word or a date names.
+fn beginning_of_day(text: &str, now: SystemTime) -> Option<SystemTime> {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let since_1970 = now.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let today = now
+        - Duration::from_secs(since_1970.as_secs() % DAY.as_secs())
+        - Duration::from_nanos(since_1970.subsec_nanos().into());
+    match text {
+        "today" => Some(today),
+        "yesterday" => today.checked_sub(DAY),
+        date => humantime::parse_rfc3339(&format!("{date}T00:00:00Z")).ok(),
+    }
 }
 
 #[cfg(test)]
@@ -76,9 +95,25 @@ mod tests {
         let at = humantime::parse_rfc3339(&parse_time_or_duration("10m").unwrap()).unwrap();
         let off = at.duration_since(before).unwrap_or_else(|early| early.duration());
         assert!(off < Duration::from_secs(5), "{off:?}");
-        for text in ["2026-02-03T04:05:06Z", "2026-02-03T04:05:06+02:00", "yesterday"] {
+        for text in ["2026-02-03T04:05:06Z", "2026-02-03T04:05:06+02:00", "someday"] {
             assert_eq!(parse_time_or_duration(text).as_deref(), Ok(text));
         }
         assert!(parse_time_or_duration("1000years").is_err());
+    }
+
+    #[test]
+    fn a_day_begins_at_midnight() {
+        let now = humantime::parse_rfc3339("2026-02-03T04:05:06.789Z").unwrap();
+        for (text, begins) in [
+            ("today", "2026-02-03T00:00:00Z"),
+            ("yesterday", "2026-02-02T00:00:00Z"),
+            ("2026-01-31", "2026-01-31T00:00:00Z"),
+        ] {
+            let day = beginning_of_day(text, now).unwrap();
+            assert_eq!(humantime::format_rfc3339(day).to_string(), begins, "{text}");
+        }
+        for text in ["someday", "2026-02-30", "2026-02-03T04:05:06Z", "10m"] {
+            assert_eq!(beginning_of_day(text, now), None, "{text}");
+        }
     }
 }

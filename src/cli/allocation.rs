@@ -3,16 +3,17 @@
 use crate::age::age;
 use crate::client::{Client, escaped, query};
 use crate::complete;
+use crate::confirm::warn_and_ask;
 use crate::decision;
 use crate::gpu;
 use crate::names::{GpuIndices, pod_name};
-use crate::output::{Column, Out, facts, fitted, or_dash, printable, table, warn};
+use crate::output::Column::{Name, Whole};
+use crate::output::{Out, facts, fitted, or_dash, table};
 use crate::usage::BadUsage;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use berth_api::{Allocation, AllocationList, AllocationState, Holder, PartUse};
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
-use std::io::{BufRead, IsTerminal, Write};
 
 /// `berth allocation`.
 #[derive(Subcommand, Debug)]
@@ -61,7 +62,7 @@ pub struct AllocationFilter {
     #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
     /// Held by pods of this namespace
-    #[arg(short, long)]
+    #[arg(short, long, add = ArgValueCandidates::new(complete::namespaces))]
     pub namespace: Option<String>,
     /// Held by pods of this name, or by the pod `namespace/name`
     #[arg(long)]
@@ -93,13 +94,18 @@ pub(crate) fn run(command: &AllocationCommand, client: &Client, out: &mut Out) -
         AllocationCommand::Show { id } => {
             let allocation: Allocation =
                 client.get(&format!("/allocations/{}", escaped(&resolve(client, id)?)))?;
-            out.answer(&allocation, |allocation| GpuIndices::fetch(client).with_indices(&show(allocation)))
+            out.answer(&allocation, |allocation| show(allocation, &GpuIndices::fetch(client)))
         }
         AllocationCommand::Explain { id } => decision::explain(&resolve(client, id)?, client, out),
         AllocationCommand::End(args) => {
             let path = format!("/allocations/{}", escaped(&args.id));
             if args.force {
-                warn_and_ask(&client.get(&path)?, args.yes)?;
+                let allocation: Allocation = client.get(&path)?;
+                // One that has ended is refused by the daemon, with the reason.
+                if allocation.state != AllocationState::Ended {
+                    let question = format!("End allocation {} anyway?", allocation.id);
+                    warn_and_ask(&forced(&allocation), &question, args.yes)?;
+                }
             }
             let force = query(&[("force", args.force.then_some("true"))]);
             let ended: Allocation = client.delete(&(path + &force), None)?;
@@ -131,20 +137,6 @@ fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Warns of what a forced end does, and asks for confirmation on a terminal.
-fn warn_and_ask(allocation: &Allocation, yes: bool) -> anyhow::Result<()> {
-    if allocation.state == AllocationState::Ended {
-        // The daemon refuses, with the reason.
-        return Ok(());
-    }
-    warn(&forced(allocation));
-    if yes || !std::io::stdin().is_terminal() {
-        return Ok(());
-    }
-    write!(std::io::stderr(), "End allocation {} anyway? [y/N] ", allocation.id)?;
-    confirmed(&mut std::io::stdin().lock())
-}
-
 /// The effect of a forced end.
 fn forced(allocation: &Allocation) -> String {
     format!(
@@ -155,16 +147,6 @@ fn forced(allocation: &Allocation) -> String {
         allocation.resource,
         holder(allocation.holder.as_ref())
     )
-}
-
-/// Reads the answer to a question; anything but a yes changes nothing.
-fn confirmed(input: &mut impl BufRead) -> anyhow::Result<()> {
-    let mut answer = String::new();
-    input.read_line(&mut answer).context("reading the answer")?;
-    match answer.trim().to_ascii_lowercase().as_str() {
-        "y" | "yes" => Ok(()),
-        _ => bail!("not confirmed; nothing was changed (--yes skips the confirmation)"),
-    }
 }
 
 /// Most allocations in one answer.
@@ -210,7 +192,7 @@ fn fetch(filter: &AllocationFilter, client: &Client) -> anyhow::Result<Allocatio
 }
 
 fn list(list: &AllocationList, filter: &AllocationFilter, indices: &GpuIndices) -> String {
-    // Where all are live, a column that says so is left out.
+    // Where all are live, their age is enough.
     let is_mixed = filter.state != "live" || list.items.iter().any(|a| a.overlapped);
     let row = |a: &Allocation| {
         vec![
@@ -219,19 +201,22 @@ fn list(list: &AllocationList, filter: &AllocationFilter, indices: &GpuIndices) 
             a.resource.clone(),
             a.devices.len().to_string(),
             indices.indices(&a.gpus),
-            age(&a.granted_at),
-            if is_mixed { state(a, true) } else { String::new() },
+            if is_mixed { short_state(a) } else { age(&a.granted_at) },
         ]
     };
-    let mut head = vec!["ID", "POD", "RESOURCE", "DEVICES", "GPU", "AGE"];
-    if is_mixed {
-        head.push("STATE");
-    }
+    let head = [
+        ("ID", Whole),
+        ("POD", Name),
+        ("RESOURCE", Name),
+        ("DEVICES", Whole),
+        ("GPU", Name),
+        (if is_mixed { "STATE" } else { "AGE" }, Whole),
+    ];
     let over = |a: &Allocation| {
         a.uses.iter().filter_map(over_limit).map(|use_| format!("{} {use_}\n", a.id)).collect::<String>()
     };
     let over: String = list.items.iter().map(over).collect();
-    fitted(&head, 1, Column::Name, list.items.iter().map(row)) + &over + &next(list)
+    fitted(&head, list.items.iter().map(row)) + &over + &next(list)
 }
 
 /// That an allocation uses more memory than its limit.
@@ -244,7 +229,7 @@ fn list_wide(list: &AllocationList) -> String {
     let row = |a: &Allocation| {
         vec![
             a.id.clone(),
-            state(a, false),
+            state(a),
             holder(a.holder.as_ref()),
             a.resource.clone(),
             a.devices.join(" "),
@@ -290,7 +275,7 @@ fn empty_text(filter: &AllocationFilter) -> String {
         (" after ", &filter.after),
     ];
     for (words, value) in filters {
-        text += &value.as_ref().map_or_else(String::new, |value| format!("{words}{}", printable(value)));
+        text += &value.as_ref().map_or_else(String::new, |value| format!("{words}{value}"));
     }
     if filter.state == "live" {
         text += "; --state all shows ended ones, too";
@@ -298,7 +283,7 @@ fn empty_text(filter: &AllocationFilter) -> String {
     text
 }
 
-fn show(allocation: &Allocation) -> String {
+fn show(allocation: &Allocation, indices: &GpuIndices) -> String {
     let decision = &allocation.decision;
     let uid = allocation.holder.as_ref().and_then(|h| h.pod_uid.clone()).unwrap_or_default();
     let environment = decision.environment.iter().map(|(k, v)| format!("{k}={v}"));
@@ -312,9 +297,9 @@ fn show(allocation: &Allocation) -> String {
         .uses
         .iter()
         .map(|used| format!("{} MiB on {}{}", memory(used), used.part, processes_of(used)));
-    facts(&[
+    let pairs = [
         ("id", allocation.id.clone()),
-        ("state", state(allocation, false)),
+        ("state", state(allocation)),
         ("holder", holder(allocation.holder.as_ref())),
         ("pod UID", uid),
         ("resource", allocation.resource.clone()),
@@ -326,7 +311,8 @@ fn show(allocation: &Allocation) -> String {
         ("environment", environment.collect::<Vec<_>>().join(" ")),
         ("limits", limits),
         ("used", uses.collect::<Vec<_>>().join("; ")),
-    ])
+    ];
+    facts(&pairs.map(|(name, value)| (name, indices.with_indices(&value))))
 }
 
 /// Memory in use and its limit: `512/1024`, `2048/1024 OVER`, `?/1024` if the use cannot be seen.
@@ -349,11 +335,19 @@ fn processes_of(used: &PartUse) -> String {
     own + &shared
 }
 
-fn state(allocation: &Allocation, short: bool) -> String {
+/// The state with its age: `live 3m`, `ended 5m (operator)`.
+fn short_state(allocation: &Allocation) -> String {
     match (&allocation.state, &allocation.ended) {
-        (AllocationState::Ended, Some(end)) if short => {
-            format!("ended {} ago ({})", age(&end.at), end.reason)
+        (AllocationState::Ended, Some(end)) => format!("ended {} ({})", age(&end.at), end.reason),
+        (AllocationState::Live, _) if allocation.overlapped => {
+            format!("overlapped {}", age(&allocation.granted_at))
         }
+        (state, _) => format!("{state} {}", age(&allocation.granted_at)),
+    }
+}
+
+fn state(allocation: &Allocation) -> String {
+    match (&allocation.state, &allocation.ended) {
         (AllocationState::Ended, Some(end)) => format!("ended {} ({})", end.at, end.reason),
         (AllocationState::Ended, None) => "ended".into(),
         (AllocationState::Live, _) if allocation.overlapped => "live, device also held by another".into(),
@@ -373,17 +367,6 @@ fn holder(holder: Option<&Holder>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_yes_confirms() {
-        let answer = |text: &str| confirmed(&mut text.as_bytes()).map_err(|error| error.to_string());
-        for yes in ["y\n", "Yes\n", " YES"] {
-            assert_eq!(answer(yes), Ok(()), "{yes:?}");
-        }
-        for no in ["", "\n", "n\n", "no\n", "yess\n", "5eed0001-17\n"] {
-            assert!(answer(no).unwrap_err().contains("nothing was changed"), "{no:?}");
-        }
-    }
 
     #[test]
     fn an_empty_list_names_the_filter() {

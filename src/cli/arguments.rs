@@ -1,11 +1,13 @@
 //! Arguments that several commands take: a policy with its parameters, the author and reason of a change, JSON and
 //! files.
 
-use crate::client::query;
+use crate::client::{Client, query};
 use crate::complete;
+use crate::names::short_digest;
+use crate::policy::newest_of_several;
 use crate::usage::BadUsage;
 use anyhow::{Context, anyhow, bail};
-use berth_api::Candidate;
+use berth_api::{Candidate, PolicyList};
 use berth_kernel::policy::PARAMETERS_BYTES_MAX;
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
@@ -16,7 +18,7 @@ use std::path::Path;
 /// A policy and its parameters: arguments of `policy replay`, `shadow` and `try`.
 #[derive(Args, Clone, Debug)]
 pub struct CandidateArgs {
-    /// Name, or name@ and at least 12 digits of its digest
+    /// Name, or name@ and at least 12 digits of its digest; a name alone is its shipped or newest version
     #[arg(add = ArgValueCandidates::new(complete::policies))]
     pub policy: String,
     /// The policy's parameters
@@ -25,7 +27,7 @@ pub struct CandidateArgs {
 }
 
 impl CandidateArgs {
-    pub(crate) fn candidate(&self) -> anyhow::Result<Candidate> {
+    pub(crate) fn candidate(&self, client: &Client) -> anyhow::Result<Candidate> {
         // No name of a policy has a dot or a slash.
         if self.policy.ends_with(".wasm") || self.policy.contains('/') {
             return Err(BadUsage(format!(
@@ -41,8 +43,22 @@ impl CandidateArgs {
         };
         let parameters: Map<String, Value> =
             serde_json::from_str(&read_parameters("--parameters", &self.parameters)?)?;
+        let digest = match digest {
+            Some(digest) => Some(digest),
+            None => newest_uploaded(&policy, client)?,
+        };
         Ok(Candidate { policy, digest, parameters })
     }
+}
+
+/// The digest of the newest version of a name that has several, all of them uploaded. In all other cases the daemon knows
+/// which one is meant.
+fn newest_uploaded(name: &str, client: &Client) -> anyhow::Result<Option<String>> {
+    let PolicyList { items, .. } = client.get("/policies")?;
+    if items.iter().any(|policy| policy.name == name && policy.shipped) {
+        return Ok(None);
+    }
+    Ok(newest_of_several(&items, name).map(|newest| short_digest(&newest.digest).to_owned()))
 }
 
 /// The person for whom a change is made, and the reason.

@@ -1,10 +1,12 @@
 //! The client: one request, one answer, and errors that say what to do.
 
+use crate::output::{Output, printable};
 use crate::reach::{ClientArgs, Reach};
 use crate::usage::BadUsage;
 use anyhow::{Context, anyhow, bail};
 use berth_api::{Action, Operation, Problem};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,6 +34,8 @@ pub struct Client {
     /// None if the daemon identifies the caller otherwise: by a client certificate or the user of a socket.
     token: Option<String>,
     token_file: PathBuf,
+    /// Whether texts of answers are for a terminal, not for a program.
+    is_for_people: bool,
 }
 
 /// Longest wait for a change of this path: a stack may name policies that were never compiled on that node, and so may
@@ -48,8 +52,9 @@ impl Client {
     pub fn new(args: &ClientArgs) -> anyhow::Result<Self> {
         let reach = Reach::of(args)?;
         let token_file = args.token_file();
+        let is_for_people = matches!(args.output, Output::Table | Output::Wide);
         if args.token_file.is_none() && reach.may_need_no_token() {
-            return Ok(Self { reach, token: None, token_file });
+            return Ok(Self { reach, token: None, token_file, is_for_people });
         }
         if reach.shows_the_token() && !args.allow_plain_http {
             anyhow::bail!(BadUsage(format!(
@@ -60,7 +65,7 @@ impl Client {
             )));
         }
         let token = Some(read_token(args)?);
-        Ok(Self { reach, token, token_file })
+        Ok(Self { reach, token, token_file, is_for_people })
     }
 
     /// The answer to a GET of a path below `/api/v1`.
@@ -73,7 +78,7 @@ impl Client {
 
     /// As [`Self::get`], with another longest wait.
     pub(crate) fn get_within<T: DeserializeOwned>(&self, path: &str, wait: Duration) -> anyhow::Result<T> {
-        self.send(Method::GET, path, &[], None, wait).and_then(read)
+        self.send(Method::GET, path, &[], None, wait).and_then(|response| self.read(response))
     }
 
     /// PUT that answers with the new state; with a revision, only if that is still the present one (`If-Match`).
@@ -124,7 +129,8 @@ impl Client {
         let mut headers = Vec::new();
         headers.extend(body.is_some().then_some(("content-type", "application/json")));
         headers.extend(etag.as_deref().map(|etag| ("if-match", etag)));
-        self.send(method, path, &headers, body.as_deref(), wait).and_then(read)
+        let response = self.send(method, path, &headers, body.as_deref(), wait)?;
+        self.read(response)
     }
 
     /// Uploads a policy. Returns whether the node did not have it yet, and the answer.
@@ -136,7 +142,7 @@ impl Client {
     ) -> anyhow::Result<(bool, T)> {
         let run = |agent: Agent, request: Builder| agent.run(request.body(SendBody::from_reader(module))?);
         let response = self.exchange(Method::POST, path, headers, UPLOAD_MAX, run)?;
-        Ok((response.status() == 201, read(response)?))
+        Ok((response.status() == 201, self.read(response)?))
     }
 
     /// A body of no fixed end. Reading fails if nothing arrives for `silence_max`.
@@ -202,6 +208,15 @@ impl Client {
         }
     }
 
+    fn read<T: DeserializeOwned>(&self, mut response: Response<Body>) -> anyhow::Result<T> {
+        let text = text(response.body_mut())?;
+        let read = match self.is_for_people {
+            true => serde_json::from_str(&text).map(shown).and_then(serde_json::from_value),
+            false => serde_json::from_str(&text),
+        };
+        read.context("the daemon's answer has an unexpected form: is it of another release?")
+    }
+
     fn refused(&self, problem: &Problem) -> anyhow::Error {
         let server = &self.reach.shown;
         if problem.status == 401 && self.token.is_none() {
@@ -247,10 +262,14 @@ impl Client {
     }
 }
 
-fn read<T: DeserializeOwned>(mut response: Response<Body>) -> anyhow::Result<T> {
-    let text = text(response.body_mut())?;
-    serde_json::from_str(&text)
-        .context("the daemon's answer has an unexpected form: is it of another release?")
+/// An answer with all of its texts as [`printable`]: every table and sentence is made of them.
+pub(crate) fn shown(answer: Value) -> Value {
+    match answer {
+        Value::String(text) => Value::String(printable(&text)),
+        Value::Array(items) => items.into_iter().map(shown).collect(),
+        Value::Object(map) => map.into_iter().map(|(key, value)| (printable(&key), shown(value))).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => answer,
+    }
 }
 
 fn text(body: &mut Body) -> Result<String, ureq::Error> {
@@ -272,10 +291,10 @@ pub(crate) fn query(pairs: &[(&str, Option<&str>)]) -> String {
 
 /// A problem's detail, with the hint and the command for its action in further lines.
 fn message(problem: &Problem) -> String {
-    let mut text = problem.detail.clone();
+    let mut text = printable(&problem.detail);
     let command = problem.action.as_ref().map(|action| format!("`{}`", command(action)));
     let lines = [problem.hint.clone(), command];
-    let advice = lines.into_iter().flatten().collect::<Vec<_>>().join(": ");
+    let advice = printable(&lines.into_iter().flatten().collect::<Vec<_>>().join(": "));
     if !advice.is_empty() {
         text += &format!("\n  {advice}");
     }
@@ -340,7 +359,8 @@ mod tests {
 
     fn client(server: String) -> Client {
         let args = ClientArgs { server, ..ClientArgs::default() };
-        Client { reach: Reach::of(&args).unwrap(), token: Some("t".into()), token_file: "token".into() }
+        let reach = Reach::of(&args).unwrap();
+        Client { reach, token: Some("t".into()), token_file: "token".into(), is_for_people: true }
     }
 
     /// The error of a client whose daemon answers once with this status and body.

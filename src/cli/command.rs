@@ -73,7 +73,7 @@ The decisions, newest first, with the answer of each policy:
     #[command(after_help = "\
 Shows utilization, memory in use, granted and in total (GiB), temperature and \
 power of each GPU, and then the devices and the memory of each pod. `-`: not known. \
-On a terminal it is redrawn every 2 s (-w=5s: every 5 s) until q or Ctrl-C.
+On a terminal it is redrawn every 2 s (-w 5: every 5 s) until q or Ctrl-C.
 `berth gpu history` shows the last hours.
   berth top
   berth top --once -o json")]

@@ -3,12 +3,15 @@
 use crate::age::{age, parse_time_or_duration};
 use crate::arguments::CandidateArgs;
 use crate::client::{Client, query};
+use crate::complete;
 use crate::names::GpuIndices;
-use crate::output::{Out, facts, or_dash, table};
+use crate::output::Column::{Lines, Name, Whole};
+use crate::output::{Out, facts, fitted, or_dash, table};
 use crate::trial::{self, TryArgs};
 use anyhow::bail;
 use berth_api::{Comparison, Difference, Hook, Replay, Shadow, ShadowList};
 use clap::Subcommand;
+use clap_complete::engine::ArgValueCandidates;
 use std::collections::BTreeMap;
 
 /// Commands of `berth policy` that try a policy without effect.
@@ -38,7 +41,7 @@ Exit code 1 if the policy failed on any of them; different answers are not a fai
         /// Only decisions of this hook
         #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
         hook: Option<String>,
-        /// Only decisions since a time, such as 2026-02-03T04:05:06Z, or of the last 10m
+        /// Only decisions since a time, such as 2026-02-03T04:05:06Z or today, or of the last 10m
         #[arg(long, value_name = "TIME", value_parser = parse_time_or_duration)]
         since: Option<String>,
         /// Only decisions with a smaller number
@@ -63,11 +66,13 @@ pub enum ShadowCommand {
     /// One shadow with its newest differences
     Show {
         /// The shadow's number, or its policy's name
+        #[arg(add = ArgValueCandidates::new(complete::shadows))]
         shadow: String,
     },
     /// Stop a shadow: the policy is no longer called for comparison
     Stop {
         /// The shadow's number, or its policy's name
+        #[arg(add = ArgValueCandidates::new(complete::shadows))]
         shadow: String,
     },
 }
@@ -82,15 +87,16 @@ pub(crate) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
                 ("since", since.as_deref()),
                 ("cursor", before.map(|before| before.to_string()).as_deref()),
             ]);
-            let replayed: Replay = client.post(&format!("/replays{query}"), &candidate.candidate()?, None)?;
-            out.answer(&replayed, |replayed| GpuIndices::fetch(client).with_indices(&replay(replayed)))?;
+            let replayed: Replay =
+                client.post(&format!("/replays{query}"), &candidate.candidate(client)?, None)?;
+            out.answer(&replayed, |replayed| replay(replayed, &GpuIndices::fetch(client)))?;
             match replayed.counts.values().map(|counts| counts.fails).sum::<u64>() {
                 0 => Ok(()),
                 fails => bail!("{} failed on {fails} of the calls", replayed.policy),
             }
         }
         TrialCommand::Shadow { command: ShadowCommand::Start(candidate) } => {
-            let shadow: Shadow = client.post("/shadows", &candidate.candidate()?, None)?;
+            let shadow: Shadow = client.post("/shadows", &candidate.candidate(client)?, None)?;
             out.answer(&shadow, |s| {
                 format!(
                     "started shadow {1} of {0}; status: `berth policy shadow show {2}`\n",
@@ -105,15 +111,13 @@ pub(crate) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
         }
         TrialCommand::Shadow { command: ShadowCommand::Show { shadow } } => {
             let id = shadow_id(shadow, client)?;
-            out.answer(&client.get::<Shadow>(&format!("/shadows/{id}"))?, |s| {
-                GpuIndices::fetch(client).with_indices(&show(s))
-            })
+            let found: Shadow = client.get(&format!("/shadows/{id}"))?;
+            out.answer(&found, |shadow| show(shadow, &GpuIndices::fetch(client)))
         }
         TrialCommand::Shadow { command: ShadowCommand::Stop { shadow } } => {
             let id = shadow_id(shadow, client)?;
-            out.answer(&client.delete::<Shadow>(&format!("/shadows/{id}"), None)?, |s| {
-                GpuIndices::fetch(client).with_indices(&show(s))
-            })
+            let ended: Shadow = client.delete(&format!("/shadows/{id}"), None)?;
+            out.answer(&ended, |shadow| show(shadow, &GpuIndices::fetch(client)))
         }
     }
 }
@@ -139,14 +143,14 @@ fn shadow_id(given: &str, client: &Client) -> anyhow::Result<u64> {
     }
 }
 
-fn replay(replay: &Replay) -> String {
+fn replay(replay: &Replay, indices: &GpuIndices) -> String {
     let mut text = facts(&[
         ("policy", replay.policy.clone()),
         ("decisions", replay.decisions.to_string()),
         ("unreadable", if replay.unreadable == 0 { String::new() } else { replay.unreadable.to_string() }),
     ]);
     text += &comparisons(&replay.counts);
-    text += &differences(&replay.differences);
+    text += &differences(&replay.differences, indices);
     if let Some(next) = &replay.next {
         text += &format!("--before {next} continues with older ones\n");
     }
@@ -168,11 +172,20 @@ fn list(list: &ShadowList) -> String {
             sum(s, |c| c.skipped),
         ]
     };
-    let head = ["ID", "POLICY", "AGE", "SAME", "DIFFERS", "NO OPINION", "FAILS", "SKIPPED"];
-    table(&head, list.items.iter().map(row))
+    let head = [
+        ("ID", Whole),
+        ("POLICY", Name),
+        ("AGE", Whole),
+        ("SAME", Whole),
+        ("DIFFERS", Whole),
+        ("NO OPINION", Whole),
+        ("FAILS", Whole),
+        ("SKIPPED", Whole),
+    ];
+    fitted(&head, list.items.iter().map(row))
 }
 
-fn show(shadow: &Shadow) -> String {
+fn show(shadow: &Shadow, indices: &GpuIndices) -> String {
     let mut text = facts(&[
         ("shadow", shadow.id.to_string()),
         ("policy", shadow.policy.clone()),
@@ -180,7 +193,7 @@ fn show(shadow: &Shadow) -> String {
         ("since", shadow.since.clone()),
     ]);
     text += &comparisons(&shadow.counts);
-    text + &differences(&shadow.differences)
+    text + &differences(&shadow.differences, indices)
 }
 
 fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
@@ -200,15 +213,16 @@ fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
     table(&["HOOK", "SAME", "DIFFERS", "NO OPINION", "FAILS", "SKIPPED"], counts.iter().map(row))
 }
 
-fn differences(differences: &[Difference]) -> String {
+fn differences(differences: &[Difference], indices: &GpuIndices) -> String {
     if differences.is_empty() {
         return String::new();
     }
     let row = |d: &Difference| {
         let how = if d.failed { format!("fails: {}", d.message) } else { d.message.clone() };
-        vec![or_dash(d.seq), age(&d.at), d.hook.to_string(), how]
+        vec![or_dash(d.seq), age(&d.at), d.hook.to_string(), indices.with_indices(&how)]
     };
-    let mut text = table(&["DECISION", "AGE", "HOOK", "DIFFERENCE"], differences.iter().map(row));
+    let head = [("DECISION", Whole), ("AGE", Whole), ("HOOK", Whole), ("DIFFERENCE", Lines)];
+    let mut text = fitted(&head, differences.iter().map(row));
     if differences.iter().any(|difference| difference.seq.is_none()) {
         text += "-: not recorded, so without a number: an unchanged offer, or there is no journal (decisions.maxMiB: 0), or \
                  too many decisions at once\n";

@@ -1,13 +1,14 @@
-//! Values that a shell completes by asking the daemon: GPUs, policies and allocations. Without an answer there are none;
-//! nothing is printed, since it would be printed into the line that is being typed.
+//! Values that a shell completes by asking the daemon: GPUs, policies, allocations, namespaces, revisions and shadows.
+//! Without an answer there are none; nothing is printed, since it would be printed into the line that is being typed.
 
 use crate::client::Client;
 use crate::names::{name_with_digest, pod_name, scheduling};
 use crate::reach::ClientArgs;
-use berth_api::{AllocationList, GpuList, PolicyList};
+use berth_api::{ActivationList, AllocationList, EventKind, GpuList, PolicyList, ShadowList};
 use clap::{Args, Command, FromArgMatches};
 use clap_complete::engine::CompletionCandidate;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Longest wait for the daemon: a person waits for the next key.
@@ -46,6 +47,39 @@ pub(crate) fn allocations() -> Vec<CompletionCandidate> {
         CompletionCandidate::new(&allocation.id).help(Some(pod_name(allocation.holder.as_ref()).into()))
     };
     allocations.iter().map(each).collect()
+}
+
+/// Namespaces of the pods that hold GPUs.
+pub(crate) fn namespaces() -> Vec<CompletionCandidate> {
+    let allocations =
+        ask::<AllocationList>("/allocations?limit=1000").map(|list| list.items).unwrap_or_default();
+    let holders = allocations.into_iter().filter_map(|allocation| allocation.holder?.namespace);
+    holders.collect::<BTreeSet<_>>().into_iter().map(CompletionCandidate::new).collect()
+}
+
+/// Revisions of the stack, newest first, with their policies.
+pub(crate) fn revisions() -> Vec<CompletionCandidate> {
+    let activations = ask::<ActivationList>("/stack/history").map(|list| list.items).unwrap_or_default();
+    let each = |activation: &berth_api::Activation| {
+        let names: Vec<_> = activation.entries.iter().map(|entry| entry.policy.as_str()).collect();
+        let about = format!("{}: {}", activation.source, names.join(", "));
+        CompletionCandidate::new(activation.revision.to_string()).help(Some(about.into()))
+    };
+    activations.iter().map(each).collect()
+}
+
+/// Numbers of shadows, with their policies.
+pub(crate) fn shadows() -> Vec<CompletionCandidate> {
+    let shadows = ask::<ShadowList>("/shadows").map(|list| list.items).unwrap_or_default();
+    let each = |shadow: &berth_api::Shadow| {
+        CompletionCandidate::new(shadow.id.to_string()).help(Some(shadow.policy.clone().into()))
+    };
+    shadows.iter().map(each).collect()
+}
+
+/// Kinds of events.
+pub(crate) fn kinds() -> Vec<CompletionCandidate> {
+    EventKind::NAMES.iter().map(CompletionCandidate::new).collect()
 }
 
 fn ask<T: DeserializeOwned>(path: &str) -> Option<T> {

@@ -5,7 +5,8 @@ use crate::client::{Client, escaped, query};
 use crate::complete;
 use crate::gpu;
 use crate::names::GpuIndices;
-use crate::output::{Column, Out, facts, fitted, joined, table};
+use crate::output::Column::{Lines, Name, Text, Whole};
+use crate::output::{Out, facts, fitted, joined, table};
 use berth_api::{DecisionCall, DecisionRecord, DecisionRecordList, Explanation};
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
@@ -37,7 +38,7 @@ pub struct DecisionFilter {
     #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
     pub gpu: Option<String>,
     /// Only decisions for pods of this namespace
-    #[arg(short, long)]
+    #[arg(short, long, add = ArgValueCandidates::new(complete::namespaces))]
     pub namespace: Option<String>,
     /// Only decisions for pods of this name
     #[arg(long)]
@@ -54,7 +55,7 @@ pub struct DecisionFilter {
     /// Only decisions of this hook
     #[arg(long, value_parser = ["offer", "place", "admit", "triage"])]
     pub hook: Option<String>,
-    /// Only decisions since a time, such as 2026-02-03T04:05:06Z, or of the last 10m
+    /// Only decisions since a time, such as 2026-02-03T04:05:06Z or today, or of the last 10m
     #[arg(long, value_name = "TIME", value_parser = parse_time_or_duration)]
     pub since: Option<String>,
     /// Only decisions before a time, or older than 10m
@@ -78,7 +79,7 @@ pub(crate) fn run(command: &DecisionCommand, client: &Client, out: &mut Out) -> 
         }
         DecisionCommand::Show { seq, input: false } => {
             let decision: DecisionRecord = client.get(&format!("/decisions/{seq}"))?;
-            out.answer(&decision, |decision| GpuIndices::fetch(client).with_indices(&show(decision)))
+            out.answer(&decision, |decision| show(decision, &GpuIndices::fetch(client)))
         }
         DecisionCommand::Show { seq, input: true } => {
             let shown: serde_json::Value = client.get(&format!("/decisions/{seq}/input"))?;
@@ -93,7 +94,7 @@ pub(crate) fn explain(id: &str, client: &Client, out: &mut Out) -> anyhow::Resul
     out.answer(&explained, |explained| {
         let mut text = explained.sentences.join("\n") + "\n";
         for decision in &explained.decisions {
-            text += &format!("(decision {}: berth decision show {})\n", decision.seq, decision.seq);
+            text += &format!("(decision {}: `berth decision show {}`)\n", decision.seq, decision.seq);
         }
         text
     })
@@ -179,7 +180,15 @@ fn list(list: &DecisionRecordList, wide: bool) -> String {
     let mut text = if wide {
         table(&["SEQ", "AT", "HOOK", "REQUEST", "OUTCOME", "PODS", "BY", "US", "REASON"], rows)
     } else {
-        fitted(&["SEQ", "AGE", "HOOK", "REQUEST", "OUTCOME", "REASON"], 5, Column::Text, rows)
+        let head = [
+            ("SEQ", Whole),
+            ("AGE", Whole),
+            ("HOOK", Whole),
+            ("REQUEST", Name),
+            ("OUTCOME", Whole),
+            ("REASON", Text),
+        ];
+        fitted(&head, rows)
     };
     if let Some(next) = &list.next {
         text += &format!("--before {next} shows earlier ones\n");
@@ -193,13 +202,13 @@ fn list(list: &DecisionRecordList, wide: bool) -> String {
     text
 }
 
-fn show(decision: &DecisionRecord) -> String {
+fn show(decision: &DecisionRecord, indices: &GpuIndices) -> String {
     let request = decision.request.as_ref();
     let requested = request.map_or_else(String::new, |r| format!("{} x {}", r.count, r.resource));
     let reading = decision.reading.as_ref();
     let reported =
         reading.map_or_else(String::new, |r| format!("{} {} on {}: {}", r.source, r.code, r.part, r.detail));
-    let mut text = facts(&[
+    let pairs = [
         ("decision", decision.seq.to_string()),
         ("at", decision.at.clone()),
         ("hook", decision.hook.to_string()),
@@ -214,22 +223,33 @@ fn show(decision: &DecisionRecord) -> String {
         ("allocation", decision.allocation.clone().unwrap_or_default()),
         ("answer", decision.answer.to_string()),
         ("input", decision.input.clone().unwrap_or_else(|| "not recorded".into())),
-    ]);
+    ];
+    let mut text = facts(&pairs.map(|(name, value)| (name, indices.with_indices(&value))));
     if !decision.calls.is_empty() {
-        let head = ["POLICY", "RESULT", "US", "FUEL", "PARAMETERS", "ANSWER"];
-        text += &table(&head, decision.calls.iter().map(call));
+        let head = [
+            ("POLICY", Name),
+            ("RESULT", Whole),
+            ("US", Whole),
+            ("FUEL", Whole),
+            ("PARAMETERS AND ANSWER", Lines),
+        ];
+        text += "\n";
+        text += &fitted(&head, decision.calls.iter().flat_map(call));
     }
     text
 }
 
-fn call(call: &DecisionCall) -> Vec<String> {
+/// Two rows: both of them have JSON, which can be long.
+fn call(call: &DecisionCall) -> [Vec<String>; 2] {
     let answer = call.answer.as_ref().map(ToString::to_string).or_else(|| call.fault.clone());
-    vec![
+    let first = vec![
         call.policy.clone(),
         call.said.to_string(),
         call.microseconds.to_string(),
         call.fuel.to_string(),
         call.parameters.to_string(),
-        answer.unwrap_or_default(),
-    ]
+    ];
+    let empty = || vec![String::new(); first.len() - 1];
+    let second = [empty(), vec![answer.unwrap_or_else(|| "-".into())]].concat();
+    [first, second]
 }

@@ -2,10 +2,10 @@
 
 use crate::client::{Client, Temporary, escaped, query};
 use crate::complete;
-use crate::gpu::{drain, resolve, title};
-use crate::output::{Out, printable};
+use crate::gpu::{ChangedGpus, drain, resolve_all, title};
+use crate::output::{Out, printable, report};
 use crate::usage;
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use berth_api::{DrainHolder, DrainHolderState, DrainOrder, DrainState, Gpu};
 use clap_complete::engine::ArgValueCandidates;
 use std::time::{Duration, Instant};
@@ -22,9 +22,9 @@ const UNANSWERED_MAX: Duration = Duration::from_secs(60);
 /// `berth gpu drain`.
 #[derive(clap::Args, Debug)]
 pub struct DrainArgs {
-    /// Index, UUID, or the beginning of it
-    #[arg(add = ArgValueCandidates::new(complete::gpus))]
-    pub gpu: String,
+    /// Index, UUID, or the beginning of it; several are drained at once
+    #[arg(required = true, value_name = "GPU", add = ArgValueCandidates::new(complete::gpus))]
+    pub gpus: Vec<String>,
     /// The reason; recorded with the change
     #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
     pub reason: String,
@@ -46,11 +46,14 @@ pub struct DrainArgs {
         requires_if("delete", "evict")
     )]
     pub at_deadline: AtDeadline,
-    /// Show progress until the GPU is drained; alone, it follows a drain that is in progress
+    /// Show progress until the GPUs are drained, or their deadline; alone, it follows drains in progress
     #[arg(long)]
     pub wait: bool,
+    /// Wait this long, whatever the deadline; 0s: without a limit
+    #[arg(long, value_name = "TIME", value_parser = usage::time, requires = "wait")]
+    pub timeout: Option<Duration>,
     /// Stop the drain; the GPU stays cordoned
-    #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait"])]
+    #[arg(long, conflicts_with_all = ["reason", "evict", "deadline", "at_deadline", "wait", "timeout"])]
     pub stop: bool,
     /// Stop the drain of this owner, or of `all`, instead of your own
     #[arg(long, value_name = "OWNER", requires = "stop")]
@@ -69,11 +72,50 @@ pub enum AtDeadline {
 }
 
 pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
-    let uuid = resolve(client, &args.gpu)?;
-    let path = format!("/gpus/{}/drain", escaped(&uuid));
+    let uuids = resolve_all(client, &args.gpus)?;
+    let mut gpus = Vec::new();
+    for uuid in &uuids {
+        gpus.push(start(args, uuid, client)?);
+    }
+    let wait_until = WaitUntil::of(args.timeout);
+    let mut ended = Ok(());
+    for gpu in &mut gpus {
+        if args.wait {
+            match watch(client, gpu.clone(), wait_until) {
+                Ok(newest) => *gpu = newest,
+                Err(error) if ended.is_ok() => ended = Err(error),
+                Err(_) => {}
+            }
+        }
+    }
+    let text = |gpus: &[Gpu]| {
+        let text = |gpu: &Gpu| line(gpu) + &next_step(gpu);
+        gpus.iter().map(text).collect::<String>()
+    };
+    ended?;
+    match gpus.as_slice() {
+        [gpu] => out.answer(gpu, |gpu| text(std::slice::from_ref(gpu)))?,
+        _ => out.answer(&ChangedGpus { items: gpus.clone() }, |all| text(&all.items))?,
+    }
     if args.stop {
-        let gpu: Gpu = client.delete(&(path + &query(&[("owner", args.owner.as_deref())])), None)?;
-        return out.answer(&gpu, line);
+        return Ok(());
+    }
+    for gpu in &gpus {
+        match gpu.summary.drain.state {
+            DrainState::Draining | DrainState::Drained => {}
+            DrainState::Active | DrainState::Cordoned | DrainState::Other(_) => {
+                bail!("the drain of {} was cancelled, or given up at its deadline", title(gpu))
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Orders or stops the drain of a GPU, or finds one that is to be followed.
+fn start(args: &DrainArgs, uuid: &str, client: &Client) -> anyhow::Result<Gpu> {
+    let path = format!("/gpus/{}/drain", escaped(uuid));
+    if args.stop {
+        return client.delete(&(path + &query(&[("owner", args.owner.as_deref())])), None);
     }
     let order = DrainOrder {
         reason: args.reason.clone(),
@@ -85,25 +127,50 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
             AtDeadline::GiveUp => berth_api::AtDeadline::GiveUp,
         },
     };
-    let before: Gpu = client.get(&format!("/gpus/{}", escaped(&uuid)))?;
-    let mut gpu: Gpu = if only_watches(args, &before.summary.drain) {
-        eprintln!("{} is being drained already; watching", title(&before));
-        before
-    } else {
-        let gpu: Gpu = client.put(&path, &order, None)?;
-        for lost in removed_settings(&before.summary.drain, &order) {
-            eprintln!("{}: this drain replaces the previous one: {lost}", title(&gpu));
-        }
-        gpu
-    };
-    if args.wait {
-        gpu = watch(client, gpu)?;
+    let before: Gpu = client.get(&format!("/gpus/{}", escaped(uuid)))?;
+    if only_watches(args, &before.summary.drain) {
+        report(&format!("{} is being drained already; watching", title(&before)));
+        return Ok(before);
     }
-    out.answer(&gpu, |gpu| line(gpu) + &next_step(gpu))?;
-    match gpu.summary.drain.state {
-        DrainState::Draining | DrainState::Drained => Ok(()),
-        DrainState::Active | DrainState::Cordoned | DrainState::Other(_) => {
-            bail!("the drain of {} was cancelled, or given up at its deadline", title(&gpu))
+    let gpu: Gpu = client.put(&path, &order, None)?;
+    for lost in removed_settings(&before.summary.drain, &order) {
+        report(&format!("{}: this drain replaces the previous one: {lost}", title(&gpu)));
+    }
+    Ok(gpu)
+}
+
+/// How long a command waits for a drain.
+#[derive(Clone, Copy)]
+enum WaitUntil {
+    /// Until its deadline, if it has one that has not passed.
+    Deadline,
+    /// As long as was ordered.
+    Time(Instant, Duration),
+    /// Without a limit.
+    Drained,
+}
+
+impl WaitUntil {
+    fn of(timeout: Option<Duration>) -> Self {
+        match timeout {
+            None => Self::Deadline,
+            Some(Duration::ZERO) => Self::Drained,
+            Some(time) => Instant::now().checked_add(time).map_or(Self::Drained, |at| Self::Time(at, time)),
+        }
+    }
+
+    /// Why it waits no longer, if so. `was_late`: whether the deadline had passed when the command began.
+    fn passed(self, gpu: &Gpu, was_late: bool) -> Option<String> {
+        let progress = gpu.summary.drain.progress.as_ref();
+        // At the other deadlines the daemon acts, and the drain ends.
+        let is_late =
+            progress.is_some_and(|p| p.late && p.at_deadline == berth_api::AtDeadline::Wait) && !was_late;
+        match self {
+            Self::Deadline if is_late => Some("at its deadline".to_owned()),
+            Self::Time(at, time) if Instant::now() >= at => {
+                Some(format!("after {}", humantime::format_duration(time)))
+            }
+            Self::Deadline | Self::Time(..) | Self::Drained => None,
         }
     }
 }
@@ -133,10 +200,15 @@ fn removed_settings(before: &berth_api::Drain, order: &DrainOrder) -> Vec<String
 }
 
 /// Prints each change to standard error until the GPU is no longer draining.
-fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
+///
+/// # Errors
+/// If it is not drained in time, or the daemon does not answer for too long. The drain continues.
+fn watch(client: &Client, mut gpu: Gpu, wait_until: WaitUntil) -> anyhow::Result<Gpu> {
     let path = format!("/gpus/{}", escaped(&gpu.summary.uuid));
+    let mut was_late = false;
     if let Some(progress) = gpu.summary.drain.progress.as_ref() {
-        eprintln!("{}", waits_for(progress));
+        was_late = progress.late;
+        report(&waits_for(progress));
     }
     let (mut text, mut printed_at) = (String::new(), Instant::now());
     let mut patience = Patience::default();
@@ -144,8 +216,15 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
         // The time left changes always, so it is not compared.
         let now = progress_lines(&gpu, TimeLeft::Hidden);
         if now != text || printed_at.elapsed() >= PRINT_EVERY {
-            eprint!("{}", line(&gpu));
+            report(&line(&gpu));
             (text, printed_at) = (now, Instant::now());
+        }
+        if let Some(when) = wait_until.passed(&gpu, was_late) {
+            return Err(anyhow!(
+                "{} is not drained {when}; the drain continues, and `berth gpu drain {} --wait` waits on",
+                title(&gpu),
+                gpu.summary.index
+            ));
         }
         std::thread::sleep(POLL_EVERY);
         match client.get(&path) {
@@ -157,10 +236,10 @@ fn watch(client: &Client, mut gpu: Gpu) -> anyhow::Result<Gpu> {
             }
             Err(error) => {
                 if patience.first(&error, Instant::now())? {
-                    eprintln!(
+                    report(&format!(
                         "the drain continues, but cannot be watched at present: {error}; trying again for {} s",
                         UNANSWERED_MAX.as_secs()
-                    );
+                    ));
                 }
             }
         }

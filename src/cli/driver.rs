@@ -1,8 +1,9 @@
 //! `berth nvml`: releasing the GPUs' driver, and using it again.
 
 use crate::client::Client;
+use crate::confirm::warn_and_ask;
 use crate::output::Out;
-use berth_api::{DriverRelease, ReleaseOrder};
+use berth_api::{DriverRelease, Node, ReleaseOrder};
 use clap::Subcommand;
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ Examples:
         /// cannot be unloaded
         #[arg(long)]
         force: bool,
+        /// Skip the confirmation
+        #[arg(short, long)]
+        yes: bool,
     },
     /// Use the driver again at once
     Resume,
@@ -38,7 +42,16 @@ Examples:
 
 pub(crate) fn run(command: &DriverCommand, client: &Client, out: &mut Out) -> anyhow::Result<()> {
     match command {
-        DriverCommand::Release { time, reason, force } => {
+        DriverCommand::Release { time, reason, force, yes } => {
+            let node: Node = client.get("/node")?;
+            let free: u32 = node.resources.iter().map(|resource| resource.free).sum();
+            if free > 0 {
+                let time = humantime::format_duration(*time);
+                let effect = format!(
+                    "this withdraws all {free} free devices of the node, for {time} or until `berth nvml resume`"
+                );
+                warn_and_ask(&effect, "Release the driver?", *yes)?;
+            }
             let for_seconds = u32::try_from(time.as_secs()).unwrap_or(ReleaseOrder::SECONDS_MAX);
             let order = ReleaseOrder { reason: reason.clone(), for_seconds, force: *force };
             let release: DriverRelease = client.post("/node/nvml/release", &order, None)?;

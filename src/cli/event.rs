@@ -1,15 +1,15 @@
 //! `berth events`: changes on the node as they happen.
 
-use crate::client::{Client, Temporary, query};
+use crate::age::parse_time_or_duration;
+use crate::client::{Client, Temporary, query, shown};
 use crate::complete;
 use crate::gpu;
-use crate::output::{self, Out, Output, or_dash, printable};
-use crate::usage;
+use crate::output::{self, Out, Output, in_lines, or_dash, terminal_columns};
 use berth_api::{Event, EventHistory, EventKind};
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 use std::io::{BufRead, BufReader, Read};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Wait before a stream that ended is opened again.
 const REOPEN_AFTER: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const LINE_BYTES_MAX: u64 = 64 * 1024;
 #[derive(Args, Clone, Debug, Default)]
 pub struct EventsArgs {
     /// Only of these kinds, such as gpuHealth,gpuDrained
-    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',', add = ArgValueCandidates::new(complete::kinds))]
     pub kind: Vec<String>,
     /// Only about this GPU: index, UUID, or the beginning of it
     #[arg(long, add = ArgValueCandidates::new(complete::gpus))]
@@ -107,12 +107,18 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
 
 /// Parses the time of which past events are printed.
 fn past(text: &str) -> Result<Duration, String> {
-    let last = usage::time(text)?;
+    let at = parse_time_or_duration(text)?;
+    let Ok(at) = humantime::parse_rfc3339(&at) else {
+        return Err("give a duration such as 30m, `today`, or a time such as 2026-02-03T04:05:06Z".into());
+    };
+    let last = SystemTime::now().duration_since(at).unwrap_or_default();
+    // The API takes whole seconds.
+    let last = Duration::from_secs(last.as_secs());
     let kept = Duration::from_secs(60)..=Duration::from_secs(24 * 3600);
     if kept.contains(&last) {
         Ok(last)
     } else {
-        Err("give at least a minute (1m) and at most a day (24h)".into())
+        Err("past events are kept for a day: give at least a minute (1m) and at most a day (24h)".into())
     }
 }
 
@@ -154,7 +160,7 @@ fn follow(
             }
             if !data.is_empty() {
                 // An event that cannot be read does not end the stream.
-                let event = serde_json::from_str::<Event>(&data).ok();
+                let event = event_of(&data, out);
                 if let Some(event) = event.filter(|event| !past.contains(event)) {
                     show(id.as_deref(), &event, out, heading)?;
                 }
@@ -169,13 +175,19 @@ fn follow(
     Ok(())
 }
 
+/// The event of a frame.
+fn event_of(data: &str, out: &Out) -> Option<Event> {
+    let event = serde_json::from_str::<serde_json::Value>(data).ok()?;
+    serde_json::from_value(if out.is_table() { shown(event) } else { event }).ok()
+}
+
 fn show(id: Option<&str>, event: &Event, out: &mut Out, heading: &mut bool) -> anyhow::Result<()> {
     match out.form() {
         Output::Json => out.text(&(serde_json::to_string(&Shown { id, event })? + "\n")),
         Output::Yaml => out.text(&format!("---\n{}", berth_files::yaml::to_string(&Shown { id, event })?)),
         Output::Table | Output::Wide => match event.kind {
             EventKind::Here | EventKind::Missed | EventKind::End => {
-                output::note(&format!("{} ({})", printable(&event.words), id.unwrap_or_default()));
+                output::note(&format!("{} ({})", event.words, id.unwrap_or_default()));
                 Ok(())
             }
             _ => {
@@ -193,15 +205,21 @@ fn show(id: Option<&str>, event: &Event, out: &mut Out, heading: &mut bool) -> a
     }
 }
 
+/// The columns before the last one of a narrow line.
+const WHAT_AT: usize = 9 + 2 + 17 + 2;
+
 /// One line, with columns of fixed widths, since later lines are not known yet. A narrow one has the time of day (UTC).
 fn line(wide: bool, at: &str, kind: &str, allocation: &str, what: &str) -> String {
-    let what = printable(what);
     if wide {
         return format!("{at:24}  {kind:17}  {allocation:12}  {what}\n");
     }
     // Of `2026-02-03T04:05:06.000Z`.
     let time = at.get(11..19).unwrap_or(at);
     let time = if time == at { at.to_owned() } else { format!("{time}Z") };
+    let what = match terminal_columns() {
+        Some(columns) => in_lines(what, columns - WHAT_AT).join(&format!("\n{}", " ".repeat(WHAT_AT))),
+        None => what.to_owned(),
+    };
     format!("{time:9}  {kind:17}  {what}\n")
 }
 

@@ -6,7 +6,8 @@ use crate::complete;
 use crate::drain::DrainArgs;
 use crate::history::HistoryArgs;
 use crate::names::{GpuIndices, pod_name, scheduling, scheduling_of, unidentified};
-use crate::output::{Column, Out, facts, fitted, joined, or_dash, printable, table};
+use crate::output::Column::{Lines, Name, Whole};
+use crate::output::{Out, facts, fitted, joined, or_dash, table};
 use crate::process;
 use anyhow::bail;
 use berth_api::{
@@ -15,6 +16,7 @@ use berth_api::{
 };
 use clap::Subcommand;
 use clap_complete::engine::ArgValueCandidates;
+use serde::Serialize;
 
 /// `berth gpu`.
 #[derive(Subcommand, Debug)]
@@ -29,16 +31,16 @@ pub enum GpuCommand {
     },
     /// The load of a GPU over the last hours, and that of the pods on it
     History(HistoryArgs),
-    /// Grant nothing new on a GPU; running pods keep it
+    /// Grant nothing new on GPUs; running pods keep them
     Cordon {
-        /// Index, UUID, or the beginning of it
-        #[arg(add = ArgValueCandidates::new(complete::gpus))]
-        gpu: String,
+        /// Index, UUID, or the beginning of it; several are cordoned in turn
+        #[arg(required = true, value_name = "GPU", add = ArgValueCandidates::new(complete::gpus))]
+        gpus: Vec<String>,
         /// The reason; recorded with the change
         #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
         reason: String,
     },
-    /// Drain a GPU: cordon it and wait until its pods have ended
+    /// Drain GPUs: cordon them and wait until their pods have ended
     #[command(after_help = "\
 Without --evict no pod is evicted: end them yourself, or wait until they end. With \
 --evict they are evicted as by `kubectl drain`; static pods stay. A GPU is drained \
@@ -48,32 +50,32 @@ typically 10 to 60 s after its last pod ended. `berth gpu uncordon` ends a drain
   berth gpu drain 0 --evict --deadline 10m --at-deadline delete --wait
   berth gpu drain 0 --stop")]
     Drain(DrainArgs),
-    /// Mark an unhealthy GPU as healthy, until the next error
+    /// Mark unhealthy GPUs as healthy, until the next error
     MarkHealthy {
-        /// Index, UUID, or the beginning of it
-        #[arg(add = ArgValueCandidates::new(complete::gpus))]
-        gpu: String,
+        /// Index, UUID, or the beginning of it; several are marked in turn
+        #[arg(required = true, value_name = "GPU", add = ArgValueCandidates::new(complete::gpus))]
+        gpus: Vec<String>,
         /// The reason; recorded with the change
         #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
         reason: String,
     },
-    /// Allow new grants on a GPU again
+    /// Allow new grants on GPUs again
     #[command(after_help = "\
 A GPU is out of use while any owner's cordon or drain is left on it. This command \
 removes your own; the others are shown with their owners.")]
     Uncordon {
-        /// Index, UUID, or the beginning of it
-        #[arg(add = ArgValueCandidates::new(complete::gpus))]
-        gpu: String,
+        /// Index, UUID, or the beginning of it; several are uncordoned in turn
+        #[arg(required = true, value_name = "GPU", add = ArgValueCandidates::new(complete::gpus))]
+        gpus: Vec<String>,
         /// Remove the mark of this owner, or of `all`, instead of your own
         #[arg(long, value_name = "OWNER")]
         owner: Option<String>,
     },
-    /// Remove a vanished GPU from the list, if no allocation uses it
+    /// Remove vanished GPUs from the list, if no allocation uses them
     Forget {
-        /// UUID, or the beginning of it
-        #[arg(add = ArgValueCandidates::new(complete::gpus))]
-        gpu: String,
+        /// UUID, or the beginning of it; several are removed in turn
+        #[arg(required = true, value_name = "GPU", add = ArgValueCandidates::new(complete::gpus))]
+        gpus: Vec<String>,
     },
 }
 
@@ -100,19 +102,18 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             })
         }
         GpuCommand::History(args) => super::history::run(args, client, out),
-        GpuCommand::Cordon { gpu, reason } => {
-            let path = format!("/gpus/{}/cordon", escaped(&resolve(client, gpu)?));
-            let gpu: Gpu = client.put(&path, &Cordon { reason: reason.clone() }, None)?;
-            out.answer(&gpu, |gpu| {
+        GpuCommand::Cordon { gpus, reason } => {
+            let cordon = Cordon { reason: reason.clone() };
+            let change = |uuid: &str| client.put(&format!("/gpus/{}/cordon", escaped(uuid)), &cordon, None);
+            change_each(gpus, client, out, change, |gpu| {
                 let held: u32 = gpu.summary.resources.iter().map(|r| r.held).sum();
                 format!("{} is {}; devices still held: {held}\n", title(gpu), drain(&gpu.summary.drain))
             })
         }
-        GpuCommand::Uncordon { gpu, owner } => {
+        GpuCommand::Uncordon { gpus, owner } => {
             let query = query(&[("owner", owner.as_deref())]);
-            let path = format!("/gpus/{}/cordon{query}", escaped(&resolve(client, gpu)?));
-            let gpu: Gpu = client.delete(&path, None)?;
-            out.answer(&gpu, |gpu| {
+            let change = |uuid: &str| client.delete(&format!("/gpus/{}/cordon{query}", escaped(uuid)), None);
+            change_each(gpus, client, out, change, |gpu| {
                 let mut text = format!("{} is {}\n", title(gpu), drain(&gpu.summary.drain));
                 for Mark { owner, since, .. } in &gpu.summary.drain.marks {
                     let quoted = owner.replace('\'', r"'\''");
@@ -125,23 +126,78 @@ pub(crate) fn run(command: &GpuCommand, client: &Client, out: &mut Out) -> anyho
             })
         }
         GpuCommand::Drain(args) => super::drain::run(args, client, out),
-        GpuCommand::MarkHealthy { gpu, reason } => {
-            let path = format!("/gpus/{}/health", escaped(&resolve(client, gpu)?));
-            let word = MarkHealthy { state: HealthState::Healthy, reason: reason.clone() };
-            let gpu: Gpu = client.put(&path, &word, None)?;
-            out.answer(&gpu, |gpu| format!("{} is {}\n", title(gpu), health(&gpu.summary.health)))
+        GpuCommand::MarkHealthy { gpus, reason } => {
+            let mark = MarkHealthy { state: HealthState::Healthy, reason: reason.clone() };
+            let change = |uuid: &str| client.put(&format!("/gpus/{}/health", escaped(uuid)), &mark, None);
+            change_each(gpus, client, out, change, |gpu| {
+                format!("{} is {}\n", title(gpu), health(&gpu.summary.health))
+            })
         }
-        GpuCommand::Forget { gpu } => {
-            let uuid = resolve(client, gpu)?;
-            client.remove(&format!("/gpus/{}", escaped(&uuid)))?;
-            out.done(&format!("{uuid} is forgotten"))
+        GpuCommand::Forget { gpus } => {
+            for uuid in resolve_all(client, gpus)? {
+                client.remove(&format!("/gpus/{}", escaped(&uuid)))?;
+                out.done(&format!("{uuid} is forgotten"))?;
+            }
+            Ok(())
         }
     }
+}
+
+/// Changes GPUs in turn, up to the first error, and prints each when it was changed. JSON and YAML are one document: the
+/// GPU if one was named, and otherwise a list.
+fn change_each(
+    given: &[String],
+    client: &Client,
+    out: &mut Out,
+    change: impl Fn(&str) -> anyhow::Result<Gpu>,
+    text: impl Fn(&Gpu) -> String,
+) -> anyhow::Result<()> {
+    let uuids = resolve_all(client, given)?;
+    if let [uuid] = uuids.as_slice() {
+        return out.answer(&change(uuid)?, text);
+    }
+    let mut items = Vec::new();
+    for uuid in &uuids {
+        match change(uuid) {
+            Ok(gpu) if out.is_table() => out.answer(&gpu, &text)?,
+            Ok(gpu) => items.push(gpu),
+            Err(error) => {
+                if !out.is_table() && !items.is_empty() {
+                    out.answer(&ChangedGpus { items }, |_| String::new())?;
+                }
+                return Err(error);
+            }
+        }
+    }
+    if out.is_table() { Ok(()) } else { out.answer(&ChangedGpus { items }, |_| String::new()) }
+}
+
+/// Several GPUs in the form of the API's lists.
+#[derive(Serialize)]
+pub(crate) struct ChangedGpus {
+    pub(crate) items: Vec<Gpu>,
+}
+
+/// As [`resolve`], for several; each once. An unknown one is found before any is changed.
+pub(crate) fn resolve_all(client: &Client, given: &[String]) -> anyhow::Result<Vec<String>> {
+    let GpuList { items } = client.get("/gpus")?;
+    let mut uuids: Vec<String> = Vec::new();
+    for given in given {
+        let uuid = resolve_in(&items, given)?;
+        if !uuids.contains(&uuid) {
+            uuids.push(uuid);
+        }
+    }
+    Ok(uuids)
 }
 
 /// The UUID of the GPU that is named by a UUID, the beginning of one, or an index.
 pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
     let GpuList { items, .. } = client.get("/gpus")?;
+    resolve_in(&items, given)
+}
+
+fn resolve_in(items: &[GpuSummary], given: &str) -> anyhow::Result<String> {
     let index: Option<u32> = given.parse().ok();
     let meant = |g: &&GpuSummary| g.uuid.eq_ignore_ascii_case(given) || Some(g.index) == index;
     let begins = |uuid: &str| uuid.get(..given.len()).is_some_and(|start| start.eq_ignore_ascii_case(given));
@@ -178,8 +234,17 @@ fn list(list: &GpuList) -> String {
             top_pod(g),
         ]
     };
-    let head = ["GPU", "HEALTH", "SCHEDULING", "AGE", "HELD", "FREE", "MEM GIB", "TOP POD"];
-    let mut text = fitted(&head, 7, Column::Name, list.items.iter().map(row));
+    let head = [
+        ("GPU", Whole),
+        ("HEALTH", Whole),
+        ("SCHEDULING", Whole),
+        ("AGE", Whole),
+        ("HELD", Whole),
+        ("FREE", Whole),
+        ("MEM GIB", Whole),
+        ("TOP POD", Name),
+    ];
+    let mut text = fitted(&head, list.items.iter().map(row));
     let reason = |g: &GpuSummary| {
         let former =
             if indices.lost_index(&g.uuid) { format!(" (GPU {} before)", g.index) } else { String::new() };
@@ -293,7 +358,7 @@ fn not_normal(gpu: &GpuSummary) -> Option<String> {
     let bypass = (gpu.bypasses > 0).then(|| bypasses(gpu.bypasses));
     let excluded = gpu.excluded.then(|| EXCLUDED.to_owned());
     let all: Vec<_> = [bad, excluded, closed, bypass].into_iter().flatten().collect();
-    (!all.is_empty()).then(|| printable(&all.join("; ")))
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bool) -> String {
@@ -341,7 +406,8 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bo
     if !summary.health.history.is_empty() {
         let turn = |t: &HealthTurn| vec![age(&t.since), t.state.to_string(), or_dash(t.reason.as_ref())];
         text += "\n";
-        text += &table(&["AGE", "HEALTH", "REASON"], summary.health.history.iter().map(turn));
+        let head = [("AGE", Whole), ("HEALTH", Whole), ("REASON", Lines)];
+        text += &fitted(&head, summary.health.history.iter().map(turn));
     }
     if summary.drain.marks.len() > 1 {
         text += "\n";
@@ -356,7 +422,7 @@ fn show(gpu: &Gpu, pods: Option<&AllocationList>, indices: &GpuIndices, wide: bo
         let mut rows: Vec<_> = gpu.links.iter().map(row).collect();
         rows.sort_by_key(|row| row[0].parse::<u32>().unwrap_or(u32::MAX));
         text += "\n";
-        text += &table(&["TO GPU", "PATH", "NVLINKS"], rows);
+        text += &fitted(&[("TO GPU", Name), ("PATH", Whole), ("NVLINKS", Whole)], rows);
     }
     text
 }
@@ -383,7 +449,7 @@ fn marks(marks: &[Mark]) -> String {
         };
         vec![mark.owner.clone(), kind, mark.since.clone(), or_dash(mark.why.as_ref())]
     };
-    table(&["OWNER", "MARK", "SINCE", "REASON"], marks.iter().map(row))
+    fitted(&[("OWNER", Name), ("MARK", Whole), ("SINCE", Whole), ("REASON", Lines)], marks.iter().map(row))
 }
 
 fn bypasses(count: u32) -> String {
@@ -400,7 +466,16 @@ fn part_table(part: &Part, gpu: &GpuSummary, pods: Option<&AllocationList>, wide
     let rows = part.devices.iter().map(|device| device_row(device, part, gpu, pods, wide));
     let devices = match wide {
         true => table(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD", "TAKES"], rows),
-        false => fitted(&["DEVICE", "RESOURCE", "STATE", "ALLOCATION", "POD"], 4, Column::Name, rows),
+        false => {
+            let head = [
+                ("DEVICE", Whole),
+                ("RESOURCE", Name),
+                ("STATE", Whole),
+                ("ALLOCATION", Name),
+                ("POD", Name),
+            ];
+            fitted(&head, rows)
+        }
     };
     // The UUID of a whole GPU is above.
     let uuid = if wide || part.mig.is_some() { format!(" {}", part.uuid) } else { String::new() };

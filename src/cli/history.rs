@@ -3,7 +3,8 @@
 use crate::client::{Client, escaped, query};
 use crate::complete;
 use crate::gpu::{gib, resolve};
-use crate::output::{Column, Out, fitted, or_dash, table};
+use crate::output::Column::{Name, Whole};
+use crate::output::{Out, fitted, or_dash, table};
 use crate::usage;
 use berth_api::{GpuHistory, GpuSample, PodHistory};
 use clap::Args;
@@ -46,8 +47,8 @@ fn shown(history: &GpuHistory) -> String {
     text += &table(&head, history.items.iter().map(gpu_row));
     if !history.pods.is_empty() {
         text += "\n";
-        let head = ["POD", "LAST GIB", "MOST GIB", "UTIL"];
-        text += &fitted(&head, 0, Column::Name, history.pods.iter().map(pod_row));
+        let head = [("POD", Name), ("LAST GIB", Whole), ("MOST GIB", Whole), ("UTIL", Whole)];
+        text += &fitted(&head, history.pods.iter().map(pod_row));
     }
     text
 }

@@ -2,7 +2,8 @@
 
 use crate::client::Client;
 use crate::names::{runs, scheduling};
-use crate::output::{Out, facts, or_dash, printable, table};
+use crate::output::Column::{Name, Whole};
+use crate::output::{Out, facts, fitted, or_dash};
 use berth_api::{DrainState, Node, NotFree, ResourceState, StepState};
 use clap::Subcommand;
 
@@ -60,16 +61,23 @@ fn show(node: &Node) -> String {
     let problems: Vec<_> = failed.chain(store).chain(hold).chain(release).collect();
     if !problems.is_empty() {
         text += "\n";
-        text += &problems.iter().map(|problem| format!("{}\n", printable(problem))).collect::<String>();
+        text += &problems.iter().map(|problem| format!("{problem}\n")).collect::<String>();
     }
     if node.resources.is_empty() {
         return text + "\nno resource is offered\n";
     }
     text += "\n";
-    let head = ["RESOURCE", "DEVICES", "HELD", "FREE", "WITHDRAWN", "CORDONED", "UNHEALTHY"];
-    text += &table(&head, node.resources.iter().map(row));
-    let reasons: String =
-        node.resources.iter().flat_map(reasons).map(|line| format!("{}\n", printable(&line))).collect();
+    let head = [
+        ("RESOURCE", Name),
+        ("DEVICES", Whole),
+        ("HELD", Whole),
+        ("FREE", Whole),
+        ("WITHDRAWN", Whole),
+        ("CORDONED", Whole),
+        ("UNHEALTHY", Whole),
+    ];
+    text += &fitted(&head, node.resources.iter().map(row));
+    let reasons: String = node.resources.iter().flat_map(reasons).map(|line| format!("{line}\n")).collect();
     if !reasons.is_empty() {
         text += &format!("\n{reasons}");
     }

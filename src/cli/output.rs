@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// How answers are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -20,10 +21,12 @@ pub enum Output {
     Yaml,
 }
 
-/// Columns of a table if standard output is no terminal.
-const COLUMNS: usize = 80;
-/// The fewest characters to which a column is cut.
-const CUT_MIN: usize = 12;
+/// Columns of a table where there is no terminal, and at least where there is one.
+pub(crate) const COLUMNS: usize = 80;
+/// The fewest columns to which a text is cut.
+const TEXT_MIN: usize = 12;
+/// The fewest columns to which a name is cut.
+const NAME_MIN: usize = 8;
 
 /// Prints answers in one of the forms.
 pub struct Out {
@@ -78,7 +81,8 @@ impl Out {
         table: impl FnOnce(&T) -> String,
     ) -> anyhow::Result<()> {
         let text = match self.output {
-            Output::Table | Output::Wide => table(answer),
+            Output::Table => for_terminal(&table(answer), &std::io::stdout()),
+            Output::Wide => table(answer),
             Output::Json => serde_json::to_string_pretty(answer)? + "\n",
             Output::Yaml => berth_files::yaml::to_string(answer)?,
         };
@@ -97,7 +101,7 @@ impl Out {
             // A repeated command shows it in place of the table.
             Some(text) if self.captured.is_some() => self.text(&format!("{text}\n")),
             Some(text) => {
-                let _ = writeln!(std::io::stderr(), "{text}");
+                report(&text);
                 Ok(())
             }
             None => self.answer(list, table),
@@ -106,7 +110,10 @@ impl Out {
 
     /// Prints what was done, unless the form is JSON or YAML.
     pub fn done(&mut self, text: &str) -> anyhow::Result<()> {
-        if self.is_table() { self.text(&format!("{text}\n")) } else { Ok(()) }
+        if !self.is_table() {
+            return Ok(());
+        }
+        self.text(&for_terminal(&format!("{text}\n"), &std::io::stdout()))
     }
 
     /// Prints text as it is. A closed standard output (`| head`) is not an error.
@@ -133,81 +140,250 @@ impl Out {
 
 /// Prints an error with its causes to standard error.
 pub fn print_error(error: &anyhow::Error) {
-    // A closed standard error leaves nowhere to report to.
-    let _ = writeln!(std::io::stderr(), "error: {error:#}");
+    report(&format!("error: {error:#}"));
 }
 
 /// Prints a note below an error.
 pub fn note(text: &str) {
-    let _ = writeln!(std::io::stderr(), "note: {text}");
+    report(&format!("note: {text}"));
 }
 
 /// Prints a warning to standard error.
 pub fn warn(text: &str) {
-    let _ = writeln!(std::io::stderr(), "warning: {text}");
+    report(&format!("warning: {text}"));
 }
 
-/// What a column holds, which decides when it is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Column {
-    /// Text for people. It is cut to the terminal's width, and to 80 columns where there is no terminal.
-    Text,
-    /// A name that another command takes. It is cut only on a terminal: a pipe needs all of it.
-    Name,
+/// Prints lines to standard error, on a terminal in its width.
+pub fn report(text: &str) {
+    let mut stderr = std::io::stderr();
+    let text = for_terminal(&format!("{}\n", text.trim_end_matches('\n')), &stderr);
+    // A closed standard error leaves nowhere to report to.
+    let _ = stderr.write_all(text.as_bytes());
 }
 
-/// A table of which one column is cut, with `...` at the end, so that the others stay in the line.
-pub(crate) fn fitted(
-    head: &[&str],
-    column: usize,
-    content: Column,
-    rows: impl IntoIterator<Item = Vec<String>>,
-) -> String {
-    let terminal = std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
-    let width = match (terminal, content) {
-        (Some((width, _)), _) => usize::from(width.0).max(COLUMNS),
-        (None, Column::Text) => COLUMNS,
-        (None, Column::Name) => usize::MAX,
-    };
-    fitted_to(width, head, column, rows)
+/// The columns of standard output's terminal; `None` where it is no terminal.
+pub(crate) fn terminal_columns() -> Option<usize> {
+    columns_of(&std::io::stdout())
 }
 
-pub(crate) fn fitted_to(
-    width: usize,
-    head: &[&str],
-    column: usize,
-    rows: impl IntoIterator<Item = Vec<String>>,
-) -> String {
-    let mut rows: Vec<_> = rows.into_iter().collect();
-    let widest = |i: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
-        cells.chain([head[i].len()]).max().unwrap_or_default()
-    };
-    let others: usize = (0..head.len()).filter(|i| *i != column).map(|i| widest(i) + 2).sum();
-    let most = width.saturating_sub(others).max(CUT_MIN);
-    for cell in rows.iter_mut().filter_map(|row| row.get_mut(column)) {
-        if cell.chars().count() > most {
-            *cell = cell.chars().take(most - 3).collect::<String>() + "...";
+fn columns_of(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
+    let size = terminal_size::terminal_size_of(stream.as_fd());
+    let columns = || size.map_or(COLUMNS, |(width, _)| usize::from(width.0).max(COLUMNS));
+    stream.is_terminal().then(columns)
+}
+
+/// The text with its long lines continued in further ones if the stream is a terminal, which would break them inside words.
+fn for_terminal(text: &str, stream: &(impl IsTerminal + std::os::fd::AsFd)) -> String {
+    columns_of(stream).map_or_else(|| text.to_owned(), |columns| in_columns(text, columns))
+}
+
+/// The text with lines of at most so many columns. A line continues two columns behind its beginning.
+pub(crate) fn in_columns(text: &str, columns: usize) -> String {
+    let mut result = String::with_capacity(text.len());
+    for line in text.lines() {
+        // Only tables have colours, and they fit already.
+        if width(line) <= columns || line.contains('\u{1b}') {
+            result += line;
+            result.push('\n');
+            continue;
+        }
+        let indent = line.len() - line.trim_start().len();
+        let (first, rest) = (" ".repeat(indent), " ".repeat(indent + 2));
+        let parts = in_lines(line.trim(), columns.saturating_sub(indent + 2).max(1));
+        for (place, part) in parts.iter().enumerate() {
+            result += if place == 0 { &first } else { &rest };
+            result += part;
+            result.push('\n');
         }
     }
-    table(head, rows)
+    result
 }
 
-/// A table: columns as wide as their widest cell, with two spaces between. Cells without a head are left out.
-pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let rows: Vec<_> = rows.into_iter().collect();
-    let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
+/// A text in lines of at most so many columns, broken at spaces; only a word that is longer than a line is broken itself. A
+/// command in backquotes stays in one line if it fits one.
+pub(crate) fn in_lines(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for piece in pieces(text, columns) {
+        match lines.last_mut().filter(|line| width(line) + 1 + width(&piece) <= columns) {
+            Some(line) => {
+                line.push(' ');
+                line.push_str(&piece);
+            }
+            None => lines.push(piece),
+        }
+    }
+    lines
+}
+
+/// The parts of a text that stay together: commands in backquotes, and words; parts of words that are longer than a line.
+fn pieces(text: &str, columns: usize) -> Vec<String> {
+    let mut pieces: Vec<String> = Vec::new();
+    let mut in_command = false;
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let joined = pieces.last().filter(|_| in_command).map(|last| format!("{last} {word}"));
+        match joined.filter(|joined| width(joined) <= columns) {
+            Some(joined) => {
+                pieces.pop();
+                pieces.push(joined);
+            }
+            None => pieces.push(word.to_owned()),
+        }
+        in_command ^= word.matches('`').count() % 2 == 1;
+    }
+    let broken = pieces.into_iter().flat_map(|piece| {
+        let (mut parts, mut rest) = (Vec::new(), piece.as_str());
+        while width(rest) > columns {
+            let part = beginning(rest, columns);
+            parts.push(part.to_owned());
+            rest = &rest[part.len()..];
+        }
+        parts.push(rest.to_owned());
+        parts
+    });
+    broken.filter(|part| !part.is_empty()).collect()
+}
+
+/// The columns that a terminal needs for a text.
+fn width(text: &str) -> usize {
+    UnicodeWidthStr::width(text)
+}
+
+/// As much of the beginning as fits, at least one character.
+fn beginning(text: &str, columns: usize) -> &str {
+    let mut used = 0;
+    for (at, c) in text.char_indices() {
+        used += UnicodeWidthChar::width(c).unwrap_or(0);
+        if used > columns && at > 0 {
+            return &text[..at];
+        }
+    }
+    text
+}
+
+/// As much of the end as fits.
+fn end(text: &str, columns: usize) -> &str {
+    let mut used = 0;
+    for (at, c) in text.char_indices().rev() {
+        used += UnicodeWidthChar::width(c).unwrap_or(0);
+        if used > columns {
+            return &text[at + c.len_utf8()..];
+        }
+    }
+    text
+}
+
+/// What a column holds, which decides how it is shortened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Column {
+    /// A number, a state or a time, which is never cut.
+    Whole,
+    /// A name that another command takes. It is cut only on a terminal, since a pipe needs all of it, and in the middle:
+    /// the names of replicas differ in their ends.
+    Name,
+    /// Text for people. It is cut at its end to the terminal's width, and to 80 columns where there is no terminal.
+    Text,
+    /// Text for people in the last column, of which all counts. On a terminal it is continued in further lines.
+    Lines,
+}
+
+use Column::{Lines, Name, Text, Whole};
+
+/// A table whose lines fit the terminal, or 80 columns as far as its texts can be cut.
+pub(crate) fn fitted(head: &[(&str, Column)], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    match terminal_columns() {
+        Some(columns) => fitted_to(columns, head, rows),
+        None => fitted_by(COLUMNS, &[Text], head, rows),
+    }
+}
+
+/// A table whose lines have at most so many columns.
+pub(crate) fn fitted_to(
+    columns: usize,
+    head: &[(&str, Column)],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    fitted_by(columns, &[Text, Lines, Name], head, rows)
+}
+
+/// Cuts columns of these kinds, the first kind first.
+fn fitted_by(
+    columns: usize,
+    kinds: &[Column],
+    head: &[(&str, Column)],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.into_iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
+    let mut widths: Vec<usize> = head.iter().map(|(head, _)| width(head)).collect();
     for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+        for (most, cell) in widths.iter_mut().zip(row) {
+            *most = (*most).max(width(cell));
+        }
+    }
+    for kind in kinds {
+        let min = if *kind == Name { NAME_MIN } else { TEXT_MIN };
+        loop {
+            let used = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+            let least = |at: usize| min.max(width(head[at].0));
+            // The widest one first, so that all stay as readable.
+            let can_shrink = (0..head.len()).filter(|at| head[*at].1 == *kind && widths[*at] > least(*at));
+            let Some(widest) = can_shrink.max_by_key(|at| widths[*at]).filter(|_| used > columns) else {
+                break;
+            };
+            widths[widest] -= (used - columns).min(widths[widest] - least(widest)).div_ceil(2);
+        }
+    }
+    let mut shown = Vec::with_capacity(rows.len());
+    for mut row in rows {
+        let mut more: Vec<String> = Vec::new();
+        for ((cell, (_, kind)), columns) in row.iter_mut().zip(head).zip(&widths) {
+            if width(cell) <= *columns {
+                continue;
+            }
+            match kind {
+                Whole => {}
+                Name => *cell = without_middle(cell, *columns),
+                Text => *cell = format!("{}...", beginning(cell, columns - 3)),
+                Lines => {
+                    let mut lines = in_lines(cell, *columns).into_iter();
+                    *cell = lines.next().unwrap_or_default();
+                    more = lines.collect();
+                }
+            }
+        }
+        shown.push(row);
+        let place = head.len() - 1;
+        shown.extend(more.into_iter().map(|line| {
+            let mut row = vec![String::new(); place];
+            row.push(line);
+            row
+        }));
+    }
+    table(&head.iter().map(|(head, _)| *head).collect::<Vec<_>>(), shown)
+}
+
+/// A name with `...` in its middle.
+fn without_middle(name: &str, columns: usize) -> String {
+    let kept = columns.saturating_sub(3);
+    let behind = kept.div_ceil(2);
+    format!("{}...{}", beginning(name, kept - behind), end(name, behind))
+}
+
+/// A table with all of each cell: columns as wide as their widest cell, with two spaces between. Cells without a head are
+/// left out.
+pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.into_iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
+    let mut widths: Vec<usize> = head.iter().map(|head| width(head)).collect();
+    for row in &rows {
+        for (most, cell) in widths.iter_mut().zip(row) {
+            *most = (*most).max(width(cell));
         }
     }
     let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded = cells.zip(&widths).map(|(cell, width)| {
-            let shown = printable(cell);
-            let missing = width.saturating_sub(shown.chars().count());
-            let padded = format!("{shown}{}", " ".repeat(missing));
-            coloured_cell(&shown, padded)
+        let padded = cells.zip(&widths).map(|(cell, columns)| {
+            let padded = format!("{cell}{}", " ".repeat(columns.saturating_sub(width(cell))));
+            coloured_cell(cell, padded)
         });
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
@@ -218,19 +394,44 @@ pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Stri
     text
 }
 
-/// Names and values, one pair in each line.
+/// Names and values, one pair in each line; on a terminal, long values continue below their beginning.
 pub fn facts(pairs: &[(&str, String)]) -> String {
-    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
-    pairs
-        .iter()
-        .filter(|(_, value)| !value.is_empty())
-        .map(|(name, value)| format!("{name:width$}  {}\n", printable(value)))
-        .collect()
+    facts_to(terminal_columns(), pairs)
 }
 
-/// Replaces control characters: texts of policies and pods must not send escape sequences to a terminal.
+fn facts_to(columns: Option<usize>, pairs: &[(&str, String)]) -> String {
+    let names = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let mut text = String::new();
+    for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
+        let value = printable(value);
+        let lines = match columns {
+            Some(columns) => in_lines(&value, columns.saturating_sub(names + 2).max(TEXT_MIN)),
+            None => vec![value],
+        };
+        for (place, line) in lines.iter().enumerate() {
+            let name = if place == 0 { name } else { "" };
+            text += &format!("{name:names$}  {line}\n");
+        }
+    }
+    text
+}
+
+/// The text with escapes such as `\u{202e}` in place of characters that control a terminal or have no shape of their own:
+/// texts of policies and pods must not move the cursor, or reorder what is printed.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if has_shape(c) { shown.push(c) } else { shown.extend(c.escape_default()) }
+    }
+    shown
+}
+
+fn has_shape(c: char) -> bool {
+    if c.is_ascii() {
+        return !c.is_ascii_control();
+    }
+    // The standard library escapes what is not printable. Behind a letter an accent has its shape.
+    ['a', c].iter().collect::<String>().escape_debug().count() == 2
 }
 
 /// The values in one text.
@@ -287,22 +488,68 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_widest_cell_and_escape_nothing() {
-        let rows = [vec!["a".into(), "long one".into()], vec!["\u{1b}[31mred".into(), String::new()]];
-        assert_eq!(table(&["X", "Y"], rows), "X         Y\na         long one\n\u{fffd}[31mred\n");
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [vec!["a".into(), "long one".into()], vec!["\u{65e5}\u{672c}".into(), String::new()]];
+        assert_eq!(table(&["X", "Y"], rows), "X     Y\na     long one\n\u{65e5}\u{672c}\n");
     }
 
     #[test]
-    fn one_column_is_cut_so_that_lines_fit() {
-        let rows = || [vec!["1".into(), "a long name of a pod".into(), "3m".into()]];
-        let head = ["ID", "POD", "AGE"];
-        assert_eq!(fitted_to(22, &head, 1, rows()), "ID  POD            AGE\n1   a long nam...  3m\n");
-        assert_eq!(fitted_to(usize::MAX, &head, 1, rows()), table(&head, rows()));
+    fn what_controls_a_terminal_or_reorders_text_is_escaped() {
+        for (text, shown) in [
+            ("\u{1b}[31mred", "\\u{1b}[31mred"),
+            ("a\u{202e}b\u{2066}c\u{200f}", "a\\u{202e}b\\u{2066}c\\u{200f}"),
+            ("two\nlines\u{2028}and \u{feff}\u{e0041}", "two\\nlines\\u{2028}and \\u{feff}\\u{e0041}"),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            // Text of any language stays as it is.
+            (
+                "\"quoted\" \\ caf\u{e9} cafe\u{301} \u{65e5}\u{672c} \u{1f600} \u{5e9}\u{5dc}",
+                "\"quoted\" \\ caf\u{e9} cafe\u{301} \u{65e5}\u{672c} \u{1f600} \u{5e9}\u{5dc}",
+            ),
+        ] {
+            assert_eq!(printable(text), shown);
+        }
+        assert!(table(&["X"], [vec!["\u{202e}x".into()]]).contains("\\u{202e}x"));
+        assert!(facts(&[("x", "\u{202e}x".into())]).contains("\\u{202e}x"));
+    }
+
+    #[test]
+    fn names_are_cut_in_the_middle_and_numbers_never() {
+        let rows = || [vec!["1".into(), "team/a-long-name-x2x4q +9".into(), "3m".into()]];
+        let head = [("ID", Whole), ("POD", Name), ("AGE", Whole)];
+        assert_eq!(fitted_to(25, &head, rows()), "ID  POD               AGE\n1   team/a...2x4q +9  3m\n");
+        assert_eq!(fitted_to(usize::MAX, &head, rows()), table(&["ID", "POD", "AGE"], rows()));
+        let wide = [vec!["123456789".into(), "team/a-long-name-x2x4q".into(), "3m".into()]];
+        assert!(fitted_to(10, &head, wide).contains("123456789  te...x4q  3m\n"));
+    }
+
+    #[test]
+    fn texts_are_cut_before_names_and_long_ones_are_continued() {
+        let row = || vec!["a-long-name".into(), "two words and some more of them".into()];
+        let head = |text| [("NAME", Name), ("TEXT", text)];
+        assert_eq!(
+            fitted_to(30, &head(Text), [row()]),
+            "NAME         TEXT\na-long-name  two words and ...\n"
+        );
+        let lines = "NAME         TEXT\na-long-name  two words and\n             some more of them\n";
+        assert_eq!(fitted_to(30, &head(Lines), [row()]), lines);
+    }
+
+    #[test]
+    fn lines_are_broken_between_words_and_commands_stay_whole() {
+        assert_eq!(in_columns("  one two three\nshort\n", 10), "  one\n    two\n    three\nshort\n");
+        let lines = in_lines("run `berth gpu list` and see", 18);
+        assert_eq!(lines, ["run", "`berth gpu list`", "and see"]);
+        assert_eq!(in_lines("abcdefgh ij", 4), ["abcd", "efgh", "ij"]);
+        for line in in_columns(&"word `a b c` ".repeat(40), 80).lines() {
+            assert!(width(line) <= 80, "{line}");
+        }
     }
 
     #[test]
     fn empty_facts_are_left_out() {
-        assert_eq!(facts(&[("a", "1".into()), ("bb", String::new())]), "a   1\n");
+        assert_eq!(facts_to(None, &[("a", "1".into()), ("bb", String::new())]), "a   1\n");
+        assert_eq!(facts_to(Some(17), &[("a", "one two three".into())]), "a  one two three\n");
+        assert_eq!(facts_to(Some(16), &[("ab", "one two three".into())]), "ab  one two\n    three\n");
     }
 
     #[test]

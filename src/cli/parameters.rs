@@ -1,7 +1,8 @@
 //! The parameters of a policy as a table, from their JSON schema. It reads what schemas of policies contain: properties,
 //! lists, references into `$defs`, alternatives. The whole schema is in `-o json`.
 
-use crate::output::{printable, table};
+use crate::output::Column::{Name, Text};
+use crate::output::{fitted, in_lines, printable};
 use serde_json::Value;
 
 /// Levels of nested objects that are shown; deeper ones are shown as `object`.
@@ -23,35 +24,17 @@ pub fn shown(schema: &Value) -> String {
     let more = if more { "...; -o json shows the whole schema\n" } else { "" };
     // A description of its own line: it is a sentence or two.
     let descriptions: Vec<_> = rows.iter_mut().filter_map(|row| row.pop()).collect();
-    let table = table(&["PARAMETER", "TYPE", "DEFAULT"], rows);
+    let table = fitted(&[("PARAMETER", Name), ("TYPE", Text), ("DEFAULT", Text)], rows);
     let mut lines = table.lines();
     let mut text = format!("\n{}\n", lines.next().unwrap_or_default());
     for (line, description) in lines.zip(&descriptions) {
         text += &format!("{line}\n");
-        for part in wrapped(description) {
+        // They fit 80 columns with their indentation.
+        for part in in_lines(&printable(description), 76) {
             text += &format!("    {part}\n");
         }
     }
     text + more
-}
-
-/// A text in lines of at most 76 characters, so that they fit 80 columns with an indentation.
-fn wrapped(text: &str) -> Vec<String> {
-    const CHARACTERS_MAX: usize = 76;
-    let mut lines: Vec<String> = Vec::new();
-    for word in printable(text).split_whitespace() {
-        match lines
-            .last_mut()
-            .filter(|line| line.chars().count() + 1 + word.chars().count() <= CHARACTERS_MAX)
-        {
-            Some(line) => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            None => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 /// A row for each property of an object, and below it those of what it holds.

@@ -1,19 +1,20 @@
 //! `berth policy`.
 
 use crate::age::age;
-use crate::arguments::{ReasonArgs, read_file};
+use crate::arguments::read_file;
 use crate::client::{Client, escaped};
 use crate::comparison::{self, TrialCommand};
 use crate::complete;
 use crate::names::{name_with_digest, short_digest};
-use crate::output::{Column, Out, facts, fitted, joined, table};
+use crate::output::Column::{Name, Text, Whole};
+use crate::output::{Out, facts, fitted, joined, note, table};
 use crate::parameters;
 use crate::stack::{self, stack_table};
+use crate::stack_change::{self, Change, ChangeArgs};
 use crate::upload::{self, PushArgs};
 use anyhow::{Context, anyhow, bail};
 use berth_api::{
-    ActivationList, NewStack, NewStackEntry, OnFault, Permissions, Policy, PolicyDetail, PolicyList,
-    Rollback, Stack,
+    ActivationList, NewStackEntry, OnFault, Permissions, Policy, PolicyDetail, PolicyList, Stack,
 };
 use berth_files::yaml::{Document, LeftOut, Problems, Shape};
 use clap::Subcommand;
@@ -63,14 +64,14 @@ pub enum PolicyCommand {
         /// The stack as YAML or JSON; `-` reads standard input
         file: PathBuf,
         /// Only if the active stack is still at this revision
-        #[arg(long, value_name = "REVISION")]
+        #[arg(long, value_name = "REVISION", add = ArgValueCandidates::new(complete::revisions))]
         if_revision: Option<u64>,
-        /// For whom, and why.
+        /// How.
         #[command(flatten)]
-        word: ReasonArgs,
+        change: ChangeArgs,
     },
     /// Return to the stack of the configuration file
-    Reset(ReasonArgs),
+    Reset(ChangeArgs),
     /// Download the bytes of a version
     #[command(after_help = "\
 Examples:
@@ -90,21 +91,23 @@ Examples:
     /// Activate a stack of the history again, checked like any activation
     #[command(after_help = "\
 Without a revision, the previously active stack is activated. A rollback gets a new \
-revision; rolling back twice activates the present stack again. `berth policy history` \
-shows the revisions.
+revision; rolling back twice activates the present stack again. With a revision of the \
+configuration file the file decides again, if it still has that stack. `berth policy \
+history` shows the revisions.
 
 Examples:
   berth policy rollback
   berth policy rollback 12 --why 'the new quota denies too much'")]
     Rollback {
         /// The revision; the one before the active one if not given
+        #[arg(add = ArgValueCandidates::new(complete::revisions))]
         revision: Option<u64>,
         /// Only if the active stack is still at this revision
-        #[arg(long, value_name = "REVISION")]
+        #[arg(long, value_name = "REVISION", add = ArgValueCandidates::new(complete::revisions))]
         if_revision: Option<u64>,
-        /// For whom, and why.
+        /// How.
         #[command(flatten)]
-        word: ReasonArgs,
+        change: ChangeArgs,
     },
     /// End the suspension of a policy that had several faults in a row
     Unsuspend {
@@ -128,7 +131,7 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
             )
         }
         PolicyCommand::Show { policy } => {
-            let path = format!("/policies/{}", resolve(client, policy)?);
+            let path = format!("/policies/{}", resolve_newest(client, policy)?);
             out.answer(&client.get::<PolicyDetail>(&path)?, show)
         }
         PolicyCommand::Push(args) => upload::run(args, client, out),
@@ -141,42 +144,22 @@ pub(crate) fn run(command: &PolicyCommand, client: &Client, out: &mut Out) -> an
                 .with_context(|| format!("{label} was not deleted"))?;
             out.done(&format!("policy {label} was deleted"))
         }
-        PolicyCommand::Activate { file, if_revision, word } => {
-            let stack =
-                NewStack { entries: read_stack(file)?, by: word.by.clone(), reason: word.reason.clone() };
-            changed(client, out, |client| client.put("/stack", &stack, *if_revision))
+        PolicyCommand::Activate { file, if_revision, change } => {
+            let activation = Change::Activate(read_stack(file)?);
+            stack_change::run(&activation, change, *if_revision, client, out)
         }
-        PolicyCommand::Reset(word) => {
-            let path = format!("/stack/override{}", word.query());
-            changed(client, out, |client| client.delete(&path, None))
-        }
+        PolicyCommand::Reset(change) => stack_change::run(&Change::Reset, change, None, client, out),
         PolicyCommand::Download { policy, to } => stack::download(policy, to.as_deref(), client, out),
         PolicyCommand::History => {
             let wide = out.wide();
             out.answer(&client.get::<ActivationList>("/stack/history")?, |list| stack::history(list, wide))
         }
-        PolicyCommand::Rollback { revision, if_revision, word } => {
-            let ReasonArgs { by, reason } = word.clone();
-            let to = Rollback { revision: *revision, by, reason };
-            changed(client, out, |client| client.post("/stack/rollback", &to, *if_revision))
+        PolicyCommand::Rollback { revision, if_revision, change } => {
+            stack_change::run(&Change::RollBack(*revision), change, *if_revision, client, out)
         }
         PolicyCommand::Unsuspend { entry } => stack::unsuspend(entry, client, out),
         PolicyCommand::Stack => out.answer(&client.get::<Stack>("/stack")?, stack_table),
     }
-}
-
-/// Changes the active stack, and prints it with what was added and removed.
-fn changed(
-    client: &Client,
-    out: &mut Out,
-    change: impl FnOnce(&Client) -> anyhow::Result<Stack>,
-) -> anyhow::Result<()> {
-    // Without an answer the change is made all the same.
-    let before = client.get::<Stack>("/stack").ok();
-    out.answer(&change(client)?, |stack| {
-        let changes = before.as_ref().map(|before| stack::changes(before, stack)).unwrap_or_default();
-        format!("active:\n{}{changes}", stack_table(stack))
-    })
 }
 
 fn read_stack(file: &Path) -> anyhow::Result<Vec<NewStackEntry>> {
@@ -204,8 +187,15 @@ fn list(list: &PolicyList) -> String {
             p.summary.clone(),
         ]
     };
-    let head = ["NAME", "DIGEST", "ORIGIN", "ACTIVE", "AGE", "SUMMARY"];
-    fitted(&head, 5, Column::Text, list.items.iter().map(row))
+    let head = [
+        ("NAME", Name),
+        ("DIGEST", Whole),
+        ("ORIGIN", Whole),
+        ("ACTIVE", Whole),
+        ("AGE", Whole),
+        ("SUMMARY", Text),
+    ];
+    fitted(&head, list.items.iter().map(row))
 }
 
 fn list_wide(list: &PolicyList) -> String {
@@ -246,15 +236,37 @@ fn show(detail: &PolicyDetail) -> String {
     ]) + &parameters::shown(&detail.parameters_schema)
 }
 
-/// The digest of the version that is named by a digest, the beginning of one, `name@` and that, or a name that only one
-/// version has.
-pub(crate) fn resolve(client: &Client, given: &str) -> anyhow::Result<String> {
-    Ok(escaped(&find(client, given)?.digest))
+/// The digest of the version that is named by a digest, the beginning of one, or `name@` and that; by a name alone the
+/// newest version, with a note if there are several. For commands that change nothing.
+pub(crate) fn resolve_newest(client: &Client, given: &str) -> anyhow::Result<String> {
+    let PolicyList { items, .. } = client.get("/policies")?;
+    let version = match newest_of_several(&items, given) {
+        Some(newest) => newest.clone(),
+        None => find_in(&items, given)?,
+    };
+    Ok(escaped(&version.digest))
 }
 
-/// As [`resolve`], the version itself.
+/// The newest of several versions that have this name, which is noted.
+pub(crate) fn newest_of_several<'p>(versions: &'p [Policy], name: &str) -> Option<&'p Policy> {
+    let named = || versions.iter().filter(|policy| policy.name == name);
+    // All times are UTC and of one length, so their texts are in order.
+    let newest = named().max_by(|a, b| (&a.since, &a.digest).cmp(&(&b.since, &b.digest)))?;
+    let count = named().count();
+    if count > 1 {
+        let label = name_with_digest(newest);
+        note(&format!("{label} is the newest of {count} versions; `berth policy list` shows the others"));
+    }
+    (count > 1).then_some(newest)
+}
+
+/// The version that is named by a digest, the beginning of one, `name@` and that, or a name that only one version has.
 pub(crate) fn find(client: &Client, given: &str) -> anyhow::Result<Policy> {
     let PolicyList { items, .. } = client.get("/policies")?;
+    find_in(&items, given)
+}
+
+fn find_in(items: &[Policy], given: &str) -> anyhow::Result<Policy> {
     let (name, digest) = match given.split_once('@') {
         Some((name, digest)) => (Some(name), digest),
         None => (None, given),

@@ -5,7 +5,8 @@ use crate::client::{Client, escaped};
 use crate::complete;
 use crate::gpu;
 use crate::names::GpuIndices;
-use crate::output::{Column, Out, fitted, joined, or_dash, printable, table};
+use crate::output::Column::{self, Lines, Name, Whole};
+use crate::output::{Out, fitted, joined, or_dash, table};
 use berth_api::{
     Bypass, BypassList, GpuList, Process, ProcessList, ProcessPod, ProcessSight, ReachingPod, Right,
     SightState,
@@ -86,12 +87,13 @@ fn list(list: &ProcessList, indices: &GpuIndices, wide: bool) -> String {
     let rows = list.items.iter().map(|p| [vec![on(p)], row(p, wide)].concat());
     let shown = match wide {
         true => table(&[&["ON"][..], &HEAD_WIDE].concat(), rows),
-        false => fitted(&[&["GPU"][..], &HEAD].concat(), 4, Column::Name, rows),
+        false => fitted(&[&[("GPU", Whole)][..], &HEAD].concat(), rows),
     };
     shown + &limits_of(&list.sight)
 }
 
-const HEAD: [&str; 5] = ["PID", "NAME", "MEM MIB", "POD/CONTAINER", "RIGHT"];
+const HEAD: [(&str, Column); 5] =
+    [("PID", Whole), ("NAME", Name), ("MEM MIB", Whole), ("POD/CONTAINER", Name), ("RIGHT", Whole)];
 const HEAD_WIDE: [&str; 7] = ["PID", "NAME", "MEM MIB", "POD/CONTAINER", "RIGHT", "USES", "ALLOCATION"];
 
 /// The table below a GPU; empty if there is no process.
@@ -101,7 +103,7 @@ pub(crate) fn below_gpu(list: &ProcessList, wide: bool) -> String {
         (true, SightState::Visible | SightState::Unsupported) => String::new(),
         (true, SightState::PidsHidden | SightState::Other(_)) => format!("\n{}", limits_of(&list.sight)),
         (false, _) if wide => format!("\n{}{}", table(&HEAD_WIDE, rows()), limits_of(&list.sight)),
-        (false, _) => format!("\n{}{}", fitted(&HEAD, 3, Column::Name, rows()), limits_of(&list.sight)),
+        (false, _) => format!("\n{}{}", fitted(&HEAD, rows()), limits_of(&list.sight)),
     }
 }
 
@@ -157,10 +159,17 @@ fn bypass(list: &BypassList, indices: &GpuIndices, wide: bool) -> String {
         false if wide => table(&["ON", "PID", "NAME", "MEM MIB", "POD/CONTAINER", "SINCE", "WHY"], rows),
         false => {
             // The reason is a sentence, which no column has room for.
-            let why = |b: &Bypass| format!("process {}: {}\n", b.pid, printable(&b.detail));
+            let why = |b: &Bypass| format!("process {}: {}\n", b.pid, b.detail);
             let whys: String = list.items.iter().map(why).collect();
-            let head = ["GPU", "PID", "NAME", "MEM MIB", "POD/CONTAINER", "AGE"];
-            fitted(&head, 4, Column::Name, rows) + &whys
+            let head = [
+                ("GPU", Whole),
+                ("PID", Whole),
+                ("NAME", Name),
+                ("MEM MIB", Whole),
+                ("POD/CONTAINER", Name),
+                ("AGE", Whole),
+            ];
+            fitted(&head, rows) + &whys
         }
     };
     if list.total > list.items.len() {
@@ -169,7 +178,7 @@ fn bypass(list: &BypassList, indices: &GpuIndices, wide: bool) -> String {
     let may = |p: &ReachingPod| vec![format!("{}/{}", p.namespace, p.name), p.detail.clone()];
     let rows: Vec<_> = list.pods.iter().flatten().map(may).collect();
     if !rows.is_empty() {
-        text += &format!("\n{}", table(&["MAY REACH GPUS", "WHY"], rows));
+        text += &format!("\n{}", fitted(&[("MAY REACH GPUS", Name), ("WHY", Lines)], rows));
     }
     text + &limits_of(&list.sight)
 }

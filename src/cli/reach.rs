@@ -311,7 +311,7 @@ pub struct ClientArgs {
         display_order = 1001
     )]
     pub output: Output,
-    /// Repeat every 2 s, or as in -w=500ms (lists, `show`)
+    /// Repeat every 2 s, or as in `-w 5` and -w=500ms (lists, `show`)
     #[arg(
         short,
         long,
@@ -322,7 +322,7 @@ pub struct ClientArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "2s",
-        value_parser = super::usage::time
+        value_parser = super::usage::interval
     )]
     pub watch: Option<Duration>,
 }

@@ -3,8 +3,9 @@
 use crate::age::{age, age_of};
 use crate::client::{Client, escaped};
 use crate::names::short_digest;
-use crate::output::{Column, Out, fitted, or_dash, printable, table};
-use crate::policy::resolve;
+use crate::output::Column::{Lines, Name, Text, Whole};
+use crate::output::{Out, fitted, or_dash, table};
+use crate::policy::resolve_newest;
 use anyhow::{Context, bail};
 use berth_api::{
     Activation, ActivationList, MODULE_BYTES_MAX, OnFault, Permissions, PolicyDetail, Stack, StackEntry,
@@ -21,7 +22,7 @@ pub(crate) fn download(
     client: &Client,
     out: &mut Out,
 ) -> anyhow::Result<()> {
-    let digest = resolve(client, policy)?;
+    let digest = resolve_newest(client, policy)?;
     let bytes = client.bytes(&format!("/policies/{digest}/module"), u64::try_from(MODULE_BYTES_MAX)?)?;
     if to == Some(Path::new("-")) {
         return out.bytes(&bytes);
@@ -50,7 +51,16 @@ pub(crate) fn history(list: &ActivationList, wide: bool) -> String {
     let mut text = if wide {
         table(&["REVISION", "ACTIVE", "SOURCE", "SINCE", "BY", "WHY", "POLICIES"], rows)
     } else {
-        fitted(&["REVISION", "ACTIVE", "SOURCE", "AGE", "BY", "WHY", "POLICIES"], 5, Column::Text, rows)
+        let head = [
+            ("REVISION", Whole),
+            ("ACTIVE", Whole),
+            ("SOURCE", Whole),
+            ("AGE", Whole),
+            ("BY", Name),
+            ("WHY", Text),
+            ("POLICIES", Text),
+        ];
+        fitted(&head, rows)
     };
     for activation in list.items.iter().filter(|a| !a.gone.is_empty()) {
         let gone = activation.gone.join(" ");
@@ -60,17 +70,17 @@ pub(crate) fn history(list: &ActivationList, wide: bool) -> String {
 }
 
 /// The entries that a change has removed from the stack and added to it.
-pub(crate) fn changes(before: &Stack, after: &Stack) -> String {
+pub(crate) fn changes(before: &[StackEntry], after: &[StackEntry]) -> String {
     // All but the statistics and what follows from the digest.
     fn settings(entry: &StackEntry) -> (&str, &str, &Value, &Permissions, &OnFault) {
         (&entry.policy, &entry.digest, &entry.parameters, &entry.permissions, &entry.on_fault)
     }
     let has =
-        |stack: &Stack, entry: &StackEntry| stack.entries.iter().any(|e| settings(e) == settings(entry));
-    let has_same_text = |stack: &Stack, entry: &StackEntry| {
-        stack.entries.iter().any(|other| with_parameters(other, true) == with_parameters(entry, true))
+        |entries: &[StackEntry], entry: &StackEntry| entries.iter().any(|e| settings(e) == settings(entry));
+    let has_same_text = |entries: &[StackEntry], entry: &StackEntry| {
+        entries.iter().any(|other| with_parameters(other, true) == with_parameters(entry, true))
     };
-    let line = |what: &str, entry: &StackEntry, other: &Stack| {
+    let line = |what: &str, entry: &StackEntry, other: &[StackEntry]| {
         let mut text = with_parameters(entry, true);
         if has_same_text(other, entry) {
             let permissions = serde_json::to_string(&entry.permissions).unwrap_or_default();
@@ -79,15 +89,15 @@ pub(crate) fn changes(before: &Stack, after: &Stack) -> String {
                 format!("{:?}", entry.on_fault).to_lowercase()
             );
         }
-        format!("{what}: {}\n", printable(&text))
+        format!("{what}: {text}\n")
     };
-    let removed = before.entries.iter().filter(|entry| !has(after, entry));
-    let added = after.entries.iter().filter(|entry| !has(before, entry));
+    let removed = before.iter().filter(|entry| !has(after, entry));
+    let added = after.iter().filter(|entry| !has(before, entry));
     let text: String = removed
         .map(|entry| line("removed", entry, after))
         .chain(added.map(|entry| line("added", entry, before)))
         .collect();
-    let is_in_order = before.entries.iter().map(settings).eq(after.entries.iter().map(settings));
+    let is_in_order = before.iter().map(settings).eq(after.iter().map(settings));
     if text.is_empty() && !is_in_order { "the order of the entries has changed\n".into() } else { text }
 }
 
@@ -145,19 +155,27 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
         StackSource::File => "file",
         StackSource::Other(source) => source,
     };
-    let mut text = format!("revision {}, from the {}", stack.revision, printable(source));
+    let mut text = format!("revision {}, from the {source}", stack.revision);
     if let Some(since) = &stack.since {
-        text += &format!(", activated by {} {} ago ({since})", printable(&stack.by), age(since));
+        text += &format!(", activated by {} {} ago ({since})", stack.by, age(since));
     }
     if let Some(why) = &stack.why {
-        text += &format!(" ({})", printable(why));
+        text += &format!(" ({why})");
     }
     text += "\n";
     if stack.entries.is_empty() {
         text += "no policies: the baseline offers whole GPUs\n";
     } else {
-        let head = ["#", "POLICY", "DIGEST", "ON FAULT", "CALLS", "FAULTS", "PARAMETERS"];
-        text += &table(&head, stack.entries.iter().enumerate().map(entry_row));
+        let head = [
+            ("#", Whole),
+            ("POLICY", Name),
+            ("DIGEST", Whole),
+            ("ON FAULT", Whole),
+            ("CALLS", Whole),
+            ("FAULTS", Whole),
+            ("PARAMETERS", Lines),
+        ];
+        text += &fitted(&head, stack.entries.iter().enumerate().map(entry_row));
         text += &last_faults(stack);
         text += &hooks_table(stack);
     }
@@ -168,7 +186,7 @@ pub(crate) fn stack_table(stack: &Stack) -> String {
         text += &format!("the configuration file's stack cannot be used: {error}\n");
     }
     for warning in &stack.warnings {
-        text += &format!("warning: {}\n", printable(warning));
+        text += &format!("warning: {warning}\n");
     }
     text
 }
@@ -195,8 +213,18 @@ fn hooks_table(stack: &Stack) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let head = ["#", "POLICY", "HOOK", "CALLS", "NO OPINION", "FAULTS", "P50", "P99", "WORST"];
-    format!("\n{}", table(&head, rows))
+    let head = [
+        ("#", Whole),
+        ("POLICY", Name),
+        ("HOOK", Whole),
+        ("CALLS", Whole),
+        ("NO OPINION", Whole),
+        ("FAULTS", Whole),
+        ("P50", Whole),
+        ("P99", Whole),
+        ("WORST", Whole),
+    ];
+    format!("\n{}", fitted(&head, rows))
 }
 
 fn entry_row((place, entry): (usize, &StackEntry)) -> Vec<String> {
@@ -222,7 +250,7 @@ fn entry_row((place, entry): (usize, &StackEntry)) -> Vec<String> {
 fn last_faults(stack: &Stack) -> String {
     let fault = |(place, entry): (usize, &StackEntry)| {
         let last = entry.record.as_ref()?.faults.last.as_ref()?;
-        Some(format!("last fault of {place} {}: {}\n", printable(&entry.policy), printable(last)))
+        Some(format!("last fault of {place} {}: {last}\n", entry.policy))
     };
     stack.entries.iter().enumerate().filter_map(fault).collect()
 }

@@ -3,7 +3,8 @@
 use crate::client::{Client, Temporary, query};
 use crate::gpu::gib;
 use crate::names::{GpuIndices, pod_name, scheduling_of};
-use crate::output::{Out, fitted_to, or_dash, printable};
+use crate::output::Column::{Name, Whole};
+use crate::output::{COLUMNS, Out, fitted_to, or_dash};
 use crate::terminal::Terminal;
 use berth_api::{Allocation, AllocationList, GpuList, GpuSummary, HealthState, Node, rfc3339};
 use clap::Args;
@@ -16,8 +17,6 @@ use std::time::{Duration, SystemTime};
 const EVERY: Duration = Duration::from_secs(2);
 /// Most allocations in one answer.
 const PAGE: &str = "1000";
-/// Columns where there is no terminal.
-const COLUMNS: usize = 80;
 /// Upper left corner (ECMA-48: CUP), the rest of a line (EL), the rest of the screen (ED).
 const HOME: &str = "\u{1b}[H";
 const REST_OF_LINE: &str = "\u{1b}[K";
@@ -222,14 +221,15 @@ fn screen(top: &Top, width: usize) -> String {
         1 => "1 GPU".to_owned(),
         count => format!("{count} GPUs"),
     };
-    let mut text = format!("{}  {time} UTC  {count}{bad}\n\n", printable(&top.node));
+    let mut text = format!("{}  {time} UTC  {count}{bad}\n\n", top.node);
     if top.gpus.is_empty() {
         return text + "No GPUs found; `berth node check` shows the cause\n";
     }
-    let head =
+    let heads =
         ["GPU", "UTIL", "USED", "GRANTED", "TOTAL GIB", "TEMP", "POWER", "HEALTH", "SCHEDULING", "PODS"];
     let indices = GpuIndices::from_gpus(&top.gpus);
-    text += &fitted_to(width, &head, 7, top.gpus.iter().map(|gpu| gpu_row(gpu, &indices)));
+    let rows = top.gpus.iter().map(|gpu| gpu_row(gpu, &indices));
+    text += &fitted_to(width, &heads.map(|head| (head, Whole)), rows);
     text += "\n";
     if top.pods.is_empty() {
         return text + "No pods hold GPUs\n";
@@ -244,12 +244,15 @@ fn screen(top: &Top, width: usize) -> String {
             or_dash(pod.memory_limit_mib),
         ]
     };
-    text += &fitted_to(
-        width,
-        &["GPU", "POD", "DEVICES", "RESOURCE", "MEM MIB", "LIMIT MIB"],
-        1,
-        top.pods.iter().map(row),
-    );
+    let head = [
+        ("GPU", Whole),
+        ("POD", Name),
+        ("DEVICES", Whole),
+        ("RESOURCE", Name),
+        ("MEM MIB", Whole),
+        ("LIMIT MIB", Whole),
+    ];
+    text += &fitted_to(width, &head, top.pods.iter().map(row));
     if top.more_allocations > 0 {
         text += &format!("... and {} older allocations\n", top.more_allocations);
     }

@@ -2,16 +2,19 @@
 
 use crate::arguments::{CandidateArgs, read_parameters};
 use crate::client::Client;
+use crate::complete;
 use crate::names::runs;
-use crate::output::{Out, facts, printable, table};
+use crate::output::Column::{Name, Whole};
+use crate::output::{Out, facts, fitted, table};
 use crate::usage::BadUsage;
 use anyhow::{anyhow, bail};
 use berth_api::{
-    NewTrial, OfferLine, OnFault, Outcome, Permissions, Trial, TrialCall, TrialOutcome, TrialRequest,
-    TrialResource,
+    NewTrial, OfferLine, OnFault, Outcome, Permissions, Trial, TrialCall, TrialOffer, TrialOutcome,
+    TrialRequest, TrialResource,
 };
 use berth_kernel::names::Resource;
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 
 /// `berth policy try`.
 #[derive(Args, Clone, Debug)]
@@ -23,7 +26,7 @@ pub struct TryArgs {
     #[arg(long, value_name = "RESOURCE=COUNT")]
     pub request: Option<String>,
     /// The namespace of the container's pod, as policies see it
-    #[arg(long, requires = "request")]
+    #[arg(long, requires = "request", add = ArgValueCandidates::new(complete::namespaces))]
     pub namespace: Option<String>,
     /// The name of the container's pod
     #[arg(long, requires = "request")]
@@ -41,7 +44,7 @@ pub struct TryArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Result<()> {
-    let candidate = args.candidate.candidate()?;
+    let candidate = args.candidate.candidate(client)?;
     let permissions = match &args.permissions {
         Some(given) => {
             let json = read_parameters("--permissions", given)?;
@@ -112,7 +115,7 @@ fn shown(trial: &Trial, wide: bool) -> String {
         text += "the present state of the node:\n";
     }
     text += "\n";
-    text += &offers(trial, wide);
+    text += &offers(&trial.offers, &trial.resources, wide);
     if let Some(request) = &trial.request {
         text += "\n";
         text += &outcome(request);
@@ -126,28 +129,28 @@ fn shown(trial: &Trial, wide: bool) -> String {
     text + "nothing was changed\n"
 }
 
-fn offers(trial: &Trial, wide: bool) -> String {
+/// The devices that parts would be offered as, beside those of now, and the devices of each resource.
+pub(crate) fn offers(offers: &[TrialOffer], resources: &[TrialResource], wide: bool) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
-    for offer in &trial.offers {
-        let now = if offer.differs { offered(&offer.offered_now) } else { "the same".into() };
-        let row =
-            vec![offer.name.clone(), offered(&offer.offered), now, offer.by.clone(), offer.part.clone()];
-        // Most nodes have GPUs that are all alike.
-        match rows.iter_mut().find(|other| !wide && other[1..4] == row[1..4]) {
-            Some(other) => other[0] = format!("{}, {}", other[0], row[0]),
-            None => rows.push(row),
+    for offer in offers {
+        for [resource, offered, now] in lines_of(offer) {
+            let row = vec![offer.name.clone(), resource, offered, now, offer.by.clone(), offer.part.clone()];
+            // Most nodes have GPUs that are all alike.
+            match rows.iter_mut().find(|other| !wide && other[1..5] == row[1..5]) {
+                Some(other) => other[0] = format!("{}, {}", other[0], row[0]),
+                None => rows.push(row),
+            }
         }
     }
-    let mut head = vec!["OFFERED", "NOW", "BY", "PART"];
-    if wide {
-        head.push("UUID");
-    }
     for row in &mut rows {
-        row[..4].rotate_left(1);
-        row[3] = in_runs(&row[3]);
+        row[0] = in_runs(&row[0]);
     }
-    let mut text = table(&head, rows);
-    let rows = trial.resources.iter().map(|resource| {
+    let head = [("PART", Name), ("RESOURCE", Name), ("OFFERED", Whole), ("NOW", Whole), ("BY", Name)];
+    let mut text = match wide {
+        true => table(&["PART", "RESOURCE", "OFFERED", "NOW", "BY", "UUID"], rows),
+        false => fitted(&head, rows),
+    };
+    let rows = resources.iter().map(|resource| {
         let pair = |free: usize, devices: usize| format!("{free} of {devices}");
         vec![
             resource.resource.clone(),
@@ -156,7 +159,25 @@ fn offers(trial: &Trial, wide: bool) -> String {
         ]
     });
     text += "\n";
-    text + &table(&["RESOURCE", "FREE", "FREE NOW"], rows)
+    text + &fitted(&[("RESOURCE", Name), ("FREE", Whole), ("FREE NOW", Whole)], rows)
+}
+
+/// Each resource that a part would be or is offered as, with both numbers of its devices.
+fn lines_of(offer: &TrialOffer) -> Vec<[String; 3]> {
+    let mut names: Vec<&String> =
+        offer.offered.iter().chain(&offer.offered_now).map(|line| &line.resource).collect();
+    names.sort_unstable();
+    names.dedup();
+    let count = |lines: &[OfferLine], name: &String| {
+        lines.iter().filter(|line| line.resource == *name).map(|line| line.count).sum::<u32>().to_string()
+    };
+    match names.as_slice() {
+        [] => vec![["-".into(), "0".into(), "0".into()]],
+        names => names
+            .iter()
+            .map(|name| [(*name).clone(), count(&offer.offered, name), count(&offer.offered_now, name)])
+            .collect(),
+    }
 }
 
 /// The names of several GPUs as `GPU 0-3,7`; other names as they are.
@@ -166,13 +187,6 @@ fn in_runs(names: &str) -> String {
         .map(|name| name.strip_prefix("GPU ").and_then(|index| index.parse().ok()))
         .collect();
     indices.map_or_else(|| names.to_owned(), |indices| format!("GPU {}", runs(indices).join(",")))
-}
-
-fn offered(lines: &[OfferLine]) -> String {
-    if lines.is_empty() {
-        return "nothing".into();
-    }
-    lines.iter().map(|line| format!("{} x {}", line.count, line.resource)).collect::<Vec<_>>().join(", ")
 }
 
 fn outcome(request: &TrialOutcome) -> String {
@@ -202,7 +216,7 @@ fn unknown(request: &TrialOutcome, trial: &Trial) -> String {
     }
     let names: Vec<_> = offered.by_ref().collect();
     let names = if names.is_empty() { "none".into() } else { names.join(", ") };
-    format!("no {} would be offered; offered resources: {names}\n", printable(&request.resource))
+    format!("no {} would be offered; offered resources: {names}\n", request.resource)
 }
 
 /// The typical time until devices are free, if too few of an offered resource are.
@@ -222,9 +236,9 @@ fn wait(request: &TrialOutcome, trial: &Trial) -> String {
 fn lines(call: &TrialCall) -> String {
     let took =
         if call.call.microseconds == 0 { String::new() } else { format!(" ({} us)", call.call.microseconds) };
-    let mut text = format!("  {} {}: {}{took}\n", call.call.policy, call.hook, printable(&call.message));
+    let mut text = format!("  {} {}: {}{took}\n", call.call.policy, call.hook, call.message);
     for line in &call.log {
-        text += &format!("    log: {}\n", printable(line));
+        text += &format!("    log: {line}\n");
     }
     text
 }

@@ -63,7 +63,7 @@ pub(crate) fn run(args: &PushArgs, client: &Client, out: &mut Out) -> anyhow::Re
     let others: Vec<Policy> = known.into_iter().filter(is_other).collect();
     out.answer(&policy, |p| {
         let p = &p.policy;
-        let how = if new { "was uploaded and is not active yet: `berth policy try` shows what it would do, and a stack that names it activates it" } else { "was uploaded before" };
+        let how = if new { "was uploaded and is not active yet: `berth policy try` shows what it would do, and a stack that names it activates it" } else { "was uploaded before; its files are complete" };
         let signed = p.signed_by.as_ref().map(|by| format!(", signed by {by}")).unwrap_or_default();
         format!("{} {}{signed} {how}\n{}", name_with_digest(p), p.version, entry(p, &others))
     })?;

@@ -31,3 +31,14 @@ pub fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| "give a number with its unit, such as 30s, 10m or 2h (ms, s, m, h, d)".into())
 }
+
+/// As [`time`]; a number alone is seconds, as with `watch`.
+///
+/// # Errors
+/// As for [`time`].
+pub fn interval(text: &str) -> Result<Duration, String> {
+    match text.parse().map(Duration::try_from_secs_f64) {
+        Ok(Ok(seconds)) => Ok(seconds),
+        _ => time(text),
+    }
+}

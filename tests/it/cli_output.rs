@@ -192,6 +192,40 @@ fn a_span_is_taken_in_place_of_a_time() {
 }
 
 #[test]
+fn help_and_standard_input_are_as_with_other_tools() {
+    let help = |args: &[&str]| ran(berth(args));
+    assert_eq!(help(&["help", "gpu", "cordon"]).out, help(&["gpu", "cordon", "--help"]).out);
+    assert_eq!(help(&["help"]).out, help(&["--help"]).out);
+    let unknown = help(&["help", "gpu", "dance"]);
+    assert!(unknown.code == 2 && unknown.err.contains("no command `dance` in `gpu`"), "{}", unknown.err);
+
+    let checked = |text: &str, args: &[&str]| {
+        let mut command = berth(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (ended.status.code().unwrap(), text(ended.stdout) + &text(ended.stderr))
+    };
+    let (code, said) = checked("gpus: sim:1xt4\n", &["config", "check", "-", "--without-files"]);
+    assert!(code == 0 && said.contains("ok: standard input"), "{said}");
+    let (code, said) = checked("gpuss: nvml\n", &["config", "check", "-"]);
+    assert!(code == 1 && said.contains("standard input") && said.contains("gpuss"), "{said}");
+    let (code, said) = checked("version: v1\n", &["config", "from-nvidia", "-"]);
+    assert!(code == 0 && said.contains("# standard input, converted"), "{said}");
+}
+
+#[test]
+fn an_interval_may_be_a_word_of_its_own() {
+    let bench = Bench::new(1);
+    let looking = Looking::at(&bench, &["gpu", "list", "-w", "0.1"]);
+    looking.until("SCHEDULING", 1);
+    bench.done(&["gpu", "cordon", "0"]);
+    looking.until("cordoned by admin", 1);
+}
+
+#[test]
 fn a_group_of_commands_alone_prints_its_help() {
     for (args, says) in [(&[][..], "berth [OPTIONS] <COMMAND>"), (&["gpu"], "berth gpu [OPTIONS] <COMMAND>")]
     {
@@ -241,6 +275,20 @@ fn gpus_policies_and_allocations_are_completed_by_the_daemon() {
     assert_eq!(offered(&["berth", "allocation", "explain", ""])[0], id);
     assert_eq!(offered(&["berth", "policy", "show", "sh"]), ["share"]);
     assert_eq!(offered(&["berth", "policy", "try", "share@"]).len(), 1);
+    bench.round(&[(&bench.allocate(0), "team", "web-0")]);
+    bench.json("PUT", "/api/v1/stack", r#"{"entries": []}"#).expect(200);
+    bench.json("POST", "/api/v1/shadows", r#"{"policy": "share"}"#).expect(201);
+    for (line, wanted) in [
+        (&["berth", "allocation", "list", "--namespace", ""][..], &["team"][..]),
+        (&["berth", "decision", "list", "-n", ""], &["team"]),
+        (&["berth", "policy", "rollback", ""], &["1", "0"]),
+        (&["berth", "policy", "activate", "--if-revision", ""], &["1", "0"]),
+        (&["berth", "events", "--kind", "gpuDr"], &["gpuDraining", "gpuDrained"]),
+        (&["berth", "policy", "shadow", "show", ""], &["1"]),
+    ] {
+        let offered = offered(line);
+        assert!(wanted.iter().all(|word| offered.contains(&(*word).to_owned())), "{line:?}: {offered:?}");
+    }
     // A daemon that is not there adds nothing, and prints nothing.
     let mut away = bench.command(&[]);
     away.env("BERTH_SERVER", format!("http://{}", Port::held().address()));

@@ -30,6 +30,7 @@ mod author;
 mod cdi;
 mod cli;
 mod cli_output;
+mod cli_terminal;
 mod client;
 mod cluster;
 mod cluster_faults;

@@ -207,7 +207,7 @@ async fn shipped_policies_are_tried_on_a_busy_node() {
     assert_eq!(code, Some(0), "{said}");
     for words in [
         "in place of timeslice@",
-        "4 x nvidia.com/gpu.shared",
+        "GPU 1    nvidia.com/gpu.shared  4        2    timeslice@",
         "2 x nvidia.com/gpu.shared",
         "6 of 8",
         "3 of 4",

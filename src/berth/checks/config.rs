@@ -1,6 +1,6 @@
 //! `berth config check`: reads a file as the daemon would and reports all errors, without starting anything.
 
-use crate::config::{BadSetting, Config, ConfigError, GpuSource, ServeArgs, Source};
+use crate::config::{BadSetting, Config, ConfigError, GpuSource, ServeArgs, Source, read_text_or_input};
 use crate::daemon::{Findings, SkippedChecks, dry_run};
 use berth_cli::output::{Out, facts};
 use berth_files::yaml::Problem;
@@ -68,9 +68,12 @@ struct Settings {
 }
 
 pub(crate) fn run(file: &Path, skipped: SkippedChecks, out: &mut Out) -> anyhow::Result<()> {
+    let is_input = file == Path::new("-");
+    let file = if is_input { Path::new("standard input") } else { file };
     let name = file.display().to_string();
-    let checked =
-        Source::read(file).map_err(anyhow::Error::from).and_then(|source| examine(&source, skipped));
+    let read = read_text_or_input(if is_input { Path::new("-") } else { file });
+    let source = read.and_then(|text| Source::parse(file, &text));
+    let checked = source.map_err(anyhow::Error::from).and_then(|source| examine(&source, skipped));
     match checked {
         Ok((config, notes)) => {
             let settings = Some(settings(&config));

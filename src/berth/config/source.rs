@@ -6,6 +6,7 @@ use super::file::FileConfig;
 use super::{Config, nvidia};
 use berth_files::yaml::{Document, LeftOut, Problem, Problems, Reading, Shape};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,9 +20,28 @@ const ATTEMPTS_MAX: usize = 4;
 ///
 /// # Errors
 /// If it cannot be read, or is larger than any ConfigMap.
-pub fn read_text(path: &Path) -> Result<String, ConfigError> {
+fn read_text(path: &Path) -> Result<String, ConfigError> {
     berth_files::read_text(path, CONFIG_BYTES_MAX)
         .map_err(|source| ConfigError::Unreadable { path: path.into(), source })
+}
+
+/// As [`read_text`]; `-` is standard input.
+///
+/// # Errors
+/// As for [`read_text`].
+pub fn read_text_or_input(path: &Path) -> Result<String, ConfigError> {
+    if path != Path::new("-") {
+        return read_text(path);
+    }
+    let mut text = String::new();
+    let read = std::io::stdin().take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text);
+    let is_too_large = text.len() as u64 > CONFIG_BYTES_MAX;
+    let too_large =
+        || std::io::Error::other(format!("it is larger than the limit of {CONFIG_BYTES_MAX} bytes"));
+    match read.and_then(|_| if is_too_large { Err(too_large()) } else { Ok(()) }) {
+        Ok(()) => Ok(text),
+        Err(source) => Err(ConfigError::Unreadable { path: "standard input".into(), source }),
+    }
 }
 
 /// The key of the file's first level in a path such as `stack[0].policy`.
@@ -47,9 +67,16 @@ impl Source {
     /// # Errors
     /// If it cannot be read, is too large or is not YAML, or is NVIDIA's with settings that Berth does not support.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = read_text(path)?;
+        Self::parse(path, &read_text(path)?)
+    }
+
+    /// As [`Self::read`], of a text; `path` is for errors.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let error = |problems| ConfigError::Wrong { path: path.into(), problems };
-        let mut document = Document::parse(&text).map_err(error)?;
+        let mut document = Document::parse(text).map_err(error)?;
         let mut notices = None;
         if nvidia::is_nvidia(&document) {
             let translated = nvidia::translate(&document).map_err(error)?;

@@ -80,6 +80,8 @@ impl Evaluation<'_> {
                 self.call_with_log(index, entry, Question::Offer, &mut time, |evaluation, answer| {
                     evaluation.check_offers(entry, answer)
                 });
+            // Also of a policy that passes: that it offers nothing may be what it warns of.
+            offers.notes.add_warnings(&entry.label(), &lines);
             let answer = match result {
                 CallResult::Answer(Answer::Offer(answer)) => answer,
                 CallResult::Answer(_) | CallResult::Pass => continue,
@@ -94,7 +96,6 @@ impl Evaluation<'_> {
                     continue;
                 }
             };
-            offers.notes.add_warnings(&entry.label(), &lines);
             offers.again_after_s = [offers.again_after_s, answer.again_after_s].into_iter().flatten().min();
             for offer in answer.parts {
                 if open.remove(&offer.part) {

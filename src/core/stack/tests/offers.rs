@@ -80,10 +80,15 @@ fn single_withholds_a_resource_name_of_two_kinds_of_parts() {
 fn warnings_of_a_policy_are_shown_with_its_label_up_to_a_limit() {
     let mut case = Case::new([('a', offers(vec![], None)), ('b', trap())]);
     case.policies.lines = vec!["just a line".into(), "warning: no such GPU".into()];
-    assert_eq!(case.evaluation().offers().notes.reasons(), ["policy a@aaaaaaaaaaaa: no such GPU"]);
+    let both = ["policy a@aaaaaaaaaaaa: no such GPU", "policy b@bbbbbbbbbbbb: no such GPU"];
+    assert_eq!(case.evaluation().offers().notes.reasons(), both);
+    let mut passes = Case::new([('a', Ok(None))]);
+    passes.policies.lines = vec!["warning: nothing here can be shared".into()];
+    let warned = ["policy a@aaaaaaaaaaaa: nothing here can be shared"];
+    assert_eq!(passes.evaluation().offers().notes.reasons(), warned);
     case.policies.lines = vec!["warning: no such GPU".into(); 32];
     let warnings = case.evaluation().offers().notes.warnings;
-    assert_eq!((warnings.len(), warnings[16].as_str()), (17, "16 more warnings of policies"));
+    assert_eq!((warnings.len(), warnings[16].as_str()), (17, "48 more warnings of policies"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::configuration::ConfigurationState;
 use super::process::ProcessSight;
+use super::stack::StackSource;
 use super::values::values;
 use berth_kernel::capacity;
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,17 @@ pub struct Node {
     /// Revision of the active stack.
     #[schema(example = 3)]
     pub stack_revision: u64,
+    /// Where the active stack comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stack_source: Option<StackSource>,
+    /// Whether the configuration file has a stack that is not used, since one that was activated through the API is;
+    /// `DELETE /stack/override` ends that.
+    #[serde(default)]
+    pub file_stack_overridden: bool,
+    /// Why the active stack may offer less than its operator expects, as in `GET /stack`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node matches {model: NVIDIA L4*}"]))]
+    pub warnings: Vec<String>,
     /// Numbers of objects.
     pub counts: Counts,
 }

@@ -180,7 +180,7 @@ pub(crate) struct ChangedGpus {
 
 /// As [`resolve`], for several; each once. An unknown one is found before any is changed.
 pub(crate) fn resolve_all(client: &Client, given: &[String]) -> anyhow::Result<Vec<String>> {
-    let GpuList { items } = client.get("/gpus")?;
+    let GpuList { items, .. } = client.get("/gpus")?;
     let mut uuids: Vec<String> = Vec::new();
     for given in given {
         let uuid = resolve_in(&items, given)?;

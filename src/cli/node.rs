@@ -4,7 +4,9 @@ use crate::client::Client;
 use crate::names::{runs, scheduling};
 use crate::output::Column::{Name, Whole};
 use crate::output::{Out, facts, fitted, or_dash};
-use berth_api::{DrainState, Node, NotFree, ResourceState, StepState};
+use berth_api::{
+    ConfigurationState, DrainState, Node, NotFree, ResourceState, SettingProblem, StackSource, StepState,
+};
 use clap::Subcommand;
 
 /// The commands of `berth node` for a running daemon.
@@ -48,7 +50,7 @@ fn show(node: &Node) -> String {
         ("gpu source", node.gpu_source.clone()),
         ("driver", node.driver_version.clone().unwrap_or_default()),
         ("allocations", format!("{} live, {} ended", counts.allocations, counts.ended_allocations)),
-        ("stack", format!("revision {}", node.stack_revision)),
+        ("stack", stack(node)),
         ("bypasses", bypasses),
     ]);
     let failed = node.checks.iter().filter(|check| !check.ok);
@@ -58,7 +60,9 @@ fn show(node: &Node) -> String {
     let release = node.driver_release.iter().map(|release| {
         format!("the driver is released until {}; `berth nvml resume` uses it again", release.until)
     });
-    let problems: Vec<_> = failed.chain(store).chain(hold).chain(release).collect();
+    let warnings = node.warnings.iter().map(|warning| format!("warning: {warning}"));
+    let problems = failed.chain(store).chain(hold).chain(release).chain(configuration(node)).chain(warnings);
+    let problems: Vec<_> = problems.collect();
     if !problems.is_empty() {
         text += "\n";
         text += &problems.iter().map(|problem| format!("{problem}\n")).collect::<String>();
@@ -82,6 +86,38 @@ fn show(node: &Node) -> String {
         text += &format!("\n{reasons}");
     }
     text
+}
+
+/// The active stack, and where it comes from.
+fn stack(node: &Node) -> String {
+    let from = match &node.stack_source {
+        Some(StackSource::Api) if node.file_stack_overridden => {
+            ", from the API instead of the file's; `berth policy reset` activates the file's"
+        }
+        Some(StackSource::Api) => ", from the API",
+        Some(StackSource::File) => ", from the file",
+        Some(StackSource::Other(_)) | None => "",
+    };
+    format!("revision {}{from}", node.stack_revision)
+}
+
+/// Why the settings in use are not those of the configuration file, if they are not.
+fn configuration(node: &Node) -> Vec<String> {
+    let Some(ConfigurationState { file, needs_restart, error, .. }) = &node.configuration else {
+        return Vec::new();
+    };
+    let refused = error.iter().flat_map(|error| {
+        let problems = error.problems.iter().map(|SettingProblem { line, key, message }| {
+            let line = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+            let key = key.as_ref().map(|key| format!("{key}: ")).unwrap_or_default();
+            format!("  {line}{key}{message}")
+        });
+        let head = format!("{file} is refused since {}, and the settings before it stay in use:", error.at);
+        std::iter::once(head).chain(problems)
+    });
+    let keys: Vec<&str> = needs_restart.iter().map(|change| change.key.as_str()).collect();
+    let waits = (!keys.is_empty()).then(|| format!("{file}: applied after a restart: {}", keys.join(", ")));
+    refused.chain(waits).collect()
 }
 
 /// The devices of a resource; the last five numbers add up to the first one.
@@ -147,6 +183,34 @@ mod tests {
         let (whole_map, more) = (whole.as_object_mut().unwrap(), more.as_object().unwrap());
         whole_map.extend(more.clone());
         serde_json::from_value(whole).unwrap()
+    }
+
+    #[test]
+    fn a_stack_in_place_of_the_files_and_a_refused_file_are_shown() {
+        let mut whole = json!({
+            "name": "n", "version": "1", "generation": 1, "ready": true, "checks": [], "gpuSource": "sim",
+            "resources": [], "processes": {"state": "visible"}, "stackRevision": 3, "counts": {"gpus": 8,
+                "workingGpus": 8, "cordonedGpus": 0, "allocations": 0, "endedAllocations": 0, "bypasses": 0,
+                "policies": 9},
+        });
+        let shown = |whole: &serde_json::Value| show(&serde_json::from_value(whole.clone()).unwrap());
+        assert!(shown(&whole).contains("revision 3\n"), "an older daemon: {}", shown(&whole));
+        whole["stackSource"] = json!("api");
+        assert!(shown(&whole).contains("revision 3, from the API\n"), "{}", shown(&whole));
+        whole["fileStackOverridden"] = json!(true);
+        whole["warnings"] = json!(["policy memory@0123: 140 slices would fit"]);
+        whole["configuration"] = json!({"file": "/etc/berth/config.yaml", "loadedAt": "t", "changed": [],
+            "needsRestart": [], "error": {"at": "2026-01-02T03:04:05Z", "problems": [
+                {"line": 3, "key": "stack[0].policy", "message": "no policy tmeslice"}]}});
+        let text = shown(&whole);
+        for line in [
+            "from the API instead of the file's; `berth policy reset` activates the file's\n",
+            "/etc/berth/config.yaml is refused since 2026-01-02T03:04:05Z, and the settings before it stay in use:\n",
+            "  line 3: stack[0].policy: no policy tmeslice\n",
+            "warning: policy memory@0123: 140 slices would fit\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
     }
 
     #[test]

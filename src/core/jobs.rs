@@ -72,6 +72,14 @@ pub struct FileStack {
     pub error: Option<String>,
 }
 
+impl FileStack {
+    /// Whether `active` is a stack of the API in place of this one. A file without a stack leaves the choice to the API.
+    #[must_use]
+    pub fn is_overridden_by(&self, active: &Stack) -> bool {
+        active.from_api && (!self.entries.is_empty() || self.error.is_some())
+    }
+}
+
 /// A grant, and the ledger that holds it.
 #[derive(Clone, Debug)]
 pub struct Granted {

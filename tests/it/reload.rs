@@ -57,6 +57,17 @@ fn configuration(serving: &Serving) -> Value {
     serving.call("GET", "/node", &Value::Null)["configuration"].clone()
 }
 
+/// Where the active stack comes from, and whether it is in place of the file's.
+fn overridden(serving: &Serving) -> (Value, Value) {
+    let node = serving.call("GET", "/node", &Value::Null);
+    (node["stackSource"].clone(), node["fileStackOverridden"].clone())
+}
+
+fn metrics(serving: &Serving) -> String {
+    let url = serving.base.replace("/api/v1", "/metrics");
+    ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
+}
+
 /// Replaces the file by a rename, as editors do.
 fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
@@ -222,8 +233,16 @@ async fn a_stack_of_the_api_stays_and_the_files_is_the_next_after_a_reset() {
     let line = serving.line(|line| line.contains("have no effect"));
     assert!(line.contains("berth policy reset") && line.contains("replicas: 2 -> 5"), "{line}");
     assert_eq!(serving.call("GET", "/stack", &Value::Null)["entries"][0]["parameters"]["replicas"], 3);
+    assert_eq!(overridden(&serving), (json!("api"), json!(true)));
+    assert!(metrics(&serving).contains("\nberth_file_stack_overridden 1\n"));
     serving.call("DELETE", "/stack/override", &Value::Null);
     house.kubelet.wait_allocatable(SHARED, 10, SOON).await.unwrap();
+    assert_eq!(overridden(&serving), (json!("file"), json!(false)));
+    assert!(metrics(&serving).contains("\nberth_file_stack_overridden 0\n"));
+    assert!(metrics(&serving).contains("\nberth_configuration_refused 0\n"));
+    replace(&house.folder.path().join("config.yaml"), "stack: [{ policy: timeslize }]\n");
+    serving.signal("-HUP");
+    until("the refusal", || metrics(&serving).contains("\nberth_configuration_refused 1\n"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

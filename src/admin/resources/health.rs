@@ -280,7 +280,15 @@ pub(crate) async fn metrics(state: Data<State>) -> HandlerResult {
     let ready = readiness(&facts, &state);
     let messages = ready.iter().map(|check| (check.name.clone(), check.detail.is_some())).collect();
     let plain = |checks: Vec<Check>| checks.into_iter().map(|check| (check.name, check.ok)).collect();
-    let about = CheckResults { ready: plain(ready), live: plain(liveness(&state.kernel)), messages };
+    let configuration = facts.configuration.as_ref();
+    let overridden = state.policies.file_stack().is_overridden_by(&state.kernel.snapshot().stack);
+    let about = CheckResults {
+        ready: plain(ready),
+        live: plain(liveness(&state.kernel)),
+        messages,
+        file_refused: configuration.map(|configuration| configuration.error.is_some()),
+        file_stack_overridden: configuration.map(|_| overridden),
+    };
     let text = state.metrics.text(about);
     let text = text.map_err(|_| Failure::new(Kind::Internal, "a number could not be written as text"))?;
     Ok(HttpResponse::Ok().content_type(CONTENT_TYPE).body(text))

@@ -6,7 +6,7 @@ use crate::state::{NodeFacts, State, Step};
 use crate::survey::Survey;
 use actix_web::HttpRequest;
 use actix_web::web::Data;
-use berth_api::{Counts, Node, NotFreeState, ProcessSight, ResourceState, StepState};
+use berth_api::{Counts, Node, NotFreeState, ProcessSight, ResourceState, StackSource, StepState};
 use berth_http::{HandlerResult, etag};
 use berth_kernel::attribution::pods_with_gpu_bypass;
 use berth_kernel::breaker::{Breaker, Phase};
@@ -41,6 +41,9 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         hold: ledger.hold.as_deref().map(String::from),
         configuration: facts.configuration,
         stack_revision: ledger.stack.revision,
+        stack_source: Some(StackSource::of(&ledger.stack)),
+        file_stack_overridden: state.policies.file_stack().is_overridden_by(&ledger.stack),
+        warnings: state.kernel.offer_notes().reasons(),
         processes: ProcessSight::of(ledger.sight()),
         counts: counts(&survey),
     };

@@ -23,7 +23,8 @@ pub(super) fn encode(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Resul
         let values = checks.iter().map(|(check, result)| (vec![check.as_str()], u64::from(*result)));
         families.gauge(family, values)?;
     }
-    Ok(())
+    families.value(&table::FILE_REFUSED, about.file_refused.map(u64::from))?;
+    families.value(&table::FILE_STACK_OVERRIDDEN, about.file_stack_overridden.map(u64::from))
 }
 
 /// The counters of spans; all zero while traces are off.

@@ -20,6 +20,10 @@ pub struct CheckResults {
     pub live: Vec<(String, bool)>,
     /// The checks of `/readyz`, and whether each has a message.
     pub messages: Vec<(String, bool)>,
+    /// Whether the configuration file as it is now is refused; `None` without a file.
+    pub file_refused: Option<bool>,
+    /// Whether a stack of the API is in use in place of the file's; `None` without a file.
+    pub file_stack_overridden: Option<bool>,
 }
 
 /// The state that one scrape shows.

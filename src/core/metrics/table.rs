@@ -86,6 +86,10 @@ families! {
             "Result of each check of /livez, 1 if it passes: keeper, policies, scans, kubelet, streams.");
         CHECK_WARNINGS = gauge("berth_check_warning", &["check"],
             "1 while a check of /readyz has a message, even if it passes: the checks of berth_ready, and configuration, labels and tls if configured.");
+        FILE_REFUSED = gauge("berth_configuration_refused", &[],
+            "1 while the configuration file as it is now is refused, so that the settings before it stay in use; absent without a file.");
+        FILE_STACK_OVERRIDDEN = gauge("berth_file_stack_overridden", &[],
+            "1 while a stack that was activated through the API is in use instead of the configuration file's; absent without a file.");
     }
     "GPUs" {
         GPU = info("berth_gpu_info", &["gpu", "uuid", "model", "pci_bus", "compute_capability"],

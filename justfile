@@ -151,7 +151,7 @@ deploy-cluster *ARGS: deploy-tools
 openapi:
     cargo run --quiet --locked -- openapi > openapi/berth.json
 
-# The API's document passes a linter (npm), and a client that is generated from it (PyPI) lists, cordons and uploads
+# The API's document passes a linter, and the Go, Python and TypeScript clients made of it list, cordon and upload; needs npm and Go
 api-lint *ARGS:
     cargo build --locked
     tests/api/run.sh lint {{ARGS}}

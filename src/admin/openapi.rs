@@ -12,7 +12,7 @@ use actix_web::http::header::IF_NONE_MATCH;
 use berth_api::{
     Candidate, DrainOrder, Event, Kind, NewStack, NewTrial, Problem, ReleaseOrder, Rollback, Shape,
 };
-use berth_http::PROBLEM_JSON;
+use berth_http::{PROBLEM_JSON, body};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 use utoipa::openapi::example::ExampleBuilder;
@@ -90,8 +90,26 @@ impl Modify for Errors {
                 move_examples_into_descriptions(operation, path);
             }
         }
+        for (name, schema) in &mut document.components.get_or_insert_default().schemas {
+            if let RefOr::T(Schema::Object(schema)) = schema {
+                name_values(name, schema);
+            }
+        }
         add_examples(document);
     }
+}
+
+/// Names the values of an enumeration for generators of clients, `drained` of `DrainState` as `DrainStateDrained`. In Go
+/// the constants of all types are in one namespace, and several types have the value `cordoned`.
+fn name_values(name: &str, schema: &mut Object) {
+    let Some(values) = &schema.enum_values else { return };
+    let names = values.iter().filter_map(Value::as_str).map(|value| {
+        let mut letters = value.chars();
+        let first: String = letters.next().into_iter().flat_map(char::to_uppercase).collect();
+        format!("{name}{first}{}", letters.as_str())
+    });
+    let names = json!(names.collect::<Vec<_>>());
+    schema.extensions.get_or_insert_default().merge([("x-enum-varnames", names)].into_iter().collect());
 }
 
 /// The 400 of operations without a query and without another reason.
@@ -281,8 +299,8 @@ fn move_examples_into_descriptions(operation: &mut Operation, path: &str) {
 fn named_examples(schema: &str) -> &'static [(&'static str, &'static str)] {
     match schema {
         "DrainOrder" => DrainOrder::NAMED_EXAMPLES,
-        "NewStack" => NewStack::NAMED_EXAMPLES,
-        "NewTrial" => NewTrial::NAMED_EXAMPLES,
+        "StackSpec" => NewStack::NAMED_EXAMPLES,
+        "TrialSpec" => NewTrial::NAMED_EXAMPLES,
         "ReleaseOrder" => ReleaseOrder::NAMED_EXAMPLES,
         "Rollback" => Rollback::NAMED_EXAMPLES,
         _ => &[],
@@ -380,7 +398,7 @@ fn add_examples(document: &mut Document) {
 fn fill(kind: &str, content: &mut RefOr<Content>, schemas: &Value) {
     let RefOr::T(content) = content else { return };
     let text = match kind {
-        "application/wasm" => Some((MODULE, Some("binary"))),
+        body::WASM | body::BYTES => Some((MODULE, Some("binary"))),
         "application/openmetrics-text" => Some((METRICS, None)),
         EVENT_STREAM => Some((STREAM, None)),
         _ => None,

@@ -232,6 +232,8 @@ pub struct FileStack {
 /// A stack to activate.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+// Of a schema `Stack`, generators for Go call the constructor `NewStack`.
+#[schema(as = StackSpec)]
 pub struct NewStack {
     /// Its policies, in the order in which they are called; at most 16. An empty stack has the built-in baseline
     /// only.
@@ -249,6 +251,7 @@ pub struct NewStack {
 /// One policy of a stack to activate.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(as = StackEntrySpec)]
 pub struct NewStackEntry {
     /// The policy's name, or `name@` and at least 12 digits of the digest instead of `digest`.
     #[schema(example = "timeslice")]

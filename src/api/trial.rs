@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 /// A trial to run.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(as = TrialSpec)]
 pub struct NewTrial {
     /// The policy's name, or `name@` and at least 12 digits of the digest instead of `digest`.
     #[schema(example = "timeslice")]

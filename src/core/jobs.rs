@@ -9,7 +9,7 @@ use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement};
 use berth_kernel::ports::InstallError;
-use berth_kernel::stack::StackEntry;
+use berth_kernel::stack::{Stack, StackEntry};
 use tokio::sync::oneshot;
 
 /// Jobs that the kubelet waits for.

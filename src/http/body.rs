@@ -21,8 +21,11 @@ const JSON_WAIT: Duration = Duration::from_secs(10);
 const MODULE_WAIT: Duration = Duration::from_secs(60);
 /// The content type of a policy.
 pub const WASM: &str = "application/wasm";
+/// The content type of a policy from a client whose generator knows no `application/wasm`.
+pub const BYTES: &str = "application/octet-stream";
 
-/// Reads a JSON body; an empty one is the default value.
+/// Reads a JSON body; an empty one is the default value, and so is `null`, which generated clients send for a body that
+/// their caller left out.
 pub async fn json_or_default<T: Shape + Default>(
     request: &HttpRequest,
     payload: Payload,
@@ -31,23 +34,24 @@ pub async fn json_or_default<T: Shape + Default>(
     if bytes.is_empty() {
         return Ok(T::default());
     }
-    media_type(request, "application/json")?;
-    parse(&bytes)
+    media_type(request, &["application/json"])?;
+    if bytes.trim_ascii() == b"null" { Ok(T::default()) } else { parse(&bytes) }
 }
 
 /// Reads a JSON body.
 pub async fn json<T: Shape>(request: &HttpRequest, payload: Payload) -> Result<T, Failure> {
-    media_type(request, "application/json")?;
+    media_type(request, &["application/json"])?;
     parse(&read(request, payload, JSON_BYTES_MAX, JSON_WAIT).await?)
 }
 
 /// Reads the bytes of a policy.
 pub async fn module(request: &HttpRequest, payload: Payload) -> Result<Vec<u8>, Failure> {
-    media_type(request, WASM)?;
+    media_type(request, &[WASM, BYTES])?;
     read(request, payload, MODULE_BYTES_MAX, MODULE_WAIT).await
 }
 
-fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Failure> {
+/// Refuses a body of another content type than `wanted`, of which the first is the usual one.
+fn media_type(request: &HttpRequest, wanted: &[&str]) -> Result<(), Failure> {
     use actix_web::HttpMessage;
     // Compressed bodies are refused: the size of their content has no limit.
     let encoding = request.headers().get_all(CONTENT_ENCODING).find(|c| *c != "identity");
@@ -56,9 +60,10 @@ fn media_type(request: &HttpRequest, wanted: &str) -> Result<(), Failure> {
         return Err(Failure::new(Kind::MediaType, format!("the body is encoded as {:?}", excerpt(&given)))
             .hint("send it without Content-Encoding"));
     }
-    if request.content_type().eq_ignore_ascii_case(wanted) {
+    if wanted.iter().any(|wanted| request.content_type().eq_ignore_ascii_case(wanted)) {
         return Ok(());
     }
+    let wanted = wanted[0];
     let given = excerpt(request.content_type());
     Err(Failure::new(Kind::MediaType, format!("the body must be {wanted}, but was sent as {given:?}"))
         .hint(format!("send `Content-Type: {wanted}`")))
@@ -283,6 +288,19 @@ mod tests {
         assert!(wrong::<NewStack>("\"mixed\"").starts_with("the body is a string; "));
         assert!(wrong::<NewStack>("{\"entry\": []}").starts_with("unknown field `entry`"));
         assert_eq!(parse::<NewStack>(b"{").err().unwrap().problem.status, 400);
+    }
+
+    #[tokio::test]
+    async fn an_optional_body_may_be_left_out_or_null() {
+        for body in ["", "null", " null\n"] {
+            let (request, mut payload) = TestRequest::default()
+                .insert_header(("Content-Type", "application/json"))
+                .set_payload(body)
+                .to_http_parts();
+            let payload = Payload::from_request(&request, &mut payload).await.unwrap();
+            let order: DrainOrder = json_or_default(&request, payload).await.unwrap();
+            assert_eq!((order.reason.as_str(), order.evict), ("", false), "{body:?}");
+        }
     }
 
     #[test]

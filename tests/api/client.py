@@ -1,4 +1,4 @@
-"""The generated client at work: it lists GPUs, cordons one on a condition, uploads a policy, reads pages,
+"""The Python client at work: it lists GPUs, cordons one on a condition, uploads a policy, reads pages,
 and finds problems where there are some. Run by lint.py with the client on its path."""
 
 import io
@@ -12,7 +12,7 @@ from berth_client.api.gpus import cordon_gpu, get_drain_of_gpu, get_gpu, list_gp
 from berth_client.api.node import get_node
 from berth_client.api.policies import get_policy_module, list_policies, upload_policy
 from berth_client.api.stack import activate_stack, get_stack
-from berth_client.models import Cordon, Gpu, NewStack, NewStackEntry, PolicyDetail, Problem
+from berth_client.models import Cordon, Gpu, PolicyDetail, Problem, StackEntrySpec, StackSpec
 from berth_client.types import UNSET, File
 
 # Longest wait for an event: it arrives within a tenth of a second.
@@ -55,8 +55,8 @@ def main():
         cursor = listed.next_
     assert first.parsed.name in names and len(names) >= 9, names
 
-    entry = NewStackEntry(policy=first.parsed.name, digest=first.parsed.digest)
-    stack = activate_stack.sync(client=client, body=NewStack(entries=[entry], reason="api-lint"))
+    entry = StackEntrySpec(policy=first.parsed.name, digest=first.parsed.digest)
+    stack = activate_stack.sync(client=client, body=StackSpec(entries=[entry], reason="api-lint"))
     assert stack.revision == get_stack.sync(client=client).revision, stack
     deadline = time.monotonic() + EVENT_S
     while True:
@@ -67,7 +67,7 @@ def main():
     stranger = AuthenticatedClient(base_url=url, token="x" * 64)
     refused = list_gpus.sync(client=stranger)
     assert isinstance(refused, Problem) and refused.status == 401, refused
-    print(f"client: {len(gpus)} GPUs, {len(names)} policies, stack {stack.revision}")
+    print(f"Python client: {len(gpus)} GPUs, {len(names)} policies, stack {stack.revision}")
 
 
 main()

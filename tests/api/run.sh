@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh lint|fuzz ARGS: installs the outside tools under .cache/api, at the versions that are written down
-# here, and runs them against target/debug/berth on simulated GPUs. Needs python3 with venv; lint needs npm.
+# here, and runs them against target/debug/berth on simulated GPUs. Needs python3 with venv; lint needs npm and Go.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cache=$here/../../.cache/api

@@ -153,6 +153,30 @@ fn the_examples_of_paths_are_on_the_node_of_the_demo() {
     }
 }
 
+/// A generator for Go puts types, their constructors (`NewStack` of a schema `Stack`) and the constants of all
+/// enumerations into one namespace.
+#[test]
+fn no_two_names_of_a_generated_client_are_the_same() {
+    let document = document();
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    let mut names = BTreeSet::new();
+    for (name, schema) in schemas {
+        for made in [name.clone(), format!("New{name}"), format!("New{name}WithDefaults")] {
+            assert!(names.insert(made.to_lowercase()), "{made} is made of two schemas");
+        }
+        let values = schema["enum"].as_array().map_or(0, Vec::len);
+        let constants = schema["x-enum-varnames"].as_array();
+        assert_eq!(constants.map_or(0, Vec::len), values, "{name} has constants without a name");
+        for constant in constants.into_iter().flatten() {
+            let constant = constant.as_str().unwrap();
+            assert!(names.insert(constant.to_lowercase()), "{constant} is a value of two schemas");
+        }
+    }
+    let states: Vec<_> =
+        ["Active", "Cordoned", "Draining", "Drained"].map(|s| format!("DrainState{s}")).into();
+    assert_eq!(schemas["DrainState"]["x-enum-varnames"], serde_json::json!(states));
+}
+
 fn empty(example: &Value) -> bool {
     match example {
         Value::Object(map) => map.is_empty(),

@@ -116,7 +116,7 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
 /// compiled.
 #[utoipa::path(post, path = "/api/v1/policies", tag = "policies", operation_id = "uploadPolicy",
     params(Word, ("Berth-Signature" = Option<String>, Header, description = "Ed25519 signature over the body, 64 bytes in base64", example = "O7Eu2jwpjbXeJVl/VNkk8uF+eKJq2JU+2CGO5oLwu76QIeLzAJ0VLJEb8fJexoOpAnFBZnZ6+9jlvQ+wEk7Lig==")),
-    request_body(content = Vec<u8>, content_type = "application/wasm", description = "The component, at most 32 MiB"),
+    request_body(content((Vec<u8> = "application/wasm"), (Vec<u8> = "application/octet-stream")), description = "The component, at most 32 MiB"),
     responses(
         (status = 200, description = "The version, which was uploaded before", body = PolicyDetail),
         (status = 201, description = "The new version", body = PolicyDetail, headers(("Location" = String, description = "Its path"))),
@@ -124,7 +124,7 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
         (status = 403, description = "There are trusted keys and none of them signed it, or the signature is of a core module"),
         (status = 409, description = "The node has the maximum number of versions"),
         (status = 413, description = "Over 32 MiB"),
-        (status = 415, description = "The body is not application/wasm"),
+        (status = 415, description = "The body is neither application/wasm nor application/octet-stream"),
         (status = 422, description = "Not a policy, or too costly to compile"),
     ))]
 pub(crate) async fn upload(

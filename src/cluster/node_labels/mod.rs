@@ -157,7 +157,7 @@ impl NodeLabels<'_> {
         // A GPU in MIG mode is not shared itself.
         let none = Sharing { replicas: 0, ..UNSHARED };
         let sharing = shared.max_by_key(|sharing| sharing.replicas).unwrap_or(none);
-        self.put("nvidia.com/gpu.product", product(&[&main.part.model], &sharing));
+        self.put("nvidia.com/gpu.product", product(&main.part.model, "", &sharing));
         self.put("nvidia.com/gpu.count", count.to_string());
         self.put("nvidia.com/gpu.replicas", sharing.replicas.to_string());
         self.put("nvidia.com/gpu.sharing-strategy", sharing.strategy);
@@ -211,7 +211,7 @@ impl NodeLabels<'_> {
         {
             return self.put_instances(GPU, first, instances);
         }
-        self.put("nvidia.com/gpu.product", product(&[&main.part.model, "MIG INVALID"], &UNSHARED));
+        self.put("nvidia.com/gpu.product", product(&main.part.model, "MIG INVALID", &UNSHARED));
         for (suffix, value) in [("count", "0"), ("replicas", "0"), ("sharing-strategy", ""), ("memory", "0")]
         {
             self.put(format!("{GPU}.{suffix}"), value);
@@ -228,7 +228,8 @@ impl NodeLabels<'_> {
                 .iter()
                 .flat_map(|p| &p.lines)
                 .any(|l| l.count > 1 && l.resource.as_str() == resource);
-        let product = product(&[self.model(&first.part), "MIG", &profile_name(profile)], &sharing);
+        let kind = format!("MIG {}", profile_name(profile));
+        let product = product(self.model(&first.part), &kind, &sharing);
         self.put(format!("{resource}.product"), product);
         self.put(format!("{resource}.count"), instances.len().to_string());
         self.put(format!("{resource}.replicas"), sharing.replicas.to_string());
@@ -266,8 +267,17 @@ fn profile_name(profile: &str) -> String {
     profile.replace('+', ".")
 }
 
-fn product(parts: &[&str], sharing: &Sharing) -> String {
-    label_value_with_suffix(&parts.join(" "), if sharing.marked { "-SHARED" } else { "" })
+/// The product name of a GPU, or with a `kind` that of its instances. If it is too long, the model is cut and not what
+/// tells two products of one model apart.
+fn product(model: &str, kind: &str, sharing: &Sharing) -> String {
+    let mut suffix = label_value(kind);
+    if !suffix.is_empty() {
+        suffix.insert(0, '-');
+    }
+    if sharing.marked {
+        suffix += "-SHARED";
+    }
+    label_value_with_suffix(model, &suffix)
 }
 
 /// How a part is shared, by the line of its offer with the most devices. A part without an offer is not shared.
@@ -377,6 +387,24 @@ mod tests {
         let shared = label_value_with_suffix(&long, "-SHARED");
         assert!(shared.len() <= LABEL_VALUE_MAX && shared.ends_with("a-SHARED"), "{shared}");
         assert_eq!(label_value_with_suffix("\u{2122}", "-SHARED"), "SHARED");
+    }
+
+    #[test]
+    fn a_long_model_is_cut_and_neither_the_profile_nor_the_sharing() {
+        let model = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition";
+        let shared = Sharing { marked: true, ..UNSHARED };
+        let of = |profile: &str, sharing| product(model, &format!("MIG {}", profile_name(profile)), sharing);
+        assert_eq!(
+            of("1g.24gb", &UNSHARED),
+            "NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstation-Edi-MIG-1g.24gb"
+        );
+        assert_eq!(of("4g.96gb", &shared), "NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstat-MIG-4g.96gb-SHARED");
+        assert_eq!(
+            of("1g.24gb+me", &shared),
+            "NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Works-MIG-1g.24gb.me-SHARED"
+        );
+        assert_eq!(product(model, "MIG INVALID", &UNSHARED).len(), LABEL_VALUE_MAX);
+        assert_eq!(product("NVIDIA H100", "MIG 1g.10gb", &UNSHARED), "NVIDIA-H100-MIG-1g.10gb");
     }
 
     proptest::proptest! {

@@ -170,12 +170,27 @@ fn from_nvidia(file: &Path, out: &mut Out) -> anyhow::Result<()> {
          resources, imex"
     );
     let refusal = translated.refusal;
-    let converted = Converted { yaml: translated.yaml, findings: translated.findings };
+    let mut yaml = translated.yaml;
+    if !refusal.is_empty() {
+        let keys = translated.findings.iter().filter(|finding| finding.refused).map(|finding| &finding.key);
+        yaml += &unsupported(&keys.collect::<Vec<_>>())?;
+    }
+    let converted = Converted { yaml, findings: translated.findings };
     out.answer(&converted, |converted| {
         format!("# {name}, converted to a Berth configuration\n{}", converted.yaml)
     })?;
     ensure!(refusal.is_empty(), "{name} uses settings that Berth does not support: {refusal}");
     Ok(())
+}
+
+/// The lines that make Berth refuse a converted file which lacks settings of the original: without them it would be a
+/// valid file with another meaning, such as whole GPUs in place of shares.
+fn unsupported(keys: &[&String]) -> anyhow::Result<String> {
+    let keys = serde_json::to_string(keys)?;
+    Ok(format!(
+        "# The line `unsupported` makes Berth refuse this file: replace its settings as the comments describe, then remove it.\n\
+         unsupported: {keys}\n"
+    ))
 }
 
 /// Prints the manual page of `berth`, or writes the pages of all commands to a folder.

@@ -152,6 +152,14 @@ fn a_file_of_nvidias_is_printed_in_berths_format() {
     assert!(checked.out.contains("note: set, not used: flags.mpsRoot"), "{}{}", checked.out, checked.err);
     let mps = from("sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n");
     assert!(mps.code == 1 && mps.out.contains("# not supported: sharing.mps"), "{}{}", mps.out, mps.err);
+    // Without the shares it would be a valid file with whole GPUs.
+    write(&own, format!("{}gpus: sim:1xh100\n", mps.out)).unwrap();
+    let checked = ran(berth(&["config", "check", own.to_str().unwrap()]));
+    assert!(checked.code == 1 && checked.err.contains("unsupported"), "{}{}", checked.out, checked.err);
+    let replaced: String =
+        mps.out.lines().filter(|line| !line.starts_with("unsupported:")).map(|l| format!("{l}\n")).collect();
+    write(&own, format!("{replaced}gpus: sim:1xh100\n")).unwrap();
+    assert_eq!(ran(berth(&["config", "check", own.to_str().unwrap()])).code, 0, "{replaced}");
     for (text, says) in [
         ("version: v2\n", "version: unknown version \"v2\""),
         ("gpus: nvml\n", "is not a configuration file of NVIDIA's"),

@@ -68,7 +68,13 @@ impl Token {
             // The stamp is taken before the read, so that a change meanwhile is read next time.
             known.stamp = stamp;
             match read(&self.path) {
-                Ok(hash) => (known.hash, known.reported) = (Some(hash), None),
+                Ok(hash) => {
+                    if known.hash.as_ref().is_none_or(|before| !before.is(&hash)) {
+                        let file = self.path.display();
+                        tracing::info!(%file, "the file has another token, which is valid from now on");
+                    }
+                    (known.hash, known.reported) = (Some(hash), None);
+                }
                 Err(error) => self.wrong(&mut known, error),
             }
         }

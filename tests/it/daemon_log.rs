@@ -22,6 +22,24 @@ fn count(serving: &Serving, words: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rotated_token_is_logged_once() {
+    let house = House::new("gpus: sim:1xt4").await;
+    let serving = house.serve();
+    line(&serving, "found GPUs");
+    let file = house.folder.path().join("state/token");
+    let rotated =
+        crate::cli::ran(crate::cli::berth(&["token", "rotate", "--token-file", file.to_str().unwrap()]));
+    assert_eq!(rotated.code, 0, "{}", rotated.err);
+    // With the old token.
+    for _ in 0..2 {
+        assert_eq!(serving.call("GET", "/node", &json!(null))["status"], 401);
+    }
+    assert!(line(&serving, "has another token").contains("INFO"));
+    assert_eq!(count(&serving, "has another token"), 1, "{}", serving.log());
+    serving.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transitions_of_gpus_are_logged_without_an_api_server() {
     let house = House::new("").await;
     let machine = house.folder.path().join("machine.yaml");

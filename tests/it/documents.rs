@@ -165,3 +165,42 @@ fn every_command_of_the_documents_can_be_parsed() {
     }
     assert!(parsed > 20, "only {parsed} commands were found");
 }
+
+#[test]
+fn the_unit_of_systemd_starts_the_daemon() {
+    let unit = read("deploy/berth.service");
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let command = Cli::try_parse_from(words(start)).unwrap_or_else(|error| panic!("{start}: {error}"));
+    assert!(matches!(command.command, berth::args::Command::Serve(_)), "{start}");
+    // The folder that the daemon uses without `stateDir`.
+    assert!(unit.contains("\nStateDirectory=berth\n"));
+}
+
+#[test]
+fn what_an_uninstall_leaves_is_documented() {
+    let text = read("docs/cluster.md");
+    let section = text.split("\n## ").find(|section| section.starts_with("Uninstall")).unwrap();
+    for left in [berth_gpus::cdi::OWN_FILE, "GPUUnavailable", "--field-manager=berth", "/var/lib/berth"] {
+        assert!(section.contains(left), "{left}");
+    }
+}
+
+/// The documents for operators and the chart have one list of the keys that the daemon applies while it runs.
+#[test]
+fn the_keys_that_apply_at_once_are_those_for_which_the_chart_keeps_the_pods() {
+    let chart = read("deploy/helm/berth/templates/_helpers.tpl");
+    let omitted = chart.lines().find_map(|line| line.split_once("omit . ")).unwrap().1;
+    let omitted: Vec<&str> = omitted.split('"').skip(1).step_by(2).collect();
+    let text = read("docs/configuration.md");
+    let row = text.lines().find(|line| line.starts_with("| `stack`, `resource`")).unwrap();
+    let at_once = row.split('|').nth(1).unwrap();
+    let documented: Vec<&str> = at_once.split('`').skip(1).step_by(2).collect();
+    assert_eq!(documented, omitted);
+    for path in ["docs/cluster.md", "docs/sharing.md", "deploy/helm/berth/values.yaml"] {
+        let text = read(path);
+        assert!(
+            !text.contains("strategy needs a\n  restart") && !text.contains("A change rolls the pods"),
+            "{path}"
+        );
+    }
+}

@@ -317,6 +317,17 @@ fn parameters_that_match_no_gpu_are_a_note() {
 }
 
 #[test]
+fn fewer_devices_than_would_fit_are_a_note() {
+    let stack = "stack: [{policy: memory, parameters: {sizes: [{resource: nvidia.com/gpu.shared, memoryMiB: 512}]}}]\n";
+    let ran = checked(&format!("gpus: sim:2xh100\n{stack}"), &[]);
+    let cut = "slices of nvidia.com/gpu.shared would fit, 128 are offered on GPU 0, 1";
+    assert!(ran.code == 0 && ran.out.contains(cut), "{}{}", ran.out, ran.err);
+    let accepted = stack.replace("512}", "512, maxPerGpu: 128}");
+    let ran = checked(&format!("gpus: sim:2xh100\n{accepted}"), &[]);
+    assert!(ran.code == 0 && !ran.out.contains("would fit"), "{}{}", ran.out, ran.err);
+}
+
+#[test]
 fn huge_values_are_cut_and_no_type_of_the_program_is_named() {
     let long = "x".repeat(5000);
     for text in [

@@ -97,6 +97,32 @@ async fn instances_are_shared_as_gpus_where_they_are_listed_as_such() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_of_instances_by_the_parameter_for_gpus_are_refused_with_the_form_that_works() {
+    let mut state = State::h100(1);
+    state.split(0, &[1, 1]);
+    let rig = Rig::new(&state, "migStrategy: mixed").await;
+    let serving = rig.house.serve();
+    rig.allocatable(&[(SMALL, 2)]).await;
+    let stack = |parameters: Value| json!({"entries": [{"policy": "timeslice", "parameters": parameters}]});
+    let refused = serving.call("PUT", "/stack", &stack(json!({"resource": SMALL, "replicas": 3})));
+    let detail = refused["detail"].as_str().unwrap_or_default();
+    assert!(detail.contains("`resources: [{name: nvidia.com/mig-1g.10gb, replicas: 3}]`"), "{refused}");
+    // Under another name they would be unshared without a word.
+    let left_out = serving.call("PUT", "/stack", &stack(json!({"replicas": 3})));
+    let warning = left_out["warnings"][0].as_str().unwrap_or_default();
+    assert!(
+        warning
+            .ends_with("`resources: [{name: nvidia.com/mig-1g.10gb, replicas: 3}]` shares their instances")
+    );
+    let node = serving.call("GET", "/node", &Value::Null);
+    assert_eq!(node["warnings"], json!([warning]), "{node}");
+    let shared =
+        serving.call("PUT", "/stack", &stack(json!({"resources": [{"name": SMALL, "replicas": 3}]})));
+    assert_eq!(shared.get("warnings"), None, "{shared}");
+    rig.allocatable(&[(SMALL, 6)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parameters_that_match_no_gpu_are_a_warning() {
     let house = House::new("gpus: sim:2xl4").await;
     let serving = house.serve();

@@ -46,7 +46,8 @@ impl Policy for Exclusive {
 
     fn new(parameters: Parameters) -> Result<Self, String> {
         let resource = parameters.resource;
-        berth_policy_sdk::check_resource("resource", &resource)?;
+        let instead = "; instances get their own names";
+        berth_policy_sdk::check_gpu_resource("resource", &resource, instead)?;
         Ok(Self { resource })
     }
 

@@ -10,8 +10,8 @@ mod parameters;
 
 use berth_policy_sdk::{
     AdmitRequest, Consumes, Description, GrantTerms, Hooks, Limits, Node, OfferAnswer, OfferLine, Part,
-    PartOffer, PlaceRequest, Placement, Policy, Slice, Verdict, check_resource, check_selectors, is_chosen,
-    room, warn_if_any_unused,
+    PartOffer, PlaceRequest, Placement, Policy, Slice, Verdict, check_gpu_resource, check_selectors,
+    is_chosen, room, warn, warn_if_all_mig, warn_if_any_unused,
 };
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ impl Policy for Memory {
             return Err(format!("sizes: {} entries; at most {SIZES_MAX} are allowed", sizes.len()));
         }
         for (n, size) in sizes.iter().enumerate() {
-            check_resource(&format!("sizes[{n}].resource"), &size.resource)?;
+            check_gpu_resource(&format!("sizes[{n}].resource"), &size.resource, "")?;
             if size.memory_mib == 0 {
                 return Err(format!("sizes[{n}].memoryMiB: 0 is not a size; write 1 or more"));
             }
@@ -67,8 +67,10 @@ impl Policy for Memory {
     fn offer(&self, node: &Node) -> Option<OfferAnswer> {
         let only = self.parameters.only.as_deref();
         warn_if_any_unused("only", only, node);
-        let chosen = (0..).zip(&node.parts).filter(|(_, part)| is_chosen(only, part));
-        let offers = chosen.map(|(index, part)| PartOffer { part: index, lines: self.lines(part) });
+        warn_if_all_mig(node, "");
+        let chosen = || (0..).zip(&node.parts).filter(|(_, part)| is_chosen(only, part));
+        self.warn_of_limits(&chosen().map(|(_, part)| part).collect::<Vec<_>>());
+        let offers = chosen().map(|(index, part)| PartOffer { part: index, lines: self.lines(part) });
         // A GPU that is too small for every size is left to the next policy.
         let parts = offers.filter(|offer| !offer.lines.is_empty()).collect();
         Some(OfferAnswer { parts, again_after_seconds: None })
@@ -94,23 +96,54 @@ impl Memory {
         self.parameters.sizes.iter().find(|size| size.resource == *name)
     }
 
-    /// As many slices of each size as would fit alone, within the limit over all sizes.
-    fn lines(&self, part: &Part) -> Vec<OfferLine> {
-        let counts = self.parameters.sizes.iter().map(|size| {
+    /// For each size how many slices of it would fit alone, and how many are offered within the limit over all sizes.
+    fn counts(&self, part: &Part) -> Vec<(u64, u64)> {
+        let fitting = self.parameters.sizes.iter().map(|size| {
             let fit = part.memory_mib / size.memory_mib;
             size.max_per_gpu.map_or(fit, |most| fit.min(u64::from(most)))
         });
-        let counts: Vec<u64> = counts.collect();
-        let all_with = |most: u64| counts.iter().map(|count| (*count).min(most)).sum::<u64>();
+        let fitting: Vec<u64> = fitting.collect();
+        let all_with = |most: u64| fitting.iter().map(|count| (*count).min(most)).sum::<u64>();
         // 16 sizes with 8 slices each are within the limit, so a number above 0 is always found.
         let most = (1..=DEVICES_PER_GPU_MAX).rev().find(|most| all_with(*most) <= DEVICES_PER_GPU_MAX);
-        let sizes = self.parameters.sizes.iter().zip(&counts).filter(|(_, count)| **count > 0);
-        let line = |(size, count): (&Size, &u64)| OfferLine {
+        fitting.iter().map(|count| (*count, (*count).min(most.unwrap_or(1)))).collect()
+    }
+
+    fn lines(&self, part: &Part) -> Vec<OfferLine> {
+        let counts = self.counts(part).into_iter().map(|(_, offered)| offered);
+        let sizes = self.parameters.sizes.iter().zip(counts).filter(|(_, count)| *count > 0);
+        let line = |(size, count): (&Size, u64)| OfferLine {
             resource: size.resource.clone(),
-            count: u32::try_from((*count).min(most.unwrap_or(1))).unwrap_or(1),
+            count: u32::try_from(count).unwrap_or(1),
             consumes: self.slice(size, part),
         };
         sizes.map(line).collect()
+    }
+
+    /// Warns of sizes of which a GPU offers fewer slices than would fit on it, and of those that fit on no GPU.
+    fn warn_of_limits(&self, gpus: &[&Part]) {
+        for (n, size) in self.parameters.sizes.iter().enumerate() {
+            let mut reduced = BTreeMap::<(u64, u64), Vec<String>>::new();
+            let mut is_offered = gpus.is_empty();
+            for gpu in gpus {
+                let (fit, offered) = self.counts(gpu)[n];
+                is_offered |= offered > 0;
+                if offered < fit {
+                    reduced.entry((fit, offered)).or_default().push(gpu.gpu_index.to_string());
+                }
+            }
+            let Size { resource, memory_mib, .. } = size;
+            if !is_offered {
+                warn(&format!("sizes[{n}]: no GPU that is cut has {memory_mib} MiB for {resource}"));
+            }
+            for ((fit, offered), gpus) in reduced {
+                warn(&format!(
+                    "sizes[{n}]: {fit} slices of {resource} would fit, {offered} are offered on GPU {}, since a GPU \
+                     has at most {DEVICES_PER_GPU_MAX} slices over all sizes (accept it: maxPerGpu: {offered})",
+                    gpus.join(", ")
+                ));
+            }
+        }
     }
 
     fn slice(&self, size: &Size, part: &Part) -> Consumes {

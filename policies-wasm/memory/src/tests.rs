@@ -1,5 +1,5 @@
 use super::*;
-use berth_policy_sdk::testing::{Built, NodeBuilder, assert_schema_matches};
+use berth_policy_sdk::testing::{Built, NodeBuilder, assert_schema_matches, logged};
 use berth_policy_sdk::{DrainState, parse};
 
 const SMALL: &str = "nvidia.com/gpu.mem-4g";
@@ -76,6 +76,33 @@ fn no_gpu_is_cut_into_more_slices_than_the_limit() {
     assert_eq!(counts(&sizes(&eight), 81_920), [48, 40, 20, 10, 5, 2, 2, 1]);
     let sixteen: Vec<u64> = (1..=16).collect();
     assert_eq!(counts(&sizes(&sixteen), 81_920), [8; 16]);
+}
+
+#[test]
+fn fewer_slices_than_would_fit_and_a_size_that_fits_nowhere_cause_warnings() {
+    let node = NodeBuilder::new().gpus(2, "NVIDIA H200", 144_384).gpus(1, "Tesla T4", 15_360).build().node;
+    let warned = |sizes: &str| {
+        let policy = memory(&format!(r#"{{"sizes": [{sizes}]}}"#)).unwrap();
+        logged(|| policy.offer(&node)).1
+    };
+    let small = r#"{"resource": "a.b/1g", "memoryMiB": 1024}"#;
+    let cut = "warning: sizes[0]: 141 slices of a.b/1g would fit, 128 are offered on GPU 0, 1, since a GPU has at most \
+               128 slices over all sizes (accept it: maxPerGpu: 128)";
+    assert_eq!(warned(small), [cut]);
+    assert_eq!(
+        warned(r#"{"resource": "a.b/1g", "memoryMiB": 1024, "maxPerGpu": 128}"#),
+        Vec::<String>::new()
+    );
+    let both = format!(r#"{small}, {{"resource": "a.b/2g", "memoryMiB": 2048}}"#);
+    let expected = [
+        "warning: sizes[0]: 141 slices of a.b/1g would fit, 64 are offered on GPU 0, 1, since a GPU has at most 128 \
+         slices over all sizes (accept it: maxPerGpu: 64)",
+        "warning: sizes[1]: 70 slices of a.b/2g would fit, 64 are offered on GPU 0, 1, since a GPU has at most 128 \
+         slices over all sizes (accept it: maxPerGpu: 64)",
+    ];
+    assert_eq!(warned(&both), expected);
+    let large = r#"{"resource": "a.b/all", "memoryMiB": 200000}"#;
+    assert_eq!(warned(large), ["warning: sizes[0]: no GPU that is cut has 200000 MiB for a.b/all"]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ mod latched;
 
 use berth_policy_sdk::{
     Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest, Placement,
-    Policy, Slice, check_resource, placement,
+    Policy, Slice, check_gpu_resource, placement, warn, warn_if_all_mig,
 };
 use serde::Deserialize;
 
@@ -26,6 +26,8 @@ use latched::Mode;
 /// Shares of one GPU at most. 16 GPUs x 128 shares are 2048 devices: a device list of about 200 kB, which
 /// is sent to the kubelet at each change.
 const REPLICAS_MAX: u32 = 128;
+/// The default of `settleSeconds`: three status periods of the kubelet.
+const SETTLE_SECONDS: u32 = 30;
 /// One day: a longer time would practically never elapse.
 const SETTLE_SECONDS_MAX: u32 = 24 * 60 * 60;
 
@@ -57,8 +59,14 @@ pub struct Parameters {
     /// `both`: GPUs that are only shared, 0 by default. `latched`: GPUs with a free share to keep,
     /// 1 by default.
     pub reserve_shared: Option<u32>,
-    /// `latched`: how long a GPU has no holder before its mode may change.
-    pub settle_seconds: u32,
+    /// `latched`: how long a GPU has no holder before its mode may change, [`SETTLE_SECONDS`] by default.
+    pub settle_seconds: Option<u32>,
+}
+
+impl Parameters {
+    fn settle(&self) -> u32 {
+        self.settle_seconds.unwrap_or(SETTLE_SECONDS)
+    }
 }
 
 impl Default for Parameters {
@@ -70,7 +78,7 @@ impl Default for Parameters {
             shared_resource: "nvidia.com/gpu.shared".to_owned(),
             reserve_whole: None,
             reserve_shared: None,
-            settle_seconds: 30,
+            settle_seconds: None,
         }
     }
 }
@@ -103,8 +111,9 @@ impl Policy for Mixed {
     }
 
     fn new(parameters: Parameters) -> Result<Self, String> {
-        check_resource("resource", &parameters.resource)?;
-        check_resource("sharedResource", &parameters.shared_resource)?;
+        let instead = "; `timeslice` with `resources` shares instances";
+        check_gpu_resource("resource", &parameters.resource, instead)?;
+        check_gpu_resource("sharedResource", &parameters.shared_resource, instead)?;
         if parameters.resource == parameters.shared_resource {
             return Err(format!(
                 "sharedResource: `{}` is also the resource of whole GPUs; shares need another one",
@@ -112,7 +121,7 @@ impl Policy for Mixed {
             ));
         }
         check_range("replicas", parameters.replicas, 1, REPLICAS_MAX)?;
-        check_range("settleSeconds", parameters.settle_seconds, 0, SETTLE_SECONDS_MAX)?;
+        check_range("settleSeconds", parameters.settle(), 0, SETTLE_SECONDS_MAX)?;
         let default = match parameters.advertise {
             Advertise::Both => 0,
             // Without a reserve no mode would ever run short, and no GPU would change its mode.
@@ -126,10 +135,11 @@ impl Policy for Mixed {
 
     fn offer(&self, node: &Node) -> Option<OfferAnswer> {
         let gpus = Gpu::all(node, &self.parameters);
+        self.warn_of_effects(node, gpus.len());
         let (modes, again_after_seconds) = match self.parameters.advertise {
             Advertise::Both => (both(gpus.len(), self.reserve), None),
             Advertise::Latched => {
-                let plan = latched::plan(&gpus, self.reserve, self.parameters.settle_seconds);
+                let plan = latched::plan(&gpus, self.reserve, self.parameters.settle());
                 let modes = plan.modes.into_iter().map(Listed::One).collect();
                 (modes, plan.again_after_seconds)
             }
@@ -172,6 +182,21 @@ fn both(count: usize, reserve: Reserve) -> Vec<Listed> {
 }
 
 impl Mixed {
+    /// Warns of parameters that have no effect, or not all of it, on a node with this number of GPUs to share.
+    fn warn_of_effects(&self, node: &Node, gpus: usize) {
+        warn_if_all_mig(node, "; `timeslice` with `resources` shares instances");
+        if self.parameters.advertise == Advertise::Both && self.parameters.settle_seconds.is_some() {
+            warn("settleSeconds: has no effect with `advertise: both`");
+        }
+        let Reserve { whole, shared } = self.reserve;
+        let is_set = self.parameters.reserve_whole.is_some() || self.parameters.reserve_shared.is_some();
+        if is_set && gpus > 0 && whole.saturating_add(shared) > gpus {
+            warn(&format!(
+                "reserveWhole, reserveShared: {whole} and {shared} GPUs are to be reserved, and this node has {gpus}"
+            ));
+        }
+    }
+
     fn lines(&self, part: &Part, listed: Listed) -> Vec<OfferLine> {
         let whole =
             OfferLine { resource: self.parameters.resource.clone(), count: 1, consumes: Consumes::Whole };

@@ -55,8 +55,12 @@ pub mod bindings;
 pub mod entry;
 
 pub use bindings::berth::policy::types::*;
-pub use parameters::{NO_PARAMETERS_SCHEMA, NoParameters, check_resource, matches, parse};
-pub use selector::{Selector, check_selectors, is_chosen, warn_if_any_unused, warn_if_unused};
+pub use parameters::{
+    NO_PARAMETERS_SCHEMA, NoParameters, check_gpu_resource, check_resource, matches, parse,
+};
+pub use selector::{
+    Selector, check_selectors, is_chosen, warn_if_all_mig, warn_if_any_unused, warn_if_unused,
+};
 
 /// A policy: a value that is created from parameters, with a method for each hook that it implements.
 ///

@@ -38,6 +38,19 @@ pub fn check_resource(key: &str, name: &str) -> Result<(), String> {
     if lower && is_label(domain, 253, "-.") && is_label(local, 63, "-_.") { Ok(()) } else { Err(wrong()) }
 }
 
+/// Checks the name of a resource that a policy offers whole GPUs or parts of them as, and never MIG instances: their
+/// names stand for hardware of a known size. `instead` is what shares instances, if anything does.
+///
+/// # Errors
+/// A sentence that names the parameter.
+pub fn check_gpu_resource(key: &str, name: &str, instead: &str) -> Result<(), String> {
+    check_resource(key, name)?;
+    if name.starts_with("nvidia.com/mig-") {
+        return Err(format!("{key}: `{name}` is a name of MIG instances, and it is for GPUs here{instead}"));
+    }
+    Ok(())
+}
+
 /// Whether a text matches a pattern, in which each `*` matches any number of characters, or none.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {

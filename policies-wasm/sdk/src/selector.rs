@@ -52,12 +52,29 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Warns of a selector that matches no GPU of the node and so has no effect. To be called in `offer`;
-/// `key` is the parameter that contains the selector.
+/// Warns of a selector that has no effect, since it matches no GPU of the node, or only GPUs in MIG mode. To be called
+/// in `offer`; `key` is the parameter that contains the selector.
 pub fn warn_if_unused(key: &str, selector: &Selector, node: &Node) {
     let mut gpus = node.parts.iter().filter(|part| part.parent.is_none()).peekable();
-    if gpus.peek().is_some() && !gpus.any(|gpu| selector.fits(gpu)) {
+    if gpus.peek().is_none() {
+        return;
+    }
+    let mut fitting = gpus.filter(|gpu| selector.fits(gpu)).peekable();
+    if fitting.peek().is_none() {
         warn(&format!("{key}: no GPU of this node matches {{{selector}}}"));
+    } else if fitting.all(|gpu| gpu.mig_enabled) {
+        warn(&format!(
+            "{key}: all GPUs that match {{{selector}}} are in MIG mode, and this policy leaves those out"
+        ));
+    }
+}
+
+/// Warns if all GPUs of the node are in MIG mode, so that a policy for GPUs that are not has no effect. To be called in
+/// `offer`; `instead` is what to do about it.
+pub fn warn_if_all_mig(node: &Node, instead: &str) {
+    let mut gpus = node.parts.iter().filter(|part| part.parent.is_none()).peekable();
+    if gpus.peek().is_some() && gpus.all(|gpu| gpu.mig_enabled) {
+        warn(&format!("all GPUs of this node are in MIG mode, and this policy leaves those out{instead}"));
     }
 }
 
@@ -104,6 +121,14 @@ mod tests {
             "warning: only[3]: no GPU of this node matches {uuid: MIG-1-0}",
         ];
         assert_eq!(logged(|| warn_if_any_unused("only", Some(&only), &node)).1, expected);
+        let in_mig = [Selector { index: Some(1), ..Selector::default() }];
+        let left_out = "warning: only[0]: all GPUs that match {index: 1} are in MIG mode, and this policy leaves those out";
+        assert_eq!(logged(|| warn_if_any_unused("only", Some(&in_mig), &node)).1, [left_out]);
+        assert_eq!(logged(|| warn_if_all_mig(&node, "")).1, Vec::<String>::new());
+        let all = NodeBuilder::new().gpus(1, "NVIDIA A100-SXM4-40GB", 40_960).mig(0, "1g.5gb", 1, 4_864);
+        let left_out =
+            "warning: all GPUs of this node are in MIG mode, and this policy leaves those out; instead";
+        assert_eq!(logged(|| warn_if_all_mig(&all.build().node, "; instead")).1, [left_out]);
         // Before the first scan the node has no GPUs to match.
         let empty = NodeBuilder::new().build().node;
         assert_eq!(logged(|| warn_if_any_unused("only", Some(&only), &empty)).1, Vec::<String>::new());

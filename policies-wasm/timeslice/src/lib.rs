@@ -14,8 +14,8 @@ mod replicated;
 use berth_policy_sdk::room::device;
 use berth_policy_sdk::{
     AdmitRequest, Consumes, Description, Hooks, Node, OfferAnswer, OfferLine, Part, PartOffer, PlaceRequest,
-    Placement, Policy, Selector, Slice, Verdict, check_resource, check_selectors, is_chosen, placement,
-    warn_if_any_unused, warn_if_unused,
+    Placement, Policy, Selector, Slice, Verdict, check_gpu_resource, check_selectors, is_chosen, placement,
+    warn, warn_if_all_mig, warn_if_any_unused, warn_if_unused,
 };
 use serde::Deserialize;
 
@@ -79,7 +79,11 @@ impl Policy for Timeslice {
     }
 
     fn new(parameters: Parameters) -> Result<Self, String> {
-        check_resource("resource", &parameters.resource)?;
+        let instead = format!(
+            "; write `resources: [{{name: {}, replicas: {}}}]` instead of it and `replicas`",
+            parameters.resource, parameters.replicas
+        );
+        check_gpu_resource("resource", &parameters.resource, &instead)?;
         check_replicas("replicas", parameters.replicas)?;
         for (n, entry) in parameters.overrides.iter().enumerate() {
             check_replicas(&format!("overrides[{n}].replicas"), entry.replicas)?;
@@ -135,16 +139,38 @@ impl Timeslice {
     fn lines(&self, node: &Node) -> Vec<Option<OfferLine>> {
         let parameters = &self.parameters;
         let only = parameters.only.as_deref();
+        let instances = node.parts.iter().filter(|part| part.parent.is_some());
+        let example = instances.filter_map(replicated::baseline_resource).next();
+        let instead = example.map(|name| {
+            let replicas = parameters.replicas;
+            format!("; `resources: [{{name: {name}, replicas: {replicas}}}]` shares their instances")
+        });
+        warn_if_all_mig(node, &instead.unwrap_or_default());
         warn_if_any_unused("only", only, node);
         for (n, entry) in parameters.overrides.iter().enumerate() {
-            warn_if_unused(&format!("overrides[{n}]"), &entry.selector(), node);
+            let (key, selector) = (format!("overrides[{n}]"), entry.selector());
+            let is_used = |part: &&Part| self.first_override(part) == Some(n) && is_chosen(only, part);
+            let mut fitting =
+                node.parts.iter().filter(|part| selector.fits(part) && is_chosen(None, part)).peekable();
+            if fitting.peek().is_none() {
+                warn_if_unused(&key, &selector, node);
+            } else if !fitting.any(|part| is_used(&part)) {
+                warn(&format!(
+                    "{key}: `only` or an earlier override decides on all GPUs that match {{{selector}}}"
+                ));
+            }
         }
         let shared = |part: &Part| {
-            let first_match = parameters.overrides.iter().find(|entry| entry.selector().fits(part));
-            let count = first_match.map_or(parameters.replicas, |entry| entry.replicas);
+            let first_match = self.first_override(part);
+            let count = first_match.map_or(parameters.replicas, |n| parameters.overrides[n].replicas);
             is_chosen(only, part).then(|| line(&parameters.resource, count, part))
         };
         node.parts.iter().map(shared).collect()
+    }
+
+    /// The index of the override that counts for a GPU.
+    fn first_override(&self, part: &Part) -> Option<usize> {
+        self.parameters.overrides.iter().position(|entry| entry.selector().fits(part))
     }
 
     /// Whether this is a resource of shares.

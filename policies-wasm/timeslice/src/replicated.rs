@@ -40,9 +40,14 @@ impl Replicated {
     /// Whether the daemon itself would offer a part under this name; with `migStrategy: none` this includes
     /// GPUs in MIG mode.
     fn is_name_of(&self, part: &Part) -> bool {
-        let baseline = part.attributes.iter().find(|attribute| attribute.key == BASELINE_RESOURCE);
-        baseline.is_some_and(|baseline| baseline.value == self.name)
+        baseline_resource(part) == Some(self.name.as_str())
     }
+}
+
+/// The resource that the daemon itself would offer a part as.
+pub(crate) fn baseline_resource(part: &Part) -> Option<&str> {
+    let baseline = part.attributes.iter().find(|attribute| attribute.key == BASELINE_RESOURCE);
+    baseline.map(|baseline| baseline.value.as_str())
 }
 
 /// For each part of the node the first entry that shares it.
@@ -51,6 +56,9 @@ pub(crate) fn by_part<'r>(resources: &'r [Replicated], node: &Node) -> Vec<Optio
     for (n, entry) in resources.iter().enumerate() {
         let named: Vec<usize> =
             (0..).zip(&node.parts).filter(|(_, p)| entry.is_name_of(p)).map(|(i, _)| i).collect();
+        if named.is_empty() && !node.parts.is_empty() {
+            warn(&format!("resources[{n}].name: this node has no device of {}", entry.name));
+        }
         for index in chosen(&format!("resources[{n}].devices"), entry, &named, node) {
             found[index].get_or_insert(entry);
         }

@@ -122,7 +122,8 @@ fn resources_share_devices_of_their_name_including_mig_instances() {
     let (parts, warnings) = shared(both, &node);
     let expected =
         [(0, SHARED.into(), 10), (1, SHARED.into(), 10), (3, SMALL.into(), 2), (4, SMALL.into(), 2)];
-    assert_eq!((parts, warnings), (expected.to_vec(), vec![]));
+    let missing = "warning: resources[2].name: this node has no device of nvidia.com/mig-2g.20gb";
+    assert_eq!((parts, warnings), (expected.to_vec(), vec![missing.to_owned()]));
     let policy = timeslice(&format!(r#"{{"resources": {both}}}"#)).unwrap();
     let answer = policy.offer(&node).unwrap();
     let half = Consumes::Slice(Slice { memory_mib: 5_000, compute_percent: 50 });
@@ -130,7 +131,8 @@ fn resources_share_devices_of_their_name_including_mig_instances() {
     // Parts that the daemon would not offer, such as mixed profiles with `migStrategy: single`, are not shared.
     let mut bare = node;
     bare.parts.iter_mut().for_each(|part| part.attributes.clear());
-    assert_eq!(shared(both, &bare), (vec![], vec![]));
+    let (parts, warnings) = shared(both, &bare);
+    assert_eq!((parts, warnings.len()), (vec![], 3), "{warnings:?}");
 }
 
 #[test]
@@ -171,7 +173,40 @@ fn devices_that_do_not_exist_cause_warnings() {
         "warning: resources[0].devices: 3 devices of nvidia.com/gpu are to be shared, but this node has 2";
     assert_eq!(warned(GPU, "3"), [few]);
     // The resource does not exist on this node: as with NVIDIA's plugin that is no error.
-    assert_eq!(warned("nvidia.com/mig-7g.80gb", r#"["0:0"]"#), Vec::<String>::new());
+    let missing = "warning: resources[0].name: this node has no device of nvidia.com/mig-7g.80gb";
+    assert_eq!(warned("nvidia.com/mig-7g.80gb", r#"["0:0"]"#), [missing]);
+    // Before the first scan the node has none of any name.
+    let empty = NodeBuilder::new().build().node;
+    assert_eq!(shared(r#"[{"name": "a.b/c", "replicas": 2}]"#, &empty), (vec![], vec![]));
+}
+
+#[test]
+fn gpus_in_mig_mode_that_a_parameter_leaves_out_cause_warnings() {
+    let node = named().build().node;
+    let warned = |json: &str, node: &Node| logged(|| timeslice(json).unwrap().offer(node)).1;
+    assert_eq!(warned("{}", &node), Vec::<String>::new());
+    let left_out =
+        "warning: only[0]: all GPUs that match {index: 2} are in MIG mode, and this policy leaves those out";
+    assert_eq!(warned(r#"{"only": [{"index": 2}]}"#, &node), [left_out]);
+    let mut all = node;
+    all.parts.iter_mut().filter(|part| part.parent.is_none()).for_each(|part| part.mig_enabled = true);
+    let instead = "warning: all GPUs of this node are in MIG mode, and this policy leaves those out; \
+                   `resources: [{name: nvidia.com/mig-1g.10gb, replicas: 4}]` shares their instances";
+    assert_eq!(warned("{}", &all), [instead]);
+    let (parts, warnings) = shared(r#"[{"name": "nvidia.com/mig-1g.10gb", "replicas": 4}]"#, &all);
+    assert_eq!((parts.len(), warnings), (2, vec![]), "the remedy shares both instances");
+}
+
+#[test]
+fn an_override_that_decides_on_no_gpu_causes_a_warning() {
+    let node = NodeBuilder::new().gpus(2, "Tesla T4", 16_000).build().node;
+    let json = r#"{"only": [{"index": 0}], "overrides": [{"index": 0, "replicas": 2}, {"index": 1, "replicas": 3},
+        {"model": "Tesla*", "replicas": 5}]}"#;
+    let expected = [
+        "warning: overrides[1]: `only` or an earlier override decides on all GPUs that match {index: 1}",
+        "warning: overrides[2]: `only` or an earlier override decides on all GPUs that match {model: Tesla*}",
+    ];
+    assert_eq!(logged(|| timeslice(json).unwrap().offer(&node)).1, expected);
 }
 
 #[test]
@@ -242,6 +277,11 @@ fn wrong_parameters_are_refused_by_name() {
         (r#"{"replicas": -1}"#, "expected u32"),
         (r#"{"replica": 2}"#, "unknown field `replica`"),
         (r#"{"resource": "shared"}"#, "resource: `shared`"),
+        (
+            r#"{"resource": "nvidia.com/mig-1g.10gb", "replicas": 2}"#,
+            "resource: `nvidia.com/mig-1g.10gb` is a name of MIG instances, and it is for GPUs here; write \
+             `resources: [{name: nvidia.com/mig-1g.10gb, replicas: 2}]` instead of it and `replicas`",
+        ),
         (r#"{"only": [{"index": 0}, {}]}"#, "only[1]: selects no GPU"),
         (r#"{"only": [{"indx": 0}]}"#, "unknown field `indx`"),
         (r#"{"overrides": [{"index": 0}]}"#, "missing field `replicas`"),

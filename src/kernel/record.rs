@@ -27,7 +27,7 @@ pub enum Record {
     Part(PartRecord),
     /// A GPU's marks, where it has any.
     Marks(PartId, Marks),
-    /// A GPU's health and its history, unless it was always healthy.
+    /// A GPU's health and its history.
     Health(HealthRecord),
     /// An allocation, live or ended.
     Allocation(Allocation),
@@ -267,7 +267,7 @@ fn record_of(ledger: &Ledger, key: &RecordKey) -> Option<Record> {
             let marks = ledger.gpus.get(gpu).map(|g| &g.marks).filter(|marks| !marks.is_empty())?;
             Some(Record::Marks(gpu.clone(), marks.clone()))
         }
-        RecordKey::Health(gpu) => health_record(gpu, &ledger.gpus.get(gpu)?.health).map(Record::Health),
+        RecordKey::Health(gpu) => Some(Record::Health(health_record(gpu, &ledger.gpus.get(gpu)?.health))),
         RecordKey::Allocation(id) => ledger
             .live
             .get(id)
@@ -307,10 +307,8 @@ pub fn records(ledger: &Ledger) -> Vec<Record> {
 /// The health records of all GPUs.
 #[must_use]
 pub fn health_records(ledger: &Ledger) -> BTreeMap<PartId, HealthRecord> {
-    let record = |(gpu, state): (&PartId, &Arc<GpuState>)| {
-        health_record(gpu, &state.health).map(|record| (gpu.clone(), record))
-    };
-    ledger.gpus.iter().filter_map(record).collect()
+    let record = |(gpu, state): (&PartId, &Arc<GpuState>)| (gpu.clone(), health_record(gpu, &state.health));
+    ledger.gpus.iter().map(record).collect()
 }
 
 /// The writes that update a store's health records. Health is published before it is written, since it
@@ -326,11 +324,9 @@ pub fn health_writes(
     deletes.chain(changed.map(|(_, record)| Write::Put(Record::Health(record.clone())))).collect()
 }
 
-fn health_record(gpu: &PartId, health: &Health) -> Option<HealthRecord> {
-    if health.state == HealthState::Healthy && health.history.is_empty() {
-        return None;
-    }
-    Some(HealthRecord {
+/// The record of a GPU that was always healthy has no state of interest, but since when it works.
+fn health_record(gpu: &PartId, health: &Health) -> HealthRecord {
+    HealthRecord {
         gpu: gpu.clone(),
         state: health.state,
         reason: health.reason.clone(),
@@ -338,7 +334,7 @@ fn health_record(gpu: &PartId, health: &Health) -> Option<HealthRecord> {
         quiet_ms: health.quiet_ms,
         until_reset: health.until_reset,
         history: health.history.clone(),
-    })
+    }
 }
 
 fn past_keys(stack: &Stack) -> impl Iterator<Item = RecordKey> + use<> {
@@ -385,5 +381,37 @@ fn part_record(state: &PartState) -> PartRecord {
         lines: state.lines.clone(),
         ranges: state.ranges.clone(),
         runs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::restore::restore;
+    use crate::time::Now;
+
+    #[test]
+    fn a_gpu_that_always_worked_keeps_since_when_over_a_restart() {
+        let start = Now { wall_ms: 1_000, mono_ms: 5 };
+        let part = Part {
+            id: PartId::parse("GPU-0").unwrap(),
+            parent: None,
+            vendor: "nvidia".into(),
+            model: String::new(),
+            gpu_index: 0,
+            minor: None,
+            memory_mib: 100,
+            pci_bus: String::new(),
+            numa_node: None,
+            mig_enabled: false,
+            mig: None,
+            attributes: BTreeMap::new(),
+        };
+        let mut ledger = Ledger::default();
+        ledger.apply(&Entry { at: start, changes: vec![Change::PartFound(part)] });
+        let restored = restore(records(&ledger), Now { wall_ms: 900_000, mono_ms: 7 });
+        let health = |ledger: &Ledger| ledger.gpus.values().next().unwrap().health.clone();
+        assert_eq!(health(&restored).since_wall_ms, 1_000);
+        assert_eq!(health_records(&restored), health_records(&ledger));
     }
 }

@@ -16,7 +16,7 @@ mod survey;
 
 pub use openapi::openapi_json;
 pub use resources::stack_entries::{NoVersion, resolve_version};
-pub use state::{Facts, NodeFacts, Registration, Step};
+pub use state::{EvictionCheck, Facts, NodeFacts, Registration, Step};
 
 use actix_web::web::{Data, ServiceConfig};
 use berth_core::Core;
@@ -28,7 +28,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// A server that listens but does not respond yet: connections wait in the system's queue.
-pub struct Server(berth_http::Server);
+pub struct Server {
+    http: berth_http::Server,
+    eviction_check: Option<EvictionCheck>,
+}
 
 impl Server {
     /// Listens, and reads or creates the token. A port in use fails here, before anything else has started.
@@ -36,7 +39,13 @@ impl Server {
     /// # Errors
     /// If an address or the token file cannot be used; the error names the remedy.
     pub fn bind(settings: berth_http::Settings) -> Result<Self, AdminError> {
-        berth_http::Server::bind(settings).map(Self)
+        Ok(Self { http: berth_http::Server::bind(settings)?, eviction_check: None })
+    }
+
+    /// With an API server that is asked about evictions for the preview of a drain.
+    #[must_use]
+    pub fn with_eviction_check(self, check: EvictionCheck) -> Self {
+        Self { eviction_check: Some(check), ..self }
     }
 
     /// The address of the API, with the port that the system chose if 0 was requested.
@@ -44,7 +53,7 @@ impl Server {
     /// # Errors
     /// If the system does not know it.
     pub fn address(&self) -> Result<SocketAddr, AdminError> {
-        self.0.address()
+        self.http.address()
     }
 
     /// Serves requests, on threads of its own.
@@ -62,7 +71,10 @@ impl Server {
     /// As [`Self::run`].
     pub fn run_since(self, before: Snapshot, core: Core, facts: Facts) -> Result<Running, AdminError> {
         let counters = Arc::clone(core.kernel.counters());
-        self.0.run(counters, move |http| Api { state: Data::new(State::new(facts, http, core)), before })
+        self.http.run(counters, move |http| {
+            let state = State::new(facts, http, core, self.eviction_check);
+            Api { state: Data::new(state), before }
+        })
     }
 }
 

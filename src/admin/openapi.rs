@@ -35,7 +35,7 @@ use utoipa::{Modify, OpenApi};
     ),
     servers((url = "/", description = "This node")),
     paths(
-        node::show, access::show, driver::release, driver::resume, gpus::list, gpus::show, gpus::forget, history::of_gpu, drains::cordon, drains::uncordon, drains::start, drains::show, drains::stop, drains::mark_healthy,
+        node::show, access::show, driver::release, driver::resume, gpus::list, gpus::show, gpus::forget, history::of_gpu, drains::cordon, drains::uncordon, drains::start, drains::show, drains::preview, drains::stop, drains::mark_healthy,
         processes::list, processes::bypass, events::follow, history::of_events,
         allocations::list, allocations::show, allocations::end,
         decisions::list, decisions::show, decisions::input, decisions::explain,
@@ -344,7 +344,7 @@ fn show_problem(path: &str, status: StatusCode, response: &mut Response) {
         (404, Some("stack")) => Some(Kind::UnknownRevision),
         (409, Some("policies")) => Some(Kind::InUse),
         (409, Some("allocations")) => Some(Kind::Running),
-        (409, Some(_)) if path.ends_with("/drain") => Some(Kind::NoApiServer),
+        (409, Some(_)) if path.contains("/drain") => Some(Kind::NoApiServer),
         (409, Some(_)) => Some(Kind::State),
         (422, Some("policies")) => Some(Kind::NotAPolicy),
         (422, Some("stack")) => Some(Kind::StackFails),

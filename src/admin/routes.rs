@@ -36,6 +36,7 @@ pub(crate) fn admin(config: &mut ServiceConfig) {
                 .route(web::put().to(drains::start))
                 .route(web::delete().to(drains::stop)),
         )
+        .service(resource("/gpus/{uuid}/drain/preview", "GET, HEAD").route(read().to(drains::preview)))
         .service(resource("/gpus/{uuid}/health", "PUT").route(web::put().to(drains::mark_healthy)))
         .service(resource("/gpus/{uuid}/history", "GET, HEAD").route(read().to(history::of_gpu)))
         .service(resource("/gpus/{uuid}/processes", "GET, HEAD").route(read().to(processes::list)))

@@ -8,7 +8,11 @@ use berth_api::{ConfigurationState, Kind};
 use berth_core::metrics::Metrics;
 use berth_core::{Core, DriverAccess, KernelHandle, Lab, PolicyService};
 use berth_http::{Context, Failure};
+use berth_kernel::eviction::EvictionOutcome;
 use berth_kernel::names::Resource;
+use berth_kernel::pods::Pod;
+use berth_kernel::time::Now;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,13 +34,29 @@ pub(crate) struct State {
     pub(crate) upload_permits: UploadPermits,
     /// The newest events of the node.
     pub(crate) feed: Feed,
+    /// When the daemon started.
+    pub(crate) started: Now,
+    /// Asks the API server about evictions; `None` without one.
+    pub(crate) eviction_check: Option<EvictionCheck>,
+    /// Held by the drain preview that asks.
+    pub(crate) previews: tokio::sync::Mutex<()>,
 }
 
+/// Asks the API server whether it would evict a pod now, without evicting it.
+pub type EvictionCheck = Arc<dyn Fn(Arc<Pod>) -> BoxFuture<'static, EvictionOutcome> + Send + Sync>;
+
 impl State {
-    pub(crate) fn new(facts: Facts, http: Arc<Context>, core: Core) -> Self {
+    pub(crate) fn new(
+        facts: Facts,
+        http: Arc<Context>,
+        core: Core,
+        eviction_check: Option<EvictionCheck>,
+    ) -> Self {
+        let started = core.kernel.now();
         Self {
             metrics: Metrics::new(&core),
-            feed: Feed::new(core.kernel.now()),
+            feed: Feed::new(started),
+            started,
             kernel: core.kernel,
             policies: core.policies,
             lab: core.lab,
@@ -46,6 +66,8 @@ impl State {
             surveys: Surveys::default(),
             written: Written::default(),
             upload_permits: UploadPermits::default(),
+            eviction_check,
+            previews: tokio::sync::Mutex::default(),
         }
     }
 }

@@ -282,7 +282,8 @@ impl PartUse {
 }
 
 impl Holder {
-    fn of(holder: &kernel::Holder) -> Option<Self> {
+    /// The container; `None` if nothing of it is known.
+    pub(crate) fn of(holder: &kernel::Holder) -> Option<Self> {
         (!holder.is_unknown()).then(|| Self {
             namespace: holder.namespace.clone(),
             pod: holder.pod.clone(),

@@ -1,11 +1,13 @@
 //! The journal of decisions.
 
+use crate::allocation::Holder;
 use crate::gpu::OfferLine;
 use crate::policy::Hook;
 use crate::values::values;
 use berth_kernel::date::rfc3339;
 use berth_kernel::decision as kernel;
 use berth_kernel::decision::CallOutcome;
+use berth_kernel::ledger::Ledger;
 use berth_kernel::offer::PartOffer;
 use berth_kernel::policy::{Answer, Terms, TriageAnswer};
 use berth_kernel::ports::{DecisionPage, JournalStats};
@@ -88,6 +90,10 @@ pub struct DecisionRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "5eed0001-17")]
     pub allocation: Option<String>,
+    /// The container that holds or held the granted allocation; absent until a source has shown it, and once the ended
+    /// allocation is no longer in the history.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<Holder>,
     /// The final answer.
     #[schema(value_type = Object, example = json!({"environment": {}}))]
     pub answer: Value,
@@ -195,10 +201,10 @@ values! {
 impl DecisionRecordList {
     /// A page of decisions, with the size of the journal.
     #[must_use]
-    pub fn of(found: &DecisionPage, journal: JournalStats) -> Self {
+    pub fn of(ledger: &Ledger, found: &DecisionPage, journal: JournalStats) -> Self {
         let JournalStats { kept, bytes, dropped, lost, .. } = journal;
         Self {
-            items: found.decisions.iter().map(DecisionRecord::of).collect(),
+            items: found.decisions.iter().map(|decision| DecisionRecord::of(ledger, decision)).collect(),
             next: found.next.map(|seq| seq.to_string()),
             journal: JournalState { kept, bytes, dropped, lost },
         }
@@ -206,10 +212,19 @@ impl DecisionRecordList {
 }
 
 impl DecisionRecord {
-    /// The body of a recorded decision.
+    /// The body of a recorded decision, with the holder as the ledger has it now: it was not known yet when the journal
+    /// recorded the decision.
     #[must_use]
-    pub fn of(decision: &kernel::Decision) -> Self {
+    pub fn of(ledger: &Ledger, decision: &kernel::Decision) -> Self {
         let outcome = &decision.outcome;
+        let allocation = match outcome {
+            kernel::Outcome::Granted(grant) => grant.allocation,
+            _ => None,
+        };
+        let holder = |id| match ledger.live.get(&id) {
+            Some(live) => Holder::of(&live.holder),
+            None => Holder::of(&ledger.ended.get(id)?.allocation().holder),
+        };
         Self {
             seq: decision.seq,
             at: rfc3339(decision.at_wall_ms),
@@ -232,10 +247,8 @@ impl DecisionRecord {
             outcome: outcome.into(),
             by: outcome.by().into_iter().map(str::to_owned).collect(),
             reason: outcome.reason().to_owned(),
-            allocation: match outcome {
-                kernel::Outcome::Granted(grant) => grant.allocation.map(|id| id.to_string()),
-                _ => None,
-            },
+            allocation: allocation.map(|id| id.to_string()),
+            holder: allocation.and_then(holder),
             answer: ended(outcome),
             input: decision.input.as_ref().map(ToString::to_string),
         }

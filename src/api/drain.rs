@@ -162,6 +162,32 @@ pub struct DrainHolder {
     /// It belongs to a DaemonSet, which creates it again on this node: on another GPU, or waiting for one.
     #[serde(default)]
     pub comes_back: bool,
+    /// Whether the API server or the kubelet's Pods API shows the pod at present. Otherwise its owner is not known.
+    #[serde(default)]
+    pub shown: bool,
+    /// The controller that creates another pod in its place; absent if it has none, or is not shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<PodOwner>,
+}
+
+/// The controller of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodOwner {
+    /// Its kind.
+    #[schema(example = "StatefulSet")]
+    pub kind: String,
+    /// Its name.
+    #[schema(example = "train")]
+    pub name: String,
+}
+
+/// The pods that a drain of a GPU would have to wait for, or evict.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainPreview {
+    /// The pods that hold allocations of the GPU, by name; unidentified ones are last.
+    pub holders: Vec<DrainHolder>,
 }
 
 values! {

@@ -34,8 +34,8 @@ pub use decision::{
     JournalState, Outcome, parameters,
 };
 pub use drain::{
-    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainProgress, DrainState, Mark,
-    MarkHealthy, MarkKind,
+    AtDeadline, Cordon, Drain, DrainHolder, DrainHolderState, DrainOrder, DrainPreview, DrainProgress,
+    DrainState, Mark, MarkHealthy, MarkKind, PodOwner,
 };
 pub use event::{Event, EventHistory, EventKind};
 pub use gpu::{

@@ -18,6 +18,10 @@ pub struct Node {
     /// The daemon's version.
     #[schema(example = "0.1.0")]
     pub version: String,
+    /// When the daemon started: events and readings of GPUs are kept in memory from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime, example = "2026-02-03T04:05:06.000Z")]
+    pub started_at: Option<String>,
     /// The generation of the node's state. Each change increments it.
     #[schema(example = 42)]
     pub generation: u64,

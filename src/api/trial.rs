@@ -3,7 +3,7 @@
 use crate::decision::{DecisionCall, Outcome};
 use crate::gpu::OfferLine;
 use crate::policy::Hook;
-use crate::stack::{OnFault, Permissions};
+use crate::stack::{NewStackEntry, OnFault, Permissions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -14,9 +14,14 @@ use utoipa::ToSchema;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schema(as = TrialSpec)]
 pub struct NewTrial {
-    /// The policy's name, or `name@` and at least 12 digits of the digest instead of `digest`.
+    /// The policy's name, or `name@` and at least 12 digits of the digest instead of `digest`. Absent with `entries`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schema(example = "timeslice")]
     pub policy: String,
+    /// The whole stack to try, as `PUT /api/v1/stack` takes it, instead of one policy beside the active ones. Without any
+    /// other key but `request`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Vec<NewStackEntry>>,
     /// The digest of the policy's version; by default the newest shipped version, or the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
@@ -67,7 +72,7 @@ pub struct TrialRequest {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Trial {
-    /// The version of the policy.
+    /// The version of the policy; of a whole stack its first one, or empty.
     #[schema(example = "timeslice@0123456789ab")]
     pub policy: String,
     /// The policies of the trial, in the order in which they were called.

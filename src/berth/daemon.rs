@@ -122,7 +122,10 @@ impl Daemon {
         create_state_dir(&config)?;
         let configuration = Configuration::new(&config);
         let progress = Arc::new(Progress::new(&config));
-        let admin = berth_admin::Server::bind(access::settings(&config))?;
+        let mut admin = berth_admin::Server::bind(access::settings(&config))?;
+        if let Some(check) = access::eviction_check(&config) {
+            admin = admin.with_eviction_check(check);
+        }
         // GPUs, store and policies are opened side by side.
         let mut finding = JoinSet::new();
         finding.spawn(find_gpus(config.clone(), options.gpus.clone(), Arc::clone(&progress)));

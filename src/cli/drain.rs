@@ -401,6 +401,8 @@ mod tests {
             state,
             message: Some("needs 3".into()),
             since: Some("then".into()),
+            shown: false,
+            owner: None,
         }
     }
 

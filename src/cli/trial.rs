@@ -59,6 +59,7 @@ pub(crate) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
     };
     let trial = NewTrial {
         policy: candidate.policy,
+        entries: None,
         digest: candidate.digest,
         parameters: candidate.parameters,
         permissions,

@@ -2,7 +2,7 @@
 //! drain's order requests that. The next request is the kernel's plan on the newest snapshot, so that an uncordon ends
 //! the evictions at once; each outcome is recorded in the ledger.
 
-use super::client::{ANSWER_MAX, error_chain};
+use super::client::{self, ANSWER_MAX, error_chain};
 use super::settings::Settings;
 use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
@@ -19,7 +19,7 @@ use kube::core::Status;
 use kube::{Api, Client};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::Instrument;
 
@@ -106,28 +106,68 @@ async fn until_unwanted(ask: &EvictionRequest, snapshots: &mut watch::Receiver<S
 }
 
 async fn send(client: &Client, ask: &EvictionRequest) -> Result<(), kube::Error> {
-    let (name, uid) = (&ask.pod.name, Some(ask.pod.uid.clone()));
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &ask.pod.namespace);
     match ask.method {
-        EvictionMethod::Evict => {
-            let preconditions = Some(Preconditions { uid, resource_version: None });
-            let eviction = Eviction {
-                metadata: ObjectMeta {
-                    name: Some(name.clone()),
-                    namespace: Some(ask.pod.namespace.clone()),
-                    ..ObjectMeta::default()
-                },
-                delete_options: Some(DeleteOptions { preconditions, ..DeleteOptions::default() }),
-            };
-            // Not `Api::evict`: it writes the field as `delete_options`, which the API server does not know, and so
-            // ignores, together with the precondition (kube 5.0).
-            let sent = pods.create_subresource("eviction", name, &PostParams::default(), &eviction).await;
-            sent.map(|_: serde_json::Value| ())
-        }
+        EvictionMethod::Evict => evict(client, &ask.pod, None).await,
         EvictionMethod::Delete => {
+            let pods: Api<Pod> = Api::namespaced(client.clone(), &ask.pod.namespace);
             // Without a grace period here, the pod's own applies.
+            let uid = Some(ask.pod.uid.clone());
             let preconditions = Some(kube::api::Preconditions { uid, resource_version: None });
-            pods.delete(name, &DeleteParams { preconditions, ..DeleteParams::default() }).await.map(drop)
+            pods.delete(&ask.pod.name, &DeleteParams { preconditions, ..DeleteParams::default() })
+                .await
+                .map(drop)
+        }
+    }
+}
+
+/// Requests the eviction of a pod; with `dry_run` (`All`) the API server only checks it.
+async fn evict(
+    client: &Client,
+    pod: &berth_kernel::pods::Pod,
+    dry_run: Option<Vec<String>>,
+) -> Result<(), kube::Error> {
+    let preconditions = Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None });
+    let eviction = Eviction {
+        metadata: ObjectMeta {
+            name: Some(pod.name.clone()),
+            namespace: Some(pod.namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        delete_options: Some(DeleteOptions { preconditions, dry_run, ..DeleteOptions::default() }),
+    };
+    let (name, pods): (_, Api<Pod>) = (&pod.name, Api::namespaced(client.clone(), &pod.namespace));
+    // Not `Api::evict`: it writes the field as `delete_options`, which the API server does not know, and so
+    // ignores, together with the precondition (kube 5.0).
+    let sent = pods.create_subresource("eviction", name, &PostParams::default(), &eviction).await;
+    sent.map(|_: serde_json::Value| ())
+}
+
+/// Asks the API server whether it would evict pods. It connects with the first question.
+pub struct EvictionCheck {
+    settings: Settings,
+    client: OnceCell<Client>,
+}
+
+impl EvictionCheck {
+    /// Nothing is sent yet.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, client: OnceCell::new() }
+    }
+
+    /// The outcome of the eviction of this pod if it were requested now. Nothing is evicted.
+    pub async fn outcome(&self, pod: &berth_kernel::pods::Pod) -> EvictionOutcome {
+        let client = match self.client.get_or_try_init(|| client::connect(&self.settings)).await {
+            Ok(client) => client,
+            Err(error) => return EvictionOutcome::Failed(error_chain(&error)),
+        };
+        let dry_run = Some(vec!["All".to_owned()]);
+        match timeout(ANSWER_MAX, evict(client, pod, dry_run)).await {
+            Ok(answered) => outcome(EvictionMethod::Evict, answered),
+            Err(_) => EvictionOutcome::Failed(format!(
+                "the API server did not answer within {} s",
+                ANSWER_MAX.as_secs()
+            )),
         }
     }
 }

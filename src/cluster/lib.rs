@@ -18,6 +18,7 @@ mod settings;
 mod wait;
 
 pub use client::{ConnectError, NodeInfo, connect, error_chain, node_info};
+pub use evict::EvictionCheck;
 pub use node_label::{LABEL_READ_MAX, node_label};
 pub use pod::convert_pod;
 pub use reviews::{ReviewError, Reviews, User};

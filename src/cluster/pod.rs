@@ -2,7 +2,7 @@
 
 use berth_kernel::names::Resource;
 use berth_kernel::pods::{
-    BypassKind, Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES, is_of_static_pod,
+    BypassKind, Pod, PodBypass, PodContainer, PodOwner, Stage, VISIBLE_DEVICES, is_of_static_pod,
 };
 use k8s_openapi::api::core::v1::{Container, Pod as ApiPod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -21,7 +21,8 @@ pub fn convert_pod(pod: &ApiPod) -> Option<Pod> {
     // Every client may annotate a pod: a value that is not the hash of a static pod may be the UID of another pod, and
     // is ignored.
     let mirror = annotation(MIRROR).filter(|uid| is_of_static_pod(uid));
-    let owner = |kind: &str| meta.owner_references.iter().flatten().any(|o| o.kind == kind);
+    let owners = meta.owner_references.iter().flatten();
+    let owners = owners.map(|o| (o.kind.clone(), o.name.clone(), o.controller == Some(true)));
     let spec = pod.spec.as_ref();
     let init = spec.and_then(|s| s.init_containers.as_ref()).into_iter().flatten();
     let containers: Vec<&Container> = init.chain(spec.into_iter().flat_map(|s| &s.containers)).collect();
@@ -32,7 +33,7 @@ pub fn convert_pod(pod: &ApiPod) -> Option<Pod> {
         name: meta.name.clone()?,
         labels: labels(meta.labels.as_ref()),
         is_static: mirror.is_some(),
-        is_of_daemon_set: owner("DaemonSet"),
+        owner: PodOwner::among(owners),
         stage: stage(pod),
         deletion_wall_ms: leaving_since(meta),
         created_wall_ms: u64::try_from(created).unwrap_or(0),

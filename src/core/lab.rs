@@ -11,7 +11,7 @@ pub use comparison::{Candidate, Counts, CountsByHook, Difference};
 pub use replay::Report;
 pub use shadow::{SHADOWS_MAX, Shadow};
 pub use trial::{
-    CallReport, DeviceRequest, Proposal, RequestOutcome, TRIAL_DEVICES_MAX, TrialError, TrialReport,
+    CallReport, DeviceRequest, Proposal, Proposed, RequestOutcome, TRIAL_DEVICES_MAX, TrialError, TrialReport,
 };
 
 use crate::jobs::{ActivateError, Unprepared};

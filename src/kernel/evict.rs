@@ -29,8 +29,8 @@ pub struct GpuHolder {
     pub containers: BTreeSet<String>,
     /// Its allocations on the GPU.
     pub allocations: Vec<AllocationId>,
-    /// Whether it belongs to a DaemonSet, which recreates it on this node.
-    pub is_recreated: bool,
+    /// The pod as a source of pods shows it; `None` while none does.
+    pub shown: Option<Arc<Pod>>,
     /// Its eviction status.
     pub status: EvictionStatus,
 }
@@ -68,6 +68,19 @@ pub enum EvictionStatus {
     },
     /// It finished or is deleted; the kubelet has not yet released its devices.
     Over,
+}
+
+impl EvictionStatus {
+    /// The status of a pod whose eviction was only checked, not requested.
+    #[must_use]
+    pub fn checked(outcome: &EvictionOutcome) -> Self {
+        match outcome {
+            EvictionOutcome::Accepted => Self::NotRequested,
+            EvictionOutcome::Gone => Self::NotShown,
+            EvictionOutcome::Budget(message) => Self::Budget { message: sanitized(message) },
+            EvictionOutcome::Failed(message) => Self::Failed { message: sanitized(message) },
+        }
+    }
 }
 
 /// The requests that are due, the longest waiting first. None while the API server's view is not current: a
@@ -114,6 +127,12 @@ pub fn is_being_evicted(ledger: &Ledger, uid: &str) -> bool {
 #[must_use]
 pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<GpuHolder> {
     let evicts = ledger.gpus.get(gpu).is_some_and(|g| g.marks.evicts());
+    holders_if(ledger, gpu, evicts)
+}
+
+/// The holders as [`holders`] has them once the GPU is drained, with or without evictions.
+#[must_use]
+pub fn holders_if(ledger: &Ledger, gpu: &PartId, evicts: bool) -> Vec<GpuHolder> {
     let mut holders: BTreeMap<HolderKey<'_>, GpuHolder> = BTreeMap::new();
     for allocation in ledger.allocations_on(ledger.parts_of(gpu)) {
         let named = allocation.holder.pod_uid.as_deref().and_then(|uid| ledger.pod_by_uid(uid));
@@ -124,7 +143,7 @@ pub fn holders(ledger: &Ledger, gpu: &PartId) -> Vec<GpuHolder> {
             uid: holder.pod_uid.clone(),
             containers: BTreeSet::new(),
             allocations: Vec::new(),
-            is_recreated: pod_of(ledger, allocation).is_some_and(|pod| pod.is_of_daemon_set),
+            shown: pod_of(ledger, allocation).cloned(),
             status: eviction_status(ledger, allocation, evicts),
         });
         known.containers.extend(holder.container.clone());
@@ -186,9 +205,9 @@ fn can_be_evicted(pod: &Pod) -> bool {
 }
 
 /// The allocation's pod in the ledger's view of pods.
-fn pod_of<'l>(ledger: &'l Ledger, allocation: &Allocation) -> Option<&'l Pod> {
+fn pod_of<'l>(ledger: &'l Ledger, allocation: &Allocation) -> Option<&'l Arc<Pod>> {
     let uid = allocation.holder.pod_uid.as_ref()?;
-    ledger.pods.as_ref()?.pods.get(uid).map(AsRef::as_ref)
+    ledger.pods.as_ref()?.pods.get(uid)
 }
 
 fn eviction_status(ledger: &Ledger, allocation: &Allocation, evicts: bool) -> EvictionStatus {

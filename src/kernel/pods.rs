@@ -64,8 +64,8 @@ pub struct Pod {
     pub labels: Vec<(String, String)>,
     /// It is a static pod, defined by a file on the node, and cannot be evicted.
     pub is_static: bool,
-    /// It belongs to a DaemonSet, which recreates an evicted pod on the same node at once.
-    pub is_of_daemon_set: bool,
+    /// What created it; `None` for a pod that is not created again.
+    pub owner: Option<PodOwner>,
     /// Its stage.
     pub stage: Stage,
     /// When its deletion was requested, milliseconds since 1970.
@@ -78,7 +78,34 @@ pub struct Pod {
     pub bypass: Option<PodBypass>,
 }
 
+/// The controller of a pod, which creates another one in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodOwner {
+    /// Such as `ReplicaSet`, `StatefulSet`, `Job`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl PodOwner {
+    /// The owner among a pod's owner references, as kind, name and whether it is the controller: the controller, else the
+    /// first. A mirror pod's is its node, which creates nothing.
+    #[must_use]
+    pub fn among(references: impl Iterator<Item = (String, String, bool)>) -> Option<Self> {
+        let all: Vec<_> = references.collect();
+        let place = all.iter().position(|(_, _, is_controller)| *is_controller).unwrap_or(0);
+        let (kind, name, _) = all.into_iter().nth(place)?;
+        (kind != "Node").then_some(Self { kind, name })
+    }
+}
+
 impl Pod {
+    /// Whether it belongs to a DaemonSet, which recreates an evicted pod on the same node at once.
+    #[must_use]
+    pub fn is_of_daemon_set(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.kind == "DaemonSet")
+    }
+
     /// Whether it has finished or its deletion was requested, so that another pod may have its name soon.
     fn is_leaving(&self) -> bool {
         self.stage == Stage::Finished || self.deletion_wall_ms.is_some()
@@ -306,7 +333,7 @@ pub(super) mod tests {
             name: format!("pod-{uid}"),
             labels: Vec::new(),
             is_static: false,
-            is_of_daemon_set: false,
+            owner: None,
             stage,
             deletion_wall_ms: None,
             created_wall_ms: 1_000,

@@ -15,6 +15,7 @@ fn the_node_shows_its_resources_and_its_checks() {
     let node = bench.get("/api/v1/node").expect(200);
     assert_eq!(node["name"], "node-1");
     assert_eq!(node["version"], env!("CARGO_PKG_VERSION"));
+    assert!(node["startedAt"].as_str().is_some_and(|at| at.ends_with('Z')), "{node}");
     assert_eq!(node["ready"], true);
     assert_eq!(node["counts"]["gpus"], 2);
     assert_eq!(node["counts"]["allocations"], 1);

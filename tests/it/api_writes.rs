@@ -253,8 +253,15 @@ async fn evict(world: Data<World>, path: Path<(String, String)>, body: Json<Valu
         return status(400, "no Eviction of policy/v1 of this pod");
     }
     let answer = go(&world, &path, &body["deleteOptions"], Write::Evict);
-    note(&world, Write::Evict, &path, &body["deleteOptions"], &answer);
+    // A dry run sends no pod away.
+    if !is_dry_run(&body["deleteOptions"]) {
+        note(&world, Write::Evict, &path, &body["deleteOptions"], &answer);
+    }
     answer
+}
+
+fn is_dry_run(options: &Value) -> bool {
+    options["dryRun"] == json!(["All"])
 }
 
 async fn delete(world: Data<World>, path: Path<(String, String)>, body: Json<Value>) -> HttpResponse {
@@ -293,7 +300,7 @@ fn go(world: &World, path: &(String, String), options: &Value, write: Write) -> 
     {
         return refused;
     }
-    if !pod["metadata"]["deletionTimestamp"].is_string() {
+    if !pod["metadata"]["deletionTimestamp"].is_string() && !is_dry_run(options) {
         let grace = pod["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap_or(30);
         pod["metadata"]["deletionTimestamp"] = json!(rfc3339(grace));
         pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace);

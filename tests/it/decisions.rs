@@ -51,7 +51,7 @@ async fn a_grant_is_explained_and_its_decisions_outlive_a_restart() {
     let house = House::new(STACK).await;
     let serving = house.serve();
     house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
-    house.start("a", SHARED, 2).await.unwrap();
+    let pod = house.start("a", SHARED, 2).await.unwrap();
     serving.until("its holder", |live| live.len() == 1 && live[0]["holder"]["pod"] == "a");
     let id = serving.live()[0]["id"].as_str().unwrap().to_owned();
 
@@ -116,6 +116,12 @@ async fn a_grant_is_explained_and_its_decisions_outlive_a_restart() {
     let serving = house.serve();
     let again = get(&serving, &format!("/decisions/{seq}"));
     assert_eq!(again["allocation"], id.as_str(), "{again}");
+    // Its pod is known, also once it has ended.
+    assert_eq!((&again["holder"]["namespace"], &again["holder"]["pod"]), (&"ns".into(), &"a".into()));
+    house.kubelet.delete(&pod);
+    serving.until("its end", <[Value]>::is_empty);
+    assert_eq!(get(&serving, &format!("/decisions/{seq}"))["holder"], again["holder"]);
+    assert_eq!(items(&get(&serving, "/decisions?outcome=granted"))[0]["holder"], again["holder"]);
     assert_eq!(get(&serving, "/decisions/999999")["type"], "/problems/unknown-decision");
 }
 

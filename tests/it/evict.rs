@@ -2,7 +2,7 @@
 //! `drained`.
 
 use crate::api_server::{ApiServer, pod};
-use crate::api_writes::{Asked, Write};
+use crate::api_writes::{Asked, Fault, Write};
 use crate::cluster::{serve, watching};
 use crate::daemon::{House, SHARED, SOON, Serving};
 use crate::wait::until_some;
@@ -188,6 +188,59 @@ async fn a_drain_with_evict_from_the_order_to_drained() {
     scene.house.kubelet.wait_allocatable(SHARED, 2, SOON).await.unwrap();
     scene.serving.call("DELETE", &format!("/gpus/{}/cordon", scene.gpu), &Value::Null);
     scene.house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_preview_names_owners_and_disruption_budgets_and_evicts_nothing() {
+    let scene = Scene::new().await;
+    let [kept, leaves] = &scene.on_it;
+    let [of_file, _] = &scene.elsewhere;
+    scene.keep(kept);
+    scene.server.world.change(&leaves.uid, |pod| {
+        pod["metadata"]["ownerReferences"] = json!([
+            {"apiVersion": "v1", "kind": "Owner", "name": "another", "uid": "o"},
+            {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "train", "uid": "s", "controller": true},
+        ]);
+    });
+    scene.server.world.change(&of_file.uid, |pod| {
+        pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": of_file.uid});
+    });
+    let other = scene.serving.live().into_iter().find(|a| a["holder"]["podUid"] == of_file.uid.as_str());
+    let other = other.unwrap()["gpus"][0].as_str().unwrap().to_owned();
+    let preview = |gpu: &str, query: &str| {
+        scene.serving.call("GET", &format!("/gpus/{gpu}/drain/preview{query}"), &Value::Null)
+    };
+    let of = |preview: &Value, holder: &Holder| {
+        let holders = preview["holders"].as_array().unwrap();
+        holders.iter().find(|h| h["podUid"] == holder.uid.as_str()).unwrap().clone()
+    };
+    until_some("the owner", || {
+        let found = of(&preview(&scene.gpu, ""), leaves);
+        (found["owner"] == json!({"kind": "StatefulSet", "name": "train"})).then_some(())
+    });
+    let without = preview(&scene.gpu, "?evict=false");
+    assert_eq!(of(&without, kept)["state"], "notAsked", "the API server was not asked: {without}");
+    let asked = preview(&scene.gpu, "?evict=true");
+    let blocked = of(&asked, kept);
+    assert_eq!(
+        (&blocked["state"], &blocked["shown"], blocked.get("owner")),
+        (&json!("disruptionBudget"), &json!(true), None)
+    );
+    assert!(
+        blocked["message"].as_str().unwrap().contains("The disruption budget keeps needs 1"),
+        "{blocked}"
+    );
+    assert_eq!(of(&asked, leaves)["state"], "notAsked", "it would be evicted: {asked}");
+    until_some("the static pod", || {
+        (of(&preview(&other, "?evict=true"), of_file)["state"] == "staticPod").then_some(())
+    });
+    scene.server.world.fault(Write::Evict, Some(Fault::Forbidden));
+    let refused = of(&preview(&scene.gpu, "?evict=true"), leaves);
+    assert_eq!(refused["state"], "failed");
+    assert!(refused["message"].as_str().unwrap().contains("create pods/eviction"), "{refused}");
+    // No pod was sent away, and the GPU is not drained.
+    assert_eq!((scene.server.world.asked_count(), scene.server.world.terminating()), (0, Vec::new()));
+    assert_eq!(scene.progress()["state"], "active");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -125,7 +125,7 @@ fn pod(n: usize, namespace: &str) -> Arc<Pod> {
         name: format!("pod-{n}"),
         labels: Vec::new(),
         is_static: false,
-        is_of_daemon_set: false,
+        owner: None,
         stage: Stage::Waiting,
         deletion_wall_ms: None,
         created_wall_ms: 0,

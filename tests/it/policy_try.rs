@@ -119,6 +119,46 @@ fn a_trial_replaces_its_namesake_or_is_called_first_and_reports_failures() {
 }
 
 #[test]
+fn a_whole_stack_is_tried_as_its_activation_takes_it() {
+    let bench = Bench::new(1);
+    for name in ["share", "other"] {
+        bench.upload(&module(name, "1")).expect(201);
+    }
+    let share = |shares: u32| json!({"policy": "share", "parameters": {"shares": shares}});
+    let both = json!({"entries": [{"policy": "other"}, share(2)]});
+    bench.json("PUT", "/api/v1/stack", &both.to_string()).expect(200);
+    let labels = |report: &Value| -> Vec<String> {
+        let name = |label: &Value| label.as_str().unwrap().split('@').next().unwrap().to_owned();
+        report["stack"].as_array().unwrap().iter().map(name).collect()
+    };
+    // Another order, and one entry fewer: a policy alone beside the active ones could be neither.
+    let moved =
+        json!({"entries": [share(4), {"policy": "other"}], "request": {"resource": SHARED, "count": 3}});
+    let report = bench.tries(&moved).expect(200);
+    assert_eq!((labels(&report), report.get("refused")), (vec!["share".into(), "other".into()], None));
+    assert_eq!(report["offers"][0]["offered"][0]["count"], 4);
+    assert_eq!(report["request"]["outcome"], "granted", "{report}");
+    let report = bench.tries(&json!({"entries": [{"policy": "other"}]})).expect(200);
+    assert_eq!((labels(&report), report.get("insteadOf")), (vec!["other".into()], None));
+    let report = bench.tries(&json!({"entries": []})).expect(200);
+    assert_eq!((labels(&report), &report["policy"]), (Vec::new(), &"".into()));
+    assert_eq!(
+        report["offers"][0]["offered"][0]["resource"], GPU,
+        "the baseline offers GPUs whole: {report}"
+    );
+    assert_eq!(bench.get("/api/v1/stack").expect(200)["revision"], 1, "nothing was activated");
+    for body in [
+        json!({"entries": [], "policy": "share"}),
+        json!({"entries": [], "parameters": {"shares": 1}}),
+        json!({"entries": [], "alone": true}),
+        json!({"entries": [{"policy": "unknown"}]}),
+    ] {
+        assert!(bench.tries(&body).problem(422, "invalid").contains("entries"), "{body}");
+    }
+    assert!(bench.tries(&json!({})).problem(422, "invalid").contains("policy: missing"));
+}
+
+#[test]
 fn invalid_trials_are_refused_with_advice() {
     let bench = Bench::new(1);
     bench.upload(&module("share", "1")).expect(201);

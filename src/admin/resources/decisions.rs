@@ -142,7 +142,8 @@ pub(crate) async fn list(
     let limit = query::limit(query.limit, DECISIONS_DEFAULT, DECISIONS_MAX)?;
     let filter = filter(&state.kernel.snapshot(), &query)?;
     let (found, journal) = state.lab.decisions(filter, limit).await.or_failure()?;
-    etag::fresh(&request, &DecisionRecordList::of(&found, journal))
+    // The newest ledger: it has the allocation of each decision that was just read.
+    etag::fresh(&request, &DecisionRecordList::of(&state.kernel.snapshot(), &found, journal))
 }
 
 /// Get a decision
@@ -158,7 +159,7 @@ pub(crate) async fn list(
 pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<u64>) -> HandlerResult {
     let found = state.lab.decision(*path).await.or_failure()?;
     let (decision, _) = found.ok_or_else(|| unknown(*path))?;
-    etag::fresh(&request, &DecisionRecord::of(&decision))
+    etag::fresh(&request, &DecisionRecord::of(&state.kernel.snapshot(), &decision))
 }
 
 /// Get the input of a decision
@@ -237,7 +238,8 @@ async fn explanation(lab: &Lab, node: &Ledger, allocation: &Allocation) -> Expla
     if let Some(end) = &allocation.ended {
         sentences.push(format!("It ended at {} ({}).", rfc3339(end.wall_ms), end.reason.as_str()));
     }
-    let decisions = placed.iter().chain(&admitted).map(DecisionRecord::of).collect();
+    let decisions =
+        placed.iter().chain(&admitted).map(|decision| DecisionRecord::of(node, decision)).collect();
     Explanation { allocation: allocation.id.to_string(), sentences, decisions }
 }
 

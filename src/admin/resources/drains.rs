@@ -1,19 +1,24 @@
 //! `/gpus/{uuid}/cordon`, `/gpus/{uuid}/drain` and `/gpus/{uuid}/health`: taking a GPU out, and marking one healthy.
 
-use crate::failure::OrFailure;
-use crate::resources::gpus::{View, gpu_id, shown};
+use crate::failure::{IntoFailure, OrFailure};
+use crate::resources::gpus::{View, gpu_id, holder, shown};
 use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::web::{Data, Path, Payload, Query};
 use actix_web::{HttpRequest, HttpResponse};
-use berth_api::{AtDeadline, Cordon, Drain, DrainOrder, Gpu, HealthState, Kind, MarkHealthy};
+use berth_api::{AtDeadline, Cordon, Drain, DrainOrder, DrainPreview, Gpu, HealthState, Kind, MarkHealthy};
 use berth_http::{Caller, Failure, HandlerResult, body, etag};
 use berth_kernel::command::Command;
 use berth_kernel::drain::{self, Author, Marks, Owner, Owners};
+use berth_kernel::evict::{EvictionStatus, holders_if};
+use berth_kernel::eviction::EvictionOutcome;
 use berth_kernel::names::PartId;
 use berth_kernel::refusal::Refusal;
 use serde::Deserialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
 use utoipa::IntoParams;
 
 /// Longest deadline of a drain, seconds: a week.
@@ -148,14 +153,7 @@ pub(crate) async fn start(
         return Err(Failure::new(Kind::Invalid, "atDeadline: delete is allowed only with evict: true"));
     }
     if evict && (state.facts)().api_server.is_none() {
-        return Err(Failure::new(
-            Kind::NoApiServer,
-            "pods are evicted through the API server, and none is configured",
-        )
-        .hint(
-            "start the daemon with --kubeconfig FILE, or in a pod with a service account (and not with \
-                   --api-server off); or drain without evict and end the pods yourself",
-        ));
+        return Err(no_api_server());
     }
     let condition = condition(&state, &request, &gpu)?;
     let now = state.kernel.now().wall_ms;
@@ -172,6 +170,68 @@ pub(crate) async fn start(
         tracing::info!(%gpu, by = caller.name(), reason, evict, "a GPU is being drained");
     }
     turned(&state, &gpu)
+}
+
+fn no_api_server() -> Failure {
+    Failure::new(Kind::NoApiServer, "pods are evicted through the API server, and none is configured").hint(
+        "start the daemon with --kubeconfig FILE, or in a pod with a service account (and not with \
+                   --api-server off); or drain without evict and end the pods yourself",
+    )
+}
+
+/// Whether a preview is of a drain that evicts.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct PreviewQuery {
+    /// Whether the drain evicts the pods; false by default. The API server is then asked about each.
+    #[serde(default)]
+    #[param(example = true)]
+    evict: bool,
+}
+
+/// Longest time in which the API server is asked about the pods of one GPU; each answer takes milliseconds.
+const PREVIEW_MAX: Duration = Duration::from_secs(5);
+
+/// Preview a drain
+///
+/// Returns the pods that hold the GPU, with their owners, and changes nothing. With `evict`, the API server is asked
+/// whether it would evict each pod now (an eviction with `dryRun`), so that disruption budgets are known before the
+/// drain: `notAsked` is then a pod that it would evict.
+#[utoipa::path(get, path = "/api/v1/gpus/{uuid}/drain/preview", tag = "gpus", operation_id = "previewDrainOfGpu",
+    params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5"), PreviewQuery),
+    responses(
+        (status = 200, description = "The pods that hold it", body = DrainPreview),
+        (status = 409, description = "Evictions need an API server, and none is configured"),
+    ))]
+pub(crate) async fn preview(
+    state: Data<State>,
+    path: Path<String>,
+    query: Query<PreviewQuery>,
+) -> HandlerResult {
+    let gpu = gpu_id(&state, &path)?;
+    let ledger = state.kernel.snapshot();
+    if !ledger.gpus.contains_key(&gpu) {
+        return Err(Refusal::UnknownGpu { gpu }.into_failure());
+    }
+    let mut holders = holders_if(&ledger, &gpu, query.evict);
+    if query.evict {
+        let check = state.eviction_check.as_ref().ok_or_else(no_api_server)?;
+        // One caller after the other: a preview is a request to the API server for each pod.
+        let turn = timeout_at(Instant::now() + PREVIEW_MAX, state.previews.lock()).await;
+        let busy = |_| Failure::new(Kind::Busy, "previews of other drains ask the API server").retry_after(1);
+        let _turn = turn.map_err(busy)?;
+        let end = Instant::now() + PREVIEW_MAX;
+        for holder in &mut holders {
+            let pod = holder.shown.as_ref().filter(|_| holder.status == EvictionStatus::NotRequested);
+            let Some(pod) = pod.map(Arc::clone) else { continue };
+            let late = || EvictionOutcome::Failed("the API server was not asked in time".into());
+            let outcome = timeout_at(end, check(pod)).await.unwrap_or_else(|_| late());
+            holder.status = EvictionStatus::checked(&outcome);
+        }
+    }
+    let holders = holders.into_iter().map(holder).collect();
+    Ok(HttpResponse::Ok().json(DrainPreview { holders }))
 }
 
 /// Get the progress of a drain

@@ -7,7 +7,7 @@ use actix_web::web::{Data, Path, Query};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{
     Device, DeviceState, Drain, DrainHolder, DrainHolderState, DrainProgress, DrainState, Gpu, GpuList,
-    GpuSummary, Health, HealthState, HealthTurn, Kind, Link, Mark, Mig, OfferLine, Operation, Part,
+    GpuSummary, Health, HealthState, HealthTurn, Kind, Link, Mark, Mig, OfferLine, Operation, Part, PodOwner,
     TopHolder, non_empty, rfc3339,
 };
 use berth_http::{Caller, Failure, HandlerResult, etag};
@@ -381,7 +381,8 @@ fn used_memory(part: &gpu::Part, usage: Option<&gpu::Usage>) -> Option<u64> {
     known_memory(part).and(usage?.memory_used_mib)
 }
 
-fn holder(holder: GpuHolder) -> DrainHolder {
+/// The holder of an allocation of a GPU that is drained, or may be.
+pub(crate) fn holder(holder: GpuHolder) -> DrainHolder {
     use DrainHolderState as State;
     let (state, message, since) = match holder.status {
         EvictionStatus::Unidentified => (State::NotKnown, None, None),
@@ -400,7 +401,12 @@ fn holder(holder: GpuHolder) -> DrainHolder {
         pod_uid: holder.uid,
         containers: holder.containers.into_iter().collect(),
         allocations: holder.allocations.iter().map(ToString::to_string).collect(),
-        comes_back: holder.is_recreated,
+        comes_back: holder.shown.as_ref().is_some_and(|pod| pod.is_of_daemon_set()),
+        shown: holder.shown.is_some(),
+        owner: holder
+            .shown
+            .and_then(|pod| pod.owner.clone())
+            .map(|owner| PodOwner { kind: owner.kind, name: owner.name }),
         state,
         message,
         since: since.map(rfc3339),

@@ -6,11 +6,14 @@ use crate::state::{NodeFacts, State, Step};
 use crate::survey::Survey;
 use actix_web::HttpRequest;
 use actix_web::web::Data;
-use berth_api::{Counts, Node, NotFreeState, ProcessSight, ResourceState, StackSource, StepState};
+use berth_api::{
+    Counts, Node, NotFreeState, ProcessSight, ResourceState, StackSource, StepState, rfc3339,
+};
 use berth_http::{HandlerResult, etag};
 use berth_kernel::attribution::pods_with_gpu_bypass;
 use berth_kernel::breaker::{Breaker, Phase};
 use berth_kernel::names::Resource;
+use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
 /// Get the node
@@ -30,6 +33,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         resources: resources(&facts, &survey),
         name: facts.name,
         version: env!("CARGO_PKG_VERSION").into(),
+        started_at: Some(rfc3339(started_wall_ms(state.started, state.kernel.now()))),
         generation: ledger.generation,
         gpu_source: facts.gpu_source,
         driver_version: facts.driver_version,
@@ -48,6 +52,14 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         counts: counts(&survey),
     };
     etag::fresh(&request, &node)
+}
+
+/// When the daemon started, by the present clock: a clock that was set meanwhile, as after a boot, must not move the start
+/// into another year. Whole seconds of the difference count, so that a clock that is corrected slowly moves it rarely.
+fn started_wall_ms(started: Now, now: Now) -> u64 {
+    let offset_ms = |at: Now| at.wall_ms.cast_signed() - at.mono_ms.cast_signed();
+    let moved_s = (offset_ms(now) - offset_ms(started)) / 1000;
+    started.wall_ms.saturating_add_signed(moved_s * 1000)
 }
 
 fn step_state(step: &Step) -> StepState {
@@ -124,5 +136,24 @@ fn counts(survey: &Survey) -> Counts {
         bypasses: survey.bypasses.values().map(|count| *count as usize).sum(),
         bypassing_pods: ledger.pods.is_some().then(|| pods_with_gpu_bypass(ledger).count()),
         policies: ledger.policies.len(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_is_given_by_the_present_clock() {
+        let started = Now { wall_ms: 5_000, mono_ms: 1_000 };
+        let wall_ms = |wall_ms, mono_ms| started_wall_ms(started, Now { wall_ms, mono_ms });
+        assert_eq!(wall_ms(65_000, 61_000), 5_000);
+        assert_eq!(wall_ms(65_900, 61_000), 5_000, "a clock that is corrected moves it by whole seconds");
+        assert_eq!(
+            wall_ms(1_770_000_065_000, 61_000),
+            1_770_000_005_000,
+            "the clock was set after the start"
+        );
+        assert_eq!(wall_ms(0, 61_000), 0);
     }
 }

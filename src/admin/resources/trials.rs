@@ -2,7 +2,7 @@
 
 use crate::failure::OrFailure;
 use crate::resources::comparisons::candidate;
-use crate::resources::stack_entries::check_permissions;
+use crate::resources::stack_entries::{check_permissions, resolve};
 use crate::state::State;
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse};
@@ -10,7 +10,7 @@ use berth_api::{
     Candidate, DecisionCall, Kind, NewTrial, OfferLine, Trial, TrialCall, TrialOffer, TrialOutcome,
     TrialRequest, TrialResource,
 };
-use berth_core::lab::{CallReport, DeviceRequest, RequestOutcome, TRIAL_DEVICES_MAX, TrialReport};
+use berth_core::lab::{CallReport, DeviceRequest, Proposed, RequestOutcome, TRIAL_DEVICES_MAX, TrialReport};
 use berth_http::{Failure, HandlerResult, body};
 use berth_kernel::decision::{CallOutcome, Outcome};
 use berth_kernel::describe;
@@ -26,7 +26,8 @@ const NAME_BYTES_MAX: usize = 253;
 /// Try a policy on the live node
 ///
 /// Calls the policy with the node's present state for its offers and, with a request, for the devices that it would
-/// choose and whether a container would be granted them, together with the rest of the active stack or alone. The
+/// choose and whether a container would be granted them, together with the rest of the active stack or alone; or a whole
+/// stack (`entries`), as its activation would. The
 /// kernel checks the answers as for a real request. All of that happens on a copy: nothing is recorded, granted or
 /// shown to the kubelet. One trial runs at a time, usually for milliseconds; for up to a minute and a half if
 /// policies use all the time of an activation, and longer if one must be compiled first.
@@ -41,20 +42,35 @@ const NAME_BYTES_MAX: usize = 253;
     ))]
 pub(crate) async fn add(state: Data<State>, request: HttpRequest, payload: Payload) -> HandlerResult {
     let wanted: NewTrial = body::json(&request, payload).await?;
-    let NewTrial { policy, digest, parameters, permissions, on_fault, alone, request } = wanted;
-    if let Some(permissions) = &permissions {
-        check_permissions(permissions).map_err(|rule| Failure::new(Kind::Invalid, rule))?;
-    }
-    let request =
-        request.map(device_request).transpose().map_err(|rule| Failure::new(Kind::Invalid, rule))?;
-    let candidate = candidate(&state, &state.kernel.snapshot(), Candidate { policy, digest, parameters })?;
-    let trial = berth_core::lab::Proposal {
-        candidate,
-        permissions: permissions.map(Into::into),
-        on_fault: on_fault.map(Into::into),
-        alone,
-        request: request.clone(),
+    let NewTrial { policy, entries, digest, parameters, permissions, on_fault, alone, request } = wanted;
+    let invalid = |rule: String| Failure::new(Kind::Invalid, rule);
+    let request = request.map(device_request).transpose().map_err(invalid)?;
+    let ledger = state.kernel.snapshot();
+    let proposed = match entries {
+        Some(entries) => {
+            let of_policy = digest.is_some() || permissions.is_some() || on_fault.is_some() || alone;
+            if of_policy || !policy.is_empty() || !parameters.is_empty() {
+                let rule = "entries: the whole stack to try; of the other keys only request goes with it";
+                return Err(invalid(rule.into()));
+            }
+            Proposed::Stack(resolve(&ledger, entries)?)
+        }
+        None if policy.is_empty() => {
+            return Err(invalid(
+                "policy: missing; name the policy to try, or the whole stack in entries".into(),
+            ));
+        }
+        None => {
+            permissions.as_ref().map_or(Ok(()), check_permissions).map_err(invalid)?;
+            Proposed::Policy {
+                candidate: candidate(&state, &ledger, Candidate { policy, digest, parameters })?,
+                permissions: permissions.map(Into::into),
+                on_fault: on_fault.map(Into::into),
+                alone,
+            }
+        }
     };
+    let trial = berth_core::lab::Proposal { proposed, request: request.clone() };
     let report = state.lab.try_policy(trial).await.or_failure()?;
     let overcommit_percent = state.kernel.rules().overcommit_percent;
     Ok(HttpResponse::Ok().json(shown(&report, request.as_ref(), overcommit_percent)))

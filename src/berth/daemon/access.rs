@@ -3,6 +3,8 @@
 use crate::config::Config;
 use berth_cluster::ApiServer;
 use berth_http::{ReviewError, Reviewer, User};
+use berth_kernel::eviction::EvictionOutcome;
+use berth_kernel::pods::Pod;
 use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use tokio::runtime::Handle;
@@ -33,6 +35,24 @@ fn reviewer(config: &Config) -> Option<Arc<dyn Reviewer>> {
     let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
     let reviews = Arc::new(berth_cluster::Reviews::new(settings, kubernetes.audiences.clone()));
     Some(Arc::new(ApiServerReviewer { reviews, runtime: Handle::current() }))
+}
+
+/// Asks the API server about evictions, if there is one.
+pub(super) fn eviction_check(config: &Config) -> Option<berth_admin::EvictionCheck> {
+    if config.api_server == ApiServer::Off {
+        return None;
+    }
+    let settings = berth_cluster::Settings::new(config.api_server.clone(), config.node_name.clone());
+    let check = Arc::new(berth_cluster::EvictionCheck::new(settings));
+    let runtime = Handle::current();
+    Some(Arc::new(move |pod: Arc<Pod>| {
+        let (check, runtime) = (Arc::clone(&check), runtime.clone());
+        // On the daemon's runtime, as reviews are.
+        Box::pin(async move {
+            let mut task = AbortOnDrop(runtime.spawn(async move { check.outcome(&pod).await }));
+            (&mut task.0).await.unwrap_or_else(|error| EvictionOutcome::Failed(error.to_string()))
+        })
+    }))
 }
 
 /// [`Reviewer`] by the API server. Requests run on the daemon's runtime: connections to the API server must not belong to a

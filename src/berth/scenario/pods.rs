@@ -109,7 +109,7 @@ fn waiting_pod(
         name: candidate.pod.clone(),
         labels: candidate.labels.clone().into_iter().collect(),
         is_static: false,
-        is_of_daemon_set: false,
+        owner: None,
         stage: Stage::Waiting,
         deletion_wall_ms: None,
         created_wall_ms: 0,

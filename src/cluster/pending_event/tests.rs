@@ -135,7 +135,7 @@ impl Node {
             name: "web".into(),
             labels: Vec::new(),
             is_static,
-            is_of_daemon_set: false,
+            owner: None,
             stage: Stage::Admitted,
             deletion_wall_ms: None,
             created_wall_ms: 1,

@@ -16,7 +16,7 @@ use berth_kernel::decide::{Verdict, decide};
 use berth_kernel::decision::{CallOutcome, CallRecord, Outcome};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
-use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::names::{DeviceId, Digest, Resource};
 use berth_kernel::placement;
 use berth_kernel::pod_candidates;
 use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
@@ -33,19 +33,41 @@ pub const TRIAL_DEVICES_MAX: usize = 2048;
 /// UID of the simulated pod.
 const SIMULATED_UID: &str = "imagined-by-berth";
 
-/// A policy to try.
+/// A trial.
 #[derive(Clone, Debug)]
 pub struct Proposal {
-    /// The policy.
-    pub candidate: Candidate,
-    /// Permissions of its entry; if `None`, those of the entry that it replaces, or the default.
-    pub permissions: Option<Permissions>,
-    /// Behaviour on a fault; if `None`, that of the entry that it replaces, or the default.
-    pub on_fault: Option<OnFault>,
-    /// Whether the policy is tried without the active stack.
-    pub alone: bool,
+    /// What is tried.
+    pub proposed: Proposed,
     /// The device request to try.
     pub request: Option<DeviceRequest>,
+}
+
+/// A policy or a stack to try.
+#[derive(Clone, Debug)]
+pub enum Proposed {
+    /// A policy in place of the entry of the same name, or before all others.
+    Policy {
+        /// The policy.
+        candidate: Candidate,
+        /// Permissions of its entry; if `None`, those of the entry that it replaces, or the default.
+        permissions: Option<Permissions>,
+        /// Behaviour on a fault; if `None`, that of the entry that it replaces, or the default.
+        on_fault: Option<OnFault>,
+        /// Whether the policy is tried without the active stack.
+        alone: bool,
+    },
+    /// A whole stack. As by an activation, none of its entries is suspended.
+    Stack(Vec<StackEntry>),
+}
+
+impl Proposed {
+    /// The policies that are not active, or may not be.
+    fn digests(&self) -> Vec<&Digest> {
+        match self {
+            Self::Policy { candidate, .. } => vec![&candidate.digest],
+            Self::Stack(entries) => entries.iter().map(|entry| &entry.digest).collect(),
+        }
+    }
 }
 
 /// A container's device request.
@@ -69,7 +91,7 @@ pub struct TrialReport {
     pub after: Arc<Ledger>,
     /// The stack that was tried.
     pub stack: Stack,
-    /// Index of the candidate's entry in `stack`.
+    /// Index of the candidate's entry in `stack`; of a whole stack 0.
     pub index: usize,
     /// Label of the entry that the candidate replaces.
     pub replaces: Option<String>,
@@ -132,7 +154,7 @@ impl Lab {
     /// If another trial is running, the stack is full, or the policy cannot be made callable.
     pub async fn try_policy(&self, proposal: Proposal) -> Result<TrialReport, TrialError> {
         let permit = Arc::clone(&self.trials).try_acquire_owned().map_err(|_| TrialError::Busy)?;
-        let prepared = self.policies.prepare([&proposal.candidate.digest]).await;
+        let prepared = self.policies.prepare(proposal.proposed.digests()).await;
         let report = match prepared {
             Ok(_prepared) => {
                 let policies = self.policies.clone();
@@ -151,40 +173,47 @@ impl Lab {
     }
 }
 
-/// A trial in progress.
-struct RunningTrial<'p> {
-    policies: &'p PolicyService,
-    rules: Arc<Rules>,
-    baseline: Arc<Baseline>,
-    now: Now,
-    stack: Stack,
+/// The stack of a trial.
+#[derive(Default)]
+struct TriedStack {
+    entries: Vec<StackEntry>,
+    /// Those that are suspended in the active stack are not called.
     faults: Faults,
-    report: TrialReport,
+    /// Index of the candidate's entry.
+    index: usize,
+    /// Label of the entry that the candidate replaces.
+    replaces: Option<String>,
 }
 
-impl<'p> RunningTrial<'p> {
-    fn new(policies: &'p PolicyService, proposal: &Proposal) -> Result<Self, TrialError> {
-        let node = policies.kernel.snapshot();
-        let Candidate { digest, parameters, .. } = &proposal.candidate;
-        let name = proposal.candidate.name();
+impl TriedStack {
+    /// The active stack with a policy in it.
+    fn with(
+        policies: &PolicyService,
+        node: &Ledger,
+        candidate: &Candidate,
+        permissions: Option<&Permissions>,
+        on_fault: Option<OnFault>,
+        alone: bool,
+    ) -> Result<Self, TrialError> {
+        let Candidate { digest, parameters, .. } = candidate;
+        let name = candidate.name();
         let replaced = node.stack.entries.iter().position(|entry| entry.name == name);
         let active = replaced.map(|index| &node.stack.entries[index]);
         let entry = StackEntry {
             name: name.to_owned(),
             digest: digest.clone(),
             parameters: parameters.clone(),
-            permissions: proposal
-                .permissions
-                .clone()
+            permissions: permissions
+                .cloned()
                 .unwrap_or_else(|| active.map_or_else(Permissions::default, |e| e.permissions.clone())),
-            on_fault: proposal.on_fault.unwrap_or_else(|| active.map(|e| e.on_fault).unwrap_or_default()),
+            on_fault: on_fault.unwrap_or_else(|| active.map(|e| e.on_fault).unwrap_or_default()),
         };
         // The entries of the tried stack, those of the active stack with their index in it.
         let mut entries: Vec<(Option<usize>, StackEntry)> = Vec::new();
-        if !proposal.alone {
+        if !alone {
             entries.extend(node.stack.entries.iter().cloned().enumerate().map(|(n, e)| (Some(n), e)));
         }
-        let index = match replaced.filter(|_| !proposal.alone) {
+        let index = match replaced.filter(|_| !alone) {
             Some(index) => {
                 entries[index] = (None, entry);
                 index
@@ -203,21 +232,45 @@ impl<'p> RunningTrial<'p> {
             }
         }
         let entries = entries.into_iter().map(|(_, entry)| entry).collect();
-        let stack = Stack { entries, ..Stack::default() };
-        let replaces = replaced.filter(|_| !proposal.alone).map(|index| node.stack.entries[index].label());
+        let replaces = replaced.filter(|_| !alone).map(|index| node.stack.entries[index].label());
+        Ok(Self { entries, faults, index, replaces })
+    }
+}
+
+/// A trial in progress.
+struct RunningTrial<'p> {
+    policies: &'p PolicyService,
+    rules: Arc<Rules>,
+    baseline: Arc<Baseline>,
+    now: Now,
+    stack: Stack,
+    faults: Faults,
+    report: TrialReport,
+}
+
+impl<'p> RunningTrial<'p> {
+    fn new(policies: &'p PolicyService, proposal: &Proposal) -> Result<Self, TrialError> {
+        let node = policies.kernel.snapshot();
+        let tried = match &proposal.proposed {
+            Proposed::Policy { candidate, permissions, on_fault, alone } => {
+                TriedStack::with(policies, &node, candidate, permissions.as_ref(), *on_fault, *alone)?
+            }
+            Proposed::Stack(entries) => TriedStack { entries: entries.clone(), ..TriedStack::default() },
+        };
+        let stack = Stack { entries: tried.entries, ..Stack::default() };
         let report = TrialReport {
             after: Arc::clone(&node),
             node,
             stack: stack.clone(),
-            index,
-            replaces,
+            index: tried.index,
+            replaces: tried.replaces,
             refused: None,
             outcome: None,
             calls: Vec::new(),
         };
         let rules = policies.kernel.rules();
         let (baseline, now) = (policies.baseline.get(), policies.kernel.now());
-        Ok(Self { policies, rules, baseline, now, stack, faults, report })
+        Ok(Self { policies, rules, baseline, now, stack, faults: tried.faults, report })
     }
 
     fn run(mut self, request: Option<&DeviceRequest>) -> TrialReport {
@@ -364,7 +417,7 @@ fn with_pod(node: &Ledger, namespace: &str, name: &str, requested: &DeviceReques
         name: name.to_owned(),
         labels,
         is_static: false,
-        is_of_daemon_set: false,
+        owner: None,
         stage: Stage::Waiting,
         deletion_wall_ms: None,
         created_wall_ms: now.wall_ms,

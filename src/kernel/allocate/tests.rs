@@ -187,7 +187,7 @@ fn api_server_shows(uid: &str) -> Command {
         name: "runs".into(),
         labels: Vec::new(),
         is_static: false,
-        is_of_daemon_set: false,
+        owner: None,
         stage: Stage::Admitted,
         deletion_wall_ms: None,
         created_wall_ms: 0,

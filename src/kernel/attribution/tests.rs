@@ -184,7 +184,7 @@ fn the_reason_shows_how_a_pods_spec_gives_access_to_gpus() {
             name: format!("pod-{uid}"),
             labels: Vec::new(),
             is_static: false,
-            is_of_daemon_set: false,
+            owner: None,
             stage,
             deletion_wall_ms: None,
             created_wall_ms: 0,

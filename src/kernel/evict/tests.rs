@@ -9,7 +9,7 @@ use crate::gpu::{Inventory, Part};
 use crate::listing::listing;
 use crate::names::{DeviceId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
-use crate::pods::{PodsSource, PodsView};
+use crate::pods::{PodOwner, PodsSource, PodsView};
 use std::collections::VecDeque;
 
 const AGAIN_MS: u64 = 5_000;
@@ -39,6 +39,10 @@ fn part(name: &str, parent: Option<&str>) -> Part {
     }
 }
 
+fn owner(kind: &str) -> PodOwner {
+    PodOwner { kind: kind.into(), name: "its-owner".into() }
+}
+
 fn pod(uid: &str) -> Pod {
     Pod {
         uid: uid.into(),
@@ -46,7 +50,7 @@ fn pod(uid: &str) -> Pod {
         name: format!("pod-{uid}"),
         labels: Vec::new(),
         is_static: false,
-        is_of_daemon_set: false,
+        owner: None,
         stage: Stage::Admitted,
         deletion_wall_ms: None,
         created_wall_ms: 1,
@@ -165,7 +169,7 @@ fn only_running_and_waiting_pods_are_evicted() {
     let cases: [Case; 6] = [
         ("a running pod", |_| {}, true, EvictionStatus::NotRequested),
         ("a waiting pod", |p| p.stage = Stage::Waiting, true, EvictionStatus::NotRequested),
-        ("a pod of a DaemonSet", |p| p.is_of_daemon_set = true, true, EvictionStatus::NotRequested),
+        ("a pod of a DaemonSet", |p| p.owner = Some(owner("DaemonSet")), true, EvictionStatus::NotRequested),
         ("a static pod", |p| p.is_static = true, false, EvictionStatus::Static),
         ("a finished pod", |p| p.stage = Stage::Finished, false, EvictionStatus::Over),
         (
@@ -184,7 +188,8 @@ fn only_running_and_waiting_pods_are_evicted() {
         node.drain("GPU-0", EVICT);
         assert_eq!(node.asks(), if is_evicted { vec![evict("a")] } else { Vec::new() }, "{name}");
         assert_eq!(node.leaving("GPU-0"), [status], "{name}");
-        assert_eq!(holders(&node.ledger, &id("GPU-0"))[0].is_recreated, a.is_of_daemon_set, "{name}");
+        let shown = holders(&node.ledger, &id("GPU-0"))[0].shown.clone();
+        assert_eq!(shown.as_deref(), Some(&a), "{name}");
     }
 }
 

@@ -260,7 +260,7 @@ fn pod_object(uid: &str, name: &str, stage: Stage) -> Pod {
         name: name.into(),
         labels: Vec::new(),
         is_static: false,
-        is_of_daemon_set: false,
+        owner: None,
         stage,
         deletion_wall_ms: None,
         created_wall_ms: 0,

@@ -2,7 +2,7 @@
 
 use crate::wire::core;
 use berth_kernel::names::Resource;
-use berth_kernel::pods::{BypassKind, Pod, PodBypass, PodContainer, Stage, VISIBLE_DEVICES};
+use berth_kernel::pods::{BypassKind, Pod, PodBypass, PodContainer, PodOwner, Stage, VISIBLE_DEVICES};
 use prost::Message;
 
 /// The annotation that the kubelet sets on every pod: its source (kubelet: `ConfigSourceAnnotationKey`).
@@ -29,10 +29,9 @@ pub(super) fn parse_pod(bytes: &[u8]) -> Option<Pod> {
         name: meta.name?,
         labels,
         is_static: meta.annotations.get(CONFIG_SOURCE).is_some_and(|source| source != API_SERVER_SOURCE),
-        is_of_daemon_set: meta
-            .owner_references
-            .iter()
-            .any(|owner| owner.kind.as_deref() == Some("DaemonSet")),
+        owner: PodOwner::among(
+            meta.owner_references.iter().map(|o| (o.kind().into(), o.name().into(), o.controller())),
+        ),
         stage: Stage::of(status.phase.as_deref(), status.start_time.is_some()),
         deletion_wall_ms,
         created_wall_ms: meta.creation_timestamp.map_or(0, wall_ms),
@@ -146,12 +145,13 @@ mod tests {
         let mut pod = plain();
         let meta = pod.metadata.as_mut().unwrap();
         meta.annotations.insert(CONFIG_SOURCE.to_owned(), "file".to_owned());
-        meta.owner_references.push(core::OwnerReference { kind: Some("DaemonSet".into()) });
+        meta.owner_references
+            .push(core::OwnerReference { kind: Some("DaemonSet".into()), ..Default::default() });
         meta.deletion_timestamp = Some(core::Time { seconds: Some(40), nanos: None });
         meta.deletion_grace_period_seconds = Some(30);
         pod.status = Some(core::PodStatus { phase: None, start_time: Some(core::Time::default()) });
         let pod = read(&pod);
-        assert!(pod.is_static && pod.is_of_daemon_set);
+        assert!(pod.is_static && pod.is_of_daemon_set());
         assert_eq!(pod.deletion_wall_ms, Some(10_000));
         assert_eq!(pod.stage, Stage::Admitted);
     }
@@ -214,7 +214,7 @@ mod tests {
             ("3f0c8f5e-7f5b-4a53-a0c8-4a34d0f0b6a1", "default", "trainer-0")
         );
         assert_eq!(pod.labels, [("app".to_owned(), "trainer".to_owned())]);
-        assert!(pod.is_of_daemon_set && !pod.is_static && pod.deletion_wall_ms.is_none());
+        assert!(pod.is_of_daemon_set() && !pod.is_static && pod.deletion_wall_ms.is_none());
         assert_eq!((pod.stage, pod.created_wall_ms), (Stage::Admitted, 1_770_000_000_000));
         let gpu = |name: &str, n| vec![(Resource::parse(name).unwrap(), n)];
         assert_eq!(

@@ -20,7 +20,7 @@ fn candidates_have_their_labels() {
         name: "p".into(),
         labels: vec![("app".into(), "x".into())],
         is_static: false,
-        is_of_daemon_set: false,
+        owner: None,
         stage: Stage::Waiting,
         deletion_wall_ms: None,
         created_wall_ms: 0,

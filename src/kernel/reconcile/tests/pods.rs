@@ -13,7 +13,7 @@ pub(super) fn pods(alive: &[&str], deleted: &[&str]) -> Option<Arc<PodsView>> {
         name: format!("pod-{uid}"),
         labels: Vec::new(),
         is_static: false,
-        is_of_daemon_set: false,
+        owner: None,
         stage: Stage::Admitted,
         deletion_wall_ms: None,
         created_wall_ms: START,

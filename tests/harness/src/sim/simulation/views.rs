@@ -158,7 +158,7 @@ fn shown(pod: u32, name: String, stage: Stage) -> Pod {
         namespace: "ns".into(),
         name,
         labels: Vec::new(),
-        is_of_daemon_set: false,
+        owner: None,
         stage,
         deletion_wall_ms: None,
         created_wall_ms: 0,

@@ -8,7 +8,7 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, Playwright
+from playwright.sync_api import Browser, Page, Playwright, Route
 from say import TestError
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
@@ -33,7 +33,8 @@ def find(given: str | None) -> str:
 def launch(playwright: Playwright, program: str) -> Browser:
     # In a container Chromium's own sandbox has no user namespaces; the pages are ours.
     arguments = ["--no-sandbox", "--no-proxy-server", "--disable-background-networking", "--disable-component-update"]
-    return playwright.chromium.launch(executable_path=program, args=arguments)
+    # With scrollbars, as users have them: they take room beside the content.
+    return playwright.chromium.launch(executable_path=program, args=arguments, ignore_default_args=["--hide-scrollbars"])
 
 
 class Watch:
@@ -82,6 +83,8 @@ def opened(browser: Browser, base: str, *, width=1280, height=900, scheme="light
         viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion=motion, locale="en-GB"
     )
     context.add_init_script(VIOLATIONS)
+    if PAGE:
+        context.route(re.compile(rf"{re.escape(base)}/(page/[^/]+)?(#.*)?$"), _from_folder)
     page = context.new_page()
     page.set_default_timeout(20_000)
     watch = Watch(page, base)
@@ -92,10 +95,23 @@ def opened(browser: Browser, base: str, *, width=1280, height=900, scheme="light
         picture(page, "failed")
         raise
     finally:
+        # A request whose answer is still being changed must not fail the next case.
+        page.unroute_all(behavior="ignoreErrors")
         context.close()
 
 
 OUT = Path("target/browser")
+#: The folder whose files are shown in place of the program's, so that a change of the page needs no build.
+PAGE: Path | None = None
+KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+
+
+def _from_folder(route: Route) -> None:
+    name = route.request.url.split("#")[0].rpartition("/")[2] or "index.html"
+    # The program's own policy holds for these files, too.
+    real = route.fetch(url=route.request.url.split("#")[0].partition("/page/")[0].rstrip("/") + "/")
+    headers = {"content-security-policy": real.headers["content-security-policy"], "content-type": KINDS[(PAGE / name).suffix]}
+    route.fulfill(status=200, headers=headers, body=(PAGE / name).read_bytes())
 
 
 def picture(page: Page, name: str, *, full: bool = False) -> None:

@@ -73,7 +73,7 @@ class Node:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
-        kubelet_dir, state_dir = self.folder / "kubelet", self.folder / "state"
+        kubelet_dir = self.folder / "kubelet"
         self._standin = subprocess.Popen(
             [self._kubelet, kubelet_dir], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -83,6 +83,11 @@ class Node:
         self.machine("model: h100\ncount: 16\n")
         text = self.config.replace("MACHINE", str(self.folder / "machine.yaml"))
         config.write_text(text.replace("VIEWER", hashlib.sha256(VIEWER.encode()).hexdigest()))
+        self._start_daemon()
+        self.tell("wait {} {}".format(*self.devices))
+
+    def _start_daemon(self) -> None:
+        config, kubelet_dir, state_dir = (self.folder / name for name in ("config.yaml", "kubelet", "state"))
         command = [self._berth, "serve", "--config", config, "--kubelet-dir", kubelet_dir, "--state-dir", state_dir]
         with self._log.open("w") as log:
             daemon = subprocess.Popen(command, stderr=log, stdout=log)
@@ -96,7 +101,13 @@ class Node:
 
         self.base = until("the daemon's address in its log", address)
         self.token = (state_dir / "token").read_text().strip()
-        self.tell("wait {} {}".format(*self.devices))
+
+    def restart(self) -> None:
+        """Ends the daemon and starts it again, at another address."""
+        daemon = self._processes.pop()
+        daemon.terminate()
+        daemon.wait(60)
+        self._start_daemon()
 
     def machine(self, text: str) -> None:
         """Another simulated machine, as docs/simulated-gpus.md describes: the daemon reads it within a second."""

@@ -279,8 +279,8 @@ def activates_a_policy_and_shows_refusals(watch: Watch, node: Node) -> None:
 def changes_from_outside_are_seen(watch: Watch, node: Node) -> None:
     page = watch.page
     sign_in(watch, node)
-    # With a stream it takes a second; without one, until the next poll.
-    within = 3000 if node.with_events() else 10_000
+    # With a stream it takes a second, on a busy machine some more; without one, until the next poll.
+    within = 20_000
     word = "live" if node.with_events() else "every 3 s"
     expect(page.locator("#pulse")).to_contain_text(word)
     uuid = node.gpus()[5]["uuid"]

@@ -23,20 +23,22 @@ def main() -> int:
     args = _arguments()
     score = Score()
     try:
-        import access, browser, churn, documents, many, page, past, sheets, sixteen, states, swagger  # noqa: E401
+        import access, browser, churn, documents, many, page, past, restart, shares, sheets, sixteen, states, swagger  # noqa: E401
         from node import Node, SixteenGpuNode
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import expect, sync_playwright
 
         chromium = browser.find(args.chromium)
+        # On a busy machine the page loads the state less often: every five seconds.
+        expect.set_options(timeout=20_000)
         for program in (args.berth, args.kubelet):
             if not program.is_file():
                 raise TestError(f"{program} is not there: `just browser` builds it")
-        browser.OUT = args.out
+        browser.OUT, browser.PAGE = args.out, args.page
         documents.IMAGES = ROOT / "docs" / "images" if args.images else None
         groups = [
-            (kind, [case for module in modules for case in module.CASES if args.only in case.__name__])
+            (kind, [case for module in modules for case in module.CASES if any(word in case.__name__ for word in args.only.split(","))])
             for kind, modules in (
-                (Node, (swagger, page, sheets, states, access, many)),
+                (Node, (swagger, page, sheets, states, shares, access, many, restart)),
                 (SixteenGpuNode, (sixteen, past, documents, churn)),
             )
         ]
@@ -76,7 +78,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--chromium", help="Chromium's program; default: the one of PATH")
     parser.add_argument("--out", type=Path, default=ROOT / "target/browser", help="folder for screenshots")
     parser.add_argument("--images", action="store_true", help="write the pictures of the documentation to docs/images")
-    parser.add_argument("--only", default="", metavar="WORD", help="only cases with this in their name")
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="show the page's files of this folder, not those of the program")
+    parser.add_argument("--only", default="", metavar="WORD", help="only cases with this in their name; several are separated by commas")
     return parser.parse_args()
 
 

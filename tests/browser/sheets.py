@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 from browser import Watch, picture
 from node import SHARED, Node
-from page import drawer, expect_action, open_action, row, sign_in
+from page import drawer, expect_action, open_action, row, sign_in, view
 from playwright.sync_api import Locator, Page, Route, expect
 from say import check, until
 
@@ -28,13 +29,21 @@ def _with_api_server(watch: Watch) -> None:
     watch.page.route("**/api/v1/node", answer)
 
 
+def _runs(node: Node, pod: str) -> str:
+    """The indices of the GPUs that a pod holds, as the page writes them: `0-1`."""
+    held = {gpu for a in node.ask("GET", f"/allocations?state=live&pod={pod}")[1]["items"] for gpu in a["gpus"]}
+    first, *_, last = sorted(gpu["index"] for gpu in node.gpus() if gpu["uuid"] in held)
+    return f"{first}-{last}" if last - first == len(held) - 1 else f"{first}, {last}"
+
+
 def a_drain_sheet_says_who_leaves_and_what_cannot_work(watch: Watch, node: Node) -> None:
     page = watch.page
     sign_in(watch, node)
     index = node.gpu_of("train-0")["index"]
     dialog = open_action(watch, index, "Drain…")
     expect(dialog).to_contain_text("1 pod on it")
-    expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ○ not evicted the drain waits until it ends", use_inner_text=True)
+    expect(dialog).to_contain_text("It holds 2 devices on 2 GPUs in all")
+    expect(dialog).to_contain_text(f"team-a/train-0 2 × nvidia.com/gpu on GPUs {_runs(node, 'train-0')} ○ not evicted the drain waits until it ends", use_inner_text=True)
     evict = dialog.get_by_label("Evict the pods")
     expect(evict).to_be_disabled()
     expect(dialog).to_contain_text("Not possible: No API server is configured: start the daemon with --kubeconfig FILE")
@@ -53,11 +62,14 @@ def a_drain_sheet_says_who_leaves_and_what_cannot_work(watch: Watch, node: Node)
 def with_an_api_server_pods_can_be_evicted(watch: Watch, node: Node) -> None:
     page = watch.page
     _with_api_server(watch)
+    watch.allow(409)
     sign_in(watch, node)
     index = node.gpu_of("train-0")["index"]
     dialog = open_action(watch, index, "Drain…")
     dialog.get_by_label("Evict the pods").check()
-    expect(dialog).to_contain_text("team-a/train-0 1 × nvidia.com/gpu ◆ evicted when the drain starts", use_inner_text=True)
+    expect(dialog).to_contain_text(f"team-a/train-0 2 × nvidia.com/gpu on GPUs {_runs(node, 'train-0')} ◆ evicted when the drain starts", use_inner_text=True)
+    # The daemon of this test has no API server to ask.
+    expect(dialog).to_contain_text("Owners and disruption budgets are not known: pods are evicted through the API server")
     dialog.get_by_label("Deadline in minutes").fill("10")
     dialog.get_by_label("At the deadline").select_option("delete")
     # Without evict it cannot stay chosen.
@@ -100,7 +112,7 @@ def a_drain_shows_who_blocks_it_and_can_be_stopped(watch: Watch, node: Node) -> 
     dialog = open_action(watch, 6, "Drain…")
     dialog.get_by_label("Reason").fill("new fan")
     dialog.get_by_role("button", name="Drain", exact=True).click()
-    expect(dialog).to_contain_text("3 allocations left, 2 processes, 9m until its deadline, its pods are evicted")
+    expect(dialog).to_contain_text(re.compile(r"3 allocations left, 2 processes, (9m|8m \d+s) until its deadline, its pods are evicted"))
     left = dialog.get_by_role("list", name="Remaining holders").get_by_role("listitem").all_inner_texts()
     check("kube-system/dcgm" in left[0] and "blocks" in left[0] and "manifests" in left[0], f"the first is {left[0]!r}")
     check("web/front-2" in left[1] and "needs 3 healthy pods" in left[1] and "its DaemonSet creates it again" in left[1], f"the second is {left[1]!r}")
@@ -189,7 +201,7 @@ def a_policy_alone_keeps_its_permissions(watch: Watch, node: Node) -> None:
     dialog.get_by_label("Position in the stack").select_option("only")
     with page.expect_request("**/api/v1/trials") as tried:
         dialog.get_by_role("button", name="Try", exact=True).click()
-    check(tried.value.post_data_json["permissions"]["shareMax"] == 64, "the trial has other permissions")
+    check(tried.value.post_data_json["entries"][0]["permissions"]["shareMax"] == 64, "the trial has other permissions")
     expect(dialog).to_contain_text("It works on this node")
     dialog.get_by_label("Reason").fill("alone")
     dialog.get_by_role("button", name="Activate", exact=True).click()
@@ -266,6 +278,8 @@ def a_policy_is_tried_before_it_is_activated(watch: Watch, node: Node) -> None:
     expect(activate).to_have_attribute("aria-disabled", "true")
     check(node.ask("GET", "/stack")[1]["revision"] == before["revision"], "a trial changed the stack")
     picture(page, "sheet-policy")
+    # Why is written beside the button.
+    expect(dialog.locator(".why")).to_have_text("Activate is not possible yet: it was changed since it was tried: try it again.")
     # Enter in a field does not get around it.
     dialog.get_by_label("Reason").fill("untried")
     page.keyboard.press("Enter")
@@ -348,7 +362,160 @@ def the_stack_of_the_file_is_used_again(watch: Watch, node: Node) -> None:
     until("the file's stack", lambda: node.ask("GET", "/stack")[1]["source"] == "file", 10)
 
 
+
+def _made_up_preview(watch: Watch, holders: dict[str, dict]) -> None:
+    """Owners and budgets come from an API server: these are made up, by the name of the pod."""
+
+    def answer(route: Route) -> None:
+        real = route.fetch(url=route.request.url.replace("evict=true", "evict=false"))
+        items = [{**holder, **holders.get(holder.get("pod", ""), {})} for holder in real.json()["holders"]]
+        if "evict=false" in route.request.url:
+            items = [{**holder, "state": "notAsked" if holder["state"] == "disruptionBudget" else holder["state"]} for holder in items]
+        route.fulfill(status=200, content_type="application/json", body=json.dumps({"holders": items}))
+
+    watch.page.route("**/drain/preview?*", answer)
+
+
+def a_drain_sheet_begins_with_what_it_costs(watch: Watch, node: Node) -> None:
+    page = watch.page
+    _with_api_server(watch)
+    budget = "The disruption budget train needs 2 healthy pods and has 2 currently"
+    _made_up_preview(watch, {
+        "train-0": {"shown": True, "owner": {"kind": "StatefulSet", "name": "train"}, "state": "disruptionBudget", "message": budget},
+        "notebook-0": {"shown": True},
+        "web-0": {"shown": True, "state": "staticPod"},
+    })
+    sign_in(watch, node)
+    for gpu in node.gpus():
+        page.get_by_label(f"Select GPU {gpu['index']}", exact=True).check()
+    page.get_by_role("group", name="Selected GPUs").get_by_role("button", name="Drain…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.wait_for()
+    line = lambda pod: dialog.locator(".leaving > li", has_text=pod)  # noqa: E731
+    # A pod is there once, with all that it holds.
+    expect(line("team-a/train-0")).to_have_count(1)
+    expect(line("team-a/train-0")).to_contain_text(f"2 × nvidia.com/gpu on GPUs {_runs(node, 'train-0')}")
+    expect(line("team-a/train-0")).to_contain_text("of StatefulSet train")
+    expect(line("team-a/train-0")).not_to_contain_text("needs 2 healthy pods")
+    expect(line("team-b/notebook-0")).to_contain_text("without a controller: it is not created again")
+    expect(line("team-b/<img/src=x>")).to_contain_text("owner not known")
+    expect(line("team-c/web-0")).to_contain_text("stays a static pod cannot be evicted", use_inner_text=True)
+    dialog.get_by_label("Evict the pods").check()
+    expect(line("team-a/train-0")).to_contain_text(f"waits its disruption budget allows no eviction at present: {budget}", use_inner_text=True)
+    expect(line("team-b/notebook-0")).to_contain_text("evicted when the drain starts", use_inner_text=True)
+    expect(line("team-c/web-0")).to_contain_text("blocks a static pod cannot be evicted", use_inner_text=True)
+    picture(page, "sheet-drain-cost")
+    dialog.get_by_role("button", name="Cancel").click()
+
+
+def _two_entries(node: Node) -> list[dict]:
+    """Activates binpack before mixed; returns the entries."""
+    entries = [{"policy": "binpack"}, {"policy": "mixed", "parameters": {"replicas": 4}, "onFault": "deny"}]
+    status, answer = node.ask("PUT", "/stack", {"entries": entries, "reason": "two entries"})
+    check(status == 200, f"the activation failed: {answer}")
+    return answer["entries"]
+
+
+def a_move_is_a_move_and_the_trial_is_of_what_is_activated(watch: Watch, node: Node) -> None:
+    page = watch.page
+    _two_entries(node)
+    sign_in(watch, node, at="#view=policies")
+    page.get_by_role("button", name="Change binpack").click()
+    dialog = page.get_by_role("dialog", name="Change binpack")
+    position = dialog.get_by_label("Position in the stack")
+    expect(position.locator("option")).to_have_text(["first, before mixed (as it is)", "after mixed, last", "alone: all others are removed from the stack"])
+    expect(dialog).to_contain_text("Policies and parameters stay as they are.")
+    position.select_option(label="after mixed, last")
+    expect(dialog).to_contain_text("The stack will be: mixed, binpack")
+    expect(dialog.locator(".difference li", has_text="↕")).to_have_count(2)
+    with page.expect_request("**/api/v1/trials") as tried:
+        dialog.get_by_role("button", name="Try", exact=True).click()
+    expect(dialog).to_contain_text("It works on this node")
+    expect(dialog).to_contain_text("Called in this order: mixed@")
+    picture(page, "sheet-move")
+    dialog.get_by_label("Reason").fill("mixed first")
+    with page.expect_request(lambda request: request.url.endswith("/api/v1/stack") and request.method == "PUT") as put:
+        dialog.get_by_role("button", name="Activate", exact=True).click()
+    expect(dialog).to_be_hidden()
+    check(tried.value.post_data_json["entries"] == put.value.post_data_json["entries"], "another stack was tried than activated")
+    after = node.ask("GET", "/stack")[1]["entries"]
+    check([e["policy"] for e in after] == ["mixed", "binpack"], f"not a move: {[e['policy'] for e in after]}")
+    check(after[0]["parameters"] == {"replicas": 4} and after[0]["onFault"] == "deny", f"the other entry changed: {after[0]}")
+    node.ask("DELETE", "/stack/override?reason=over")
+
+
+def an_entry_of_the_stack_is_removed(watch: Watch, node: Node) -> None:
+    page = watch.page
+    _two_entries(node)
+    sign_in(watch, node, at="#view=policies")
+    page.get_by_role("button", name="Remove mixed").click()
+    dialog = page.get_by_role("dialog", name="Remove mixed from the stack?")
+    expect(dialog.locator(".difference")).to_contain_text('− mixed {"replicas":4}')
+    # What it does on this node is there before it is done.
+    shared = dialog.get_by_role("table", name="Devices now and after activation").locator("tr", has_text=SHARED)
+    expect(shared.locator("ins").first).to_have_text("0")
+    remove = dialog.get_by_role("button", name="Remove", exact=True)
+    expect(remove).to_have_attribute("aria-disabled", "false")
+    remove.click()
+    expect(dialog.locator(".wrong")).to_have_text("Needed: it is empty.")
+    check(len(node.ask("GET", "/stack")[1]["entries"]) == 2, "it was removed without a reason")
+    picture(page, "sheet-remove")
+    dialog.get_by_label("Reason").fill("not needed")
+    remove.click()
+    expect(dialog).to_be_hidden()
+    check([e["policy"] for e in node.ask("GET", "/stack")[1]["entries"]] == ["binpack"], "another stack is active")
+    expect(page.locator("#stack")).to_contain_text("not needed")
+    node.ask("DELETE", "/stack/override?reason=over")
+
+
+def _is_on_top(page: Page, found: Locator) -> bool:
+    """Whether nothing covers the middle of it."""
+    return found.evaluate("""(one) => {
+        const box = one.getBoundingClientRect();
+        const top = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+        return box.height > 0 && !!top && one.contains(top);
+    }""")
+
+
+def a_change_that_is_not_possible_yet_says_why_where_it_is_seen(watch: Watch, node: Node) -> None:
+    page = watch.page
+    page.set_viewport_size({"width": 1280, "height": 560})
+    sign_in(watch, node, at="#view=policies")
+    dialog = _change_mixed(page)
+    activate = dialog.get_by_role("button", name="Activate", exact=True)
+    expect(dialog.locator(".why")).to_have_text("Activate is not possible yet: try it first, which changes nothing.")
+    activate.click(force=True)
+    announced = dialog.locator(".announcement")
+    expect(announced).to_contain_text("try it first")
+    check(_is_on_top(page, announced), "what is announced is behind the dialog")
+    dialog.get_by_label("replicas", exact=True).fill("2")
+    dialog.get_by_role("button", name="Try", exact=True).click()
+    expect(activate).to_have_attribute("aria-disabled", "false")
+    expect(dialog.locator("label", has_text="Reason")).to_have_text("Reason (required)")
+    activate.click()
+    missing = dialog.locator(".field", has=page.locator("#reason")).get_by_role("alert")
+    expect(missing).to_have_text("Needed: it is empty.")
+    check(_is_on_top(page, missing), "why nothing happens is not in view")
+    expect(dialog.get_by_label("Reason")).to_be_focused()
+    expect(dialog.get_by_label("Reason")).to_have_attribute("aria-invalid", "true")
+    picture(page, "sheet-reason-missing")
+    page.keyboard.press("Escape")
+    # So is a number that a drain cannot have.
+    view(watch, "GPUs")
+    dialog = open_action(watch, 6, "Drain…")
+    dialog.get_by_label("Deadline in minutes").fill("999999")
+    dialog.get_by_role("button", name="Drain", exact=True).click()
+    wrong = dialog.locator(".field", has=page.locator("#deadline")).get_by_role("alert")
+    expect(wrong).to_contain_text("10080")
+    check(_is_on_top(page, wrong) and node.drain_state(6) == "active", "a wrong deadline is not refused in view")
+    page.keyboard.press("Escape")
+
+
 CASES = [
+    a_drain_sheet_begins_with_what_it_costs,
+    a_move_is_a_move_and_the_trial_is_of_what_is_activated,
+    an_entry_of_the_stack_is_removed,
+    a_change_that_is_not_possible_yet_says_why_where_it_is_seen,
     a_drain_sheet_says_who_leaves_and_what_cannot_work,
     with_an_api_server_pods_can_be_evicted,
     a_drain_shows_who_blocks_it_and_can_be_stopped,

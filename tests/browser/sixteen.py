@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from browser import Watch, picture
 from node import SHARED, SixteenGpuNode
 from page import address, drawer, expect_no_horizontal_scroll, menu, row, sign_in, view
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from say import check, until
 
 
@@ -469,7 +470,102 @@ def a_phone_shows_the_status_line_and_a_line_for_each_gpu(watch: Watch, node: Si
     expect(page.locator("#pods tbody tr").first.get_by_role("button", name=re.compile("^Explain"))).to_be_visible()
 
 
+OVERLAPS = """() => {
+    // The boxes of lines of text, each as its ancestors let it be seen.
+    const linesOf = (node) => {
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        return [...range.getClientRects()].map((line) => seen(node, line)).filter(Boolean);
+    };
+    const seen = (node, { left, right, top, bottom }) => {
+        for (let one = node.parentElement; one; one = one.parentElement) {
+            const style = getComputedStyle(one);
+            if (style.visibility === 'hidden' || style.clipPath !== 'none') return null;
+            if (style.overflow === 'visible') continue;
+            const box = one.getBoundingClientRect();
+            [left, right, top, bottom] = [Math.max(left, box.left), Math.min(right, box.right), Math.max(top, box.top), Math.min(bottom, box.bottom)];
+        }
+        return right - left > 1 && bottom - top > 1 ? { left, right, top, bottom, node, text: node.textContent.trim() } : null;
+    };
+    const found = [];
+    const root = document.querySelector('#drawer:not([hidden])') ?? document.querySelector('#main');
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+        if (node.textContent.trim() && !node.parentElement.closest('svg') && node.parentElement.checkVisibility()) found.push(...linesOf(node));
+    }
+    const both = [];
+    found.forEach((a, i) => found.slice(i + 1).forEach((b) => {
+        if (a.node !== b.node && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1.5 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4) both.push(`${a.text} | ${b.text}`);
+    }));
+    return both;
+}"""
+
+
+def no_text_lies_on_another_on_a_phone(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    page.set_viewport_size({"width": 420, "height": 900})
+    progress = {"evict": True, "atDeadline": "wait", "late": False, "secondsLeft": 3540, "allocations": ["a-1", "a-2"], "processes": 2, "holders": []}
+    states = {
+        0: {"bypasses": 12},
+        1: {"drain": {"state": "draining", "by": "admin", "why": "a long reason", "marks": [], "progress": progress}},
+        2: {"bypasses": 1, "health": {"state": "degraded", "reason": "12 rows wait for a reset", "since": "2026-01-01T00:00:00Z", "heals": True, "history": []}},
+    }
+
+    def changed(route: Route) -> None:
+        data = route.fetch().json()
+        data["items"] = [{**gpu, **states.get(gpu["index"], {})} for gpu in data["items"]]
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(data))
+
+    def over(route: Route) -> None:
+        data = route.fetch().json()
+        for allocation in data["items"][:20]:
+            for use in allocation["uses"]:
+                use |= {"memoryUsedMiB": 13_000, "overLimit": True}
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(data))
+
+    page.route("**/api/v1/gpus", changed)
+    page.route("**/api/v1/allocations?*", over)
+    sign_in(watch, node)
+    expect(page.locator(".gpus tbody tr")).to_have_count(16)
+    for name in ("Pods", "Timeline", "Policies", "Decisions", "Links", "GPUs"):
+        view(watch, name)
+        page.wait_for_timeout(1500)
+        picture(page, f"phone-{name.lower()}")
+        both = page.evaluate(OVERLAPS)
+        check(not both, f"{name}: {both[:5]}")
+    # A name touches the badge beside it before it lies on it.
+    name, state = row(watch, 12).locator(".open").bounding_box(), row(watch, 12).locator(".state").bounding_box()
+    check(state["x"] - name["x"] - name["width"] >= 4, f"{name} and {state}")
+    page.get_by_role("button", name="Tiles").click()
+    check(not (both := page.evaluate(OVERLAPS)), f"tiles: {both[:5]}")
+
+
+def a_drawer_keeps_its_padding_beside_a_scrollbar(watch: Watch, node: SixteenGpuNode) -> None:
+    page = watch.page
+    gpu = node.gpus()[12]["uuid"]
+    sign_in(watch, node, at=f"#gpu={gpu}")
+    expect(drawer(watch)).to_contain_text("Holders")
+    for width in (420, 1440, 1900):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(300)
+        bars = page.evaluate("[innerWidth - document.documentElement.clientWidth, drawer.offsetWidth - drawer.clientWidth]")
+        check(bars[1] > 0, f"{width}: the drawer has no scrollbar: {bars}")
+        for part in (".drawer-head", ".drawer-body"):
+            left, right = drawer(watch).locator(part).evaluate("""(part) => {
+                const [outer, style] = [part.getBoundingClientRect(), getComputedStyle(part)];
+                return [outer.left + parseFloat(style.paddingLeft), drawer.getBoundingClientRect().left + drawer.clientLeft + drawer.clientWidth - outer.right + parseFloat(style.paddingRight)];
+            }""")
+            least = 12 if width == 420 else 0
+            check(left >= least and right >= 12, f"{width}: {part} has {left} px left and {right} px right")
+        wide = drawer(watch).evaluate("(one) => one.scrollWidth - one.clientWidth")
+        check(wide <= 0, f"{width}: the drawer is scrolled sideways by {wide} px")
+        both = page.evaluate(OVERLAPS)
+        check(not both, f"{width}: {both[:5]}")
+
+
 CASES = [
+    no_text_lies_on_another_on_a_phone,
+    a_drawer_keeps_its_padding_beside_a_scrollbar,
     the_status_line_says_what_is_wrong_and_filters,
     bad_gpus_are_first_and_sixteen_fit_on_one_screen,
     counters_filter_and_a_link_shows_the_same,

@@ -46,7 +46,7 @@ function onGpus(gpus, route) {
 }
 
 /** `0-3, 7`. */
-function runs(indices) {
+export function runs(indices) {
   const all = [];
   for (const index of indices.toSorted((a, b) => a - b)) {
     const last = all.at(-1);

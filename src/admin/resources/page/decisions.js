@@ -54,9 +54,13 @@ function what(d) {
   return d.hook === 'offer' ? 'what GPUs are offered as' : d.hook;
 }
 
+/** The pod of a decision: of a grant the holder, also of an ended one. */
 function whose(d, byId) {
-  if (d.allocation && byId.get(d.allocation)?.holder) return holderName(byId.get(d.allocation));
-  return d.candidates.length === 1 ? d.candidates[0] : d.candidates.length > 1 ? `one of ${d.candidates.length} pods` : '';
+  const holder = d.holder?.pod ? d : byId.get(d.allocation);
+  if (holder?.holder?.pod) return holderName(holder);
+  if (d.candidates.length === 1) return d.candidates[0];
+  if (d.candidates.length > 1) return `one of ${d.candidates.length} pods`;
+  return d.allocation ? `not known (allocation ${d.allocation})` : '';
 }
 
 function reason(d) {

@@ -2,15 +2,25 @@
 
 import { now } from './clock.js';
 
+/** Characters that change the order of a text or begin a line: a name or a reason with one could be shown as another text. */
+const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+/** A text with these characters as escapes: `\u{202e}`. */
+export const visible = (text) => String(text).replace(INVISIBLE, (found) => `\\u{${found.codePointAt(0).toString(16)}}`);
+
+const shown = (child) => (typeof child === 'string' ? visible(child) : child);
+/** A field has its value as it is, since that is what is sent. */
+const attribute = (name, value) => (name === 'value' ? String(value) : visible(value));
+
 /** An element; `props` are attributes, `on…` listeners, and `class`. Strings become text nodes. */
 export function el(tag, props = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith('on')) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? '' : String(value));
+    else made.setAttribute(name, value === true ? '' : attribute(name, value));
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false).map(shown));
   return made;
 }
 
@@ -19,8 +29,8 @@ export const byId = (id) => document.getElementById(id);
 /** An element of SVG; `props` are its attributes. */
 export function svg(tag, props = {}, ...children) {
   const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
-  for (const [name, value] of Object.entries(props)) made.setAttribute(name, String(value));
-  made.append(...children.flat());
+  for (const [name, value] of Object.entries(props)) made.setAttribute(name, attribute(name, value));
+  made.append(...children.flat().map(shown));
   return made;
 }
 
@@ -36,7 +46,8 @@ export function button(label, onclick, { change = false, why, kind, name, presse
 
 /** Sets a text only if it changed, so that selections and screen readers are not disturbed. */
 export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  const safe = visible(text);
+  if (node.textContent !== safe) node.textContent = safe;
 }
 
 const FOCUSABLE = 'a[href], button, input, select, textarea, summary, [tabindex]';
@@ -51,7 +62,7 @@ export function renew(node, sign, make) {
   node.berthSign = text;
   const focused = node.contains(document.activeElement) ? document.activeElement : undefined;
   const index = focused && [...node.querySelectorAll(FOCUSABLE)].indexOf(focused);
-  node.replaceChildren(...[make()].flat().filter(Boolean));
+  node.replaceChildren(...[make()].flat().filter(Boolean).map(shown));
   if (focused) {
     const controls = [...node.querySelectorAll(FOCUSABLE)];
     const label = (control) => control.getAttribute('aria-label') ?? control.firstChild?.textContent;
@@ -124,7 +135,16 @@ export function age(text) {
   if (!(seconds >= 0)) return '';
   return seconds < 60 ? `${Math.floor(seconds)}s` : duration(seconds).split(' ')[0];
 }
-export const ageOf = (text) => el('time', { datetime: text, title: text }, age(text));
+export const ageOf = (text) => el('time', { class: 'age', datetime: text, title: text }, age(text));
+
+/** The time until a deadline: `9m 58s`. `until` is in milliseconds, on the daemon's clock. */
+export const countdown = (until) => el('span', { class: 'countdown', 'data-until': until }, duration((until - now()) / 1000));
+
+/** Moves the ages and countdowns that are shown; called each second. */
+export function tick() {
+  for (const one of document.querySelectorAll('time.age')) setText(one, age(one.dateTime));
+  for (const one of document.querySelectorAll('.countdown')) setText(one, duration((Number(one.dataset.until) - now()) / 1000));
+}
 
 export const shortUuid = (uuid) => (uuid.length > 13 ? `${uuid.slice(0, 12)}…` : uuid);
 export const shortDigest = (digest) => digest.slice(0, 12);

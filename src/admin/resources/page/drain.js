@@ -1,9 +1,10 @@
 // The drain sheet: the pods and what happens to each, which choices are not available and why; then the progress, with a
 // button that stops the drain.
 
+import { runs } from './capacity.js';
 import { byNumber, each, named, path, reasonInput, seen, stopDrain } from './changes.js';
-import { attempt, closeSheet, confirmByButton, field, sheet } from './dialog.js';
-import { badge, button, count, duration, el, renew } from './dom.js';
+import { attempt, closeSheet, confirmByButton, field, isComplete, sheet } from './dialog.js';
+import { badge, button, count, countdown, el, renew, setText } from './dom.js';
 import { podsOn } from './model.js';
 import { KINDS, drainLeft, scheduling } from './words.js';
 
@@ -39,7 +40,7 @@ export async function drainSheet(api, gpus, state, changed) {
   const progress = () => show(progressView(api, gpus, state, changed, stop.signal));
   if (gpus.every(isOut)) progress();
   else {
-    show(orderView(api, gpus.filter((gpu) => !isOut(gpu)), state().node, async () => {
+    show(orderView(api, gpus.filter((gpu) => !isOut(gpu)), state(), async () => {
       ordered = true;
       await changed();
       progress();
@@ -57,7 +58,8 @@ export function whyNoEviction(node) {
   return undefined;
 }
 
-function orderView(api, gpus, node, started) {
+function orderView(api, gpus, state, started) {
+  const { node } = state;
   const conditions = new Map(gpus.map((gpu) => [gpu, seen(api, gpu)]));
   const noEviction = whyNoEviction(node);
   const reason = reasonInput();
@@ -69,15 +71,27 @@ function orderView(api, gpus, node, started) {
   const leaving = el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': byNumber(gpus, 'Pods on it', 'Pods on them') });
   const failed = el('div', { role: 'alert' });
   const yes = el('button', { type: 'submit', class: 'danger' }, 'Drain');
+  /** The previews, without and with evictions: each is requested once. */
+  const previews = {};
+  const preview = (evicts) => {
+    previews[evicts] ??= { answer: undefined };
+    const known = previews[evicts];
+    known.request ??= previewOf(api, gpus, evicts).then((answer) => {
+      known.answer = answer;
+      if (form.isConnected) refresh();
+    });
+    return known.answer;
+  };
   const refresh = () => {
     const not = { giveUp: deadline.value === '' && 'there is no deadline', delete: (!evict.checked && 'pods are not evicted') || (deadline.value === '' && 'there is no deadline') };
     for (const option of atDeadline.options) {
       option.disabled = !!not[option.value];
-      option.textContent = options[option.value] + (not[option.value] ? ` (not possible: ${not[option.value]})` : '');
+      setText(option, options[option.value] + (not[option.value] ? ` (not possible: ${not[option.value]})` : ''));
     }
     if (atDeadline.selectedOptions[0]?.disabled) atDeadline.value = 'wait';
-    why.textContent = deadline.value === '' ? 'Without a deadline the drain waits as long as it takes.' : '';
-    renew(leaving, evict.checked, () => podList(gpus, evict.checked));
+    setText(why, deadline.value === '' ? 'Without a deadline the drain waits as long as it takes.' : '');
+    const found = preview(evict.checked);
+    renew(leaving, [evict.checked, found], () => podList(gpus, state, evict.checked, found));
   };
   const form = el('form', { oninput: refresh },
     el('h2', { id: 'dialog-title' }, `Drain ${named(gpus)}?`),
@@ -85,16 +99,17 @@ function orderView(api, gpus, node, started) {
     leaving,
     field('Reason', reason, 'Shown with this GPU. Ctrl+Enter confirms.'),
     el('div', { class: 'field check' }, evict, el('label', { for: 'evict' }, 'Evict the pods that hold it, through the API server')),
-    el('p', { class: noEviction ? 'note warn' : 'muted', id: 'evict-help' }, noEviction ? `Not possible: ${noEviction}` : 'Disruption budgets are respected. Static pods cannot be evicted: they are shown once the drain runs.'),
+    el('p', { class: noEviction ? 'note warn' : 'muted', id: 'evict-help' }, noEviction ? `Not possible: ${noEviction}` : 'Disruption budgets are respected. Static pods cannot be evicted.'),
     el('div', { class: 'pair' }, field('Deadline in minutes', deadline, 'Empty: none.'),
       el('div', { class: 'field' }, el('label', { for: 'at-deadline' }, 'At the deadline'), atDeadline, why)),
     failed,
     el('div', { class: 'buttons' }, button('Cancel', closeSheet), yes));
   atDeadline.setAttribute('aria-describedby', why.id);
-  refresh();
   confirmByButton(form);
+  refresh();
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
+    if (!isComplete(form)) return;
     const order = { reason: reason.value.trim(), evict: evict.checked };
     if (deadline.value !== '') order.deadlineSeconds = Math.round(Number(deadline.value) * 60);
     if (atDeadline.value !== 'wait') order.atDeadline = atDeadline.value;
@@ -104,16 +119,64 @@ function orderView(api, gpus, node, started) {
   return form;
 }
 
-function podList(gpus, evicts) {
-  const pods = gpus.flatMap((gpu) => podsOn(gpu).map((pod) => ({ gpu, ...pod })));
-  if (pods.length === 0) return el('p', {}, byNumber(gpus, 'No pod is on it: it is drained as soon as no process is left.', 'No pod is on them: each is drained as soon as no process is left.'));
-  const what = (pod) => {
-    if (!evicts) return [badge('not evicted', 'plain'), ' the drain waits until it ends'];
-    return pod.pod ? [badge('evicted', 'busy'), ' when the drain starts'] : [badge('waits', 'warn'), ' its pod is not known yet'];
-  };
-  return [el('p', {}, `${count(pods.length, 'pod')} on ${byNumber(gpus, 'it', 'them')}:`), el('ul', { class: 'leaving' }, pods.slice(0, PODS_MAX).map((pod) => el('li', {},
-    el('span', { class: 'who' }, pod.pod ? pod.key : 'pod not known yet'), ` ${pod.devices} × ${pod.resource}${gpus.length > 1 ? ` on GPU ${pod.gpu.index}` : ''} `, what(pod))),
-  pods.length > PODS_MAX && el('li', { class: 'muted' }, `and ${pods.length - PODS_MAX} more`))];
+/**
+ * The pods on GPUs as the daemon knows them before the drain, by UID or name, and why they could not be read. With `evicts` the
+ * API server was asked about each.
+ */
+async function previewOf(api, gpus, evicts) {
+  try {
+    const answers = await Promise.all(gpus.map((gpu) => api.get(path(gpu, `drain/preview?evict=${evicts}`), { conditional: false })));
+    return { holders: answers.flatMap(({ holders }) => holders) };
+  } catch (problem) {
+    return { holders: [], problem: problem.detail || problem.title };
+  }
+}
+
+/** What creates another pod in place of this one. */
+function ownerText({ shown, owner, state }) {
+  if (state === 'staticPod') return 'of a file on this node';
+  if (owner) return `of ${owner.kind} ${owner.name}${owner.kind === 'DaemonSet' ? ', which creates it again on this node' : ''}`;
+  return shown ? 'without a controller: it is not created again' : 'owner not known';
+}
+
+/** What becomes of a pod: the badge, and a text. `holder` is of the preview. */
+function fate(pod, holder, evicts, isAsked) {
+  if (['staticPod', 'terminating', 'over'].includes(holder?.state)) {
+    const [kind, word, text] = LEAVING[holder.state];
+    return [badge(holder.state === 'staticPod' && !evicts ? 'stays' : word, kind), ` ${text}`];
+  }
+  if (!evicts) return [badge('not evicted', 'plain'), ' the drain waits until it ends'];
+  if (!pod.pod) return [badge('waits', 'warn'), ' its pod is not known yet'];
+  if (!isAsked) return [badge('evicted', 'busy'), ' when the drain starts; the API server is being asked'];
+  if (!holder || holder.state === 'notAsked') return [badge('evicted', 'busy'), ' when the drain starts'];
+  const [kind, word, text] = LEAVING[holder.state] ?? ['plain', holder.state, ''];
+  return [badge(word, kind), ` ${text}${holder.message ? `: ${holder.message}` : ''}`];
+}
+
+/** The pods on the GPUs, with all that each holds on this node: a pod that is evicted loses its other GPUs, too. */
+function podList(gpus, state, evicts, preview) {
+  const pods = new Map(gpus.flatMap((gpu) => podsOn(gpu)).map((pod) => [pod.key, state.pods.get(pod.key) ?? { ...pod, allocations: [...pod.allocations], gpus: [] }]));
+  if (pods.size === 0) return el('p', {}, byNumber(gpus, 'No pod is on it: it is drained as soon as no process is left.', 'No pod is on them: each is drained as soon as no process is left.'));
+  const holderOf = (pod) => preview?.holders.find((holder) => pod.allocations.some((a) => (a.holder?.podUid ? a.holder.podUid === holder.podUid : holder.allocations.includes(a.id))));
+  const all = [...pods.values()].map((pod) => ({ pod, holder: holderOf(pod) }));
+  const devices = all.reduce((sum, { pod }) => sum + pod.allocations.reduce((n, a) => n + a.devices.length, 0), 0);
+  const onGpus = new Set(all.flatMap(({ pod }) => pod.gpus.map((gpu) => gpu.uuid)));
+  const beyond = [...onGpus].filter((uuid) => !gpus.some((gpu) => gpu.uuid === uuid)).length;
+  const [hold, lose] = all.length === 1 ? ['It holds', 'loses'] : ['They hold', 'lose'];
+  const cost = beyond > 0 ? `. ${hold} ${count(devices, 'device')} on ${count(onGpus.size, 'GPU')} in all${evicts ? `, and ${lose} them` : ''}` : '';
+  return [el('p', {}, `${count(all.length, 'pod')} on ${byNumber(gpus, 'it', 'them')}${cost}:`), el('ul', { class: 'leaving' }, all.slice(0, PODS_MAX).map(({ pod, holder }) => el('li', {},
+    el('span', { class: 'who' }, pod.pod ? pod.key : 'pod not known yet'), ` ${held(pod)} `, ...fate(pod, holder, evicts, !!preview),
+    holder && el('p', { class: holder.shown && !holder.owner && holder.state !== 'staticPod' ? 'note warn' : 'muted' }, `${ownerText(holder)}`)))),
+  all.length > PODS_MAX && el('p', { class: 'muted' }, `and ${all.length - PODS_MAX} more`),
+  preview?.problem && el('p', { class: 'note warn' }, `Owners and disruption budgets are not known: ${preview.problem}`)];
+}
+
+/** `10 × nvidia.com/gpu on GPUs 0-7, 9, 12`. */
+function held(pod) {
+  const sums = new Map();
+  for (const a of pod.allocations) sums.set(a.resource, (sums.get(a.resource) ?? 0) + a.devices.length);
+  const on = pod.gpus.length === 0 ? '' : ` on ${pod.gpus.length === 1 ? 'GPU' : 'GPUs'} ${runs(pod.gpus.map((gpu) => gpu.index))}`;
+  return [...sums].map(([resource, n]) => `${n} × ${resource}`).join(', ') + on;
 }
 
 function progressView(api, gpus, state, changed, signal) {
@@ -166,16 +229,16 @@ export function progressOf(gpu, named = true) {
   const words = [drainLeft(of)];
   if (of.processes !== undefined && of.allocations.length > 0) words.push(count(of.processes, 'process', 'processes'));
   if (of.late) words.push('late');
-  else if (of.secondsLeft !== undefined) words.push(`${duration(of.secondsLeft)} until its deadline`);
-  words.push(of.evict ? 'its pods are evicted' : 'no pod is evicted');
+  const left = !of.late && of.until !== undefined && [countdown(of.until), ' until its deadline, '];
+  const evicts = of.evict ? 'its pods are evicted' : 'no pod is evicted';
   const order = Object.keys(LEAVING);
   const holders = of.holders.toSorted((a, b) => order.indexOf(a.state) - order.indexOf(b.state));
-  return el('div', { class: 'progress' }, head, el('p', { class: `note ${of.late ? 'bad' : 'busy'}` }, words.join(', ')),
+  return el('div', { class: 'progress' }, head, el('p', { class: `note ${of.late ? 'bad' : 'busy'}` }, `${words.join(', ')}, `, left, evicts),
     of.warning && el('p', { class: 'note warn' }, of.warning),
     holders.length > 0 && el('ul', { class: 'leaving', 'aria-label': 'Remaining holders' }, holders.slice(0, PODS_MAX).map((holder) => {
       const [kind, word, text] = LEAVING[holder.state] ?? ['plain', holder.state, ''];
       return el('li', {}, badge(word, kind), ' ', el('span', { class: 'who' }, holder.pod ? `${holder.namespace}/${holder.pod}` : 'pod not known yet'),
-        `: ${text}${holder.message ? `: ${holder.message}` : ''}${holder.comesBack ? ' (its DaemonSet creates it again)' : ''}`);
+        `: ${text}${holder.message ? `: ${holder.message}` : ''}${holder.owner ? ` (${ownerText(holder)})` : holder.comesBack ? ' (its DaemonSet creates it again)' : ''}`);
     })),
     deleteCommands(of.evict ? [] : holders));
 }

@@ -21,7 +21,10 @@ export class Drawer {
     this.#route = context.route;
     this.#onClose = onClose;
     this.#root.addEventListener('keydown', (event) => {
-      if (event.key === 'Escape' && !event.defaultPrevented) this.close();
+      if (event.key !== 'Escape' || event.defaultPrevented) return;
+      // Otherwise the same key would clear the search as well.
+      event.preventDefault();
+      this.close();
     });
     COVERS.addEventListener('change', () => this.#cover());
   }

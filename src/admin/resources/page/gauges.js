@@ -85,8 +85,8 @@ export function showShares(root, gpu) {
 const HOUR_MS = 3_600_000;
 const GAP_MS = 150_000;
 
-/** A line of the last hour. `points` are `[milliseconds, value]`, oldest first. */
-export function sparkline(points, max, text) {
+/** A line of the last hour. `points` are `[milliseconds, value]`, oldest first; `start` is when the record begins. */
+export function sparkline(points, max, text, start) {
   const wide = 100;
   const high = 20;
   const from = now() - HOUR_MS;
@@ -98,5 +98,5 @@ export function sparkline(points, max, text) {
     before = at;
   }
   return svg('svg', { class: 'spark', viewBox: `0 0 ${wide} ${high}`, role: 'img', 'aria-label': text, preserveAspectRatio: 'none' },
-    svg('title', {}, text), svg('path', { d: d || 'M0 0' }));
+    svg('title', {}, text), start > from ? svg('rect', { class: 'unrecorded', width: (((start - from) / HOUR_MS) * wide).toFixed(1), height: high }) : [], svg('path', { d: d || 'M0 0' }));
 }

@@ -1,13 +1,14 @@
 // One GPU: what it is and does, who holds it, its processes, its past, and its links.
 
 import { problemNote } from './dialog.js';
-import { button, count, el, gib, number, renew, setText, table, time, timeOf, badge, ageOf, shortUuid } from './dom.js';
+import { ageOf, badge, button, count, el, gib, number, renew, setText, shortUuid, table, time, timeOf } from './dom.js';
 import { progressOf } from './drain.js';
 import { MemoryBar, showShares } from './gauges.js';
 import { graph, rangeButtons } from './graph.js';
+import { recordedSince, sinceText, startOf } from './record.js';
 import { longLink } from './links.js';
 import { DRIVER_MIB, devicesOf, holderName, podsOn } from './model.js';
-import { podButton, stateOf, used } from './row.js';
+import { podButton, stateOf, stateSign, usageOf } from './row.js';
 import { opened, whyHere } from './why-here.js';
 import { KINDS, scheduling } from './words.js';
 
@@ -53,7 +54,7 @@ export class GpuDrawer {
       return;
     }
     setText(this.#title, gpu.name);
-    renew(this.#state, [gpu.health.state, gpu.health.reason, gpu.drain, gpu.bypasses], () => stateOf(gpu));
+    renew(this.#state, stateSign(gpu), () => stateOf(gpu));
     const actions = this.#context.actions(gpu).slice(1);
     renew(this.#actions, actions, () => [...actions.map(([label, act, why]) => button(label, act, { change: !label.startsWith('Progress'), why })),
       button('Copy link', () => navigator.clipboard?.writeText(location.href))]);
@@ -62,7 +63,7 @@ export class GpuDrawer {
     const { memoryUsedMiB, processes, bypasses, resources, ...steady } = gpu;
     renew(this.#facts, [steady.health, steady.drain, gpu.utilizationPercent, gpu.temperatureCelsius, gpu.powerWatts, gpu.allocations.length], () => facts(gpu));
     const pods = podsOn(gpu);
-    renew(this.#holders, pods.map((pod) => [pod.key, pod.devices, [...pod.allocations].map((a) => [a.id, used(a, gpu)])]).concat(gib(unexplained(gpu, pods))), () => this.#showHolders(pods));
+    renew(this.#holders, pods.map((pod) => [pod.key, pod.devices, [...pod.allocations].map((a) => [a.id, usageOf(a, [gpu]).text])]).concat(gib(unexplained(gpu, pods))), () => this.#showHolders(pods));
     this.#showDevices();
     renew(this.#links, (gpu.links ?? []).map((link) => [link, state.gpu.get(link.gpu)?.index]), () => links(gpu, state, this.#context.route));
     await Promise.all([this.#showProcesses(), this.#showPast(state)]);
@@ -77,7 +78,11 @@ export class GpuDrawer {
       const [first] = pod.allocations;
       const box = el('div', { class: 'wide' }, first && opened(first.id));
       return el('li', {}, podButton(pod, (key) => route.set({ pod: key, gpu: '' })), first && whyHere(api, first.id, box, pod.key),
-        el('p', { class: 'wide muted' }, `${pod.devices} × ${pod.resource}`, first && `, memory used / limit ${used(first, this.#gpu)} GiB, for `, first && ageOf(first.grantedAt)), box);
+        el('p', { class: 'wide muted' }, `${pod.devices} × ${pod.resource}`, [...pod.allocations].flatMap((a) => {
+          const usage = usageOf(a, [this.#gpu]);
+          const container = pod.allocations.size > 1 ? `${a.holder?.container ?? a.id}: ` : '';
+          return [`, ${container}memory used / limit ${usage.numbers} GiB`, ...usage.badges];
+        }), first && ', for ', first && ageOf(first.grantedAt)), box);
     })), others];
   }
 
@@ -98,15 +103,17 @@ export class GpuDrawer {
     const failed = (problem) => ({ problem });
     const [data, events] = await Promise.all([past.graph(this.#uuid, last).catch(failed), past.events().catch(failed)]);
     const gpu = state.gpu.get(this.#uuid);
-    renew(this.#graphs, [last, data?.problem?.detail, data?.items?.length, data?.items?.at(-1)?.at], () => {
+    renew(this.#graphs, [last, data?.problem?.detail, data?.items?.length, data?.items?.at(-1)?.at, sinceText(state.node, last)], () => {
       if (data?.problem) return [rangeButtons(route), problemNote(data.problem)];
-      return data ? [rangeButtons(route), ...graphs(data, gpu, last)] : el('p', { class: 'muted' }, NO_HISTORY);
+      return data ? [rangeButtons(route), recordedSince(state.node, last), ...graphs(data, gpu, { last, start: startOf(state.node) })] : el('p', { class: 'muted' }, NO_HISTORY);
     });
-    const mine = (events?.problem ? [] : events ?? []).filter((event) => event.gpu === this.#uuid).slice(0, EVENTS);
-    renew(this.#history, [gpu.health, mine.map((event) => event.at), events?.problem?.detail], () => [
+    const all = (events?.problem ? [] : events ?? []).filter((event) => event.gpu === this.#uuid);
+    const mine = all.slice(0, EVENTS);
+    renew(this.#history, [gpu.health, all.length, mine.map((event) => event.at), events?.problem?.detail, sinceText(state.node, '24h')], () => [
       events?.problem && problemNote(events.problem),
       table('Health, newest first', ['Since', 'State', 'Reason'], [gpu.health, ...gpu.health.history.toReversed()].map((turn) =>
         [timeOf(turn.since), badge(turn.state, KINDS[turn.state] ?? 'plain'), turn.reason ?? '–']), 'stacked'),
+      events && !events.problem && el('p', { class: 'muted' }, `${count(all.length, 'event')} of it in the last 24 hours${all.length > EVENTS ? `, the newest ${EVENTS}` : ''}${sinceText(state.node, '24h')}`),
       mine.length > 0 && el('ul', { class: 'events' }, mine.map((event) => el('li', {}, timeOf(event.at), ' ', event.words)))]);
   }
 
@@ -155,17 +162,16 @@ function facts(gpu) {
   drain.state !== 'draining' && drain.marks.length > 0 && el('ul', { class: 'events' }, drain.marks.map((mark) => el('li', {}, `${mark.kind} by ${mark.owner}${mark.why ? `: ${mark.why}` : ''}, ${time(mark.since)}`)))];
 }
 
-function graphs(data, gpu, last) {
-  const step = data.stepSeconds * 1000;
+function graphs(data, gpu, range) {
   const points = (items, key, scale = 1) => items.filter((item) => item[key] !== undefined).map((item) => [Date.parse(item.at), item[key] / scale]);
   const line = (name, key, scale, kind) => ({ name, kind, points: points(data.items, key, scale) });
-  const all = { last, step };
+  const all = { ...range, step: data.stepSeconds * 1000 };
   return [
     graph({ ...all, title: 'Memory', unit: 'GiB', most: gpu.memoryMiB ? gpu.memoryMiB / 1024 : undefined, lines: [line('in use', 'memoryUsedMiB', 1024, 'used-line'), line('granted', 'memoryGrantedMiB', 1024, 'granted-line')] }),
     graph({ ...all, title: 'Utilisation', unit: '%', most: 100, lines: [line('GPU', 'utilizationPercent')] }),
     graph({ ...all, title: 'Temperature', unit: '°C', lines: [line('GPU', 'temperatureCelsius')] }),
     graph({ ...all, title: 'Power', unit: 'W', lines: [line('GPU', 'powerWatts')] }),
-    data.pods.length > 0 && graph({ ...all, title: 'Memory by pod', unit: 'GiB', lines: byPod(data, points) }),
+    data.pods.length > 0 && graph({ ...all, title: 'Memory by pod', unit: 'GiB', lines: byPod(data, points), sorted: 'those with the most memory' }),
   ].filter(Boolean);
 }
 

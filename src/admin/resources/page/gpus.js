@@ -2,13 +2,12 @@
 
 import * as changes from './changes.js';
 import { button, count, el, renew, setText } from './dom.js';
-import { drainSheet } from './drain.js';
 import { cellsOf } from './gauges.js';
 import { closeMenu } from './menu.js';
 import { COLUMNS, Row } from './row.js';
-import { STATES, badFirst, colourOf, search, searchAny, statesOf, errorOf } from './words.js';
+import { STATES, badFirst, colourOf, errorOf, listed, search, searchAny, statesOf } from './words.js';
 
-/** Namespaces of the legend; further ones are named by their cells only. */
+/** Namespaces of the legend; further ones are counted, and named by their cells. */
 const LEGEND_MAX = 10;
 
 export class Gpus {
@@ -83,8 +82,8 @@ export class Gpus {
   }
 
   /** The line of the last hour of each GPU. */
-  showHours(hours) {
-    for (const [uuid, row] of this.#rows) row.showHour(hours.get(uuid));
+  showHours(hours, node) {
+    for (const [uuid, row] of this.#rows) row.showHour(hours.get(uuid), node);
   }
 
   /** The GPUs that are shown, in their order. */
@@ -147,6 +146,7 @@ export class Gpus {
       if (document.activeElement === document.body) document.getElementById('main').focus();
     };
     if (name === 'drain') {
+      const { drainSheet } = await import('./drain.js');
       if (await drainSheet(this.#api, gpus, this.#state, done)) this.#leave(gpus[0]);
     } else if (await changes[name](this.#api, gpus)) await done();
   }
@@ -201,7 +201,9 @@ export class Gpus {
 
   #showLegend(gpus) {
     const names = new Set(gpus.flatMap((gpu) => cellsOf(gpu).map((cell) => cell.allocation?.holder?.namespace)).filter(Boolean));
-    renew(this.#legend, [...names].sort(), () => [...names].sort().slice(0, LEGEND_MAX).map((name) => el('li', {}, el('i', { class: `dot ${colourOf(name)}` }), name)));
+    const sorted = [...names].sort();
+    renew(this.#legend, sorted, () => [...sorted.slice(0, LEGEND_MAX).map((name) => el('li', {}, el('i', { class: `dot ${colourOf(name)}` }), name)),
+      sorted.length > LEGEND_MAX && el('li', { title: listed(sorted.slice(LEGEND_MAX)) }, `and ${sorted.length - LEGEND_MAX} more`)]);
   }
 
   #filter() {

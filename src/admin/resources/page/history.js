@@ -101,12 +101,15 @@ export class Past {
   forgetEvents() { this.#events = undefined; }
 }
 
+/** The page's own kind of event: the start of the daemon. */
+export const START = 'start';
+
 /** Kinds of event that the daemon keeps for operators, by the row of the timeline in which they are drawn. */
 export const LANES = {
   Health: ['gpuHealth', 'gpuFound', 'gpuForgotten'],
   Drains: ['gpuCordoned', 'gpuDraining', 'gpuDrained', 'gpuUncordoned', 'eviction'],
   Refusals: ['requestRefused'],
   Policies: ['stackActivated', 'policyUploaded', 'policyDeleted', 'policyFault', 'policySuspended', 'policyAskedAgain'],
-  Node: ['hold', 'noDeviceStrategy', 'deviceNodesMissing', 'bypass', 'bypassOver'],
+  Node: [START, 'hold', 'noDeviceStrategy', 'deviceNodesMissing', 'bypass', 'bypassOver', 'allocationContested'],
 };
 const OPERATOR_KINDS = new Set(Object.values(LANES).flat());

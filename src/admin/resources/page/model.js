@@ -1,5 +1,8 @@
 // Fetches and combines the data that the page shows.
 
+import { now } from './clock.js';
+import { usageOn } from './words.js';
+
 /** Newest decisions of each hook that are shown: offers name all GPUs, and are long. */
 const DECISIONS = { admit: 40, place: 40, triage: 10, offer: 5 };
 /** Refusals that are pinned. */
@@ -55,7 +58,7 @@ export class Model {
       access,
       allocations: allocations.items,
       allocationsTotal: allocations.total,
-      pods: podsOf(allocations.items),
+      pods: podsOf(allocations.items, shown),
       gpus: shown,
       gpu: new Map(shown.map((gpu) => [gpu.uuid, gpu])),
     };
@@ -121,7 +124,9 @@ export class Model {
       }
       this.#details.set(uuid, known);
     }
-    // The summary is newer.
+    // The summary is newer. Its seconds are of this moment; the page counts them down.
+    const { progress } = drain;
+    if (progress?.secondsLeft !== undefined) progress.until ??= now() + progress.secondsLeft * 1000;
     return { ...known.gpu, ...summary, allocations };
   }
 }
@@ -132,8 +137,8 @@ function nameOf(gpu, gpus) {
   return isTaken ? `${gpu.uuid.slice(0, 12)} (GPU ${gpu.index} before)` : `GPU ${gpu.index}`;
 }
 
-/** Pods by `namespace/name`, with their allocations; those whose pod is not known yet are listed one by one. */
-function podsOf(allocations) {
+/** Pods by `namespace/name`, with their allocations and GPUs; those whose pod is not known yet are listed one by one. */
+function podsOf(allocations, gpus) {
   const pods = new Map();
   for (const allocation of allocations) {
     const { namespace, pod } = allocation.holder ?? {};
@@ -141,6 +146,11 @@ function podsOf(allocations) {
     const known = pods.get(key) ?? { key, namespace, pod, allocations: [] };
     known.allocations.push(allocation);
     pods.set(key, known);
+  }
+  const byIndex = gpus.toSorted((a, b) => a.index - b.index);
+  for (const pod of pods.values()) {
+    const held = new Set(pod.allocations.flatMap((a) => a.gpus));
+    pod.gpus = byIndex.filter((gpu) => held.has(gpu.uuid));
   }
   return pods;
 }
@@ -170,7 +180,7 @@ export function holderName(allocation) {
   return [holder.namespace, holder.pod, holder.container].filter(Boolean).join('/');
 }
 
-/** The pods on a GPU, those with the most devices first. */
+/** The pods on a GPU, those with the most devices first, then those with the most memory in use. */
 export function podsOn(gpu) {
   const pods = new Map();
   for (const { state, allocation, allocations, resource } of devicesOf(gpu)) {
@@ -182,5 +192,6 @@ export function podsOn(gpu) {
     if (allocation) known.allocations.add(allocation);
     pods.set(key, known);
   }
-  return [...pods.values()].sort((a, b) => b.devices - a.devices || a.key.localeCompare(b.key));
+  for (const pod of pods.values()) pod.usedMiB = [...pod.allocations].reduce((sum, allocation) => sum + (usageOn(allocation, gpu).used ?? 0), 0);
+  return [...pods.values()].sort((a, b) => b.devices - a.devices || b.usedMiB - a.usedMiB || a.key.localeCompare(b.key));
 }

@@ -4,7 +4,7 @@ import { Api } from './api.js';
 import { showCapacity } from './capacity.js';
 import { now } from './clock.js';
 import { problemBox } from './dialog.js';
-import { badge, byId, duration, el, renew, setText, zone } from './dom.js';
+import { badge, byId, duration, el, renew, setText, tick, visible, zone } from './dom.js';
 import { Gpus } from './gpus.js';
 import { Past } from './history.js';
 import { listen } from './keys.js';
@@ -13,12 +13,11 @@ import { closeMenu } from './menu.js';
 import { Model } from './model.js';
 import { Route } from './route.js';
 import { announce, announceText, notices, showStatusLine } from './status-line.js';
-import { forgetColours } from './words.js';
 
 const VIEWS = { gpus: 'GPUs', pods: 'Pods', timeline: 'Timeline', policies: 'Policies', decisions: 'Decisions', links: 'Links' };
 /** How often it is asked who the caller is: its right may change. Milliseconds. */
 const ACCESS_MS = 60_000;
-/** Between two texts of how old the shown state is, milliseconds. */
+/** Between two texts of the ages and countdowns that are shown, milliseconds. */
 const TICK_MS = 1000;
 const NO_ANSWER = 'the daemon does not answer';
 const READ_ONLY = 'this token may only read';
@@ -118,7 +117,6 @@ function signOut(problem) {
   announceText('');
   // The page keeps no data of the node.
   gpus.clear();
-  forgetColours();
   for (const id of ['notices', 'status-line', 'views', 'capacity', 'pods', 'timeline', 'timeline-tools', 'stack', 'activations', 'decisions', 'links', 'who', 'where', 'pulse']) {
     byId(id).replaceChildren();
     delete byId(id).berthSign;
@@ -140,6 +138,11 @@ function begin() {
   past = new Past(model);
   live = new Live(api, { update, onState: showLiveness, onEvent: (event) => (event.kind === 'missed' ? past?.forgetEvents() : past?.add(event)) });
   live.start();
+  clearInterval(ticking);
+  ticking = setInterval(() => {
+    tick();
+    showAge();
+  }, TICK_MS);
 }
 
 /** Loads and shows the state; `kinds` are those of the events since the last load. Returns the time of the work, ms. */
@@ -235,7 +238,7 @@ async function showView() {
     showCapacity(byId('capacity'), state, route);
     gpus.show(state);
     const hours = await past.hours(state.gpus);
-    if (shown) gpus.showHours(hours);
+    if (shown) gpus.showHours(hours, state.node);
   } else if (view === 'pods') {
     const { showPods } = await import('./pods.js');
     if (shown) showPods(byId('pods'), state, context);
@@ -254,7 +257,7 @@ async function showView() {
   } else if (view === 'policies') {
     const stack = await import('./stack.js');
     if (!shown) return;
-    stack.showStack(byId('stack'), state.stack, policies);
+    stack.showStack(byId('stack'), state.stack, state.node, policies);
     stack.showHistory(byId('activations'), state.history, policies);
   }
   guardChanges();
@@ -282,7 +285,7 @@ function step(by) {
   if (route.get('view') !== 'pods') return;
   const buttons = podButtons();
   const pod = route.get('pod');
-  const at = buttons.findIndex((one) => (pod ? one.getAttribute('aria-label') === `Pod ${pod}` : one.closest('tr').contains(document.activeElement)));
+  const at = buttons.findIndex((one) => (pod ? one.getAttribute('aria-label') === visible(`Pod ${pod}`) : one.closest('tr').contains(document.activeElement)));
   const next = buttons[at < 0 ? 0 : Math.max(0, Math.min(buttons.length - 1, at + by))];
   if (pod) next?.click();
   else next?.focus();
@@ -291,7 +294,7 @@ function step(by) {
 /** Moves the focus to what opened a drawer that is closed. */
 function leaveDrawer(gpu, pod) {
   if (gpu) gpus.focusOn(gpu);
-  else [...byId('main').querySelectorAll('button.link')].find((one) => one.checkVisibility() && one.getAttribute('aria-label') === `Pod ${pod}`)?.focus();
+  else [...byId('main').querySelectorAll('button.link')].find((one) => one.checkVisibility() && one.getAttribute('aria-label') === visible(`Pod ${pod}`))?.focus();
 }
 
 /** Changes the GPU in the drawer, else the selected ones, else the one with the focus. */
@@ -311,9 +314,8 @@ function change(name, fits) {
 
 async function policies(name, ...rest) {
   await act(async () => {
-    const { stack } = shown;
-    const changed = name === 'change' ? await (await import('./policy-sheet.js')).policySheet(api, rest[0]?.policy, shown)
-      : await (await import('./stack.js'))[name](api, stack, ...rest);
+    const changed = name === 'change' ? await (await import('./policy-sheet.js')).policySheet(api, rest, shown)
+      : await (await import('./stack.js'))[name](api, shown, ...rest);
     if (changed) await update();
   });
 }
@@ -333,8 +335,6 @@ async function act(does) {
 
 function showFreshness() {
   document.body.classList.toggle('stale', !!failure);
-  clearInterval(ticking);
-  if (failure) ticking = setInterval(showAge, TICK_MS);
   const why = failure ? NO_ANSWER : shown?.access?.right === 'read' ? READ_ONLY : '';
   if (why) document.body.dataset.why = why;
   else delete document.body.dataset.why;

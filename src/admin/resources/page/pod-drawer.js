@@ -1,10 +1,11 @@
 // One pod: what it holds where, what it uses, and why it is there.
 
 import { problemNote } from './dialog.js';
-import { badge, button, el, renew, setText, timeOf } from './dom.js';
+import { badge, button, count, el, renew, setText, timeOf } from './dom.js';
 import { section } from './gpu-drawer.js';
 import { graph, rangeButtons } from './graph.js';
-import { gpuButton, used } from './row.js';
+import { recordedSince, sinceText, startOf } from './record.js';
+import { gpuButton, usageOf } from './row.js';
 import { explanation } from './why-here.js';
 import { colourOf } from './words.js';
 
@@ -36,31 +37,37 @@ export class PodDrawer {
       : `${this.#key} holds no GPU of this node any more.`));
     if (!pod) return;
     const { route } = this.#context;
-    const gpus = [...new Set(pod.allocations.flatMap((a) => a.gpus))].map((uuid) => state.gpu.get(uuid)).filter(Boolean);
+    const { gpus } = pod;
+    const usage = (a) => usageOf(a, gpus.filter(({ uuid }) => a.gpus.includes(uuid)));
     renew(this.#holds, [pod.allocations, gpus.map((gpu) => [gpu.uuid, gpu.index, gpu.health.state])], () => [...pod.allocations.map((a) => el('dl', { class: 'facts holding' },
       fact('Devices', `${a.devices.length} × ${a.resource}`), fact('On', a.gpus.map((uuid) => [gpuButton(state.gpu.get(uuid), route), ' ']).flat()),
-      fact('Memory used / limit', `${used(a)} GiB`), a.limits && fact('Limit enforced by', a.limits.enforcedBy === 'none' ? 'nothing: it is only recorded' : a.limits.enforcedBy),
+      fact('Memory used / limit', usage(a).numbers, ' GiB', usage(a).badges), a.limits && fact('Limit enforced by', a.limits.enforcedBy === 'none' ? 'nothing: it is only recorded' : a.limits.enforcedBy),
       fact('Container', a.holder?.container ?? 'not known yet'), fact('Since', timeOf(a.grantedAt)), fact('Allocation', el('code', {}, a.id), a.overlapped && badge('overlapped', 'warn')))),
     button('Copy link', () => navigator.clipboard?.writeText(location.href))]);
     const ids = pod.allocations.slice(0, SHOWN_MAX).map((a) => a.id);
-    if (this.#why.dataset.ids !== ids.join()) {
-      this.#why.dataset.ids = ids.join();
-      this.#why.replaceChildren(...await Promise.all(ids.map((id) => explanation(this.#context.api, id))));
+    const more = pod.allocations.length - ids.length;
+    if (this.#why.dataset.ids !== [...ids, more].join()) {
+      this.#why.dataset.ids = [...ids, more].join();
+      const shown = await Promise.all(ids.map((id) => explanation(this.#context.api, id)));
+      this.#why.replaceChildren(...shown, ...more > 0 ? [el('p', { class: 'muted' }, `and ${count(more, 'more allocation')}`)] : []);
     }
-    await this.#showGraphs(gpus.slice(0, SHOWN_MAX), pod);
+    await this.#showGraphs(gpus, pod, state.node);
   }
 
-  async #showGraphs(gpus, { namespace, pod }) {
+  async #showGraphs(all, { namespace, pod }, node) {
     const { past, route } = this.#context;
     const last = route.get('last');
-    const all = await Promise.all(gpus.map((gpu) => past.graph(gpu.uuid, last).catch((problem) => ({ problem }))));
-    const problem = all.find((one) => one?.problem)?.problem;
-    const lines = gpus.map((gpu, i) => ({ name: `on GPU ${gpu.index}`, points: (all[i]?.pods?.find((one) => one.namespace === namespace && one.pod === pod)?.items ?? [])
+    const gpus = all.slice(0, SHOWN_MAX);
+    const more = all.length - gpus.length;
+    const read = await Promise.all(gpus.map((gpu) => past.graph(gpu.uuid, last).catch((problem) => ({ problem }))));
+    const problem = read.find((one) => one?.problem)?.problem;
+    const lines = gpus.map((gpu, i) => ({ name: `on GPU ${gpu.index}`, points: (read[i]?.pods?.find((one) => one.namespace === namespace && one.pod === pod)?.items ?? [])
       .filter((item) => item.memoryUsedMiB !== undefined).map((item) => [Date.parse(item.at), item.memoryUsedMiB / 1024]) }));
-    renew(this.#graphs, [last, problem?.detail, lines.map((line) => [line.points.length, line.points.at(-1)])], () => {
+    renew(this.#graphs, [last, problem?.detail, more, lines.map((line) => [line.points.length, line.points.at(-1)]), sinceText(node, last)], () => {
       if (problem) return [rangeButtons(route), problemNote(problem)];
-      if (!lines.some((line) => line.points.length > 0)) return [rangeButtons(route), el('p', { class: 'muted' }, 'No memory of its processes was seen in this time.')];
-      return [rangeButtons(route), graph({ title: 'Memory', unit: 'GiB', last, step: (all[0]?.stepSeconds ?? 15) * 1000, lines })];
+      if (!lines.some((line) => line.points.length > 0)) return [rangeButtons(route), recordedSince(node, last), el('p', { class: 'muted' }, 'No memory of its processes was seen in this time.')];
+      return [rangeButtons(route), recordedSince(node, last), graph({ title: 'Memory', unit: 'GiB', last, start: startOf(node), step: (read[0]?.stepSeconds ?? 15) * 1000, lines, sorted: 'the first GPUs' }),
+        more > 0 && el('p', { class: 'muted' }, `Its memory on ${count(more, 'more GPU')} is not drawn: their drawers show it.`)];
     });
   }
 }

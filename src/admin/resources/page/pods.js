@@ -1,7 +1,7 @@
 // The pods with devices of this node: one row each.
 
-import { age, ageOf, button, count, el, renew, table } from './dom.js';
-import { gpuButton, podButton, used } from './row.js';
+import { ageOf, button, count, el, renew, table } from './dom.js';
+import { gpuButton, podButton, usageOf } from './row.js';
 import { search } from './words.js';
 
 /** Rows of the table: further pods are found by searching. */
@@ -10,20 +10,19 @@ const ROWS = 300;
 export function showPods(root, state, { route }) {
   const finds = search(route.get('q'));
   const all = [...state.pods.values()].map((pod) => {
-    const gpus = [...new Set(pod.allocations.flatMap((a) => a.gpus))].map((uuid) => state.gpu.get(uuid)).filter(Boolean).sort((a, b) => a.index - b.index);
-    return { ...pod, gpus, text: [pod.key, ...gpus.map((gpu) => `gpu${gpu.index} ${gpu.health.state} ${gpu.health.reason ?? ''}`), ...pod.allocations.map((a) => `${a.resource} ${a.id} ${a.holder?.container ?? ''}`)].join(' ').toLowerCase() };
+    const uses = pod.allocations.map((a) => usageOf(a, pod.gpus.filter(({ uuid }) => a.gpus.includes(uuid))));
+    return { ...pod, uses, text: [pod.key, ...pod.gpus.map((gpu) => `gpu${gpu.index} ${gpu.health.state} ${gpu.health.reason ?? ''}`), ...pod.allocations.map((a) => `${a.resource} ${a.id} ${a.holder?.container ?? ''}`), ...uses.map(({ text }) => text)].join(' ').toLowerCase() };
   });
   const pods = all.filter((pod) => finds(pod.text)).sort((a, b) => a.key.localeCompare(b.key));
   const shown = pods.slice(0, ROWS);
-  const uses = (pod) => pod.allocations.map((a) => used(a));
-  renew(root, [all.length, pods.length, shown.map((pod) => [pod.key, uses(pod), pod.allocations.map((a) => [a.id, a.devices.length]), pod.gpus.map((gpu) => [gpu.index, gpu.health.state]), age(pod.allocations[0].grantedAt)])], () => {
+  renew(root, [all.length, pods.length, shown.map((pod) => [pod.key, pod.uses.map(({ text }) => text), pod.allocations.map((a) => [a.id, a.devices.length]), pod.gpus.map((gpu) => [gpu.index, gpu.health.state])])], () => {
     if (pods.length === 0) return el('p', { class: 'muted' }, all.length === 0 ? 'No pod has a device.' : 'No pod matches.');
     return [el('p', { class: 'muted', role: 'status' }, pods.length < all.length ? `${pods.length} of ${count(all.length, 'pod')} match` : count(all.length, 'pod'), pods.length > ROWS && `; the first ${ROWS} are shown`),
       table('Pods by namespace', ['Pod', 'GPU', 'Devices', 'Memory used / limit, GiB', 'Age', ''], shown.map((pod) => {
         const open = (key) => route.set({ pod: key, gpu: '' });
         return [podButton(pod, open),
           pod.gpus.map((gpu) => el('span', { class: ['unhealthy', 'vanished'].includes(gpu.health.state) ? 'on-bad' : undefined }, gpuButton(gpu, route))),
-          pod.allocations.map((a) => el('div', {}, `${a.devices.length} × ${a.resource}`)), uses(pod).map((text) => el('div', {}, text)), ageOf(pod.allocations[0].grantedAt),
+          pod.allocations.map((a) => el('div', {}, `${a.devices.length} × ${a.resource}`)), pod.uses.map(({ numbers, badges }) => el('div', {}, numbers, badges)), ageOf(pod.allocations[0].grantedAt),
           button('Explain', () => open(pod.key), { kind: 'small', name: `Explain: ${pod.key}` })];
       }), 'stacked pods')];
   });

@@ -1,38 +1,32 @@
-// The policy sheet: choose a policy and its parameters, try them on the node as it is, see the difference, activate.
+// The policy sheet: choose a policy, its parameters and its position, try the stack that results on the node as it is, see
+// the difference, activate it.
 
-import { byNumber, named } from './changes.js';
-import { attempt, closeSheet, confirmByButton, field, problemBox, sheet } from './dialog.js';
-import { button, byId, count, el, setText, shortDigest, table } from './dom.js';
+import { attempt, closeSheet, confirmButton, confirmByButton, field, isComplete, sheet } from './dialog.js';
+import { button, byId, el, setText, shortDigest } from './dom.js';
 import { SchemaForm } from './schema-form.js';
 import { difference } from './stack.js';
-import { listed } from './words.js';
+import { sent, trialReport, tryStack } from './trial.js';
 
-/** Positions in the stack: of an existing entry, at an end, or alone. */
-function positions(stack) {
-  const options = stack.entries.map((entry, i) => ({ value: `at-${i}`, text: `in place of ${entry.policy} (position ${i})` }));
-  if (stack.entries.length > 0) options.push({ value: 'first', text: 'before all others' }, { value: 'last', text: 'after all others' });
-  options.push({ value: 'only', text: stack.entries.length > 0 ? 'alone: all others are removed from the stack' : 'alone' });
-  return options;
+/**
+ * The positions that an entry can have: among the others, in place of one of them if it is new, or alone. `from` is its
+ * present one, or -1 for a new entry.
+ */
+function positions({ entries }, from) {
+  const others = entries.filter((_, at) => at !== from);
+  if (others.length === 0) return [{ value: 'only', text: 'alone' }];
+  const place = (at) => (at === 0 ? `first, before ${others[0].policy}` : `after ${others[at - 1].policy}${at === others.length ? ', last' : ''}`);
+  const options = [...others, null].map((_, at) => ({ value: `at-${at}`, text: place(at) + (at === from ? ' (as it is)' : '') }));
+  if (from < 0) options.push(...entries.map((entry, at) => ({ value: `instead-${at}`, text: `in place of ${entry.policy}` })));
+  return [...options, { value: 'only', text: 'alone: all others are removed from the stack' }];
 }
 
-/** The fields of an unchanged entry that are sent to the daemon. */
-const kept = ({ policy, digest, parameters, permissions, onFault }) => ({ policy, digest, parameters, permissions, onFault });
-
-/** The permissions of the entry that is replaced: one of the same policy keeps them. */
-function keptPermissions({ entries }, policy, position) {
-  if (position === 'only') return entries.find((entry) => entry.policy === policy)?.permissions;
-  const replaced = position.startsWith('at-') ? entries[Number(position.slice(3))] : undefined;
-  return replaced?.policy === policy ? replaced.permissions : undefined;
-}
-
-function assembled(stack, made, position) {
-  const entry = { ...made, permissions: keptPermissions(stack, made.policy, position) };
-  const entries = stack.entries.map(kept);
+/** The stack with an entry at a position. The entry that is there already moves, and keeps its permissions. */
+function assembled({ entries }, from, made, position) {
+  const entry = { ...made, permissions: entries[from]?.permissions };
   if (position === 'only') return [entry];
-  if (position === 'first') return [entry, ...entries];
-  if (position === 'last') return [...entries, entry];
-  entries[Number(position.slice(3))] = entry;
-  return entries;
+  const [kind, place] = position.split('-');
+  if (kind === 'instead') return entries.with(Number(place), entry);
+  return entries.filter((_, at) => at !== from).toSpliced(Number(place), 0, entry);
 }
 
 /** All versions, page by page. */
@@ -48,17 +42,20 @@ async function versions(api) {
 }
 
 /**
- * Opens the sheet; `first` is the name of the policy that is changed, if one is, and `state` what the page shows. Resolves to
+ * Opens the sheet for an entry of the stack and its position, or for a new entry. `state` is what the page shows. Resolves to
  * whether a stack was activated.
  */
-export async function policySheet(api, first, state) {
+export async function policySheet(api, [changed, changedAt] = [], state) {
   const [{ data: stack, etag }, items] = await Promise.all([api.getWithTag('/stack'), versions(api)]);
   // The user has signed out meanwhile.
   if (!api.signedIn) return false;
+  // The stack may have changed since the page showed it.
+  const isChanged = (entry) => entry?.policy === changed?.policy && entry?.digest === changed?.digest;
+  const opened = !changed ? -1 : isChanged(stack.entries[changedAt]) ? changedAt : stack.entries.findIndex(isChanged);
   const policies = items.toSorted((a, b) => Number(b.active) - Number(a.active) || a.name.localeCompare(b.name) || b.since.localeCompare(a.since));
-  const choice = el('select', { id: 'policy', required: true }, policies.map((p) => el('option', { value: p.digest },
+  const choice = el('select', { id: 'policy' }, policies.map((p) => el('option', { value: p.digest },
     `${p.name} ${p.version} · ${shortDigest(p.digest)}${p.active ? ' (active)' : p.shipped ? '' : ' (uploaded)'}`)));
-  const position = el('select', { id: 'position' }, positions(stack).map(({ value, text }) => el('option', { value }, text)));
+  const position = el('select', { id: 'position' });
   const onFault = el('select', { id: 'on-fault' }, el('option', { value: 'skip' }, 'skip: the next policy is called'), el('option', { value: 'deny' }, 'deny: nothing is granted'));
   const amount = el('input', { id: 'try-count', type: 'number', min: 1, max: 2048, placeholder: 'none' });
   const resource = el('input', { id: 'try-resource', type: 'text', value: 'nvidia.com/gpu.shared', spellcheck: 'false', autocomplete: 'off' });
@@ -67,28 +64,24 @@ export async function policySheet(api, first, state) {
   const preview = el('div', { class: 'preview', role: 'status' });
   const result = el('div', { class: 'trial', role: 'status' });
   const failed = el('div', { role: 'alert' });
-  const yes = el('button', { type: 'submit', class: 'danger' }, 'Activate');
+  const yes = confirmButton('Activate', true);
   const trial = button('Try', () => attempt(trial, failed, tryIt), { kind: 'main' });
   const title = el('h2', { id: 'dialog-title' });
   let form;
-  const buttons = el('div', { class: 'buttons' }, trial, button('Cancel', closeSheet), yes);
-  let triedStack = '';
+  /** The position of the entry that is changed; -1 for a new one. */
+  let from = -1;
+  const buttons = el('div', { class: 'buttons' }, yes.why, trial, button('Cancel', closeSheet), yes.button);
+  let tried = '';
   let done = false;
   const chosen = () => policies.find((p) => p.digest === choice.value);
-  const entry = () => ({ policy: chosen().name, digest: chosen().digest, parameters: form.value(), onFault: onFault.value });
-  const requestedStack = () => JSON.stringify([entry(), position.value]);
-  const guard = (why) => {
-    yes.setAttribute('aria-disabled', String(!!why));
-    yes.title = why;
-    yes.dataset.why = why;
-  };
+  const wanted = () => assembled(stack, from, { policy: chosen().name, digest: chosen().digest, parameters: form.value(), onFault: onFault.value }, position.value).map(sent);
   const refresh = () => {
     let made;
     try {
-      made = assembled(stack, entry(), position.value);
-      guard(triedStack === '' ? 'try it first: that changes nothing' : triedStack === requestedStack() ? '' : 'it was changed since it was tried: try it again');
+      made = wanted();
+      yes.guard(tried === '' ? 'try it first, which changes nothing' : tried === JSON.stringify(made) ? '' : 'it was changed since it was tried: try it again');
     } catch (problem) {
-      guard(problem.title);
+      yes.guard(problem.title);
       // The preview and the result are removed, since they are not of the values that the fields have now.
       preview.replaceChildren();
       result.replaceChildren();
@@ -99,14 +92,16 @@ export async function policySheet(api, first, state) {
   };
   const choose = async () => {
     const policy = chosen();
-    const at = stack.entries.findIndex((e) => e.policy === policy.name);
-    setText(title, policy.name === first ? `Change ${first}` : 'Activate a policy');
-    byId('policy-help').textContent = policy.summary;
-    position.value = at >= 0 ? `at-${at}` : stack.entries.length > 0 ? 'first' : 'only';
-    onFault.value = at >= 0 ? stack.entries[at].onFault : 'skip';
+    from = stack.entries[opened]?.policy === policy.name ? opened : stack.entries.findIndex((e) => e.policy === policy.name);
+    setText(title, opened >= 0 && from === opened ? `Change ${policy.name}` : 'Activate a policy');
+    setText(byId('policy-help'), policy.summary);
+    position.replaceChildren(...positions(stack, from).map(({ value, text }) => el('option', { value }, text)));
+    position.value = from >= 0 ? `at-${from}` : opened >= 0 ? `instead-${opened}` : 'at-0';
+    if (position.selectedIndex < 0) position.value = 'only';
+    onFault.value = stack.entries[from]?.onFault ?? 'skip';
     const { parametersSchema } = await api.get(`/policies/${policy.digest}`).catch(() => ({}));
     if (chosen() !== policy) return;
-    form = new SchemaForm(parametersSchema, at >= 0 ? stack.entries[at].parameters : {});
+    form = new SchemaForm(parametersSchema, stack.entries[from]?.parameters ?? {});
     box.replaceChildren(form.root);
     result.replaceChildren();
     refresh();
@@ -123,20 +118,17 @@ export async function policySheet(api, first, state) {
   };
   const runTrial = async () => {
     result.replaceChildren();
-    const wanted = requestedStack();
-    const made = entry();
-    const body = { ...made, alone: position.value === 'only', permissions: keptPermissions(stack, made.policy, position.value) };
-    if (amount.value !== '') body.request = { resource: resource.value.trim(), count: Number(amount.value) };
-    const report = await api.post('/trials', body);
+    const entries = wanted();
+    const report = await tryStack(api, entries, amount.value === '' ? undefined : { resource: resource.value.trim(), count: Number(amount.value) });
     result.replaceChildren(...trialReport(report, state));
     result.scrollIntoView({ block: 'nearest' });
-    triedStack = report.refused ? '' : wanted;
+    tried = report.refused ? '' : JSON.stringify(entries);
     refresh();
-    if (report.refused) guard('this stack would be refused');
+    if (report.refused) yes.guard('this stack would be refused');
   };
   const sheetForm = el('form', { oninput: () => form && refresh() },
     title,
-    el('p', {}, 'Try it: the policy is called on a copy of this node’s state, in place of the entry of the same name or before all others. Nothing changes. Then activate it. Existing allocations stay.'),
+    el('p', {}, 'Try it: the policies of the stack that results are called on a copy of this node’s state. Nothing changes. Then activate exactly that stack. Existing allocations stay.'),
     field('Policy and version', choice, ' '),
     box,
     el('div', { class: 'pair' }, field('Position in the stack', position), field('On fault', onFault)),
@@ -148,39 +140,15 @@ export async function policySheet(api, first, state) {
   sheetForm.addEventListener('submit', async (event) => {
     event.preventDefault();
     buttons.before(failed);
-    if (yes.dataset.why) {
-      failed.replaceChildren(problemBox({ title: 'Not activated', detail: yes.dataset.why }));
-      return;
-    }
-    done = await attempt(yes, failed, () => api.put('/stack', { entries: assembled(stack, entry(), position.value), reason: reason.value.trim() }, { 'If-Match': etag ?? `"${stack.revision}"` }));
+    if (!yes.isFree(failed) || !isComplete(sheetForm)) return;
+    done = await attempt(yes.button, failed, () => api.put('/stack', { entries: wanted(), reason: reason.value.trim() }, { 'If-Match': etag ?? `"${stack.revision}"` }));
     if (done) closeSheet();
   });
   choice.addEventListener('change', choose);
-  choice.value = (policies.find((p) => p.name === first && p.active) ?? policies.find((p) => p.name === first) ?? policies[0]).digest;
-  guard('try it first: that changes nothing');
+  choice.value = (policies.find((p) => p.digest === stack.entries[opened]?.digest) ?? policies[0]).digest;
+  yes.guard('try it first, which changes nothing');
   const closed = sheet(sheetForm, { wide: true });
   await choose();
   await closed;
   return done;
-}
-
-/** What a trial found: devices before and after, GPUs that change, and where a request would be. */
-function trialReport(report, { node, gpus }) {
-  const differs = report.offers.filter((offer) => offer.differs);
-  const change = (now, then) => (now === then ? String(now) : [el('del', {}, String(now)), ' ', el('ins', {}, String(then))]);
-  const faults = report.calls.filter((call) => call.fault);
-  const { request } = report;
-  const taken = report.resources.filter((r) => r.freeNow > 0 && r.free === 0).map((r) => r.resource);
-  // A trial does not see GPUs that vanished; the page counts their devices.
-  const away = gpus.filter((gpu) => gpu.health.state === 'vanished');
-  const without = report.resources.some((r) => node.resources.some((shown) => shown.resource === r.resource && shown.devices !== r.devicesNow)) && away.length > 0;
-  return [
-    report.refused ? el('p', { class: 'notice bad' }, `It would be refused: ${report.refused}`)
-      : el('p', { class: `notice ${taken.length > 0 ? 'warn' : 'good'}` }, `${taken.length > 0 ? `It works, but no device of ${listed(taken)} would be free.` : 'It works on this node.'} ${differs.length === 0 ? 'No GPU is offered differently.' : `${count(differs.length, 'GPU')} would be offered differently: ${listed(differs.slice(0, 20).map((offer) => offer.name.replace('GPU ', '')))}.`}`),
-    !report.refused && table('Devices now and after activation', ['Resource', 'Devices', 'Free'], report.resources.map((r) => [el('code', {}, r.resource), change(r.devicesNow, r.devices), change(r.freeNow, r.free)])),
-    without && el('p', { class: 'muted' }, `Devices of ${named(away)} are not counted, since ${byNumber(away, 'it is', 'they are')} not found.`),
-    request && el('p', {}, `A request for ${request.count} × ${request.resource} would be ${request.outcome}${request.names.length > 0 ? ` on ${listed(request.names)}` : ''}${request.reason || request.placedBecause ? `: ${request.reason || request.placedBecause}` : ''}.`),
-    faults.length > 0 && el('ul', { class: 'events' }, faults.map((call) => el('li', {}, `${call.policy}, ${call.hook}: ${call.fault}`))),
-    el('p', { class: 'muted' }, `Called in this order: ${report.stack.join(', ')}`),
-  ].filter(Boolean);
 }

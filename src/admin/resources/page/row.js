@@ -1,11 +1,12 @@
 // One GPU as a row of the table or as a tile. It is created once and updated in place, so that focus and selections stay
 // as they are.
 
-import { age, badge, button, count, duration, el, gib, renew, setText } from './dom.js';
+import { age, badge, button, count, countdown, el, renew, setText } from './dom.js';
 import { MemoryBar, showShares, sparkline } from './gauges.js';
 import { openMenu } from './menu.js';
 import { podsOn } from './model.js';
-import { KINDS, colourOf, drainLeft, givenUp, scheduling, since, searchTextOf, errorOf } from './words.js';
+import { sinceText, startOf } from './record.js';
+import { KINDS, colourOf, drainLeft, errorOf, givenUp, overOn, scheduling, searchTextOf, since, summed, usageOn, usageText } from './words.js';
 
 /** Pods that a tile names; the drawer has all. */
 const TILE_PODS = 4;
@@ -25,7 +26,7 @@ export class Row {
     this.shares = el('div', { class: 'shares-box' });
     this.pods = el('div', { class: 'top-pods' });
     this.hour = el('div', { class: 'hour' });
-    this.since = el('time', { class: 'since' });
+    this.since = el('time', { class: 'since age' });
     this.menu = button('⋯', () => openMenu(this.menu, this.menu.getAttribute('aria-label'), on.actions(this.gpu)), { kind: 'more' });
     this.menu.setAttribute('aria-haspopup', 'menu');
     this.menu.setAttribute('aria-expanded', 'false');
@@ -45,7 +46,7 @@ export class Row {
     this.root.dataset.health = gpu.health.state;
     this.root.dataset.drain = scheduling(gpu);
     this.root.classList.toggle('current', selected);
-    renew(this.state, [gpu.health.state, gpu.health.reason, gpu.drain, gpu.bypasses], () => stateOf(gpu));
+    renew(this.state, stateSign(gpu), () => stateOf(gpu));
     this.memory.show(gpu);
     showShares(this.shares, gpu);
     const all = podsOn(gpu);
@@ -66,11 +67,12 @@ export class Row {
     this.menu.setAttribute('aria-label', `Actions for ${name}`);
   }
 
-  /** The line of the last hour, and the present value beside it. */
-  showHour(items) {
+  /** The line of the last hour, and the present value beside it. `node` says since when there are readings. */
+  showHour(items, node) {
     this.hourKey = items && items.some((item) => item.utilizationPercent !== undefined) ? 'utilizationPercent' : 'memoryUsedMiB';
     const busy = this.hourKey === 'utilizationPercent';
-    renew(this.hour, [items?.at(-1)?.at, items?.length, busy], () => {
+    const since = sinceText(node, '1h');
+    renew(this.hour, [items?.at(-1)?.at, items?.length, busy, since], () => {
       if (!items?.length) return [];
       const points = items.filter((item) => item[this.hourKey] !== undefined).map((item) => [Date.parse(item.at), item[this.hourKey]]);
       const known = points.map(([, value]) => value);
@@ -79,7 +81,7 @@ export class Row {
       const text = busy ? `utilisation in the last hour: ${Math.round(mean)} % on average, at most ${Math.max(...known)} %`
         : `memory in use in the last hour: ${Math.round(mean / 1024)} GiB on average`;
       this.now = el('span', { class: 'now' });
-      return [sparkline(points, busy ? 100 : this.gpu.memoryMiB, text), this.now];
+      return [sparkline(points, busy ? 100 : this.gpu.memoryMiB, text + since, startOf(node)), this.now];
     });
     this.#showNow();
   }
@@ -103,6 +105,9 @@ export function podButton({ key, namespace, pod }, open) {
   return button(el('span', { class: 'cut' }, el('i', { class: `dot ${colourOf(namespace)}` }), pod ? key : 'pod not known yet'), () => open(key), { kind: 'link', name: pod ? `Pod ${key}` : 'Pod not known yet' });
 }
 
+/** What `stateOf` shows. */
+export const stateSign = (gpu) => [gpu.health.state, gpu.health.reason, gpu.drain, gpu.bypasses, overOn(gpu).length];
+
 /** Badges for what is not as usual, and why. */
 export function stateOf(gpu) {
   const { health, drain } = gpu;
@@ -111,16 +116,20 @@ export function stateOf(gpu) {
   const shown = [];
   if (health.state !== 'healthy' || state === 'open') shown.push(badge(health.state, KINDS[health.state] ?? 'plain'));
   if (state !== 'open') shown.push(badge(state, KINDS[state] ?? 'plain'));
-  const why = [health.state !== 'healthy' && errorOf(gpu) !== health.state && errorOf(gpu), progressText(drain) || (state !== 'open' && (gaveUp ? ['drain given up', gaveUp.why].filter(Boolean).join('; ') : drain.why))].filter(Boolean).join('; ');
+  const error = health.state !== 'healthy' && errorOf(gpu) !== health.state && errorOf(gpu);
+  const order = progressText(drain) || (state !== 'open' && (gaveUp ? ['drain given up', gaveUp.why].filter(Boolean).join('; ') : drain.why));
+  const why = [error, error && order && '; ', order].flat().filter(Boolean);
   if (gpu.bypasses > 0) shown.push(badge(count(gpu.bypasses, 'bypass', 'bypasses'), 'warn'));
-  return [...shown, why && el('span', { class: 'reason', title: [health.reason, drain.why].filter(Boolean).join('; ') }, why)].filter(Boolean);
+  const over = overOn(gpu).length;
+  if (over > 0) shown.push(badge(over === 1 ? 'over its share' : `${over} over their shares`, 'warn'));
+  return [...shown, why.length > 0 && el('span', { class: 'reason', title: [health.reason, drain.why].filter(Boolean).join('; ') }, why)].filter(Boolean);
 }
 
 function progressText({ state, progress }) {
   if (state !== 'draining' || !progress) return '';
   const left = drainLeft(progress);
   if (progress.late) return `late: ${left}`;
-  return progress.secondsLeft === undefined ? left : `${left}, ${duration(progress.secondsLeft)} to the deadline`;
+  return progress.until === undefined ? left : [`${left}, `, countdown(progress.until), ' to the deadline'];
 }
 
 /** A button that opens the GPU's drawer. */
@@ -128,10 +137,14 @@ export function gpuButton(gpu, route) {
   return gpu ? button(gpu.name, () => route.set({ gpu: gpu.uuid, pod: '' }), { kind: 'link' }) : '?';
 }
 
-/** Memory used and the limit of an allocation on a GPU. */
-export function used(allocation, gpu) {
-  const parts = new Set(gpu?.parts.map((part) => part.uuid));
-  const uses = allocation.uses.filter((use) => !gpu || parts.has(use.part));
-  const sum = (key) => (uses.some((use) => use[key] !== undefined) ? gib(uses.reduce((total, use) => total + (use[key] ?? 0), 0)) : '?');
-  return `${sum('memoryUsedMiB')} / ${uses.some((use) => use.memoryLimitMiB !== undefined) ? sum('memoryLimitMiB') : 'none'}${uses.some((use) => use.overLimit) ? ' over its limit' : ''}`;
+/**
+ * Memory used and the limit of an allocation on these GPUs, GiB, as text and for display. An allocation of several GPUs has
+ * a limit on each: those on which it uses more are named.
+ */
+export function usageOf(allocation, gpus) {
+  const on = gpus.map((gpu) => ({ gpu, ...usageOn(allocation, gpu) }));
+  const parts = new Set(gpus.flatMap((gpu) => gpu.parts.map((part) => part.uuid)));
+  const text = usageText(summed(allocation.uses.filter((use) => parts.has(use.part))));
+  const over = on.filter((one) => one.over).map((one) => (gpus.length === 1 ? 'over its share' : `over its share of GPU ${one.gpu.index}: ${usageText(one)}`));
+  return { text: [text, ...over].join(', '), numbers: text, badges: over.map((one) => [' ', badge(one, 'warn')]).flat() };
 }

@@ -2,13 +2,14 @@
 
 import { ask, field } from './dialog.js';
 import { badge, button, count, el, number, renew, shortDigest, table, timeOf } from './dom.js';
+import { sent, trialOf } from './trial.js';
 
 export const entryText = (entry) => `${entry.policy} ${JSON.stringify(entry.parameters)}`;
 
-/** `act(name, ...)` carries out `change`, `unsuspend`, `reset`. */
-export function showStack(root, stack, act) {
+/** `act(name, ...)` carries out `change`, `remove`, `unsuspend`, `reset`. */
+export function showStack(root, stack, node, act) {
   // Calls are counted continuously: the table is rebuilt only if what it shows has changed.
-  renew(root, [stack, document.body.dataset.why], () => {
+  renew(root, [stack, node.startedAt, document.body.dataset.why], () => {
     const by = stack.by ? ` by ${stack.by}` : '';
     const revision = el('p', { class: 'muted' }, `Revision ${stack.revision}, ${stack.source === 'api' ? `activated${by}` : 'from the configuration file'}`,
       stack.why ? `: ${stack.why}` : '', stack.since ? [' since ', timeOf(stack.since)] : []);
@@ -27,9 +28,13 @@ export function showStack(root, stack, act) {
       entry.onFault === 'deny' ? 'deny' : 'skip',
       calls(entry.record),
       policyState(entry, position, act),
-      button('Change…', () => act('change', entry), { change: true, kind: 'small', name: `Change ${entry.policy}` }),
+      [button('Change…', () => act('change', entry, position), { change: true, kind: 'small', name: `Change ${entry.policy}` }), ' ',
+        button('Remove…', () => act('remove', entry, position), { change: true, kind: 'small', name: `Remove ${entry.policy}` })],
     ]);
-    return [revision, table('Policies, in the order of their calls', ['Position', 'Policy', 'Parameters', 'On fault', 'Calls', 'State', ''], rows, 'stacked'), ...file];
+    const since = [stack.since, node.startedAt].filter(Boolean).map(Date.parse);
+    const counted = since.length > 0 && el('p', { class: 'muted' }, 'Calls and faults are counted since ', timeOf(new Date(Math.max(...since)).toISOString()),
+      Math.max(...since) === Date.parse(node.startedAt) ? ', when the daemon started.' : ', when this stack was activated.');
+    return [revision, table('Policies, in the order of their calls', ['Position', 'Policy', 'Parameters', 'On fault', 'Calls', 'State', ''], rows, 'stacked'), counted, ...file];
   });
 }
 
@@ -64,7 +69,7 @@ export function showHistory(root, activations, act) {
 
 const ifMatch = (stack) => ({ 'If-Match': `"${stack.revision}"` });
 
-export function unsuspend(api, stack, entry, position) {
+export function unsuspend(api, { stack }, entry, position) {
   return ask({
     title: `Resume ${entry.policy}?`,
     words: [`It is suspended and not called. Last fault: ${entry.record?.faults.last ?? 'not known'}.`],
@@ -73,36 +78,57 @@ export function unsuspend(api, stack, entry, position) {
   });
 }
 
-const reasonInput = () => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off' });
+const reasonInput = (required = false) => el('input', { id: 'reason', type: 'text', maxlength: 1000, autocomplete: 'off', required });
+const KEPT = 'Kept in the history of stacks.';
 
-export function rollBack(api, stack, to) {
+/** Asks for a change to another stack: what differs, what it does on this node, and the reason. */
+function askForStack(api, state, { entries, reason, ...rest }) {
+  const trial = trialOf(api, entries, state);
+  return ask({ ...rest, danger: true, wide: true, guard: trial.guard, fields: [difference(state.stack.entries, entries), trial.box, field('Reason', reason, KEPT)] });
+}
+
+export function remove(api, state, entry, position) {
+  const { stack } = state;
+  const reason = reasonInput(true);
+  const entries = stack.entries.filter((_, at) => at !== position);
+  return askForStack(api, state, {
+    title: `Remove ${entry.policy} from the stack?`,
+    words: [`The other policies stay as they are${entries.length === 0 ? '; there is none, so that each GPU is offered whole' : ''}. Existing allocations stay.`],
+    entries, reason,
+    label: 'Remove',
+    act: () => api.put('/stack', { entries: entries.map(sent), reason: reason.value.trim() }, ifMatch(stack)),
+  });
+}
+
+export function rollBack(api, state, to) {
   const reason = reasonInput();
-  return ask({
+  return askForStack(api, state, {
     title: `Roll back to revision ${to.revision}?`,
     words: ['Every policy is called on this node first; nothing changes if one fails. Existing allocations stay.'],
-    fields: [difference(stack.entries, to.entries), field('Reason', reason, 'Kept in the history of stacks.')],
+    entries: to.entries, reason,
     label: 'Roll back',
-    danger: true,
-    act: () => api.post('/stack/rollback', { revision: to.revision, reason: reason.value.trim() }, ifMatch(stack)),
+    act: () => api.post('/stack/rollback', { revision: to.revision, reason: reason.value.trim() }, ifMatch(state.stack)),
   });
 }
 
-export function reset(api, stack) {
+export function reset(api, state) {
   const reason = reasonInput();
-  return ask({
+  return askForStack(api, state, {
     title: 'Use the configuration file’s stack?',
     words: ['The stack that was activated here is no longer active; it stays in the history.'],
-    fields: [difference(stack.entries, stack.fileStack.entries), field('Reason', reason, 'Kept in the history of stacks.')],
+    entries: state.stack.fileStack.entries, reason,
     label: 'Use the file’s stack',
-    danger: true,
-    act: () => api.delete(`/stack/override?reason=${encodeURIComponent(reason.value.trim())}`, ifMatch(stack)),
+    act: () => api.delete(`/stack/override?reason=${encodeURIComponent(reason.value.trim())}`, ifMatch(state.stack)),
   });
 }
 
-/** The entries that are removed, added and unchanged. */
+/** The entries that are removed, added, moved and unchanged. */
 export function difference(before, after) {
   const [old, made] = [before.map(entryText), after.map(entryText)];
-  const lines = [...old.filter((text) => !made.includes(text)).map((text) => ['del', '− ', text]), ...made.map((text) => (old.includes(text) ? ['span', '  ', text] : ['ins', '+ ', text]))];
+  const kept = made.filter((text) => old.includes(text));
+  const moved = kept.filter((text, at) => old.filter((other) => made.includes(other))[at] !== text);
+  const lines = [...old.filter((text) => !made.includes(text)).map((text) => ['del', '− ', text]),
+    ...made.map((text) => (!old.includes(text) ? ['ins', '+ ', text] : moved.includes(text) ? ['ins', '↕ ', text] : ['span', '  ', text]))];
   return el('div', { class: 'difference' }, el('p', { class: 'muted' }, 'What changes:'), el('ul', {}, lines.map(([tag, sign, text]) => el('li', {}, el(tag, {}, sign, text)))),
     lines.length === 0 && el('p', {}, 'No policy: each GPU is offered whole.'), old.join() === made.join() && old.length > 0 && el('p', {}, 'Policies and parameters stay as they are.'));
 }

@@ -1,10 +1,13 @@
 // What is wrong, in one line; notices about the daemon; and announcements of changes.
 
-import { age, badge, button, byId, count, el, renew, setText } from './dom.js';
-import { describeError, errorOf, listed } from './words.js';
+import { age, badge, button, count, el, renew, setText } from './dom.js';
+import { holderName } from './model.js';
+import { describeError, errorOf, listed, overOn, usageText } from './words.js';
 
 /** Changes of GPUs that are announced one by one; further ones are counted. */
 const ANNOUNCEMENT_MAX = 3;
+/** Allocations over their shares that are named; further ones are counted. */
+const OVER_MAX = 3;
 /** How long an announcement is visible, milliseconds. */
 const ANNOUNCEMENT_MS = 8000;
 let announcementTimer = 0;
@@ -29,9 +32,10 @@ export function showStatusLine(root, { node, gpus }, route) {
   const out = gpus.filter((gpu) => gpu.drain.state !== 'active').length;
   const bypasses = gpus.filter((gpu) => gpu.bypasses > 0).map((gpu) => gpu.index);
   const unidentified = node.counts.unidentifiedGpus ?? 0;
-  renew(root, [groups, failed, gpus.length, unidentified, out, bypasses], () => {
+  const over = gpus.flatMap((gpu) => overOn(gpu).map((one) => `${holderName(one.allocation)} on ${gpu.name} (${usageText(one)} GiB)`));
+  renew(root, [groups, failed, gpus.length, unidentified, out, bypasses, over], () => {
     const sum = groups.reduce((n, [, indices]) => n + indices.length, 0);
-    const kind = sum > 0 || unidentified > 0 || !node.ready ? 'bad' : bypasses.length > 0 ? 'warn' : 'good';
+    const kind = sum > 0 || unidentified > 0 || !node.ready ? 'bad' : bypasses.length + over.length > 0 ? 'warn' : 'good';
     root.className = `status-line ${kind}`;
     const filter = (text, changes) => button(text, () => route.set({ view: 'gpus', q: '', ...changes }), { kind: 'link' });
     const parts = [];
@@ -43,6 +47,11 @@ export function showStatusLine(root, { node, gpus }, route) {
         groups.flatMap(([why, indices], i) => [i > 0 && ', ', filter(describeError(indices, why), { state: '', why })]));
     }
     if (bypasses.length > 0) parts.push(el('span', { class: 'aside' }, `Used without an allocation: GPU ${listed(bypasses)}. `));
+    if (over.length > 0) {
+      const more = over.length - OVER_MAX;
+      parts.push(el('span', { class: 'aside' }, filter(`Over ${over.length === 1 ? 'its share' : 'their shares'} of memory`, { state: 'over', why: '' }),
+        `: ${over.slice(0, OVER_MAX).join(', ')}${more > 0 ? ` and ${more} more` : ''}. `));
+    }
     if (out > 0) parts.push(el('span', { class: 'aside' }, filter(`${count(out, 'GPU')} cordoned, draining or drained`, { state: 'cordoned,draining,drained', why: '' }), '.'));
     return el('p', {}, badge('', kind), ...parts.flat().filter(Boolean));
   });
@@ -80,11 +89,15 @@ export function notices({ node, allocations, allocationsTotal, gpus }, access, e
   return [...words.map(([text, kind]) => el('p', { class: `notice ${kind}` }, text)), gpus.length === 0 && withoutGpus(node)].filter(Boolean);
 }
 
-/** Shows a text for eight seconds, and announces it to screen readers. */
+/**
+ * Shows a text for eight seconds, and announces it to screen readers. An open dialog covers the page and hides it from them:
+ * it has an announcement of its own.
+ */
 export function announceText(text) {
-  setText(byId('announcement'), text);
+  const show = (shown) => document.querySelectorAll('.announcement').forEach((one) => setText(one, shown));
+  show(text);
   clearTimeout(announcementTimer);
-  if (text) announcementTimer = setTimeout(() => setText(byId('announcement'), ''), ANNOUNCEMENT_MS);
+  if (text) announcementTimer = setTimeout(() => show(''), ANNOUNCEMENT_MS);
 }
 
 /** Announces what changed between two states. */

@@ -1,6 +1,6 @@
 // The words and colours of states, the error of a GPU, and what a search finds.
 
-import { count } from './dom.js';
+import { count, gib } from './dom.js';
 
 /** Kinds of badge by state. */
 export const KINDS = {
@@ -10,7 +10,7 @@ export const KINDS = {
 /** What the states of a filter mean, in the order of their chips. */
 export const STATES = {
   attention: 'Need attention', vanished: 'Vanished', unhealthy: 'Unhealthy', degraded: 'Degraded', draining: 'Draining',
-  cordoned: 'Cordoned', drained: 'Drained', healthy: 'Healthy', open: 'Open', idle: 'Idle',
+  cordoned: 'Cordoned', drained: 'Drained', over: 'Over its share', healthy: 'Healthy', open: 'Open', idle: 'Idle',
 };
 /** Reasons as the daemon and the driver write them, and as the status line words them. */
 const REASONS = [
@@ -56,16 +56,38 @@ export function errorOf(gpu) {
 export function rank(gpu) {
   if (['vanished', 'unhealthy'].includes(gpu.health.state)) return 0;
   if (errorOf(gpu)) return 1;
-  if (gpu.bypasses > 0) return 2;
+  if (gpu.bypasses > 0 || overOn(gpu).length > 0) return 2;
   return { draining: 3, cordoned: 4, drained: 5 }[gpu.drain.state] ?? 6;
 }
 
 export const badFirst = (a, b) => rank(a) - rank(b) || a.index - b.index;
 
-/** All states of STATES that a GPU is in: open only where new pods can get it. */
+/** Whether new pods can get a GPU. */
+const isOpen = (gpu) => scheduling(gpu) === 'open' && ['healthy', 'degraded'].includes(gpu.health.state);
+
+/** All states of STATES that a GPU is in: idle only where a new pod can get it, since no other one lacks work. */
 export function statesOf(gpu) {
-  return [errorOf(gpu) && 'attention', gpu.health.state, (scheduling(gpu) !== 'open' || ['healthy', 'degraded'].includes(gpu.health.state)) && scheduling(gpu), gpu.resources.every((use) => use.held === 0) && 'idle'].filter(Boolean);
+  return [errorOf(gpu) && 'attention', gpu.health.state, scheduling(gpu) !== 'open' ? scheduling(gpu) : isOpen(gpu) && 'open',
+    overOn(gpu).length > 0 && 'over', isOpen(gpu) && gpu.resources.every((use) => use.held === 0) && 'idle'].filter(Boolean);
 }
+
+/** The use of an allocation on a GPU and its MIG instances, MiB; a value is undefined where a part of it is not known. */
+export function usageOn(allocation, gpu) {
+  const parts = new Set(gpu.parts.map((part) => part.uuid));
+  return summed(allocation.uses.filter((use) => parts.has(use.part)));
+}
+
+/** The sum of uses. */
+export function summed(uses) {
+  const sum = (key) => (uses.length > 0 && uses.every((use) => use[key] !== undefined) ? uses.reduce((total, use) => total + use[key], 0) : undefined);
+  return { used: sum('memoryUsedMiB'), limit: sum('memoryLimitMiB'), over: uses.some((use) => use.overLimit) };
+}
+
+/** `12.7 / 8`: memory used and its limit, GiB. */
+export const usageText = ({ used, limit }) => `${used === undefined ? '?' : gib(used)} / ${limit === undefined ? 'none' : gib(limit)}`;
+
+/** The allocations that use more memory of a GPU than their share of it: `{allocation, used, limit}`. */
+export const overOn = (gpu) => gpu.allocations.map((allocation) => ({ allocation, ...usageOn(allocation, gpu) })).filter(({ over }) => over);
 
 /** What a drain still waits for. */
 export function drainLeft({ allocations, processes }) {
@@ -82,6 +104,7 @@ export function searchTextOf(gpu) {
   const states = statesOf(gpu);
   if (states.includes('vanished') || errorOf(gpu) === 'fell off the bus') states.push('lost');
   if (gpu.resources.some((use) => use.free > 0)) states.push('free');
+  if (states.includes('over')) states.push('its share');
   return [`gpu${gpu.index}`, gpu.model, gpu.uuid, ...states, gpu.health.reason, errorOf(gpu), gpu.drain.why, gpu.drain.by,
     ...gpu.resources.map((use) => use.resource), ...gpu.allocations.map((a) => `${a.holder?.namespace}/${a.holder?.pod}`)].join(' ').toLowerCase();
 }
@@ -110,15 +133,17 @@ function testsOf(query) {
 /** `3, 5 and 12`. */
 export const listed = (items) => (items.length < 2 ? items.join('') : `${items.slice(0, -1).join(', ')} and ${items.at(-1)}`);
 
-/** Colours of namespaces, by first appearance, so that none changes until the sign-out. */
-const COLOURS = 8;
-const NAMESPACES_MAX = 256;
-const colours = new Map();
-export function colourOf(namespace) {
-  if (!namespace) return 'ns-none';
-  if (!colours.has(namespace) && colours.size < NAMESPACES_MAX) colours.set(namespace, colours.size % COLOURS);
-  return `ns-${colours.get(namespace) ?? 0}`;
-}
+/** Colours of namespaces in page.css. */
+const COLOURS = 16;
 
-/** Forgets the namespaces: the page keeps no data of the node after a sign-out. */
-export const forgetColours = () => colours.clear();
+/** The class of a namespace's colour: the same in each view, tab and browser. */
+export const colourOf = (namespace) => (namespace ? `ns-${placeOf(namespace, COLOURS)}` : 'ns-none');
+
+/** A number from 0 to below `places`, which follows from the name alone. */
+export function placeOf(name, places) {
+  // FNV-1a, and a step that mixes its bits: names often differ in their last letter only.
+  let hash = 0x811c9dc5;
+  for (const byte of new TextEncoder().encode(name)) hash = Math.imul(hash ^ byte, 0x01000193);
+  hash = Math.imul(hash ^ (hash >>> 16), 0x45d9f3b);
+  return ((hash ^ (hash >>> 16)) >>> 0) % places;
+}

@@ -259,9 +259,7 @@ fn list(list: &GpuList) -> String {
 
 /// One line for each GPU without a known UUID.
 fn unidentified_lines(list: &GpuList) -> impl Iterator<Item = String> {
-    list.unidentified
-        .iter()
-        .map(|gpu| printable(&format!("{} is not identified: {}", unidentified(gpu), gpu.reason)) + "\n")
+    list.unidentified.iter().map(|gpu| format!("{} is not identified: {}\n", unidentified(gpu), gpu.reason))
 }
 
 fn list_wide(list: &GpuList) -> String {

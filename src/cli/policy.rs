@@ -311,7 +311,7 @@ const SHAPE: &str = "a list of entries such as `- policy: timeslice`, or such a 
 
 /// A configuration file or a body of the API; other keys are not read.
 #[derive(Deserialize)]
-struct Whole {
+struct StackFile {
     #[serde(alias = "entries")]
     stack: Vec<NewStackEntry>,
 }
@@ -364,7 +364,7 @@ fn parse_stack(name: &str, text: &[u8]) -> anyhow::Result<Vec<NewStackEntry>> {
             .whole()
             .map(|printed| printed.entries.into_iter().map(PrintedEntry::into_new).collect()),
         Shape::Map(keys) if keys.contains(&"stack") || keys.contains(&"entries") => {
-            document.read::<Whole>(LeftOut::default()).whole().map(|whole| whole.stack)
+            document.read::<StackFile>(LeftOut::default()).whole().map(|whole| whole.stack)
         }
         Shape::Map(keys) if keys.contains(&"policy") => {
             bail!("{name} is not a stack: it is one entry and not a list; put `- ` before `policy:`")

@@ -401,7 +401,7 @@ mod tests {
             gpu_index: 0,
             minor: None,
             memory_mib: 100,
-            pci_bus: String::new(),
+            pci_bus: None,
             numa_node: None,
             mig_enabled: false,
             mig: None,

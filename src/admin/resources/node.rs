@@ -6,9 +6,7 @@ use crate::state::{NodeFacts, State, Step};
 use crate::survey::Survey;
 use actix_web::HttpRequest;
 use actix_web::web::Data;
-use berth_api::{
-    Counts, Node, NotFreeState, ProcessSight, ResourceState, StackSource, StepState, rfc3339,
-};
+use berth_api::{Counts, Node, NotFreeState, ProcessSight, ResourceState, StackSource, StepState, rfc3339};
 use berth_http::{HandlerResult, etag};
 use berth_kernel::attribution::pods_with_gpu_bypass;
 use berth_kernel::breaker::{Breaker, Phase};

@@ -9,16 +9,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Words with `--` that are flags of other programs, or rights in a map of memory.
-const NOT_OF_BERTH: [&str; 10] = [
+const NOT_OF_BERTH: [&str; 14] = [
+    "--default-runtime",
     "--driver-root",
     "--folder",
     "--gpu-id",
     "--gpu-reset",
     "--host-driver-version",
     "--link",
+    "--root-dir",
+    "--runtime",
     "--set-as-default",
     "--show-managed-fields",
     "--test",
+    "--validate",
     "--xp",
 ];
 
@@ -172,12 +176,20 @@ fn value(word: &str) -> String {
 
 /// Why the command line does not accept a command. The name of one without its arguments is accepted.
 fn refused(command: &str) -> Option<String> {
-    let words = words(command);
+    let mut words = words(command);
     let error = Cli::try_parse_from(&words).err()?;
+    // A flag that is named without its value.
+    if error.kind() == ErrorKind::InvalidValue && words.last().is_some_and(|last| last.starts_with("--")) {
+        words.push("1".into());
+        return Cli::try_parse_from(&words).err().map(|error| error.kind().to_string());
+    }
     let named = Cli::command();
     let is_path = words[1..].iter().try_fold(named, |command, word| command.find_subcommand(word).cloned());
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => None,
+        // The name of a group prints the help of its commands.
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => None,
         ErrorKind::MissingSubcommand | ErrorKind::MissingRequiredArgument if is_path.is_some() => None,
         kind => Some(format!(
             "{kind:?} {}",

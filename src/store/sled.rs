@@ -58,6 +58,8 @@ pub struct SledStore {
     /// load: the daemon starts with them, and its first append fails, as after any failed append, until a further load has
     /// opened the store.
     not_open: Option<Vec<Record>>,
+    /// Why the store could not be opened for lack of room.
+    full: Option<String>,
     folder: Folder,
 }
 
@@ -120,15 +122,18 @@ impl SledStore {
             // Not another berth process: that one would hold `lock`.
             return Err(folder.errors.locked());
         }
-        let (open, not_open) = match OpenStore::open_checked(&folder) {
-            Ok(open) => (Some(open), None),
-            Err(NotOpened { error: error @ StoreError::Full { .. }, records: Some(records) }) => {
-                tracing::error!(%error, "the store was read, and nothing can be recorded until the disk has room");
-                (None, Some(records))
+        let (open, not_open, full) = match OpenStore::open_checked(&folder) {
+            Ok(open) => (Some(open), None, None),
+            Err(NotOpened { error: StoreError::Full { what, .. }, records: Some(records) }) => {
+                tracing::error!(
+                    error = what,
+                    "the store was read, and nothing can be recorded until the disk has room"
+                );
+                (None, Some(records), Some(what))
             }
             Err(NotOpened { error, .. }) => return Err(error),
         };
-        let mut store = Self { open, active_append: ActiveAppend::default(), not_open, folder };
+        let mut store = Self { open, active_append: ActiveAppend::default(), not_open, full, folder };
         store.upgrade();
         Ok(store)
     }
@@ -246,6 +251,7 @@ impl Store for SledStore {
             Some(open) => open,
             None => self.reopen()?,
         };
+        self.full = None;
         // An append that was refused for lack of room is not accepted before there is some.
         if let Err(error) = self.folder.ensure_room(&open.log)
             && open.records.is_none()
@@ -272,7 +278,8 @@ impl Store for SledStore {
             return Ok(());
         }
         let Some(mut open) = self.open.take() else {
-            return Err(self.errors().not_reloaded());
+            let not_opened = self.full.clone().map(|what| StoreError::Full { path: self.path(), what });
+            return Err(not_opened.unwrap_or_else(|| self.errors().not_reloaded()));
         };
         if let Err(full) = self.folder.ensure_room(&open.log) {
             // Nothing was written, and sled can go on.

@@ -201,11 +201,8 @@ fn a_reset_while_the_file_changes_activates_the_new_stack_of_the_file() {
         (&stack["source"], &stack["entries"][0]["policy"]),
         (&"file".into(), &"of-the-new-file".into())
     );
-    assert_eq!(
-        stack["entries"],
-        bench.get("/api/v1/stack").expect(200)["fileStack"]["entries"].clone(),
-        "{stack}"
-    );
+    let file = bench.get("/api/v1/stack").expect(200)["fileStack"]["entries"].clone();
+    assert_eq!(stack["entries"][0]["digest"], file[0]["digest"], "{stack}");
 }
 
 /// Has the file's stack active, as after a start.

@@ -311,7 +311,7 @@ fn readiness_names_what_is_missing_and_health_needs_no_token() {
         let answer = ask("/readyz");
         let says = answer.problem(503, "not-ready");
         assert!(says.contains("adoption: the checkpoint cannot be read"), "{says}");
-        assert_eq!(answer.value()["checks"].as_array().unwrap().len(), 7);
+        assert_eq!(answer.value()["checks"].as_array().unwrap().len(), 8);
         assert_eq!(bench.get("/api/v1/node").expect(200)["ready"], false);
         bench.facts.lock().unwrap().adoption = Step::Done;
     }

@@ -163,7 +163,15 @@ async fn a_start_on_a_full_disk_serves_what_is_recorded_and_does_not_change_the_
     node.faults.set(Some((Fault::Full, 0))).unwrap();
     let mut serving = node.serve().await;
     node.check(&mut serving).await;
-    let refused = node.pod().await.unwrap_err();
+    let end = Instant::now() + SOON;
+    let refused = loop {
+        let refused = node.pod().await.unwrap_err();
+        // The kubelet has not read the new device list yet.
+        if !refused.contains("no healthy devices") || Instant::now() > end {
+            break refused;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
     assert!(refused.contains("the allocation store failed, so nothing was changed"), "{refused}");
     assert!(std::fs::read(&log).unwrap() == before);
     node.faults.set(None).unwrap();

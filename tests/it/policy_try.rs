@@ -247,7 +247,7 @@ async fn shipped_policies_are_tried_on_a_busy_node() {
     assert_eq!(code, Some(0), "{said}");
     for words in [
         "in place of timeslice@",
-        "GPU 1    nvidia.com/gpu.shared  4        2    timeslice@",
+        "GPU 0-1  nvidia.com/gpu.shared  4        2    timeslice@",
         "2 x nvidia.com/gpu.shared",
         "6 of 8",
         "3 of 4",

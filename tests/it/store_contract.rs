@@ -11,7 +11,7 @@ use berth_kernel::part_state::{Device, DeviceState};
 use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{Hook, PolicyVersion};
 use berth_kernel::ports::{Store, StoreError};
-use berth_kernel::record::{Meta, Record, RecordKey, Write, records, writes};
+use berth_kernel::record::{Meta, Record, RecordKey, Write, health_records, health_writes, records, writes};
 use berth_kernel::restore::restore;
 use berth_kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth_kernel::time::Now;
@@ -212,6 +212,7 @@ fn a_restart_gives_the_ledger(disk: &dyn Disk) {
         let mut next = ledger.clone();
         next.apply(&entry);
         store.append(&writes(&ledger, &entry, &next)).unwrap();
+        store.append(&health_writes(&health_records(&ledger), &health_records(&next))).unwrap();
         ledger = next;
         assert_same(&restore(store.load().unwrap(), now), &ledger, now);
     }

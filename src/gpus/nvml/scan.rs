@@ -109,7 +109,16 @@ impl Scanner {
         self.sampled_us.retain(|index, _| *index < count);
         self.identities.retain(|index, _| *index < count);
         let (mut answered, mut failed) = (Vec::new(), Vec::new());
-        let (scans, mut loads) = self.run_scans(session, count);
+        let (mut scans, mut loads) = self.run_scans(session, count);
+        // Before any GPU is recorded, so that all of them are reported with the error, or none.
+        let concerns_driver =
+            |scan: &ScanResult| matches!(scan, Ok(Err(ReadError::Call(_, error))) if is_driver_error(error));
+        let failed_driver = scans.iter().position(|(_, scan)| concerns_driver(scan));
+        if let Some((_, Ok(Err(ReadError::Call(call, error))))) =
+            failed_driver.map(|at| scans.swap_remove(at))
+        {
+            return Err(driver_error(call, error));
+        }
         for (index, scan) in scans {
             match scan {
                 Ok(Ok(scan)) if answered.iter().any(|other: &Part| other.id == scan.parts.gpu.id) => {
@@ -128,9 +137,6 @@ impl Scanner {
                     self.record(index, scan, inventory);
                 }
                 Ok(Err(ReadError::Uuid(error))) => failed.push((index, Some(error.to_string().into()))),
-                Ok(Err(ReadError::Call(call, error))) if is_driver_error(&error) => {
-                    return Err(driver_error(call, error));
-                }
                 Ok(Err(ReadError::Call(call, error))) => {
                     failed.push((index, Some(map::gpu_error_text(call, &error).into())));
                 }

@@ -80,7 +80,7 @@ pub(crate) fn library(check: &Check) -> PathBuf {
     given.unwrap_or_else(|| check.library.get_or_init(|| find().unwrap_or_else(|| NVML.into())).clone())
 }
 
-/// The library of `1 GPUs, NVML at PATH, driver VERSION`.
+/// The library of `1 GPU, NVML at PATH, driver VERSION`.
 fn library_of(detail: &str) -> Option<PathBuf> {
     let (_, rest) = detail.split_once("NVML at ")?;
     rest.split_once(", driver").map(|(path, _)| path.into())
@@ -117,7 +117,10 @@ pub(crate) fn node_check(check: &Check) -> anyhow::Result<()> {
     let gpus = line("GPUs")?;
     let detail = gpus["detail"].as_str().unwrap_or_default();
     ensure!(gpus["level"] == "ok", "GPUs: {gpus}");
-    let expected = format!("{} GPUs, ", count(&report)?);
+    let expected = match count(&report)? {
+        1 => "1 GPU, ".to_owned(),
+        n => format!("{n} GPUs, "),
+    };
     ensure!(detail.starts_with(&expected), "{detail:?}, but NVML lists {expected}");
     ensure!(library_of(detail).is_some(), "{detail:?} names no library");
     let version = report.driver_version.context("nvmlSystemGetDriverVersion did not answer")?;
@@ -324,7 +327,7 @@ mod tests {
 
     #[test]
     fn the_library_is_read_from_the_line_of_the_gpus() {
-        let detail = "1 GPUs, NVML at /usr/lib/libnvidia-ml.so.1, driver 580.159.04";
+        let detail = "1 GPU, NVML at /usr/lib/libnvidia-ml.so.1, driver 580.159.04";
         assert_eq!(library_of(detail), Some("/usr/lib/libnvidia-ml.so.1".into()));
         assert_eq!(library_of("8 GPUs, 8 simulated H100"), None);
     }

@@ -208,7 +208,7 @@ pub(crate) const CASES: &[Case] = &[
         "answer-no-text",
         Place,
         &["place: passed malformed data to the host: invalid utf-8 sequence of 1 bytes from index 0 \
-         no policy may set it (answer)"],
+         (answer)"],
     ),
     text("device-out-of-range", Place, &["place: named device 999, but there are 8 (answer)"]),
     text("device-twice", Place, &["place: chose device 1 twice (answer)"]),
@@ -234,7 +234,7 @@ pub(crate) const CASES: &[Case] = &[
         Admit,
         &[
             "admit: the environment key \"LD_PRELOAD\" is reserved: it affects the dynamic linker or the C library; \
-         no policy may set it (answer)",
+             no policy may set it (answer)",
         ],
     ),
 ];

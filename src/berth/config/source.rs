@@ -25,10 +25,10 @@ fn read_text(path: &Path) -> Result<String, ConfigError> {
         .map_err(|source| ConfigError::Unreadable { path: path.into(), source })
 }
 
-/// As [`read_text`]; `-` is standard input.
+/// As `read_text`; `-` is standard input.
 ///
 /// # Errors
-/// As for [`read_text`].
+/// As for `read_text`.
 pub fn read_text_or_input(path: &Path) -> Result<String, ConfigError> {
     if path != Path::new("-") {
         return read_text(path);

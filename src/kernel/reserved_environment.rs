@@ -2,7 +2,7 @@
 //! or change where code is found, that name the GPUs which a process sees, or that say who it is.
 //!
 //! A policy is less trusted than the pods: one that may set any variable would otherwise run its code in every container
-//! that gets a GPU. The names are from the documentation of each program; the words ([`WORDS`]) are for those to come.
+//! that gets a GPU. The names are from the documentation of each program; the words (`WORDS`) are for those to come.
 
 /// Reserved names by kind: exact, or prefixes ending in `*`.
 const NAMES: [(&str, &str); 12] = [

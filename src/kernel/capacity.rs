@@ -182,6 +182,10 @@ mod tests {
         let device = state.devices.get_mut(&(shared(), Some(1))).unwrap();
         device.state = DeviceState::Retiring { since_mono_ms: 0 };
         assert!(why(&node).1.contains("no longer offered"));
+        // A GPU that is gone is named by its index only while no other GPU has it.
+        for other in ["GPU-1", "MIG-a", "MIG-b"] {
+            Arc::make_mut(node.ledger.parts.get_mut(&part(other)).unwrap()).part.gpu_index = 1;
+        }
         apply(&mut node, Change::PartGone(part("GPU-0")));
         assert_eq!(why(&node), (NotFreeState::Unhealthy, "GPU 0: the last scan did not find it".into()));
     }

@@ -19,7 +19,7 @@ pub struct ChangeArgs {
     /// Skip the confirmation before devices are withdrawn
     #[arg(short, long)]
     pub yes: bool,
-    /// For whom, and why.
+    /// The person behind the change, and the reason.
     #[command(flatten)]
     pub word: ReasonArgs,
 }

@@ -36,7 +36,7 @@ pub struct PushArgs {
     /// An Ed25519 signature over the file's bytes: 64 bytes as openssl writes them, or in base64
     #[arg(long, value_name = "FILE")]
     pub signature: Option<PathBuf>,
-    /// For whom, and why.
+    /// The person behind the change, and the reason.
     #[command(flatten)]
     pub word: ReasonArgs,
 }

@@ -395,7 +395,7 @@ def other_root(bench: Bench) -> str:
 
 
 def denied(bench: Bench) -> None:
-    """A Berth that may not open the kubelet's socket says so, and as whom it runs."""
+    """A Berth that may not open the kubelet's socket says so, and names its own user."""
     bench.berth.stop()
     mode = PLUGINS.stat().st_mode & 0o7777
 

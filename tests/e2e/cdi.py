@@ -100,8 +100,8 @@ def changed(bench: Bench) -> None:
 
 
 def drop_in_of_version_2(bench: Bench) -> str:
-    """A root file of the newest version and a drop-in of version 2, as after an upgrade of containerd: without and with a
-    default runtime in the root file, which versions of containerd resolve differently."""
+    """A root file of the newest version and a drop-in of version 2, as after an upgrade of containerd: with and without
+    runtimes in the root file, which versions of containerd resolve differently."""
     containerd = bench.node.containerd
     bench.at_end.append(containerd.restart)
     containerd.restart()
@@ -110,7 +110,7 @@ def drop_in_of_version_2(bench: Bench) -> str:
     for file in CDI_SPECS.iterdir():
         file.unlink()
     seen = []
-    for root in (re.sub(r"^\s*default_runtime_name = .*\n", "", full, flags=re.M), full):
+    for root in (full, _without_runtimes(full)):
         containerd.restart(root, _NVIDIA_DROP_IN)
         name = containerd.default_runtime()
         seen.append(name)
@@ -133,6 +133,13 @@ def drop_in_of_version_2(bench: Bench) -> str:
     if "nvidia" not in seen:
         raise TestError(f"containerd {containerd.version} made {seen} the default runtime")
     return f"containerd={containerd.version} default_runtimes={','.join(seen)}"
+
+
+def _without_runtimes(root: str) -> str:
+    """A root file of containerd that leaves all runtimes to its drop-ins and their names to containerd."""
+    tables = re.split(r"^(?=\s*\[)", root, flags=re.M)
+    left = "".join(table for table in tables if ".containerd.runtimes" not in table.splitlines()[0])
+    return re.sub(r"^\s*default_runtime_name = .*\n", "", left, flags=re.M)
 
 
 def _gets_its_gpu(bench: Bench, name: str) -> Pod:

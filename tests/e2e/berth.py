@@ -6,8 +6,10 @@ import json
 import shutil
 import urllib.error
 import urllib.request
+from datetime import datetime
 from pathlib import Path
 
+import disk
 import gpus
 import machine
 import process
@@ -45,6 +47,8 @@ class Setup:
     `cdi`: by the names of a specification that is there; `auto`: by what Berth finds on the node, and `own_spec` whether it
     may write a specification there.
     `other_root`: the kubelet has another `--root-dir` than the one in which its device plugins are.
+    `slow_disk`: a write of its store is slow when the test says so (`disk.py`). `slow_status`: the kubelet writes its status
+    as seldom as by default.
     `labels`: it labels the node with its GPUs, for which it must ask. `configs`: a label of the node chooses its stack
     among the files of `Berth.mount_configs`.
     """
@@ -62,6 +66,8 @@ class Setup:
         own_spec: bool = True,
         api_server: bool = False,
         other_root: bool = False,
+        slow_disk: bool = False,
+        slow_status: bool = False,
         labels: bool = False,
         configs: bool = False,
     ) -> None:
@@ -76,6 +82,8 @@ class Setup:
         self.own_spec = own_spec
         self.api_server = api_server
         self.other_root = other_root
+        self.slow_disk = slow_disk
+        self.slow_status = slow_status
         self.labels = labels
         self.configs = configs
 
@@ -97,6 +105,8 @@ class Allocation:
         self.id = shown["id"]
         self.resource = shown["resource"]
         self.devices = frozenset(shown["devices"])
+        #: Seconds since 1970.
+        self.granted = datetime.fromisoformat(shown["grantedAt"].replace("Z", "+00:00")).timestamp()
         self.gpus = frozenset(shown["gpus"])
         holder = shown.get("holder") or {}
         names = ("namespace", "pod", "container", "podUid")
@@ -116,14 +126,15 @@ class Berth:
         self._binary = binary
         shutil.rmtree(_STATE, ignore_errors=True)
         LIBRARY_ON_HOST.mkdir(exist_ok=True)
-        # JSON is YAML, so no YAML writer is needed.
-        _CONFIG.write_text(json.dumps(_settings(setup, fake.library), indent=1), encoding="utf-8")
+        self.settings = _settings(setup, fake.library)
+        self.configure(self.settings)
         args = [binary, "serve", "--config", _CONFIG]
         if setup.api_server and kubeconfig is not None:
             args += ["--kubeconfig", kubeconfig]
         if setup.configs:
             args += ["--config-dir", _CONFIGS]
-        self._process = process.Process("berth", args, logs / "berth.log", fake.environment)
+        environment = {**fake.environment, **(disk.slow() if setup.slow_disk else {})}
+        self._process = process.Process("berth", args, logs / "berth.log", environment)
 
     def start(self) -> None:
         """Starts it and waits until it is ready and the kubelet knows its resources."""
@@ -136,6 +147,21 @@ class Berth:
         until("berth is ready (/readyz)", 30, ready, every=0.02)
         for resource in self.setup.resources:
             self.registered(resource)
+
+    def start_unready(self) -> None:
+        """Starts it and waits until it answers, ready or not."""
+        self._process.start()
+
+        def answers() -> bool:
+            self._process.check()
+            return bool(self.node())
+
+        until("berth answers", 30, answers)
+
+    def configure(self, settings: dict) -> None:
+        """Writes the configuration file of its next start."""
+        # JSON is YAML, so no YAML writer is needed.
+        _CONFIG.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
     @property
     def pid(self) -> int:
@@ -157,6 +183,15 @@ class Berth:
         args = tuple(str(_CONFIG) if a == CONFIG_FOR_READERS else a for a in args)
         environment = {**_CLIENT, **self.fake.environment}
         return process.run([self._binary, *args], f"berth {' '.join(args)}", environment, seconds)
+
+    def fails(self, *args: str, user: int = 0) -> str:
+        """Runs a command that must fail, as that user; returns what it printed. `CONFIG_FOR_READERS` is its file, as above."""
+        args = tuple(str(_CONFIG) if a == CONFIG_FOR_READERS else a for a in args)
+        command = f"berth {' '.join(args)}"
+        code, said = process.ended([*_as(user), self._binary, *args], command, {**_CLIENT, **self.fake.environment})
+        if code != 1:
+            raise TestError(f"{command}: exit {code}, and 1 was expected: {said.strip()[-800:]}")
+        return said
 
     def cli_process(self, log: Path, *args: str) -> process.Process:
         """The same as a process that goes on beside the test."""
@@ -183,16 +218,10 @@ class Berth:
         shutil.chown(_STATE, user)
         args = self._process.args
         try:
-            self._process.args = ["setpriv", f"--reuid={user}", "--clear-groups", "--", *args]
-            self._process.start()
+            self._process.args = [*_as(user), *args]
+            self.start_unready()
         finally:
             self._process.args = args
-
-        def answers() -> bool:
-            self._process.check()
-            return bool(self.node())
-
-        until("berth answers", 30, answers)
 
     def registration(self, resource: str) -> dict:
         """How far the registration of a resource is, as the API shows it."""
@@ -219,6 +248,19 @@ class Berth:
         """The node as the API shows it."""
         return self._get("/api/v1/node")
 
+    def check(self, name: str) -> tuple[bool, str]:
+        """Whether a check of /readyz is passed, and what it says."""
+        self._process.check()
+        _, text = _exchange("GET", "/readyz", _token())
+        for check in json.loads(text)["checks"]:
+            if check["name"] == name:
+                return check["ok"], check.get("detail", "")
+        raise TestError(f"/readyz has no check {name}: {text[:300]}")
+
+    def events(self, kind: str) -> list[dict]:
+        """The past events of that kind, newest first."""
+        return [event for event in self._get("/api/v1/events/history")["items"] if event["kind"] == kind]
+
     def gpus(self) -> set[str]:
         """The UUIDs of all GPUs that it manages."""
         return {gpu["uuid"] for gpu in self._get("/api/v1/gpus")["items"]}
@@ -227,6 +269,10 @@ class Berth:
         """The live allocations."""
         self._process.check()
         return [Allocation(shown) for shown in self._get("/api/v1/allocations")["items"]]
+
+    def granted_on(self, gpu: str) -> list[Allocation]:
+        """All allocations of a GPU, ended ones among them, newest first; no more than one page."""
+        return [Allocation(a) for a in self._get(f"/api/v1/allocations?state=all&limit=1000&gpu={gpu}")["items"]]
 
     def cordon(self, gpu: str) -> None:
         self._ask("PUT", f"/api/v1/gpus/{gpu}/cordon", {"reason": "e2e"})
@@ -246,11 +292,28 @@ class Berth:
         """Changes the policy of the running daemon: from now on every GPU is offered in so many shares."""
         self._ask("PUT", "/api/v1/stack", {"entries": [_timeslice(shares, SHARED)]})
 
+    def stack(self) -> tuple:
+        """The revision, the source and the entries of the active stack."""
+        shown = self._get("/api/v1/stack")
+        return shown["revision"], shown["source"], [entry["policy"] for entry in shown["entries"]]
+
     def _get(self, path: str) -> dict:
         return json.loads(self._ask("GET", path))
 
     def _ask(self, method: str, path: str, body: dict | None = None) -> str:
-        return _ask(method, path, _TOKEN.read_text(encoding="ascii").strip(), body)
+        return _ask(method, path, _token(), body)
+
+
+def _token() -> str:
+    try:
+        return _TOKEN.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise TestError(f"berth has made no token yet: {error}") from error
+
+
+def _as(user: int) -> list[str]:
+    """What runs a program as that user, without root's rights."""
+    return ["setpriv", f"--reuid={user}", "--clear-groups", "--"] if user else []
 
 
 def _stack(setup: Setup) -> list[dict]:
@@ -311,6 +374,14 @@ def cdi_variable(uuid: str) -> str:
 
 
 def _ask(method: str, path: str, token: str = "", body: dict | None = None) -> str:
+    status, text = _exchange(method, path, token, body)
+    if status >= 400:
+        raise TestError(f"{method} {path}: {status}: {text[:300]}")
+    return text
+
+
+def _exchange(method: str, path: str, token: str = "", body: dict | None = None) -> tuple[int, str]:
+    """The status and the body of an answer, whatever they are."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     data = None
     if body is not None:
@@ -319,9 +390,8 @@ def _ask(method: str, path: str, token: str = "", body: dict | None = None) -> s
     request = urllib.request.Request(f"http://{ADMIN}{path}", data, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as reply:
-            return reply.read().decode()
+            return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
-        detail = error.read().decode(errors="replace")[:300]
-        raise TestError(f"{method} {path}: {error.code}: {detail}") from error
+        return error.code, error.read().decode(errors="replace")
     except (urllib.error.URLError, OSError) as error:
         raise TestError(f"{method} {path}: {error}") from error

@@ -7,15 +7,16 @@ becomes of pods that run already.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
 
 from bench import Bench
-from berth import LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, gpu_of, write_cdi_spec
+from berth import CONFIG_FOR_READERS, LIBRARY_IN_POD, LIBRARY_ON_HOST, SHARED, Setup, cdi_variable, gpu_of, write_cdi_spec
 from foreign import ForeignStream
 from gpus import DEVICE_NODE
-from kubelet import PLUGINS, SOCKET, healthy
+from kubelet import CHECKPOINT, PLUGINS, SOCKET, healthy
 from pods import Container, Pod
 from say import TestError, until
 from scenario import Scenario
@@ -30,6 +31,8 @@ INIT_SECONDS = 45
 LIST_SECONDS = 5
 #: SIGTERM to exit.
 END_SECONDS = 1.0
+#: So long a Berth that cannot see pods end is watched to stay not ready, after its pod has gone.
+UNREADY_SECONDS = 10
 #: A user without any rights.
 _NO_ONE = 65534
 
@@ -394,6 +397,46 @@ def other_root(bench: Bench) -> str:
     return bench.ends(pod)
 
 
+def unknown_root(bench: Bench) -> str:
+    """A Berth that was not told of the other root folder grants devices and cannot see a pod end: it is never ready, says why,
+    and `node check` names the setting; with it the allocation ends."""
+    settings = dict(bench.berth.settings)
+    root = settings.pop("kubeletRootDir")
+    missing = f"{settings['kubeletDir']}/pod-resources/kubelet.sock"
+    # Kubelets of before have left it.
+    shutil.rmtree(Path(missing).parent, ignore_errors=True)
+    bench.berth.stop()
+    bench.berth.configure(settings)
+    bench.berth.start_unready()
+    bench.berth.registered(bench.resource)
+    pod = bench.pod("unseen", {"main": 1})
+    bench.start(pod)
+
+    def unready() -> bool:
+        passed, says = bench.berth.check("evidence")
+        if passed or missing not in says or "no allocation can end" not in says:
+            raise TestError(f"the check evidence is {'passed' if passed else 'failed'} and says {says!r}")
+        return True
+
+    until("berth is not ready, since no allocation can end", 30, unready)
+    bench.node.delete(pod)
+    bench.running.remove(pod)
+    end = time.monotonic() + UNREADY_SECONDS
+    while time.monotonic() < end:
+        unready()
+        time.sleep(0.5)
+    if len(bench.berth.allocations()) != 1:
+        raise TestError(f"without the pods' devices the API shows {[a.same() for a in bench.berth.allocations()]}")
+    said = " ".join(bench.berth.fails("node", "check", "--config", CONFIG_FOR_READERS).split())
+    for part in (f"{missing} does not exist", f"set kubeletRootDir: {root}"):
+        if part not in said:
+            raise TestError(f"`berth node check` does not say {part!r}: {said}")
+    bench.berth.stop()
+    bench.berth.configure(bench.berth.settings)
+    bench.berth.start()
+    return bench.ends(pod)
+
+
 def denied(bench: Bench) -> None:
     """A Berth that may not open the kubelet's socket says so, and names its own user."""
     bench.berth.stop()
@@ -404,18 +447,30 @@ def denied(bench: Bench) -> None:
         PLUGINS.chmod(mode)
 
     bench.at_end.append(undo)
-    # It may make its own socket there, and not open the kubelet's.
+    # It may make its own socket there and read what the kubelet has noted, and not open the kubelet's socket.
     PLUGINS.chmod(0o777)
+    CHECKPOINT.chmod(0o644)
     SOCKET.chmod(0o755)
     bench.berth.start_as(_NO_ONE)
 
-    def named() -> bool:
-        waiting = bench.berth.registration(bench.resource).get("waiting", "")
-        if "Permission denied" not in waiting or f"uid {_NO_ONE}" not in waiting:
-            raise TestError(f"the API shows {waiting!r}")
+    named = ("Permission denied", "it has mode 0755 and owner uid 0", f"berth runs as uid {_NO_ONE}")
+
+    def names_all(said: str) -> bool:
+        # A table's column may break a word.
+        text = "".join(said.split())
+        if not all("".join(part.split()) in text for part in named):
+            raise TestError(f"it says {said!r}")
         return True
 
-    until(f"berth names the denied permission and uid {_NO_ONE}", 30, named)
+    for what, said in {
+        "the resource in the API": lambda: bench.berth.registration(bench.resource).get("waiting", ""),
+        "the check `kubelet` of /readyz": lambda: bench.berth.check("kubelet")[1],
+        "`berth node show`": lambda: bench.berth.cli("node", "show"),
+        "`berth node check`": lambda: bench.berth.fails("node", "check", "--config", CONFIG_FOR_READERS, user=_NO_ONE),
+    }.items():
+        until(f"{what} names the denied permission and uid {_NO_ONE}", 30, lambda said=said: names_all(said()))
+    if bench.berth.check("kubelet")[0]:
+        raise TestError("the check `kubelet` is passed, and the kubelet's socket is denied")
 
 
 #: Eight GPUs: the pods of the cases hold 1 + 4 + 1 + 1 + 1, and the last newcomer takes the one that was freed.
@@ -438,6 +493,7 @@ SCENARIOS = [
         Setup(gpus=1, other_root=True),
         {
             "a kubelet with another --root-dir: a pod gets its GPU, and its allocation ends": other_root,
+            "a berth that does not know of it is not ready, and `node check` names the setting": unknown_root,
             "a berth without root's rights names the permission and the user": denied,
         },
     ),

@@ -42,7 +42,7 @@ _BERTH_ROLES_FILE = REPO / "deploy" / "cluster-role.yaml"
 _BERTH_ROLES = ("berth", "berth-events", "berth-evict", "berth-delete", "berth-review", "berth-label")
 
 #: What `ControlPlane.empty` takes away, in this order: what makes pods before the pods.
-_KINDS = "deployments,replicasets,jobs,poddisruptionbudgets,pods"
+_KINDS = "deployments,statefulsets,replicasets,jobs,poddisruptionbudgets,pods"
 
 
 class Answer:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import process
 from bench import Bench
 from berth import WHOLE, Setup
-from pods import NAMESPACE, Pod
+from pods import NAMESPACE
 from say import TestError, until
 from scenario import Scenario
+from workloads import Worker
 
 #: The node's condition that Berth keeps.
 CONDITION = "GPUUnavailable"
@@ -23,45 +23,6 @@ BUDGET_SECONDS = 8
 #: Of the orders that end at their deadline.
 DEADLINE_SECONDS = 5
 GPUS = 3
-
-
-class Worker:
-    """A deployment of one pod with one GPU, whose pod may be another one each time."""
-
-    def __init__(self, bench: Bench, name: str) -> None:
-        self.bench = bench
-        self.name = name
-        self.template = bench.pod(name, {"main": 1}, labels={"app": name})
-        self.template.folder.mkdir(parents=True)
-        pod = json.loads(self.template.manifest())
-        template = {"metadata": {"labels": {"app": name}}, "spec": pod["spec"]}
-        spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
-        metadata = {"name": name, "namespace": NAMESPACE}
-        bench.node.cluster.create(
-            json.dumps({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
-        )
-
-    def runs(self, other_than: Pod | None = None) -> Pod:
-        """Waits until its pod runs; not the one given, which has gone by then."""
-        old = other_than.uid if other_than else ""
-
-        def look() -> Pod | None:
-            for shown in self.bench.node.cluster.pods():
-                metadata = shown["metadata"]
-                if metadata.get("labels", {}).get("app") != self.name:
-                    continue
-                if metadata["uid"] != old and shown["status"].get("phase") == "Running":
-                    pod = self.bench.pod(self.name, {"main": 1}, restart="Always")
-                    pod.name, pod.uid, pod.folder = metadata["name"], metadata["uid"], self.template.folder
-                    return pod
-            return None
-
-        pod = until(f"a pod of deployment {self.name} runs", 60, look)
-        self.bench.node.running(pod)
-        if other_than is not None:
-            self.bench.running.remove(other_than)
-        self.bench.running.append(pod)
-        return pod
 
 
 def evicts(bench: Bench) -> str:
@@ -138,7 +99,7 @@ def budget(bench: Bench) -> str:
     worker: Worker = bench.shared
     pod = bench.running[-1]
     (gpu,) = bench.gpus_seen(pod, "main")
-    _no_eviction(bench, worker)
+    no_eviction(bench, worker)
     drain = bench.berth.cli_process(bench.logs / "drain.log", "gpu", "drain", gpu, *DRAIN)
     drain.start()
     bench.at_end.append(drain.stop)
@@ -168,7 +129,7 @@ def deleted_at_deadline(bench: Bench) -> str:
     worker: Worker = bench.shared
     pod = bench.running[-1]
     (gpu,) = bench.gpus_seen(pod, "main")
-    _no_eviction(bench, worker)
+    no_eviction(bench, worker)
     begin = time.monotonic()
     order = ("--evict", "--deadline", f"{DEADLINE_SECONDS}s", "--at-deadline", "delete", "--wait")
     bench.berth.cli("gpu", "drain", gpu, *order, seconds=DRAINED_SECONDS)
@@ -183,7 +144,7 @@ def deleted_at_deadline(bench: Bench) -> str:
     return f"drained_within_s={took:.0f}"
 
 
-def _no_eviction(bench: Bench, worker: Worker) -> None:
+def no_eviction(bench: Bench, worker: Worker) -> None:
     """A budget under which the worker's one pod may not be evicted."""
     cluster = bench.node.cluster
     cluster.kubectl("create", "poddisruptionbudget", "keep", f"--selector=app={worker.name}", "--min-available=1")

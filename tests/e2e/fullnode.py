@@ -18,6 +18,8 @@ SCHEDULE_SECONDS = 60
 FREED_SECONDS = 60
 #: The kubelet writes its status every second; an id that leaves the list would be shown for 60 s.
 FIRST_LIST_SECONDS = 10
+#: So long nothing is withdrawn; the kubelet writes its status every second.
+STAYS_SECONDS = 5
 #: Quiet time of the fault cases, and how much later at most the GPU is back.
 QUIET_SECONDS = 10
 BACK_SECONDS = 20
@@ -127,6 +129,24 @@ def cordon(bench: Bench) -> None:
     bench.allocatable({SHARED: 8})
     bench.equals_truth(HOLDER_SECONDS)
     bench.no_pod_failed()
+
+
+def nothing_to_roll_back(bench: Bench) -> None:
+    """Only the file's stack has ever been active: a rollback is refused, and withdraws no device from under the pods."""
+    before, stack = bench.picture(), bench.berth.stack()
+    for command in (("policy", "rollback"), ("policy", "rollback", "--dry-run")):
+        said = bench.berth.fails(*command)
+        if "nothing to roll back to" not in said:
+            raise TestError(f"berth {' '.join(command)} says {said.strip()}")
+    end = time.monotonic() + STAYS_SECONDS
+    while time.monotonic() < end:
+        now = bench.node.cluster.allocatable(SHARED), bench.node.cluster.capacity(SHARED)
+        if now != (8, 8) or len(healthy(SHARED)) != 8:
+            raise TestError(f"the node has {now} and the kubelet {len(healthy(SHARED))} devices after a refused rollback")
+        time.sleep(0.2)
+    if bench.berth.stack() != stack:
+        raise TestError(f"the stack was {stack}, and is {bench.berth.stack()}")
+    bench.unchanged(before)
 
 
 def dead_gpu_and_word(bench: Bench) -> str:
@@ -500,6 +520,7 @@ SCENARIOS = [
         Setup(gpus=2, shares=4, quiet_seconds=QUIET_SECONDS),
         {
             "a cordoned GPU's free shares leave allocatable, pods are not affected": cordon,
+            "`policy rollback` where nothing was activated is refused, and no device is withdrawn": nothing_to_roll_back,
             "XID 79 removes all shares from allocatable, mark-healthy brings them back": dead_gpu_and_word,
             "XID 79 again, and the GPU comes back after its quiet time": dead_gpu_and_quiet,
         },

@@ -24,7 +24,7 @@ PLUGINS = KUBELET / "device-plugins"
 SOCKET = PLUGINS / "kubelet.sock"
 #: `CLOCK_REALTIME_COARSE` of Linux, which Python does not name.
 _CLOCK_REALTIME_COARSE = 5
-_CHECKPOINT = PLUGINS / "kubelet_internal_checkpoint"
+CHECKPOINT = PLUGINS / "kubelet_internal_checkpoint"
 
 
 def clock_ns() -> int:
@@ -39,7 +39,7 @@ def healthy(resource: str, since_ns: int = 0) -> set[str]:
     what was written before its newest start, or before `since_ns` by `clock_ns`, counts for nothing.
     """
     try:
-        if _CHECKPOINT.stat().st_mtime_ns < max(since_ns, SOCKET.stat().st_ctime_ns):
+        if CHECKPOINT.stat().st_mtime_ns < max(since_ns, SOCKET.stat().st_ctime_ns):
             return set()
         return set((_checkpoint().get("RegisteredDevices") or {}).get(resource) or [])
     except (OSError, ValueError):
@@ -55,8 +55,17 @@ def granted(pod_uid: str, container: str) -> frozenset[str]:
     return frozenset(ids)
 
 
+def granted_on(gpu: str) -> set[str]:
+    """The UIDs of the pods for which the kubelet has noted a device of a GPU; some may have ended."""
+    found = set()
+    for entry in _checkpoint().get("PodDeviceEntries") or []:
+        if any(id.split("::")[0] == gpu for of_node in entry["DeviceIDs"].values() for id in of_node):
+            found.add(entry["PodUID"])
+    return found
+
+
 def _checkpoint() -> dict:
-    return json.loads(_CHECKPOINT.read_text(encoding="utf-8"))["Data"]
+    return json.loads(CHECKPOINT.read_text(encoding="utf-8"))["Data"]
 
 
 class Kubelet:
@@ -68,6 +77,9 @@ class Kubelet:
         self._config = config
         #: Its `--root-dir`, from its next start on. Its folder of device plugins is always the same.
         self.root = KUBELET
+        #: How often it writes its status for the API server, from its next start on. A kubelet's default are ten seconds, in
+        #: which the scheduler assigns devices that are gone.
+        self.status_seconds = 1
 
     def join(self, kubeconfig: Path) -> None:
         """From its next start on it is a node of that API server."""
@@ -98,6 +110,11 @@ class Kubelet:
 
     def check(self) -> None:
         self._process.check()
+
+    @property
+    def pod_resources(self) -> Path:
+        """The socket on which it shows its pods' devices."""
+        return self.root / "pod-resources" / "kubelet.sock"
 
     def pods(self) -> list[dict]:
         """Every pod that the kubelet knows, with its status."""
@@ -138,8 +155,7 @@ class Kubelet:
             "staticPodPath": str(MANIFESTS),
             "fileCheckFrequency": "1s",
             "syncFrequency": "2s",
-            # Ten seconds by default, in which the scheduler assigns devices that are gone.
-            "nodeStatusUpdateFrequency": "1s",
+            "nodeStatusUpdateFrequency": f"{self.status_seconds}s",
             "podLogsDir": str(self._logs / "pods"),
             "volumePluginDir": str(RUN / "volume-plugins"),
             "failCgroupV1": False,

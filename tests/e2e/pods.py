@@ -17,6 +17,8 @@ from places import MANIFESTS, PODS
 from say import TestError, until
 
 NAMESPACE = "e2e"
+#: The variable of each container that has its pod's UID: pods one after another may write into the same folder.
+_UID = "E2E_POD_UID"
 
 # An init container that ends when the test lets it.
 _INIT_SHELL = """
@@ -81,6 +83,14 @@ class Pod:
         """The container's environment, as its own shell printed it."""
         text = self.wrote(f"{container}.env", seconds)
         return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+    def started(self, container: str) -> None:
+        """Waits until the container's environment is that of this pod, and not that of an earlier one in the same folder."""
+
+        def own() -> bool:
+            return self.environment(container).get(_UID) == self.uid
+
+        until(f"container {container} of pod {self.name} writes its environment", 60, own)
 
     def wrote(self, name: str, seconds: float = 30) -> str:
         """What a container wrote into the file `name` of the pod's folder."""
@@ -155,6 +165,7 @@ class Pod:
             "image": images.BUSYBOX,
             "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", script],
+            "env": [{"name": _UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}],
             "resources": {"limits": amounts, "requests": amounts},
             "volumeMounts": [{"name": "e2e", "mountPath": "/e2e"}],
         }

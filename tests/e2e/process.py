@@ -91,6 +91,14 @@ class Process:
 
 def run(args: list, what: str, env: dict | None = None, seconds: float = 120) -> str:
     """Runs a program to its end and returns what it printed; `TestError` naming `what` if it fails."""
+    code, text = ended(args, what, env, seconds)
+    if code != 0:
+        raise TestError(f"{what}: exit {code}: {text.strip()[-800:]}")
+    return text
+
+
+def ended(args: list, what: str, env: dict | None = None, seconds: float = 120) -> tuple[int, str]:
+    """Runs a program to its end, which may be a failure. Returns its exit status and what it printed."""
     try:
         done = subprocess.run(
             [str(a) for a in args],
@@ -103,7 +111,4 @@ def run(args: list, what: str, env: dict | None = None, seconds: float = 120) ->
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise TestError(f"{what}: {error}") from error
-    text = done.stdout.decode(errors="replace")
-    if done.returncode != 0:
-        raise TestError(f"{what}: exit {done.returncode}: {text.strip()[-800:]}")
-    return text
+    return done.returncode, done.stdout.decode(errors="replace")

@@ -28,6 +28,7 @@ import kubelet  # noqa: E402
 import machine  # noqa: E402
 import nvidia  # noqa: E402
 import places  # noqa: E402
+import reuse  # noqa: E402
 from bench import Bench  # noqa: E402
 from berth import Berth  # noqa: E402
 from gomodule import GoModule  # noqa: E402
@@ -38,9 +39,8 @@ from scenario import Scenario  # noqa: E402
 
 #: Those of a standalone kubelet first: a kubelet that has joined a cluster stays in it. The full node's own come before
 #: the change-over, whose devices a kubelet goes on to count for five minutes: the first of them wants a new node.
-SCENARIOS = sorted(
-    cases.SCENARIOS + cdi.SCENARIOS + fullnode.SCENARIOS + changeover.SCENARIOS + drains.SCENARIOS, key=lambda s: s.cluster
-)
+_FILES = (cases, cdi, fullnode, changeover, drains, reuse)
+SCENARIOS = sorted((scenario for file in _FILES for scenario in file.SCENARIOS), key=lambda s: s.cluster)
 
 
 _CONTAINERD_HELP = (
@@ -115,6 +115,7 @@ def _play_scenario(node: Node, scenario: Scenario, args: argparse.Namespace, log
             node.join()
             kubeconfig = node.cluster.berth_kubeconfig
         node.kubelet.root = places.OTHER_KUBELET_ROOT if scenario.setup.other_root else places.KUBELET
+        node.kubelet.status_seconds = 10 if scenario.setup.slow_status else 1
         node.renew()
         scenario.before()
         scenario.install(args.nvml_library)

@@ -31,6 +31,9 @@ _CONFIG = RUN / "berth.yaml"
 #: Where a pod would have the ConfigMap of `config.map`.
 _CONFIGS = RUN / "configs"
 
+#: For a busy machine: it compiles the policies before it registers.
+_START_SECONDS = 120
+
 #: The stand-in for an installed driver.
 DRIVER_ROOT = RUN / "driver"
 
@@ -144,7 +147,7 @@ class Berth:
             self._process.check()
             return _ask("GET", "/readyz") is not None
 
-        until("berth is ready (/readyz)", 30, ready, every=0.02)
+        until("berth is ready (/readyz)", _START_SECONDS, ready, every=0.02)
         for resource in self.setup.resources:
             self.registered(resource)
 
@@ -156,7 +159,7 @@ class Berth:
             self._process.check()
             return bool(self.node())
 
-        until("berth answers", 30, answers)
+        until("berth answers", _START_SECONDS, answers)
 
     def configure(self, settings: dict) -> None:
         """Writes the configuration file of its next start."""

@@ -13,6 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::compile_cache::CompileCache;
 use super::compile_child::{ARGUMENT, FRAME_BYTES_MAX, NOTE, Reply};
 use super::limits::{
     COMPILE_CPU_S_MAX, COMPILE_MEMORY_BYTES_MAX, COMPILE_MEMORY_BYTES_MIN, COMPILE_MESSAGES_BYTES_MAX,
@@ -61,6 +62,8 @@ pub(super) struct Compiled<'m> {
 pub(super) struct Compiler {
     program: PathBuf,
     limits: CompileLimits,
+    /// Replies of earlier processes, if they are kept.
+    cache: Option<CompileCache>,
     /// Held during a compilation: two at once would need twice the memory.
     busy: Mutex<()>,
     /// Notes of compiler processes that have been logged.
@@ -68,13 +71,17 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
-    pub(super) fn new(program: PathBuf, limits: CompileLimits) -> Self {
-        Self { program, limits, busy: Mutex::default(), logged_notes: Mutex::default() }
+    pub(super) fn new(program: PathBuf, limits: CompileLimits, cache: Option<CompileCache>) -> Self {
+        Self { program, limits, cache, busy: Mutex::default(), logged_notes: Mutex::default() }
     }
 
     /// # Errors
     /// If the module is not a policy, exceeds a limit, or no process can be started.
     pub(super) fn compile<'m>(&self, module: &'m [u8]) -> Result<Compiled<'m>, InstallError> {
+        let kept = self.cache.as_ref().and_then(|cache| cache.read(module));
+        if let Some(reply) = kept.as_deref().and_then(Reply::decode) {
+            return reply.into_compiled(module);
+        }
         let memory_bytes = match self.limits.memory_bytes {
             Some(bytes) => bytes,
             None => compiler_memory_bytes().map_err(install_failed)?,
@@ -84,7 +91,14 @@ impl Compiler {
         let (frame, messages, status) = self.exchange(&mut child, module)?;
         self.log_notes(&messages);
         let reply = Reply::decode(&frame);
-        reply.ok_or_else(|| self.exit_error(status, &messages, memory_bytes))?.into_compiled(module)
+        let compiled =
+            reply.ok_or_else(|| self.exit_error(status, &messages, memory_bytes))?.into_compiled(module)?;
+        if let Some(cache) = &self.cache
+            && let Err(error) = cache.write(module, &frame)
+        {
+            tracing::debug!("the compiled policy is not kept for the next command: {error}");
+        }
+        Ok(compiled)
     }
 
     fn spawn(&self, memory_bytes: u64) -> Result<Child, InstallError> {

@@ -2,7 +2,8 @@
 //!
 //! - [`limits`]: all limits of policies
 //! - `engine`: the wasmtime configuration; the clock of the wall-time limit
-//! - `compile`, `compile_child`: compilation, in a limited process of its own
+//! - `compile`, `compile_child`: compilation, in a limited process of its own; `compile_cache`: its results, kept for
+//!   other commands of a user
 //! - `artifacts`, `shipped`: the files of uploaded versions; the policies built into the daemon
 //! - `module`, `call`, `fault`, `parameters`: an installed version, a call of it, and its faults
 //! - `view`, `convert`, `bindings`: conversions between kernel types and WIT types; `recorded`: WIT types as JSON, for
@@ -14,6 +15,7 @@ mod artifacts;
 mod bindings;
 mod call;
 mod compile;
+mod compile_cache;
 mod compile_child;
 mod convert;
 mod engine;
@@ -39,6 +41,7 @@ use artifacts::{Artifacts, digest};
 use bindings::berth::policy::types as wit;
 use call::{CallResult, Runner};
 use compile::{Compiled, Compiler, install_failed};
+use compile_cache::CompileCache;
 use compile_child::Reply;
 use convert::{Indices, WitQuestion};
 use limits::MODULE_BYTES_MAX;
@@ -82,13 +85,15 @@ impl WasmPolicies {
             ))
         })?;
         let compatibility = engine::compatibility(&runner.engine);
+        let cache = settings.compile_cache.as_deref();
+        let cache = cache.and_then(|folder| CompileCache::open(folder, &settings.compiler, &compatibility));
         let artifacts = Artifacts::open(&settings.state_dir, compatibility).map_err(|error| {
             let folder = settings.state_dir.display();
             install_failed(format!("cannot create the folder policies in {folder}: {error}"))
         })?;
         Ok(Self {
             runner,
-            compiler: Compiler::new(settings.compiler.clone(), settings.compile.clone()),
+            compiler: Compiler::new(settings.compiler.clone(), settings.compile.clone(), cache),
             views: ViewCache::new(settings),
             artifacts,
             installed: RwLock::default(),

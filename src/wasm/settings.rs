@@ -16,6 +16,8 @@ pub struct Settings {
     pub compiler: PathBuf,
     /// Limits of one compilation.
     pub compile: CompileLimits,
+    /// A folder in which compiled modules are kept for other processes of this user; `None` in a daemon.
+    pub compile_cache: Option<PathBuf>,
     /// Memory of a part that may be granted, percent of its size.
     pub memory_overcommit_percent: u32,
     /// The resource of whole GPUs without policies.
@@ -32,6 +34,7 @@ impl Settings {
             state_dir,
             compiler: PathBuf::from("/proc/self/exe"),
             compile: CompileLimits::default(),
+            compile_cache: None,
             memory_overcommit_percent: 100,
             resource: Resource::nvidia_gpu(),
             mig: MigStrategy::default(),

@@ -2,6 +2,7 @@
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
+use std::os::unix::fs::DirEntryExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -15,6 +16,8 @@ fn root() -> &'static Path {
 
 fn berth(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
+    // Nothing is kept from one test to the next, nor for the user who runs them.
+    command.env("XDG_CACHE_HOME", folder.join("cache"));
     command.current_dir(folder).args(arguments).output().unwrap()
 }
 
@@ -23,7 +26,7 @@ fn combined_output(output: &Output) -> String {
 }
 
 fn bench() -> PolicyTester {
-    PolicyTester::with_compiler(Some(env!("CARGO_BIN_EXE_berth").into())).unwrap()
+    PolicyTester::with_compiler(env!("CARGO_BIN_EXE_berth").into()).unwrap()
 }
 
 /// Scenario files by shipped policy: they lie with its sources.
@@ -125,6 +128,37 @@ fn an_entry_that_denies_on_fault_refuses_with_the_fault() {
         );
         assert_eq!(story(&bench, &module, &text), "ok story.yaml\n", "{on_fault} {expect}");
     }
+}
+
+#[test]
+fn check_and_then_test_compile_a_module_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let shipped = std::fs::read(root().join("policies-wasm/prebuilt/binpack.wasm")).unwrap();
+    let (_, scenario) = scenarios().into_iter().find(|(policy, _)| policy == "binpack").unwrap();
+    std::fs::write(folder.path().join("policy.wasm"), shipped).unwrap();
+    let kept = || {
+        let files = folder.path().join("cache/berth/policies").read_dir().unwrap().map(Result::unwrap);
+        // A reply that is written again is another file.
+        files.map(|file| (file.file_name(), file.ino())).collect::<Vec<_>>()
+    };
+    let check = || {
+        let checked = berth(folder.path(), &["policy", "check", "policy.wasm", "-o", "json"]);
+        assert!(checked.status.success(), "{}", combined_output(&checked));
+        checked.stdout
+    };
+    let first = check();
+    let compiled = kept();
+    assert_eq!(compiled.len(), 1, "{compiled:?}");
+    let tested = berth(folder.path(), &["policy", "test", "policy.wasm", scenario.to_str().unwrap()]);
+    assert!(combined_output(&tested).contains("1 passed"), "{}", combined_output(&tested));
+    // The scenario names another policy, too.
+    assert!(kept().contains(&compiled[0]), "{:?}", kept());
+    // What is kept gives the same answer, and a damaged one is compiled again.
+    assert_eq!(check(), first);
+    let file = folder.path().join("cache/berth/policies").join(&compiled[0].0);
+    std::fs::write(&file, "damaged").unwrap();
+    assert_eq!(check(), first);
+    assert!(file.metadata().unwrap().len() > 1000);
 }
 
 #[test]

@@ -44,7 +44,8 @@ const SAMPLE_MODEL: &str = "h100";
 /// The number of its GPUs: those of one board.
 const SAMPLE_COUNT: u32 = 8;
 
-/// Tests policies. They are compiled as in the daemon, in a temporary folder.
+/// Tests policies. They are compiled as in the daemon, in a temporary folder; what was compiled is
+/// kept in the user's cache, so that `berth policy check` and then `berth policy test` compile a module once.
 pub struct PolicyTester {
     policies: WasmPolicies,
     _state: Scratch,
@@ -56,20 +57,23 @@ impl PolicyTester {
     /// # Errors
     /// If the temporary folder cannot be created.
     pub fn new() -> Result<Self, InstallError> {
-        Self::with_compiler(None)
+        Self::of(Settings { compile_cache: cache_folder(), ..Settings::new(PathBuf::new()) })
     }
 
-    /// Uses another program as the compiler.
+    /// Uses another program as the compiler, and keeps nothing for other processes.
     ///
     /// # Errors
     /// As [`PolicyTester::new`].
-    pub fn with_compiler(compiler: Option<PathBuf>) -> Result<Self, InstallError> {
+    pub fn with_compiler(compiler: PathBuf) -> Result<Self, InstallError> {
+        Self::of(Settings { compiler, ..Settings::new(PathBuf::new()) })
+    }
+
+    /// Replaces the state folder by a temporary one.
+    fn of(settings: Settings) -> Result<Self, InstallError> {
         let state = Scratch::new().map_err(|error| InstallError::Failed {
             what: format!("cannot create a temporary folder: {error} (set TMPDIR to choose another parent)"),
         })?;
-        let settings = Settings::new(state.path().to_owned());
-        let compiler = compiler.unwrap_or_else(|| settings.compiler.clone());
-        let policies = WasmPolicies::new(Settings { compiler, ..settings })?;
+        let policies = WasmPolicies::new(Settings { state_dir: state.path().to_owned(), ..settings })?;
         Ok(Self { policies, _state: state })
     }
 
@@ -212,6 +216,14 @@ impl PolicyTester {
         }
         Ok(entries)
     }
+}
+
+/// Where compiled modules are kept between commands: `berth/policies` in the user's cache, as the XDG Base Directory
+/// Specification names it. `None` for a user without a home.
+fn cache_folder() -> Option<PathBuf> {
+    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    Some(cache.join("berth/policies"))
 }
 
 fn check_parameters_size(parameters: &str) -> Result<(), String> {

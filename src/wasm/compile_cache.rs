@@ -1,0 +1,147 @@
+//! Compilers' replies in a folder of one user, so that commands that run one after another compile a module once.
+//!
+//! Not for the daemon: it runs only machine code whose digest its store has. Here the folder itself is what is trusted,
+//! as that of a build tool is: a folder that another user owns or may write is not used.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use super::artifacts::digest;
+use super::compile_child::FRAME_BYTES_MAX;
+
+/// Replies that are kept. The oldest is deleted for a new one, which may have 37 MB.
+const REPLIES_MAX: usize = 8;
+/// Suffix of a reply's file.
+const REPLY: &str = ".reply";
+/// Length of the checksum at the start of a file, bytes.
+const CHECKSUM_BYTES: usize = 32;
+
+/// The replies of one compiler program.
+#[derive(Debug)]
+pub(super) struct CompileCache {
+    folder: PathBuf,
+    /// A hash of what a reply depends on beside the module: wasmtime's settings, and the program that compiles.
+    compiler: String,
+}
+
+impl CompileCache {
+    /// `None` if the folder cannot be created or trusted, or the compiler's file cannot be read: then every module is
+    /// compiled.
+    pub(super) fn open(folder: &Path, program: &Path, compatibility: &str) -> Option<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).ok()?;
+        let own = fs::symlink_metadata(folder).ok()?;
+        let is_private = own.is_dir()
+            && own.uid() == rustix::process::geteuid().as_raw()
+            && own.mode() & (libc::S_IWGRP | libc::S_IWOTH) == 0;
+        let compiler = fs::metadata(program).ok()?;
+        let mut hasher = DefaultHasher::new();
+        (compatibility, compiler.len(), compiler.mtime(), compiler.mtime_nsec()).hash(&mut hasher);
+        is_private.then(|| Self { folder: folder.to_owned(), compiler: format!("{:016x}", hasher.finish()) })
+    }
+
+    /// The encoded reply to this module, unless its file is missing or damaged.
+    pub(super) fn read(&self, module: &[u8]) -> Option<Vec<u8>> {
+        let mut file =
+            OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(self.path(module)).ok()?;
+        let mut checksum = [0; CHECKSUM_BYTES];
+        file.read_exact(&mut checksum).ok()?;
+        let mut frame = Vec::new();
+        file.take(FRAME_BYTES_MAX as u64).read_to_end(&mut frame).ok()?;
+        (Sha256::digest(&frame).as_slice() == checksum).then_some(frame)
+    }
+
+    /// Keeps the encoded reply to this module.
+    ///
+    /// # Errors
+    /// If it cannot be written; nothing is lost but time.
+    pub(super) fn write(&self, module: &[u8], frame: &[u8]) -> io::Result<()> {
+        self.make_room()?;
+        // Another command that compiles the same module has a draft of its own.
+        let draft = self.folder.join(format!("{}.draft", std::process::id()));
+        let write = || {
+            let mut options = OpenOptions::new();
+            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+            file.write_all(&Sha256::digest(frame)).and_then(|()| file.write_all(frame))?;
+            fs::rename(&draft, self.path(module))
+        };
+        // A draft that stays would fill a full disk further.
+        write().inspect_err(|_| drop(fs::remove_file(&draft)))
+    }
+
+    fn path(&self, module: &[u8]) -> PathBuf {
+        self.folder.join(format!("{}-{}{REPLY}", digest(module), self.compiler))
+    }
+
+    /// Deletes the oldest files, so that one more can be written.
+    fn make_room(&self) -> io::Result<()> {
+        let mut files: Vec<_> = fs::read_dir(&self.folder)?
+            .flatten()
+            .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+            .collect();
+        files.sort();
+        let surplus = (files.len() + 1).saturating_sub(REPLIES_MAX);
+        files.iter().take(surplus).try_for_each(|(_, path)| fs::remove_file(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn open(folder: &Path) -> Option<CompileCache> {
+        CompileCache::open(folder, Path::new("/proc/self/exe"), "0123")
+    }
+
+    #[test]
+    fn a_reply_is_read_again_and_a_damaged_one_is_not_used() {
+        let state = tempfile::tempdir().unwrap();
+        let folder = state.path().join("a/b");
+        let cache = open(&folder).unwrap();
+        assert_eq!(cache.read(b"module"), None);
+        cache.write(b"module", b"reply").unwrap();
+        cache.write(b"module", b"reply").unwrap();
+        assert_eq!(cache.read(b"module").unwrap(), b"reply");
+        assert_eq!(cache.read(b"another"), None);
+        // Another build of wasmtime's settings reads none of them.
+        let other = CompileCache::open(&folder, Path::new("/proc/self/exe"), "4567").unwrap();
+        assert_eq!(other.read(b"module"), None);
+
+        fs::write(cache.path(b"module"), [0; CHECKSUM_BYTES + 5]).unwrap();
+        assert_eq!(cache.read(b"module"), None);
+        fs::write(cache.path(b"module"), b"short").unwrap();
+        assert_eq!(cache.read(b"module"), None);
+    }
+
+    #[test]
+    fn a_folder_that_others_may_write_is_not_used() {
+        let state = tempfile::tempdir().unwrap();
+        assert!(open(state.path()).is_some());
+        fs::set_permissions(state.path(), fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(open(state.path()).is_none());
+        let link = state.path().join("link");
+        std::os::unix::fs::symlink("/", &link).unwrap();
+        assert!(open(&link).is_none(), "a link is not followed");
+    }
+
+    #[test]
+    fn only_the_newest_replies_are_kept() {
+        let state = tempfile::tempdir().unwrap();
+        let cache = open(state.path()).unwrap();
+        for module in 0..REPLIES_MAX as u8 + 3 {
+            cache.write(&[module], b"reply").unwrap();
+            // File systems keep times in steps of some milliseconds.
+            let age = std::time::Duration::from_secs(100 - u64::from(module));
+            let time = std::time::SystemTime::now() - age;
+            fs::File::options().write(true).open(cache.path(&[module])).unwrap().set_modified(time).unwrap();
+        }
+        assert_eq!(fs::read_dir(state.path()).unwrap().count(), REPLIES_MAX);
+        assert_eq!(cache.read(&[2]), None);
+        assert!(cache.read(&[3]).is_some());
+    }
+}

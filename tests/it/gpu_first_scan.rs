@@ -155,6 +155,8 @@ fn three_gpus() -> State {
     state
 }
 
+/// NVML answers a call of one GPU with an error as the plugin starts.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/338
 #[test]
 fn a_gpu_whose_first_scan_fails_is_listed_or_named_and_counted_whatever_call_and_code() {
     println!("{}", as_text("three GPUs", &fail_each_call(&three_gpus())));
@@ -350,6 +352,9 @@ fn bad_gpus() -> (State, Vec<(&'static str, &'static str, &'static str)>) {
     (state, signs.iter().map(|(sign, health, says, _)| (*sign, *health, *says)).collect())
 }
 
+/// A GPU with uncorrected ECC errors is offered as healthy.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/267
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/243
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_sign_of_a_bad_gpu_that_was_there_before_the_start_is_judged() {
     let (state, signs) = bad_gpus();
@@ -430,6 +435,9 @@ fn scans_of(line: &str) -> Option<f64> {
     line.strip_prefix("berth_gpu_scans_total{outcome=\"answered\"} ")?.parse().ok()
 }
 
+/// The driver of WSL2 knows no device file of a GPU.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/332
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/646
 #[test]
 fn wsl2_is_said_to_be_unsupported_and_offers_nothing() {
     let bench = Bench::new(&three_gpus());
@@ -450,6 +458,10 @@ fn wsl2_is_said_to_be_unsupported_and_offers_nothing() {
     assert!(open("version").is_ok());
 }
 
+/// Some GPUs of a node are not for Kubernetes.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/935
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/197
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/1503
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_excluded_gpu_is_offered_under_no_stack_and_shown_as_excluded() {
     let mut state = State::h100(4);

@@ -89,8 +89,6 @@ async fn an_xid_makes_every_share_of_its_gpu_unhealthy_and_an_applications_xid_n
     assert!(said.contains("XID 79") && !said.contains("XID 31"), "{said}");
 }
 
-/// A restart of the plugin makes a broken GPU healthy.
-/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/111
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_equal_xids_is_logged_and_recorded_once() {
     let state = State::h100(1);
@@ -116,6 +114,8 @@ async fn a_flood_of_equal_xids_is_logged_and_recorded_once() {
     assert_eq!(serving.log().matches("a GPU reading was triaged").count(), 2, "{}", serving.log());
 }
 
+/// A restart of the plugin makes a broken GPU healthy.
+/// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/111
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
     let state = State::h100(2);

@@ -248,6 +248,8 @@ fn refusal(strategy: &Strategy) -> String {
     }
 }
 
+/// A CDI specification has no names by UUID, and no container starts.
+/// Report: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1895
 #[test]
 fn a_specification_that_names_gpus_by_index_alone_is_refused_with_the_setting_that_takes_it() {
     let node = TestNode::new();

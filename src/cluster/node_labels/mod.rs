@@ -389,6 +389,8 @@ mod tests {
         assert_eq!(label_value_with_suffix("\u{2122}", "-SHARED"), "SHARED");
     }
 
+    /// The label of a long model with a MIG profile is too long.
+    /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/1876
     #[test]
     fn a_long_model_is_cut_and_neither_the_profile_nor_the_sharing() {
         let model = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition";

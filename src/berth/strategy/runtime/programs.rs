@@ -191,7 +191,11 @@ mod tests {
             std::os::unix::fs::symlink("../containerd", process.join("exe")).unwrap();
         };
         let program = dir.path().join("containerd");
-        fs::write(&program, "#!/bin/sh\necho \"containerd example.com/v2 v2.1.4 0123abc\"\n").unwrap();
+        // Written by another process: a program whose file a child of another test has open cannot be started.
+        let script = "#!/bin/sh\necho \"containerd example.com/v2 v2.1.4 0123abc\"\n";
+        let mut write = std::process::Command::new("sh");
+        write.args(["-c", "printf %s \"$1\" > \"$2\"", "sh", script]).arg(&program);
+        assert!(write.status().unwrap().success());
         let allow =
             |mode| fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         allow(0o755);

@@ -120,6 +120,8 @@ fn the_default_runtime_of_cri_o_depends_on_its_version() {
     assert!(matches!(broken.cdi, Cdi::Unknown(_)) && broken.default_runtime.is_err(), "{broken:?}");
 }
 
+/// Docker has CDI, and containers of pods get no device.
+/// Report: https://github.com/Mirantis/cri-dockerd/issues/558
 #[test]
 fn docker_has_cdi_if_its_file_or_version_and_cri_dockerd_say_so() {
     let docker = |text: &str, docker: Option<&str>, cri_dockerd: Option<&str>| {

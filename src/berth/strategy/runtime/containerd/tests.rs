@@ -53,6 +53,9 @@ fn unpack(archive: &str, root: &Path) -> PathBuf {
     given.filter(|given| !given.starts_with("/etc/containerd")).unwrap_or(usual)
 }
 
+/// Files of several versions of the format configure one containerd.
+/// Report: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956
+/// Report: https://github.com/NVIDIA/aicr/issues/1688
 #[test]
 fn each_series_reads_the_files_as_its_programs_do() {
     let text = fs::read_to_string(fixtures().join("containerd.json")).unwrap();

@@ -362,11 +362,35 @@ fn fitted_by(
     table(&head.iter().map(|(head, _)| *head).collect::<Vec<_>>(), shown)
 }
 
-/// A name with `...` in its middle.
+/// A name with `...` in the middle of each of its long parts, such as `namespace/pod/container`. The number of others
+/// behind it, ` +9`, stays.
 fn without_middle(name: &str, columns: usize) -> String {
+    let number = name.rfind(" +").unwrap_or(name.len());
+    let (name, number) = name.split_at(number);
+    let columns = columns.saturating_sub(width(number));
+    let parts: Vec<&str> = name.split('/').collect();
+    let room = columns.saturating_sub(parts.len() - 1);
+    // The most columns of a part with which all of them fit.
+    let all_with = |most: usize| parts.iter().map(|part| width(part).min(most)).sum::<usize>();
+    let most = (PART_COLUMNS_MIN..=room).rev().find(|most| all_with(*most) <= room);
+    let shown = match most {
+        Some(most) => {
+            let part = |part: &&str| if width(part) <= most { (*part).into() } else { cut(part, most) };
+            parts.iter().map(part).collect::<Vec<String>>().join("/")
+        }
+        None => cut(name, columns),
+    };
+    shown + number
+}
+
+/// Least columns of a part of a name; with fewer, the name is cut as a whole.
+const PART_COLUMNS_MIN: usize = 9;
+
+/// A text with `...` in its middle. More of its end is kept, which tells replicas apart.
+fn cut(text: &str, columns: usize) -> String {
     let kept = columns.saturating_sub(3);
-    let behind = kept.div_ceil(2);
-    format!("{}...{}", beginning(name, kept - behind), end(name, behind))
+    let behind = (2 * kept).div_ceil(3);
+    format!("{}...{}", beginning(text, kept - behind), end(text, behind))
 }
 
 /// A table with all of each cell: columns as wide as their widest cell, with two spaces between. Cells without a head are
@@ -516,10 +540,10 @@ mod tests {
     fn names_are_cut_in_the_middle_and_numbers_never() {
         let rows = || [vec!["1".into(), "team/a-long-name-x2x4q +9".into(), "3m".into()]];
         let head = [("ID", Whole), ("POD", Name), ("AGE", Whole)];
-        assert_eq!(fitted_to(25, &head, rows()), "ID  POD               AGE\n1   team/a...2x4q +9  3m\n");
+        assert_eq!(fitted_to(25, &head, rows()), "ID  POD                AGE\n1   team/a-...2x4q +9  3m\n");
         assert_eq!(fitted_to(usize::MAX, &head, rows()), table(&["ID", "POD", "AGE"], rows()));
         let wide = [vec!["123456789".into(), "team/a-long-name-x2x4q".into(), "3m".into()]];
-        assert!(fitted_to(10, &head, wide).contains("123456789  te...x4q  3m\n"));
+        assert!(fitted_to(10, &head, wide).contains("123456789  t...2x4q  3m\n"));
     }
 
     #[test]

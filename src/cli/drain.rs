@@ -81,7 +81,8 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     let mut ended = Ok(());
     for gpu in &mut gpus {
         if args.wait {
-            match watch(client, gpu.clone(), wait_until) {
+            // A deadline of this command is waited for, however soon it is.
+            match watch(client, gpu.clone(), wait_until, args.deadline.is_some()) {
                 Ok(newest) => *gpu = newest,
                 Err(error) if ended.is_ok() => ended = Err(error),
                 Err(_) => {}
@@ -203,11 +204,11 @@ fn removed_settings(before: &berth_api::Drain, order: &DrainOrder) -> Vec<String
 ///
 /// # Errors
 /// If it is not drained in time, or the daemon does not answer for too long. The drain continues.
-fn watch(client: &Client, mut gpu: Gpu, wait_until: WaitUntil) -> anyhow::Result<Gpu> {
+fn watch(client: &Client, mut gpu: Gpu, wait_until: WaitUntil, is_own_deadline: bool) -> anyhow::Result<Gpu> {
     let path = format!("/gpus/{}", escaped(&gpu.summary.uuid));
     let mut was_late = false;
     if let Some(progress) = gpu.summary.drain.progress.as_ref() {
-        was_late = progress.late;
+        was_late = progress.late && !is_own_deadline;
         report(&waits_for(progress));
     }
     let (mut text, mut printed_at) = (String::new(), Instant::now());

@@ -253,7 +253,8 @@ impl PodWatcher {
                 () = sleep_until(list_deadline), if is_listing => {
                     return StreamEnd::Failed("the first list was not complete in time".into());
                 }
-                () = sleep_until(resync_at), if !is_listing => return StreamEnd::Resync,
+                // What was listed is sent first: a long list would otherwise begin again without end.
+                () = sleep_until(resync_at), if !is_listing && due.is_none() => return StreamEnd::Resync,
                 changed = snapshots.changed(), if !is_listing && due.is_none() => {
                     if changed.is_err() {
                         return StreamEnd::Stopping;

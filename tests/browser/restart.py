@@ -34,8 +34,9 @@ def a_restart_is_shown_and_health_lasts_longer(watch: Watch, node: Node) -> None
     expect(page.locator(".lanes .unrecorded")).to_have_count(1)
     expect(page.locator(".lanes .recorded-from")).to_have_count(1)
     lines, listed = events.locator("> li").count(), int(re.search(r"(\d+) events? in", page.locator("#timeline [role=status]").inner_text())[1])
-    check(listed > lines, "each event is a line")
-    expect(page.locator("#timeline [role=status]")).to_contain_text(f", in {lines} lines, since those of one cause share a line")
+    if listed > lines:
+        expect(page.locator("#timeline [role=status]")).to_contain_text(f", in {lines} lines, since those of one cause share a line")
+    check(listed >= lines, f"{listed} events in {lines} lines")
     picture(page, "restart-timeline")
     row_of = f"#view=gpus&gpu={gpu['uuid']}"
     page.evaluate("(at) => { location.hash = at; }", row_of)

@@ -46,8 +46,17 @@ impl EntryStats {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     records: BTreeMap<(usize, Digest), EntryStats>,
-    /// By hook, in how many evaluations in a row the stack's time was used up, and whether the newest is one of them.
-    time_used_up: BTreeMap<Hook, (u32, bool)>,
+    /// By hook, of evaluations in a row that used up the stack's time.
+    time_used_up: BTreeMap<Hook, TimeUsedUp>,
+}
+
+/// Evaluations in a row that used up the stack's time.
+#[derive(Clone, Debug, Default)]
+struct TimeUsedUp {
+    /// In how many of them the entry at this index was the slowest.
+    slowest: BTreeMap<usize, u32>,
+    /// Whether the newest evaluation is one of them.
+    is_newest: bool,
 }
 
 impl Faults {
@@ -87,20 +96,21 @@ impl Faults {
 
     /// Starts an evaluation of this hook.
     pub(super) fn start_evaluation(&mut self, hook: Hook) {
-        let (in_a_row, is_newest) = self.time_used_up.entry(hook).or_default();
-        if !std::mem::take(is_newest) {
-            *in_a_row = 0;
+        let used_up = self.time_used_up.entry(hook).or_default();
+        if !std::mem::take(&mut used_up.is_newest) {
+            used_up.slowest.clear();
         }
     }
 
     /// Notes that the newest evaluation used up the stack's time, of which the entry at this index took the most. After
-    /// several in a row that entry is suspended, and then, after as many further ones, the next slowest: a machine that is slow
-    /// for a moment suspends none.
+    /// several in a row in which it is the slowest, that entry is suspended: a machine that is slow for a moment suspends none.
     pub(super) fn record_time_used_up(&mut self, index: usize, slowest: &StackEntry, hook: Hook) {
-        let (in_a_row, is_newest) = self.time_used_up.entry(hook).or_default();
-        (*in_a_row, *is_newest) = (*in_a_row + 1, true);
-        if *in_a_row >= FAULTS_TO_SUSPEND {
-            *in_a_row = 0;
+        let used_up = self.time_used_up.entry(hook).or_default();
+        used_up.is_newest = true;
+        let times = used_up.slowest.entry(index).or_default();
+        *times += 1;
+        if *times >= FAULTS_TO_SUSPEND {
+            used_up.slowest.clear();
             self.suspend(index, slowest);
         }
     }

@@ -138,7 +138,7 @@ export function age(text) {
 export const ageOf = (text) => el('time', { class: 'age', datetime: text, title: text }, age(text));
 
 /** The time until a deadline: `9m 58s`. `until` is in milliseconds, on the daemon's clock. */
-export const countdown = (until) => el('span', { class: 'countdown', 'data-until': until }, duration((until - now()) / 1000));
+export const countdown = (until) => el('span', { class: 'countdown', 'aria-live': 'off', 'data-until': until }, duration((until - now()) / 1000));
 
 /** Moves the ages and countdowns that are shown; called each second. */
 export function tick() {

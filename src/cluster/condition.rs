@@ -33,7 +33,8 @@ struct Condition {
 
 /// The condition of a node with these GPUs. Pure.
 fn condition(ledger: &Ledger) -> Condition {
-    let all = ledger.gpus.iter();
+    // What an operator leaves out is nobody's loss.
+    let all = ledger.gpus.iter().filter(|(gpu, _)| !ledger.excluded.contains(*gpu));
     let mut found: Vec<(u32, &'static str, String)> = all
         .filter_map(|(gpu, state)| {
             let (reason, text) = unavailability(ledger, gpu, state)?;

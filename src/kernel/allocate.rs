@@ -30,7 +30,7 @@ pub fn allocate(
     attempt: Attempt,
     now: Now,
 ) -> Verdict {
-    let outcome = check_invariants(ledger, rules, request, attempt, now)
+    let outcome = check_invariants(ledger, rules, request, attempt)
         .and_then(|()| check_answer(ledger, answer, current));
     let mut changes = Vec::new();
     let refusal = match outcome {
@@ -64,7 +64,7 @@ fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
     let is_policys = matches!(refusal, Refusal::Denied { .. } | Refusal::Faulted { .. });
     // Of a GPU that grants nothing new, the free devices are withdrawn without a breaker.
     let is_of_holder = matches!(refusal, Refusal::Held { .. } | Refusal::DoesNotFit { .. });
-    is_policys || (is_of_holder && attempt == Attempt::Last)
+    is_policys || (is_of_holder && matches!(attempt, Attempt::Last { .. }))
 }
 
 fn check_answer(
@@ -108,7 +108,6 @@ fn check_invariants(
     rules: &Rules,
     request: &AdmitRequest,
     attempt: Attempt,
-    now: Now,
 ) -> Result<(), Refusal> {
     if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
         return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
@@ -121,14 +120,16 @@ fn check_invariants(
         let unknown = || Refusal::UnknownDevice { resource: request.resource.clone(), device: id.clone() };
         let part = ledger.part(&id.part).ok_or_else(unknown)?;
         let device = part.device(&request.resource, id.share).ok_or_else(unknown)?;
-        if attempt == Attempt::First || !is_reused(ledger, device, now) {
+        if !is_reused(ledger, device, attempt) {
             check_grantable(ledger, part)?;
+            // A held device that is no longer offered is retiring: with each new pod it would never be free. Nor are those
+            // of a GPU that the configuration excludes.
+            if !ledger.may_grant_device(&request.resource, id) {
+                return Err(Refusal::NotOffered { resource: request.resource.clone(), device: id.clone() });
+            }
         }
         if device.held() {
             continue;
-        }
-        if !device.offered() {
-            return Err(Refusal::NotOffered { resource: request.resource.clone(), device: id.clone() });
         }
         let sum = wanted.entry(&id.part).or_insert_with(|| (part, ledger.taken(part), id));
         sum.1 = sum.1.plus(device.consumes);
@@ -143,18 +144,15 @@ fn check_invariants(
     wanted.into_values().try_for_each(|(part, sum, id)| check_fits(ledger, rules, part, sum, id))
 }
 
-/// How old the evidence may be that a device's holder is an init container, milliseconds: the reconcile pass before the
-/// last attempt ends within a second, and the stack may be evaluated for another.
-pub const INIT_CONTAINER_EVIDENCE_MS: u64 = 5_000;
-
 /// Whether the device's newest holder is an init container. The kubelet requests its devices again for the next
 /// container of the same pod, whatever their health, and for no other pod while this one exists (I4). A reconcile pass
-/// must have shown this just before: the kubelet forgets a pod that has ended before Berth learns of the end, and then
-/// requests the device for another pod.
-fn is_reused(ledger: &Ledger, device: &Device, now: Now) -> bool {
+/// since the request must have shown this: the kubelet forgets a pod that has ended before Berth learns of the end, and
+/// then requests the device for another pod.
+fn is_reused(ledger: &Ledger, device: &Device, attempt: Attempt) -> bool {
+    let Attempt::Last { asked_mono_ms } = attempt else { return false };
     let newest = device.holders.last().and_then(|id| ledger.sightings.get(id));
     let shown = newest.and_then(|sighting| sighting.init_container_mono_ms);
-    shown.is_some_and(|shown| !now.passed(shown, INIT_CONTAINER_EVIDENCE_MS))
+    shown.is_some_and(|shown| shown >= asked_mono_ms)
 }
 
 fn check_grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {

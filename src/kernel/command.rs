@@ -179,7 +179,10 @@ pub enum Attempt {
     /// A refusal that a reconcile pass may clear does not count for the breaker.
     First,
     /// Any refusal is final.
-    Last,
+    Last {
+        /// When the request came, monotonic milliseconds: an older reconcile pass proves nothing about it.
+        asked_mono_ms: u64,
+    },
 }
 
 /// A stack to activate.

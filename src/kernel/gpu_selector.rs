@@ -1,6 +1,6 @@
 //! Selectors of GPUs in the configuration (`gpus.exclude`).
 
-use super::gpu::{Inventory, Part};
+use super::gpu::{Inventory, Part, UnidentifiedGpu};
 use super::names::PartId;
 use super::pci::PciBusId;
 use std::fmt;
@@ -54,6 +54,15 @@ impl GpuSelector {
             },
         }
     }
+
+    /// Whether it selects this GPU, whose UUID and model are not known.
+    fn selects_unidentified(&self, gpu: &UnidentifiedGpu) -> bool {
+        match self {
+            Self::Index(index) => gpu.index == Some(*index),
+            Self::PciBus(bus) => gpu.pci_bus == Some(*bus),
+            Self::Uuid(_) | Self::Model(_) => false,
+        }
+    }
 }
 
 impl fmt::Display for GpuSelector {
@@ -68,12 +77,21 @@ impl fmt::Display for GpuSelector {
 }
 
 impl Inventory {
-    /// Marks the GPUs that these selectors select as excluded. Returns the selectors that select none.
+    /// Marks the GPUs that these selectors select as excluded, and leaves out those of them whose UUID is not known.
+    /// Returns the selectors that select none.
     pub fn exclude<'s>(&mut self, selectors: &'s [GpuSelector]) -> Vec<&'s GpuSelector> {
         let gpus: Vec<&Part> = self.parts.iter().filter(|part| part.parent.is_none()).collect();
+        let unidentified = std::mem::take(&mut self.unidentified);
+        let is_used = |selector: &&GpuSelector| {
+            gpus.iter().any(|gpu| selector.selects(gpu))
+                || unidentified.iter().any(|gpu| selector.selects_unidentified(gpu))
+        };
+        let unused = selectors.iter().filter(|selector| !is_used(selector)).collect();
         let selected = |gpu: &&&Part| selectors.iter().any(|selector| selector.selects(gpu));
         self.excluded = gpus.iter().filter(selected).map(|gpu| gpu.id.clone()).collect();
-        selectors.iter().filter(|selector| !gpus.iter().any(|gpu| selector.selects(gpu))).collect()
+        let is_left = |gpu: &UnidentifiedGpu| !selectors.iter().any(|s| s.selects_unidentified(gpu));
+        self.unidentified = unidentified.into_iter().filter(is_left).collect();
+        unused
     }
 }
 
@@ -125,5 +143,19 @@ mod tests {
         let selectors = [GpuSelector::Index(3), GpuSelector::Index(7)];
         assert_eq!(inventory.exclude(&selectors), [&selectors[1]]);
         assert!(inventory.excluded.contains(&gpu().id));
+    }
+
+    #[test]
+    fn a_gpu_whose_uuid_is_not_known_is_left_out_by_index_or_bus_id() {
+        let lost = |index, bus| UnidentifiedGpu {
+            index,
+            pci_bus: PciBusId::parse(bus).ok(),
+            reason: "it does not answer".into(),
+        };
+        let unidentified = vec![lost(Some(7), "0000:db:00.0"), lost(None, "0000:dc:00.0"), lost(Some(9), "")];
+        let mut inventory = Inventory { unidentified: unidentified.clone(), ..Inventory::default() };
+        let selectors = ["7", "DC:00.0"].map(|text| GpuSelector::parse(text).unwrap());
+        assert!(inventory.exclude(&selectors).is_empty());
+        assert_eq!(inventory.unidentified, unidentified[2..]);
     }
 }

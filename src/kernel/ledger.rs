@@ -185,6 +185,13 @@ impl Ledger {
             && self.gpu_of(part).is_some_and(|g| g.marks.is_empty())
     }
 
+    /// Whether this device may be granted to a new pod once it is free (I4). False for a retiring device.
+    #[must_use]
+    pub fn may_grant_device(&self, resource: &Resource, id: &DeviceId) -> bool {
+        let part = self.part(&id.part).filter(|part| self.may_grant(part));
+        part.and_then(|part| part.device(resource, id.share)).is_some_and(Device::offered)
+    }
+
     /// Whether the configuration excludes the part's GPU.
     #[must_use]
     pub fn is_excluded(&self, part: &PartState) -> bool {

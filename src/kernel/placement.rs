@@ -66,9 +66,7 @@ pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest, overcommit_p
         let part = ledger.part(&id.part)?;
         Some((part, part.device(&request.resource, id.share)?))
     };
-    let is_grantable = |id: &DeviceId| {
-        find(id).is_some_and(|(part, device)| ledger.may_grant(part) && (device.offered() || device.held()))
-    };
+    let is_grantable = |id: &DeviceId| ledger.may_grant_device(&request.resource, id);
     // Summed once for each part: once for each device would be quadratic in the number of shares.
     let parts: BTreeSet<&PartId> = request.available.iter().map(|id| &id.part).collect();
     let taken: BTreeMap<&PartId, Taken> =

@@ -125,6 +125,9 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         // A miss before a kubelet restart does not count as one of the two.
         let restarted_ms = view.kubelet.map_or(0, |k| k.created_mono_ms);
         sighting.missed_mono_ms = sighting.missed_mono_ms.filter(|missed| *missed >= restarted_ms);
+        if sources.restores_entries_of(ledger, sighting.recorded_under_wall_ms) {
+            sighting.recorded_under_wall_ms = view.kubelet.map(|kubelet| kubelet.created_wall_ms);
+        }
         // A view of the same millisecond may be older than the grant.
         let since_grant = view.began_mono_ms > sighting.since_mono_ms;
         let evidence = sources.evidence(ledger, allocation, &sighting, since_grant);
@@ -140,14 +143,14 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
             sighting.recorded_under_wall_ms = view.kubelet.map(|kubelet| kubelet.created_wall_ms);
         }
         if view.fresh && since_grant && view.checkpoint.is_some() {
-            // Only on a GPU that grants nothing new does it matter (I4). The kubelet requests the devices of all containers
-            // while it admits the pod; after a restart its `List` may lack pods.
-            let mut parts = allocation.devices.iter().filter_map(|id| ledger.part(&id.part));
+            // Only of devices that are not granted to new pods does it matter (I4). The kubelet requests the devices of all
+            // containers while it admits the pod; after a restart its `List` may lack pods.
+            let mut devices = allocation.devices.iter();
             let is_init_container = evidence.has_entry
                 && view.kubelet.is_some_and(|kubelet| sighting.is_requested_by(kubelet))
                 && view.list.is_some()
                 && !evidence.is_listed
-                && parts.any(|part| !ledger.may_grant(part));
+                && devices.any(|id| !ledger.may_grant_device(&allocation.resource, id));
             sighting.init_container_mono_ms = is_init_container.then_some(view.began_mono_ms);
             sighting.contested = evidence.contested;
         }

@@ -78,13 +78,14 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether a reconcile pass may change the answer: the holder may have ended meanwhile or, on a GPU that grants
-    /// nothing new, may be an init container of the requesting pod.
+    /// Whether a reconcile pass may change the answer: the holder may have ended meanwhile or, of a device that is not
+    /// granted to new pods, may be an init container of the requesting pod.
     #[must_use]
     pub fn reconcile_may_resolve(&self) -> bool {
         matches!(
             self,
             Self::Held { .. }
+                | Self::NotOffered { .. }
                 | Self::DoesNotFit { .. }
                 | Self::Cordoned { .. }
                 | Self::Unhealthy { .. }

@@ -28,7 +28,7 @@ pub struct Sighting {
     /// alone do not count: they may be another allocation's.
     pub named: bool,
     /// When the kubelet.sock was created, milliseconds since 1970, under which the checkpoint last contained its
-    /// entry.
+    /// entry, or was restored from one that contained it.
     pub recorded_under_wall_ms: Option<u64>,
     /// When the newest pass began, monotonic milliseconds, whose fresh checkpoint contained its entry while `List`
     /// showed its devices in no container: it is of an init container, whose devices the kubelet requests again for the
@@ -61,7 +61,10 @@ impl Sighting {
     /// Whether this run of the kubelet requested it or has had its entry, so that a missing entry means that its pod has
     /// ended: nothing else removes one from the kubelet's memory.
     #[must_use]
-    pub fn is_of_kubelet(&self, kubelet: KubeletAge) -> bool {
-        self.is_requested_by(kubelet) || self.recorded_under_wall_ms == Some(kubelet.created_wall_ms)
+    pub fn is_of_kubelet(&self, granted_wall_ms: u64, kubelet: KubeletAge) -> bool {
+        self.is_requested_by(kubelet)
+            || self.recorded_under_wall_ms == Some(kubelet.created_wall_ms)
+            // By the store's time, for an allocation that an earlier process of the daemon granted.
+            || granted_wall_ms > kubelet.created_wall_ms
     }
 }

@@ -19,7 +19,7 @@ use berth_core::spans;
 use berth_core::{Granted, KernelHandle};
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::Attempt;
-use berth_kernel::names::{DeviceId, Resource};
+use berth_kernel::names::{DeviceId, PartId, Resource};
 use berth_kernel::policy::{AdmitRequest, PlaceRequest};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -48,8 +48,8 @@ pub(super) struct Handler {
     pub(super) kubelet_connections: Arc<watch::Sender<usize>>,
     /// The number of ListAndWatch streams open on them.
     pub(super) streams: Arc<watch::Sender<usize>>,
-    /// The reasons of refused Allocate calls that were logged.
-    pub(super) refusal_log: Mutex<LogLimit<String>>,
+    /// The kinds of refused Allocate calls that were logged, each with the part of the first device.
+    pub(super) refusal_log: Mutex<LogLimit<(&'static str, Option<PartId>)>>,
     /// Each change ends all open streams.
     pub(super) stream_end: watch::Sender<StreamEnd>,
 }
@@ -278,8 +278,8 @@ impl Handler {
             self.kernel.counters().kubelet.count_refusal(error.kind());
             self.kernel.request_refused(&self.resource, &devices, &error);
             // A controller creates a refused pod again and again.
-            if let Some(omitted) = self.refusal_log.lock().admit(error.to_string(), std::time::Instant::now())
-            {
+            let kind = (error.kind(), devices.first().map(|device| device.part.clone()));
+            if let Some(omitted) = self.refusal_log.lock().admit(kind, std::time::Instant::now()) {
                 tracing::warn!(resource = %self.resource, %error, omitted, "refused an Allocate call");
             }
             status::refused(&self.resource, &error)
@@ -297,6 +297,7 @@ impl Handler {
 
     /// Tries a refused grant once more after a reconcile pass if the pass may change the answer.
     async fn grant(&self, admit: AdmitRequest) -> Result<Granted, CommandError> {
+        let asked_mono_ms = self.kernel.now().mono_ms;
         match self.kernel.allocate(admit.clone(), Attempt::First).await {
             Err(CommandError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 tracing::info!(
@@ -304,7 +305,7 @@ impl Handler {
                     "checking with the kubelet who holds these devices now"
                 );
                 self.reconciler.run_pass_before_refusal().await;
-                self.kernel.allocate(admit, Attempt::Last).await
+                self.kernel.allocate(admit, Attempt::Last { asked_mono_ms }).await
             }
             result => result,
         }

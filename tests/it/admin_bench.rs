@@ -182,7 +182,9 @@ impl Bench {
             devices: vec![DeviceId::whole(&gpu(index))],
         };
         self.runtime
-            .block_on(self.kernel.allocate(request, berth_kernel::command::Attempt::Last))
+            .block_on(
+                self.kernel.allocate(request, berth_kernel::command::Attempt::Last { asked_mono_ms: 0 }),
+            )
             .unwrap()
             .allocation
     }

@@ -356,7 +356,12 @@ async fn lose_three_streams(node: &Node) {
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/455
 #[tokio::test]
 async fn a_plugin_on_nvidias_socket_is_a_rival_until_it_ends() {
-    let waits = Waits { contested_check: Duration::from_millis(50), ..Waits::default() };
+    let waits = Waits {
+        contested_check: Duration::from_millis(50),
+        // However busy the machine is, the losses count as quick ones.
+        quick_loss: Duration::from_secs(600),
+        ..Waits::default()
+    };
     let node = Recipe { waits, ..Recipe::default() }.node().await;
     for ends in [true, false] {
         let rival = TinyPlugin::serve(&node.plugins_folder(), "nvidia-gpu.sock", GPU, &["GPU-0"]).unwrap();

@@ -7,6 +7,7 @@ use berth_kernel::contested::contested;
 use berth_kernel::drain::Order;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
+use berth_kubelet::{ReconcileTiming, Waits};
 use kubelet_standin::PodSpec;
 use std::collections::BTreeSet;
 
@@ -46,12 +47,15 @@ async fn the_next_pod_of_a_stateful_set_does_not_keep_the_gpu_of_the_last_one() 
         node.kubelet.delete(&first);
         // The cordoned GPU is free for the kubelet, and Berth refuses it until the kubelet chooses the other one.
         let mut next = None;
-        while next.is_none() {
+        for _ in 0..100 {
             let spec = pod("web-0");
             let uid = spec.uid.clone();
-            next = node.kubelet.admit(spec).await.is_ok().then_some(uid);
+            if node.kubelet.admit(spec).await.is_ok() {
+                next = Some(uid);
+                break;
+            }
         }
-        let next = next.unwrap();
+        let next = next.expect("a pod on the other GPU");
         node.kubelet.run(&next).await.unwrap();
         if restart_kubelet {
             node.kubelet.restart().await.unwrap();
@@ -96,7 +100,12 @@ async fn short_pods_one_after_another_get_nothing_of_a_gpu_that_drains() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_with_an_init_container_is_admitted_although_its_gpu_is_cordoned_meanwhile() {
-    let node = node_of(1).await;
+    // However busy the machine is, the pass before the refusal sees what the kubelet writes.
+    let recipe = Recipe { gpus: 1, ..Recipe::default() };
+    let rounds = ReconcileTiming { checkpoint_wait: SOON, ..recipe.rounds };
+    let waits = Waits { refusal_pass_limit: SOON, ..recipe.waits };
+    let node = Recipe { rounds, waits, ..recipe }.node().await;
+    node.allocatable(GPU, 1).await;
     let init = PodSpec::new("default", "p").init("fetch", &[(GPU, 1)]);
     let uid = init.uid.clone();
     node.kubelet.admit(init).await.unwrap();

@@ -105,7 +105,7 @@ impl House {
             answer: StackAnswer::Allow { by: vec!["mixed@0123456789ab".into()], terms },
             generation: 0,
             is_retry: true,
-            attempt: Attempt::Last,
+            attempt: Attempt::Last { asked_mono_ms: 0 },
         });
         changes.iter().find_map(|c| if let Change::Granted(a) = c { Some(a.id) } else { None }).unwrap()
     }

@@ -246,8 +246,9 @@ impl Run<'_, '_> {
         let request = AdmitRequest { resource: resource.clone(), devices };
         let seen = self.node.snapshot().generation;
         let answer = self.node.evaluate(|evaluation| evaluation.admit(&request));
-        let command =
-            Command::Allocate { request, answer, generation: seen, is_retry: false, attempt: Attempt::Last };
+        // No reconcile pass comes before it.
+        let attempt = Attempt::Last { asked_mono_ms: u64::MAX };
+        let command = Command::Allocate { request, answer, generation: seen, is_retry: false, attempt };
         let applied = self.node.turn(&command)?;
         let granted = applied.entry.changes.iter().find_map(|change| match change {
             Change::Granted(allocation) => Some(allocation.clone()),

@@ -61,7 +61,7 @@ fn set_health(state: &mut GpuState, health: HealthState, reason: &str) {
 #[test]
 fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
     type Case = (fn(&mut Ledger), bool, &'static str, &'static str);
-    let table: [Case; 8] = [
+    let table: [Case; 9] = [
         (|_| {}, false, "GPUsAvailable", "all 2 GPUs are available"),
         (
             |l| with(l, 1, |g| set_health(g, HealthState::Degraded, "row remapping pending")),
@@ -86,6 +86,15 @@ fn the_message_has_each_unavailable_gpu_with_time_and_reason() {
             true,
             "GPUUnhealthy",
             "GPU 0 (GPU-00) is unhealthy since 2026-01-01T00:00:00Z: XID 79",
+        ),
+        (
+            |l| {
+                with(l, 0, |g| set_health(g, HealthState::Unhealthy, "XID 79"));
+                l.excluded = Arc::new([gpu(0)].into());
+            },
+            false,
+            "GPUsAvailable",
+            "all 2 GPUs are available",
         ),
         (
             |l| {

@@ -118,7 +118,7 @@ fn allocate(i: u32) -> Command {
         answer: StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
         generation: 0,
         is_retry: true,
-        attempt: Attempt::Last,
+        attempt: Attempt::Last { asked_mono_ms: 0 },
     }
 }
 

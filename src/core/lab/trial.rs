@@ -354,8 +354,8 @@ impl<'p> RunningTrial<'p> {
             None => self.evaluate(Hook::Admit, &node, |evaluation| evaluation.admit(&request)),
         };
         let (stack_answer, generation) = (answer.clone(), node.generation);
-        let command =
-            Command::Allocate { request, answer, generation, is_retry: true, attempt: Attempt::Last };
+        let attempt = Attempt::Last { asked_mono_ms: self.now.mono_ms };
+        let command = Command::Allocate { request, answer, generation, is_retry: true, attempt };
         let refusal = decide(&node, &self.rules, &command, self.now).refusal;
         let outcome = outcome(stack_answer, refusal.map_or(Ok(None), |refusal| Err(refusal.to_string())));
         RequestOutcome { candidates, devices, placed: Some((by.to_string(), placement.reason)), outcome }

@@ -88,7 +88,7 @@ impl Node {
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
             generation: self.ledger.generation,
             is_retry: true,
-            attempt: Attempt::Last,
+            attempt: Attempt::Last { asked_mono_ms: 0 },
         }
     }
 
@@ -320,4 +320,23 @@ fn the_largest_node_never_runs_out_of_records() {
     }
     assert!(node.ledger.live.len() <= LIVE_ALLOCATIONS_MAX);
     assert!(node.ledger.parts.values().all(|part| part.devices.values().all(|device| device.held())));
+}
+
+#[test]
+fn a_device_that_is_no_longer_offered_goes_to_no_other_pod() {
+    for is_excluded in [false, true] {
+        let mut node = Node::new(1, 1);
+        let held = node.grant(&[share(0, 0)]);
+        if is_excluded {
+            let gpus = node.parts.iter().map(|part| part.id.clone()).collect();
+            let inventory = Inventory { parts: node.parts.clone(), excluded: gpus, ..Inventory::default() };
+            node.turn(&Command::RecordScan(inventory));
+        } else {
+            let nothing = PartOffer { part: node.parts[0].id.clone(), lines: Vec::new() };
+            node.turn(&Command::Offer(vec![(nothing, "t".into())]));
+        }
+        assert!(node.is_live(held));
+        let refusal = node.try_grant(&[share(0, 0)]).refusal;
+        assert!(matches!(refusal, Some(Refusal::NotOffered { .. })), "{is_excluded}: {refusal:?}");
+    }
 }

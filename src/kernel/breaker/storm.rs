@@ -125,7 +125,7 @@ impl Storm {
                 answer: answer.clone(),
                 generation: self.ledger.generation,
                 is_retry: true,
-                attempt: Attempt::Last,
+                attempt: Attempt::Last { asked_mono_ms: 0 },
             })
         });
         if admitted {

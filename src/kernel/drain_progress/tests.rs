@@ -88,7 +88,7 @@ impl Node {
             answer: command::StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
             generation: self.ledger.generation,
             is_retry: true,
-            attempt: command::Attempt::Last,
+            attempt: command::Attempt::Last { asked_mono_ms: 0 },
         })
     }
 

@@ -186,13 +186,14 @@ impl World {
     ) -> Result<AllocationId, Refusal> {
         devices.sort();
         devices.dedup();
+        let asked_mono_ms = self.now.mono_ms;
         match self.attempt(resource, devices.clone(), Attempt::First) {
             Err(refusal) if refusal.reconcile_may_resolve() => {
                 if !matches!(refusal, Refusal::Held { .. } | Refusal::DoesNotFit { .. }) {
                     self.now.mono_ms += 1;
                     self.reconcile(true, true, true);
                 }
-                self.attempt(resource, devices, Attempt::Last)
+                self.attempt(resource, devices, Attempt::Last { asked_mono_ms })
             }
             result => result,
         }
@@ -443,8 +444,7 @@ impl World {
         }
         let i = which % self.pods.len();
         let held = self.pods[i].clone();
-        let active =
-            held.devices.iter().all(|d| self.ledger.part(&d.part).is_some_and(|p| self.ledger.may_grant(p)));
+        let active = held.devices.iter().all(|id| self.ledger.may_grant_device(&held.resource, id));
         let older = held.allocation.filter(|id| self.ledger.live.contains_key(id));
         match self.allocate(&held.resource, held.devices.clone()) {
             Ok(allocation) => {

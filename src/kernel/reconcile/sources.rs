@@ -78,6 +78,16 @@ impl<'v> Sources<'v> {
         sources
     }
 
+    /// Whether the checkpoint contains an entry that was last recorded under an earlier kubelet, which this is the
+    /// creation time of. A kubelet restores the whole file that its predecessor wrote, so an entry of that time that is
+    /// missing is of a pod that has ended.
+    pub(super) fn restores_entries_of(&self, ledger: &Ledger, recorded_under_wall_ms: Option<u64>) -> bool {
+        recorded_under_wall_ms.is_some_and(|created| {
+            let mut restored = self.by_id.keys().filter_map(|id| ledger.sightings.get(id));
+            restored.any(|sighting| sighting.recorded_under_wall_ms == Some(created))
+        })
+    }
+
     /// The entries of the checkpoint with a device of this allocation, in the checkpoint's order.
     fn on_devices(&self, allocation: &'v Allocation) -> Vec<&'v CheckpointEntry> {
         let entries = self.view.checkpoint.as_deref().unwrap_or_default();
@@ -105,7 +115,13 @@ impl<'v> Sources<'v> {
         let adopted = allocation.decision.is_adoption();
         let entry = own.or_else(|| {
             let mut entries = on_devices.iter().copied();
-            entries.find(|c| c.allocation.is_none() && adopted && c.devices == allocation.devices)
+            let holder = &allocation.holder;
+            entries.find(|c| {
+                // Containers of one pod may have the same devices, and of two pods by a fault of the kubelet.
+                let is_holders = holder.pod_uid.as_ref().is_none_or(|uid| *uid == c.pod_uid)
+                    && holder.container.as_ref().is_none_or(|container| *container == c.container);
+                c.allocation.is_none() && adopted && c.devices == allocation.devices && is_holders
+            })
         });
         let mut learned = Holder::default();
         if let Some(c) = entry {
@@ -190,11 +206,10 @@ impl<'v> Sources<'v> {
         let has_new_pod = |uid: &str| {
             ledger.pods.as_ref().is_some_and(|pods| pods.has_other_pod_of_name(namespace, name, uid))
         };
-        match ledger.fate_of(allocation) {
-            // Its kubelet reported that its containers have ended.
-            Fate::Over => return true,
-            Fate::Gone | Fate::Unknown if known.pod_uid.as_deref().is_some_and(has_new_pod) => return true,
-            Fate::Gone | Fate::Alive | Fate::Unknown => {}
+        let fate = ledger.fate_of(allocation);
+        // Its kubelet reported that its containers have ended.
+        if fate == Fate::Over {
+            return true;
         }
         let listed = self.by_pod.get(&(namespace.as_str(), name.as_str())).map_or(&[][..], Vec::as_slice);
         // The devices of a container never change while its pod exists.
@@ -206,10 +221,23 @@ impl<'v> Sources<'v> {
             return true;
         }
         let holds_these = listed.iter().any(is_own);
+        // A pod that was deleted by force may still have its containers, and the kubelet lists them by their devices; those
+        // of the new pod would be of a newer allocation.
+        let is_newest = || {
+            let mut holders = allocation.devices.iter().map(|id| ledger.holders_of(&allocation.resource, id));
+            holders.all(|holders| holders.last() == Some(&allocation.id))
+        };
+        if fate != Fate::Alive && known.pod_uid.as_deref().is_some_and(has_new_pod) {
+            return !(holds_these && is_newest());
+        }
         if holds_these || !(self.view.fresh && since_grant && self.view.checkpoint.is_some()) {
             return false;
         }
-        if self.view.kubelet.is_some_and(|kubelet| sighting.is_of_kubelet(kubelet)) {
+        if self
+            .view
+            .kubelet
+            .is_some_and(|kubelet| sighting.is_of_kubelet(allocation.granted_wall_ms, kubelet))
+        {
             return true;
         }
         let mut uids = listed.iter().flat_map(|holding| self.uids_of(holding)).peekable();

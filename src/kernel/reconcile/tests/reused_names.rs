@@ -26,7 +26,8 @@ fn without_devices(when: u64) -> ReconcileView {
 }
 
 fn restarted(view: ReconcileView) -> ReconcileView {
-    ReconcileView { kubelet: Some(KubeletAge { created_wall_ms: 700, created_mono_ms: START + 700 }), ..view }
+    let kubelet = KubeletAge { created_wall_ms: START + 700, created_mono_ms: START + 700 };
+    ReconcileView { kubelet: Some(kubelet), ..view }
 }
 
 #[test]
@@ -57,6 +58,38 @@ fn a_later_pod_of_the_name_on_another_gpu_keeps_nothing_across_restarts_of_daemo
 #[test]
 fn a_later_pod_of_the_name_without_devices_keeps_nothing() {
     assert_eq!(ends_at(&mut first_pod(), without_devices), Some(35_000));
+}
+
+#[test]
+fn a_later_pod_of_the_name_without_devices_keeps_nothing_across_restarts() {
+    // The daemon's memory of passes is lost, and the kubelet is the one that requested the devices.
+    let mut ledger = first_pod();
+    ledger.sightings = Arc::default();
+    assert!(ends_at(&mut ledger, without_devices).is_some());
+    // The kubelet restarts after the pod has ended and before a pass shows this. It restores the entry of another pod,
+    // so it would have restored this one's, too.
+    let mut ledger = first_pod();
+    grant(&mut ledger, 2, &[1], 0);
+    let both = vec![entry("u1", "c", &[0], Some(1)), entry("u2", "c", &[1], Some(2))];
+    reconcile(&mut ledger, &view(500, both, vec![hold("p", "c", &[0]), hold("q", "c", &[1])]), 500);
+    let later = |when| {
+        let mut view = restarted(without_devices(when));
+        view.checkpoint = Some(vec![entry("u2", "c", &[1], Some(2))]);
+        view.list.as_mut().unwrap().held.push(hold("q", "c", &[1]));
+        view
+    };
+    assert!(ends_at(&mut ledger, later).is_some());
+    assert_eq!(ledger.live.keys().copied().collect::<Vec<_>>(), [id(2)]);
+}
+
+#[test]
+fn a_container_that_outlives_its_pod_keeps_its_devices_while_the_checkpoint_cannot_be_read() {
+    let mut ledger = first_pod();
+    let mut pods = PodsView::clone(&pods(&["u2"], &["u1"]).unwrap());
+    Arc::make_mut(pods.pods.get_mut("u2").unwrap()).name = "p".into();
+    ledger.pods = Some(Arc::new(pods));
+    let hung = |when| ReconcileView { checkpoint: None, ..view(when, vec![], vec![hold("p", "c", &[0])]) };
+    assert_eq!(ends_at(&mut ledger, hung), None);
 }
 
 #[test]

@@ -130,7 +130,7 @@ impl Turn<'_> {
             answer,
             generation: seen,
             is_retry: bytes.flag(),
-            attempt: if bytes.flag() { Attempt::First } else { Attempt::Last },
+            attempt: if bytes.flag() { Attempt::First } else { Attempt::Last { asked_mono_ms: 0 } },
         };
         let granted = self.turn(&command);
         assert!(allowed || !granted, "I8: what was denied is granted");

@@ -197,10 +197,10 @@ impl Checks {
             self.violations.push(Violation::new("I8", what));
         }
         for id in &allocation.devices {
-            let may = before.part(&id.part).is_some_and(|part| before.may_grant(part));
+            let may = before.may_grant_device(&allocation.resource, id);
             // The next container of the same pod requests what its init container holds.
             if !may && !truth.kubelet.is_of_init_container(&allocation.resource, id) {
-                let what = format!("{id} was granted on a GPU that grants nothing new");
+                let what = format!("{id} was granted, which is for no new pod");
                 self.violations.push(Violation::new("I4", what));
             }
             let holders = after.device(&allocation.resource, id).map_or(&[][..], |d| &d.holders);

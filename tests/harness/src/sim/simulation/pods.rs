@@ -13,6 +13,7 @@ use berth_kernel::command::{Attempt, Command, StackAnswer};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
 use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest};
+use berth_kernel::ports::Clock as _;
 use berth_kernel::refusal::Refusal;
 use std::sync::Arc;
 
@@ -198,10 +199,11 @@ impl World {
     /// may cure the refusal.
     fn allocate(&mut self, resource: &Resource, devices: Vec<DeviceId>, stale: bool) -> Option<AllocationId> {
         let request = AdmitRequest { resource: resource.clone(), devices };
+        let asked_mono_ms = self.around.hands.now().mono_ms;
         match self.attempt(&request, Attempt::First, stale)? {
             Err(CommandError::Refused(refusal)) if refusal.reconcile_may_resolve() => {
                 self.whole_round(Look { list: true, write: true, read: true });
-                self.attempt(&request, Attempt::Last, false)?.ok()
+                self.attempt(&request, Attempt::Last { asked_mono_ms }, false)?.ok()
             }
             answered => answered.ok(),
         }
@@ -265,6 +267,6 @@ impl World {
 fn may_have_again(ledger: &Ledger, request: &AdmitRequest) -> bool {
     request.devices.iter().all(|id| {
         ledger.device(&request.resource, id).is_some_and(|d| d.held())
-            && ledger.part(&id.part).is_some_and(|part| ledger.may_grant(part))
+            && ledger.may_grant_device(&request.resource, id)
     })
 }

@@ -157,6 +157,6 @@ fn allow(resource: &Resource, devices: Vec<DeviceId>, ledger: &Ledger) -> Comman
         answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
         generation: ledger.generation,
         is_retry: true,
-        attempt: Attempt::Last,
+        attempt: Attempt::Last { asked_mono_ms: 0 },
     }
 }

@@ -271,6 +271,36 @@ fn check_finds_an_answer_that_no_node_can_use() {
     }
 }
 
+/// Runs steps against `timeslice` on two L4, and returns the report's text.
+fn run_steps(steps: &str) -> String {
+    let bench = bench();
+    let version = bench.shipped("timeslice").unwrap();
+    let head = "about: x\nnode: [{model: l4, count: 2}]\nstack: [{policy: this, parameters: {replicas: 4}}]\nsteps:\n";
+    bench.run(&version, "s.yaml", &format!("{head}{steps}")).text()
+}
+
+#[test]
+fn a_scenario_sets_the_memory_in_use_and_the_processes_of_a_gpu() {
+    let steps = "- usage: {gpu: 1, memoryUsedMiB: 4096, processes: 2}\n- usage: {gpu: 1, processes: 0}\n";
+    assert_eq!(run_steps(steps), "ok s.yaml\n");
+    let text = run_steps("- offer: {}\n- usage: {gpu: 0, memoryUsedMiB: 23035}\n");
+    assert!(text.contains("step 2 (line 6): usage: 23035 MiB in use; GPU 0 has 23034 MiB"), "{text}");
+}
+
+#[test]
+fn a_candidate_that_no_policy_would_see_is_an_error() {
+    let allocate = |pod: &str| {
+        format!(
+            "- allocate: {{resource: nvidia.com/gpu.shared, count: 1, as: {pod}, candidates: [{{namespace: n, pod: p}}]}}\n"
+        )
+    };
+    let text = run_steps(&(allocate("a") + &allocate("b")));
+    for part in ["FAILED", "step 2 (line 6)", "n/p (container main) holds devices of nvidia.com/gpu.shared"] {
+        assert!(text.contains(part), "{part} is missing in {text}");
+    }
+    assert_eq!(run_steps(&(allocate("a") + "- release: a\n" + &allocate("b"))), "ok s.yaml\n");
+}
+
 #[test]
 fn policy_test_runs_files_and_folders_and_sets_its_exit_code() {
     let folder = tempfile::tempdir().unwrap();

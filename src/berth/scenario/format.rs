@@ -3,10 +3,13 @@
 use super::expect::Expect;
 use berth_api::{HealthState, OnFault, Permissions};
 use berth_files::yaml;
+use berth_kernel::pod_candidates::CANDIDATES_MAX;
+use berth_kernel::process::PROCESSES_PER_GPU_MAX;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// Largest scenario file, bytes: readable ones have a few KiB.
 pub const FILE_BYTES_MAX: u64 = 256 * 1024;
@@ -75,6 +78,7 @@ pub(super) struct Step {
     cordon: Option<u32>,
     uncordon: Option<u32>,
     reading: Option<Reading>,
+    usage: Option<Usage>,
     seconds: Option<u32>,
     /// The expectations; absent keys are not checked.
     #[serde(default)]
@@ -113,6 +117,12 @@ pub(super) struct Candidate {
     pub(super) container: String,
     #[serde(default)]
     pub(super) labels: BTreeMap<String, String>,
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} (container {})", self.namespace, self.pod, self.container)
+    }
 }
 
 fn default_container() -> String {
@@ -163,6 +173,18 @@ fn default_source() -> String {
     "xid".into()
 }
 
+/// What runs on a GPU changes; an absent key changes nothing.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Usage {
+    pub(super) gpu: u32,
+    /// The memory in use, MiB.
+    #[serde(rename = "memoryUsedMiB")]
+    pub(super) memory_used_mib: Option<u64>,
+    /// The number of processes.
+    pub(super) processes: Option<u32>,
+}
+
 /// The action of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb<'s> {
@@ -174,6 +196,7 @@ pub(super) enum Verb<'s> {
     Cordon(u32),
     Uncordon(u32),
     Reading(&'s Reading),
+    Usage(&'s Usage),
     Seconds(u32),
 }
 
@@ -185,9 +208,12 @@ impl Verb<'_> {
             Self::Allocate(_) => &["gpus", "environment", "limits", "reason", "refused"],
             Self::Place(_) => &["gpus", "reason", "refused"],
             Self::Reading(_) => &["severity", "againAfterSeconds", "reason"],
-            Self::Release(_) | Self::Health(_) | Self::Cordon(_) | Self::Uncordon(_) | Self::Seconds(_) => {
-                &[]
-            }
+            Self::Release(_)
+            | Self::Health(_)
+            | Self::Cordon(_)
+            | Self::Uncordon(_)
+            | Self::Usage(_)
+            | Self::Seconds(_) => &[],
         }
     }
 }
@@ -204,13 +230,14 @@ impl Step {
             ("cordon", self.cordon.map(Verb::Cordon)),
             ("uncordon", self.uncordon.map(Verb::Uncordon)),
             ("reading", self.reading.as_ref().map(Verb::Reading)),
+            ("usage", self.usage.as_ref().map(Verb::Usage)),
             ("seconds", self.seconds.map(Verb::Seconds)),
         ];
         let verbs: Vec<_> = verbs.into_iter().filter_map(|(key, verb)| Some((key, verb?))).collect();
         match verbs.as_slice() {
             [verb] => Ok(*verb),
             [] => Err("it has no verb: write one of offer (`offer: {}`), allocate, place, release, health, cordon, \
-                       uncordon, reading, seconds"
+                       uncordon, reading, usage, seconds"
                 .into()),
             verbs => {
                 let keys: Vec<_> = verbs.iter().map(|(key, _)| *key).collect();
@@ -274,6 +301,7 @@ impl Scenario {
                     }
                     _ => {}
                 }
+                check_candidates(&allocate.candidates)?;
                 gpus.extend(allocate.on.iter().flatten());
                 names.extend(allocate.name.as_deref());
             }
@@ -286,6 +314,10 @@ impl Scenario {
             Verb::Health(health) => gpus.push(health.gpu),
             Verb::Cordon(gpu) | Verb::Uncordon(gpu) => gpus.push(gpu),
             Verb::Reading(reading) => gpus.push(reading.gpu),
+            Verb::Usage(usage) => {
+                check_usage(usage)?;
+                gpus.push(usage.gpu);
+            }
             Verb::Seconds(seconds) if seconds > SECONDS_MAX => {
                 return Err(format!("seconds: at most {SECONDS_MAX} in one step"));
             }
@@ -295,6 +327,34 @@ impl Scenario {
             return Err(format!("there is no GPU {unknown}: the node has {count}, counted from 0"));
         }
         step.expect.check_keys(key, verb.expected_keys())
+    }
+}
+
+fn check_candidates(candidates: &[Candidate]) -> Result<(), String> {
+    if candidates.len() > CANDIDATES_MAX {
+        let count = candidates.len();
+        return Err(format!("allocate: {count} candidates; policies are shown {CANDIDATES_MAX} at most"));
+    }
+    let mut seen = BTreeSet::new();
+    for candidate in candidates {
+        if !seen.insert((&candidate.namespace, &candidate.pod, &candidate.container)) {
+            return Err(format!("allocate: the candidate {candidate} is listed twice"));
+        }
+    }
+    Ok(())
+}
+
+fn check_usage(usage: &Usage) -> Result<(), String> {
+    match usage {
+        Usage { memory_used_mib: None, processes: None, .. } => {
+            Err("usage: set the memory in use (memoryUsedMiB), or the number of processes (processes)".into())
+        }
+        Usage { processes: Some(processes), .. }
+            if usize::try_from(*processes).is_ok_and(|processes| processes > PROCESSES_PER_GPU_MAX) =>
+        {
+            Err(format!("usage: {processes} processes; at most {PROCESSES_PER_GPU_MAX}"))
+        }
+        Usage { .. } => Ok(()),
     }
 }
 
@@ -358,6 +418,15 @@ mod tests {
                 &["\"ill\" is not known; expected one of `healthy`", "line 4"],
             ),
             ("- seconds: 86401\n", &["at most 86400"]),
+            ("- offer: {}\n- usage: {gpu: 0}\n", &["step 2 (line 5)", "memoryUsedMiB"]),
+            ("- usage: {gpu: 2, processes: 1}\n", &["no GPU 2"]),
+            ("- usage: {gpu: 0, processes: 100000}\n", &["100000 processes; at most"]),
+            ("- usage: {gpu: 0, processes: -1}\n", &["line 4"]),
+            ("- usage: {gpu: 0, memoryMiB: 1}\n", &["the key \"memoryMiB\" is not known", "line 4"]),
+            (
+                "- allocate: {resource: a/b, count: 1, candidates: [{namespace: n, pod: p}, {namespace: n, pod: p}]}\n",
+                &["line 4", "n/p (container main) is listed twice"],
+            ),
             ("  []\n", &["1 to 1000"]),
         ] {
             let error = Scenario::parse(&format!("{HEAD}{steps}")).unwrap_err();

@@ -1,7 +1,7 @@
 //! A simulated node: the real keeper and stack evaluation, with a store in memory, simulated GPUs and a clock that steps
 //! advance.
 
-use super::format::{Group, Health};
+use super::format::{Group, Health, Usage};
 use berth_api::HealthState;
 use berth_core::keeper::{Applied, Keeper, Snapshot};
 use berth_core::stack::{Baseline, CallRecorder, DryRun, Evaluation, Faults, Offers};
@@ -300,6 +300,24 @@ impl<'p> Node<'p> {
             self.turn(&Command::ApplyTriage { reading, answer })?;
         }
         Ok(())
+    }
+
+    /// Sets the memory in use and the number of processes of a GPU, and scans it.
+    ///
+    /// # Errors
+    /// If the GPU has less memory.
+    pub(super) fn set_usage(&mut self, usage: &Usage) -> Result<(), String> {
+        let id = self.gpu(usage.gpu)?;
+        let memory_mib = self.snapshot().part(&id).map_or(0, |state| state.part.memory_mib);
+        if let Some(used) = usage.memory_used_mib.filter(|used| *used > memory_mib) {
+            return Err(format!("usage: {used} MiB in use; GPU {} has {memory_mib} MiB", usage.gpu));
+        }
+        self.gpus.change(|machine| {
+            let gpu = machine.gpu(usage.gpu);
+            gpu.memory_used_mib = usage.memory_used_mib.unwrap_or(gpu.memory_used_mib);
+            gpu.processes = usage.processes.unwrap_or(gpu.processes);
+        })?;
+        self.scan()
     }
 
     /// Cordons or uncordons a GPU.

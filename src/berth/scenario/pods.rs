@@ -5,6 +5,7 @@ use super::node::Node;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::Command;
 use berth_kernel::names::{AllocationId, Resource};
+use berth_kernel::pod_candidates;
 use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use berth_kernel::ports::Clock as _;
 use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
@@ -24,6 +25,9 @@ pub(super) struct Pods {
 
 impl Pods {
     /// Publishes the candidates of a request as waiting pods.
+    ///
+    /// # Errors
+    /// If the kernel shows one of them to no policy, since its container holds devices of the resource.
     pub(super) fn publish_candidates(
         &mut self,
         node: &mut Node<'_>,
@@ -40,7 +44,19 @@ impl Pods {
             pods.insert(waiting.uid.clone(), Arc::new(waiting));
         }
         self.is_published = true;
-        publish(node, pods)
+        publish(node, pods)?;
+        let shown = pod_candidates::candidates(&node.snapshot(), resource, count);
+        let is_shown = |candidate: &&Candidate| {
+            let uid = uid(candidate);
+            shown.iter().any(|shown| shown.pod.uid == uid && shown.container == candidate.container)
+        };
+        match candidates.iter().find(|candidate| !is_shown(candidate)) {
+            None => Ok(()),
+            Some(candidate) => Err(format!(
+                "allocate: the candidate {candidate} holds devices of {resource}, so no policy would see it: name another \
+                 container, or release its allocation first"
+            )),
+        }
     }
 
     /// Makes the first candidate the holder of the allocation. The other candidates end; without an allocation, all do.
@@ -118,9 +134,9 @@ fn waiting_pod(
     }
 }
 
-/// A UID with a dash, like those of the API server.
+/// A UID with a dash, like those of the API server. The length keeps a namespace and a name with dashes apart.
 fn uid(candidate: &Candidate) -> String {
-    format!("{}-{}", candidate.namespace, candidate.pod)
+    format!("{}-{}-{}", candidate.namespace.len(), candidate.namespace, candidate.pod)
 }
 
 fn publish(node: &mut Node<'_>, pods: BTreeMap<String, Arc<Pod>>) -> Result<(), String> {
@@ -156,7 +172,7 @@ mod tests {
         let snapshot = node.snapshot();
         let holder = &snapshot.live.values().next().unwrap().holder;
         let names = [&holder.namespace, &holder.pod, &holder.container, &holder.pod_uid];
-        assert_eq!(names.map(|text| text.as_deref().unwrap_or_default()), ["n", "p", "main", "n-p"]);
+        assert_eq!(names.map(|text| text.as_deref().unwrap_or_default()), ["n", "p", "main", "1-n-p"]);
         let pods: Vec<_> =
             snapshot.pods.as_ref().unwrap().pods.values().map(|pod| pod.name.as_str()).collect();
         assert_eq!(pods, ["p"], "the other candidate has ended");

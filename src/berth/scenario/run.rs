@@ -145,6 +145,7 @@ impl Run<'_, '_> {
             Verb::Health(health) => self.node.set_health(health)?,
             Verb::Cordon(gpu) => self.node.cordon(gpu, true)?,
             Verb::Uncordon(gpu) => self.node.cordon(gpu, false)?,
+            Verb::Usage(usage) => self.node.set_usage(usage)?,
             Verb::Seconds(seconds) => self.node.advance(seconds)?,
         }
         Ok(Outcome::default())
@@ -299,4 +300,29 @@ impl Run<'_, '_> {
 
 fn resource(name: &str) -> Result<Resource, String> {
     Resource::parse(name).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PolicyTester;
+    use super::super::format::Scenario;
+    use super::*;
+    use berth_core::stack::CallRecorder;
+
+    #[test]
+    fn the_usage_of_a_gpu_is_that_of_the_newest_step() {
+        let bench = PolicyTester::new().unwrap();
+        let policies = CallRecorder::new(&bench.policies);
+        let head = "about: x\nnode: [{model: l4, count: 1}, {model: h100, count: 1}]\nsteps:\n";
+        let steps = "- usage: {gpu: 1, memoryUsedMiB: 4096}\n- usage: {gpu: 1, processes: 3}\n";
+        let scenario = Scenario::parse(&format!("{head}{steps}")).unwrap();
+        let mut node = Node::new(&scenario.node, &[], &policies).unwrap();
+        assert_eq!(run(&scenario, &mut node, &[]), Ok(Vec::new()));
+        let snapshot = node.snapshot();
+        let usage = |index| {
+            let id = node.gpu(index).unwrap();
+            (snapshot.usage[&id].memory_used_mib, snapshot.processes_on(&id))
+        };
+        assert_eq!((usage(0), usage(1)), ((Some(0), Some(0)), (Some(4096), Some(3))));
+    }
 }

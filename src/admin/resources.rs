@@ -12,6 +12,7 @@ pub(crate) mod health;
 pub(crate) mod history;
 pub(crate) mod node;
 pub(crate) mod pages;
+pub(crate) mod pod_rules;
 pub(crate) mod policies;
 pub(crate) mod processes;
 pub(crate) mod stack;

@@ -81,6 +81,11 @@ pub struct Comparison {
     /// Questions for which the policy was not called, since the daemon was busy; only for shadows.
     #[schema(example = 0)]
     pub skipped: u64,
+    /// Calls in which the policy was shown no pod that may have sent the request, so that a rule about pods had no effect: no
+    /// source showed the node's pods, or not yet that pod. 0 for a policy that is known to have no such rules.
+    #[serde(default)]
+    #[schema(example = 0)]
+    pub without_candidates: u64,
 }
 
 /// An answer that differs from the decision, or a fault.

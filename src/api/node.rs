@@ -72,7 +72,8 @@ pub struct Node {
     /// `DELETE /stack/override` ends that.
     #[serde(default)]
     pub file_stack_overridden: bool,
-    /// Why the active stack may offer less than its operator expects, as in `GET /stack`.
+    /// Why the active stack may offer less than its operator expects, or its rules about pods have no effect, as in
+    /// `GET /stack`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node matches {model: NVIDIA L4*}"]))]
     pub warnings: Vec<String>,

@@ -37,8 +37,8 @@ pub struct Stack {
     pub entries: Vec<StackEntry>,
     /// The stack of the configuration file.
     pub file_stack: FileStack,
-    /// Warnings on this node: those of its policies, such as a GPU in their parameters that does not exist, and
-    /// resources that are not offered because of MIG.
+    /// Warnings on this node: those of its policies, such as a GPU in their parameters that does not exist, resources that
+    /// are not offered because of MIG, and policies whose rules about pods have no effect, since no source shows the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node matches {model: NVIDIA L4*}"]))]
     pub warnings: Vec<String>,

@@ -57,8 +57,8 @@ pub struct TrialRequest {
     /// The number of devices, 1 to 2048.
     #[schema(example = 2, minimum = 1, maximum = 2048)]
     pub count: usize,
-    /// The namespace of the container's pod, `default` if only `pod` is present. Without both, policies are shown the
-    /// pods that may be requesting devices now.
+    /// The namespace of the container's pod, `default` if only `pod` or `labels` are present. Without all three, policies are
+    /// shown the pods that may be requesting devices now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "team-a")]
     pub namespace: Option<String>,
@@ -66,6 +66,10 @@ pub struct TrialRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "trainer-0")]
     pub pod: Option<String>,
+    /// The labels of the container's pod, at most 64, beside those of a pod of the node with its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(example = json!({"tier": "gold"}))]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// The effects of a policy on the node's present state.
@@ -89,6 +93,10 @@ pub struct Trial {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "policy timeslice@0123456789ab fails on this node: unreachable (trap)")]
     pub refused: Option<String>,
+    /// The warnings that the stack would have on this node, as in `preview` of a dry run of its activation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(example = json!(["policy timeslice@9f86d081884c: only[0]: no GPU of this node matches {model: NVIDIA L4*}"]))]
+    pub warnings: Vec<String>,
     /// The offers of the parts with this stack, or the present offers if the activation would be refused.
     pub offers: Vec<TrialOffer>,
     /// The devices by resource.

@@ -19,12 +19,12 @@ use std::collections::BTreeMap;
 pub enum TrialCommand {
     /// Call a policy on the live node, without effect
     #[command(after_help = "\
-The policy is called with the active stack: it replaces the entry of the same name, \
-or is called before the others. The node must have it: `berth policy push FILE`. The \
-exit code is 1 if it would not be activated, or the request would not be granted.
+The policy replaces the entry of its name in the active stack, or is called before \
+the others. The node must have it: `berth policy push FILE`. The exit code is 1 if \
+it would not be activated, or the request would not be granted.
   berth policy try timeslice --parameters '{\"replicas\": 4}'
   berth policy try timeslice --parameters @four.json \\
-      --request nvidia.com/gpu.shared=2 --namespace team-a")]
+      --request nvidia.com/gpu.shared=2 --namespace team-a --label tier=gold")]
     Try(TryArgs),
     /// Call a policy with the recorded inputs, and show which results would have differed
     #[command(after_help = "\
@@ -150,6 +150,7 @@ fn replay(replay: &Replay, indices: &GpuIndices) -> String {
         ("unreadable", if replay.unreadable == 0 { String::new() } else { replay.unreadable.to_string() }),
     ]);
     text += &comparisons(&replay.counts);
+    text += &without_candidates(&replay.counts);
     text += &differences(&replay.differences, indices);
     if let Some(next) = &replay.next {
         text += &format!("--before {next} continues with older ones\n");
@@ -193,6 +194,7 @@ fn show(shadow: &Shadow, indices: &GpuIndices) -> String {
         ("since", shadow.since.clone()),
     ]);
     text += &comparisons(&shadow.counts);
+    text += &without_candidates(&shadow.counts);
     text + &differences(&shadow.differences, indices)
 }
 
@@ -211,6 +213,19 @@ fn comparisons(counts: &BTreeMap<Hook, Comparison>) -> String {
         ]
     };
     table(&["HOOK", "SAME", "DIFFERS", "NO OPINION", "FAILS", "SKIPPED"], counts.iter().map(row))
+}
+
+/// How many calls had no candidates; empty if none had.
+fn without_candidates(counts: &BTreeMap<Hook, Comparison>) -> String {
+    let row = |(hook, c): (&Hook, &Comparison)| {
+        let calls = c.same + c.differs + c.passes + c.fails;
+        format!(
+            "{} of {calls} calls of {hook} had no candidates, since no source showed the requesting pod: a rule about pods \
+             had no effect on them\n",
+            c.without_candidates
+        )
+    };
+    counts.iter().filter(|(_, c)| c.without_candidates > 0).map(row).collect()
 }
 
 fn differences(differences: &[Difference], indices: &GpuIndices) -> String {

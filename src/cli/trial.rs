@@ -31,6 +31,9 @@ pub struct TryArgs {
     /// The name of the container's pod
     #[arg(long, requires = "request")]
     pub pod: Option<String>,
+    /// A label of the container's pod; may be given several times
+    #[arg(long = "label", requires = "request", value_name = "KEY=VALUE", value_parser = label)]
+    pub labels: Vec<(String, String)>,
     /// Leave out the other policies of the active stack
     #[arg(long)]
     pub alone: bool,
@@ -84,6 +87,11 @@ pub(crate) fn run(args: &TryArgs, client: &Client, out: &mut Out) -> anyhow::Res
     }
 }
 
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write a label as KEY=VALUE, such as tier=gold")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
 fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
     let (resource, count) = text.split_once('=').unwrap_or((text, "1"));
     let wrong =
@@ -92,7 +100,8 @@ fn request(text: &str, args: &TryArgs) -> anyhow::Result<TrialRequest> {
     let count =
         count.parse().ok().filter(|count| *count > 0).ok_or_else(|| wrong("the count must be 1 or more"))?;
     let (namespace, pod) = (args.namespace.clone(), args.pod.clone());
-    Ok(TrialRequest { resource: resource.to_owned(), count, namespace, pod })
+    let labels = args.labels.iter().cloned().collect();
+    Ok(TrialRequest { resource: resource.to_owned(), count, namespace, pod, labels })
 }
 
 fn shown(trial: &Trial, wide: bool) -> String {
@@ -126,6 +135,9 @@ fn shown(trial: &Trial, wide: bool) -> String {
     text += "\nasked\n";
     for call in &trial.calls {
         text += &lines(call);
+    }
+    for warning in &trial.warnings {
+        text += &format!("warning: {warning}\n");
     }
     text + "nothing was changed\n"
 }

@@ -11,7 +11,8 @@ pub use comparison::{Candidate, Counts, CountsByHook, Difference};
 pub use replay::Report;
 pub use shadow::{SHADOWS_MAX, Shadow};
 pub use trial::{
-    CallReport, DeviceRequest, Proposal, Proposed, RequestOutcome, TRIAL_DEVICES_MAX, TrialError, TrialReport,
+    CallReport, DeviceRequest, Proposal, Proposed, RequestOutcome, RequestingPod, TRIAL_DEVICES_MAX,
+    TrialError, TrialReport,
 };
 
 use crate::jobs::{ActivateError, Unprepared};
@@ -165,10 +166,11 @@ impl Lab {
         let permit = Arc::clone(&self.replays).try_acquire_owned().map_err(|_| LabError::Busy)?;
         let report = match self.prepare_candidate(&candidate).await {
             Ok(prepared) => {
+                let version = self.policies.kernel.snapshot().policies.get(&candidate.digest).cloned();
                 let work = move |journal: &dyn Journal, runtime: &dyn PolicyRuntime| {
                     let _held = (permit, prepared);
                     lower_priority();
-                    replay::replay(&candidate, &filter, limit, journal, runtime)
+                    replay::replay(&candidate, version.as_deref(), &filter, limit, journal, runtime)
                 };
                 self.read(work).await
             }

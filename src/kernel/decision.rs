@@ -294,7 +294,9 @@ impl NewDecision {
         gpus.into_iter().cloned().collect()
     }
 
-    fn candidates(&self) -> Vec<String> {
+    /// The pods that the request may be for, as `namespace/pod`.
+    #[must_use]
+    pub fn candidates(&self) -> Vec<String> {
         let (resource, count) = match &self.question {
             OwnedQuestion::Place(place) => (&place.resource, place.size),
             OwnedQuestion::Admit(admit) => (&admit.resource, admit.devices.len()),

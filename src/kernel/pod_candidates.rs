@@ -3,11 +3,15 @@
 use super::ledger::Ledger;
 use super::names::Resource;
 use super::pods::{Pod, Stage};
+use super::policy::{Hook, PolicyVersion};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Most candidates of one request that policies see; more pods than a kubelet starts at one moment.
 pub const CANDIDATES_MAX: usize = 64;
+
+/// The shipped policies whose answers depend on the candidates, which a test compares with their sources.
+pub const SHIPPED_WITH_RULES_ABOUT_PODS: [&str; 1] = ["quota"];
 
 /// A pod's container that an Allocate may be for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +20,22 @@ pub struct Candidate {
     pub pod: Arc<Pod>,
     /// The container's name.
     pub container: String,
+}
+
+/// Whether the ledger has a view of pods in which candidates can be found.
+#[must_use]
+pub fn has_source(ledger: &Ledger) -> bool {
+    ledger.pods.as_ref().is_some_and(|view| view.current)
+}
+
+/// Whether the answers of a policy's hook may depend on the candidates. The contract does not tell, so this is known only of
+/// shipped policies; any other policy gets the candidates in each call of `place` and `admit`, and may have a rule about
+/// them.
+#[must_use]
+pub fn may_have_rules_about_pods(version: &PolicyVersion, hook: Hook) -> bool {
+    let gets_candidates = matches!(hook, Hook::Place | Hook::Admit) && version.hooks.contains(&hook);
+    let is_known = version.shipped || version.origin.once_shipped;
+    gets_candidates && (!is_known || SHIPPED_WITH_RULES_ABOUT_PODS.contains(&version.name.as_str()))
 }
 
 /// Containers that an Allocate of `count` devices of `resource` may be for, since Allocate names no pod.
@@ -107,7 +127,7 @@ mod tests {
     #[test]
     fn candidates_wait_request_that_count_and_hold_nothing_yet() {
         let mut ledger = Ledger::default();
-        assert!(candidates(&ledger, &resource(), 1).is_empty(), "no source");
+        assert!(candidates(&ledger, &resource(), 1).is_empty() && !has_source(&ledger), "no source");
         let pods = [
             pod("waits", Stage::Waiting, 1),
             pod("more", Stage::Waiting, 2),
@@ -117,6 +137,7 @@ mod tests {
         let uids = |ledger: &Ledger, n| -> Vec<String> {
             candidates(ledger, &resource(), n).into_iter().map(|c| c.pod.uid.clone()).collect()
         };
+        assert!(has_source(&ledger));
         assert_eq!(uids(&ledger, 1), ["waits"]);
         assert_eq!(uids(&ledger, 2), ["more"]);
         let served = Allocation {
@@ -138,6 +159,40 @@ mod tests {
         let disconnected = PodsView { current: false, ..view(&pods) };
         ledger.pods = Some(Arc::new(disconnected));
         assert!(uids(&ledger, 2).is_empty(), "a disconnected source gives no candidates");
+        assert!(!has_source(&ledger));
+    }
+
+    #[test]
+    fn a_policy_may_have_rules_about_pods_unless_it_is_shipped_without_them() {
+        use crate::names::Digest;
+        use crate::trust::Origin;
+        let digest = Digest::parse(&"a".repeat(64)).unwrap();
+        let version = |name: &str, hooks: &[Hook], shipped, once_shipped| PolicyVersion {
+            name: name.into(),
+            version: "1.0.0".into(),
+            summary: String::new(),
+            hooks: hooks.to_vec(),
+            parameters_schema: "{}".into(),
+            digest: digest.clone(),
+            artifact: digest.clone(),
+            bytes: 0,
+            shipped,
+            since_wall_ms: 0,
+            origin: Origin { once_shipped, ..Origin::default() },
+        };
+        let both = [Hook::Place, Hook::Admit];
+        for (version, may) in [
+            (version("quota", &[Hook::Admit], true, false), [false, true]),
+            (version("quota", &[Hook::Admit], false, true), [false, true]),
+            (version("memory", &both, true, false), [false, false]),
+            (version("memory", &both, false, true), [false, false]),
+            (version("memory", &both, false, false), [true, true]),
+            (version("own", &[Hook::Place, Hook::Offer], false, false), [true, false]),
+            (version("own", &[Hook::Offer, Hook::Triage], false, false), [false, false]),
+        ] {
+            assert_eq!(both.map(|hook| may_have_rules_about_pods(&version, hook)), may, "{version:?}");
+            assert!(!may_have_rules_about_pods(&version, Hook::Offer), "no candidates: {version:?}");
+        }
     }
 
     #[test]

@@ -103,6 +103,10 @@ async fn an_init_containers_pod_is_named_by_it() {
     node.wait("its name", |l| l.live.values().all(|a| a.holder.pod.as_deref() == Some("prepared"))).await;
     let holder = node.live()[0].holder.clone();
     assert_eq!((holder.pod_uid, holder.container.as_deref()), (Some(uid.clone()), Some("load")));
+    let is_admitted = |l: &Ledger| {
+        view(l).is_some_and(|v| v.pods.get(&uid).is_some_and(|pod| pod.stage == Stage::Admitted))
+    };
+    node.wait("its admission", is_admitted).await;
     let snapshot = node.kernel.snapshot();
     let shown = &view(&snapshot).unwrap().pods[&uid];
     assert_eq!((shown.stage, shown.containers[0].requests[0].1), (Stage::Admitted, 1));

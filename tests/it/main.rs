@@ -81,6 +81,7 @@ mod mig_shared;
 mod nvidia_settings;
 mod nvml_faults;
 mod openapi;
+mod pod_rules;
 mod policies_guests;
 mod policies_hostile;
 mod policies_install;

@@ -173,6 +173,10 @@ fn invalid_trials_are_refused_with_advice() {
         (json!({"resource": GPU, "count": 1, "namespace": "Team"}), "request.namespace"),
         (json!({"resource": GPU, "count": 1, "pod": ""}), "request.pod"),
         (json!({"resource": GPU, "count": 1, "node": "n"}), "unknown field"),
+        (json!({"resource": GPU, "count": 1, "labels": {"": "x"}}), "request.labels: \"\""),
+        (json!({"resource": GPU, "count": 1, "labels": {"a b": "x"}}), "request.labels: \"a b\""),
+        (json!({"resource": GPU, "count": 1, "labels": {"Example.com/a": "x"}}), "\"Example.com/a\""),
+        (json!({"resource": GPU, "count": 1, "labels": {"a": "-x"}}), "\"-x\" is not the value"),
     ] {
         let said = refused(json!({"policy": "share", "request": request}));
         assert!(said.contains(words), "{words} is missing in {said}");
@@ -268,6 +272,15 @@ async fn shipped_policies_are_tried_on_a_busy_node() {
         let (code, said) = typed(&house, &serving, &args);
         assert!(code == Some(ends) && said.contains(words), "{words} is missing in {said}");
         assert!(said.contains("called before the active stack"), "{said}");
+    }
+    // Labels alone make a pod, too.
+    let by_label = ["policy", "try", "quota", "--parameters", quota, "--request", SHARED];
+    let labels = ["--label", "tier=gold", "--label", "example.com/team=a"];
+    let (code, said) = typed(&house, &serving, &[&by_label[..], &labels].concat());
+    assert!(code == Some(0) && said.contains("default/trial"), "{said}");
+    for (label, words) in [("tier", "KEY=VALUE"), ("tier=-", "request.labels")] {
+        let (code, said) = typed(&house, &serving, &[&by_label[..], &["--label", label]].concat());
+        assert!(code != Some(0) && said.contains(words), "{said}");
     }
     // A fault has the guest's own message.
     let (code, said) =

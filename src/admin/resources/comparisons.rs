@@ -206,8 +206,8 @@ fn difference(difference: &berth_core::lab::Difference) -> Difference {
 
 fn counts(counts: &BTreeMap<policy::Hook, berth_core::lab::Counts>) -> BTreeMap<Hook, Comparison> {
     let one = |(hook, counts): (&policy::Hook, &berth_core::lab::Counts)| {
-        let berth_core::lab::Counts { same, differs, passes, fails, skipped } = *counts;
-        ((*hook).into(), Comparison { same, differs, passes, fails, skipped })
+        let berth_core::lab::Counts { same, differs, passes, fails, skipped, without_candidates } = *counts;
+        ((*hook).into(), Comparison { same, differs, passes, fails, skipped, without_candidates })
     };
     counts.iter().map(one).collect()
 }

@@ -2,6 +2,7 @@
 
 use crate::resources::driver::release_of;
 use crate::resources::health::readiness;
+use crate::resources::pod_rules;
 use crate::state::{NodeFacts, State, Step};
 use crate::survey::Survey;
 use actix_web::HttpRequest;
@@ -45,7 +46,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest) -> HandlerRes
         stack_revision: ledger.stack.revision,
         stack_source: Some(StackSource::of(&ledger.stack)),
         file_stack_overridden: state.policies.file_stack().is_overridden_by(&ledger.stack),
-        warnings: state.kernel.offer_notes().reasons(),
+        warnings: pod_rules::of_active_stack(&state, ledger),
         processes: ProcessSight::of(ledger.sight()),
         counts: counts(&survey),
     };

@@ -2,7 +2,7 @@
 //! end the suspension of a policy.
 
 use crate::failure::{IntoFailure, OrFailure};
-use crate::resources::{stack_entries, trials};
+use crate::resources::{pod_rules, stack_entries, trials};
 use crate::state::State;
 use actix_web::http::header::ETAG;
 use actix_web::web::{Data, Path, Payload, Query};
@@ -141,7 +141,8 @@ fn activated_stack(state: &State, ledger: &Ledger) -> HttpResponse {
 
 /// Answers with the active stack, and what this one would change.
 async fn preview(state: &State, stack: command::NewStack, expected: Option<u64>) -> HandlerResult {
-    let Preview { node, after, warnings } = state.policies.preview(stack, expected).await.or_failure()?;
+    let Preview { node, after, mut warnings } = state.policies.preview(stack, expected).await.or_failure()?;
+    warnings.extend(pod_rules::warnings(state, &after, &after.stack.entries));
     let preview = StackPreview {
         source: StackSource::of(&after.stack),
         entries: after.stack.entries.iter().map(|e| StackEntry::of(&after, e, None)).collect(),
@@ -176,7 +177,7 @@ fn answer(state: &State, ledger: &Ledger, preview: Option<StackPreview>) -> Http
         entries: entries
             .map(|(place, e)| StackEntry::of(ledger, e, Some(record(&state.kernel.entry_stats(place, e)))))
             .collect(),
-        warnings: state.kernel.offer_notes().reasons(),
+        warnings: pod_rules::of_active_stack(state, ledger),
         file_stack: FileStack {
             shadowed: stack.from_api,
             error: file.error.clone(),

@@ -2,6 +2,7 @@
 
 use crate::failure::OrFailure;
 use crate::resources::comparisons::candidate;
+use crate::resources::pod_rules;
 use crate::resources::stack_entries::{check_permissions, resolve};
 use crate::state::State;
 use actix_web::web::{Data, Payload};
@@ -10,7 +11,9 @@ use berth_api::{
     Candidate, DecisionCall, Kind, NewTrial, OfferLine, Trial, TrialCall, TrialOffer, TrialOutcome,
     TrialRequest, TrialResource,
 };
-use berth_core::lab::{CallReport, DeviceRequest, Proposed, RequestOutcome, TRIAL_DEVICES_MAX, TrialReport};
+use berth_core::lab::{
+    CallReport, DeviceRequest, Proposed, RequestOutcome, RequestingPod, TRIAL_DEVICES_MAX, TrialReport,
+};
 use berth_http::{Failure, HandlerResult, body};
 use berth_kernel::decision::{CallOutcome, Outcome};
 use berth_kernel::describe;
@@ -22,6 +25,10 @@ use std::collections::BTreeMap;
 
 /// Longest name of a pod, bytes: a DNS subdomain.
 const NAME_BYTES_MAX: usize = 253;
+/// Most labels of a pod that policies are shown.
+const LABELS_MAX: usize = 64;
+/// Longest value of a label, bytes, and longest key without its prefix.
+const LABEL_BYTES_MAX: usize = 63;
 
 /// Try a policy on the live node
 ///
@@ -73,11 +80,13 @@ pub(crate) async fn add(state: Data<State>, request: HttpRequest, payload: Paylo
     let trial = berth_core::lab::Proposal { proposed, request: request.clone() };
     let report = state.lab.try_policy(trial).await.or_failure()?;
     let overcommit_percent = state.kernel.rules().overcommit_percent;
-    Ok(HttpResponse::Ok().json(shown(&report, request.as_ref(), overcommit_percent)))
+    let mut trial = shown(&report, request.as_ref(), overcommit_percent);
+    trial.warnings.extend(pod_rules::warnings(&state, &report.node, &report.stack.entries));
+    Ok(HttpResponse::Ok().json(trial))
 }
 
 fn device_request(request: TrialRequest) -> Result<DeviceRequest, String> {
-    let TrialRequest { resource, count, namespace, pod } = request;
+    let TrialRequest { resource, count, namespace, pod, labels } = request;
     let resource = Resource::parse(&resource).map_err(|error| format!("request.resource: {error}"))?;
     if !(1..=TRIAL_DEVICES_MAX).contains(&count) {
         return Err(format!("request.count: 1 to {TRIAL_DEVICES_MAX}, not {count}"));
@@ -91,10 +100,48 @@ fn device_request(request: TrialRequest) -> Result<DeviceRequest, String> {
             ));
         }
     }
-    let named = namespace.is_some() || pod.is_some();
-    let pod =
-        named.then(|| (namespace.unwrap_or_else(|| "default".into()), pod.unwrap_or_else(|| "trial".into())));
+    check_labels(&labels)?;
+    let is_given = namespace.is_some() || pod.is_some() || !labels.is_empty();
+    let pod = is_given.then(|| RequestingPod {
+        namespace: namespace.unwrap_or_else(|| "default".into()),
+        name: pod.unwrap_or_else(|| "trial".into()),
+        labels,
+    });
     Ok(DeviceRequest { resource, count, pod })
+}
+
+/// Checks labels by the rules of Kubernetes.
+fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
+    if labels.len() > LABELS_MAX {
+        return Err(format!("request.labels: {}; at most {LABELS_MAX} are allowed", labels.len()));
+    }
+    let is_name = |text: &str| {
+        let ends = |end: Option<char>| end.is_some_and(|c| c.is_ascii_alphanumeric());
+        let inner = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        text.len() <= LABEL_BYTES_MAX
+            && text.bytes().all(inner)
+            && ends(text.chars().next())
+            && ends(text.chars().next_back())
+    };
+    let is_prefix = |text: &str| {
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
+        (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(inner)
+    };
+    for (key, value) in labels {
+        let is_key = match key.split_once('/') {
+            Some((prefix, name)) => is_prefix(prefix) && is_name(name),
+            None => is_name(key),
+        };
+        if !is_key {
+            return Err(format!("request.labels: {key:?} is not the key of a label of Kubernetes"));
+        }
+        if !value.is_empty() && !is_name(value) {
+            return Err(format!(
+                "request.labels: {value:?} is not the value of a label of Kubernetes ({key})"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn shown(report: &TrialReport, request: Option<&DeviceRequest>, overcommit_percent: u32) -> Trial {
@@ -105,6 +152,7 @@ fn shown(report: &TrialReport, request: Option<&DeviceRequest>, overcommit_perce
         instead_of: report.replaces.clone(),
         generation: report.node.generation,
         refused: report.refused.clone(),
+        warnings: report.warnings.clone(),
         offers: offers(&report.node, &report.after),
         resources: resources(&report.node, &report.after, overcommit_percent),
         request: report

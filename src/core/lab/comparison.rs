@@ -36,6 +36,8 @@ pub struct Counts {
     pub fails: u64,
     /// Decisions for which it was not called, because the recorder was busy.
     pub skipped: u64,
+    /// Calls without candidates of a policy that may have rules about pods: such a rule had no effect.
+    pub without_candidates: u64,
 }
 
 /// Comparisons by hook.

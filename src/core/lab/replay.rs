@@ -3,6 +3,8 @@
 use super::comparison::{Candidate, CountsByHook, Difference};
 use berth_kernel::compare::compare;
 use berth_kernel::decision::{Decision, Filter};
+use berth_kernel::pod_candidates::may_have_rules_about_pods;
+use berth_kernel::policy::PolicyVersion;
 use berth_kernel::ports::{Input, Journal, JournalError, PolicyRuntime};
 use std::time::{Duration, Instant};
 
@@ -26,12 +28,14 @@ pub struct Report {
     pub next: Option<u64>,
 }
 
-/// Replays the decisions that the filter selects with the candidate, newest first, at most `limit`.
+/// Replays the decisions that the filter selects with the candidate, newest first, at most `limit`. `version` is that of the
+/// candidate.
 ///
 /// # Errors
 /// If the journal cannot be read.
 pub(super) fn replay(
     candidate: &Candidate,
+    version: Option<&PolicyVersion>,
     filter: &Filter,
     limit: u64,
     journal: &dyn Journal,
@@ -45,7 +49,7 @@ pub(super) fn replay(
         let next = journal.visit_each(&filter, &mut |decision, input| {
             done = report.decisions >= limit || Instant::now() > end;
             if !done {
-                report.add(candidate, &decision, input, policies);
+                report.add(candidate, version, &decision, input, policies);
             }
             !done
         })?;
@@ -64,6 +68,7 @@ impl Report {
     fn add(
         &mut self,
         candidate: &Candidate,
+        version: Option<&PolicyVersion>,
         decision: &Decision,
         input: Option<Input>,
         policies: &dyn PolicyRuntime,
@@ -79,5 +84,8 @@ impl Report {
         let (seq, at) = (Some(decision.seq), decision.at_wall_ms);
         let difference = Difference::count(&mut self.counts, decision.hook, seq, at, comparison);
         self.differences.extend(difference.filter(|_| self.differences.len() < DIFFERENCES_MAX));
+        let is_without = decision.candidates.is_empty()
+            && version.is_some_and(|version| may_have_rules_about_pods(version, decision.hook));
+        self.counts.entry(decision.hook).or_default().without_candidates += u64::from(is_without);
     }
 }

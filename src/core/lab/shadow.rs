@@ -5,6 +5,7 @@ use super::comparison::{Candidate, CountsByHook, Difference};
 use crate::stack::CALL_MS_MAX;
 use berth_kernel::compare::{AnswerComparison, compare};
 use berth_kernel::decision::NewDecision;
+use berth_kernel::pod_candidates::may_have_rules_about_pods;
 use berth_kernel::policy_call::Call;
 use berth_kernel::ports::PolicyRuntime;
 use berth_kernel::time::Now;
@@ -84,6 +85,8 @@ impl Shadows {
                 shadow.counts.entry(hook).or_default().skipped += 1;
                 continue;
             };
+            let is_without = calls_without_candidates(&shadow.candidate, note);
+            shadow.counts.entry(hook).or_default().without_candidates += u64::from(is_without);
             let at = note.now.wall_ms;
             if let Some(difference) = Difference::count(&mut shadow.counts, hook, seq, at, comparison) {
                 if shadow.differences.len() >= DIFFERENCES_MAX {
@@ -93,6 +96,13 @@ impl Shadows {
             }
         }
     }
+}
+
+/// Whether the candidate may have rules about pods, and was called without candidates.
+fn calls_without_candidates(candidate: &Candidate, note: &NewDecision) -> bool {
+    let hook = note.question.hook();
+    let version = note.node.policies.get(&candidate.digest);
+    version.is_some_and(|version| may_have_rules_about_pods(version, hook)) && note.candidates().is_empty()
 }
 
 fn compare_answer(

@@ -77,9 +77,19 @@ pub struct DeviceRequest {
     pub resource: Resource,
     /// Number of devices, at least one.
     pub count: usize,
-    /// Namespace and name of the container's pod: policies see it as the only candidate. If `None`, they see the candidates
-    /// of the live node.
-    pub pod: Option<(String, String)>,
+    /// The container's pod: policies see it as the only candidate. If `None`, they see the candidates of the live node.
+    pub pod: Option<RequestingPod>,
+}
+
+/// The pod of a device request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestingPod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its labels, beside those of a pod of the node with this name.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// Result of a trial.
@@ -97,6 +107,8 @@ pub struct TrialReport {
     pub replaces: Option<String>,
     /// Reason why the stack would not be activated, if so.
     pub refused: Option<String>,
+    /// The warnings about the stack's offers.
+    pub warnings: Vec<String>,
     /// Outcome of the device request.
     pub outcome: Option<RequestOutcome>,
     /// All policy calls, in order.
@@ -265,6 +277,7 @@ impl<'p> RunningTrial<'p> {
             index: tried.index,
             replaces: tried.replaces,
             refused: None,
+            warnings: Vec::new(),
             outcome: None,
             calls: Vec::new(),
         };
@@ -285,6 +298,7 @@ impl<'p> RunningTrial<'p> {
     fn activate(&mut self) {
         let node = Arc::clone(&self.report.node);
         let offers = self.evaluate(Hook::Offer, &node, |evaluation| evaluation.offers());
+        self.report.warnings = offers.notes.reasons();
         let failure = offers.faults.into_iter().next();
         let stack = NewStack {
             from_api: true,
@@ -322,8 +336,8 @@ impl<'p> RunningTrial<'p> {
     /// Requests devices as the kubelet does: first a placement, then the admission of its devices.
     fn request_devices(&mut self, requested: &DeviceRequest) -> RequestOutcome {
         let mut node = Ledger::clone(&self.report.after);
-        if let Some((namespace, name)) = &requested.pod {
-            node.pods = Some(Arc::new(with_pod(&node, namespace, name, requested, self.now)));
+        if let Some(pod) = &requested.pod {
+            node.pods = Some(Arc::new(with_pod(&node, pod, requested, self.now)));
         }
         let node = Arc::new(node);
         let candidates = pod_candidates::candidates(&node, &requested.resource, requested.count);
@@ -396,8 +410,10 @@ impl<'p> RunningTrial<'p> {
     }
 }
 
-/// The node's pods, with this one as the only candidate. Labels of an existing pod with the same name are kept.
-fn with_pod(node: &Ledger, namespace: &str, name: &str, requested: &DeviceRequest, now: Now) -> PodsView {
+/// The node's pods, with this one as the only candidate. Labels of an existing pod with the same name are kept, except those
+/// that are given.
+fn with_pod(node: &Ledger, pod: &RequestingPod, requested: &DeviceRequest, now: Now) -> PodsView {
+    let RequestingPod { namespace, name, labels: given } = pod;
     let mut view = node.pods.as_deref().cloned().unwrap_or_else(|| PodsView {
         source: PodsSource::ApiServer,
         current: true,
@@ -407,15 +423,17 @@ fn with_pod(node: &Ledger, namespace: &str, name: &str, requested: &DeviceReques
         finished: VecDeque::new(),
     });
     view.current = true;
-    let existing = view.pods.values().find(|pod| pod.namespace == namespace && pod.name == name);
-    let labels = existing.map(|pod| pod.labels.clone()).unwrap_or_default();
+    let existing = view.pods.values().find(|pod| pod.namespace == *namespace && pod.name == *name);
+    let mut labels: BTreeMap<String, String> =
+        existing.map(|pod| pod.labels.iter().cloned().collect()).unwrap_or_default();
+    labels.extend(given.clone());
     view.pods.retain(|_, pod| pod.stage != Stage::Waiting);
     let requests = vec![(requested.resource.clone(), u32::try_from(requested.count).unwrap_or(u32::MAX))];
     let pod = Pod {
         uid: SIMULATED_UID.into(),
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        labels,
+        namespace: namespace.clone(),
+        name: name.clone(),
+        labels: labels.into_iter().collect(),
         is_static: false,
         owner: None,
         stage: Stage::Waiting,
@@ -426,4 +444,34 @@ fn with_pod(node: &Ledger, namespace: &str, name: &str, requested: &DeviceReques
     };
     view.pods.insert(SIMULATED_UID.into(), Arc::new(pod));
     view
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pod_of_a_trial_has_the_given_labels_and_those_of_its_namesake() {
+        let requested =
+            DeviceRequest { resource: Resource::parse("nvidia.com/gpu").unwrap(), count: 1, pod: None };
+        let pod = |name: &str, labels: &[(&str, &str)]| RequestingPod {
+            namespace: "ns".into(),
+            name: name.into(),
+            labels: labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        };
+        let labels = |node: &Ledger, pod: &RequestingPod| {
+            let mut node = node.clone();
+            node.pods = Some(Arc::new(with_pod(&node, pod, &requested, Now::default())));
+            let candidates = pod_candidates::candidates(&node, &requested.resource, 1);
+            let [candidate] = candidates.as_slice() else { panic!("{candidates:?}") };
+            assert_eq!((&candidate.pod.namespace, &candidate.pod.name), (&pod.namespace, &pod.name));
+            candidate.pod.labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>()
+        };
+        let mut node = Ledger::default();
+        let gold = pod("a", &[("tier", "gold"), ("app", "a")]);
+        assert_eq!(labels(&node, &gold), ["app=a", "tier=gold"]);
+        node.pods = Some(Arc::new(with_pod(&node, &gold, &requested, Now::default())));
+        assert_eq!(labels(&node, &pod("a", &[("tier", "iron")])), ["app=a", "tier=iron"]);
+        assert_eq!(labels(&node, &pod("b", &[("tier", "iron")])), ["tier=iron"]);
+    }
 }

@@ -25,11 +25,12 @@ use berth_gpus::sim::SimGpus;
 use clap::Parser;
 use fakes::api::Api;
 use fakes::program;
-use kubelet_standin::Kubelet;
+use kubelet_standin::{Kubelet, Options as KubeletOptions};
 use screen::Screen;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -37,6 +38,10 @@ use tokio::signal::unix::{SignalKind, signal};
 const EMPTY_STORE: &str = r#"{"berthState":1,"recordFormat":2,"records":1}
 {"kind":"meta","value":{"store":1592590337,"next":0}}
 "#;
+
+/// From a pod's arrival at the kubelet to its Allocate call: long enough that the daemon knows the pod then, so that rules
+/// about pods apply to it.
+const ADMISSION_WAIT: Duration = Duration::from_millis(200);
 
 /// Berth with simulated GPUs and a stand-in kubelet.
 #[derive(Parser)]
@@ -129,7 +134,12 @@ async fn start(args: &Args) -> anyhow::Result<Node> {
     let folder = tempfile::Builder::new().prefix("berth-demo-").tempdir().context("cannot make a folder")?;
     // With an id that is known, so that the examples of documents and of Swagger UI name allocations that exist.
     berth_store::import(&folder.path().join("state"), &mut EMPTY_STORE.as_bytes())?;
-    let kubelet = Kubelet::started(folder.path().join("kubelet")).await.context("the stand-in kubelet")?;
+    let kubelet = Kubelet::new(KubeletOptions {
+        pods_api: true,
+        admission_wait: ADMISSION_WAIT,
+        ..KubeletOptions::new(folder.path().join("kubelet"))
+    });
+    kubelet.start().await.context("the stand-in kubelet")?;
     let config = Config::merge(
         &ServeArgs {
             node_name: Some("demo-node".into()),

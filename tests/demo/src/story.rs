@@ -1,6 +1,6 @@
 //! What happens in the demo, step by step.
 
-use crate::workload::Workload;
+use crate::workload::{NAMESPACE, Workload};
 use crate::{Node, table};
 use anyhow::Context;
 use berth_gpus::sim::Machine;
@@ -35,6 +35,7 @@ pub(crate) async fn tell(node: &Node, once: bool) -> anyhow::Result<Workload> {
     cordon(node, &mut work).await?;
     share(node, &mut work).await?;
     release(node, &mut work).await?;
+    limit(node, &mut work).await?;
     if !once {
         keep_busy(node, &mut work).await?;
     }
@@ -84,7 +85,7 @@ async fn share(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
 }
 
 async fn release(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
-    node.screen.step("4. pods finish: no event reports it, two reconcile passes find it");
+    node.screen.step("4. pods finish: the kubelet shows it, and the next reconcile pass frees their devices");
     for name in ["note-a", "note-b", "note-c", "note-d", "train-a"] {
         work.finish(node, name);
     }
@@ -94,9 +95,28 @@ async fn release(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
     table::print(node, work).await
 }
 
+async fn limit(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
+    node.screen.step("5. add policy `quota`: namespace `batch` may hold two shares");
+    let quota = json!({ "namespaces": [{ "namespace": "batch", "devices": 2 }] });
+    let mixed = json!({ "policy": "mixed", "parameters": { "replicas": SHARES } });
+    node.api.activate(json!([{ "policy": "quota", "parameters": quota }, mixed])).await?;
+    work.namespace = "batch";
+    let known = work.names().len();
+    for (at, name) in ["crawl-a", "crawl-b"].into_iter().enumerate() {
+        work.start(node, name, SHARED, 1).await;
+        // A quota counts what has a holder.
+        holders_known(node, known + at + 1).await?;
+    }
+    work.start_in_vain(node, "crawl-c", SHARED, 1).await;
+    work.namespace = NAMESPACE;
+    work.start(node, "note-f", SHARED, 1).await;
+    holders_known(node, known + 3).await?;
+    table::print(node, work).await
+}
+
 /// Starts and ends pods until the demo is interrupted.
 async fn keep_busy(node: &Node, work: &mut Workload) -> anyhow::Result<()> {
-    node.screen.step("5. pods come and go; Ctrl-C ends it");
+    node.screen.step("6. pods come and go; Ctrl-C ends it");
     for turn in 0u64.. {
         let running = work.names();
         // Another stack may be activated meanwhile: pods request what is offered then.

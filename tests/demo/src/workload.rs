@@ -4,12 +4,22 @@ use crate::Node;
 use kubelet_standin::{AdmissionError, PodSpec};
 use std::collections::BTreeMap;
 
+/// The namespace of pods, unless the story names another.
+pub(crate) const NAMESPACE: &str = "demo";
+
 /// Pods that run, by name, and the count of what happened.
-#[derive(Default)]
 pub(crate) struct Workload {
+    /// The namespace of the next pods.
+    pub(crate) namespace: &'static str,
     running: BTreeMap<String, String>,
     pub(crate) pods: usize,
     pub(crate) refused_unexpectedly: usize,
+}
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self { namespace: NAMESPACE, running: BTreeMap::new(), pods: 0, refused_unexpectedly: 0 }
+    }
 }
 
 impl Workload {
@@ -44,7 +54,10 @@ impl Workload {
         resource: &str,
         count: usize,
     ) -> Result<(), AdmissionError> {
-        let pod = PodSpec::new("demo", name).container("main", &[(resource, count)]);
+        // The name without what tells it from its siblings.
+        let app = name.split('-').next().unwrap_or(name);
+        let pod =
+            PodSpec::new(self.namespace, name).label("app", app).container("main", &[(resource, count)]);
         let uid = pod.uid.clone();
         self.pods += 1;
         node.kubelet.admit(pod).await?;

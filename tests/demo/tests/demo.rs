@@ -14,4 +14,6 @@ fn the_demo_runs_to_its_end_without_unexpected_refusals() {
         last.strip_prefix("demo: ok pods=").and_then(|rest| rest.strip_suffix(" refused_unexpectedly=0"));
     let pods: u32 = pods.unwrap_or_else(|| panic!("{last:?} ends {stdout}")).parse().unwrap();
     assert!(pods > 0, "{stdout}");
+    // A rule about pods is applied: the daemon knows which pods request devices.
+    assert!(stdout.contains("namespace batch holds 2 of the 2 devices"), "{stdout}");
 }

@@ -32,11 +32,19 @@ impl KubeletState {
     pub(crate) async fn admit(&self, spec: PodSpec) -> Result<(), AdmissionError> {
         let _admission = self.admitting.lock().await;
         lock(&self.known).insert(spec.uid.clone());
-        let pod = Pod { spec: spec.clone(), phase: Phase::Pending, force_deleted: false };
+        let pod = Pod { spec: spec.clone(), phase: Phase::Pending, admitted: false, force_deleted: false };
         // After a kubelet restart, the pod may exist already.
         lock(&self.node.pods).entry(spec.uid.clone()).or_insert(pod);
         self.node.notify_changed();
+        if !self.node.options.admission_wait.is_zero() {
+            tokio::time::sleep(self.node.options.admission_wait).await;
+        }
         let result = self.admit_containers(&spec).await;
+        if result.is_ok()
+            && let Some(pod) = lock(&self.node.pods).get_mut(&spec.uid)
+        {
+            pod.admitted = true;
+        }
         self.node.notify_changed();
         result.map_err(|error| {
             if !self.is_alive() {
@@ -165,7 +173,7 @@ impl KubeletState {
         let uid = spec.uid.clone();
         let container = spec.containers.first().map(|container| container.name.clone()).unwrap_or_default();
         lock(&self.known).insert(uid.clone());
-        let pod = Pod { spec, phase: Phase::Running, force_deleted: false };
+        let pod = Pod { spec, phase: Phase::Running, admitted: true, force_deleted: false };
         lock(&self.node.pods).insert(uid.clone(), pod);
         let mut manager = lock(&self.manager);
         let ids: Ids = ids.iter().cloned().collect();

@@ -34,6 +34,9 @@ pub struct Options {
     pub name_keyed_race: bool,
     /// The time between bind and listen of a socket, in which a dial is refused.
     pub bind_gap: Duration,
+    /// The time from a pod's arrival, which the Pods API shows, to its Allocate calls. In the kubelet it depends on its
+    /// other work.
+    pub admission_wait: Duration,
     /// The feature gate `PodsAPI`; off by default, as in 1.36.
     pub pods_api: bool,
 }
@@ -52,6 +55,7 @@ impl Options {
             disconnect_gap: Duration::from_millis(50),
             name_keyed_race: true,
             bind_gap: Duration::ZERO,
+            admission_wait: Duration::ZERO,
             pods_api: false,
         }
     }

@@ -23,6 +23,8 @@ pub struct PodSpec {
     pub name: String,
     /// UID; generated from the name and a counter unless set.
     pub uid: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
     /// A static pod, from a file on the node.
     pub is_static: bool,
     /// Init containers, in order, restartable ones included.
@@ -44,6 +46,7 @@ impl PodSpec {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             uid: format!("uid-{name}-{n}"),
+            labels: BTreeMap::new(),
             is_static: false,
             init_containers: Vec::new(),
             containers: Vec::new(),
@@ -55,6 +58,13 @@ impl PodSpec {
     #[must_use]
     pub fn uid(mut self, uid: &str) -> Self {
         uid.clone_into(&mut self.uid);
+        self
+    }
+
+    /// Adds a label.
+    #[must_use]
+    pub fn label(mut self, key: &str, value: &str) -> Self {
+        self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
 
@@ -133,6 +143,8 @@ pub struct Pod {
     pub spec: PodSpec,
     /// The pod's phase.
     pub phase: Phase,
+    /// Whether the kubelet has admitted it, and so set its start time.
+    pub admitted: bool,
     /// The API object is deleted while the containers still run (`delete --force`).
     pub force_deleted: bool,
 }

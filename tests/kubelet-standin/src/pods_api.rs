@@ -176,6 +176,7 @@ fn wire(pod: &Pod) -> core::Pod {
             name: Some(spec.name.clone()),
             namespace: Some(spec.namespace.clone()),
             uid: Some(spec.uid.clone()),
+            labels: spec.labels.clone().into_iter().collect(),
             creation_timestamp: Some(core::Time { seconds: Some(1_770_000_000), nanos: None }),
             annotations: source.into_iter().collect(),
             ..core::ObjectMeta::default()
@@ -186,7 +187,7 @@ fn wire(pod: &Pod) -> core::Pod {
         }),
         status: Some(core::PodStatus {
             phase: Some(phase.to_owned()),
-            start_time: Some(core::Time { seconds: Some(1_770_000_001), nanos: None }),
+            start_time: pod.admitted.then_some(core::Time { seconds: Some(1_770_000_001), nanos: None }),
         }),
     }
 }

@@ -30,6 +30,7 @@ export function trialReport(report, { node, gpus }) {
   return [
     report.refused ? el('p', { class: 'notice bad' }, `It would be refused: ${report.refused}`)
       : el('p', { class: `notice ${taken.length > 0 ? 'warn' : 'good'}` }, `${taken.length > 0 ? `It works, but no device of ${listed(taken)} would be free.` : 'It works on this node.'} ${differs.length === 0 ? 'No GPU is offered differently.' : `${count(differs.length, 'GPU')} would be offered differently: ${which}.`}`),
+    ...(report.warnings ?? []).map((text) => el('p', { class: 'note warn' }, text)),
     !report.refused && table('Devices now and after activation', ['Resource', 'Devices', 'Free'], report.resources.map((r) => [el('code', {}, r.resource), change(r.devicesNow, r.devices), change(r.freeNow, r.free)])),
     without && el('p', { class: 'muted' }, `Devices of ${named(away)} are not counted, since ${byNumber(away, 'it is', 'they are')} not found.`),
     request && el('p', {}, `A request for ${request.count} × ${request.resource} would be ${request.outcome}${request.names.length > 0 ? ` on ${listed(request.names)}` : ''}${request.reason || request.placedBecause ? `: ${request.reason || request.placedBecause}` : ''}.`),

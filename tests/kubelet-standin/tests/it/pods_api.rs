@@ -9,6 +9,7 @@ use kubelet_standin::proto::v1alpha1::{
 };
 use kubelet_standin::{PodSpec, Sources};
 use prost::Message;
+use std::time::Duration;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
@@ -31,6 +32,35 @@ async fn next(events: &mut Streaming<WatchPodsEvent>) -> (EventType, String, Opt
     (event.r#type(), pod.metadata.and_then(|m| m.uid).unwrap_or_default(), phase)
 }
 
+/// The next event that is not that of an admission, which may be part of the event before it.
+async fn next_but_admission(events: &mut Streaming<WatchPodsEvent>) -> (EventType, String, Option<String>) {
+    let event = next(events).await;
+    match (event.0, event.2.as_deref()) {
+        (EventType::Modified, Some("Pending")) => next(events).await,
+        _ => event,
+    }
+}
+
+#[tokio::test]
+async fn a_pod_has_a_start_time_once_it_is_admitted() {
+    let fixture = Fixture::with(|o| {
+        o.pods_api = true;
+        o.admission_wait = Duration::from_millis(200);
+    })
+    .await;
+    let _plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
+    let mut events = client(&fixture).await.watch_pods(WatchPodsRequest {}).await.unwrap().into_inner();
+    assert_eq!(next(&mut events).await.0, EventType::InitialSyncComplete);
+    let spec = PodSpec::new("ns", "a").label("tier", "gold").container("main", &[(GPU, 1)]);
+    fixture.kubelet.admit(spec).await.unwrap();
+    for is_started in [false, true] {
+        let event = tokio::time::timeout(TIMEOUT, events.message()).await.unwrap().unwrap().unwrap();
+        let pod = Pod::decode(&*event.pod).unwrap();
+        assert_eq!(pod.metadata.unwrap().labels["tier"], "gold");
+        assert_eq!(pod.status.unwrap().start_time.is_some(), is_started);
+    }
+}
+
 #[tokio::test]
 async fn a_watch_sends_the_existing_pods_and_then_changes() {
     let fixture = Fixture::with(|o| o.pods_api = true).await;
@@ -47,7 +77,7 @@ async fn a_watch_sends_the_existing_pods_and_then_changes() {
     assert_eq!(next(&mut events).await, (EventType::Added, second.uid.clone(), pending));
     fixture.kubelet.run(&second.uid).await.unwrap();
     let running = Some("Running".to_owned());
-    assert_eq!(next(&mut events).await, (EventType::Modified, second.uid.clone(), running));
+    assert_eq!(next_but_admission(&mut events).await, (EventType::Modified, second.uid.clone(), running));
     // The end is reported once, without a status; the pod's object still exists.
     fixture.kubelet.finish(&second.uid);
     assert_eq!(next(&mut events).await, (EventType::Deleted, second.uid.clone(), None));

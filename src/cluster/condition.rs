@@ -33,7 +33,7 @@ struct Condition {
 
 /// The condition of a node with these GPUs. Pure.
 fn condition(ledger: &Ledger) -> Condition {
-    // What an operator leaves out is nobody's loss.
+    // An operator left the excluded ones out on purpose.
     let all = ledger.gpus.iter().filter(|(gpu, _)| !ledger.excluded.contains(*gpu));
     let mut found: Vec<(u32, &'static str, String)> = all
         .filter_map(|(gpu, state)| {

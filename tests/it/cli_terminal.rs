@@ -263,8 +263,7 @@ fn tables_and_messages_fit_80_columns() {
     // Names are cut in the middle, and never the number of the other pods.
     let (_, list) = on_terminal(&daemon.command(&["gpu", "list"], folder.path()), "");
     let row = list.lines().nth(1).unwrap();
-    assert!(row.contains("a-tea") && row.contains("..."), "{row}");
-    assert!(row.ends_with("x2x4q +2"), "{row}");
+    assert!(row.ends_with("  a-...g-name/a-...-x2x4q +2"), "{row}");
     // In a pipe a name is whole.
     let ran = ran(daemon.command(&["gpu", "list"], folder.path()));
     assert!(ran.out.contains(&format!("a-team-with-a-long-name/{POD} +2")), "{}", ran.out);

@@ -133,7 +133,7 @@ mod tests {
     fn only_the_newest_replies_are_kept() {
         let state = tempfile::tempdir().unwrap();
         let cache = open(state.path()).unwrap();
-        for module in 0..REPLIES_MAX as u8 + 3 {
+        for module in 0..u8::try_from(REPLIES_MAX).unwrap() + 3 {
             cache.write(&[module], b"reply").unwrap();
             // File systems keep times in steps of some milliseconds.
             let age = std::time::Duration::from_secs(100 - u64::from(module));

@@ -212,24 +212,32 @@ fn every_command_that_is_printed_is_one_that_works() {
     assert!(count > 100, "only {count} commands were found");
 }
 
+/// The lines of the Rust sources that are no comments, each with its file.
+fn lines_of_code() -> Vec<(String, String)> {
+    let sources = texts().into_iter().filter(|(file, _)| file.ends_with(".rs"));
+    let lines = sources.flat_map(|(file, text)| {
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        lines.map(|line| (file.clone(), line.to_owned())).collect::<Vec<_>>()
+    });
+    lines.collect()
+}
+
 /// Otherwise the test above would not find it.
 #[test]
 fn a_command_within_a_sentence_is_in_backquotes() {
     let root = Cli::command();
     let mut wrong = Vec::new();
-    for (file, text) in texts().into_iter().filter(|(file, _)| file.ends_with(".rs")) {
-        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
-            let outside: Vec<&str> = line.split('`').step_by(2).collect();
-            for part in outside {
-                let sentences = part.match_indices(" berth ").filter(|(at, _)| {
-                    // Examples of a help text are lines of their own.
-                    !part[..*at].trim().is_empty()
-                });
-                let first = sentences
-                    .map(|(at, found)| part[at + found.len()..].split(' ').next().unwrap_or_default());
-                let known = first.filter(|word| root.find_subcommand(word).is_some());
-                wrong.extend(known.map(|word| format!("{file}: berth {word}: {}", line.trim())));
-            }
+    for (file, line) in lines_of_code() {
+        let outside: Vec<&str> = line.split('`').step_by(2).collect();
+        for part in outside {
+            let sentences = part.match_indices(" berth ").filter(|(at, _)| {
+                // Examples of a help text are lines of their own.
+                !part[..*at].trim().is_empty()
+            });
+            let first =
+                sentences.map(|(at, found)| part[at + found.len()..].split(' ').next().unwrap_or_default());
+            let known = first.filter(|word| root.find_subcommand(word).is_some());
+            wrong.extend(known.map(|word| format!("{file}: berth {word}: {}", line.trim())));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -251,24 +259,20 @@ fn every_flag_that_is_printed_exists() {
     let mut known = BTreeSet::new();
     flags(&root, &mut known);
     let mut wrong = Vec::new();
-    for (file, text) in texts().into_iter().filter(|(file, _)| file.ends_with(".rs")) {
-        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
-            // Only in literals: `--` is an operator nowhere.
-            let named = line.match_indices("--").filter_map(|(at, _)| {
-                let before = line[..at].chars().next_back();
-                let rest = &line[at + 2..];
-                let end = rest
-                    .find(|c: char| !c.is_ascii_lowercase() && c != '-' && c != '.')
-                    .unwrap_or(rest.len());
-                let flag = rest[..end].trim_end_matches(['-', '.']);
-                let is_flag = flag.starts_with(|c: char| c.is_ascii_lowercase());
-                (is_flag && before.is_none_or(|c| c != '-' && !c.is_ascii_alphanumeric()))
-                    .then(|| format!("--{flag}"))
-            });
-            let unknown =
-                named.filter(|flag| !known.contains(flag) && !NOT_OF_BERTH.contains(&flag.as_str()));
-            wrong.extend(unknown.map(|flag| format!("{file}: {flag}: {}", line.trim())));
-        }
+    for (file, line) in lines_of_code() {
+        // Only in literals: `--` is an operator nowhere.
+        let named = line.match_indices("--").filter_map(|(at, _)| {
+            let before = line[..at].chars().next_back();
+            let rest = &line[at + 2..];
+            let end =
+                rest.find(|c: char| !c.is_ascii_lowercase() && c != '-' && c != '.').unwrap_or(rest.len());
+            let flag = rest[..end].trim_end_matches(['-', '.']);
+            let is_flag = flag.starts_with(|c: char| c.is_ascii_lowercase());
+            (is_flag && before.is_none_or(|c| c != '-' && !c.is_ascii_alphanumeric()))
+                .then(|| format!("--{flag}"))
+        });
+        let unknown = named.filter(|flag| !known.contains(flag) && !NOT_OF_BERTH.contains(&flag.as_str()));
+        wrong.extend(unknown.map(|flag| format!("{file}: {flag}: {}", line.trim())));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -30,8 +30,16 @@ def main():
         step([NPM / "redocly", "lint", document, "--config", HERE / "redocly.yaml"], quiet)
         for client in (python_client, go_client, typescript_client):
             command, environment = client(document)
-            step([*command, berth.url, berth.token, MODULE], environment)
+            step([*command, berth.url, berth.token, own_module(client.__name__)], environment)
     print("api-lint: linter=clean clients=python,go,typescript")
+
+
+def own_module(name):
+    """A file with a policy that the daemon has not: a shipped one with a custom section of its own."""
+    module = CACHE / f"{name}.wasm"
+    section = bytes([len(name)]) + name.encode()
+    module.write_bytes(MODULE.read_bytes() + bytes([0, len(section)]) + section)
+    return module
 
 
 def python_client(document):

@@ -190,7 +190,7 @@ impl Keeper {
     pub fn turn(&mut self, command: &Command) -> CommandResult {
         let now = self.clock.now();
         let rules = self.rules.get();
-        if matches!(command, Command::RecordScan(_) | Command::ApplyTriage { .. }) {
+        if matches!(command, Command::RecordScan(_) | Command::ApplyTriage(_)) {
             self.publish_derived(&decide(&self.ledger, &rules, command, now).entry);
         }
         if self.reopen_at.is_some_and(|at| now.mono_ms >= at) {

@@ -19,6 +19,7 @@ use crate::spans;
 use crate::stack::{Baseline, DryRun, Offers, TIME_FACTOR};
 use berth_kernel::command::{Command, NewStack};
 use berth_kernel::decide::{Verdict, decide};
+use berth_kernel::judgement::TriagedReading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::ports::{PolicyFiles, PolicyRuntime};
 use berth_kernel::refusal::Refusal;
@@ -39,6 +40,16 @@ pub struct Preview {
     pub after: Ledger,
     /// The warnings about its offers.
     pub warnings: Vec<String>,
+}
+
+/// A stack that was tried on the live node.
+pub(crate) struct Tried {
+    /// The node.
+    node: Snapshot,
+    /// The stack's offers on it.
+    offers: Offers,
+    /// The stack's triage of the readings whose policy it no longer has.
+    triage: Vec<TriagedReading>,
 }
 
 /// Uploads, activates and deletes policies. Cheap to clone.
@@ -146,7 +157,7 @@ impl PolicyService {
         let previewed = match self.prepare_stack(&stack, expected).await {
             Ok(_prepared) => {
                 let tried = self.try_stack(&stack).await;
-                tried.and_then(|(node, offers)| self.decide_activation(stack, expected, node, offers))
+                tried.and_then(|tried| self.decide_activation(stack, expected, tried))
             }
             Err(error) => Err(error),
         };
@@ -158,10 +169,10 @@ impl PolicyService {
         &self,
         stack: NewStack,
         expected: Option<u64>,
-        node: Snapshot,
-        offers: Offers,
+        tried: Tried,
     ) -> Result<Preview, ActivateError> {
-        let command = Command::Activate { stack, expected, offers: offers.parts };
+        let Tried { node, offers, triage } = tried;
+        let command = Command::Activate { stack, expected, offers: offers.parts, triage };
         let Verdict { entry, refusal } = decide(&node, &self.kernel.rules(), &command, self.kernel.now());
         if let Some(refusal) = refusal {
             return Err(ActivateError::Command(CommandError::Refused(refusal)));
@@ -223,8 +234,8 @@ impl PolicyService {
     }
 
     /// Tries a stack on the live node, off the policy thread: a dry run calls more hooks than an activation
-    /// needs. Returns the node, and the stack's offers on it.
-    pub(crate) async fn try_stack(&self, stack: &NewStack) -> Result<(Snapshot, Offers), ActivateError> {
+    /// needs.
+    pub(crate) async fn try_stack(&self, stack: &NewStack) -> Result<Tried, ActivateError> {
         // One at a time, so that an Allocate always finds a free instance for its calls.
         let turn = tokio::time::timeout(TURN_MAX, Arc::clone(&self.trying).lock_owned()).await;
         let turn = turn.map_err(|_| ActivateError::Command(CommandError::Busy))?;
@@ -242,7 +253,8 @@ impl PolicyService {
                 time_factor: TIME_FACTOR,
             };
             let offers = dry_run.run().map_err(ActivateError::from)?;
-            Ok((node, offers))
+            let triage = dry_run.judge_again();
+            Ok(Tried { offers, triage, node })
         };
         let result = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(work))).await;
         result.unwrap_or(Err(ActivateError::Command(CommandError::Stopping)))

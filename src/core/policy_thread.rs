@@ -18,10 +18,11 @@ use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, CallRecord, NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::Health;
+use berth_kernel::judgement::TriagedReading;
 use berth_kernel::names::{Digest, PartId};
 use berth_kernel::offer::PartOffer;
 use berth_kernel::placement;
-use berth_kernel::policy::{AdmitRequest, Hook, TriageAnswer};
+use berth_kernel::policy::{AdmitRequest, Hook};
 use berth_kernel::ports::{Clock, PolicyRuntime};
 use berth_kernel::refusal::Refusal;
 use berth_kernel::stack::Stack;
@@ -289,9 +290,10 @@ impl Worker {
 
     fn triage(&self, reading: Reading) {
         let node = self.keeper.snapshot();
-        let ((answer, by), evaluated) =
+        let (triaged, evaluated) =
             self.evaluate(&node, Hook::Triage, |evaluation| evaluation.triage(&reading));
-        if let Some(omitted) = self.news(&node, &reading, &answer) {
+        let TriagedReading { answer, by, .. } = &triaged;
+        if let Some(omitted) = self.news(&node, &triaged) {
             tracing::warn!(
                 part = reading.part.as_str(), source = reading.source, code = reading.code,
                 detail = reading.detail, severity = ?answer.severity, reason = answer.reason, omitted,
@@ -299,14 +301,14 @@ impl Worker {
             );
             self.record(
                 &node,
-                OwnedQuestion::Triage(reading.clone()),
+                OwnedQuestion::Triage(reading),
                 evaluated,
-                Outcome::Triaged(answer.clone(), by),
+                Outcome::Triaged(answer.clone(), by.clone()),
             );
         } else {
             self.policy_stats.record_outcome(Hook::Triage, "triaged");
         }
-        if let Err(error) = self.keeper.execute(Command::ApplyTriage { reading, answer }) {
+        if let Err(error) = self.keeper.execute(Command::ApplyTriage(triaged)) {
             tracing::error!(%error, "a GPU reading could not be recorded");
         }
     }
@@ -314,7 +316,8 @@ impl Worker {
     /// Whether a reading is to be logged and recorded, and the number of equal ones before it that were not. Each scan repeats a
     /// sign, which is news if it differs from the last one; of events of one part, source and code, one a minute is. What
     /// changes the GPU's health always is.
-    fn news(&self, node: &Snapshot, reading: &Reading, answer: &TriageAnswer) -> Option<u64> {
+    fn news(&self, node: &Snapshot, triaged: &TriagedReading) -> Option<u64> {
+        let TriagedReading { reading, answer, .. } = triaged;
         let (part, source) = (reading.part.clone(), reading.source.clone());
         let omitted = if reading.is_sign() {
             let value = (reading.code, answer.reason.clone());
@@ -324,7 +327,8 @@ impl Worker {
             self.event_log.borrow_mut().admit((part, source, reading.code), Instant::now())
         };
         let health = node.part(&reading.part).and_then(|part| node.gpu_of(part)).map(|gpu| &gpu.health);
-        let changes = |old: &Health| old.after_reading(reading, answer, self.clock.now()).state != old.state;
+        let (revision, now) = (node.stack.revision, self.clock.now());
+        let changes = |old: &Health| old.after_reading(triaged, revision, now).state != old.state;
         omitted.or_else(|| health.is_some_and(changes).then_some(0))
     }
 
@@ -395,7 +399,15 @@ impl Worker {
             time_factor: 1,
         };
         let offers = dry_run.offers().map_err(ActivateError::from)?;
-        let command = Command::Activate { stack, expected, offers: offers.parts };
+        let triage = dry_run.judge_again();
+        for TriagedReading { reading, answer, by } in &triage {
+            tracing::info!(
+                part = reading.part.as_str(), source = reading.source, code = reading.code, %by,
+                severity = ?answer.severity, reason = answer.reason,
+                "a GPU reading is judged again, since the policy that judged it leaves the stack"
+            );
+        }
+        let command = Command::Activate { stack, expected, offers: offers.parts, triage };
         let applied = self.keeper.execute(command).map_err(ActivateError::Command)?;
         self.set_notes(offers.notes);
         self.policy_stats.faults.lock().reset();

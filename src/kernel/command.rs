@@ -4,11 +4,12 @@ use super::decider::Decider;
 use super::device_access::DeviceAccess;
 use super::drain::{Author, Marks, Order, Owners};
 use super::eviction::{EvictionOutcome, EvictionRequest};
-use super::gpu::{Inventory, Reading};
+use super::gpu::Inventory;
+use super::judgement::TriagedReading;
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::PartOffer;
 use super::pods::PodsView;
-use super::policy::{AdmitRequest, PolicyVersion, Terms, TriageAnswer};
+use super::policy::{AdmitRequest, PolicyVersion, Terms};
 use super::reconcile::ReconcileView;
 use super::stack::{Stack, StackEntry};
 
@@ -31,12 +32,7 @@ pub enum Command {
     /// The result of an inventory scan.
     RecordScan(Inventory),
     /// The triage of a reading.
-    ApplyTriage {
-        /// The reading.
-        reading: Reading,
-        /// Its severity and the reason.
-        answer: TriageAnswer,
-    },
+    ApplyTriage(TriagedReading),
     /// New offers of parts, each with its source.
     Offer(Vec<(PartOffer, Decider)>),
     /// The sources' state for a reconcile pass.
@@ -138,6 +134,8 @@ pub enum Command {
         expected: Option<u64>,
         /// Its offers on this node.
         offers: Vec<(PartOffer, Decider)>,
+        /// Its triage of [`super::judgement::to_judge_again`].
+        triage: Vec<TriagedReading>,
     },
     /// Time passed: devices are delisted, breakers change phase, deadlines expire.
     Tick,
@@ -150,7 +148,7 @@ impl Command {
         match self {
             Self::Allocate { .. } => "allocate",
             Self::RecordScan(_) => "look",
-            Self::ApplyTriage { .. } => "triaged",
+            Self::ApplyTriage(_) => "triaged",
             Self::Offer(_) => "offer",
             Self::Reconcile(_) => "observe",
             Self::Pods(_) => "pods",

@@ -7,6 +7,7 @@ use super::decider::Decider;
 use super::device_access::DeviceAccess;
 use super::drain::{Marks, TooManyMarks};
 use super::health::HealthState;
+use super::judgement::judge_again;
 use super::ledger::Ledger;
 use super::names::{AllocationId, Digest, PartId};
 use super::offer::{PartOffer, RESOURCES_MAX};
@@ -38,7 +39,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
             return allocate::allocate(ledger, rules, request, answer, current, *attempt, now);
         }
         Command::RecordScan(inventory) => Ok(scan::look(ledger, inventory, rules, now)),
-        Command::ApplyTriage { reading, answer } => Ok(scan::triaged(ledger, reading, answer, now)),
+        Command::ApplyTriage(triaged) => Ok(scan::triaged(ledger, triaged, now)),
         Command::Offer(offers) => apply_offers(ledger, offers, rules, now),
         Command::Reconcile(view) => Ok(reconcile::observe(ledger, view, rules, now)),
         Command::Pods(view) => Ok(update_pods(ledger, view)),
@@ -73,8 +74,12 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
         }
         Command::RecordArtifact { digest, artifact } => record_artifact(ledger, digest, artifact),
         Command::DeletePolicy { digest } => delete_policy(ledger, digest),
-        Command::Activate { stack, expected, offers } => {
-            activate(ledger, stack, *expected, offers, rules, now)
+        Command::Activate { stack, expected, offers, triage } => {
+            activate(ledger, stack, *expected, offers, rules, now).map(|mut changes| {
+                let revision = ledger.stack.revision + 1;
+                changes.extend(judge_again(ledger, &stack.entries, triage, revision, now));
+                changes
+            })
         }
         Command::Tick => Ok(tick::changes(ledger, rules, now)),
     };

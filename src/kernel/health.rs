@@ -3,6 +3,7 @@
 use super::gpu::{
     ECC, PAGES, RECOVERED, RECOVERY, RECOVERY_IMEX, ROWS, ROWS_PENDING, Reading, ScanError, XID,
 };
+use super::judgement::{Judgement, TriagedReading, add};
 use super::policy::{Severity, TriageAnswer};
 use super::time::Now;
 
@@ -57,8 +58,8 @@ impl HealthState {
 
 /// Most earlier states in the history of one GPU.
 pub const HEALTH_HISTORY_MAX: usize = 16;
-/// Longest reason of a state, bytes; the history must fit into a record of 16 KiB.
-const REASON_BYTES_MAX: usize = 256;
+/// Longest reason of a state, bytes; history and judgements must fit into a record of 16 KiB.
+pub(super) const REASON_BYTES_MAX: usize = 256;
 
 /// The health of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +79,8 @@ pub struct Health {
     pub again_mono_ms: u64,
     /// The previous states, oldest first; at most [`HEALTH_HISTORY_MAX`].
     pub history: Vec<PastHealth>,
+    /// The judgements that led to the state, so that those of a policy can be made again without it.
+    pub judgements: Vec<Judgement>,
 }
 
 /// A previous state of a GPU.
@@ -103,6 +106,7 @@ impl Health {
             until_reset: false,
             again_mono_ms: now.mono_ms,
             history: Vec::new(),
+            judgements: Vec::new(),
         }
     }
 
@@ -117,12 +121,13 @@ impl Health {
             let quiet_ms = if error.heals_at_once { 0 } else { quiet_ms };
             return self
                 .with_state(HealthState::Unhealthy, &error.reason, now)
-                .with_quiet_time(Some(quiet_ms), now);
+                .with_quiet_time(Some(quiet_ms), now)
+                .with_judgement(Judgement::of_scan(&error.reason, Some(quiet_ms), now));
         }
         let quiet_time_over = self.quiet_ms.is_some() && now.mono_ms >= self.again_mono_ms;
         match self.state {
             HealthState::Healthy => self.clone(),
-            _ if quiet_time_over => self.marked_healthy("", now),
+            _ if quiet_time_over => self.healed(now),
             // A GPU that vanished while unhealthy comes back unhealthy.
             HealthState::Vanished => {
                 self.with_state(HealthState::Unhealthy, "it came back before its quiet time was over", now)
@@ -131,47 +136,93 @@ impl Health {
         }
     }
 
-    /// The health after a triaged reading. A less severe reading never improves the state, but every bad
+    /// The state after a triaged reading. A less severe reading never improves the state, but every bad
     /// reading restarts the quiet time.
-    #[must_use]
-    pub fn after_triage(&self, answer: &TriageAnswer, now: Now) -> Self {
-        let state = match answer.severity {
-            Severity::Ignore => return self.clone(),
-            Severity::Degraded => HealthState::Degraded,
-            Severity::Unhealthy => HealthState::Unhealthy,
-        };
-        let quiet_ms = answer.again_after_s.map(|s| u64::from(s) * 1000);
+    fn after_triage(&self, answer: &TriageAnswer, now: Now) -> Self {
+        let Some(state) = answer.severity.state() else { return self.clone() };
+        let quiet_ms = answer.quiet_ms();
         if self.state > state {
             return self.clone().with_quiet_time(quiet_ms, now);
         }
         self.with_state(state, &answer.reason, now).with_quiet_time(quiet_ms, now)
     }
 
-    /// The health after a reading and its triage. See [`Self::after_triage`]; in addition, a reset ends the wait for one.
+    /// The health after a reading and its triage: a less severe reading never improves the state, every bad one restarts
+    /// the quiet time, and a reset ends the wait for one. `revision`: that of the stack that judged it.
     #[must_use]
-    pub fn after_reading(&self, reading: &Reading, answer: &TriageAnswer, now: Now) -> Self {
-        if (reading.source.as_str(), reading.code) == (RECOVERY, RECOVERED) && self.until_reset {
-            // The next good scan makes it healthy, once the quiet times of other readings are over.
-            return Self { quiet_ms: Some(0), until_reset: false, ..self.clone() };
+    pub fn after_reading(&self, triaged: &TriagedReading, revision: u64, now: Now) -> Self {
+        let TriagedReading { reading, answer, .. } = triaged;
+        let mut before = self.clone();
+        if (reading.source.as_str(), reading.code) == (RECOVERY, RECOVERED) {
+            before.judgements.retain(|judgement| match self.until_reset {
+                true => judgement.quiet_ms.is_some(),
+                false => judgement.severity != Severity::Ignore,
+            });
+            if self.until_reset {
+                // The next good scan makes it healthy, once the quiet times of other readings are over.
+                return Self { quiet_ms: Some(0), until_reset: false, ..before };
+            }
         }
         let waits_already = self.quiet_ms.is_none();
-        let after = self.after_triage(answer, now);
+        let after = before.after_triage(answer, now);
         let until_reset = match (answer.severity, answer.again_after_s) {
             (Severity::Ignore, _) | (_, Some(_)) => self.until_reset,
             (_, None) => needs_reset(reading) && (self.until_reset || !waits_already),
         };
+        let judgement = Judgement::of_reading(triaged, revision, now.mono_ms);
+        let after = judgement.into_iter().fold(after, Self::with_judgement);
         Self { until_reset, ..after }
     }
 
-    /// The health after a successful scan or an operator marked the GPU healthy.
+    /// The health with these judgements instead, some of which another stack made again. `answers`: whether the last scan
+    /// found the GPU and had no error; otherwise its state follows with the next good scan.
+    #[must_use]
+    pub fn judged_again(&self, judgements: Vec<Judgement>, answers: bool, now: Now) -> Self {
+        if judgements == self.judgements {
+            return self.clone();
+        }
+        let next = Self { judgements, ..self.clone() };
+        let standing: Vec<&Judgement> = next.judgements.iter().filter(|one| one.stands(now)).collect();
+        let Some(worst) = standing.iter().max_by_key(|one| (one.severity, one.at_mono_ms)) else {
+            return match self.state {
+                HealthState::Degraded | HealthState::Unhealthy if answers => next.healed(now),
+                _ => Self { quiet_ms: Some(0), until_reset: false, again_mono_ms: now.mono_ms, ..next },
+            };
+        };
+        let endless: Vec<&&Judgement> = standing.iter().filter(|one| one.quiet_ms.is_none()).collect();
+        let until_reset = !endless.is_empty() && endless.iter().all(|one| one.needs_reset());
+        let longest = standing.iter().filter_map(|one| one.quiet_ms).max();
+        let quiet_ms = if endless.is_empty() { longest } else { None };
+        let again_mono_ms = standing.iter().map(|one| one.again_mono_ms()).max().unwrap_or(now.mono_ms);
+        let after = match worst.severity.state().filter(|_| answers) {
+            Some(state) => next.with_state(state, &worst.reason, now),
+            None => next.clone(),
+        };
+        Self { quiet_ms, until_reset, again_mono_ms, ..after }
+    }
+
+    /// The health after an operator marked the GPU healthy.
     #[must_use]
     pub fn marked_healthy(&self, reason: &str, now: Now) -> Self {
         Self {
             quiet_ms: Some(0),
             until_reset: false,
             again_mono_ms: now.mono_ms,
+            judgements: Vec::new(),
             ..self.with_state(HealthState::Healthy, reason, now)
         }
+    }
+
+    /// The health once nothing bad stands. What a policy ignored stays known.
+    fn healed(&self, now: Now) -> Self {
+        let mut judgements = self.judgements.clone();
+        judgements.retain(|judgement| judgement.severity == Severity::Ignore);
+        Self { judgements, ..self.marked_healthy("", now) }
+    }
+
+    fn with_judgement(mut self, judgement: Judgement) -> Self {
+        add(&mut self.judgements, judgement);
+        self
     }
 
     /// Whether this is the reason of the current state, or was one since the GPU entered it: two signs that
@@ -194,9 +245,7 @@ impl Health {
 
     /// The health in another state, or in the same state with another reason.
     fn with_state(&self, state: HealthState, reason: &str, now: Now) -> Self {
-        let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
-        // Library messages may contain control characters, and the reason is shown on terminals.
-        let reason = reason.replace(char::is_control, " ");
+        let reason = shown(reason, REASON_BYTES_MAX);
         if self.state == state && self.has_had_reason(&reason) {
             return self.clone();
         }
@@ -209,8 +258,13 @@ impl Health {
         let excess = history.len().saturating_sub(HEALTH_HISTORY_MAX);
         history.drain(..excess);
         let since_wall_ms = if self.state == state { self.since_wall_ms } else { now.wall_ms };
-        Self { state, reason, since_wall_ms, history, ..*self }
+        Self { state, reason, since_wall_ms, history, judgements: self.judgements.clone(), ..*self }
     }
+}
+
+/// A text of at most so many bytes. Library messages may contain control characters, and texts are shown on terminals.
+pub(super) fn shown(text: &str, bytes_max: usize) -> String {
+    text[..text.floor_char_boundary(bytes_max)].replace(char::is_control, " ")
 }
 
 /// The judgements of XIDs that replace those of the table.
@@ -230,7 +284,7 @@ impl Default for XidRules {
 }
 
 /// Whether the GPU needs a reset after this: by NVIDIA's table of XIDs, or by the recovery action that the driver requires.
-fn needs_reset(reading: &Reading) -> bool {
+pub(super) fn needs_reset(reading: &Reading) -> bool {
     match reading.source.as_str() {
         XID => matches!(xids::known(reading.code), Some((Class::Reset, _))),
         RECOVERY => ![RECOVERED, RECOVERY_IMEX].contains(&reading.code),
@@ -272,6 +326,10 @@ mod tests {
 
     fn unhealthy(again_after_s: Option<u32>) -> TriageAnswer {
         TriageAnswer { severity: Severity::Unhealthy, reason: "xid".into(), again_after_s }
+    }
+
+    fn triaged(reading: &Reading, answer: TriageAnswer, by: &str) -> TriagedReading {
+        TriagedReading { reading: reading.clone(), answer, by: by.into() }
     }
 
     #[test]
@@ -323,7 +381,8 @@ mod tests {
         };
         let after = |health: &Health, reading: &Reading, ms| {
             let answer = baseline_triage(reading, &XidRules::default(), 10_000);
-            health.after_reading(reading, &answer, at(ms)).after_scan(true, None, 10_000, at(ms))
+            let triaged = triaged(reading, answer, "baseline");
+            health.after_reading(&triaged, 1, at(ms)).after_scan(true, None, 10_000, at(ms))
         };
         let double_bit = after(&Health::healthy(at(0)), &reading(XID, 48), 0);
         assert_eq!((double_bit.state, double_bit.quiet_ms), (HealthState::Unhealthy, None));
@@ -340,9 +399,10 @@ mod tests {
         let manual = reading(XID, 54);
         let answer =
             TriageAnswer { again_after_s: None, ..baseline_triage(&manual, &XidRules::default(), 0) };
-        let fault = double_bit.after_reading(&manual, &answer, at(1)).after_reading(
-            &reading(XID, 48),
-            &baseline_triage(&reading(XID, 48), &XidRules::default(), 0),
+        let again = baseline_triage(&reading(XID, 48), &XidRules::default(), 0);
+        let fault = double_bit.after_reading(&triaged(&manual, answer, "p@1"), 1, at(1)).after_reading(
+            &triaged(&reading(XID, 48), again, "baseline"),
+            1,
             at(2),
         );
         assert_eq!(after(&fault, &reading(RECOVERY, RECOVERED), 3).state, HealthState::Unhealthy);

@@ -13,6 +13,7 @@ mod world;
 use super::command::Command;
 use super::names::{AllocationId, DeviceId};
 use super::offer::PartOffer;
+use super::policy::Severity;
 use held::Held;
 use op::{Op, PodsUpdate};
 use proptest::prelude::*;
@@ -36,7 +37,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0usize..3).prop_map(Op::StopDrain),
         1 => (0usize..3).prop_map(Op::MarkHealthy),
         2 => (0usize..3).prop_map(Op::Uncordon),
-        1 => (0usize..3, prop::option::of(1u32..60)).prop_map(|(gpu, again_s)| Op::Xid { gpu, again_s }),
+        2 => xid(),
         3 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::Scan { mask }),
         1 => (0usize..3).prop_map(Op::Forget),
         3 => (0usize..6).prop_map(|shape| Op::Offer { shape }),
@@ -54,6 +55,14 @@ fn op() -> impl Strategy<Value = Op> {
         2 => prop::bool::weighted(0.3).prop_map(|host| Op::ScanProcesses { host }),
         2 => prop_oneof![3 => Just((1 << PARTS) - 1), 1 => 0usize..1 << PARTS].prop_map(|mask| Op::NameParts { mask }),
     ]
+}
+
+fn xid() -> impl Strategy<Value = Op> {
+    let code = prop_oneof![Just(13u64), Just(48), Just(79), 200u64..210];
+    let severity = prop_oneof![Just(Severity::Ignore), Just(Severity::Degraded), Just(Severity::Unhealthy)];
+    (0usize..3, code, prop::option::of(1u32..60), any::<bool>(), severity).prop_map(
+        |(gpu, code, again_s, by_policy, severity)| Op::Xid { gpu, code, again_s, by_policy, severity },
+    )
 }
 
 proptest! {

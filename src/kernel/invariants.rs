@@ -6,14 +6,17 @@ use super::allocate::RECORDS_PER_DEVICE;
 use super::allocation::{Allocation, EndReason};
 use super::change::{Change, Entry};
 use super::command::{Command, Rules};
+use super::health::HealthState;
 use super::histories::held::Held;
 use super::history::HistoryLimit;
+use super::judgement::to_judge_again;
 use super::ledger::Ledger;
 use super::listing::{ListedDevice, listing};
 use super::names::{AllocationId, PartId};
 use super::offer::Consumes;
 use super::part_state::DeviceState;
 use super::pods::Fate;
+use super::policy::Severity;
 use super::record::{Record, RecordKey, records};
 use super::restore::{carry_over, restore};
 use super::time::Now;
@@ -72,6 +75,27 @@ pub(super) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
                 }
             }
         }
+    }
+}
+
+/// The health of a GPU follows from its judgements, and each policy that made one is in the stack.
+pub(super) fn health_follows_from_judgements_of_active_policies(ledger: &Ledger) {
+    for (gpu, state) in &ledger.gpus {
+        let health = &state.health;
+        let of_policy = to_judge_again(ledger, &ledger.stack.entries);
+        assert!(of_policy.is_empty(), "{gpu} is judged by a policy that is not active: {health:?}");
+        let bad = health.judgements.iter().filter(|one| one.severity != Severity::Ignore);
+        match health.state {
+            HealthState::Healthy => assert_eq!(bad.count(), 0, "{gpu} is healthy: {health:?}"),
+            HealthState::Degraded | HealthState::Unhealthy => {
+                // One whose quiet time is over counts until the next scan.
+                assert!(bad.count() > 0 || health.quiet_ms.is_some(), "nothing ends {health:?}");
+            }
+            HealthState::Vanished => {}
+        }
+        let endless = health.judgements.iter().filter(|one| one.severity != Severity::Ignore);
+        let endless = endless.filter(|one| one.quiet_ms.is_none()).count();
+        assert_eq!(health.quiet_ms.is_none(), endless > 0, "{gpu} waits for an operator: {health:?}");
     }
 }
 

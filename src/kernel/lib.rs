@@ -3,7 +3,8 @@
 //! Pure: the standard library only, no I/O, no clock, no logging, no wire types. In reading order:
 //!
 //! - [`names`], [`pci`], [`time`], [`gpu`], [`gpu_selector`]: identifiers, clocks and hardware
-//! - [`offer`], [`allocation`], [`policy`], [`trust`], [`stack`], [`drain`], [`health`], [`breaker`]: the types of the rules
+//! - [`offer`], [`allocation`], [`policy`], [`trust`], [`stack`], [`drain`], [`health`], [`judgement`], [`breaker`]:
+//!   the types of the rules
 //! - [`process`], [`attribution`], [`part_use`]: processes on the GPUs, their allocations and their usage
 //! - [`gpu_holders`], [`capacity`]: who holds each GPU, and why devices are not free
 //! - [`part_state`], [`ledger`], [`history`]: the state; [`change`], [`record`], [`restore`]: how it
@@ -40,6 +41,7 @@ pub mod gpu_holders;
 pub mod gpu_selector;
 pub mod health;
 pub mod history;
+pub mod judgement;
 pub mod ledger;
 pub mod listing;
 pub mod mig;

@@ -2,6 +2,7 @@
 
 use super::allocation::Limits;
 use super::gpu::Reading;
+use super::health::HealthState;
 use super::names::{DeviceId, Digest, Resource};
 use super::offer::PartOffer;
 use std::fmt;
@@ -212,8 +213,16 @@ pub struct TriageAnswer {
     pub again_after_s: Option<u32>,
 }
 
+impl TriageAnswer {
+    /// How long its state lasts without further readings, milliseconds; `None`: until an operator marks the GPU healthy.
+    #[must_use]
+    pub fn quiet_ms(&self) -> Option<u64> {
+        self.again_after_s.map(|s| u64::from(s) * 1000)
+    }
+}
+
 /// The severity of a reading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Does not concern the GPU's health.
     Ignore,
@@ -237,6 +246,16 @@ impl Severity {
             Self::Ignore => "ignore",
             Self::Degraded => "degraded",
             Self::Unhealthy => "unhealthy",
+        }
+    }
+
+    /// The state of a GPU with such a reading; `None` if the reading has no effect.
+    #[must_use]
+    pub fn state(self) -> Option<HealthState> {
+        match self {
+            Self::Ignore => None,
+            Self::Degraded => Some(HealthState::Degraded),
+            Self::Unhealthy => Some(HealthState::Unhealthy),
         }
     }
 }

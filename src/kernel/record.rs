@@ -9,6 +9,7 @@ use super::decider::Decider;
 use super::drain::Marks;
 use super::gpu::Part;
 use super::health::{Health, HealthState, PastHealth};
+use super::judgement::Judgement;
 use super::ledger::{GpuState, Ledger};
 use super::names::{AllocationId, Digest, PartId, Resource};
 use super::offer::{Consumes, OfferLine, ShareRange};
@@ -85,6 +86,8 @@ pub struct HealthRecord {
     pub until_reset: bool,
     /// Earlier states, oldest first.
     pub history: Vec<PastHealth>,
+    /// The judgements that led to the state. Their times are not stored, and are 0.
+    pub judgements: Vec<Judgement>,
 }
 
 /// Counters of the whole ledger.
@@ -232,6 +235,12 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
         Change::StackActivated(_) => {
             add(RecordKey::Stack);
+            // Health that was judged again is written with the stack that did so, or a crash would leave judgements of a
+            // policy that is gone.
+            let health =
+                |ledger: &Ledger, gpu| ledger.gpus.get(gpu).map(|state| health_record(gpu, &state.health));
+            let judged_again = next.gpus.keys().filter(|gpu| health(before, gpu) != health(next, gpu));
+            judged_again.for_each(|gpu| add(RecordKey::Health(gpu.clone())));
             let entries_max = before.stack.entries.len().max(next.stack.entries.len());
             (0..entries_max).for_each(|i| add(RecordKey::StackEntry(i)));
             let (old, new) = (&*before.past_stacks, &*next.past_stacks);
@@ -334,6 +343,7 @@ fn health_record(gpu: &PartId, health: &Health) -> HealthRecord {
         quiet_ms: health.quiet_ms,
         until_reset: health.until_reset,
         history: health.history.clone(),
+        judgements: health.judgements.iter().map(|one| Judgement { at_mono_ms: 0, ..one.clone() }).collect(),
     }
 }
 

@@ -1,14 +1,17 @@
 //! Restores a ledger from its records (I5).
 
 use super::allocation::Allocation;
-use super::health::Health;
+use super::health::{Health, HealthState};
 use super::history::History;
+use super::judgement::{Judgement, is_outdated};
 use super::ledger::{GpuState, Ledger};
+use super::names::PartId;
 use super::part_state::{Device, DeviceState, PartState};
 use super::record::{HealthRecord, PartRecord, Record, StackHead};
 use super::sighting::Sighting;
 use super::stack::Stack;
 use super::time::Now;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Restores a ledger. Parts are absent until a scan finds them, and waits start now.
@@ -29,13 +32,7 @@ pub fn restore(mut records: Vec<Record>, now: Now) -> Ledger {
             Record::Part(record) => restore_part(&mut ledger, record, now),
             Record::Marks(gpu, marks) => ledger.with_gpu(&gpu, |state| state.marks = marks.restored(now)),
             Record::Health(record) => {
-                let HealthRecord { gpu, state, reason, since_wall_ms, quiet_ms, until_reset, history } =
-                    record;
-                // The elapsed time is not stored, so the wait starts again.
-                let again_mono_ms = now.mono_ms.saturating_add(quiet_ms.unwrap_or(0));
-                let health =
-                    Health { state, reason, since_wall_ms, quiet_ms, until_reset, again_mono_ms, history };
-                ledger.with_gpu(&gpu, |state| state.health = health);
+                ledger.with_gpu(&record.gpu.clone(), |state| state.health = restore_health(record, now));
             }
             Record::Allocation(mut allocation) => match allocation.ended.take() {
                 Some(end) => ended.push((allocation, end)),
@@ -58,6 +55,19 @@ pub fn restore(mut records: Vec<Record>, now: Now) -> Ledger {
     }
     ledger.ended = Arc::new(History::restored(ended));
     ledger
+}
+
+fn restore_health(record: HealthRecord, now: Now) -> Health {
+    let HealthRecord { gpu: _, state, reason, since_wall_ms, quiet_ms, until_reset, history, mut judgements } =
+        record;
+    // The elapsed time is not stored, so the wait starts again.
+    let again_mono_ms = now.mono_ms.saturating_add(quiet_ms.unwrap_or(0));
+    judgements.iter_mut().for_each(|one| one.at_mono_ms = now.mono_ms);
+    // A record without judgements does not say what made the GPU unhealthy, so no activation ends it.
+    if judgements.is_empty() && matches!(state, HealthState::Degraded | HealthState::Unhealthy) {
+        judgements.push(Judgement::of_scan(&reason, quiet_ms, now));
+    }
+    Health { state, reason, since_wall_ms, quiet_ms, until_reset, again_mono_ms, history, judgements }
 }
 
 fn restore_live(ledger: &mut Ledger, allocation: Allocation, now: Now) {
@@ -131,10 +141,16 @@ pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
             }
         }
     }
+    // An activation whose append failed may have been written after all, with the health that it judged again.
+    let is_outdated = |one: &Judgement| is_outdated(&restored, one, &restored.stack.entries);
+    let outdated = old.gpus.iter().filter(|(_, state)| state.health.judgements.iter().any(is_outdated));
+    let outdated: BTreeSet<PartId> = outdated.map(|(gpu, _)| gpu.clone()).collect();
     for (id, gpu) in &mut restored.gpus {
         if let Some(before) = old.gpus.get(id) {
             let gpu = Arc::make_mut(gpu);
-            gpu.health = before.health.clone();
+            if !outdated.contains(id) {
+                gpu.health = before.health.clone();
+            }
             gpu.marks.carry_deadlines(&before.marks);
             gpu.empty = before.empty;
         }

@@ -4,11 +4,11 @@ use super::change::Change;
 use super::command::Rules;
 use super::drain_progress;
 use super::drain_progress::Occupancy;
-use super::gpu::{Inventory, PARTS_MAX, Part, Reading, ScanError};
+use super::gpu::{Inventory, PARTS_MAX, Part, ScanError};
 use super::health::Health;
+use super::judgement::TriagedReading;
 use super::ledger::Ledger;
 use super::names::PartId;
-use super::policy::TriageAnswer;
 use super::process::ProcessTable;
 use super::time::Now;
 use std::borrow::Cow;
@@ -122,14 +122,14 @@ fn found_on(
 
 /// The changes of a triaged reading; none for a part that is not known.
 #[must_use]
-pub fn triaged(ledger: &Ledger, reading: &Reading, answer: &TriageAnswer, now: Now) -> Vec<Change> {
-    let Some(part) = ledger.part(&reading.part) else {
+pub fn triaged(ledger: &Ledger, triaged: &TriagedReading, now: Now) -> Vec<Change> {
+    let Some(part) = ledger.part(&triaged.reading.part) else {
         return Vec::new();
     };
     let gpu = part.part.gpu();
     let Some(state) = ledger.gpus.get(gpu) else {
         return Vec::new();
     };
-    let health = state.health.after_reading(reading, answer, now);
+    let health = state.health.after_reading(triaged, ledger.stack.revision, now);
     if health == state.health { Vec::new() } else { vec![Change::HealthChanged { gpu: gpu.clone(), health }] }
 }

@@ -119,7 +119,7 @@ fn decode_body(key: &[u8], format: u8, body: &[u8]) -> Result<Record, String> {
         RecordKey::StackEntry(i) => {
             Record::StackEntry(i, parse_json::<dto::StackEntry>(body)?.into_kernel()?)
         }
-        RecordKey::Health(gpu) => Record::Health(parse_json::<dto::Health>(body)?.into_kernel(gpu)),
+        RecordKey::Health(gpu) => Record::Health(parse_json::<dto::Health>(body)?.into_kernel(gpu)?),
         RecordKey::PastStack(revision) => {
             let head = parse_json::<dto::Stack>(body)?.0;
             if head.revision != revision {

@@ -14,7 +14,9 @@ pub(super) use part::Part;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_kernel::gpu::Reading;
 use berth_kernel::health::{HealthState, PastHealth};
+use berth_kernel::judgement as kernel_judgement;
 use berth_kernel::names::{Digest, PartId};
 use berth_kernel::policy as kernel;
 use berth_kernel::record;
@@ -51,6 +53,8 @@ pub(super) struct Health {
     until_reset: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     before: Vec<PastState>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    judged: Vec<Judgement>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -65,6 +69,68 @@ struct PastHealthFields {
     reason: String,
     #[serde(rename = "sinceMs")]
     since_wall_ms: u64,
+}
+
+/// See [`kernel_judgement::Judgement`].
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Judgement {
+    /// None of the fields of a reading: an error of a scan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    part: Option<String>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    source: String,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    code: u64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    detail: String,
+    by: String,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    revision: u64,
+    severity: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    reason: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    quiet_ms: Option<u64>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // As serde calls it.
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Judgement {
+    fn from_kernel(judgement: &kernel_judgement::Judgement) -> Self {
+        let reading = judgement.reading.as_ref();
+        let text =
+            |of: fn(&Reading) -> &String| reading.map(|reading| of(reading).clone()).unwrap_or_default();
+        Self {
+            part: reading.map(|reading| reading.part.to_string()),
+            source: text(|reading| &reading.source),
+            code: reading.map_or(0, |reading| reading.code),
+            detail: text(|reading| &reading.detail),
+            by: judgement.by.as_str().to_owned(),
+            revision: judgement.revision,
+            severity: judgement.severity.as_str().to_owned(),
+            reason: judgement.reason.clone(),
+            quiet_ms: judgement.quiet_ms,
+        }
+    }
+
+    fn into_kernel(self) -> Result<kernel_judgement::Judgement, String> {
+        let Self { part, source, code, detail, by, revision, severity, reason, quiet_ms } = self;
+        let part = part.map(|part| PartId::parse(&part).map_err(|error| error.to_string())).transpose()?;
+        let severity = kernel::Severity::parse(&severity).ok_or(format!("severity {severity:?}"))?;
+        Ok(kernel_judgement::Judgement {
+            reading: part.map(|part| Reading { part, source, code, detail }),
+            by: by.into(),
+            revision,
+            severity,
+            reason,
+            quiet_ms,
+            at_mono_ms: 0,
+        })
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -85,11 +151,13 @@ impl Health {
             quiet_ms: health.quiet_ms,
             until_reset: health.until_reset,
             before: health.history.iter().cloned().map(PastState).collect(),
+            judged: health.judgements.iter().map(Judgement::from_kernel).collect(),
         }
     }
 
-    pub(super) fn into_kernel(self, gpu: PartId) -> record::HealthRecord {
-        record::HealthRecord {
+    pub(super) fn into_kernel(self, gpu: PartId) -> Result<record::HealthRecord, String> {
+        let judgements = self.judged.into_iter().map(Judgement::into_kernel);
+        Ok(record::HealthRecord {
             gpu,
             state: self.state,
             reason: self.reason,
@@ -97,7 +165,8 @@ impl Health {
             quiet_ms: self.quiet_ms,
             until_reset: self.until_reset,
             history: self.before.into_iter().map(|past| past.0).collect(),
-        }
+            judgements: judgements.collect::<Result<_, _>>()?,
+        })
     }
 }
 

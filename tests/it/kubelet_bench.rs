@@ -119,7 +119,7 @@ impl Recipe {
             resource: resource(GPU),
             mig: MigStrategy::default(),
             mps_sockets: BTreeMap::new(),
-            xids: XidRules { ignored: Vec::new(), counted: Vec::new() },
+            xids: XidRules::default(),
             quiet_ms: 1000,
         };
         let core =

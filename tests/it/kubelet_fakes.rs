@@ -95,7 +95,7 @@ pub(crate) fn scripted_version() -> PolicyVersion {
 
 /// One policy, in this process, that follows its parameters: keywords separated by spaces.
 /// `whole`, `twice` (whole under two names), `shares=N` (each takes an Nth of the memory),
-/// `deny=REASON`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`, `slow` (offers in the time of a trial alone).
+/// `deny=REASON`, `triage=SEVERITY`, `env=KEY:VALUE`, `place=last`, `place=foreign`, `place=fault`, `slow` (offers in the time of a trial alone).
 pub(crate) struct ScriptedPolicies;
 
 impl ScriptedPolicies {
@@ -124,9 +124,14 @@ impl ScriptedPolicies {
                 (None, None) => Ok(None),
             },
             Question::Place(request) => scripted_place(value("place="), request),
+            // What is unhealthy waits for an operator.
             Question::Triage(_) => Ok(value("triage=").map(|word| {
-                let severity = if word == "ignore" { Severity::Ignore } else { Severity::Degraded };
-                Answer::Triage(TriageAnswer { severity, reason: word.to_owned(), again_after_s: Some(60) })
+                let (severity, again_after_s) = match word {
+                    "ignore" => (Severity::Ignore, Some(60)),
+                    "unhealthy" => (Severity::Unhealthy, None),
+                    _ => (Severity::Degraded, Some(60)),
+                };
+                Answer::Triage(TriageAnswer { severity, reason: word.to_owned(), again_after_s })
             })),
         }
     }

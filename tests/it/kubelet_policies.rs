@@ -2,10 +2,12 @@
 //! denials that withdraw a resource for a while.
 
 use crate::kubelet_allocation::refused;
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON};
-use berth_admin::{NodeFacts, Server};
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
+use berth_admin::{NodeFacts, Server, Step};
 use berth_core::ActivateError;
 use berth_http::{Running, Settings};
+use berth_kernel::gpu::Reading;
+use berth_kernel::health::HealthState;
 use berth_kernel::policy::FaultKind;
 use kubelet_standin::{PodSpec, Rpc};
 use serde_json::Value;
@@ -92,19 +94,30 @@ impl Api {
             reviewer: None,
             tls_poll_interval: berth_http::TLS_POLL_INTERVAL,
         };
-        let running =
-            Server::bind(settings).unwrap().run(node.core.clone(), Arc::new(NodeFacts::default)).unwrap();
+        let facts = || NodeFacts { gpus: Step::Done, ..NodeFacts::default() };
+        let running = Server::bind(settings).unwrap().run(node.core.clone(), Arc::new(facts)).unwrap();
         let token = std::fs::read_to_string(token_file).unwrap().trim().to_owned();
         Self { running, token, _folder: folder }
     }
 
-    /// What the node's page says of the breaker of whole GPUs.
-    fn breaker(&self) -> Option<String> {
+    fn node(&self) -> Value {
         let agent: ureq::Agent =
             ureq::Agent::config_builder().proxy(None).timeout_global(Some(SOON)).build().into();
         let url = format!("http://{}/api/v1/node", self.running.address);
         let call = agent.get(&url).header("Authorization", format!("Bearer {}", self.token)).call();
-        let node: Value = serde_json::from_str(&call.unwrap().body_mut().read_to_string().unwrap()).unwrap();
+        serde_json::from_str(&call.unwrap().body_mut().read_to_string().unwrap()).unwrap()
+    }
+
+    /// The check `gpus` of readiness: whether it passes, and its message.
+    fn gpus_check(&self) -> (bool, String) {
+        let node = self.node();
+        let check = node["checks"].as_array().unwrap().iter().find(|check| check["name"] == "gpus").unwrap();
+        (check["ok"].as_bool().unwrap(), check["detail"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// What the node's page says of the breaker of whole GPUs.
+    fn breaker(&self) -> Option<String> {
+        let node = self.node();
         let all = node["resources"].as_array().unwrap();
         let whole = all.iter().find(|r| r["resource"] == GPU).unwrap_or_else(|| panic!("{node}"));
         whole["breaker"].as_str().map(String::from)
@@ -152,6 +165,39 @@ async fn three_denials_withdraw_a_resource_and_then_one_device_is_listed_again()
     node.kubelet.admit(pod("lucky")).await.unwrap();
     node.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
     assert_eq!(api.breaker(), None);
+    node.assert_harmless();
+}
+
+/// A bad triage policy and one harmless XID withdraw every GPU; the rollback must bring them back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_policy_that_judged_them_unhealthy_the_gpus_are_judged_again() {
+    let node = Recipe { policy: Some("whole"), ..Recipe::default() }.node().await;
+    let api = Api::over(&node);
+    node.allocatable(GPU, 4).await;
+    assert_eq!(api.gpus_check(), (true, String::new()));
+    node.activate("whole triage=unhealthy").await;
+    let xid = |n, code| Reading { part: gpu(n), source: "xid".into(), code, detail: "it failed".into() };
+    for n in 0..4 {
+        node.kernel.submit_reading(xid(n, 13)).unwrap();
+    }
+    node.allocatable(GPU, 0).await;
+    let (is_ok, detail) = api.gpus_check();
+    assert!(!is_ok && api.node()["ready"] == false, "{detail}");
+    for part in [
+        "0 of 4 GPUs",
+        "scripted@aaaaaaaaaaaa",
+        "`berth policy rollback`",
+        "`berth gpu mark-healthy 0 1 2 3`",
+    ] {
+        assert!(detail.contains(part), "{part} is missing in {detail:?}");
+    }
+    // One of them has an error that counts without the policy.
+    node.kernel.submit_reading(xid(3, 48)).unwrap();
+    node.activate("whole").await;
+    node.allocatable(GPU, 3).await;
+    assert_eq!(api.gpus_check(), (true, String::new()));
+    let health = &node.kernel.snapshot().gpus[&gpu(3)].health;
+    assert_eq!((health.state, health.reason.as_str()), (HealthState::Unhealthy, "XID 48: it failed"));
     node.assert_harmless();
 }
 

@@ -18,7 +18,8 @@ use berth_http::query::Probe;
 use berth_http::{Failure, HandlerResult, gate};
 use berth_kernel::contested::contested;
 use berth_kernel::ledger::Ledger;
-use berth_kernel::names::Resource;
+use berth_kernel::names::{PartId, Resource};
+use berth_kernel::time::Now;
 use berth_kernel::transitions::{GpuName, Transition};
 use std::time::Duration;
 
@@ -102,8 +103,8 @@ fn unwatched(kernel: &KernelHandle, limit: Duration) -> Option<String> {
 /// node when this one is ready, which it must not while its resources are missing. It is not ready while another
 /// device plugin serves its resources, or while a running kubelet shows no pods, so that no allocation can end. A
 /// kubelet that disconnects later is reported, but the daemon stays ready; so do policies of the active stack that
-/// cannot be called yet. Over TLS from another machine the details need the right to read; without it only the names
-/// of the checks are returned.
+/// cannot be called yet. Nor is it ready while no GPU can be used because policies judge GPUs unhealthy. Over TLS from
+/// another machine the details need the right to read; without it only the names of the checks are returned.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz", security(()), params(Probe),
     responses(
         (status = 200, description = "The daemon is ready", body = Ready),
@@ -138,7 +139,7 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let policies: Vec<String> = waits.into_iter().chain(warnings).collect();
     let policies = (!policies.is_empty()).then(|| policies.join("; "));
     let mut checks = vec![
-        gpus(facts.gpus.waiting(), &kernel.snapshot()),
+        gpus(facts.gpus.waiting(), &kernel.snapshot(), kernel.now()),
         step("adoption", &facts.adoption),
         Check { name: "store".into(), ok: store_error.is_none(), detail: store_error },
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
@@ -205,8 +206,9 @@ fn evidence(kernel: &KernelHandle) -> Check {
 }
 
 /// Whether the GPUs were scanned; the others are used where some cannot be identified.
-fn gpus(waiting: Option<String>, ledger: &Ledger) -> Check {
-    let ok = waiting.is_none();
+fn gpus(waiting: Option<String>, ledger: &Ledger, now: Now) -> Check {
+    let judged = unusable_by_policy(ledger, now);
+    let ok = waiting.is_none() && judged.is_none();
     let unidentified: Vec<String> =
         ledger.unidentified.iter().map(|gpu| format!("{gpu}: {}", gpu.reason)).collect();
     let counted = || {
@@ -216,8 +218,30 @@ fn gpus(waiting: Option<String>, ledger: &Ledger) -> Check {
             unidentified.join("; ")
         )
     };
-    let detail = waiting.or_else(|| (!unidentified.is_empty()).then(counted));
+    let detail = waiting.or(judged).or_else(|| (!unidentified.is_empty()).then(counted));
     Check { name: "gpus".into(), ok, detail }
+}
+
+/// Why no GPU can be used, if a policy is to blame for at least one: a rollout must not continue with a stack that withdraws
+/// every GPU. A node whose hardware fails is ready, since another version of the daemon or of the stack would not help.
+fn unusable_by_policy(ledger: &Ledger, now: Now) -> Option<String> {
+    let gpus = || ledger.gpus.iter().filter(|(gpu, _)| !ledger.excluded.contains(*gpu));
+    if gpus().any(|(_, state)| state.health.state.is_usable()) {
+        return None;
+    }
+    let judged = gpus().filter_map(|(gpu, state)| Some((gpu, state.health.unhealthy_by_policy(now)?)));
+    let (judged, by): (Vec<_>, Vec<_>) = judged.unzip();
+    let (one, all) = (by.first()?, gpus().count());
+    let name = |gpu: &PartId| ledger.index_of(gpu).map_or_else(|| gpu.to_string(), |index| index.to_string());
+    let names: Vec<String> = judged.iter().map(|gpu| name(gpu)).collect();
+    Some(format!(
+        "0 of {all} GPUs can be used, and policy {} judges {} of them unhealthy ({}): `berth policy rollback`, or \
+         another stack, judges them again without it; `berth gpu mark-healthy {}` ends it until the next such error",
+        one.by,
+        judged.len(),
+        one.reason,
+        names.join(" ")
+    ))
 }
 
 /// Why the settings in use are not those of the file, if they are not.

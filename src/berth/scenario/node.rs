@@ -8,9 +8,11 @@ use berth_core::stack::{Baseline, CallRecorder, DryRun, Evaluation, Faults, Offe
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
 use berth_kernel::command::{Command, NewStack, Rules};
 use berth_kernel::decide::decide;
+use berth_kernel::decider::Decider;
 use berth_kernel::drain::{Author, Owners};
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::XidRules;
+use berth_kernel::judgement::TriagedReading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
 use berth_kernel::mig::MigStrategy;
@@ -135,10 +137,11 @@ impl<'p> Node<'p> {
         if let Err((policy, fault)) = dry_run.try_parameters(&Arc::new(node)) {
             return Ok(vec![format!("{policy} {fault}")]);
         }
+        let triage = dry_run.judge_again();
         // A step shows its own calls only.
         drop(self.policies.take());
         self.schedule_offers(&offers);
-        let command = Command::Activate { stack, expected: None, offers: offers.parts };
+        let command = Command::Activate { stack, expected: None, offers: offers.parts, triage };
         self.turn(&command)?;
         self.faults.reset();
         Ok(Vec::new())
@@ -297,7 +300,7 @@ impl<'p> Node<'p> {
             let reading = Reading { part: id, source, code: 0, detail };
             let reason = "set by the scenario".into();
             let answer = TriageAnswer { severity, reason, again_after_s: None };
-            self.turn(&Command::ApplyTriage { reading, answer })?;
+            self.turn(&Command::ApplyTriage(TriagedReading { reading, answer, by: Decider::Baseline }))?;
         }
         Ok(())
     }

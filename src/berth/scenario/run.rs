@@ -280,14 +280,15 @@ impl Run<'_, '_> {
             code: reported.code,
             detail: reported.detail.clone(),
         };
-        let (answer, _by) = self.node.evaluate(|evaluation| evaluation.triage(&reading));
+        let triaged = self.node.evaluate(|evaluation| evaluation.triage(&reading));
+        let answer = &triaged.answer;
         let outcome = Outcome {
             severity: answer.severity.as_str().into(),
             again_after_seconds: answer.again_after_s,
             reason: answer.reason.clone(),
             ..Outcome::default()
         };
-        self.node.turn(&Command::ApplyTriage { reading, answer })?;
+        self.node.turn(&Command::ApplyTriage(triaged))?;
         Ok(outcome)
     }
 

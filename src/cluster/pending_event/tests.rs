@@ -3,9 +3,11 @@ use berth_kernel::allocation::{Allocation, Decision, Holder};
 use berth_kernel::change::{Change, Entry};
 use berth_kernel::command::{Command, Rules};
 use berth_kernel::decide::decide;
+use berth_kernel::decider::Decider;
 use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
 use berth_kernel::eviction::EvictionRequest;
 use berth_kernel::gpu::{Inventory, Part};
+use berth_kernel::judgement::TriagedReading;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::pods::{BypassKind, Pod, PodBypass, PodsSource, PodsView, Stage};
@@ -209,14 +211,13 @@ fn every_change_of_a_drain_is_one_event() {
 #[test]
 fn changes_of_health_are_events_with_their_reason() {
     let mut node = Node::new();
-    let sick = |severity, reason: &str| Command::ApplyTriage {
-        reading: berth_kernel::gpu::Reading {
-            part: gpu(),
-            source: "xid".into(),
-            code: 79,
-            detail: String::new(),
-        },
-        answer: TriageAnswer { severity, reason: reason.into(), again_after_s: Some(1) },
+    let sick = |severity, reason: &str| {
+        let (part, source) = (gpu(), "xid".into());
+        Command::ApplyTriage(TriagedReading {
+            reading: berth_kernel::gpu::Reading { part, source, code: 79, detail: String::new() },
+            answer: TriageAnswer { severity, reason: reason.into(), again_after_s: Some(1) },
+            by: Decider::Baseline,
+        })
     };
     let notices = node.apply(&sick(Severity::Degraded, "remapped"));
     assert_eq!(

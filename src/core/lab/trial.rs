@@ -306,7 +306,9 @@ impl<'p> RunningTrial<'p> {
             why: String::new(),
             entries: self.stack.entries.clone(),
         };
-        let command = Command::Activate { stack: stack.clone(), expected: None, offers: offers.parts };
+        let triage = self.dry_run(&stack, &node).judge_again();
+        let command =
+            Command::Activate { stack: stack.clone(), expected: None, offers: offers.parts, triage };
         let Verdict { entry, refusal } = decide(&node, &self.rules, &command, self.now);
         let mut after = Ledger::clone(&node);
         after.apply(&entry);
@@ -321,7 +323,11 @@ impl<'p> RunningTrial<'p> {
 
     /// The label and fault of the first policy whose parameters an activation would reject.
     fn try_parameters(&self, stack: &NewStack, node: &Arc<Ledger>) -> Option<(String, Fault)> {
-        let dry_run = DryRun {
+        self.dry_run(stack, node).try_parameters(node).err()
+    }
+
+    fn dry_run<'t>(&'t self, stack: &'t NewStack, node: &'t Arc<Ledger>) -> DryRun<'t> {
+        DryRun {
             stack,
             policies: &**self.policies.runtime(),
             node,
@@ -329,8 +335,7 @@ impl<'p> RunningTrial<'p> {
             baseline: &self.baseline,
             rules: &self.rules,
             time_factor: TIME_FACTOR,
-        };
-        dry_run.try_parameters(node).err()
+        }
     }
 
     /// Requests devices as the kubelet does: first a placement, then the admission of its devices.

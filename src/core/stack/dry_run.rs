@@ -9,6 +9,7 @@ use berth_kernel::command::{Command, NewStack, Rules};
 use berth_kernel::decide::decide;
 use berth_kernel::decision::{CallOutcome, CallRecord};
 use berth_kernel::gpu::Reading;
+use berth_kernel::judgement::{TriagedReading, to_judge_again};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::free_devices;
 use berth_kernel::names::{DeviceId, Resource};
@@ -69,6 +70,14 @@ impl DryRun<'_> {
         let stack = self.stack.clone().into_stack(0, 0);
         let mut offers = self.evaluation(&stack, self.node, &mut Faults::default(), &mut Vec::new()).offers();
         if offers.faults.is_empty() { Ok(offers) } else { Err(offers.faults.swap_remove(0)) }
+    }
+
+    /// The stack's triage of the readings whose policy it no longer has. A policy that fails is skipped, as for a new reading.
+    #[must_use]
+    pub fn judge_again(&self) -> Vec<TriagedReading> {
+        let stack = self.stack.clone().into_stack(0, 0);
+        let readings = to_judge_again(self.node, &stack.entries);
+        self.evaluation(&stack, self.node, &mut Faults::default(), &mut Vec::new()).triage_all(&readings)
     }
 
     /// Tries the parameters of every policy of the stack that has no `offer` hook, on this node.

@@ -10,13 +10,14 @@ use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, CallRecord, Cost, Grant, Outcome};
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::baseline_triage;
+use berth_kernel::judgement::TriagedReading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, PartId};
 use berth_kernel::part_state::{PartState, Taken};
 use berth_kernel::placement;
 use berth_kernel::policy::{
     AdmitRequest, Answer, ENVIRONMENT_BYTES_MAX, ENVIRONMENT_MAX, ENVIRONMENT_VALUE_BYTES_MAX, Fault,
-    FaultKind, Hook, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms, TriageAnswer,
+    FaultKind, Hook, PlaceRequest, Placement, Question, REASON_BYTES_MAX, Terms,
 };
 use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{CallOutput, PolicyRuntime};
@@ -136,20 +137,31 @@ impl Evaluation<'_> {
     }
 
     /// Judges a GPU reading. The first answer counts.
-    pub fn triage(mut self, reading: &Reading) -> (TriageAnswer, Decider) {
+    pub fn triage(mut self, reading: &Reading) -> TriagedReading {
         let mut time = self.start(Hook::Triage);
+        self.triage_within(reading, &mut time)
+    }
+
+    /// Judges several GPU readings in the time of one.
+    pub fn triage_all(mut self, readings: &[Reading]) -> Vec<TriagedReading> {
+        let mut time = self.start(Hook::Triage);
+        readings.iter().map(|reading| self.triage_within(reading, &mut time)).collect()
+    }
+
+    fn triage_within(&mut self, reading: &Reading, time: &mut StackTime) -> TriagedReading {
+        let triaged = |answer, by| TriagedReading { reading: reading.clone(), answer, by };
         for (index, entry) in self.stack.entries.iter().enumerate() {
             if let CallResult::Answer(Answer::Triage(answer)) =
-                self.call(index, entry, Question::Triage(reading), &mut time, |_, answer| match answer {
+                self.call(index, entry, Question::Triage(reading), time, |_, answer| match answer {
                     Answer::Triage(answer) => check_reason(&answer.reason),
                     _ => Err("not a judgement of a reading".into()),
                 })
             {
-                return (answer, entry.decider());
+                return triaged(answer, entry.decider());
             }
         }
         let answer = baseline_triage(reading, &self.baseline.xids, self.baseline.quiet_ms);
-        (answer, Decider::Baseline)
+        triaged(answer, Decider::Baseline)
     }
 
     fn call(

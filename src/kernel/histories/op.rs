@@ -1,5 +1,7 @@
 //! The steps of a history.
 
+use crate::policy::Severity;
+
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     /// A pod requests free devices of a resource that are listed healthy, for its init container or its app container.
@@ -55,9 +57,13 @@ pub(super) enum Op {
     StopDrain(usize),
     MarkHealthy(usize),
     Uncordon(usize),
+    /// An XID that Berth's own rules or a policy of the stack judges.
     Xid {
         gpu: usize,
+        code: u64,
         again_s: Option<u32>,
+        by_policy: bool,
+        severity: Severity,
     },
     /// An inventory scan that shows these parts.
     Scan {

@@ -2,6 +2,9 @@
 
 use super::world::World;
 use crate::command::{Command, NewStack};
+use crate::decider::Decider;
+use crate::health::{XidRules, baseline_triage};
+use crate::judgement::{TriagedReading, to_judge_again};
 use crate::names::Digest;
 use crate::policy::PolicyVersion;
 use crate::stack::{ACTIVATIONS_MAX, OnFault, Permissions, StackEntry};
@@ -44,7 +47,13 @@ impl World {
             entries: (0..entries).map(entry).collect(),
         };
         let before = self.ledger.clone();
-        self.apply(&Command::Activate { stack, expected: None, offers: Vec::new() }).unwrap();
+        // Without the policy the reading is judged by Berth's own rules.
+        let again = to_judge_again(&before, &stack.entries).into_iter().map(|reading| {
+            let answer = baseline_triage(&reading, &XidRules::default(), 40_000);
+            TriagedReading { reading, answer, by: Decider::Baseline }
+        });
+        let triage = again.collect();
+        self.apply(&Command::Activate { stack, expected: None, offers: Vec::new(), triage }).unwrap();
         let past = &self.ledger.past_stacks;
         assert_eq!(
             past.last_key_value().unwrap().1,

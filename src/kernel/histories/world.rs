@@ -7,25 +7,29 @@ use super::sources::Sources;
 use crate::change::{Change, Entry};
 use crate::command::{Attempt, Command, Rules, StackAnswer};
 use crate::decide::{Verdict, decide};
+use crate::decider::Decider;
 use crate::device_access::{DeviceAccess, NamedPart};
 use crate::drain::{AtDeadline, Author, Order, Owners};
 use crate::gpu::{Inventory, Part, Reading};
 use crate::history::HistoryLimit;
 use crate::invariants::{
-    i1_no_two_pods_hold_one_device, i2_grants_never_exceed_a_part, i3_a_healthy_device_is_held_or_grantable,
+    health_follows_from_judgements_of_active_policies, i1_no_two_pods_hold_one_device,
+    i2_grants_never_exceed_a_part, i3_a_healthy_device_is_held_or_grantable,
     i4_nothing_new_on_a_gpu_that_grants_nothing, i5_the_store_restores_the_ledger,
     i6_a_grant_ends_only_allocations_that_newer_ones_replace, i6_no_allocation_of_a_running_pod_ends,
     i10_an_id_is_delisted_only_after_its_wait, i11_generation_grows_by_one, pruning_loses_nothing_that_lives,
 };
+use crate::judgement::TriagedReading;
 use crate::ledger::Ledger;
 use crate::listing::listing;
 use crate::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
-use crate::policy::{AdmitRequest, Severity, Terms, TriageAnswer};
+use crate::policy::{AdmitRequest, Terms, TriageAnswer};
 use crate::reconcile::{KubeletAge, ListedHolding, PodList, ReconcileView};
 use crate::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
 use crate::refusal::Refusal;
 use crate::restore::restore;
+use crate::stack::StackEntry;
 use crate::tick::next_tick;
 use crate::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
@@ -175,6 +179,7 @@ impl World {
         i2_grants_never_exceed_a_part(&self.ledger);
         i3_a_healthy_device_is_held_or_grantable(&self.ledger);
         i5_the_store_restores_the_ledger(&self.ledger, &self.disk, self.now);
+        health_follows_from_judgements_of_active_policies(&self.ledger);
     }
 
     /// Requests devices as the kubelet's front end does: a refusal on a GPU that grants nothing new is repeated after a
@@ -288,15 +293,14 @@ impl World {
             Op::Uncordon(i) => {
                 let _ = self.apply(&Command::Uncordon { gpu: gpu(*i), owners: Owners::All });
             }
-            Op::Xid { gpu: i, again_s } => {
+            Op::Xid { gpu: i, code, again_s, by_policy, severity } => {
                 let reading =
-                    Reading { part: gpu(*i), source: "xid".into(), code: 79, detail: String::new() };
-                let answer = TriageAnswer {
-                    severity: Severity::Unhealthy,
-                    reason: "xid".into(),
-                    again_after_s: *again_s,
-                };
-                self.apply(&Command::ApplyTriage { reading, answer }).unwrap();
+                    Reading { part: gpu(*i), source: "xid".into(), code: *code, detail: String::new() };
+                let answer =
+                    TriageAnswer { severity: *severity, reason: "xid".into(), again_after_s: *again_s };
+                let policy = self.ledger.stack.entries.first().filter(|_| *by_policy);
+                let by = policy.map_or(Decider::Baseline, StackEntry::decider);
+                self.apply(&Command::ApplyTriage(TriagedReading { reading, answer, by })).unwrap();
             }
             Op::Scan { mask } => {
                 let parts = (0..PARTS).filter(|i| mask & (1 << i) != 0).map(part).collect();

@@ -209,7 +209,7 @@ fn allocations_are_reported_even_if_they_end_before_the_next_step() {
 fn an_activation_is_reported_with_its_entries() {
     let mut node = Node::with_gpu();
     let stack = NewStack { from_api: true, by: "ada".into(), why: "test".into(), entries: Vec::new() };
-    node.turn(&Command::Activate { stack, offers: Vec::new(), expected: None });
+    node.turn(&Command::Activate { stack, offers: Vec::new(), triage: Vec::new(), expected: None });
     assert_eq!(node.text(), "stack 1 was activated by ada (test): the baseline alone");
 }
 

@@ -4,13 +4,15 @@ use super::*;
 use berth_kernel::allocation::{
     Allocation, DEVICES_PER_ALLOCATION_MAX, Decision, End, EndReason, Holder, Limits,
 };
+use berth_kernel::decider::Decider;
 use berth_kernel::drain::{AtDeadline, MARKS_MAX, MARKS_TEXT_BYTES_MAX, Mark, MarkKind, Marks, Order, Owner};
-use berth_kernel::gpu::{Mig, Part};
-use berth_kernel::health::{HealthState, PastHealth};
+use berth_kernel::gpu::{Mig, Part, Reading};
+use berth_kernel::health::{HEALTH_HISTORY_MAX, HealthState, PastHealth};
+use berth_kernel::judgement::{JUDGEMENTS_MAX, Judgement};
 use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, ShareRange};
 use berth_kernel::pci::PciBusId;
-use berth_kernel::policy::{Hook, PolicyVersion};
+use berth_kernel::policy::{Hook, PolicyVersion, Severity};
 use berth_kernel::record::{DeviceRun, HealthRecord, Meta, PartRecord, StackHead};
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::trust::{Origin, Signature};
@@ -264,6 +266,7 @@ fn golden() -> Vec<Golden> {
                     reason: String::new(),
                     since_wall_ms: 5,
                 }],
+                judgements: Vec::new(),
             }),
         ),
         (
@@ -281,6 +284,45 @@ fn golden() -> Vec<Golden> {
                     reason: String::new(),
                     since_wall_ms: 5,
                 }],
+                judgements: Vec::new(),
+            }),
+        ),
+        (
+            named(8, "GPU-3"),
+            r#"{"state":"unhealthy","reason":"as I see it","sinceMs":6,"judged":[{"by":"baseline","severity":"unhealthy","reason":"lost","quietMs":300000},{"part":"GPU-3","source":"xid","code":13,"detail":"an exception","by":"own@001122334455","revision":4,"severity":"unhealthy","reason":"as I see it"}]}"#,
+            Record::Health(HealthRecord {
+                gpu: PartId::parse("GPU-3").unwrap(),
+                state: HealthState::Unhealthy,
+                reason: "as I see it".into(),
+                since_wall_ms: 6,
+                quiet_ms: None,
+                until_reset: false,
+                history: Vec::new(),
+                judgements: vec![
+                    Judgement {
+                        reading: None,
+                        by: Decider::Baseline,
+                        revision: 0,
+                        severity: Severity::Unhealthy,
+                        reason: "lost".into(),
+                        quiet_ms: Some(300_000),
+                        at_mono_ms: 0,
+                    },
+                    Judgement {
+                        reading: Some(Reading {
+                            part: PartId::parse("GPU-3").unwrap(),
+                            source: "xid".into(),
+                            code: 13,
+                            detail: "an exception".into(),
+                        }),
+                        by: Decider::Policy("own@001122334455".into()),
+                        revision: 4,
+                        severity: Severity::Unhealthy,
+                        reason: "as I see it".into(),
+                        quiet_ms: None,
+                        at_mono_ms: 0,
+                    },
+                ],
             }),
         ),
         (
@@ -384,6 +426,44 @@ fn errors_of_malformed_records_name_the_record() {
     for key in [&b""[..], b"\x08", b"\x04abc", b"\x02", b"\x02a b", b"\x01x"] {
         assert!(decode(key, b"\x01{}").is_err(), "{key:?}");
     }
+}
+
+/// A hostile policy gives reasons of which every character is escaped.
+#[test]
+fn the_largest_health_fits_into_a_record() {
+    let gpu = PartId::parse(&format!("GPU-{}", "x".repeat(40))).unwrap();
+    let reason = "\"".repeat(256);
+    let past = PastHealth {
+        state: HealthState::Unhealthy,
+        reason: reason.clone(),
+        since_wall_ms: 1_770_000_000_000,
+    };
+    let judgement = Judgement {
+        reading: Some(Reading {
+            part: gpu.clone(),
+            source: "recovery".into(),
+            code: u64::MAX,
+            detail: "\"".repeat(128),
+        }),
+        by: Decider::Policy(format!("{}@001122334455", "p".repeat(63)).into()),
+        revision: u64::MAX,
+        severity: Severity::Unhealthy,
+        reason: reason.clone(),
+        quiet_ms: Some(u64::from(u32::MAX) * 1000),
+        at_mono_ms: 0,
+    };
+    let record = Record::Health(HealthRecord {
+        gpu,
+        state: HealthState::Unhealthy,
+        reason,
+        since_wall_ms: 1_770_000_000_000,
+        quiet_ms: Some(u64::from(u32::MAX) * 1000),
+        until_reset: true,
+        history: vec![past; HEALTH_HISTORY_MAX],
+        judgements: vec![judgement; JUDGEMENTS_MAX],
+    });
+    let bytes = encode(&record).unwrap();
+    assert_eq!(decode(&key_bytes(&record.key()), &bytes).unwrap(), record);
 }
 
 fn allocation_of(devices: Vec<DeviceId>, reason: String) -> Record {

@@ -3,6 +3,7 @@
 use super::*;
 use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
+use berth_kernel::judgement::TriagedReading;
 use berth_kernel::policy::Severity;
 
 #[test]
@@ -99,8 +100,8 @@ fn a_policy_that_sets_a_key_of_an_earlier_one_differently_is_at_fault() {
 fn a_reading_is_judged_by_the_first_policy_that_answers_or_by_the_baseline() {
     let reading = |code| Reading { part: gpu(0), source: "xid".into(), code, detail: "x".into() };
     let mut case = Case::new([('a', Ok(None))]);
-    assert_eq!(case.evaluation().triage(&reading(13)).0.severity, Severity::Ignore);
-    let (answer, by) = case.evaluation().triage(&reading(79));
+    assert_eq!(case.evaluation().triage(&reading(13)).answer.severity, Severity::Ignore);
+    let TriagedReading { answer, by, .. } = case.evaluation().triage(&reading(79));
     assert_eq!(by, Decider::Baseline);
     assert_eq!((answer.severity, answer.again_after_s), (Severity::Unhealthy, Some(60)));
     assert!(answer.reason.contains("79"));

@@ -14,6 +14,7 @@ use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decide::decide;
 use berth_kernel::drain::{Author, Owners};
 use berth_kernel::gpu::Reading;
+use berth_kernel::judgement::TriagedReading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{DeviceId, Digest, PartId, Resource};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
@@ -190,10 +191,11 @@ impl Turn<'_> {
             code: u64::from(bytes.byte()),
             detail: String::new(),
         };
-        let (answer, by) = self.walk(bytes, |walk| walk.triage(&reading));
+        let triaged = self.walk(bytes, |walk| walk.triage(&reading));
+        let TriagedReading { answer, by, .. } = &triaged;
         let words = answer.reason.len() <= REASON_BYTES_MAX && !answer.reason.chars().any(char::is_control);
         assert!(words, "I8: {by} gives the reason {:?}", answer.reason);
-        self.turn(&Command::ApplyTriage { reading, answer });
+        self.turn(&Command::ApplyTriage(triaged));
     }
 
     /// What else changes what may be granted.

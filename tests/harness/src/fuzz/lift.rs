@@ -78,7 +78,7 @@ pub fn run(policies: &dyn PolicyRuntime, parrot: &PolicyVersion, data: &[u8]) {
         _ => {
             let part = devices[0].part.clone();
             let reading = Reading { part, source: "xid".into(), code: 79, detail: String::new() };
-            let (answer, _) = walk.triage(&reading);
+            let answer = walk.triage(&reading).answer;
             assert!(answer.reason.len() <= REASON_BYTES_MAX, "I8: {:?}", answer.reason);
         }
     }

@@ -8,6 +8,7 @@ use super::violation::Violation;
 use berth_kernel::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{Command, Rules};
+use berth_kernel::judgement::to_judge_again;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
@@ -121,6 +122,9 @@ impl Checks {
     /// What holds of every ledger.
     fn state(&mut self, ledger: &Ledger, heard: &Heard<'_>, rules: &Rules, disk: &Disk) {
         self.note(state::check(ledger, rules, heard.now));
+        if !heard.trouble {
+            self.note(judged(ledger));
+        }
         let left = self.marks.look(ledger, rules.overcommit_percent, &rules.timing, heard.true_ms);
         self.note(left);
         self.kept(ledger);
@@ -219,7 +223,7 @@ impl Checks {
     /// I11: one more with each applied entry. A look is shown before it is recorded, and a store that
     /// was read back counts one; health is written after the entry, so a turn can read it back twice.
     fn generation(&mut self, before: &Ledger, after: &Ledger, heard: &Heard<'_>) {
-        let shown_first = matches!(heard.command, Command::RecordScan(_) | Command::ApplyTriage { .. });
+        let shown_first = matches!(heard.command, Command::RecordScan(_) | Command::ApplyTriage(_));
         let most = before.generation + 3 + u64::from(shown_first);
         let right = after.generation >= before.generation && after.generation <= most;
         if !right {
@@ -253,6 +257,15 @@ fn contested(ledger: &Ledger, view: &ReconcileView) -> Result<(), Violation> {
         }
     }
     Ok(())
+}
+
+/// No GPU is judged by a policy that is not active.
+fn judged(ledger: &Ledger) -> Result<(), Violation> {
+    let left = to_judge_again(ledger, &ledger.stack.entries);
+    if left.is_empty() {
+        return Ok(());
+    }
+    Err(Violation::new("health", format!("a policy that is not active judged {left:?}")))
 }
 
 /// I6: records that no source can judge do not accumulate on a device. Those that a grant must leave are known to a

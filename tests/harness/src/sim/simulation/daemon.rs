@@ -10,9 +10,10 @@ use berth_core::stack::{Baseline, Evaluation, Faults};
 use berth_kernel::command::{Command, Rules, StackAnswer};
 use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
+use berth_kernel::judgement::{TriagedReading, to_judge_again};
 use berth_kernel::names::DeviceId;
 use berth_kernel::offer::PartOffer;
-use berth_kernel::policy::{AdmitRequest, PlaceRequest, TriageAnswer};
+use berth_kernel::policy::{AdmitRequest, PlaceRequest};
 use berth_kernel::ports::Clock;
 use berth_kernel::stack::Stack;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -115,10 +116,24 @@ impl Daemon {
         &mut self,
         around: &Surroundings,
         reading: &Reading,
-    ) -> Result<TriageAnswer, Violation> {
+    ) -> Result<TriagedReading, Violation> {
         let node = self.snapshot();
-        let (answer, _by) = self.walk(around, &node, &node.stack, |walk| walk.triage(reading))?;
-        Ok(answer)
+        self.walk(around, &node, &node.stack, |walk| walk.triage(reading))
+    }
+
+    /// What a stack that is not active yet makes of the readings whose policy it no longer has.
+    pub(crate) fn judge_again(
+        &mut self,
+        around: &Surroundings,
+        stack: &Stack,
+    ) -> Result<Vec<TriagedReading>, Violation> {
+        let node = self.snapshot();
+        let faults = std::mem::take(&mut self.faults);
+        let readings = to_judge_again(&node, &stack.entries).into_iter();
+        let triage = readings.map(|reading| self.walk(around, &node, stack, |walk| walk.triage(&reading)));
+        let triage = triage.collect();
+        self.faults = faults;
+        triage
     }
 
     fn walk<T>(

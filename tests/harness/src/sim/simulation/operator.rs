@@ -85,9 +85,11 @@ impl World {
     pub(crate) fn activate(&mut self, stack: NewStack, expected: bool) {
         let Some(daemon) = &mut self.daemon else { return };
         let expected = expected.then_some(self.older.stack.revision);
-        let trial = daemon.trial(&self.around, &stack.clone().into_stack(0, 0));
-        let Some(Some(offers)) = self.take(trial) else { return };
-        let answered = self.turn(&Command::Activate { stack, expected, offers }, Cause::Nothing);
+        let tried = stack.clone().into_stack(0, 0);
+        let trial = daemon.trial(&self.around, &tried);
+        let triage = daemon.judge_again(&self.around, &tried);
+        let (Some(Some(offers)), Some(triage)) = (self.take(trial), self.take(triage)) else { return };
+        let answered = self.turn(&Command::Activate { stack, expected, offers, triage }, Cause::Nothing);
         if let (Some(Ok(_)), Some(daemon)) = (answered, &mut self.daemon) {
             daemon.reset_faults();
         }

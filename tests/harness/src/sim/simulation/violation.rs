@@ -5,7 +5,7 @@ use std::fmt;
 /// Which invariant broke, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
-    /// `I1` to `I11`, `end` for what a run must come to, `panic`.
+    /// `I1` to `I11`, `health`, `end` for what a run must come to, `panic`.
     pub(crate) invariant: &'static str,
     pub(crate) what: String,
 }

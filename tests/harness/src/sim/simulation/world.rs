@@ -356,9 +356,9 @@ impl World {
         let reading =
             Reading { part, source: "xid".into(), code: u64::from(code), detail: "simulated".into() };
         let Some(daemon) = &mut self.daemon else { return };
-        let answer = daemon.triage(&self.around, &reading);
-        if let Some(answer) = self.take(answer) {
-            self.turn(&Command::ApplyTriage { reading, answer }, Cause::Nothing);
+        let triaged = daemon.triage(&self.around, &reading);
+        if let Some(triaged) = self.take(triaged) {
+            self.turn(&Command::ApplyTriage(triaged), Cause::Nothing);
         }
     }
 

@@ -158,10 +158,12 @@ impl Health {
                 true => judgement.quiet_ms.is_some(),
                 false => judgement.severity != Severity::Ignore,
             });
-            if self.until_reset {
+            // That a GPU was reset is no reason against it, whatever a policy answers.
+            return match self.until_reset {
                 // The next good scan makes it healthy, once the quiet times of other readings are over.
-                return Self { quiet_ms: Some(0), until_reset: false, ..before };
-            }
+                true => Self { quiet_ms: Some(0), until_reset: false, ..before },
+                false => before,
+            };
         }
         let waits_already = self.quiet_ms.is_none();
         let after = before.after_triage(answer, now);
@@ -409,6 +411,14 @@ mod tests {
         // No reset is waited for: one changes nothing.
         let lost = Health::healthy(at(0)).after_scan(true, Some(&"lost".into()), 10_000, at(0));
         assert_eq!(after(&lost, &reading(RECOVERY, RECOVERED), 1).state, HealthState::Unhealthy);
+        // A policy that judges every reading of the source does not judge the reset.
+        let recovered = reading(RECOVERY, RECOVERED);
+        let answer = TriageAnswer {
+            again_after_s: None,
+            ..baseline_triage(&reading(RECOVERY, 1), &XidRules::default(), 0)
+        };
+        let healthy = Health::healthy(at(0));
+        assert_eq!(healthy.after_reading(&triaged(&recovered, answer, "p@1"), 1, at(1)), healthy);
     }
 
     #[test]

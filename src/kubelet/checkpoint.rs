@@ -6,6 +6,7 @@
 
 use super::convert::allocation_key;
 use super::folder::FileId;
+use super::socket_path::permission_advice;
 use super::wire::v1beta1::ContainerAllocateResponse;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
@@ -37,6 +38,14 @@ pub struct Checkpoint {
     pub file: FileId,
 }
 
+/// What to do about a read that the system denies.
+fn advice(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => format!(" ({})", permission_advice()),
+        _ => String::new(),
+    }
+}
+
 /// Why the checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -47,7 +56,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// It could not be opened or read.
-    #[error("cannot read the kubelet's checkpoint at {path}")]
+    #[error("cannot read the kubelet's checkpoint at {path}{}", advice(source))]
     Io {
         /// Its path.
         path: PathBuf,

@@ -69,7 +69,8 @@ impl NoConnection {
                 (format!("cannot be reached: {error}"), permission_advice())
             }
             (io::ErrorKind::ConnectionRefused, _) => {
-                (format!("exists, but no process answers: {error}"), "start the kubelet".into())
+                let fix = "start the kubelet; if it runs, restart it: the socket is of an earlier one";
+                (format!("exists, but no process answers: {error}"), fix.into())
             }
             (_, Err(no_socket)) => (no_socket.to_string(), no_socket.advice()),
             (_, Ok(_)) => (format!("does not answer: {error}"), "restart the kubelet".into()),

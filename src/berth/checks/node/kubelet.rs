@@ -161,7 +161,10 @@ fn read_checkpoint(path: &Path) -> Line {
     let bytes = match read(path) {
         Ok(Some(bytes)) => bytes,
         Ok(None) => return Line::ok(CHECK, format!("{shown} does not exist yet: no pod holds a device")),
-        Err(reason) => return Line::fail(CHECK, format!("{shown} {reason}"), fix),
+        Err((reason, advice)) => {
+            let fix = advice.unwrap_or_else(|| fix.into());
+            return Line::fail(CHECK, format!("{shown} {reason}"), fix);
+        }
     };
     match serde_json::from_slice::<Checkpoint>(&bytes) {
         Ok(checkpoint) => {
@@ -175,23 +178,29 @@ fn read_checkpoint(path: &Path) -> Line {
 }
 
 /// The file's bytes; `None` if it does not exist.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, String> {
+///
+/// # Errors
+/// The reason, and what to do if it is a missing permission.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, (String, Option<String>)> {
     // Non-blocking, so that a pipe does not block the check.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(format!("cannot be opened: {error}")),
+        Err(error) => {
+            let is_denied = [Errno::ACCESS, Errno::PERM].contains(&error);
+            return Err((format!("cannot be opened: {error}"), is_denied.then(permission_advice)));
+        }
     };
-    let stat = rustix::fs::fstat(&file).map_err(|e| format!("cannot be inspected: {e}"))?;
+    let stat = rustix::fs::fstat(&file).map_err(|e| (format!("cannot be inspected: {e}"), None))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err("is not a regular file".into());
+        return Err(("is not a regular file".into(), None));
     }
     let mut bytes = Vec::new();
     let mut limited = File::from(file).take(CHECKPOINT_BYTES_MAX + 1);
-    limited.read_to_end(&mut bytes).map_err(|e| format!("cannot be read: {e}"))?;
+    limited.read_to_end(&mut bytes).map_err(|e| (format!("cannot be read: {e}"), None))?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > CHECKPOINT_BYTES_MAX {
-        return Err(format!("is larger than the limit of {CHECKPOINT_BYTES_MAX} bytes"));
+        return Err((format!("is larger than the limit of {CHECKPOINT_BYTES_MAX} bytes"), None));
     }
     Ok(Some(bytes))
 }

@@ -107,6 +107,7 @@ pub(crate) fn transition_event(transition: &Transition, ledger: &Ledger, now: No
         Transition::HoldChanged(_) => EventKind::Hold,
         Transition::StrategyChanged(_) => EventKind::NoDeviceStrategy,
         Transition::NodesChanged(_) => EventKind::DeviceNodesMissing,
+        Transition::ResourceWithdrawn(..) => EventKind::ResourceWithdrawn,
         Transition::PolicyAdded(version) => {
             policy = Some(version.label());
             EventKind::PolicyUploaded

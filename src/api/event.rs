@@ -85,6 +85,8 @@ values! {
         NoDeviceStrategy = "noDeviceStrategy",
         /// Device nodes that containers need do not exist, or exist again.
         DeviceNodesMissing = "deviceNodesMissing",
+        /// The free devices of a resource are withdrawn after repeated denials, or listed again.
+        ResourceWithdrawn = "resourceWithdrawn",
         /// A process uses a GPU without an allocation.
         Bypass = "bypass",
         /// A process no longer uses a GPU without an allocation.
@@ -123,6 +125,7 @@ impl EventKind {
             | Self::Hold
             | Self::NoDeviceStrategy
             | Self::DeviceNodesMissing
+            | Self::ResourceWithdrawn
             | Self::Bypass
             | Self::BypassOver
             | Self::StackActivated

@@ -79,6 +79,8 @@ impl PendingEvent {
             Transition::StrategyChanged(None) => ("DeviceStrategyFound", "Scan"),
             Transition::NodesChanged(Some(_)) => ("DeviceNodesMissing", "Scan"),
             Transition::NodesChanged(None) => ("DeviceNodesFound", "Scan"),
+            Transition::ResourceWithdrawn(_, Some(_)) => ("ResourceWithdrawn", "Allocate"),
+            Transition::ResourceWithdrawn(_, None) => ("ResourceListed", "Allocate"),
             Transition::Eviction(eviction) => return Self::of_eviction(eviction, ledger),
             Transition::Contested(found) => return Some(Self::of_contest(transition, found, ledger)),
             Transition::PartFound(_)

@@ -94,6 +94,7 @@ impl Log {
                 Transition::HealthChanged { .. }
                 | Transition::Contested(_)
                 | Transition::StrategyChanged(_)
+                | Transition::ResourceWithdrawn(..)
                 | Transition::NodesChanged(_) => lines.push(Line::of(&transition, ledger)),
                 Transition::DrainChanged { before, now, .. } => {
                     let given_up = now.was_given_up() && !before.was_given_up();

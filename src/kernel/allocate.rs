@@ -1,7 +1,7 @@
 //! Decides an Allocate: what is granted, or why it is refused.
 
 use super::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX};
-use super::breaker;
+use super::breaker::{self, Denial};
 use super::change::{Change, Entry};
 use super::command::{Attempt, Rules, StackAnswer};
 use super::decide::Verdict;
@@ -10,6 +10,7 @@ use super::health::HealthState;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, PartId};
 use super::part_state::{Device, PartState, Taken};
+use super::pod_candidates::candidates;
 use super::pods::Fate;
 use super::policy::{AdmitRequest, Hook, Terms};
 use super::reconcile::{end_changes, reset_breaker};
@@ -48,8 +49,9 @@ pub fn allocate(
             None
         }
         Err(refusal) => {
-            if counts_for_breaker(&refusal, attempt) {
-                let next = breaker::after_denial(ledger.breakers.get(&request.resource), &rules.timing, now);
+            if let Some(denial) = denial_of(ledger, request, &refusal, attempt) {
+                let known = ledger.breakers.get(&request.resource);
+                let next = breaker::after_denial(known, &denial, &rules.timing, now);
                 changes
                     .push(Change::BreakerChanged { resource: request.resource.clone(), breaker: Some(next) });
             }
@@ -59,12 +61,30 @@ pub fn allocate(
     Verdict { entry: Entry { at: now, changes }, refusal }
 }
 
-/// Whether the same request would be refused again, so that a controller would retry forever.
-fn counts_for_breaker(refusal: &Refusal, attempt: Attempt) -> bool {
-    let is_policys = matches!(refusal, Refusal::Denied { .. } | Refusal::Faulted { .. });
-    // Of a GPU that grants nothing new, the free devices are withdrawn without a breaker.
-    let is_of_holder = matches!(refusal, Refusal::Held { .. } | Refusal::DoesNotFit { .. });
-    is_policys || (is_of_holder && matches!(attempt, Attempt::Last { .. }))
+/// The denial that counts for the breaker; `None` unless the same request would be refused again, so that a controller would
+/// retry forever.
+fn denial_of(ledger: &Ledger, request: &AdmitRequest, refusal: &Refusal, attempt: Attempt) -> Option<Denial> {
+    match refusal {
+        Refusal::Denied { policy, .. }
+            if ledger.stack.entries.iter().any(|entry| entry.label() == *policy) =>
+        {
+            if !ledger.pods.as_ref().is_some_and(|view| view.current) {
+                return Some(Denial::OfUnknown);
+            }
+            let candidates = candidates(ledger, &request.resource, request.devices.len());
+            let namespaces: BTreeSet<_> =
+                candidates.into_iter().map(|one| one.pod.namespace.clone()).collect();
+            // The source does not show the pod yet, as happens to single pods of a series.
+            (!namespaces.is_empty()).then_some(Denial::OfNamespaces(namespaces))
+        }
+        // A denial of the built-in rules is of anyone's request.
+        Refusal::Denied { .. } | Refusal::Faulted { .. } => Some(Denial::OfAnyone),
+        // Of a GPU that grants nothing new, the free devices are withdrawn without a breaker.
+        Refusal::Held { .. } | Refusal::DoesNotFit { .. } if matches!(attempt, Attempt::Last { .. }) => {
+            Some(Denial::OfAnyone)
+        }
+        _ => None,
+    }
 }
 
 fn check_answer(

@@ -79,9 +79,9 @@ pub fn why_not_free(
         return of_gpu(Withdrawn, &format!("too little is left of it: it is held as {}", holding.join(", ")));
     }
     match ledger.breakers.get(resource).map(|breaker| breaker.phase) {
-        Some(Phase::Open { .. }) => {
-            of_node(format!("{resource} is withdrawn for a while, since policies denied it repeatedly"))
-        }
+        Some(Phase::Open { .. }) => of_node(format!(
+            "{resource} is withdrawn for a while, since requests for it were denied repeatedly"
+        )),
         Some(Phase::HalfOpen) => of_node(format!(
             "one device of {resource} is offered after repeated denials; the next request decides"
         )),
@@ -173,7 +173,13 @@ mod tests {
             "GPU 0: too little of it would be left for this device if the other free devices were granted"
         );
         let phase = Phase::Open { until_mono_ms: 1 };
-        let breaker = Some(Breaker { phase, denials: 0, window_mono_ms: 0, pause_ms: 10_000 });
+        let breaker = Some(Breaker {
+            phase,
+            denials: 0,
+            namespaces: BTreeSet::new(),
+            window_mono_ms: 0,
+            pause_ms: 10_000,
+        });
         apply(&mut node, Change::BreakerChanged { resource: shared(), breaker });
         let (state, reason) = why(&node);
         assert_eq!(state, NotFreeState::Withdrawn);

@@ -14,6 +14,7 @@ use super::offer::{PartOffer, RESOURCES_MAX};
 use super::offering::{check_offer, reoffer};
 use super::pods::PodsView;
 use super::policy::{PolicyVersion, VERSIONS_MAX};
+use super::reconcile::reset_breaker;
 use super::refusal::Refusal;
 use super::time::Now;
 use super::trust_check::check_trust;
@@ -78,6 +79,8 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
             activate(ledger, stack, *expected, offers, rules, now).map(|mut changes| {
                 let revision = ledger.stack.revision + 1;
                 changes.extend(judge_again(ledger, &stack.entries, triage, revision, now));
+                // The denials were those of the former stack, or of its offers.
+                changes.extend(ledger.breakers.keys().filter_map(|resource| reset_breaker(ledger, resource)));
                 changes
             })
         }

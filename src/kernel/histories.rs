@@ -28,6 +28,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => any::<usize>().prop_map(|which| Op::Reissue { which }),
         4 => any::<usize>().prop_map(|which| Op::Stop { which }),
         1 => (0usize..3, any::<usize>()).prop_map(|(resource, device)| Op::ArbitraryAllocate { resource, device }),
+        2 => (0usize..3, any::<usize>(), 1usize..5, prop::bool::weighted(0.3)).prop_map(|(resource, device, times, fails)| Op::Deny { resource, device, times, fails }),
         2 => (any::<usize>(), 1usize..12).prop_map(|(which, times)| Op::ForeignClient { which, times }),
         8 => (prop::bool::weighted(0.8), prop::bool::weighted(0.8), prop::bool::weighted(0.8)).prop_map(|(list, checkpoint, fresh)| Op::Reconcile { list, checkpoint, fresh }),
         1 => Just(Op::RestartKubelet),

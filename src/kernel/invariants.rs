@@ -4,6 +4,7 @@
 
 use super::allocate::RECORDS_PER_DEVICE;
 use super::allocation::{Allocation, EndReason};
+use super::breaker::Phase;
 use super::change::{Change, Entry};
 use super::command::{Command, Rules};
 use super::health::HealthState;
@@ -42,7 +43,7 @@ pub(super) fn i2_grants_never_exceed_a_part(ledger: &Ledger) {
 
 pub(super) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
     for resource in ledger.resources() {
-        let half_open = ledger.breakers.contains_key(&resource);
+        let is_withdrawn = ledger.breakers.get(&resource).is_some_and(|b| b.phase != Phase::Closed);
         let list = listing(ledger, &resource, 100);
         let free = |l: &&ListedDevice| l.healthy && !ledger.device(&resource, &l.id).unwrap().held();
         for part in ledger.parts.values() {
@@ -67,7 +68,7 @@ pub(super) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
                     );
                     taken = taken.plus(device.consumes);
                     assert_eq!(taken.excess(part.part.memory_mib), None, "I3: {:?} does not fit", l.id);
-                } else if device.offered() && ledger.may_grant(part) && !half_open {
+                } else if device.offered() && ledger.may_grant(part) && !is_withdrawn {
                     refused = Some(device.consumes);
                     let with_device = taken.plus(device.consumes);
                     let excess = with_device.excess(part.part.memory_mib);

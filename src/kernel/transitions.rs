@@ -10,13 +10,14 @@ pub use text::GpuName;
 
 use super::allocation::Allocation;
 use super::attribution::{Attributions, Bypass, pods_with_gpu_bypass};
+use super::breaker::Phase;
 use super::contested::{Contested, contested};
 use super::drain::Drain;
 use super::evict::{EvictionStatus, GpuHolder, holders};
 use super::eviction::EvictionRecord;
 use super::health::{Health, HealthState};
 use super::ledger::{GpuState, Ledger};
-use super::names::PartId;
+use super::names::{PartId, Resource};
 use super::part_state::PartState;
 use super::pods::Pod;
 use super::policy::PolicyVersion;
@@ -81,6 +82,9 @@ pub enum Transition {
     StrategyChanged(Option<Arc<str>>),
     /// Device nodes that containers need do not exist, with the remedy; or all exist again.
     NodesChanged(Option<Arc<str>>),
+    /// The free devices of a resource are withdrawn after repeated denials, at first for this time, milliseconds; or they are
+    /// listed again (`None`).
+    ResourceWithdrawn(Resource, Option<u64>),
     /// A version of a policy was uploaded, or came with the daemon.
     PolicyAdded(Arc<PolicyVersion>),
     /// A version of a policy was deleted.
@@ -139,6 +143,7 @@ impl Transitions {
         if old.device_access.missing_nodes != new.device_access.missing_nodes {
             all.push(Transition::NodesChanged(new.device_access.missing_nodes.clone()));
         }
+        all.extend(withdrawals(old, new));
         all.extend(policy_transitions(old, new));
         if old.stack.revision != new.stack.revision {
             all.push(Transition::StackActivated(Arc::clone(&new.stack)));
@@ -192,6 +197,7 @@ impl Transition {
             Self::HoldChanged(_)
             | Self::StrategyChanged(_)
             | Self::NodesChanged(_)
+            | Self::ResourceWithdrawn(..)
             | Self::PolicyAdded(_)
             | Self::PolicyDeleted(_)
             | Self::StackActivated(_)
@@ -210,6 +216,7 @@ impl Transition {
             Self::HoldChanged(reason) | Self::StrategyChanged(reason) | Self::NodesChanged(reason) => {
                 reason.is_some()
             }
+            Self::ResourceWithdrawn(_, pause_ms) => pause_ms.is_some(),
             Self::DrainBlocked { .. } | Self::Contested(_) | Self::BypassStarted(_) => true,
             _ => false,
         }
@@ -369,6 +376,23 @@ fn evictions(old: &Ledger, new: &Ledger) -> Vec<Transition> {
         })
     });
     changed.map(|(_, eviction)| Transition::Eviction(eviction.clone())).collect()
+}
+
+/// A breaker that opens or closes; one that is half-open for a while is still one withdrawal.
+fn withdrawals(old: &Ledger, new: &Ledger) -> Vec<Transition> {
+    if Arc::ptr_eq(&old.breakers, &new.breakers) {
+        return Vec::new();
+    }
+    let pause_ms = |ledger: &Ledger, resource: &Resource| {
+        let breaker = ledger.breakers.get(resource).filter(|breaker| breaker.phase != Phase::Closed);
+        breaker.map(|breaker| breaker.pause_ms)
+    };
+    let resources: BTreeSet<_> = old.breakers.keys().chain(new.breakers.keys()).collect();
+    let changed = resources.into_iter().filter_map(|resource| {
+        let (before, now) = (pause_ms(old, resource), pause_ms(new, resource));
+        (before.is_some() != now.is_some()).then(|| Transition::ResourceWithdrawn(resource.clone(), now))
+    });
+    changed.collect()
 }
 
 fn policy_transitions(old: &Ledger, new: &Ledger) -> Vec<Transition> {

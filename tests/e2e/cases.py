@@ -398,7 +398,7 @@ def other_root(bench: Bench) -> str:
 
 
 def unknown_root(bench: Bench) -> str:
-    """A Berth that was not told of the other root folder grants devices and cannot see a pod end: it is never ready, says why,
+    """A Berth that does not know of the other root folder grants devices and cannot see a pod end: it is never ready, says why,
     and `node check` names the setting; with it the allocation ends."""
     settings = dict(bench.berth.settings)
     root = settings.pop("kubeletRootDir")

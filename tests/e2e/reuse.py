@@ -252,7 +252,7 @@ def _grants_nothing(bench: Bench, pods: ShortPods, gpu: str, before: set[str], m
 
 
 def contested(bench: Bench) -> str:
-    """While an Allocate is on its way, another pod ends and the kubelet counts its devices anew (kubernetes#137534): it takes
+    """While an Allocate is on its way, another pod ends and the kubelet counts its devices again (kubernetes#137534): it takes
     the device of the Allocate for a free one, and gives it to the next pod, too."""
     for n in range(1, TRIES + 1):
         first, second = _give_to_two(bench, n)
@@ -329,7 +329,7 @@ def _give_to_two(bench: Bench, n: int) -> tuple[Pod, Pod | None]:
         bench.node.run(second)
         bench.node.running(second, 20)
     except TestError:
-        # Berth's disk was too slow, or the kubelet was late or has told the API server of the cordon.
+        # Berth's disk was too slow, or the kubelet was late, or the API server knows of the cordon already.
         return first, None
     devices = [granted(pod.uid, "main") for pod in (first, second)]
     return first, second if devices[0] & devices[1] else None

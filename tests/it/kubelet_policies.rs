@@ -8,9 +8,12 @@ use berth_core::ActivateError;
 use berth_http::{Running, Settings};
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::HealthState;
+use berth_kernel::names::Resource;
+use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use berth_kernel::policy::FaultKind;
 use kubelet_standin::{PodSpec, Rpc};
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 use tempfile::TempDir;
@@ -151,20 +154,83 @@ async fn three_denials_withdraw_a_resource_and_then_one_device_is_listed_again()
     assert_eq!(node.kubelet.capacity(GPU), Some(4));
     let words = api.breaker().unwrap();
     assert!(words.contains(GPU) && words.contains("withdrawn for 3600 s"), "{words}");
-    // Half-open: one device, and its denial opens it for twice as long.
+    // Half-open: one device, and its denial opens it again. No source shows whose pods are denied, so that the pause does not
+    // grow.
     node.clock.skip(3_600_000);
     node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
     assert!(api.breaker().unwrap().contains("one device is listed again"));
     refused(&node, pod("once-more")).await;
     node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
-    assert!(api.breaker().unwrap().contains("withdrawn for 7200 s"));
-    // Half-open again, and a success closes it.
-    node.clock.skip(2 * 3_600_000);
-    node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
+    assert!(api.breaker().unwrap().contains("withdrawn for 3600 s"));
+    // The denials were those of the former stack.
     node.activate("whole").await;
-    node.kubelet.admit(pod("lucky")).await.unwrap();
     node.kubelet.wait_allocatable(GPU, 4, SOON).await.unwrap();
     assert_eq!(api.breaker(), None);
+    node.kubelet.admit(pod("lucky")).await.unwrap();
+    node.assert_harmless();
+}
+
+/// A policy that fails is not caused by who asks: the pause doubles until a request succeeds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failing_policy_withdraws_a_resource_for_longer_and_longer() {
+    let mut recipe = Recipe { policy: Some("whole deny=fault"), ..Recipe::default() };
+    recipe.timing.breaker_pause_ms = 3_600_000;
+    recipe.timing.breaker_pause_max_ms = 2 * 3_600_000;
+    let node = recipe.node().await;
+    let api = Api::over(&node);
+    node.allocatable(GPU, 4).await;
+    for n in 0..3 {
+        refused(&node, pod(&format!("failed{n}"))).await;
+    }
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    node.clock.skip(3_600_000);
+    node.kubelet.wait_allocatable(GPU, 1, SOON).await.unwrap();
+    refused(&node, pod("once-more")).await;
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
+    assert!(api.breaker().unwrap().contains("withdrawn for 7200 s"));
+}
+
+/// One tenant's denials must not withdraw the GPUs of the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn denials_of_the_pods_of_one_namespace_withdraw_nothing() {
+    let node = Recipe { policy: Some("whole"), ..Recipe::default() }.node().await;
+    let api = Api::over(&node);
+    node.allocatable(GPU, 4).await;
+    let waiting = Pod {
+        uid: "waits".into(),
+        namespace: "tenant".into(),
+        name: "waits".into(),
+        labels: Vec::new(),
+        is_static: false,
+        owner: None,
+        stage: Stage::Waiting,
+        deletion_wall_ms: None,
+        created_wall_ms: 0,
+        containers: vec![PodContainer {
+            name: "main".into(),
+            requests: vec![(Resource::parse(GPU).unwrap(), 1)],
+        }],
+        bypass: None,
+    };
+    let view = PodsView {
+        source: PodsSource::ApiServer,
+        current: true,
+        listed_mono_ms: 0,
+        pods: [(waiting.uid.clone(), Arc::new(waiting))].into(),
+        deleted: VecDeque::new(),
+        finished: VecDeque::new(),
+    };
+    node.kernel.pods(view).await.unwrap();
+    denied_three_times(&node).await;
+    denied_three_times(&node).await;
+    assert_eq!(api.breaker(), None);
+    assert_eq!(node.kubelet.allocatable(GPU), Some(4));
+    // A policy that fails withdraws them, whichever pod asks.
+    node.activate("whole deny=fault").await;
+    for n in 0..3 {
+        refused(&node, pod(&format!("failed{n}"))).await;
+    }
+    node.kubelet.wait_allocatable(GPU, 0, SOON).await.unwrap();
     node.assert_harmless();
 }
 

@@ -1,15 +1,20 @@
 //! Simulation of a controller that creates the next pod as soon as one is refused.
 
-use super::super::command::{Attempt, Command, Rules, StackAnswer};
+use super::super::change::{Change, Entry};
+use super::super::command::{Attempt, Command, NewStack, Rules, StackAnswer};
 use super::super::decide::decide;
 use super::super::gpu::{Inventory, Part};
 use super::super::ledger::Ledger;
 use super::super::listing::listing;
-use super::super::names::{DeviceId, PartId, Resource};
+use super::super::names::{DeviceId, Digest, PartId, Resource};
 use super::super::offer::{Consumes, OfferLine, PartOffer};
-use super::super::policy::{AdmitRequest, Terms};
+use super::super::pods::tests::{pod, view};
+use super::super::pods::{Pod, Stage};
+use super::super::policy::{AdmitRequest, FaultKind, Terms};
+use super::super::stack::{OnFault, Permissions, Stack, StackEntry};
 use super::*;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 const GPUS: usize = 8;
 /// How often the controller creates a pod, milliseconds.
@@ -30,6 +35,8 @@ struct Storm {
     pending_ends: VecDeque<u64>,
     failures: usize,
     admitted: usize,
+    /// The fewest devices that were listed as healthy.
+    fewest_healthy: usize,
     until: u64,
 }
 
@@ -65,6 +72,7 @@ impl Storm {
             pending_ends: VecDeque::new(),
             failures: 0,
             admitted: 0,
+            fewest_healthy: GPUS,
             until: TEN_MINUTES,
         };
         let parts: Vec<Part> = (0..GPUS).map(part).collect();
@@ -73,7 +81,19 @@ impl Storm {
         let offers = parts.iter().map(offer).collect();
         storm.submit(&Command::RecordScan(Inventory { parts, ..Inventory::default() }));
         storm.submit(&Command::Offer(offers));
+        let stack = Stack { entries: vec![entry()], ..Stack::default() };
+        storm.ledger.apply(&Entry { at: storm.now, changes: vec![Change::StackActivated(stack)] });
         storm
+    }
+
+    /// The source of all pods shows a pod of each of these namespaces that waits for a GPU.
+    fn with_waiting_pods(mut self, namespaces: &[&str]) -> Self {
+        let pods = namespaces.iter().map(|namespace| {
+            let waiting = pod(namespace, Stage::Waiting, 1);
+            Arc::new(Pod { namespace: (*namespace).into(), ..Pod::clone(&waiting) })
+        });
+        self.submit(&Command::Pods(view(&pods.collect::<Vec<_>>())));
+        self
     }
 
     /// Returns whether the command was accepted.
@@ -100,7 +120,9 @@ impl Storm {
             if self.allocatable > self.pending_ends.len() + self.admitted {
                 self.start_pod(answer);
             }
-            self.pending_updates.push_back((self.now.mono_ms + LAG, self.healthy_devices().len()));
+            let healthy = self.healthy_devices().len();
+            self.fewest_healthy = self.fewest_healthy.min(healthy);
+            self.pending_updates.push_back((self.now.mono_ms + LAG, healthy));
             self.now.mono_ms += INTERVAL;
             self.now.wall_ms += INTERVAL;
         }
@@ -137,16 +159,49 @@ impl Storm {
     }
 }
 
+fn entry() -> StackEntry {
+    StackEntry {
+        name: "test".into(),
+        digest: Digest::parse(&"a".repeat(64)).unwrap(),
+        parameters: "{}".into(),
+        permissions: Permissions::default(),
+        on_fault: OnFault::Deny,
+    }
+}
+
 fn deny() -> StackAnswer {
-    StackAnswer::Deny { policy: "test@0".into(), reason: "not on Sundays".into() }
+    StackAnswer::Deny { policy: entry().label(), reason: "not on Sundays".into() }
+}
+
+fn fail() -> StackAnswer {
+    StackAnswer::Faulted { policy: entry().label(), kind: FaultKind::Trap, detail: "unreachable".into() }
 }
 
 #[test]
-fn the_breaker_limits_a_storm_of_refused_pods() {
-    let storm = Storm::new(Rules::default()).run(&deny());
+fn the_breaker_limits_a_storm_of_pods_of_one_namespace_that_a_failing_policy_refuses() {
+    let storm = Storm::new(Rules::default()).with_waiting_pods(&["a"]).run(&fail());
     let most = usize::try_from(LAG / INTERVAL).unwrap() + 8;
     assert!(storm.failures <= most, "{} failures", storm.failures);
     assert!(storm.failures > 3, "the breaker half-opens now and then: {}", storm.failures);
+}
+
+#[test]
+fn a_policys_denials_of_one_namespace_withdraw_no_device() {
+    let storm = Storm::new(Rules::default()).with_waiting_pods(&["a"]).run(&deny());
+    assert_eq!(storm.fewest_healthy, GPUS);
+    let storm = Storm::new(Rules::default()).with_waiting_pods(&["a", "b", "c"]).run(&deny());
+    assert_eq!(storm.fewest_healthy, GPUS, "all of them may be of one namespace");
+    let storm = Storm::new(Rules::default()).with_waiting_pods(&[]).run(&deny());
+    assert_eq!(storm.fewest_healthy, GPUS, "a pod that the source does not show yet");
+}
+
+#[test]
+fn denials_of_pods_that_no_source_shows_are_limited_by_short_pauses() {
+    let storm = Storm::new(Rules::default()).run(&deny());
+    assert_eq!(storm.fewest_healthy, 0);
+    let most = usize::try_from(TEN_MINUTES / storm.rules.timing.breaker_pause_ms).unwrap() + 20;
+    assert!(storm.failures <= most, "{} failures", storm.failures);
+    assert_eq!(storm.ledger.breakers[&resource()].pause_ms, storm.rules.timing.breaker_pause_ms);
 }
 
 #[test]
@@ -159,7 +214,7 @@ fn without_a_breaker_thousands_of_pods_fail() {
 
 #[test]
 fn the_breaker_is_removed_once_the_policy_allows() {
-    let denied = Storm::new(Rules::default()).run(&deny());
+    let denied = Storm::new(Rules::default()).run(&fail());
     assert!(denied.ledger.breakers.contains_key(&resource()));
     let allow = StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() };
     // Ten more minutes, as the longest pause is five.
@@ -168,4 +223,13 @@ fn the_breaker_is_removed_once_the_policy_allows() {
     let later = later.run(&allow);
     assert_eq!(later.admitted, GPUS, "every GPU of the node is granted");
     assert!(later.ledger.breakers.is_empty());
+}
+
+#[test]
+fn another_stack_lists_the_devices_again() {
+    let mut denied = Storm::new(Rules::default()).run(&deny());
+    assert!(denied.healthy_devices().len() <= 1);
+    let stack = NewStack { from_api: true, by: "ada".into(), why: String::new(), entries: Vec::new() };
+    denied.submit(&Command::Activate { stack, expected: None, offers: Vec::new(), triage: Vec::new() });
+    assert_eq!(denied.healthy_devices().len(), GPUS);
 }

@@ -37,6 +37,13 @@ pub(super) enum Op {
         resource: usize,
         device: usize,
     },
+    /// A policy of the stack denies Allocates for a device that is listed healthy, or fails.
+    Deny {
+        resource: usize,
+        device: usize,
+        times: usize,
+        fails: bool,
+    },
     /// A client other than the kubelet requests the same devices several times.
     ForeignClient {
         which: usize,

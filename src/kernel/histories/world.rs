@@ -24,7 +24,7 @@ use crate::ledger::Ledger;
 use crate::listing::listing;
 use crate::names::{AllocationId, DeviceId, PartId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
-use crate::policy::{AdmitRequest, Terms, TriageAnswer};
+use crate::policy::{AdmitRequest, FaultKind, Terms, TriageAnswer};
 use crate::reconcile::{KubeletAge, ListedHolding, PodList, ReconcileView};
 use crate::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
 use crate::refusal::Refusal;
@@ -252,6 +252,9 @@ impl World {
                 // The invariants must hold whether or not it is granted; the model has no such pod.
                 let _ = self.allocate(&resource(*r), vec![id]);
             }
+            Op::Deny { resource: r, device, times, fails } => {
+                (0..*times).for_each(|_| self.deny(&resource(*r), *device, *fails));
+            }
             Op::ForeignClient { which, times } => self.allocate_as_foreign_client(*which, *times),
             Op::Reconcile { list, checkpoint, fresh } => self.reconcile(*list, *checkpoint, *fresh),
             Op::RestartKubelet => {
@@ -363,6 +366,31 @@ impl World {
     fn runs_under(&self, name: &str) -> bool {
         let mut held = self.pods.iter().chain(&self.sources.lost_from_checkpoint);
         held.any(|held| held.name == name) || self.without_gpu.iter().any(|(_, known)| known == name)
+    }
+
+    /// A policy denies a request, or fails. All pods of a history are of one namespace, so that denials of pods that a source
+    /// shows withdraw nothing.
+    fn deny(&mut self, resource: &Resource, device: usize, fails: bool) {
+        if self.ledger.stack.entries.is_empty() {
+            self.activate(1);
+        }
+        let policy = self.ledger.stack.entries[0].label();
+        let answer = match fails {
+            true => StackAnswer::Faulted { policy, kind: FaultKind::Trap, detail: String::new() },
+            false => StackAnswer::Deny { policy, reason: "no".into() },
+        };
+        let is_known = self.ledger.pods.as_ref().is_some_and(|view| view.current);
+        let before = listing(&self.ledger, resource, 100);
+        let healthy: Vec<_> = before.iter().filter(|listed| listed.healthy).collect();
+        let Some(listed) = healthy.get(device % healthy.len().max(1)) else { return };
+        let request = AdmitRequest { resource: resource.clone(), devices: vec![listed.id.clone()] };
+        let generation = self.ledger.generation;
+        let command =
+            Command::Allocate { request, answer, generation, is_retry: true, attempt: Attempt::First };
+        assert!(self.apply(&command).is_err());
+        if is_known && !fails {
+            assert_eq!(listing(&self.ledger, resource, 100), before, "a denial of one namespace");
+        }
     }
 
     /// Starts a pod as the kubelet does: on devices that are listed healthy and that no pod uses.

@@ -1,5 +1,6 @@
 use super::*;
 use crate::allocation::{Decision, Holder};
+use crate::breaker::{Breaker, Phase};
 use crate::change::{Change, Entry};
 use crate::command::{Command, NewStack, Rules};
 use crate::decide::decide;
@@ -271,4 +272,31 @@ fn a_node_without_a_strategy_and_missing_nodes_are_reported_once_for_each_change
     assert_eq!(node.step(), []);
     node.apply(device_access(None, None));
     assert_eq!(node.text(), "all device nodes that containers need exist");
+}
+
+#[test]
+fn a_withdrawn_resource_is_reported_once_and_when_it_is_listed_again() {
+    let mut node = Node::with_gpu();
+    let resource = Resource::parse("nvidia.com/gpu").unwrap();
+    let set = |node: &mut Node, phase: Option<Phase>| {
+        let breaker = phase.map(|phase| Breaker {
+            phase,
+            denials: 0,
+            namespaces: BTreeSet::new(),
+            window_mono_ms: 0,
+            pause_ms: 10_000,
+        });
+        node.apply(Change::BreakerChanged { resource: resource.clone(), breaker });
+    };
+    set(&mut node, Some(Phase::Closed));
+    assert_eq!(node.step(), [], "denials are counted");
+    set(&mut node, Some(Phase::Open { until_mono_ms: 20_000 }));
+    let text = node.text();
+    assert!(text.starts_with("requests for nvidia.com/gpu were denied repeatedly"), "{text}");
+    assert!(text.contains("at first for 10 s"), "{text}");
+    set(&mut node, Some(Phase::HalfOpen));
+    set(&mut node, Some(Phase::Open { until_mono_ms: 40_000 }));
+    assert_eq!(node.step(), [], "one withdrawal");
+    set(&mut node, None);
+    assert_eq!(node.text(), "the free devices of nvidia.com/gpu are listed again");
 }

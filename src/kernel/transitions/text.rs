@@ -87,6 +87,14 @@ impl Transition {
             Self::StrategyChanged(None) => "devices can be passed to containers again".into(),
             Self::NodesChanged(Some(what)) => what.to_string(),
             Self::NodesChanged(None) => "all device nodes that containers need exist".into(),
+            Self::ResourceWithdrawn(resource, Some(pause_ms)) => format!(
+                "requests for {resource} were denied repeatedly: its free devices are withdrawn, at first for {} s, until a \
+                 request succeeds (`berth decision list` shows the denials)",
+                pause_ms / 1000
+            ),
+            Self::ResourceWithdrawn(resource, None) => {
+                format!("the free devices of {resource} are listed again")
+            }
             Self::PolicyAdded(version) => describe_added(version),
             Self::PolicyDeleted(version) => format!("{} was deleted", version.label()),
             Self::StackActivated(stack) => describe_stack(stack),

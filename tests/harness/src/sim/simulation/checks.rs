@@ -7,10 +7,13 @@ use super::state;
 use super::violation::Violation;
 use berth_kernel::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::allocation::Allocation;
-use berth_kernel::command::{Command, Rules};
+use berth_kernel::breaker::Phase;
+use berth_kernel::command::{Command, Rules, StackAnswer};
 use berth_kernel::judgement::to_judge_again;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
+use berth_kernel::pod_candidates::candidates;
+use berth_kernel::policy::AdmitRequest;
 use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
 use berth_kernel::record::{RecordKey, records};
 use berth_kernel::time::Now;
@@ -72,6 +75,7 @@ impl Checks {
         if heard.taken_in {
             self.heard_operator(heard.command);
         }
+        self.note(denied(before, after, heard.command));
         if let (Command::Reconcile(view), true) = (heard.command, heard.taken_in)
             && view.adopt
         {
@@ -255,6 +259,26 @@ fn contested(ledger: &Ledger, view: &ReconcileView) -> Result<(), Violation> {
                 format!("{id} shares devices with another pod: {is_contested}, and the ledger denies it");
             return Err(Violation::new("I1", what));
         }
+    }
+    Ok(())
+}
+
+/// I3: a policy's denial withdraws nothing where a source shows the pods, which are all of one namespace.
+fn denied(before: &Ledger, after: &Ledger, command: &Command) -> Result<(), Violation> {
+    let Command::Allocate {
+        request: AdmitRequest { resource, devices },
+        answer: StackAnswer::Deny { .. },
+        ..
+    } = command
+    else {
+        return Ok(());
+    };
+    let is_open = |ledger: &Ledger| {
+        ledger.breakers.get(resource).is_some_and(|breaker| matches!(breaker.phase, Phase::Open { .. }))
+    };
+    let is_known = !candidates(before, resource, devices.len()).is_empty();
+    if is_known && is_open(after) && !is_open(before) {
+        return Err(Violation::new("I3", format!("a denial of one namespace withdraws {resource}")));
     }
     Ok(())
 }

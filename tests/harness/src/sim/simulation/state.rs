@@ -1,6 +1,7 @@
 //! What must be true of every ledger, whatever happened: I1, I2, I3.
 
 use super::violation::Violation;
+use berth_kernel::breaker::Phase;
 use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
 use berth_kernel::decide::decide;
 use berth_kernel::ledger::Ledger;
@@ -91,6 +92,7 @@ fn counters(ledger: &Ledger, part: &PartState, rules: &Rules) -> Result<(), Viol
 /// could be granted beside that is Healthy too, lowest numbers first.
 fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Result<(), Violation> {
     let list = listing(ledger, resource, rules.overcommit_percent);
+    let is_withdrawn = ledger.breakers.get(resource).is_some_and(|b| b.phase != Phase::Closed);
     let bad = |l: &ListedDevice, why: &str| {
         let health = if l.healthy { "Healthy" } else { "Unhealthy" };
         Err(Violation::new("I3", format!("{} of {resource} is listed {health} {why}", l.id)))
@@ -110,7 +112,7 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
             }
         } else if l.healthy {
             free.push(l.id.clone());
-        } else if device.offered() && ledger.may_grant(part) && !ledger.breakers.contains_key(resource) {
+        } else if device.offered() && ledger.may_grant(part) && !is_withdrawn {
             let lower =
                 list.iter().filter(|o| o.id.part == l.id.part && o.healthy && !held(ledger, resource, &o.id));
             let promised = |o: &&ListedDevice| o.healthy && !held(ledger, resource, &o.id);

@@ -298,7 +298,7 @@ pub(crate) fn agent(tls: ureq::tls::TlsConfig) -> ureq::Agent {
         .http_status_as_error(false)
         .proxy(None)
         .max_redirects(0)
-        .timeout_global(Some(Duration::from_secs(20)))
+        .timeout_global(Some(Duration::from_secs(300)))
         .allow_non_standard_methods(true)
         .tls_config(tls)
         .build()

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-pub(crate) const SOON: Duration = Duration::from_secs(60);
+pub(crate) const SOON: Duration = Duration::from_secs(300);
 pub(crate) const WHOLE: &str = "nvidia.com/gpu";
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 

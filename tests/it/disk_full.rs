@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(300);
 const SHARED: &str = "nvidia.com/gpu.shared";
 const CONFIGURATION: &str = "
 gpus: sim:2xt4

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 /// Longest wait for an answer, as long as `berth` waits for one that may have a policy compiled: how fast the
 /// machine is must not decide a test.
-const PATIENCE: Duration = Duration::from_secs(160);
+const PATIENCE: Duration = Duration::from_secs(600);
 /// What a build compiled is kept for a day: no run takes longer.
 const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -27,7 +27,7 @@ use tempfile::TempDir;
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 /// Far above what anything here needs, far below a test's patience.
-pub(crate) const SOON: Duration = Duration::from_secs(30);
+pub(crate) const SOON: Duration = Duration::from_secs(300);
 /// Memory of every simulated GPU.
 pub(crate) const MEMORY_MIB: u64 = 81_920;
 

@@ -383,8 +383,9 @@ async fn a_plugin_on_nvidias_socket_is_a_rival_until_it_ends() {
 #[tokio::test]
 async fn a_kubelet_that_ends_streams_is_no_rival_and_registered_with_again() {
     // The first pause is seen, the others end by themselves.
-    for pause in [Duration::from_secs(60), Duration::from_millis(10)] {
-        let waits = Waits { unexplained_pause: pause, ..Waits::default() };
+    for pause in [Duration::from_secs(3600), Duration::from_millis(10)] {
+        let quick_loss = Duration::from_secs(600);
+        let waits = Waits { unexplained_pause: pause, quick_loss, ..Waits::default() };
         let node = Recipe { waits, ..Recipe::default() }.node().await;
         // A file of an ended plugin, and a plugin of another resource, show nothing.
         drop(std::os::unix::net::UnixListener::bind(node.plugins_folder().join("nvidia-gpu.sock")).unwrap());
@@ -392,7 +393,7 @@ async fn a_kubelet_that_ends_streams_is_no_rival_and_registered_with_again() {
             TinyPlugin::serve(&node.plugins_folder(), "sriov.sock", "intel.com/nic", &["a"]).unwrap();
         lose_three_streams(&node).await;
         if pause > SOON {
-            cause(&node, "ended the stream 3 times, each within 10 s of the registration").await;
+            cause(&node, "ended the stream 3 times, each within 600 s of the registration").await;
             cause(&node, "other device plugins: sriov.sock").await;
             node.kubelet.restart().await.unwrap();
         }

@@ -232,8 +232,8 @@ fn only_a_policy_that_is_gone_or_has_other_parameters_is_judged_again() {
     let (other, changed) = (entry('b', "{}"), entry('a', "{\"x\":1}"));
     assert!(!judged(&[bad()], &[bad()]), "the same policy");
     assert!(!judged(&[bad()], &[other.clone(), bad()]), "the same policy at another place");
-    assert!(judged(&[bad(), other.clone()], &[other.clone()]), "the policy was removed");
-    assert!(judged(&[bad()], &[changed.clone()]), "the same version with other parameters");
+    assert!(judged(&[bad(), other.clone()], std::slice::from_ref(&other)), "the policy was removed");
+    assert!(judged(&[bad()], std::slice::from_ref(&changed)), "the same version with other parameters");
     assert!(judged(&[bad(), changed.clone()], &[changed]), "one of two entries of the same version");
     // Through other stacks the policy stays, until it goes.
     let mut node = Judged::under(&[bad()]);
@@ -309,7 +309,7 @@ fn a_policy_alone_makes_a_gpu_unhealthy_until_berth_judges_it_so_too() {
 fn the_judgements_of_a_gpu_are_bounded_and_the_worst_are_kept() {
     let mut judgements = Vec::new();
     for (code, severity) in
-        (0..40).map(|code| (code, [Severity::Degraded, Severity::Unhealthy][code as usize % 2]))
+        (0..40).map(|code| (code, if code % 2 == 0 { Severity::Degraded } else { Severity::Unhealthy }))
     {
         let reading = Reading { part: part(GPU), source: XID.into(), code, detail: "x".repeat(500) };
         let answer = TriageAnswer { severity, reason: "\n".repeat(900), again_after_s: None };

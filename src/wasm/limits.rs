@@ -57,11 +57,11 @@ pub const LOG_LINE_FUEL: u64 = 2_000;
 /// per byte; far more, so that long lines exhaust the fuel before the wall time. 32 lines of 1 KiB cost 5e5.
 pub const LOG_BYTE_FUEL: u64 = 16;
 
-/// Wall time of one compilation, seconds: half as much again as its processor time, for a node whose processors are busy.
-pub const COMPILE_WALL_S_MAX: u64 = 180;
+/// Wall time of one compilation, seconds: more than its processor time, for a node whose processors are busy.
+pub const COMPILE_WALL_S_MAX: u64 = 300;
 /// Processor time of one compilation, seconds. Python's guest takes 17 s on one machine and 43 s on another; in a build
 /// for tests, whose compiler is less optimised, over 60 s.
-pub const COMPILE_CPU_S_MAX: u64 = 120;
+pub const COMPILE_CPU_S_MAX: u64 = 180;
 /// Address space of the compiler, bytes. Python's guest and StarlingMonkey's need up to 512 MiB.
 pub const COMPILE_MEMORY_BYTES_MAX: u64 = 768 << 20;
 /// Least address space with which the compiler is started, bytes. A shipped policy needs 32 MiB, QuickJS 128 MiB.

@@ -17,7 +17,7 @@ use tokio::sync::OwnedRwLockReadGuard;
 
 /// Longest wait for another preparation: as long as a large policy takes to compile.
 const TURN_MAX: Duration = Duration::from_secs(20);
-/// Time limit of preparing all policies of a stack; a compilation that is running then may still take its own 180 s.
+/// Time limit of preparing all policies of a stack; a compilation that is running then may still take its own 300 s.
 const PREPARE_MAX: Duration = Duration::from_secs(60);
 
 /// Guard against the deletion of policies' files and the unloading of their code.

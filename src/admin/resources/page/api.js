@@ -6,8 +6,8 @@ import { setClock } from './clock.js';
 const KEY = 'berth-token';
 /** Longest wait for a response, milliseconds. */
 const WAIT_MS = 30_000;
-/** The same for changes of the stack and for trials: a policy may have to be compiled, for up to 180 seconds. */
-const STACK_WAIT_MS = 250_000;
+/** The same for changes of the stack and for trials: a policy may have to be compiled, for up to 300 seconds. */
+const STACK_WAIT_MS = 370_000;
 /** Responses in the cache: of 64 GPUs, and some lists. */
 const KNOWN_MAX = 128;
 /** Most concurrent requests: a browser opens six connections to a host, and the event stream has one. */

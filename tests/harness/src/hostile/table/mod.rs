@@ -24,8 +24,8 @@ pub(crate) const UPLOADS_GROWTH_KIB_MAX: u64 = 16 * 1024;
 const HOOK: Duration = Duration::from_secs(3);
 /// Longest time until an upload is refused: compiling a small module, and 180 ms of fuel.
 const UPLOAD: Duration = Duration::from_secs(5);
-/// The same for a bomb, which meets the compiler's 768 MiB after some seconds. (120 s of processor time
-/// and 180 s by the clock would end it, too.)
+/// The same for a bomb, which meets the compiler's 768 MiB after some seconds. (180 s of processor time
+/// and 300 s by the clock would end it, too.)
 const BOMB: Duration = Duration::from_secs(20);
 /// Files of policies at most: two of each of 256 versions, and two of each shipped one.
 const FILES_MAX: usize = 2 * (256 + 16);

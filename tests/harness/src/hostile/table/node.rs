@@ -13,8 +13,8 @@ use tempfile::TempDir;
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 /// GPUs of the node.
 pub(crate) const GPUS: usize = 8;
-/// Longest wait for anything: an upload compiles for at most 180 s.
-const WAIT: Duration = Duration::from_secs(210);
+/// Longest wait for anything: an upload compiles for at most 300 s.
+const WAIT: Duration = Duration::from_secs(330);
 
 /// Rounds of milliseconds instead of half minutes, and as many requests a second as one client can send.
 const SETTINGS: &str = "

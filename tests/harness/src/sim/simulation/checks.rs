@@ -94,7 +94,9 @@ impl Checks {
             self.note(contested(after, &sight.view));
         }
         self.generation(before, after, heard);
-        self.state(after, heard, rules, disk);
+        // Health is shown first, and written with the next command that is no Allocate.
+        let health = disk.is_well() && !matches!(heard.command, Command::Allocate { .. });
+        self.state(after, heard, rules, disk, health);
         // Memory was read back from the disk, or nothing is open.
         if !heard.trouble {
             self.ends.sure();
@@ -120,11 +122,12 @@ impl Checks {
         let ends = self.ends.turn(&turn, &rules.timing, truth);
         self.note(ends);
         self.ends.sure();
-        self.state(after, heard, rules, disk);
+        // A crash may have come between a GPU's record and that of its health, which the first command writes.
+        self.state(after, heard, rules, disk, false);
     }
 
-    /// What holds of every ledger.
-    fn state(&mut self, ledger: &Ledger, heard: &Heard<'_>, rules: &Rules, disk: &Disk) {
+    /// What holds of every ledger. `health`: whether the store has the health of the GPUs by now.
+    fn state(&mut self, ledger: &Ledger, heard: &Heard<'_>, rules: &Rules, disk: &Disk, health: bool) {
         self.note(state::check(ledger, rules, heard.now));
         if !heard.trouble {
             self.note(judged(ledger));
@@ -136,8 +139,6 @@ impl Checks {
             // I5: what is written is what is. A store that was never written to has no stack.
             let mut all = records(ledger);
             all.retain(|r| r.key() != RecordKey::Stack || ledger.stack.revision > 0);
-            // Health is shown first, and written with the next command that is no Allocate.
-            let health = disk.is_well() && !matches!(heard.command, Command::Allocate { .. });
             if let Some(difference) = disk.differs(&all, health) {
                 self.violations.push(Violation::new("I5", difference));
             }

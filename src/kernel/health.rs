@@ -184,18 +184,18 @@ impl Health {
             return self.clone();
         }
         let next = Self { judgements, ..self.clone() };
-        let standing: Vec<&Judgement> = next.judgements.iter().filter(|one| one.stands(now)).collect();
-        let Some(worst) = standing.iter().max_by_key(|one| (one.severity, one.at_mono_ms)) else {
+        let valid: Vec<&Judgement> = next.judgements.iter().filter(|one| one.is_valid(now)).collect();
+        let Some(worst) = valid.iter().max_by_key(|one| (one.severity, one.at_mono_ms)) else {
             return match self.state {
                 HealthState::Degraded | HealthState::Unhealthy if answers => next.healed(now),
                 _ => Self { quiet_ms: Some(0), until_reset: false, again_mono_ms: now.mono_ms, ..next },
             };
         };
-        let endless: Vec<&&Judgement> = standing.iter().filter(|one| one.quiet_ms.is_none()).collect();
+        let endless: Vec<&&Judgement> = valid.iter().filter(|one| one.quiet_ms.is_none()).collect();
         let until_reset = !endless.is_empty() && endless.iter().all(|one| one.needs_reset());
-        let longest = standing.iter().filter_map(|one| one.quiet_ms).max();
+        let longest = valid.iter().filter_map(|one| one.quiet_ms).max();
         let quiet_ms = if endless.is_empty() { longest } else { None };
-        let again_mono_ms = standing.iter().map(|one| one.again_mono_ms()).max().unwrap_or(now.mono_ms);
+        let again_mono_ms = valid.iter().map(|one| one.again_mono_ms()).max().unwrap_or(now.mono_ms);
         let after = match worst.severity.state().filter(|_| answers) {
             Some(state) => next.with_state(state, &worst.reason, now),
             None => next.clone(),

@@ -82,7 +82,7 @@ impl Judgement {
     }
 
     /// Whether it still makes the GPU degraded or unhealthy.
-    pub(super) fn stands(&self, now: Now) -> bool {
+    pub(super) fn is_valid(&self, now: Now) -> bool {
         self.severity != Severity::Ignore && (self.quiet_ms.is_none() || self.again_mono_ms() > now.mono_ms)
     }
 
@@ -189,7 +189,7 @@ impl Health {
     /// judges it so, too.
     #[must_use]
     pub fn unhealthy_by_policy(&self, now: Now) -> Option<&Judgement> {
-        let is_unhealthy = |one: &&Judgement| one.severity == Severity::Unhealthy && one.stands(now);
+        let is_unhealthy = |one: &&Judgement| one.severity == Severity::Unhealthy && one.is_valid(now);
         let all: Vec<&Judgement> = self.judgements.iter().filter(is_unhealthy).collect();
         let is_policys = all.iter().all(|one| matches!(one.by, Decider::Policy(_)));
         all.into_iter().next_back().filter(|_| is_policys && self.state == HealthState::Unhealthy)

@@ -36,10 +36,7 @@ LIST = "/v1.PodResourcesLister/List"
 
 def moved(bench: Bench) -> str:
     """The first pod of the name leaves its GPU, which is cordoned; then the next one is elsewhere, and the drain must end."""
-    bench.shared = Worker(bench, "web", "StatefulSet")
-    bench.shared.runs()
-    gpu, _ = _move(bench)
-    return _drains(bench, gpu, *DRAIN)
+    return _moved(bench, DRAIN)
 
 
 def moved_and_deleted(bench: Bench) -> str:
@@ -97,10 +94,7 @@ def without_gpu_or_api_server(bench: Bench) -> str:
 
 def moved_without_api_server(bench: Bench) -> str:
     """The kubelet's `List` shows the name alone; its checkpoint must tell the two pods apart."""
-    bench.shared = Worker(bench, "web", "StatefulSet")
-    bench.shared.runs()
-    gpu, _ = _move(bench)
-    return _drains(bench, gpu, *DRAIN_WITHOUT_API_SERVER)
+    return _moved(bench, DRAIN_WITHOUT_API_SERVER)
 
 
 def moved_over_restarts(bench: Bench) -> str:
@@ -113,6 +107,14 @@ def moved_over_restarts(bench: Bench) -> str:
     bench.node.cluster.ready()
     _lives(bench, new)
     return _drains(bench, gpu, *DRAIN_WITHOUT_API_SERVER)
+
+
+def _moved(bench: Bench, order: tuple[str, ...]) -> str:
+    """A StatefulSet whose pod leaves its GPU, and the drain of that one."""
+    bench.shared = Worker(bench, "web", "StatefulSet")
+    bench.shared.runs()
+    gpu, _ = _move(bench)
+    return _drains(bench, gpu, *order)
 
 
 def _move(bench: Bench) -> tuple[str, Pod]:

@@ -37,7 +37,7 @@ pub(crate) struct Heard<'a> {
     pub(crate) cause: Cause,
     pub(crate) taken_in: bool,
     /// Whether memory and disk may differ at present.
-    pub(crate) trouble: bool,
+    pub(crate) may_differ: bool,
     pub(crate) now: Now,
     pub(crate) true_ms: u64,
 }
@@ -98,7 +98,7 @@ impl Checks {
         let health = disk.is_well() && !matches!(heard.command, Command::Allocate { .. });
         self.state(after, heard, rules, disk, health);
         // Memory was read back from the disk, or nothing is open.
-        if !heard.trouble {
+        if !heard.may_differ {
             self.ends.sure();
         }
     }
@@ -129,13 +129,13 @@ impl Checks {
     /// What holds of every ledger. `health`: whether the store has the health of the GPUs by now.
     fn state(&mut self, ledger: &Ledger, heard: &Heard<'_>, rules: &Rules, disk: &Disk, health: bool) {
         self.note(state::check(ledger, rules, heard.now));
-        if !heard.trouble {
+        if !heard.may_differ {
             self.note(judged(ledger));
         }
         let left = self.marks.look(ledger, rules.overcommit_percent, &rules.timing, heard.true_ms);
         self.note(left);
         self.kept(ledger);
-        if !heard.trouble {
+        if !heard.may_differ {
             // I5: what is written is what is. A store that was never written to has no stack.
             let mut all = records(ledger);
             all.retain(|r| r.key() != RecordKey::Stack || ledger.stack.revision > 0);

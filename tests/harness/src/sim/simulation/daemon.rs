@@ -55,7 +55,7 @@ impl Daemon {
     }
 
     /// Whether memory and disk may differ at present.
-    pub(crate) fn trouble(&self) -> bool {
+    pub(crate) fn may_differ(&self) -> bool {
         self.keeper.store_error().is_some()
     }
 

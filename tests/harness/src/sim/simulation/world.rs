@@ -231,7 +231,7 @@ impl World {
             command,
             cause,
             taken_in: answered.is_ok(),
-            trouble: daemon.trouble(),
+            may_differ: daemon.may_differ(),
             now: self.around.hands.now(),
             true_ms: self.around.hands.true_ms(),
         };
@@ -292,7 +292,7 @@ impl World {
             command: &Command::Tick,
             cause: Cause::Nothing,
             taken_in: true,
-            trouble: false,
+            may_differ: false,
             now: self.around.hands.now(),
             true_ms: self.around.hands.true_ms(),
         };

@@ -22,7 +22,7 @@ reports *TEXT:
 # The README's test command, and the members' own tests
 test:
     cargo test --locked
-    cargo test --locked -p demo -p fake-nvml -p gpu-check -p harness -p kubelet-standin
+    cargo test --locked -p berth-proto -p demo -p fake-nvml -p gpu-check -p harness -p kubelet-standin
 
 # The policies' native unit tests and lints
 policies-test:

@@ -3,10 +3,11 @@
 
 use crate::counters::{Counters, GpuCounters};
 use crate::driver_access::Released;
+use crate::keeper::CommandError;
 use crate::kernel_handle::KernelHandle;
 use crate::shared::Shared;
 use crate::wake::Wake;
-use berth_kernel::gpu::{Inventory, Part, ScanError};
+use berth_kernel::gpu::{Inventory, Part, Reading, ScanError};
 use berth_kernel::gpu_selector::GpuSelector;
 use berth_kernel::ports::{Gpus, GpusError, Processes};
 use berth_kernel::process::{Owner, ProcessIdentity, UnknownReason};
@@ -22,6 +23,8 @@ const EVENT_WAIT: Duration = Duration::from_secs(10);
 const RELEASE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause after events could not be read.
 const EVENT_RETRY: Duration = Duration::from_secs(5);
+/// Interval of attempts to submit an event to an inbox that is full.
+const BUSY_RETRY: Duration = Duration::from_millis(10);
 
 /// The running threads.
 pub struct GpuWatch {
@@ -143,10 +146,7 @@ fn run_events(gpus: &dyn Gpus, kernel: &KernelSlot, wake: &Wake) {
             Ok(None) => failing = false,
             Ok(Some(reading)) => {
                 failing = false;
-                let Some(kernel) = kernel.get() else { return };
-                if let Err(error) = kernel.submit_reading(reading) {
-                    tracing::error!(%error, "a GPU event was lost");
-                }
+                submit_event(&reading, kernel, wake);
             }
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
@@ -156,6 +156,23 @@ fn run_events(gpus: &dyn Gpus, kernel: &KernelSlot, wake: &Wake) {
                 while Instant::now() < end && !kernel.is_stopped() {
                     wake.wait_until(end, || kernel.is_stopped());
                 }
+            }
+        }
+    }
+}
+
+/// Submits an event, which comes once. While the policy thread's inbox is full this waits, and NVML keeps the events that come
+/// meanwhile.
+fn submit_event(event: &Reading, kernel: &KernelSlot, wake: &Wake) {
+    while let Some(handle) = kernel.get() {
+        match handle.submit_reading(event.clone()) {
+            Ok(()) => return,
+            Err(CommandError::Busy) => {
+                wake.wait_until(Instant::now() + BUSY_RETRY, || kernel.is_stopped());
+            }
+            Err(error) => {
+                tracing::error!(%error, "a GPU event was lost");
+                return;
             }
         }
     }

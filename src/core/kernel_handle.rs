@@ -17,11 +17,12 @@ use berth_kernel::device_access::DeviceAccess;
 use berth_kernel::drain::{Author, Marks, Order, Owners};
 use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::gpu::{Inventory, Reading, XID};
+use berth_kernel::health::baseline_triage;
 use berth_kernel::listing::{ListedDevice, listing};
 use berth_kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
 use berth_kernel::placement;
 use berth_kernel::pods::PodsView;
-use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, PolicyVersion};
+use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, PolicyVersion, TriageAnswer};
 use berth_kernel::ports::Clock;
 use berth_kernel::reconcile::ReconcileView;
 use berth_kernel::refusal::Refusal;
@@ -82,6 +83,13 @@ impl KernelHandle {
     #[must_use]
     pub fn gpu_history(&self) -> &GpuHistory {
         &self.gpu_history
+    }
+
+    /// The triage of a reading for which every policy passes.
+    #[must_use]
+    pub fn baseline_triage(&self, reading: &Reading) -> TriageAnswer {
+        let baseline = self.baseline.get();
+        baseline_triage(reading, &baseline.xids, baseline.quiet_ms)
     }
 
     /// The refused requests of the kubelet; one reader gets each of them.
@@ -321,12 +329,14 @@ impl KernelHandle {
     /// # Errors
     /// If the policy thread's inbox is full.
     pub fn submit_reading(&self, reading: Reading) -> Result<(), CommandError> {
-        if reading.source == XID {
+        let xid = (reading.source == XID).then(|| (reading.part.clone(), reading.code));
+        send(&self.other_jobs, OtherJob::Triage(reading))?;
+        if let Some((part, code)) = xid {
             let snapshot = self.snapshot();
-            let gpu = snapshot.part(&reading.part).map_or(&reading.part, |part| part.part.gpu());
-            self.counters().gpus.xid(gpu.as_str(), reading.code);
+            let gpu = snapshot.part(&part).map_or(&part, |part| part.part.gpu());
+            self.counters().gpus.xid(gpu.as_str(), code);
         }
-        send(&self.other_jobs, OtherJob::Triage(reading))
+        Ok(())
     }
 
     /// Evaluates the stack's offers for this node now.

@@ -1,15 +1,21 @@
 //! A GPU's health from NVML's event to every open stream of the kubelet, and back: the real binary over the fake
 //! NVML.
 
+use crate::admin_bench::Bench;
 use crate::daemon::{SHARED, SOON, Serving, WHOLE};
 use crate::kubelet_bench::{GPU, Recipe, gpu};
+use crate::livez::NoOwners;
 use crate::mig::Rig;
 use crate::wait::until;
-use berth_kernel::gpu::{RECOVERY, Reading};
+use berth_core::{GpuWatch, InventoryScanner};
+use berth_kernel::gpu::{Inventory, RECOVERY, Reading, XID};
 use berth_kernel::health::HealthState;
+use berth_kernel::ports::{Gpus, GpusError};
 use fake_nvml::{Event, EventKind, Fault, RecoveryAction, State};
 use serde_json::Value;
-use std::time::Instant;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 const SMALL: &str = "nvidia.com/mig-1g.10gb";
 const LARGE: &str = "nvidia.com/mig-3g.40gb";
@@ -114,6 +120,43 @@ async fn a_flood_of_equal_xids_is_logged_and_recorded_once() {
     assert_eq!(serving.log().matches("a GPU reading was triaged").count(), 2, "{}", serving.log());
 }
 
+/// GPUs with events that came all at once.
+struct FloodedGpus(Mutex<VecDeque<Reading>>);
+
+impl Gpus for FloodedGpus {
+    fn scan(&self) -> Result<Inventory, GpusError> {
+        panic!("no scan is due")
+    }
+
+    fn next_reading(&self, wait: Duration) -> Result<Option<Reading>, GpusError> {
+        let reading = self.0.lock().unwrap().pop_front();
+        if reading.is_none() {
+            std::thread::sleep(wait.min(Duration::from_millis(10)));
+        }
+        Ok(reading)
+    }
+
+    fn describe(&self) -> String {
+        "GPUs with many events".into()
+    }
+}
+
+/// An event comes once: one that had no room in the inbox of the policies would be forgotten, and its GPU granted.
+#[test]
+fn no_event_of_a_flood_is_lost() {
+    let bench = Bench::new(1);
+    let gpu = bench.kernel.snapshot().gpus.keys().next().unwrap().clone();
+    let xid = |code| Reading { part: gpu.clone(), source: XID.into(), code, detail: "it failed".into() };
+    let mut events = VecDeque::from(vec![xid(31); 1000]);
+    events.push_back(xid(95));
+    let scanner = InventoryScanner::new(Arc::new(FloodedGpus(Mutex::new(events))), Arc::new(NoOwners));
+    let watch = GpuWatch::start(&scanner, &bench.kernel, Duration::from_secs(3600)).unwrap();
+    until("the last event", || bench.kernel.snapshot().gpus[&gpu].health.reason.contains("XID 95"));
+    let counted = bench.kernel.counters().gpus.xids();
+    assert_eq!(counted[&(gpu.to_string(), 31)], 1000);
+    watch.stop();
+}
+
 /// A restart of the plugin makes a broken GPU healthy.
 /// Report: https://github.com/NVIDIA/k8s-device-plugin/issues/111
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,10 +183,10 @@ async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
     assert_eq!(after["history"], before["history"], "kept over the restart");
     assert_eq!(after["since"], before["since"]);
     // For much longer than its quiet time every scan reports the same, which is one entry of the history.
-    let end = Instant::now() + std::time::Duration::from_secs(3);
+    let end = Instant::now() + Duration::from_secs(3);
     while Instant::now() < end {
         assert_ne!(health(&serving, &uuid)["state"], "healthy");
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(100));
     }
     assert!(health(&serving, &uuid)["history"].as_array().unwrap().len() <= 3);
     assert!(

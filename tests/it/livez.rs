@@ -128,7 +128,7 @@ impl Gpus for HangingGpus {
     }
 }
 
-struct NoOwners;
+pub(crate) struct NoOwners;
 
 impl Processes for NoOwners {
     fn sight(&self) -> ProcessVisibility {

@@ -48,7 +48,7 @@ pub(crate) struct Tried {
     node: Snapshot,
     /// The stack's offers on it.
     offers: Offers,
-    /// The stack's triage of the readings whose policy it no longer has.
+    /// The stack's triage of the readings that were judged by policies that it does not have with the same parameters.
     triage: Vec<TriagedReading>,
 }
 

@@ -148,17 +148,15 @@ impl Health {
     }
 
     /// The health after a reading and its triage: a less severe reading never improves the state, every bad one restarts
-    /// the quiet time, and a reset ends the wait for one. `revision`: that of the stack that judged it.
+    /// the quiet time, and a reset ends the wait for one. `revision` is the revision of the stack that judged
+    /// the reading.
     #[must_use]
     pub fn after_reading(&self, triaged: &TriagedReading, revision: u64, now: Now) -> Self {
         let TriagedReading { reading, answer, .. } = triaged;
         let mut before = self.clone();
         if (reading.source.as_str(), reading.code) == (RECOVERY, RECOVERED) {
-            before.judgements.retain(|judgement| match self.until_reset {
-                true => judgement.quiet_ms.is_some(),
-                false => judgement.severity != Severity::Ignore,
-            });
-            // That a GPU was reset is no reason against it, whatever a policy answers.
+            before.judgements.retain(|judgement| !judgement.needs_reset());
+            // A reset never makes a GPU unhealthy, whatever a policy answers.
             return match self.until_reset {
                 // The next good scan makes it healthy, once the quiet times of other readings are over.
                 true => Self { quiet_ms: Some(0), until_reset: false, ..before },
@@ -196,8 +194,11 @@ impl Health {
         let longest = valid.iter().filter_map(|one| one.quiet_ms).max();
         let quiet_ms = if endless.is_empty() { longest } else { None };
         let again_mono_ms = valid.iter().map(|one| one.again_mono_ms()).max().unwrap_or(now.mono_ms);
+        let is_current = valid.iter().any(|one| one.reason == self.reason);
         let after = match worst.severity.state().filter(|_| answers) {
-            Some(state) => next.with_state(state, &worst.reason, now),
+            Some(state) if is_current => next.with_state(state, &worst.reason, now),
+            // The reason may be one that the GPU already had; the present one is of a judgement that is gone.
+            Some(state) => next.turned(state, worst.reason.clone(), now),
             None => next.clone(),
         };
         Self { quiet_ms, until_reset, again_mono_ms, ..after }
@@ -215,10 +216,9 @@ impl Health {
         }
     }
 
-    /// The health once nothing bad stands. What a policy ignored stays known.
+    /// The health once no judgement counts against the GPU.
     fn healed(&self, now: Now) -> Self {
-        let mut judgements = self.judgements.clone();
-        judgements.retain(|judgement| judgement.severity == Severity::Ignore);
+        let judgements = self.judgements.iter().filter_map(Judgement::healed).collect();
         Self { judgements, ..self.marked_healthy("", now) }
     }
 
@@ -251,6 +251,11 @@ impl Health {
         if self.state == state && self.has_had_reason(&reason) {
             return self.clone();
         }
+        self.turned(state, reason, now)
+    }
+
+    /// The health in another state or with another reason, with the present ones in its history.
+    fn turned(&self, state: HealthState, reason: String, now: Now) -> Self {
         let mut history = self.history.clone();
         history.push(PastHealth {
             state: self.state,
@@ -264,7 +269,8 @@ impl Health {
     }
 }
 
-/// A text of at most so many bytes. Library messages may contain control characters, and texts are shown on terminals.
+/// The text, cut to at most `bytes_max` bytes and with spaces for control characters: library messages may contain some,
+/// and texts are shown on terminals.
 pub(super) fn shown(text: &str, bytes_max: usize) -> String {
     text[..text.floor_char_boundary(bytes_max)].replace(char::is_control, " ")
 }

@@ -1,9 +1,9 @@
 //! The judgements that a GPU's health follows from. Those of a policy are made again once an activation has removed or
-//! replaced the policy: it may have been wrong, and what it left to an operator would otherwise outlast it.
+//! replaced the policy: the policy may have been wrong, and a state that only an operator can end would otherwise outlast it.
 
 use super::change::Change;
 use super::decider::Decider;
-use super::gpu::Reading;
+use super::gpu::{ECC, Reading};
 use super::health::{Health, HealthState, REASON_BYTES_MAX, needs_reset, shown};
 use super::ledger::Ledger;
 use super::policy::{Severity, TriageAnswer};
@@ -41,18 +41,17 @@ pub struct Judgement {
     pub reason: String,
     /// How long it stands without further readings, milliseconds; `None` if only an operator or a reset ends it.
     pub quiet_ms: Option<u64>,
-    /// When the reading came last, monotonic milliseconds. It starts again with the daemon.
+    /// When the reading last came, monotonic milliseconds. After a restart of the daemon it is the time of the restart.
     pub at_mono_ms: u64,
 }
 
 impl Judgement {
-    /// The judgement of a reading that came at this time. One without effect is `None`, unless a policy ignores an event
-    /// after which the GPU needs a reset: without the policy that event stands.
+    /// The judgement of a reading that came at this time; `None` if it has no effect. An event after which the GPU needs a
+    /// reset is kept although a policy ignores it, since it counts once the policy is removed.
     pub(super) fn of_reading(triaged: &TriagedReading, revision: u64, at_mono_ms: u64) -> Option<Self> {
         let TriagedReading { reading, answer, by } = triaged;
         let is_ignored = answer.severity == Severity::Ignore;
-        let is_overruled = matches!(by, Decider::Policy(_)) && !reading.is_sign() && needs_reset(reading);
-        (!is_ignored || is_overruled).then(|| Self {
+        (!is_ignored || is_overruled(reading, by)).then(|| Self {
             reading: Some(Reading { detail: shown(&reading.detail, DETAIL_BYTES_MAX), ..reading.clone() }),
             by: by.clone(),
             revision,
@@ -91,13 +90,37 @@ impl Judgement {
         self.reading.as_ref().is_some_and(needs_reset)
     }
 
+    /// What is kept of the judgement once the GPU heals: that a policy decided about an event after which the GPU needs a
+    /// reset, since the event counts once the policy is removed.
+    pub(super) fn healed(&self) -> Option<Self> {
+        let reading = self.reading.as_ref()?;
+        is_overruled(reading, &self.by).then(|| Self {
+            severity: Severity::Ignore,
+            quiet_ms: None,
+            ..self.clone()
+        })
+    }
+
+    /// Judgements with the same key are merged. The code of an ECC reading is a count, which differs from scan to scan.
     fn key(&self) -> (Option<(&str, u64)>, &Decider) {
-        (self.reading.as_ref().map(|reading| (reading.source.as_str(), reading.code)), &self.by)
+        let key_of = |reading: &Reading| if reading.source == ECC { 0 } else { reading.code };
+        (self.reading.as_ref().map(|reading| (reading.source.as_str(), key_of(reading))), &self.by)
     }
 }
 
-/// Adds a judgement. One of the same source, code and judge is merged with it: the more severe counts, for the longer quiet
-/// time. Beyond [`JUDGEMENTS_MAX`] one is dropped that time ends, the least severe and then the oldest.
+/// Whether the GPU needs a reset after this event, which no scan repeats.
+fn needs_reset_after(event: &Reading) -> bool {
+    !event.is_sign() && needs_reset(event)
+}
+
+/// Whether a policy decided about an event after which the GPU needs a reset.
+fn is_overruled(reading: &Reading, by: &Decider) -> bool {
+    matches!(by, Decider::Policy(_)) && needs_reset_after(reading)
+}
+
+/// Adds a judgement. One of the same source, code and judge is merged with it: the higher severity and the longer quiet
+/// time are kept. Beyond [`JUDGEMENTS_MAX`] one is dropped. Kept longest are those of events that come once and need a reset,
+/// then those that no time ends, then the more severe, then the newer.
 pub(super) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
     if let Some(index) = judgements.iter().position(|known| known.key() == judgement.key()) {
         let known = judgements.remove(index);
@@ -115,8 +138,9 @@ pub(super) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
     }
     judgements.push(judgement);
     let rank = |one: &Judgement| {
+        let comes_once = one.reading.as_ref().is_some_and(needs_reset_after);
         let is_endless = one.severity != Severity::Ignore && one.quiet_ms.is_none();
-        (is_endless, one.severity, one.at_mono_ms)
+        (comes_once, is_endless, one.severity, one.at_mono_ms)
     };
     while judgements.len() > JUDGEMENTS_MAX {
         let least = judgements.iter().enumerate().min_by_key(|(_, one)| rank(one));
@@ -125,14 +149,14 @@ pub(super) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
     }
 }
 
-/// The readings that policies judged that a stack of these entries no longer has, or has with other parameters.
+/// The readings that were judged by policies that are not in a stack of these entries, or are there with other parameters.
 pub fn to_judge_again(ledger: &Ledger, entries: &[StackEntry]) -> Vec<Reading> {
     let judgements = ledger.gpus.values().flat_map(|gpu| &gpu.health.judgements);
     let outdated = judgements.filter(|judgement| is_outdated(ledger, judgement, entries));
     outdated.filter_map(|judgement| judgement.reading.clone()).collect()
 }
 
-/// Whether a policy made the judgement that a stack of these entries no longer has with the same parameters.
+/// Whether the judgement was made by a policy that is not in a stack of these entries with the same parameters.
 pub(super) fn is_outdated(ledger: &Ledger, judgement: &Judgement, entries: &[StackEntry]) -> bool {
     let Decider::Policy(label) = &judgement.by else { return false };
     let is_active = ledger.stack.revision == judgement.revision;
@@ -145,8 +169,8 @@ pub(super) fn is_outdated(ledger: &Ledger, judgement: &Judgement, entries: &[Sta
     judges.peek().is_none() || !judges.all(is_kept)
 }
 
-/// The changes of health at the activation of a stack of these entries, which judged readings again. `revision`: its
-/// revision.
+/// The changes of health when a stack of these entries is activated. `again` is its triage of the readings to judge
+/// again, `revision` its revision.
 pub(super) fn judge_again(
     ledger: &Ledger,
     entries: &[StackEntry],
@@ -156,7 +180,13 @@ pub(super) fn judge_again(
 ) -> Vec<Change> {
     let mut changes = Vec::new();
     for (gpu, state) in &ledger.gpus {
-        let health = &state.health;
+        let mut health = state.health.clone();
+        // The new stack has the policies of the judgements that are kept; the old one may be forgotten before they end.
+        for one in &mut health.judgements {
+            if matches!(one.by, Decider::Policy(_)) && !is_outdated(ledger, one, entries) {
+                one.revision = revision;
+            }
+        }
         let mut judgements = Vec::new();
         for old in &health.judgements {
             let new = again.iter().find(|new| {
@@ -164,10 +194,11 @@ pub(super) fn judge_again(
                     (&reading.part, &reading.source, reading.code)
                         == (&new.reading.part, &new.reading.source, new.reading.code)
                 };
-                is_outdated(ledger, old, entries) && old.reading.as_ref().is_some_and(is_of)
+                let is_policys = matches!(old.by, Decider::Policy(_));
+                is_policys && old.revision != revision && old.reading.as_ref().is_some_and(is_of)
             });
             match new {
-                // The reading came when it came: a new quiet time may be over.
+                // The reading keeps its time, so the new quiet time may be over already.
                 Some(new) => {
                     let new = Judgement::of_reading(new, revision, old.at_mono_ms);
                     new.into_iter().for_each(|new| add(&mut judgements, new));
@@ -185,13 +216,26 @@ pub(super) fn judge_again(
 }
 
 impl Health {
-    /// The judgement of a policy that alone makes the GPU unhealthy; `None` if the GPU is not unhealthy, or Berth itself
-    /// judges it so, too.
+    /// The newest judgement of a GPU that is unhealthy because of policies alone; `None` if the GPU is not unhealthy, or if
+    /// Berth's own triage, `own`, judges it unhealthy, too, or would without the policies.
     #[must_use]
-    pub fn unhealthy_by_policy(&self, now: Now) -> Option<&Judgement> {
+    pub fn unhealthy_by_policy(
+        &self,
+        own: impl Fn(&Reading) -> TriageAnswer,
+        now: Now,
+    ) -> Option<&Judgement> {
         let is_unhealthy = |one: &&Judgement| one.severity == Severity::Unhealthy && one.is_valid(now);
         let all: Vec<&Judgement> = self.judgements.iter().filter(is_unhealthy).collect();
-        let is_policys = all.iter().all(|one| matches!(one.by, Decider::Policy(_)));
+        let is_by_policy_alone = |one: &Judgement| {
+            let Some(reading) = one.reading.as_ref().filter(|_| matches!(one.by, Decider::Policy(_))) else {
+                return false;
+            };
+            let own =
+                TriagedReading { reading: reading.clone(), answer: own(reading), by: Decider::Baseline };
+            let own = Judgement::of_reading(&own, 0, one.at_mono_ms);
+            !own.is_some_and(|own| is_unhealthy(&&own))
+        };
+        let is_policys = all.iter().all(|one| is_by_policy_alone(one));
         all.into_iter().next_back().filter(|_| is_policys && self.state == HealthState::Unhealthy)
     }
 }

@@ -17,8 +17,10 @@ use berth_core::stack::OfferNotes;
 use berth_http::query::Probe;
 use berth_http::{Failure, HandlerResult, gate};
 use berth_kernel::contested::contested;
+use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{PartId, Resource};
+use berth_kernel::policy::TriageAnswer;
 use berth_kernel::time::Now;
 use berth_kernel::transitions::{GpuName, Transition};
 use std::time::Duration;
@@ -139,7 +141,7 @@ pub(crate) fn readiness(facts: &NodeFacts, state: &State) -> Vec<Check> {
     let policies: Vec<String> = waits.into_iter().chain(warnings).collect();
     let policies = (!policies.is_empty()).then(|| policies.join("; "));
     let mut checks = vec![
-        gpus(facts.gpus.waiting(), &kernel.snapshot(), kernel.now()),
+        gpus(facts.gpus.waiting(), kernel),
         step("adoption", &facts.adoption),
         Check { name: "store".into(), ok: store_error.is_none(), detail: store_error },
         Check { name: "mig".into(), ok: mig.refusal.is_none(), detail: mig.refusal.or(mig_notes) },
@@ -206,8 +208,9 @@ fn evidence(kernel: &KernelHandle) -> Check {
 }
 
 /// Whether the GPUs were scanned; the others are used where some cannot be identified.
-fn gpus(waiting: Option<String>, ledger: &Ledger, now: Now) -> Check {
-    let judged = unusable_by_policy(ledger, now);
+fn gpus(waiting: Option<String>, kernel: &KernelHandle) -> Check {
+    let ledger = &kernel.snapshot();
+    let judged = unusable_by_policy(ledger, |reading| kernel.baseline_triage(reading), kernel.now());
     let ok = waiting.is_none() && judged.is_none();
     let unidentified: Vec<String> =
         ledger.unidentified.iter().map(|gpu| format!("{gpu}: {}", gpu.reason)).collect();
@@ -222,23 +225,25 @@ fn gpus(waiting: Option<String>, ledger: &Ledger, now: Now) -> Check {
     Check { name: "gpus".into(), ok, detail }
 }
 
-/// Why no GPU can be used, if a policy is to blame for at least one: a rollout must not continue with a stack that withdraws
-/// every GPU. A node whose hardware fails is ready, since another version of the daemon or of the stack would not help.
-fn unusable_by_policy(ledger: &Ledger, now: Now) -> Option<String> {
+/// Why no GPU can be used, if at least one is unhealthy because of policies alone: a rollout must not continue with a stack
+/// that withdraws every GPU. A node whose hardware fails is ready, since another version of the daemon or of the stack would
+/// not help. `own` is Berth's own triage.
+fn unusable_by_policy(ledger: &Ledger, own: impl Fn(&Reading) -> TriageAnswer, now: Now) -> Option<String> {
     let gpus = || ledger.gpus.iter().filter(|(gpu, _)| !ledger.excluded.contains(*gpu));
     if gpus().any(|(_, state)| state.health.state.is_usable()) {
         return None;
     }
-    let judged = gpus().filter_map(|(gpu, state)| Some((gpu, state.health.unhealthy_by_policy(now)?)));
+    let judged = gpus().filter_map(|(gpu, state)| Some((gpu, state.health.unhealthy_by_policy(&own, now)?)));
     let (judged, by): (Vec<_>, Vec<_>) = judged.unzip();
     let (one, all) = (by.first()?, gpus().count());
     let name = |gpu: &PartId| ledger.index_of(gpu).map_or_else(|| gpu.to_string(), |index| index.to_string());
     let names: Vec<String> = judged.iter().map(|gpu| name(gpu)).collect();
     Some(format!(
-        "0 of {all} GPUs can be used, and policy {} judges {} of them unhealthy ({}): `berth policy rollback`, or \
-         another stack, judges them again without it; `berth gpu mark-healthy {}` ends it until the next such error",
-        one.by,
+        "0 of {all} GPUs can be used, and {} of them are unhealthy because of policies alone, the first because of {} \
+         ({}): `berth policy rollback`, or the activation of a stack without that policy, judges them again; \
+         `berth gpu mark-healthy {}` makes them healthy until the next such error",
         judged.len(),
+        one.by,
         one.reason,
         names.join(" ")
     ))

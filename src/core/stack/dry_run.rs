@@ -72,7 +72,8 @@ impl DryRun<'_> {
         if offers.faults.is_empty() { Ok(offers) } else { Err(offers.faults.swap_remove(0)) }
     }
 
-    /// The stack's triage of the readings whose policy it no longer has. A policy that fails is skipped, as for a new reading.
+    /// The stack's triage of the readings that were judged by policies that it does not have with the same parameters. A
+    /// policy that fails is skipped, as for a new reading.
     #[must_use]
     pub fn judge_again(&self) -> Vec<TriagedReading> {
         let stack = self.stack.clone().into_stack(0, 0);

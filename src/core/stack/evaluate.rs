@@ -145,7 +145,16 @@ impl Evaluation<'_> {
     /// Judges several GPU readings in the time of one.
     pub fn triage_all(mut self, readings: &[Reading]) -> Vec<TriagedReading> {
         let mut time = self.start(Hook::Triage);
-        readings.iter().map(|reading| self.triage_within(reading, &mut time)).collect()
+        let triaged = readings.iter().map(|reading| self.triage_within(reading, &mut time)).collect();
+        if time.is_used_up {
+            let (limit_s, readings) = (time.limit.as_secs(), readings.len());
+            tracing::warn!(
+                limit_s,
+                readings,
+                "the time for judging readings was used up: Berth's own rules judged those that were left"
+            );
+        }
+        triaged
     }
 
     fn triage_within(&mut self, reading: &Reading, time: &mut StackTime) -> TriagedReading {

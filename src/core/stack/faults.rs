@@ -46,7 +46,7 @@ impl EntryStats {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     records: BTreeMap<(usize, Digest), EntryStats>,
-    /// By hook, of evaluations in a row that used up the stack's time.
+    /// By hook, the evaluations in a row that used up the stack's time.
     time_used_up: BTreeMap<Hook, TimeUsedUp>,
 }
 
@@ -102,8 +102,9 @@ impl Faults {
         }
     }
 
-    /// Notes that the newest evaluation used up the stack's time, of which the entry at this index took the most. After
-    /// several in a row in which it is the slowest, that entry is suspended: a machine that is slow for a moment suspends none.
+    /// Notes that the newest evaluation used up the stack's time, of which the entry at this index took the most. An
+    /// entry that was the slowest in several such evaluations, with no evaluation between them that kept to the time,
+    /// is suspended: a machine that is slow for a moment suspends none.
     pub(super) fn record_time_used_up(&mut self, index: usize, slowest: &StackEntry, hook: Hook) {
         let used_up = self.time_used_up.entry(hook).or_default();
         used_up.is_newest = true;

@@ -95,6 +95,12 @@ impl Judged {
         self.turn(&Command::ApplyTriage(TriagedReading { reading, answer, by }));
     }
 
+    /// What a stack that has no opinion judges unhealthy because of policies alone.
+    fn unhealthy_by_policy(&self) -> Option<&Judgement> {
+        let xids = XidRules::default();
+        self.health().unhealthy_by_policy(|reading| baseline_triage(reading, &xids, 300_000), self.node.now)
+    }
+
     fn scan(&mut self, error: Option<&str>) {
         let of = |state: &crate::part_state::PartState| Part::clone(&state.part);
         let parts = self.node.ledger.parts.values().map(|state| of(state)).collect();
@@ -297,12 +303,95 @@ fn a_record_without_judgements_is_of_no_policy() {
 fn a_policy_alone_makes_a_gpu_unhealthy_until_berth_judges_it_so_too() {
     let mut node = Judged::under(&[bad()]);
     node.read(XID, 13, Some((&bad(), Severity::Unhealthy, None)));
-    let by = node.health().unhealthy_by_policy(node.node.now).map(|one| one.by.clone());
-    assert_eq!(by, Some(bad().decider()));
+    assert_eq!(node.unhealthy_by_policy().map(|one| one.by.clone()), Some(bad().decider()));
     node.read(XID, 79, None);
-    assert_eq!(node.health().unhealthy_by_policy(node.node.now), None);
+    assert_eq!(node.unhealthy_by_policy(), None);
     node.node.pass(300);
-    assert!(node.health().unhealthy_by_policy(node.node.now).is_some(), "the other is over");
+    assert!(node.unhealthy_by_policy().is_some(), "the other is over");
+}
+
+#[test]
+fn a_policy_is_not_to_blame_for_an_error_that_berth_would_judge_unhealthy_too() {
+    let mut node = Judged::under(&[bad()]);
+    node.read(XID, 48, Some((&bad(), Severity::Unhealthy, None)));
+    assert_eq!(node.unhealthy_by_policy(), None, "it needs a reset without the policy, too");
+    let mut node = Judged::under(&[bad()]);
+    node.read(XID, 79, Some((&bad(), Severity::Unhealthy, None)));
+    assert_eq!(node.unhealthy_by_policy(), None);
+    node.node.pass(300);
+    assert!(node.unhealthy_by_policy().is_some(), "without the policy its quiet time would be over");
+}
+
+#[test]
+fn an_event_that_needs_a_reset_is_not_forgotten_after_others() {
+    for severity in [Severity::Ignore, Severity::Unhealthy] {
+        let mut node = Judged::under(&[bad()]);
+        node.read(XID, 48, Some((&bad(), severity, None)));
+        for (source, code) in [(XID, 13), (XID, 31), (XID, 43), (XID, 45), (XID, 63), (ECC, 1), (ECC, 2)] {
+            node.node.pass(1);
+            node.read(source, code, Some((&bad(), Severity::Unhealthy, None)));
+        }
+        node.activate(&[]);
+        let health = node.health();
+        assert_eq!((health.state, health.until_reset), (HealthState::Unhealthy, true), "{severity:?}");
+    }
+    // The code of an ECC reading is a count: each is another reading of the same error.
+    let mut node = Judged::under(&[bad()]);
+    (1..10).for_each(|count| node.read(ECC, count, Some((&bad(), Severity::Degraded, None))));
+    assert_eq!(node.health().judgements.len(), 1);
+}
+
+#[test]
+fn a_policy_that_heals_an_event_early_is_overruled_by_its_rollback() {
+    for is_reset in [None, Some(false), Some(true)] {
+        let mut node = Judged::under(&[bad()]);
+        node.read(XID, 48, Some((&bad(), Severity::Unhealthy, Some(60))));
+        let reset = |node: &mut Judged| node.read(RECOVERY, RECOVERED, None);
+        if is_reset == Some(false) {
+            reset(&mut node);
+        }
+        node.node.pass(60);
+        node.scan(None);
+        assert_eq!(node.state(), HealthState::Healthy);
+        if is_reset == Some(true) {
+            reset(&mut node);
+        }
+        node.activate(&[]);
+        let expected = if is_reset.is_some() { HealthState::Healthy } else { HealthState::Unhealthy };
+        assert_eq!(node.state(), expected, "reset after it healed: {is_reset:?}");
+    }
+}
+
+#[test]
+fn a_reset_beside_a_judgement_that_an_operator_ends_is_not_waited_for_again() {
+    let mut node = Judged::under(&[bad()]);
+    node.read(XID, 13, Some((&bad(), Severity::Unhealthy, None)));
+    node.read(XID, 48, None);
+    node.read(RECOVERY, RECOVERED, None);
+    assert_eq!(node.state(), HealthState::Unhealthy, "the policy's judgement stands");
+    node.activate(&[]);
+    assert_eq!(node.state(), HealthState::Healthy);
+}
+
+#[test]
+fn the_reason_is_not_that_of_a_policy_that_is_gone() {
+    let mut node = Judged::under(&[bad()]);
+    node.read(XID, 79, None);
+    node.read(XID, 13, Some((&bad(), Severity::Unhealthy, None)));
+    assert_eq!(node.health().reason, "as I see it");
+    node.activate(&[]);
+    assert_eq!(node.health().reason, "XID 79: it failed");
+}
+
+#[test]
+fn a_judgement_is_of_its_policy_after_any_number_of_activations() {
+    let mut node = Judged::under(&[bad()]);
+    node.read(XID, 13, Some((&bad(), Severity::Unhealthy, None)));
+    for _ in 0..2 * crate::stack::ACTIVATIONS_MAX {
+        node.activate(&[bad()]);
+        assert_eq!(node.state(), HealthState::Unhealthy);
+    }
+    assert_eq!(node.health().judgements[0].revision, node.node.ledger.stack.revision);
 }
 
 #[test]

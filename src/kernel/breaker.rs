@@ -7,17 +7,17 @@
 use super::time::{Now, Timing};
 use std::collections::BTreeSet;
 
-/// Denials within the window that open the breaker; of a policy's denials, namespaces whose pods it denied.
+/// Denials within the window that open the breaker. A policy's denials of known pods count once for each namespace.
 pub const DENIALS_TO_OPEN: u32 = 3;
 
 /// Whose request was denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// Anyone's would be: a policy failed, or a device is held.
+    /// Any pod's request would be denied: a policy failed, a built-in rule denies it, or a device is held.
     OfAnyone,
-    /// A policy denied a request of a pod in one of these namespaces, at least one.
+    /// A policy denied the request for a pod in one of these namespaces. The set is not empty.
     OfNamespaces(BTreeSet<String>),
-    /// A policy denied a request, and no source shows the pods that it may be of.
+    /// A policy denied a request, and no source shows which pods it may be for.
     OfUnknown,
 }
 
@@ -28,8 +28,9 @@ pub struct Breaker {
     pub phase: Phase,
     /// Denials since the window began, except those of known namespaces.
     pub denials: u32,
-    /// Namespaces whose pods policies denied since the window began.
-    pub namespaces: BTreeSet<String>,
+    /// The namespaces whose pods policies may have denied since the window began. No two sets share a namespace, so that each
+    /// is of another one.
+    pub namespaces: Vec<BTreeSet<String>>,
     /// When the window began, monotonic milliseconds.
     pub window_mono_ms: u64,
     /// The newest pause, milliseconds; 0 before the first.
@@ -46,7 +47,7 @@ pub enum Phase {
         /// When it becomes half-open, monotonic milliseconds.
         until_mono_ms: u64,
     },
-    /// One free device is listed: the next request decides.
+    /// One free device is listed: the next request decides, unless a policy denies it for pods of known namespaces.
     HalfOpen,
 }
 
@@ -57,7 +58,7 @@ pub fn after_denial(breaker: Option<&Breaker>, denial: &Denial, timing: &Timing,
     let fresh = Breaker {
         phase: Phase::Closed,
         denials: 0,
-        namespaces: BTreeSet::new(),
+        namespaces: Vec::new(),
         window_mono_ms: now.mono_ms,
         pause_ms,
     };
@@ -75,9 +76,9 @@ pub fn after_denial(breaker: Option<&Breaker>, denial: &Denial, timing: &Timing,
             next.denials
         }
         Denial::OfNamespaces(namespaces) => {
-            // The pod may be of a namespace that is counted already.
-            if next.namespaces.is_disjoint(namespaces) {
-                next.namespaces.extend(namespaces.first().cloned());
+            // Otherwise the pod may be of a namespace that is counted already.
+            if next.namespaces.iter().all(|counted| counted.is_disjoint(namespaces)) {
+                next.namespaces.push(namespaces.clone());
             }
             u32::try_from(next.namespaces.len()).unwrap_or(u32::MAX)
         }
@@ -114,11 +115,11 @@ pub fn after_tick(breaker: &Breaker, timing: &Timing, now: Now) -> Option<Option
             Some(Breaker { phase: Phase::HalfOpen, window_mono_ms: now.mono_ms, ..breaker.clone() })
         }
         // No request arrived, perhaps because pods need more than the one listed device. All devices
-        // are listed again, and the next denial opens the breaker again, for longer.
+        // are listed again, and the next denial opens the breaker again, unless it is a policy's of pods of known namespaces.
         Phase::HalfOpen => Some(Breaker {
             phase: Phase::Closed,
             denials: DENIALS_TO_OPEN - 1,
-            namespaces: BTreeSet::new(),
+            namespaces: Vec::new(),
             window_mono_ms: now.mono_ms,
             pause_ms: breaker.pause_ms,
         }),
@@ -198,6 +199,8 @@ mod tests {
         assert_eq!(after(None, &two, 0).phase, Phase::Closed);
         // Each of these may be of the same namespace.
         let one = [of(&["a", "b"]), of(&["b", "c"]), of(&["b"]), of(&["a", "b", "c"])];
+        assert_eq!(after(None, &one, 0).phase, Phase::Closed);
+        let one = [of(&["a", "z"]), of(&["b", "z"]), of(&["z"])];
         assert_eq!(after(None, &one, 0).phase, Phase::Closed);
         // Not even while it is half-open, or after failures.
         let t = Timing::default();

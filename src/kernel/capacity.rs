@@ -83,7 +83,8 @@ pub fn why_not_free(
             "{resource} is withdrawn for a while, since requests for it were denied repeatedly"
         )),
         Some(Phase::HalfOpen) => of_node(format!(
-            "one device of {resource} is offered after repeated denials; the next request decides"
+            "one device of {resource} is offered after repeated denials, and the others once a request succeeds or after \
+             a while"
         )),
         Some(Phase::Closed) | None => of_gpu(
             Withdrawn,
@@ -173,13 +174,8 @@ mod tests {
             "GPU 0: too little of it would be left for this device if the other free devices were granted"
         );
         let phase = Phase::Open { until_mono_ms: 1 };
-        let breaker = Some(Breaker {
-            phase,
-            denials: 0,
-            namespaces: BTreeSet::new(),
-            window_mono_ms: 0,
-            pause_ms: 10_000,
-        });
+        let breaker =
+            Some(Breaker { phase, denials: 0, namespaces: Vec::new(), window_mono_ms: 0, pause_ms: 10_000 });
         apply(&mut node, Change::BreakerChanged { resource: shared(), breaker });
         let (state, reason) = why(&node);
         assert_eq!(state, NotFreeState::Withdrawn);

@@ -170,7 +170,7 @@ async fn three_denials_withdraw_a_resource_and_then_one_device_is_listed_again()
     node.assert_harmless();
 }
 
-/// A policy that fails is not caused by who asks: the pause doubles until a request succeeds.
+/// A policy's fault does not depend on the requesting pod: the pause doubles until a request succeeds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_policy_withdraws_a_resource_for_longer_and_longer() {
     let mut recipe = Recipe { policy: Some("whole deny=fault"), ..Recipe::default() };

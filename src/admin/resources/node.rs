@@ -117,7 +117,9 @@ fn breaker_words(resource: &Resource, breaker: &Breaker) -> Option<String> {
             "requests for {resource} were denied repeatedly: its free devices are withdrawn for {} s",
             breaker.pause_ms / 1000
         )),
-        Phase::HalfOpen => Some("one device is listed again; the next request decides".into()),
+        Phase::HalfOpen => {
+            Some("one device is listed again, and the others once a request succeeds or after a while".into())
+        }
     }
 }
 

@@ -282,7 +282,7 @@ fn a_withdrawn_resource_is_reported_once_and_when_it_is_listed_again() {
         let breaker = phase.map(|phase| Breaker {
             phase,
             denials: 0,
-            namespaces: BTreeSet::new(),
+            namespaces: Vec::new(),
             window_mono_ms: 0,
             pause_ms: 10_000,
         });

@@ -88,8 +88,9 @@ impl Transition {
             Self::NodesChanged(Some(what)) => what.to_string(),
             Self::NodesChanged(None) => "all device nodes that containers need exist".into(),
             Self::ResourceWithdrawn(resource, Some(pause_ms)) => format!(
-                "requests for {resource} were denied repeatedly: its free devices are withdrawn, at first for {} s, until a \
-                 request succeeds (`berth decision list` shows the denials)",
+                "requests for {resource} were denied repeatedly: its free devices are withdrawn, at first for {} s; \
+                 then one device is listed, and the others after a request succeeds or after a time without a new \
+                 withdrawal (`berth decision list` shows the denials)",
                 pause_ms / 1000
             ),
             Self::ResourceWithdrawn(resource, None) => {

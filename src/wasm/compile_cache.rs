@@ -1,7 +1,7 @@
 //! Compilers' replies in a folder of one user, so that commands that run one after another compile a module once.
 //!
-//! Not for the daemon: it runs only machine code whose digest its store has. Here the folder itself is what is trusted,
-//! as that of a build tool is: a folder that another user owns or may write is not used.
+//! Not for the daemon: it runs only machine code whose digest its store has. Here the folder and its files
+//! are trusted, like the cache of a build tool: one that another user owns or can write to is not used.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,10 +14,12 @@ use sha2::{Digest as _, Sha256};
 use super::artifacts::digest;
 use super::compile_child::FRAME_BYTES_MAX;
 
-/// Replies that are kept. The oldest is deleted for a new one, which may have 37 MB.
+/// Most replies that are kept; the oldest is deleted for a new one. A reply may take 37 MB.
 const REPLIES_MAX: usize = 8;
 /// Suffix of a reply's file.
 const REPLY: &str = ".reply";
+/// Suffix of a reply that is being written.
+const DRAFT: &str = ".draft";
 /// Length of the checksum at the start of a file, bytes.
 const CHECKSUM_BYTES: usize = 32;
 
@@ -25,7 +27,7 @@ const CHECKSUM_BYTES: usize = 32;
 #[derive(Debug)]
 pub(super) struct CompileCache {
     folder: PathBuf,
-    /// A hash of what a reply depends on beside the module: wasmtime's settings, and the program that compiles.
+    /// A hash of what a reply depends on besides the module: wasmtime's settings, and the program that compiles.
     compiler: String,
 }
 
@@ -35,9 +37,7 @@ impl CompileCache {
     pub(super) fn open(folder: &Path, program: &Path, compatibility: &str) -> Option<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder).ok()?;
         let own = fs::symlink_metadata(folder).ok()?;
-        let is_private = own.is_dir()
-            && own.uid() == rustix::process::geteuid().as_raw()
-            && own.mode() & (libc::S_IWGRP | libc::S_IWOTH) == 0;
+        let is_private = own.is_dir() && is_private(&own);
         let compiler = fs::metadata(program).ok()?;
         let mut hasher = DefaultHasher::new();
         (compatibility, compiler.len(), compiler.mtime(), compiler.mtime_nsec()).hash(&mut hasher);
@@ -46,8 +46,10 @@ impl CompileCache {
 
     /// The encoded reply to this module, unless its file is missing or damaged.
     pub(super) fn read(&self, module: &[u8]) -> Option<Vec<u8>> {
-        let mut file =
-            OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(self.path(module)).ok()?;
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let mut file = OpenOptions::new().read(true).custom_flags(flags).open(self.path(module)).ok()?;
+        // Another user may have replaced the folder since, if the user can write to a parent of it.
+        file.metadata().ok().filter(|own| own.is_file() && is_private(own))?;
         let mut checksum = [0; CHECKSUM_BYTES];
         file.read_exact(&mut checksum).ok()?;
         let mut frame = Vec::new();
@@ -62,7 +64,7 @@ impl CompileCache {
     pub(super) fn write(&self, module: &[u8], frame: &[u8]) -> io::Result<()> {
         self.make_room()?;
         // Another command that compiles the same module has a draft of its own.
-        let draft = self.folder.join(format!("{}.draft", std::process::id()));
+        let draft = self.folder.join(format!("{}{DRAFT}", std::process::id()));
         let write = || {
             let mut options = OpenOptions::new();
             let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
@@ -77,16 +79,25 @@ impl CompileCache {
         self.folder.join(format!("{}-{}{REPLY}", digest(module), self.compiler))
     }
 
-    /// Deletes the oldest files, so that one more can be written.
+    /// Deletes the oldest replies, and drafts that commands left, so that one more can be written.
     fn make_room(&self) -> io::Result<()> {
         let mut files: Vec<_> = fs::read_dir(&self.folder)?
             .flatten()
+            .filter(|entry| {
+                let name = entry.file_name().into_encoded_bytes();
+                [REPLY, DRAFT].iter().any(|suffix| name.ends_with(suffix.as_bytes()))
+            })
             .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
             .collect();
         files.sort();
         let surplus = (files.len() + 1).saturating_sub(REPLIES_MAX);
         files.iter().take(surplus).try_for_each(|(_, path)| fs::remove_file(path))
     }
+}
+
+/// Whether only this user, or root, can have written it.
+fn is_private(file: &fs::Metadata) -> bool {
+    file.uid() == rustix::process::geteuid().as_raw() && file.mode() & (libc::S_IWGRP | libc::S_IWOTH) == 0
 }
 
 #[cfg(test)]
@@ -108,7 +119,7 @@ mod tests {
         cache.write(b"module", b"reply").unwrap();
         assert_eq!(cache.read(b"module").unwrap(), b"reply");
         assert_eq!(cache.read(b"another"), None);
-        // Another build of wasmtime's settings reads none of them.
+        // With other settings of wasmtime no kept reply is read.
         let other = CompileCache::open(&folder, Path::new("/proc/self/exe"), "4567").unwrap();
         assert_eq!(other.read(b"module"), None);
 
@@ -130,9 +141,24 @@ mod tests {
     }
 
     #[test]
+    fn a_reply_that_others_may_write_is_not_read() {
+        let state = tempfile::tempdir().unwrap();
+        let cache = open(state.path()).unwrap();
+        cache.write(b"module", b"reply").unwrap();
+        fs::set_permissions(cache.path(b"module"), fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(cache.read(b"module"), None);
+        fs::remove_file(cache.path(b"module")).unwrap();
+        fs::create_dir(cache.path(b"module")).unwrap();
+        assert_eq!(cache.read(b"module"), None);
+    }
+
+    #[test]
     fn only_the_newest_replies_are_kept() {
         let state = tempfile::tempdir().unwrap();
         let cache = open(state.path()).unwrap();
+        // Nothing else in the folder is deleted.
+        fs::write(state.path().join("policy.wasm"), "uploaded").unwrap();
+        fs::create_dir(state.path().join("folder")).unwrap();
         for module in 0..u8::try_from(REPLIES_MAX).unwrap() + 3 {
             cache.write(&[module], b"reply").unwrap();
             // File systems keep times in steps of some milliseconds.
@@ -140,7 +166,7 @@ mod tests {
             let time = std::time::SystemTime::now() - age;
             fs::File::options().write(true).open(cache.path(&[module])).unwrap().set_modified(time).unwrap();
         }
-        assert_eq!(fs::read_dir(state.path()).unwrap().count(), REPLIES_MAX);
+        assert_eq!(fs::read_dir(state.path()).unwrap().count(), REPLIES_MAX + 2);
         assert_eq!(cache.read(&[2]), None);
         assert!(cache.read(&[3]).is_some());
     }

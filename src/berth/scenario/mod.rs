@@ -218,12 +218,12 @@ impl PolicyTester {
     }
 }
 
-/// Where compiled modules are kept between commands: `berth/policies` in the user's cache, as the XDG Base Directory
+/// Where compiled modules are kept between commands: `berth/compiled` in the user's cache, as the XDG Base Directory
 /// Specification names it. `None` for a user without a home.
 fn cache_folder() -> Option<PathBuf> {
     let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
-    Some(cache.join("berth/policies"))
+    Some(cache.join("berth/compiled"))
 }
 
 fn check_parameters_size(parameters: &str) -> Result<(), String> {

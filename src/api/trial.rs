@@ -66,7 +66,8 @@ pub struct TrialRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "trainer-0")]
     pub pod: Option<String>,
-    /// The labels of the container's pod, at most 64, beside those of a pod of the node with its name.
+    /// The labels of the container's pod, at most 64. They are added to the labels of a pod of the node with the same
+    /// name, and replace those with the same key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(example = json!({"tier": "gold"}))]
     pub labels: BTreeMap<String, String>,

@@ -16,8 +16,8 @@ use ureq::{Agent, Body, SendBody};
 
 /// Longest wait for an answer. The daemon answers within 8 s.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
-/// Longest wait for an upload, 60 s to send and 300 s to compile, and for whatever has a policy compiled: a trial may
-/// take 90 s more.
+/// Longest wait for an upload, 60 s to send and 300 s to compile, and for other requests that compile a policy: a trial
+/// may take 90 s more.
 const UPLOAD_MAX: Duration = Duration::from_secs(400);
 /// Largest answer: 5120 allocations of at most 16 KiB, rarely a tenth of it.
 const ANSWER_BYTES_MAX: u64 = 96 * 1024 * 1024;

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &DrainArgs, client: &Client, out: &mut Out) -> anyhow::R
     let mut ended = Ok(());
     for gpu in &mut gpus {
         if args.wait {
-            // A deadline of this command is waited for, however soon it is.
+            // A deadline that this command sets ends the wait, even if it has passed by the first answer.
             match watch(client, gpu.clone(), wait_until, args.deadline.is_some()) {
                 Ok(newest) => *gpu = newest,
                 Err(error) if ended.is_ok() => ended = Err(error),

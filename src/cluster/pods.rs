@@ -11,7 +11,6 @@ use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, reque
 use berth_kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use futures_util::{FutureExt, Stream, StreamExt};
 use kube::Client;
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -29,14 +28,7 @@ struct KnownPods {
 
 impl KnownPods {
     fn new() -> Self {
-        let view = PodsView {
-            source: PodsSource::ApiServer,
-            current: false,
-            listed_mono_ms: 0,
-            pods: BTreeMap::new(),
-            deleted: VecDeque::new(),
-            finished: VecDeque::new(),
-        };
+        let view = PodsView::empty(PodsSource::ApiServer);
         Self { view, requested_mono_ms: 0, complete: false, waiting: Vec::new() }
     }
 

@@ -404,7 +404,8 @@ impl Worker {
             tracing::info!(
                 part = reading.part.as_str(), source = reading.source, code = reading.code, %by,
                 severity = ?answer.severity, reason = answer.reason,
-                "a GPU reading is judged again, since the policy that judged it leaves the stack"
+                "a GPU reading is judged again, since the new stack does not have the policy that judged it with the \
+                 same parameters"
             );
         }
         let command = Command::Activate { stack, expected, offers: offers.parts, triage };

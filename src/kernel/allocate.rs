@@ -74,12 +74,13 @@ fn denial_of(ledger: &Ledger, request: &AdmitRequest, refusal: &Refusal, attempt
             let candidates = candidates(ledger, &request.resource, request.devices.len());
             let namespaces: BTreeSet<_> =
                 candidates.into_iter().map(|one| one.pod.namespace.clone()).collect();
-            // The source does not show the pod yet, as happens to single pods of a series.
+            // Without candidates the source does not show the pod yet. That happens to a pod now and then, so the
+            // denial does not count.
             (!namespaces.is_empty()).then_some(Denial::OfNamespaces(namespaces))
         }
-        // A denial of the built-in rules is of anyone's request.
+        // The built-in rules would deny any pod's request.
         Refusal::Denied { .. } | Refusal::Faulted { .. } => Some(Denial::OfAnyone),
-        // Of a GPU that grants nothing new, the free devices are withdrawn without a breaker.
+        // The free devices of a GPU that grants nothing new are withdrawn without a breaker.
         Refusal::Held { .. } | Refusal::DoesNotFit { .. } if matches!(attempt, Attempt::Last { .. }) => {
             Some(Denial::OfAnyone)
         }
@@ -142,8 +143,8 @@ fn check_invariants(
         let device = part.device(&request.resource, id.share).ok_or_else(unknown)?;
         if !is_reused(ledger, device, attempt) {
             check_grantable(ledger, part)?;
-            // A held device that is no longer offered is retiring: with each new pod it would never be free. Nor are those
-            // of a GPU that the configuration excludes.
+            // A held device that is no longer offered is retiring: if new pods got it, it would never become free. The
+            // devices of a GPU that the configuration excludes are not granted either.
             if !ledger.may_grant_device(&request.resource, id) {
                 return Err(Refusal::NotOffered { resource: request.resource.clone(), device: id.clone() });
             }

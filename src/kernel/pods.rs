@@ -160,6 +160,19 @@ pub enum Fate {
 }
 
 impl PodsView {
+    /// A view without pods of a source that is not connected.
+    #[must_use]
+    pub fn empty(source: PodsSource) -> Self {
+        Self {
+            source,
+            current: false,
+            listed_mono_ms: 0,
+            pods: BTreeMap::new(),
+            deleted: VecDeque::new(),
+            finished: VecDeque::new(),
+        }
+    }
+
     /// The fate of the pod with this UID. `since_mono_ms`: a time at which the kubelet had it; if a list
     /// requested later lacks it, it is gone.
     #[must_use]

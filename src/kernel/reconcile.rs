@@ -143,8 +143,8 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
             sighting.recorded_under_wall_ms = view.kubelet.map(|kubelet| kubelet.created_wall_ms);
         }
         if view.fresh && since_grant && view.checkpoint.is_some() {
-            // Only of devices that are not granted to new pods does it matter (I4). The kubelet requests the devices of all
-            // containers while it admits the pod; after a restart its `List` may lack pods.
+            // This matters only for devices that are not granted to new pods (I4). The kubelet requests the devices of
+            // all containers while it admits the pod; after a restart its `List` may lack pods.
             let mut devices = allocation.devices.iter();
             let is_init_container = evidence.has_entry
                 && view.kubelet.is_some_and(|kubelet| sighting.is_requested_by(kubelet))

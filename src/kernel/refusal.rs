@@ -78,7 +78,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether a reconcile pass may change the answer: the holder may have ended meanwhile or, of a device that is not
+    /// Whether a reconcile pass may change the answer: the holder may have ended meanwhile or, if the device is not
     /// granted to new pods, may be an init container of the requesting pod.
     #[must_use]
     pub fn reconcile_may_resolve(&self) -> bool {

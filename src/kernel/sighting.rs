@@ -27,8 +27,8 @@ pub struct Sighting {
     /// Whether the kubelet named it, by its id or by its pod, when a source that can do so was last read. Devices
     /// alone do not count: they may be another allocation's.
     pub named: bool,
-    /// When the kubelet.sock was created, milliseconds since 1970, under which the checkpoint last contained its
-    /// entry, or was restored from one that contained it.
+    /// The creation time, milliseconds since 1970, of the kubelet.sock under which the checkpoint last contained its
+    /// entry, or of a later kubelet.sock whose kubelet restored a checkpoint that contained it.
     pub recorded_under_wall_ms: Option<u64>,
     /// When the newest pass began, monotonic milliseconds, whose fresh checkpoint contained its entry while `List`
     /// showed its devices in no container: it is of an init container, whose devices the kubelet requests again for the
@@ -64,7 +64,7 @@ impl Sighting {
     pub fn is_of_kubelet(&self, granted_wall_ms: u64, kubelet: KubeletAge) -> bool {
         self.is_requested_by(kubelet)
             || self.recorded_under_wall_ms == Some(kubelet.created_wall_ms)
-            // By the store's time, for an allocation that an earlier process of the daemon granted.
+            // For an allocation that an earlier process of the daemon granted, the stored time of the grant decides.
             || granted_wall_ms > kubelet.created_wall_ms
     }
 }

@@ -17,7 +17,7 @@ use berth_core::keeper::{CommandError, Snapshot};
 use berth_core::{KernelHandle, next_beat};
 use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tonic::{Code, Status};
@@ -40,14 +40,7 @@ struct PodCache {
 
 impl Default for PodCache {
     fn default() -> Self {
-        let view = PodsView {
-            source: PodsSource::Kubelet,
-            current: false,
-            listed_mono_ms: 0,
-            pods: BTreeMap::new(),
-            deleted: VecDeque::new(),
-            finished: VecDeque::new(),
-        };
+        let view = PodsView::empty(PodsSource::Kubelet);
         Self { view, listing: None, has_listed: false, dirty: false, overflowed: false, newly_waiting: None }
     }
 }
@@ -253,7 +246,8 @@ impl PodWatcher {
                 () = sleep_until(list_deadline), if is_listing => {
                     return StreamEnd::Failed("the first list was not complete in time".into());
                 }
-                // What was listed is sent first: a long list would otherwise begin again without end.
+                // The listed pods are published first; otherwise a list that takes longer than the resync interval
+                // would start again without end.
                 () = sleep_until(resync_at), if !is_listing && due.is_none() => return StreamEnd::Resync,
                 changed = snapshots.changed(), if !is_listing && due.is_none() => {
                     if changed.is_err() {

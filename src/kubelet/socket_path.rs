@@ -69,7 +69,8 @@ impl NoConnection {
                 (format!("cannot be reached: {error}"), permission_advice())
             }
             (io::ErrorKind::ConnectionRefused, _) => {
-                let fix = "start the kubelet; if it runs, restart it: the socket is of an earlier one";
+                let fix = "start the kubelet; if it runs, restart it, since the socket was left by an earlier kubelet \
+                           process";
                 (format!("exists, but no process answers: {error}"), fix.into())
             }
             (_, Err(no_socket)) => (no_socket.to_string(), no_socket.advice()),

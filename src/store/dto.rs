@@ -120,7 +120,8 @@ impl Judgement {
     fn into_kernel(self) -> Result<kernel_judgement::Judgement, String> {
         let Self { part, source, code, detail, by, revision, severity, reason, quiet_ms } = self;
         let part = part.map(|part| PartId::parse(&part).map_err(|error| error.to_string())).transpose()?;
-        let severity = kernel::Severity::parse(&severity).ok_or(format!("severity {severity:?}"))?;
+        let unknown = format!("the severity {severity:?} is not known");
+        let severity = kernel::Severity::parse(&severity).ok_or(unknown)?;
         Ok(kernel_judgement::Judgement {
             reading: part.map(|part| Reading { part, source, code, detail }),
             by: by.into(),

@@ -260,7 +260,7 @@ impl Folder {
     pub(super) fn links(&self) -> Result<Scratch, StoreError> {
         self.scratch(OPENING_BYTES, |to| {
             let data = fs::canonicalize(self.data())?;
-            // A copy may lack empty folders, and sled makes none where a link is.
+            // A copy may lack empty folders, and sled does not create a folder behind a symbolic link.
             DirBuilder::new().recursive(true).create(data.join("blobs"))?;
             SLED_FILES.iter().try_for_each(|name| symlink(data.join(name), to.join(name)))
         })

@@ -35,7 +35,7 @@ def main():
 
 
 def own_module(name):
-    """A file with a policy that the daemon has not: a shipped one with a custom section of its own."""
+    """A file with a policy that the daemon does not have: a shipped one with a custom section of its own."""
     module = CACHE / f"{name}.wasm"
     section = bytes([len(name)]) + name.encode()
     module.write_bytes(MODULE.read_bytes() + bytes([0, len(section)]) + section)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 
 from browser import Watch, picture
 from node import SHARED, Node
 from page import drawer, row, sign_in, view
 from playwright.sync_api import expect
-from say import check, until
+from say import TestError, check, until
 
 
 def a_restart_is_shown_and_health_lasts_longer(watch: Watch, node: Node) -> None:
@@ -33,10 +34,7 @@ def a_restart_is_shown_and_health_lasts_longer(watch: Watch, node: Node) -> None
     expect(events.get_by_role("listitem").last).to_contain_text("The daemon started (Berth ")
     expect(page.locator(".lanes .unrecorded")).to_have_count(1)
     expect(page.locator(".lanes .recorded-from")).to_have_count(1)
-    lines, listed = events.locator("> li").count(), int(re.search(r"(\d+) events? in", page.locator("#timeline [role=status]").inner_text())[1])
-    if listed > lines:
-        expect(page.locator("#timeline [role=status]")).to_contain_text(f", in {lines} lines, since those of one cause share a line")
-    check(listed >= lines, f"{listed} events in {lines} lines")
+    those_of_one_cause_share_a_line(watch, node)
     picture(page, "restart-timeline")
     row_of = f"#view=gpus&gpu={gpu['uuid']}"
     page.evaluate("(at) => { location.hash = at; }", row_of)
@@ -49,6 +47,41 @@ def a_restart_is_shown_and_health_lasts_longer(watch: Watch, node: Node) -> None
     page.keyboard.press("Escape")
     view(watch, "Policies")
     expect(page.locator("#stack")).to_contain_text("when the daemon started.")
+
+
+#: Read at once, since the list is made again when an event comes.
+LINES_AND_STATUS = "[document.querySelectorAll('#timeline ol.timeline > li').length, document.querySelector('#timeline [role=status]').textContent]"
+
+
+def those_of_one_cause_share_a_line(watch: Watch, node: Node) -> None:
+    """On a busy machine events of one cause may be too far apart to share a line: the API's times show which are not."""
+
+    def is_so() -> bool:
+        kept = node.ask("GET", "/events/history?last=1h")[1]["items"]
+        joined = sum(shares_line(newer, older) for newer, older in zip(kept, kept[1:]))
+        lines, status = watch.page.evaluate(LINES_AND_STATUS)
+        listed = int(re.match(r"(\d+) events? in", status)[1])
+        seen.update(joined=joined, lines=lines, status=status)
+        says = f", in {lines} lines, since those of one cause share a line" in status
+        return lines == listed - joined and says == (joined > 0)
+
+    seen = {}
+    try:
+        until("those of one cause share a line", is_so)
+    except TestError as late:
+        raise TestError(f"{late}: {seen}") from None
+
+
+def shares_line(newer: dict, older: dict) -> bool:
+    """Whether neighbours in the list are of one start of the daemon: GPUs that it found, or policies that came with it."""
+    are_found = all(event["kind"] == "gpuFound" for event in (newer, older))
+    are_shipped = all(event["kind"] == "policyUploaded" and "came with the daemon" in event["words"] for event in (newer, older))
+    apart = at(newer) - at(older)
+    return (are_found or are_shipped) and apart <= timedelta(seconds=2)
+
+
+def at(event: dict) -> datetime:
+    return datetime.fromisoformat(event["at"].replace("Z", "+00:00"))
 
 
 def decisions_of_pods_that_ended_name_them(watch: Watch, node: Node) -> None:

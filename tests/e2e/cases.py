@@ -31,7 +31,7 @@ INIT_SECONDS = 45
 LIST_SECONDS = 5
 #: SIGTERM to exit.
 END_SECONDS = 1.0
-#: So long a Berth that cannot see pods end is watched to stay not ready, after its pod has gone.
+#: How long a Berth that cannot see pods end must stay not ready after its pod has gone.
 UNREADY_SECONDS = 10
 #: A user without any rights.
 _NO_ONE = 65534
@@ -403,7 +403,7 @@ def unknown_root(bench: Bench) -> str:
     settings = dict(bench.berth.settings)
     root = settings.pop("kubeletRootDir")
     missing = f"{settings['kubeletDir']}/pod-resources/kubelet.sock"
-    # Kubelets of before have left it.
+    # Earlier kubelets may have left it.
     shutil.rmtree(Path(missing).parent, ignore_errors=True)
     bench.berth.stop()
     bench.berth.configure(settings)

@@ -18,7 +18,7 @@ SCHEDULE_SECONDS = 60
 FREED_SECONDS = 60
 #: The kubelet writes its status every second; an id that leaves the list would be shown for 60 s.
 FIRST_LIST_SECONDS = 10
-#: So long nothing is withdrawn; the kubelet writes its status every second.
+#: How long nothing may be withdrawn; the kubelet writes its status every second.
 STAYS_SECONDS = 5
 #: Quiet time of the fault cases, and how much later at most the GPU is back.
 QUIET_SECONDS = 10

@@ -77,8 +77,8 @@ class Kubelet:
         self._config = config
         #: Its `--root-dir`, from its next start on. Its folder of device plugins is always the same.
         self.root = KUBELET
-        #: How often it writes its status for the API server, from its next start on. A kubelet's default are ten seconds, in
-        #: which the scheduler assigns devices that are gone.
+        #: How often it writes its status for the API server, from its next start on. A kubelet's default is ten
+        #: seconds, in which the scheduler assigns devices that are gone.
         self.status_seconds = 1
 
     def join(self, kubeconfig: Path) -> None:

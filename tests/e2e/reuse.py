@@ -25,7 +25,7 @@ DEADLINE_SECONDS = 5
 DELETE = ("--evict", "--deadline", f"{DEADLINE_SECONDS}s", "--at-deadline", "delete", "--wait")
 #: More jobs than GPUs, so that a pod waits for each device.
 JOBS = 4
-#: So many short pods have run before a GPU is drained, and so long they go on beside the drained one.
+#: How many short pods run before a GPU is drained, and for how many seconds they continue beside the drained one.
 SHORT_PODS = 4
 BESIDE_SECONDS = 15
 #: How often the kubelet is brought to lose a device; on a busy machine it may miss its moment.
@@ -88,7 +88,7 @@ def without_gpu(bench: Bench) -> str:
 
 
 def without_gpu_or_api_server(bench: Bench) -> str:
-    """The same for a Berth that has only the kubelet's word."""
+    """The same for a Berth that learns of pods only from the kubelet."""
     return _without_gpu(bench, DRAIN_WITHOUT_API_SERVER)
 
 
@@ -244,7 +244,7 @@ def _short_pods(bench: Bench, *order: str) -> str:
 
 
 def _grants_nothing(bench: Bench, pods: ShortPods, gpu: str, before: set[str], marked: float) -> None:
-    """No pod but those of before is on the GPU, by the pods' own word and by Berth's."""
+    """No pods but the earlier ones are on the GPU, by what the pods wrote and by what Berth's API shows."""
     late = {uid for uid, seen in pods.seen() if seen == gpu} - before
     if late:
         raise Hopeless(f"pods {late} were started on {gpu} after it was drained")

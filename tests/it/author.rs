@@ -137,7 +137,7 @@ fn check_and_then_test_compile_a_module_once() {
     let (_, scenario) = scenarios().into_iter().find(|(policy, _)| policy == "binpack").unwrap();
     std::fs::write(folder.path().join("policy.wasm"), shipped).unwrap();
     let kept = || {
-        let files = folder.path().join("cache/berth/policies").read_dir().unwrap().map(Result::unwrap);
+        let files = folder.path().join("cache/berth/compiled").read_dir().unwrap().map(Result::unwrap);
         // A reply that is written again is another file.
         files.map(|file| (file.file_name(), file.ino())).collect::<Vec<_>>()
     };
@@ -155,7 +155,7 @@ fn check_and_then_test_compile_a_module_once() {
     assert!(kept().contains(&compiled[0]), "{:?}", kept());
     // What is kept gives the same answer, and a damaged one is compiled again.
     assert_eq!(check(), first);
-    let file = folder.path().join("cache/berth/policies").join(&compiled[0].0);
+    let file = folder.path().join("cache/berth/compiled").join(&compiled[0].0);
     std::fs::write(&file, "damaged").unwrap();
     assert_eq!(check(), first);
     assert!(file.metadata().unwrap().len() > 1000);

@@ -97,7 +97,7 @@ async fn a_node_without_a_source_of_pods_warns_of_rules_about_pods() {
     let trial = serving.call("POST", "/trials", &json!({"policy": "memory", "alone": true}));
     assert_eq!(warnings(&trial), [""; 0], "its hook admit sets limits: {trial}");
 
-    // Each request is granted, whatever the quota says, and so does another quota that is tried on the records.
+    // Each request is granted, whatever the quota says. A shadow and a replay of another quota count these calls.
     let shadow = serving.call("POST", "/shadows", &quota);
     for name in ["a", "b"] {
         house.start(name, SHARED, 1).await.unwrap();

@@ -15,7 +15,7 @@ use futures_util::TryFutureExt;
 use kubelet_standin::{Kubelet, PodSpec, Rpc};
 use serde_json::{Value, json};
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const TIMESLICE: &[u8] = include_bytes!("../../policies-wasm/prebuilt/timeslice.wasm");
 
@@ -129,7 +129,9 @@ async fn two_activations_compile_one_after_the_other_and_one_whole_stack_is_left
         node.set("hold", false);
         let (one, mut second) = (one.await.unwrap(), second.await.unwrap());
         // On a busy machine the first one takes longer than the second waits for its turn.
+        let end = Instant::now() + Duration::from_secs(300);
         while second.status == 503 {
+            assert!(Instant::now() < end, "the second activation had no turn within 300 s");
             second = api.putting(json!(names(other)), revision).await.unwrap();
         }
         [one, second]

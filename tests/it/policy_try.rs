@@ -176,7 +176,7 @@ fn invalid_trials_are_refused_with_advice() {
         (json!({"resource": GPU, "count": 1, "labels": {"": "x"}}), "request.labels: \"\""),
         (json!({"resource": GPU, "count": 1, "labels": {"a b": "x"}}), "request.labels: \"a b\""),
         (json!({"resource": GPU, "count": 1, "labels": {"Example.com/a": "x"}}), "\"Example.com/a\""),
-        (json!({"resource": GPU, "count": 1, "labels": {"a": "-x"}}), "\"-x\" is not the value"),
+        (json!({"resource": GPU, "count": 1, "labels": {"a": "-x"}}), "\"-x\" is not a valid value"),
     ] {
         let said = refused(json!({"policy": "share", "request": request}));
         assert!(said.contains(words), "{words} is missing in {said}");

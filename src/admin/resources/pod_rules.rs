@@ -53,8 +53,9 @@ fn missing_source(ledger: &Ledger, api_server: Option<&Step>) -> String {
             "the kubelet's Pods API does not show at present which pods request devices".into()
         }
         (None, Some(PodsSource::ApiServer) | None) => {
-            "nothing shows the daemon which pods request devices: let it use the API server (`--kubeconfig FILE`; in a pod \
-             its service account, unless `--api-server off`), or turn on the kubelet's feature gate PodsAPI"
+            "nothing shows the daemon which pods request devices: give it access to the API server (`--kubeconfig \
+             FILE`, or in a pod its service account, without `--api-server off`), or turn on the kubelet's feature \
+             gate PodsAPI"
                 .into()
         }
     }
@@ -64,7 +65,6 @@ fn missing_source(ledger: &Ledger, api_server: Option<&Step>) -> String {
 mod tests {
     use super::*;
     use berth_kernel::pods::PodsView;
-    use std::collections::{BTreeMap, VecDeque};
     use std::sync::Arc;
 
     #[test]
@@ -74,14 +74,7 @@ mod tests {
         let waiting = Step::Waiting("no route to host".into());
         let cause = missing_source(&ledger, Some(&waiting));
         assert!(cause.contains("(no route to host)") && !cause.contains("--kubeconfig"), "{cause}");
-        ledger.pods = Some(Arc::new(PodsView {
-            source: PodsSource::Kubelet,
-            current: false,
-            listed_mono_ms: 0,
-            pods: BTreeMap::new(),
-            deleted: VecDeque::new(),
-            finished: VecDeque::new(),
-        }));
+        ledger.pods = Some(Arc::new(PodsView::empty(PodsSource::Kubelet)));
         let cause = missing_source(&ledger, None);
         assert!(cause.contains("Pods API") && !cause.contains("--kubeconfig"), "{cause}");
     }

@@ -113,7 +113,7 @@ fn device_request(request: TrialRequest) -> Result<DeviceRequest, String> {
 /// Checks labels by the rules of Kubernetes.
 fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
     if labels.len() > LABELS_MAX {
-        return Err(format!("request.labels: {}; at most {LABELS_MAX} are allowed", labels.len()));
+        return Err(format!("request.labels: {} labels; at most {LABELS_MAX} are allowed", labels.len()));
     }
     let is_name = |text: &str| {
         let ends = |end: Option<char>| end.is_some_and(|c| c.is_ascii_alphanumeric());
@@ -133,11 +133,16 @@ fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
             None => is_name(key),
         };
         if !is_key {
-            return Err(format!("request.labels: {key:?} is not the key of a label of Kubernetes"));
+            return Err(format!(
+                "request.labels: {key:?} is not a valid label key: write NAME or PREFIX/NAME, the name with at most \
+                 {LABEL_BYTES_MAX} letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit, and \
+                 the prefix with lower-case letters, digits, `-` and `.`"
+            ));
         }
         if !value.is_empty() && !is_name(value) {
             return Err(format!(
-                "request.labels: {value:?} is not the value of a label of Kubernetes ({key})"
+                "request.labels: {value:?} is not a valid value of the label {key}: write at most {LABEL_BYTES_MAX} \
+                 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit"
             ));
         }
     }

@@ -134,19 +134,18 @@ fn waiting_pod(
     }
 }
 
-/// A UID with a dash, like those of the API server. The length keeps a namespace and a name with dashes apart.
+/// A UID with a dash, like those of the API server. It begins with the length of the namespace, so that pod `c` of
+/// `a-b` and pod `b-c` of `a` have different UIDs.
 fn uid(candidate: &Candidate) -> String {
     format!("{}-{}-{}", candidate.namespace.len(), candidate.namespace, candidate.pod)
 }
 
 fn publish(node: &mut Node<'_>, pods: BTreeMap<String, Arc<Pod>>) -> Result<(), String> {
     let view = PodsView {
-        source: PodsSource::ApiServer,
         current: true,
         listed_mono_ms: node.clock.now().mono_ms,
         pods,
-        deleted: Default::default(),
-        finished: Default::default(),
+        ..PodsView::empty(PodsSource::ApiServer)
     };
     node.turn(&Command::Pods(view)).map(drop)
 }

@@ -247,7 +247,7 @@ impl Run<'_, '_> {
         let request = AdmitRequest { resource: resource.clone(), devices };
         let seen = self.node.snapshot().generation;
         let answer = self.node.evaluate(|evaluation| evaluation.admit(&request));
-        // No reconcile pass comes before it.
+        // The reconcile passes of a scenario only name holders, so none counts as newer than the request.
         let attempt = Attempt::Last { asked_mono_ms: u64::MAX };
         let command = Command::Allocate { request, answer, generation: seen, is_retry: false, attempt };
         let applied = self.node.turn(&command)?;

@@ -23,7 +23,7 @@ use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 use berth_kernel::policy::{AdmitRequest, Fault, Hook, PlaceRequest, STACK_ENTRIES_MAX};
 use berth_kernel::stack::{OnFault, Permissions, Stack, StackEntry};
 use berth_kernel::time::Now;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Concurrent trials: each makes up to three evaluations, and the calls of an activation.
@@ -88,7 +88,7 @@ pub struct RequestingPod {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its labels, beside those of a pod of the node with this name.
+    /// Its labels, which are added to those of a pod of the node with this name.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -420,12 +420,9 @@ impl<'p> RunningTrial<'p> {
 fn with_pod(node: &Ledger, pod: &RequestingPod, requested: &DeviceRequest, now: Now) -> PodsView {
     let RequestingPod { namespace, name, labels: given } = pod;
     let mut view = node.pods.as_deref().cloned().unwrap_or_else(|| PodsView {
-        source: PodsSource::ApiServer,
         current: true,
         listed_mono_ms: now.mono_ms,
-        pods: BTreeMap::new(),
-        deleted: VecDeque::new(),
-        finished: VecDeque::new(),
+        ..PodsView::empty(PodsSource::ApiServer)
     });
     view.current = true;
     let existing = view.pods.values().find(|pod| pod.namespace == *namespace && pod.name == *name);

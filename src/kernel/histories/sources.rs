@@ -13,7 +13,7 @@ use crate::gpu::Inventory;
 use crate::ledger::Ledger;
 use crate::pods::{Pod, PodsSource, PodsView, Stage};
 use crate::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The sources' state, and the daemon's view of it.
@@ -103,7 +103,7 @@ impl World {
             (PodsUpdate::Repeated, _) => self.sources.earlier_view.clone(),
             (PodsUpdate::KubeletApi, _) => Some(self.kubelet_view()),
             (PodsUpdate::List, view) => {
-                let view = view.get_or_insert_with(|| empty_view(PodsSource::ApiServer));
+                let view = view.get_or_insert_with(|| PodsView::empty(PodsSource::ApiServer));
                 refresh(view, &self.sources.objects);
                 view.listed_mono_ms = now;
                 Some(view.clone())
@@ -131,7 +131,7 @@ impl World {
     }
 
     fn kubelet_view(&self) -> PodsView {
-        let mut view = empty_view(PodsSource::Kubelet);
+        let mut view = PodsView::empty(PodsSource::Kubelet);
         view.current = true;
         for held in &self.pods {
             let pod = pod_object(&held.uid, &held.name, Stage::Admitted);
@@ -240,17 +240,6 @@ fn refresh(view: &mut PodsView, objects: &BTreeMap<String, Arc<Pod>>) {
         }
     }
     view.current = true;
-}
-
-fn empty_view(source: PodsSource) -> PodsView {
-    PodsView {
-        source,
-        current: false,
-        listed_mono_ms: 0,
-        pods: BTreeMap::new(),
-        deleted: VecDeque::new(),
-        finished: VecDeque::new(),
-    }
 }
 
 fn pod_object(uid: &str, name: &str, stage: Stage) -> Pod {

@@ -78,9 +78,9 @@ impl<'v> Sources<'v> {
         sources
     }
 
-    /// Whether the checkpoint contains an entry that was last recorded under an earlier kubelet, which this is the
-    /// creation time of. A kubelet restores the whole file that its predecessor wrote, so an entry of that time that is
-    /// missing is of a pod that has ended.
+    /// Whether the checkpoint contains an entry that was last recorded under an earlier kubelet, whose creation time
+    /// this is. A kubelet restores the whole file that its predecessor wrote, so a missing entry of that time belongs
+    /// to a pod that has ended.
     pub(super) fn restores_entries_of(&self, ledger: &Ledger, recorded_under_wall_ms: Option<u64>) -> bool {
         recorded_under_wall_ms.is_some_and(|created| {
             let mut restored = self.by_id.keys().filter_map(|id| ledger.sightings.get(id));
@@ -117,7 +117,8 @@ impl<'v> Sources<'v> {
             let mut entries = on_devices.iter().copied();
             let holder = &allocation.holder;
             entries.find(|c| {
-                // Containers of one pod may have the same devices, and of two pods by a fault of the kubelet.
+                // Two containers of one pod may have the same devices; so may containers of two pods, by a fault of the
+                // kubelet.
                 let is_holders = holder.pod_uid.as_ref().is_none_or(|uid| *uid == c.pod_uid)
                     && holder.container.as_ref().is_none_or(|container| *container == c.container);
                 c.allocation.is_none() && adopted && c.devices == allocation.devices && is_holders
@@ -221,8 +222,8 @@ impl<'v> Sources<'v> {
             return true;
         }
         let holds_these = listed.iter().any(is_own);
-        // A pod that was deleted by force may still have its containers, and the kubelet lists them by their devices; those
-        // of the new pod would be of a newer allocation.
+        // A pod that was deleted by force may still have its containers, and the kubelet still lists their devices. If
+        // the new pod had the devices, they would have a newer allocation.
         let is_newest = || {
             let mut holders = allocation.devices.iter().map(|id| ledger.holders_of(&allocation.resource, id));
             holders.all(|holders| holders.last() == Some(&allocation.id))

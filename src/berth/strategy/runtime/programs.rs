@@ -191,7 +191,8 @@ mod tests {
             std::os::unix::fs::symlink("../containerd", process.join("exe")).unwrap();
         };
         let program = dir.path().join("containerd");
-        // Written by another process: a program whose file a child of another test has open cannot be started.
+        // Another process writes the program: a child that another test starts could inherit the open file, and a
+        // program whose file is open for writing cannot be started.
         let script = "#!/bin/sh\necho \"containerd example.com/v2 v2.1.4 0123abc\"\n";
         let mut write = std::process::Command::new("sh");
         write.args(["-c", "printf %s \"$1\" > \"$2\"", "sh", script]).arg(&program);

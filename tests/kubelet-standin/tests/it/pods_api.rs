@@ -43,21 +43,34 @@ async fn next_but_admission(events: &mut Streaming<WatchPodsEvent>) -> (EventTyp
 
 #[tokio::test]
 async fn a_pod_has_a_start_time_once_it_is_admitted() {
-    let fixture = Fixture::with(|o| {
-        o.pods_api = true;
-        o.admission_wait = Duration::from_millis(200);
-    })
-    .await;
-    let _plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
-    let mut events = client(&fixture).await.watch_pods(WatchPodsRequest {}).await.unwrap().into_inner();
-    assert_eq!(next(&mut events).await.0, EventType::InitialSyncComplete);
-    let spec = PodSpec::new("ns", "a").label("tier", "gold").container("main", &[(GPU, 1)]);
-    fixture.kubelet.admit(spec).await.unwrap();
-    for is_started in [false, true] {
-        let event = tokio::time::timeout(TIMEOUT, events.message()).await.unwrap().unwrap().unwrap();
-        let pod = Pod::decode(&*event.pod).unwrap();
-        assert_eq!(pod.metadata.unwrap().labels["tier"], "gold");
-        assert_eq!(pod.status.unwrap().start_time.is_some(), is_started);
+    // Within an hour nothing is admitted.
+    for (admission_wait, is_started) in [(Duration::from_secs(3600), false), (Duration::ZERO, true)] {
+        let fixture = Fixture::with(|o| {
+            o.pods_api = true;
+            o.admission_wait = admission_wait;
+        })
+        .await;
+        let _plugin = fixture.plugin("a.sock", GPU, &["a"]).await;
+        let mut events = client(&fixture).await.watch_pods(WatchPodsRequest {}).await.unwrap().into_inner();
+        assert_eq!(next(&mut events).await.0, EventType::InitialSyncComplete);
+        let spec = PodSpec::new("ns", "a").label("tier", "gold").container("main", &[(GPU, 1)]);
+        let admission = fixture.kubelet.admit(spec);
+        let event = async {
+            loop {
+                let event = tokio::time::timeout(TIMEOUT, events.message()).await.unwrap().unwrap().unwrap();
+                let pod = Pod::decode(&*event.pod).unwrap();
+                assert_eq!(pod.metadata.unwrap().labels["tier"], "gold");
+                if pod.status.unwrap().start_time.is_some() == is_started {
+                    break;
+                }
+            }
+        };
+        if is_started {
+            admission.await.unwrap();
+            event.await;
+        } else {
+            tokio::select! { _ = admission => panic!("it is admitted"), () = event => {} }
+        }
     }
 }
 

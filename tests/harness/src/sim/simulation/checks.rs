@@ -209,7 +209,7 @@ impl Checks {
             let may = before.may_grant_device(&allocation.resource, id);
             // The next container of the same pod requests what its init container holds.
             if !may && !truth.kubelet.is_of_init_container(&allocation.resource, id) {
-                let what = format!("{id} was granted, which is for no new pod");
+                let what = format!("{id} was granted to a new pod, although it may not be");
                 self.violations.push(Violation::new("I4", what));
             }
             let holders = after.device(&allocation.resource, id).map_or(&[][..], |d| &d.holders);

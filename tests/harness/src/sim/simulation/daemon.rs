@@ -121,7 +121,8 @@ impl Daemon {
         self.walk(around, &node, &node.stack, |walk| walk.triage(reading))
     }
 
-    /// What a stack that is not active yet makes of the readings whose policy it no longer has.
+    /// What a stack that is not active yet makes of the readings that were judged by policies that it does not have, or
+    /// has with other parameters.
     pub(crate) fn judge_again(
         &mut self,
         around: &Surroundings,

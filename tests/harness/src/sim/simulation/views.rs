@@ -9,7 +9,7 @@ use berth_kernel::command::Command;
 use berth_kernel::pods::{Pod, PodsSource, PodsView, Stage, is_of_static_pod};
 use berth_kernel::ports::Clock;
 use berth_kernel::time::Now;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Views that may wait to be submitted.
@@ -123,7 +123,7 @@ impl Views {
             (Showing::KubeletPods | Showing::KubeletSilent, _) => {
                 return of_kubelet(kubelet, how == Showing::KubeletPods);
             }
-            (Showing::List, known) => known.get_or_insert_with(|| nothing(PodsSource::ApiServer)),
+            (Showing::List, known) => known.get_or_insert_with(|| PodsView::empty(PodsSource::ApiServer)),
             // Half a list would show that pods are gone; a watch continues from a list.
             (_, None) => return None,
             (Showing::Watch, Some(known)) if !known.current => return None,
@@ -167,23 +167,12 @@ fn shown(pod: u32, name: String, stage: Stage) -> Pod {
     }
 }
 
-fn nothing(source: PodsSource) -> PodsView {
-    PodsView {
-        source,
-        current: false,
-        listed_mono_ms: 0,
-        pods: BTreeMap::new(),
-        deleted: VecDeque::new(),
-        finished: VecDeque::new(),
-    }
-}
-
 /// The kubelet's own pods: what it lacks says nothing, and what it says has ended has.
 fn of_kubelet(kubelet: &Kubelet, current: bool) -> Option<PodsView> {
     if current && !kubelet.running {
         return None;
     }
-    let mut view = nothing(PodsSource::Kubelet);
+    let mut view = PodsView::empty(PodsSource::Kubelet);
     view.current = current;
     for pod in 1..=kubelet.made() {
         if !kubelet.is_alive(pod) {

@@ -72,12 +72,14 @@ fn documents_of_repeated_output_are_separated() {
     let looking = Looking::at(&bench, &["gpu", "list", "-o", "yaml", "-w=100ms"]);
     looking.until("items:", 1);
     bench.done(&["gpu", "cordon", "0"]);
-    looking.until("items:", 2);
-    let seen = looking.seen.lock().unwrap().clone();
-    let documents: Vec<serde_json::Value> =
-        seen.split("---\n").map(|document| serde_saphyr::from_str(document).unwrap()).collect();
-    let states: Vec<_> = documents.iter().map(|d| d["items"][0]["drain"]["state"].clone()).collect();
-    assert_eq!(states, ["active", "cordoned"]);
+    // A document may be read in several pieces.
+    crate::wait::until("both documents", || {
+        let seen = looking.seen.lock().unwrap().clone();
+        let documents = seen.split("---\n").map(serde_saphyr::from_str::<serde_json::Value>);
+        let Ok(documents) = documents.collect::<Result<Vec<_>, _>>() else { return false };
+        let states: Vec<_> = documents.iter().map(|d| d["items"][0]["drain"]["state"].clone()).collect();
+        states == ["active", "cordoned"]
+    });
 }
 
 #[test]

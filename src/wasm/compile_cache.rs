@@ -67,6 +67,8 @@ impl CompileCache {
         let draft = self.folder.join(format!("{}{DRAFT}", std::process::id()));
         let write = || {
             let mut options = OpenOptions::new();
+            // A link in a folder that was replaced could name any file of this user.
+            options.custom_flags(libc::O_NOFOLLOW);
             let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
             file.write_all(&Sha256::digest(frame)).and_then(|()| file.write_all(frame))?;
             fs::rename(&draft, self.path(module))
@@ -150,6 +152,18 @@ mod tests {
         fs::remove_file(cache.path(b"module")).unwrap();
         fs::create_dir(cache.path(b"module")).unwrap();
         assert_eq!(cache.read(b"module"), None);
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_draft_is_not_followed() {
+        let state = tempfile::tempdir().unwrap();
+        let cache = open(state.path()).unwrap();
+        let other = tempfile::NamedTempFile::new().unwrap();
+        fs::write(other.path(), "untouched").unwrap();
+        let draft = state.path().join(format!("{}{DRAFT}", std::process::id()));
+        std::os::unix::fs::symlink(other.path(), draft).unwrap();
+        assert!(cache.write(b"module", b"reply").is_err());
+        assert_eq!(fs::read(other.path()).unwrap(), b"untouched");
     }
 
     #[test]

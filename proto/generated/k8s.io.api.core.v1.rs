@@ -18,7 +18,7 @@ pub struct ObjectMeta {
     pub uid: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(message, optional, tag = "8")]
     pub creation_timestamp: ::core::option::Option<Time>,
-    /// When it is to be gone: the grace period after it was told to go.
+    /// When it is to be gone: the grace period after its deletion was requested.
     #[prost(message, optional, tag = "9")]
     pub deletion_timestamp: ::core::option::Option<Time>,
     #[prost(int64, optional, tag = "10")]

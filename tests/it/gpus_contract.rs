@@ -2,7 +2,7 @@
 
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_gpus::sim::{Machine, SimGpus, SimKind, SimProcess};
-use berth_kernel::gpu::{Inventory, Part, Path, RECOVERED, RECOVERY, Reading};
+use berth_kernel::gpu::{Inventory, Load, Part, Path, RECOVERED, RECOVERY, Reading};
 use berth_kernel::names::PartId;
 use berth_kernel::ports::Gpus;
 use berth_kernel::process::ProcessIdentity;
@@ -202,9 +202,20 @@ fn reads_the_load_of_each_gpu_that_answers(rig: &dyn Rig) {
     rig.split(1);
     rig.lost(2, true);
     rig.gpus().scan().expect("a scan");
-    // A busy machine may be too slow for the loads of one scan.
-    let mut scans = (0..20).map(|_| rig.gpus().scan().expect("a scan").loads);
-    let loads = scans.find(|loads| loads.len() > 1).expect("the loads of a scan");
+    // A busy machine may be too slow for the loads of one scan, or for all values of one load.
+    let idle_gpu = gpu_id(&inventory, 0);
+    let complete = |loads: &BTreeMap<PartId, Load>| {
+        loads.len() == 7
+            && loads.values().all(|load| load.power_watts.is_some())
+            && loads.get(&idle_gpu).is_some_and(|load| load.processes_percent.is_some())
+    };
+    let began = Instant::now();
+    let loads = loop {
+        let loads = rig.gpus().scan().expect("a scan").loads;
+        if complete(&loads) || began.elapsed() > PATIENCE {
+            break loads;
+        }
+    };
     let load = |index| loads.get(&gpu_id(&inventory, index));
     let idle = load(0).expect("a load");
     assert_eq!(

@@ -4,7 +4,7 @@
 use crate::counters::{Counters, GpuCounters};
 use crate::driver_access::Released;
 use crate::keeper::CommandError;
-use crate::kernel_handle::KernelHandle;
+use crate::kernel_handle::{BUSY_RETRY, KernelHandle};
 use crate::shared::Shared;
 use crate::wake::Wake;
 use berth_kernel::gpu::{Inventory, Part, Reading, ScanError};
@@ -23,8 +23,6 @@ const EVENT_WAIT: Duration = Duration::from_secs(10);
 const RELEASE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause after events could not be read.
 const EVENT_RETRY: Duration = Duration::from_secs(5);
-/// Interval of attempts to submit an event to an inbox that is full.
-const BUSY_RETRY: Duration = Duration::from_millis(10);
 
 /// The running threads.
 pub struct GpuWatch {

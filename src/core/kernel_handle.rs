@@ -31,13 +31,17 @@ use berth_kernel::time::Now;
 use crossbeam_channel::{Sender, TrySendError};
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
 /// Longest wait for any answer, seconds: twice a stack's time and an append's deadline of 2 s, doubled.
 const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement, milliseconds. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
+/// Longest wait for the policies' inbox to take what a scan showed.
+const SIGNS_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Interval of attempts to submit to an inbox that is full.
+pub(crate) const BUSY_RETRY: Duration = Duration::from_millis(10);
 
 /// The front ends' handle to the kernel: snapshots, commands, statistics. Cheap to clone.
 #[derive(Clone)]
@@ -309,16 +313,22 @@ impl KernelHandle {
     /// # Errors
     /// If the scan could not be recorded; changes that need no record are published all the same.
     pub fn record_scan(&self, mut inventory: Inventory) -> Result<Applied, CommandError> {
-        let signs = std::mem::take(&mut inventory.signs);
+        let signs = inventory.signs.clone();
         let loads = std::mem::take(&mut inventory.loads);
         let (driver, cuda) = (inventory.driver_version.clone(), inventory.cuda_version.clone());
         self.counters().gpus.set_versions(Versions { driver, cuda });
         // The inventory first: a sign of an unknown GPU would be ignored.
         let applied = self.keeper.execute(Command::RecordScan(inventory));
         self.gpu_history.add(&self.snapshot(), loads, self.now());
+        let end = Instant::now() + SIGNS_WAIT_MAX;
         for sign in signs {
-            if let Err(error) = self.submit_reading(sign) {
-                tracing::warn!(%error, "a GPU reading could not be submitted; the next scan repeats it");
+            while let Err(error) = self.submit_reading(sign.clone()) {
+                // A reset and new ECC errors are what differs from the scan before: no later scan shows them.
+                if !matches!(error, CommandError::Busy) || Instant::now() >= end {
+                    tracing::error!(%error, gpu = %sign.part, source = sign.source, "what a scan showed of a GPU was lost");
+                    break;
+                }
+                std::thread::sleep(BUSY_RETRY);
             }
         }
         applied

@@ -76,9 +76,13 @@ pub fn after_denial(breaker: Option<&Breaker>, denial: &Denial, timing: &Timing,
             next.denials
         }
         Denial::OfNamespaces(namespaces) => {
-            // Otherwise the pod may be of a namespace that is counted already.
-            if next.namespaces.iter().all(|counted| counted.is_disjoint(namespaces)) {
-                next.namespaces.push(namespaces.clone());
+            let counted = &mut next.namespaces;
+            if let Some(wider) = counted.iter_mut().find(|counted| counted.is_superset(namespaces)) {
+                // It is one of fewer namespaces, so that more of the following are of others.
+                wider.clone_from(namespaces);
+            } else if counted.iter().all(|counted| counted.is_disjoint(namespaces)) {
+                // Otherwise the pod may be of a namespace that is counted already.
+                counted.push(namespaces.clone());
             }
             u32::try_from(next.namespaces.len()).unwrap_or(u32::MAX)
         }
@@ -212,8 +216,11 @@ mod tests {
         let closed = after_tick(&half_open, &t, at(90_000)).unwrap().unwrap();
         assert_eq!(after(Some(&closed), &two, 90_000).phase, Phase::Closed);
         // A policy that denies everyone's pods is like one that fails.
-        let all = [of(&["a"]), of(&["b"]), of(&["c"])];
+        let mut all = vec![of(&["a"]), of(&["b"]), of(&["c"])];
         assert_eq!(after(None, &all, 0).phase, Phase::Open { until_mono_ms: 10_002 });
+        // A first one that may be of any of them hides nothing.
+        all.insert(0, of(&["a", "b", "c"]));
+        assert_eq!(after(None, &all, 0).phase, Phase::Open { until_mono_ms: 10_003 });
     }
 
     #[test]

@@ -165,9 +165,10 @@ fn mark_healthy(
         return Err(Refusal::NoAnswer { gpu: gpu.clone(), error: error.reason.clone() });
     }
     match health.state {
-        HealthState::Healthy => Ok(Vec::new()),
+        HealthState::Healthy if health.judgements.is_empty() => Ok(Vec::new()),
         HealthState::Vanished => Err(Refusal::Vanished { gpu: gpu.clone() }),
-        HealthState::Degraded | HealthState::Unhealthy => {
+        // Of a healthy GPU a policy may have ignored an event, which would count again without the policy.
+        HealthState::Healthy | HealthState::Degraded | HealthState::Unhealthy => {
             let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
             let health = health.marked_healthy(&format!("marked healthy by {by}{why}"), now);
             Ok(vec![Change::HealthChanged { gpu: gpu.clone(), health }])

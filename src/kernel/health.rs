@@ -110,6 +110,17 @@ impl Health {
         }
     }
 
+    /// The health before a scan that shows these signs of the GPU. They are judged after the scan, so one that made it bad
+    /// does not heal it meanwhile.
+    #[must_use]
+    pub fn with_signs<'s>(&self, mut signs: impl Iterator<Item = &'s Reading>, now: Now) -> Self {
+        let lasting = signs.find_map(|sign| self.judgements.iter().find(|one| one.is_of_sign(sign)));
+        match lasting {
+            Some(one) if now.mono_ms >= self.again_mono_ms => self.clone().with_quiet_time(one.quiet_ms, now),
+            _ => self.clone(),
+        }
+    }
+
     /// The health after one scan of the GPU; `error` is why it cannot be used, or why it was not found.
     #[must_use]
     pub fn after_scan(&self, present: bool, error: Option<&ScanError>, quiet_ms: u64, now: Now) -> Self {
@@ -181,7 +192,12 @@ impl Health {
         if judgements == self.judgements {
             return self.clone();
         }
-        let next = Self { judgements, ..self.clone() };
+        // One that is over is not kept: the wait of each that is kept starts again with the daemon.
+        let kept = |one: Judgement| {
+            let stays = one.severity == Severity::Ignore || one.is_valid(now);
+            if stays { Some(one) } else { one.healed() }
+        };
+        let next = Self { judgements: judgements.into_iter().filter_map(kept).collect(), ..self.clone() };
         let valid: Vec<&Judgement> = next.judgements.iter().filter(|one| one.is_valid(now)).collect();
         let Some(worst) = valid.iter().max_by_key(|one| (one.severity, one.at_mono_ms)) else {
             return match self.state {

@@ -101,6 +101,14 @@ impl Judgement {
         })
     }
 
+    /// Whether it is of a sign that this reading repeats, and the sign has an effect.
+    pub(super) fn is_of_sign(&self, sign: &Reading) -> bool {
+        let is_same = |reading: &Reading| {
+            reading.is_sign() && (&reading.source, reading.code) == (&sign.source, sign.code)
+        };
+        self.severity != Severity::Ignore && self.reading.as_ref().is_some_and(is_same)
+    }
+
     /// Judgements with the same key are merged. The code of an ECC reading is a count, which differs from scan to scan.
     fn key(&self) -> (Option<(&str, u64)>, &Decider) {
         let key_of = |reading: &Reading| if reading.source == ECC { 0 } else { reading.code };
@@ -119,8 +127,8 @@ fn is_overruled(reading: &Reading, by: &Decider) -> bool {
 }
 
 /// Adds a judgement. One of the same source, code and judge is merged with it: the higher severity and the longer quiet
-/// time are kept. Beyond [`JUDGEMENTS_MAX`] one is dropped. Kept longest are those of events that come once and need a reset,
-/// then those that no time ends, then the more severe, then the newer.
+/// time are kept. Beyond [`JUDGEMENTS_MAX`] one is dropped. Kept longest is each judge's newest of an event that comes once
+/// and needs a reset, since one suffices to wait for it; then those that no time ends, the more severe, the newer.
 pub(super) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
     if let Some(index) = judgements.iter().position(|known| known.key() == judgement.key()) {
         let known = judgements.remove(index);
@@ -137,13 +145,15 @@ pub(super) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
         };
     }
     judgements.push(judgement);
-    let rank = |one: &Judgement| {
-        let comes_once = one.reading.as_ref().is_some_and(needs_reset_after);
-        let is_endless = one.severity != Severity::Ignore && one.quiet_ms.is_none();
-        (comes_once, is_endless, one.severity, one.at_mono_ms)
-    };
+    let waits_for_reset = |one: &Judgement| one.reading.as_ref().is_some_and(needs_reset_after);
     while judgements.len() > JUDGEMENTS_MAX {
-        let least = judgements.iter().enumerate().min_by_key(|(_, one)| rank(one));
+        let rank = |(index, one): &(usize, &Judgement)| {
+            let is_newest =
+                !judgements[index + 1..].iter().any(|later| later.by == one.by && waits_for_reset(later));
+            let is_endless = one.severity != Severity::Ignore && one.quiet_ms.is_none();
+            (waits_for_reset(one) && is_newest, is_endless, one.severity, one.at_mono_ms)
+        };
+        let least = judgements.iter().enumerate().min_by_key(rank);
         let Some(index) = least.map(|(index, _)| index) else { return };
         judgements.remove(index);
     }
@@ -224,19 +234,21 @@ impl Health {
         own: impl Fn(&Reading) -> TriageAnswer,
         now: Now,
     ) -> Option<&Judgement> {
-        let is_unhealthy = |one: &&Judgement| one.severity == Severity::Unhealthy && one.is_valid(now);
-        let all: Vec<&Judgement> = self.judgements.iter().filter(is_unhealthy).collect();
-        let is_by_policy_alone = |one: &Judgement| {
-            let Some(reading) = one.reading.as_ref().filter(|_| matches!(one.by, Decider::Policy(_))) else {
-                return false;
-            };
-            let own =
-                TriagedReading { reading: reading.clone(), answer: own(reading), by: Decider::Baseline };
-            let own = Judgement::of_reading(&own, 0, one.at_mono_ms);
-            !own.is_some_and(|own| is_unhealthy(&&own))
+        let is_unhealthy = |one: &Judgement| one.severity == Severity::Unhealthy && one.is_valid(now);
+        let of_policy =
+            |one: &Judgement| one.reading.clone().filter(|_| matches!(one.by, Decider::Policy(_)));
+        let is_without_policies = |one: &Judgement| match of_policy(one) {
+            Some(reading) => {
+                let answer = own(&reading);
+                let own = TriagedReading { reading, answer, by: Decider::Baseline };
+                Judgement::of_reading(&own, 0, one.at_mono_ms).is_some_and(|own| is_unhealthy(&own))
+            }
+            None => is_unhealthy(one),
         };
-        let is_policys = all.iter().all(|one| is_by_policy_alone(one));
-        all.into_iter().next_back().filter(|_| is_policys && self.state == HealthState::Unhealthy)
+        if self.state != HealthState::Unhealthy || self.judgements.iter().any(is_without_policies) {
+            return None;
+        }
+        self.judgements.iter().rfind(|one| is_unhealthy(one))
     }
 }
 

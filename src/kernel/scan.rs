@@ -38,7 +38,9 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
         let is_present = gpus_seen.contains(gpu);
         let missing = (!is_present).then(|| missing_error(ledger, inventory, gpu)).flatten();
         let error = inventory.scan_errors.get(gpu).or(missing.as_ref());
-        let new = old.after_scan(is_present, error, rules.timing.quiet_ms, now);
+        let signs = inventory.signs.iter();
+        let signs = signs.filter(|sign| parts.iter().any(|part| part.id == sign.part && part.gpu() == gpu));
+        let new = old.with_signs(signs, now).after_scan(is_present, error, rules.timing.quiet_ms, now);
         if new != old {
             changes.push(Change::HealthChanged { gpu: gpu.clone(), health: new });
         }

@@ -320,6 +320,9 @@ fn a_policy_is_not_to_blame_for_an_error_that_berth_would_judge_unhealthy_too() 
     assert_eq!(node.unhealthy_by_policy(), None);
     node.node.pass(300);
     assert!(node.unhealthy_by_policy().is_some(), "without the policy its quiet time would be over");
+    // The policy ignores another error, after which the GPU would wait for a reset without it.
+    node.read(XID, 48, Some((&bad(), Severity::Ignore, None)));
+    assert_eq!(node.unhealthy_by_policy(), None);
 }
 
 #[test]
@@ -339,6 +342,96 @@ fn an_event_that_needs_a_reset_is_not_forgotten_after_others() {
     let mut node = Judged::under(&[bad()]);
     (1..10).for_each(|count| node.read(ECC, count, Some((&bad(), Severity::Degraded, None))));
     assert_eq!(node.health().judgements.len(), 1);
+}
+
+#[test]
+fn events_that_need_a_reset_do_not_push_out_what_else_makes_a_gpu_bad() {
+    // A dying GPU reports many of them; one is enough to wait for a reset.
+    let resets = [48, 64, 95, 140, 171];
+    let mut node = Judged::under(&[bad()]);
+    for code in resets {
+        node.node.pass(1);
+        node.read(XID, code, None);
+    }
+    node.read(XID, 13, Some((&bad(), Severity::Unhealthy, None)));
+    node.read(RECOVERY, RECOVERED, None);
+    assert_eq!(node.state(), HealthState::Unhealthy, "the policy's judgement stands");
+    node.activate(&[]);
+    assert_eq!(node.state(), HealthState::Healthy);
+
+    let mut node = Judged::under(&[bad()]);
+    for code in resets {
+        node.read(XID, code, Some((&bad(), Severity::Ignore, None)));
+    }
+    node.read(XID, 79, None);
+    let other = entry('b', "{}");
+    node.activate_with(std::slice::from_ref(&other), |reading| {
+        let answer = TriageAnswer { severity: Severity::Ignore, reason: String::new(), again_after_s: None };
+        TriagedReading { reading, answer, by: other.decider() }
+    });
+    assert_eq!(node.state(), HealthState::Unhealthy, "it fell off the bus");
+}
+
+#[test]
+fn an_operators_word_counts_for_a_healthy_gpu_too() {
+    let mut node = Judged::under(&[bad()]);
+    node.read(XID, 48, Some((&bad(), Severity::Unhealthy, Some(60))));
+    node.node.pass(60);
+    node.scan(None);
+    assert_eq!(node.state(), HealthState::Healthy);
+    node.turn(&Command::MarkHealthy { gpu: part(GPU), by: "ada".into(), why: String::new() });
+    node.activate(&[]);
+    assert_eq!(node.state(), HealthState::Healthy);
+}
+
+#[test]
+fn a_judgement_that_is_over_is_not_valid_again_after_a_restart() {
+    let (other, changed) = (entry('b', "{}"), entry('a', "{\"x\":1}"));
+    let mut node = Judged::under(&[bad(), other.clone()]);
+    node.read(XID, 48, Some((&bad(), Severity::Unhealthy, Some(60))));
+    node.node.pass(100_000);
+    node.scan(None);
+    // The new version's quiet time since the event is over, too.
+    node.activate_with(&[changed.clone(), other.clone()], |reading| {
+        let reason = "as I see it".into();
+        let answer = TriageAnswer { severity: Severity::Unhealthy, reason, again_after_s: Some(86_400) };
+        TriagedReading { reading, answer, by: changed.decider() }
+    });
+    assert_eq!(node.state(), HealthState::Healthy);
+    node.read(XID, 13, Some((&other, Severity::Degraded, None)));
+    node.restart();
+    node.activate(&[changed]);
+    node.scan(None);
+    assert_eq!(node.state(), HealthState::Healthy);
+}
+
+#[test]
+fn a_sign_that_lasts_does_not_heal_between_two_scans_that_are_far_apart() {
+    let mut node = Judged::under(&[]);
+    let sign = Reading { part: part(GPU), source: RECOVERY.into(), code: 1, detail: "reset it".into() };
+    let scan = |node: &mut Judged, signs: &[&Reading]| {
+        let parts = node.node.ledger.parts.values().map(|state| state.part.clone()).collect();
+        let signs = signs.iter().map(|&sign| sign.clone()).collect();
+        node.turn(&Command::RecordScan(Inventory { parts, signs, ..Inventory::default() }));
+    };
+    node.read(RECOVERY, 1, None);
+    assert_eq!(node.health().quiet_ms, Some(300_000));
+    for _ in 0..3 {
+        node.node.pass(600);
+        scan(&mut node, &[&sign]);
+        assert_eq!(node.state(), HealthState::Unhealthy, "the sign is judged after the scan");
+        node.read(RECOVERY, 1, None);
+    }
+    node.node.pass(600);
+    scan(&mut node, &[]);
+    assert_eq!(node.state(), HealthState::Healthy);
+    // Not one that counts no more.
+    let mut node = Judged::under(&[bad()]);
+    node.read(RECOVERY, 1, Some((&bad(), Severity::Ignore, None)));
+    node.read(XID, 79, None);
+    node.node.pass(300);
+    scan(&mut node, &[&sign]);
+    assert_eq!(node.state(), HealthState::Healthy);
 }
 
 #[test]

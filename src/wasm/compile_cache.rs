@@ -63,18 +63,11 @@ impl CompileCache {
     /// If it cannot be written; nothing is lost but time.
     pub(super) fn write(&self, module: &[u8], frame: &[u8]) -> io::Result<()> {
         self.make_room()?;
-        // Another command that compiles the same module has a draft of its own.
-        let draft = self.folder.join(format!("{}{DRAFT}", std::process::id()));
-        let write = || {
-            let mut options = OpenOptions::new();
-            // A link in a folder that was replaced could name any file of this user.
-            options.custom_flags(libc::O_NOFOLLOW);
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-            file.write_all(&Sha256::digest(frame)).and_then(|()| file.write_all(frame))?;
-            fs::rename(&draft, self.path(module))
-        };
-        // A draft that stays would fill a full disk further.
-        write().inspect_err(|_| drop(fs::remove_file(&draft)))
+        // A new file, of a name that no other command can guess or use; it is deleted unless it gets the reply's name.
+        let mut draft = tempfile::Builder::new().suffix(DRAFT).tempfile_in(&self.folder)?;
+        draft.write_all(&Sha256::digest(frame)).and_then(|()| draft.write_all(frame))?;
+        draft.persist(self.path(module))?;
+        Ok(())
     }
 
     fn path(&self, module: &[u8]) -> PathBuf {
@@ -152,18 +145,6 @@ mod tests {
         fs::remove_file(cache.path(b"module")).unwrap();
         fs::create_dir(cache.path(b"module")).unwrap();
         assert_eq!(cache.read(b"module"), None);
-    }
-
-    #[test]
-    fn a_link_in_the_place_of_a_draft_is_not_followed() {
-        let state = tempfile::tempdir().unwrap();
-        let cache = open(state.path()).unwrap();
-        let other = tempfile::NamedTempFile::new().unwrap();
-        fs::write(other.path(), "untouched").unwrap();
-        let draft = state.path().join(format!("{}{DRAFT}", std::process::id()));
-        std::os::unix::fs::symlink(other.path(), draft).unwrap();
-        assert!(cache.write(b"module", b"reply").is_err());
-        assert_eq!(fs::read(other.path()).unwrap(), b"untouched");
     }
 
     #[test]

@@ -18,7 +18,7 @@ CONDITION = "GPUUnavailable"
 DRAIN = ("--evict", "--deadline", "10m", "--wait")
 #: Two scans ten seconds apart find no process, after the pod's allocation has ended.
 DRAINED_SECONDS = 120
-#: So long a budget is watched to hold.
+#: How long the test watches that a budget holds.
 BUDGET_SECONDS = 8
 #: Of the orders that end at their deadline.
 DEADLINE_SECONDS = 5

@@ -388,7 +388,7 @@ fn a_failed_store_is_reported_and_nothing_changes() {
     assert!(says.contains("No space left"), "{says}");
     bench.store_fails.store(false, Ordering::SeqCst);
     // The store is read back at most every half second.
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let until = std::time::Instant::now() + Duration::from_secs(300);
     while bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").status != 200 {
         assert!(std::time::Instant::now() < until, "the store did not come back");
     }

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(300);
 
 /// A certificate authority of a test.
 pub(crate) struct Ca {
@@ -177,12 +177,14 @@ fn plain_http_and_slow_handshakes_fail_on_the_tls_port() {
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!String::from_utf8_lossy(&answer).contains("HTTP"), "{}", String::from_utf8_lossy(&answer));
-    let began = Instant::now();
-    let mut silent = TcpStream::connect(node.bench.address()).unwrap();
-    silent.set_read_timeout(Some(SOON)).unwrap();
-    silent.write_all(&[0x16, 0x03, 0x01]).unwrap();
-    let _ = silent.read(&mut [0; 64]);
-    assert!(began.elapsed() < Duration::from_secs(10), "it waited for the handshake: {:?}", began.elapsed());
+    node.until("an end of a slow handshake in time", || {
+        let began = Instant::now();
+        let mut silent = TcpStream::connect(node.bench.address()).unwrap();
+        silent.set_read_timeout(Some(SOON)).unwrap();
+        silent.write_all(&[0x16, 0x03, 0x01]).unwrap();
+        let _ = silent.read(&mut [0; 64]);
+        began.elapsed() < Duration::from_secs(10)
+    });
     node.ask(&node.ca.agent(None), "GET", "/livez", false).unwrap().expect(200);
 }
 
@@ -191,19 +193,20 @@ fn many_unfinished_handshakes_block_no_other_client() {
     crate::admin_flood::allow_descriptors();
     let node = Node::new(|_, _| {});
     for begun in [&[][..], &[0x16, 0x03, 0x01], &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01]] {
-        // More than there are slots.
-        let crowd: Vec<_> = (0..300)
-            .map(|_| {
-                let mut stream = TcpStream::connect(node.bench.address()).unwrap();
-                let _ = stream.write_all(begun);
-                stream
-            })
-            .collect();
-        // A handshake has 5 s: a client that had to wait for one of them to end would be later.
-        let began = Instant::now();
-        node.ask(&node.ca.agent(None), "GET", "/api/v1/node", true).unwrap().expect(200);
-        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
-        drop(crowd);
+        node.until("a quick answer beside the crowd", || {
+            // More than there are slots.
+            let _crowd: Vec<_> = (0..300)
+                .map(|_| {
+                    let mut stream = TcpStream::connect(node.bench.address()).unwrap();
+                    let _ = stream.write_all(begun);
+                    stream
+                })
+                .collect();
+            // A handshake has 5 s: a client that had to wait for one of them to end would always be later.
+            let began = Instant::now();
+            node.ask(&node.ca.agent(None), "GET", "/api/v1/node", true).unwrap().expect(200);
+            began.elapsed() < Duration::from_secs(3)
+        });
     }
 }
 

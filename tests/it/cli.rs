@@ -112,10 +112,15 @@ fn a_gpu_is_drained_and_marked_healthy_from_the_command_line() {
     assert!(bench.done(&["gpu", "list"]).contains("draining, ordered by admin (fan)"));
     assert!(bench.done(&["gpu", "drain", "0", "--stop"]).contains("GPU 0 is cordoned"));
     bench.done(&["gpu", "uncordon", "0"]);
-    // No pod leaves, so the drain is given up, and a waiting command reports it.
-    let ran = bench.berth(&["gpu", "drain", "0", "--deadline", "1s", "--at-deadline", "give-up", "--wait"]);
+    // No pod leaves, so the drain is given up, and a waiting command reports it. On a busy machine a drain may be
+    // given up before its order is answered.
+    let give_up = |deadline| {
+        bench.berth(&["gpu", "drain", "0", "--deadline", deadline, "--at-deadline", "give-up", "--wait"])
+    };
+    let mut all = ["1s", "12s", "60s"].into_iter().map(give_up);
+    let ran = all.find(|ran| ran.err.contains("1 allocation left")).unwrap();
     assert_eq!(ran.code, 1, "{}", ran.err);
-    assert!(ran.err.contains("1 allocation left") && ran.err.contains("given up"), "{}", ran.err);
+    assert!(ran.err.contains("given up"), "{}", ran.err);
     bench.end(allocation.id);
     bench.scan_failing(2, 1);
     assert!(bench.done(&["gpu", "show", "1"]).contains("unhealthy (fell off the bus)"));
@@ -175,11 +180,16 @@ fn waiting_for_a_drain_ends_at_its_deadline_or_after_its_own_time() {
 fn a_running_drain_is_watched_and_keeps_its_settings() {
     let bench = Bench::new(1);
     let allocation = bench.allocate(0);
-    bench.done(&["gpu", "drain", "0", "--reason", "fan", "--deadline", "3s", "--at-deadline", "give-up"]);
-    let watched = bench.berth(&["gpu", "drain", "0", "--wait"]);
+    // On a busy machine a drain may be given up before the next command comes, which then orders another one.
+    let watch = |deadline| {
+        let order = ["gpu", "drain", "0", "--reason", "fan", "--deadline", deadline];
+        bench.done(&[&order[..], &["--at-deadline", "give-up"]].concat());
+        bench.berth(&["gpu", "drain", "0", "--wait", "--timeout", "2m"])
+    };
+    let mut all = ["3s", "12s", "60s"].into_iter().map(watch);
+    let watched = all.find(|ran| ran.err.contains("GPU 0 is being drained already; watching")).unwrap();
     assert_eq!(watched.code, 1, "it ends at the deadline of the order: {}", watched.err);
-    assert!(watched.err.contains("GPU 0 is being drained already; watching"), "{}", watched.err);
-    assert!(watched.err.contains("given up"), "{}", watched.err);
+    assert!(watched.err.contains("was cancelled, or given up at its deadline"), "{}", watched.err);
     bench.done(&["gpu", "drain", "0", "--deadline", "10m"]);
     let other = bench.berth(&["gpu", "drain", "0", "--reason", "rack move"]);
     assert_eq!(other.code, 0, "{}", other.err);

@@ -8,6 +8,7 @@ use crate::daemon::{House, SHARED, SOON, Serving};
 use crate::wait::until_some;
 use kubelet_standin::UNHEALTHY;
 use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -42,8 +43,13 @@ pub(crate) struct Holder {
 
 impl Scene {
     pub(crate) async fn new() -> Self {
+        Self::of(SETTINGS).await
+    }
+
+    /// With these settings.
+    async fn of(settings: &str) -> Self {
         let server = ApiServer::start();
-        let house = House::of(SETTINGS).await;
+        let house = House::of(settings).await;
         let serving = serve(&house, &server);
         house.kubelet.wait_allocatable(SHARED, 4, SOON).await.unwrap();
         watching(&serving);
@@ -167,7 +173,8 @@ pub(crate) fn evicted(holder: &Holder, code: u16) -> Asked {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_with_evict_from_the_order_to_drained() {
-    let scene = Scene::new().await;
+    // On a busy machine the daemon may see a deletion long after its request.
+    let scene = Scene::of(&SETTINGS.replace("evictAgainMs: 200", "evictAgainMs: 600000")).await;
     let _kubelet = scene.kubelet_follows();
     let gpu = scene.drain(&json!({"evict": true, "reason": "fan", "deadlineSeconds": 600}));
     assert_eq!(gpu["drain"]["state"], "draining", "{gpu}");
@@ -246,25 +253,29 @@ async fn a_preview_names_owners_and_disruption_budgets_and_evicts_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_line_shows_the_remaining_holders_and_their_blockers() {
     let scene = Scene::new().await;
-    let _kubelet = scene.kubelet_follows();
     let [kept, _] = &scene.on_it;
     scene.keep(kept);
-    let args = ["gpu", "drain", scene.gpu.as_str(), "--evict", "--deadline", "10m", "--wait"];
-    let child = scene.berth(&args).spawn().unwrap();
-    scene.until_holder(kept, "disruptionBudget");
-    // Long enough for the command line, which polls once a second.
-    tokio::time::sleep(Duration::from_millis(1500)).await;
-    scene.free(kept);
-    let ended = tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap();
-    let (out, err) = (String::from_utf8(ended.stdout).unwrap(), String::from_utf8(ended.stderr).unwrap());
-    assert!(ended.status.success(), "{err}");
-    assert!(out.contains("GPU 1 is drained, ordered by admin"), "{out}");
-    assert!(err.contains("2 allocations left, 0 processes, until"), "{err}");
-    let line = format!(
+    let args = ["gpu", "drain", scene.gpu.as_str(), "--evict", "--deadline", "5m", "--wait"];
+    let mut child = scene.berth(&args).spawn().unwrap();
+    let (mut said, mut err) = (BufReader::new(child.stderr.take().unwrap()), String::new());
+    let mut until_says = |words: &str| {
+        while !err.contains(words) {
+            assert!(said.read_line(&mut err).unwrap() > 0, "it ended without {words:?}: {err}");
+        }
+    };
+    // No pod leaves before it is shown.
+    until_says("2 allocations left, 0 processes, until");
+    let _kubelet = scene.kubelet_follows();
+    until_says(&format!(
         "ns/{} (main): waits for its disruption budget: The disruption budget keeps needs 1 healthy pods and has 1 currently",
         kept.name
-    );
-    assert!(err.contains(&line), "{err}");
+    ));
+    scene.free(kept);
+    said.read_to_string(&mut err).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{err}");
+    let out = String::from_utf8(ended.stdout).unwrap();
+    assert!(out.contains("GPU 1 is drained, ordered by admin"), "{out}");
     scene.others_are_left_alone();
 }
 
@@ -285,8 +296,9 @@ async fn a_disruption_budget_is_respected_and_the_eviction_retried_until_it_allo
     scene.free(kept);
     scene.until_state("drained");
     let asked = scene.server.world.asked(&kept.name);
-    assert_eq!(asked.last(), Some(&evicted(kept, 201)));
-    assert!(asked.iter().rev().skip(1).all(|a| *a == evicted(kept, 429)), "{asked:?}");
+    // On a busy machine the daemon asks again before it sees the deletion.
+    let allowed = asked.iter().position(|a| *a == evicted(kept, 201)).unwrap();
+    assert!(asked[..allowed].iter().all(|a| *a == evicted(kept, 429)), "{asked:?}");
     scene.others_are_left_alone();
 }
 
@@ -300,22 +312,23 @@ async fn at_the_deadline_pods_are_deleted_but_static_ones() {
     scene.server.world.change(&stays.uid, |pod| {
         pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": stays.uid});
     });
-    scene.drain(&json!({"evict": true, "deadlineSeconds": 2, "atDeadline": "delete"}));
+    scene.drain(&json!({"evict": true}));
     scene.until_holder(kept, "disruptionBudget");
     scene.until_holder(stays, "staticPod");
+    scene.drain(&json!({"evict": true, "deadlineSeconds": 1, "atDeadline": "delete"}));
     until_some("it is deleted", || scene.holder(kept).is_none().then_some(()));
     let drain = scene.progress();
     assert_eq!((&drain["state"], &drain["progress"]["late"]), (&json!("draining"), &json!(true)));
-    let last = scene.server.world.asked(&kept.name).pop().unwrap();
+    let asked = scene.server.world.asked(&kept.name);
     let uid = Some(kept.uid.clone());
     let deleted = Asked { write: Write::Delete, pod: kept.name.clone(), uid, grace: None, code: 200 };
-    assert_eq!(last, deleted, "with its own grace period");
+    let first = asked.iter().find(|a| a.write == Write::Delete);
+    assert_eq!(first, Some(&deleted), "with its own grace period");
     assert_eq!(scene.server.world.asked(&stays.name), [], "a static pod cannot be evicted");
-    let blocked = scene.server.world.notes("GPUDrainBlocked");
-    assert!(
-        blocked.iter().any(|note| note.contains(&stays.name) && note.contains("static pod")),
-        "{blocked:?}"
-    );
+    until_some("the event of the static pod", || {
+        let blocked = scene.server.world.notes("GPUDrainBlocked");
+        blocked.iter().any(|note| note.contains(&stays.name) && note.contains("static pod")).then_some(())
+    });
     // Its file is taken away, and the kubelet ends it.
     scene.house.kubelet.delete(&stays.uid);
     scene.server.world.delete(&stays.uid);

@@ -39,6 +39,7 @@ impl Bench {
             library: Some(self.installed.library().to_owned()),
             sysfs: self.folder.path().to_owned(),
             attached: self.folder.path().join("attached"),
+            deadline: SOON,
             ..NvmlOptions::default()
         });
         gpus.and_then(|gpus| gpus.scan()).map_err(|error| error.to_string())

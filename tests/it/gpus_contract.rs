@@ -106,6 +106,7 @@ impl OverNvml {
             library: Some(installed.library().to_owned()),
             // No sysfs: this machine's own PCI slots are not those of the GPUs shown.
             sysfs: folder.path().to_owned(),
+            deadline: PATIENCE,
             ..NvmlOptions::default()
         };
         Self { gpus: NvmlGpus::open(options).expect("it opens"), installed, _folder: folder }

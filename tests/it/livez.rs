@@ -3,7 +3,7 @@
 
 use crate::admin_bench::{Bench, GPU, ask};
 use crate::admin_fakes::module;
-use crate::wait::until_some;
+use crate::wait::{until, until_some};
 use berth_core::counters::{LivenessLimits, RegistrationState};
 use berth_core::{GpuWatch, InventoryScanner};
 use berth_kernel::gpu::{Inventory, Reading};
@@ -16,10 +16,10 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(300);
 
-/// So long that nothing else is missed meanwhile.
+/// Nothing exceeds these limits while a test runs.
 const LONG: LivenessLimits =
     LivenessLimits { keeper: SOON, policies: SOON, scan: SOON, front: SOON, stream: SOON, pod_list: SOON };
-/// So short that a test sees it.
+/// A test waits until this limit is exceeded.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// The error of `/livez`, the same on both listeners.
@@ -54,7 +54,8 @@ fn a_store_that_hangs_does_not_fail_livez() {
         assert_eq!(cordon(bench.address(), &bench.token), 503);
     }
     std::thread::sleep(Duration::from_secs(4));
-    assert_eq!(liveness_error(&bench), None);
+    // The thread that took over may be late once; a heartbeat of the one that hangs would never come.
+    alive_again(&bench);
     drop(held);
     until_some("the store works again", || (cordon(bench.address(), &bench.token) == 200).then_some(()));
 }
@@ -64,7 +65,7 @@ fn a_ledger_writer_that_died_fails_livez() {
     let bench = Bench::new(1);
     // Longer than the second in which the writer moves by itself.
     bench.kernel.counters().set_limits(LivenessLimits { keeper: Duration::from_secs(3), ..LONG });
-    assert_eq!(liveness_error(&bench), None);
+    alive_again(&bench);
     // The lock is poisoned, so that an append panics.
     let held = Arc::clone(&bench.store_held);
     let poison = std::thread::spawn(move || {
@@ -98,7 +99,9 @@ fn a_policy_thread_that_does_not_return_fails_livez() {
     let says = until_some("it is missed", || liveness_error(&bench));
     assert!(says.contains("the policy thread has been busy with one call"), "{says}");
     drop(held);
-    assert!(reoffer.join().unwrap());
+    // The held call may have taken longer than the 8 s in which it had to be answered.
+    reoffer.join().unwrap();
+    until("the policies are called again", || bench.runtime.block_on(bench.kernel.reoffer()).is_ok());
     alive_again(&bench);
 }
 
@@ -151,15 +154,21 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     until_some("it scans", || counters.answered_wall_ms());
     {
         let _held = gpus.held.lock().unwrap();
-        let says = until_some("the missing scan is detected", || liveness_error(&bench));
-        assert!(says.contains("a scan of the GPUs has not ended for"), "{says}");
+        // A scan that begins late on a busy machine is another error.
+        until("the missing scan is detected", || {
+            liveness_error(&bench).is_some_and(|says| says.contains("a scan of the GPUs has not ended for"))
+        });
     }
     alive_again(&bench);
 
     *gpus.fails.lock().unwrap() = true;
     let said = until_some("the failure is reported", || {
-        let answer = ask(bench.address(), "GET", "/livez", &[], b"").expect(200);
-        let checks = answer["checks"].as_array().unwrap().clone();
+        let answer = ask(bench.address(), "GET", "/livez", &[], b"");
+        // A scan that is late on a busy machine is an error until it ends.
+        if answer.status != 200 {
+            return None;
+        }
+        let checks = answer.value()["checks"].as_array().unwrap().clone();
         let scans = checks.into_iter().find(|check| check["name"] == "scans").unwrap();
         scans["detail"].as_str().map(String::from)
     });
@@ -169,8 +178,9 @@ fn a_hanging_scan_fails_livez_and_a_failing_one_does_not() {
     // A thread that has ended begins no further scan.
     alive_again(&bench);
     watch.stop();
-    let says = until_some("the scans are missed", || liveness_error(&bench));
-    assert!(says.contains("no scan of the GPUs has begun for"), "{says}");
+    until("the scans are missed", || {
+        liveness_error(&bench).is_some_and(|says| says.contains("no scan of the GPUs has begun for"))
+    });
 }
 
 /// A scan whose result ends its thread after NVML has answered.

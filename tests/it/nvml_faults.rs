@@ -10,10 +10,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long the calls on one GPU may take in these tests.
+/// How long the calls on one GPU may take in tests of hanging calls. On a busy machine others exceed it, too.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// A scan takes two deadlines at most, and one for counting; more time is for a slow machine.
+/// Nothing that must happen takes longer.
 const LOOK_MAX: Duration = Duration::from_secs(300);
 
 struct Bench {
@@ -24,9 +24,14 @@ struct Bench {
 
 impl Bench {
     fn new(state: &State) -> Self {
+        Self::with_deadline(state, LOOK_MAX)
+    }
+
+    fn with_deadline(state: &State, deadline: Duration) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let installed = Installed::new(folder.path(), state).expect("the fake is built");
-        let gpus = NvmlGpus::open(options(installed.library(), folder.path())).expect("it opens");
+        let options = NvmlOptions { deadline, ..options(installed.library(), folder.path()) };
+        let gpus = NvmlGpus::open(options).expect("it opens");
         Self { gpus, installed, _folder: folder }
     }
 
@@ -36,9 +41,15 @@ impl Bench {
 
     fn look(&self) -> Inventory {
         let began = Instant::now();
-        let inventory = self.gpus.scan().expect("a scan");
-        assert!(began.elapsed() < LOOK_MAX, "a look took {:?}", began.elapsed());
-        inventory
+        loop {
+            let scan = self.gpus.scan();
+            assert!(began.elapsed() < LOOK_MAX, "a look took {:?}", began.elapsed());
+            match scan {
+                Ok(inventory) => return inventory,
+                // On a busy machine the first count of the GPUs may exceed a short deadline.
+                Err(error) => assert!(error.what.contains("does not answer"), "{error}"),
+            }
+        }
     }
 
     fn look_until(&self, what: &str, so: impl Fn(&Inventory) -> bool) -> Inventory {
@@ -75,46 +86,58 @@ fn options(library: &Path, sysfs: &Path) -> NvmlOptions {
     NvmlOptions {
         library: Some(library.to_owned()),
         sysfs: sysfs.to_owned(),
-        deadline: DEADLINE,
+        deadline: LOOK_MAX,
         // The first call that exceeds the deadline counts as hung.
         hung_after: Duration::ZERO,
         ..NvmlOptions::default()
     }
 }
 
+/// The inventory without its loads, which lack what a busy machine did not read in time.
+fn without_loads(inventory: &Inventory) -> Inventory {
+    Inventory { loads: BTreeMap::new(), ..inventory.clone() }
+}
+
 #[test]
 fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
-    let bench = Bench::new(&State::h100(4));
-    let before = bench.look_until("scanned with its loads", |inventory| inventory.loads.len() == 4);
+    let bench = Bench::with_deadline(&State::h100(4), DEADLINE);
+    let has_loads = |inventory: &Inventory| inventory.loads.len() == 4;
+    let before = without_loads(&bench.look_until("scanned with its loads", has_loads));
     let hung = before.parts[1].id.clone();
     bench.change(|state| {
         let fault = Fault::hang("nvmlDeviceGetMemoryInfo*").of_gpu(hung.as_str());
         state.faults.push(fault);
     });
-    let during = bench.look();
+    let text = "nvmlDeviceGetMemoryInfo_v2 does not answer";
+    let during = bench.look_until("hung", |inventory| {
+        inventory.scan_errors.keys().eq([&hung]) && inventory.scan_errors[&hung].reason.contains(text)
+    });
     assert_eq!(during.parts, before.parts);
-    assert_eq!(during.scan_errors.keys().collect::<Vec<_>>(), [&hung]);
-    let text = &during.scan_errors[&hung].reason;
-    assert!(text.contains("nvmlDeviceGetMemoryInfo_v2 does not answer"), "{text}");
     assert_eq!(during.usage.len(), 3, "the others are read");
-    // It is known to hang now, and is not waited for again.
-    let began = Instant::now();
-    for _ in 0..10 {
-        assert_eq!(bench.look().scan_errors.len(), 1);
+    // It is known to hang now, and is not waited for again. A busy machine may need several attempts.
+    let end = Instant::now() + LOOK_MAX;
+    loop {
+        let began = Instant::now();
+        let is_one = (0..10).all(|_| bench.look().scan_errors.len() == 1);
+        let took = began.elapsed();
+        if is_one && took < DEADLINE * 9 {
+            break;
+        }
+        assert!(Instant::now() < end, "one error: {is_one}, {took:?}");
     }
-    assert!(began.elapsed() < DEADLINE * 9, "{:?}", began.elapsed());
     // Events of the others still come.
     bench.xid(2, 48);
     let reading = bench.next();
     assert_eq!((&reading.part, reading.code), (&before.parts[2].id, 48));
     bench.change(|state| state.faults.clear());
-    bench.look_until("well again", |inventory| *inventory == before);
+    bench.look_until("well again", |inventory| has_loads(inventory) && without_loads(inventory) == before);
 }
 
 #[test]
 fn a_hanging_driver_leaves_all_gpus_listed_with_an_error() {
-    let bench = Bench::new(&State::h100(8));
-    let before = bench.look_until("scanned with its loads", |inventory| inventory.loads.len() == 8);
+    let bench = Bench::with_deadline(&State::h100(8), DEADLINE);
+    let has_loads = |inventory: &Inventory| inventory.loads.len() == 8;
+    let before = without_loads(&bench.look_until("scanned with its loads", has_loads));
     bench.change(|state| state.faults.push(Fault::hang("*")));
     let during = bench.look();
     assert_eq!(during.parts, before.parts);
@@ -122,19 +145,27 @@ fn a_hanging_driver_leaves_all_gpus_listed_with_an_error() {
     assert_eq!(during.scan_errors.len(), 8);
     assert!(during.usage.is_empty());
     bench.change(|state| state.faults.clear());
-    bench.look_until("well again", |inventory| *inventory == before);
+    bench.look_until("well again", |inventory| has_loads(inventory) && without_loads(inventory) == before);
 }
 
 #[test]
 fn hanging_gpus_cost_two_deadlines_in_total() {
-    let bench = Bench::new(&State::h100(16));
-    bench.look();
-    bench.change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode")));
-    let began = Instant::now();
-    let during = bench.look();
-    assert_eq!(during.scan_errors.len(), 16);
-    assert!(began.elapsed() < DEADLINE * 8, "{:?}", began.elapsed());
-    bench.change(|state| state.faults.clear());
+    let bench = Bench::with_deadline(&State::h100(16), DEADLINE);
+    let end = Instant::now() + LOOK_MAX;
+    loop {
+        bench.look_until("all are read", |inventory| inventory.usage.len() == 16);
+        bench.change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode")));
+        let began = Instant::now();
+        let during = bench.look();
+        let took = began.elapsed();
+        assert_eq!(during.scan_errors.len(), 16);
+        bench.change(|state| state.faults.clear());
+        // A deadline for each GPU would take longer. A busy machine may take as long.
+        if took < DEADLINE * 8 {
+            break;
+        }
+        assert!(Instant::now() < end, "{took:?}");
+    }
 }
 
 #[test]
@@ -289,13 +320,6 @@ fn calls_that_use_a_megabyte_of_stack_find_it() {
     assert_eq!(bench.next().code, 48);
 }
 
-/// The first scan that has so many loads. One that follows another at once may find a GPU still in use by its thread, and
-/// leaves out its load.
-fn with_loads(count: usize, scan: impl Fn() -> Inventory) -> Inventory {
-    let mut scans = std::iter::repeat_with(scan).take(20);
-    scans.find(|inventory| inventory.loads.len() == count).expect("20 scans")
-}
-
 #[test]
 fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -309,29 +333,32 @@ fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     attach("0000:13:00.0");
     let options = NvmlOptions { attached: attached.clone(), ..options(installed.library(), folder.path()) };
     let gpus = NvmlGpus::open(options).expect("it opens");
-    let first = gpus.scan().expect("a scan");
+    let bench = Bench { gpus, installed, _folder: folder };
+    let first = bench.look();
     assert_eq!(first.parts.len(), 2);
-    installed.change(|state| state.gpus.extend(late)).expect("a change");
+    bench.change(|state| state.gpus.extend(late));
     assert!(first.loads.is_empty(), "the first scan starts the GPUs and reads no load");
-    let again = with_loads(2, || gpus.scan().expect("a scan"));
-    assert_eq!(Inventory { loads: BTreeMap::new(), ..again }, first, "NVML counts when it is opened");
-    attach("0000:1f:00.0");
-    attach("0000:2b:00.0");
-    let both = gpus.scan().expect("a scan");
+    // A scan that follows another at once may find a GPU still in use by its thread, and leaves out its load.
+    let again = bench.look_until("scanned with its loads", |inventory| inventory.loads.len() == 2);
+    assert_eq!(without_loads(&again), first, "NVML counts when it is opened");
+    let end = Instant::now() + LOOK_MAX;
+    let both = loop {
+        attach("0000:1f:00.0");
+        attach("0000:2b:00.0");
+        let both = bench.look();
+        if both.parts.len() == 4 || Instant::now() > end {
+            break both;
+        }
+        // A busy machine may not close NVML in time: then it is opened with the GPUs that it had.
+        std::fs::remove_dir(attached.join("0000:2b:00.0")).expect("a folder");
+        bench.look();
+    };
     assert_eq!((both.parts.len(), both.scan_errors.len()), (4, 0));
     assert_eq!(both.parts[..2], first.parts);
     // Its events come, too.
-    let uuid = both.parts[3].id.to_string();
-    installed.change(|state| state.push_xid(&uuid, 48)).expect("a change");
-    let began = Instant::now();
-    loop {
-        match gpus.next_reading(Duration::from_millis(100)) {
-            Ok(Some(reading)) => {
-                break assert_eq!((reading.part, reading.code), (both.parts[3].id.clone(), 48));
-            }
-            _ => assert!(began.elapsed() < LOOK_MAX, "no event of the new GPU"),
-        }
-    }
+    bench.xid(3, 48);
+    let reading = bench.next();
+    assert_eq!((&reading.part, reading.code), (&both.parts[3].id, 48));
 }
 
 #[test]
@@ -501,19 +528,23 @@ fn a_gpu_that_hangs_while_it_is_registered_for_events_does_not_delay_the_others(
     let mut state = State::h100(3);
     let hanging = state.gpus[1].uuid.clone();
     state.faults.push(Fault::hang("nvmlDeviceRegisterEvents").of_gpu(hanging.as_str()));
-    let bench = Bench::new(&state);
-    let parts = bench.look().parts;
-    // The hang takes a deadline. A GPU that is left out then would be registered after the next wait for events, of 5 s.
-    let began = Instant::now();
+    let end = Instant::now() + LOOK_MAX;
     loop {
+        let bench = Bench::with_deadline(&state, DEADLINE);
+        let parts = bench.look().parts;
+        let began = Instant::now();
         bench.xid(2, 62);
-        if let Ok(Some(reading)) = bench.gpus.next_reading(Duration::from_millis(100)) {
-            assert_eq!((reading.source.as_str(), &reading.part), ("xid", &parts[2].id));
+        let reading = bench.next();
+        let took = began.elapsed();
+        assert_eq!((reading.source.as_str(), &reading.part), ("xid", &parts[2].id));
+        bench.change(|state| state.faults.clear());
+        // The hang takes a deadline. A GPU that is left out then would be registered after the next wait for
+        // events, of 5 s. On a busy machine any GPU may be as late.
+        if took < DEADLINE + Duration::from_millis(4500) {
             break;
         }
-        assert!(began.elapsed() < DEADLINE + Duration::from_millis(4500), "no event of the GPU after it");
+        assert!(Instant::now() < end, "{took:?}");
     }
-    bench.change(|state| state.faults.clear());
 }
 
 #[test]
@@ -720,7 +751,14 @@ fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unheal
     }
     state.faults.push(Fault::fail("nvmlDeviceGetTemperature", Code::NoPermission).of_gpu(failing.as_str()));
     let bench = Bench::new(&state);
-    let inventory = with_loads(3, || bench.look());
+    // A busy machine may be too slow for the loads of one scan, or for all values of one load.
+    let are_complete = |inventory: &Inventory| {
+        let load = |at: usize| inventory.loads.get(&inventory.parts[at].id);
+        inventory.loads.len() == 3
+            && load(0).is_some_and(|load| load.processes_percent.is_some())
+            && load(1).is_some_and(|load| load.temperature_celsius.is_some())
+    };
+    let inventory = bench.look_until("scanned with its loads", are_complete);
     assert!(inventory.scan_errors.is_empty(), "{:?}", inventory.scan_errors);
     let load = |inventory: &Inventory, at: usize| inventory.loads[&inventory.parts[at].id].clone();
     let full = load(&inventory, 0);
@@ -735,7 +773,7 @@ fn the_load_is_read_where_the_gpu_reports_it_and_its_failures_make_no_gpu_unheal
         (state.gpus[0].utilization_gpu, state.gpus[0].temperature_c) = (43, 62);
         state.gpus[0].processes.clear();
     });
-    let moved = load(&bench.look(), 0);
+    let moved = load(&bench.look_until("scanned with its loads", are_complete), 0);
     assert_eq!((moved.utilization_percent, moved.temperature_celsius), (Some(43), Some(62)));
     assert_eq!(moved.processes_percent, Some(BTreeMap::new()), "no process used the GPU");
 }
@@ -747,11 +785,13 @@ fn a_load_that_is_slow_to_read_leaves_out_the_loads_after_it_and_no_facts() {
     state.faults.push(Fault::hang("nvmlDeviceGetPowerUsage").of_gpu(slow.as_str()));
     let began = Instant::now();
     let (bench, inventory) = loop {
-        let bench = Bench::new(&state);
+        let bench = Bench::with_deadline(&state, DEADLINE);
         bench.look();
         let inventory = bench.look();
-        // A GPU that is being registered for events at that moment has no load.
-        if !inventory.loads.is_empty() || began.elapsed() > LOOK_MAX {
+        // A GPU that is being registered for events at that moment has no load, and a busy machine may be too
+        // slow for the facts.
+        let is_read = inventory.usage.len() == 3 && inventory.loads.keys().eq([&inventory.parts[0].id]);
+        if is_read || began.elapsed() > LOOK_MAX {
             break (bench, inventory);
         }
         bench.change(|state| state.faults.clear());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// From a pod's arrival at the kubelet to its Allocate call: the daemon knows the pod then, on a busy machine, too.
-const ADMISSION_WAIT: Duration = Duration::from_secs(1);
+const ADMISSION_WAIT: Duration = Duration::from_secs(5);
 /// A stack with a rule about pods.
 const STACK: &str = "gpus: sim:1xh100
 stack: [{ policy: quota, parameters: { default: { devices: 1 } } }, { policy: timeslice, parameters: { replicas: 4 } }]";

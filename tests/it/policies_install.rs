@@ -111,12 +111,9 @@ fn a_module_that_is_too_large_is_not_parsed() {
 #[test]
 fn a_compile_bomb_is_stopped_by_processor_time() {
     let (policies, _state) = room(|settings| settings.compile.cpu_s = 1);
-    let started = Instant::now();
     let error = policies.install(&bomb(20_000), NOW).unwrap_err();
-    let took = started.elapsed();
     let what = "it took longer than 1 s of processor time".to_owned();
     assert_eq!(error, InstallError::TooCostly { what });
-    assert!(took < Duration::from_secs(20), "{took:?}");
     // The next one compiles, given the usual time.
     let (policies, _state) = room(|_| {});
     policies.install(&guest("pass"), NOW).unwrap();
@@ -152,7 +149,7 @@ fn a_second_upload_waits_and_then_gets_a_retry_after() {
             }
         });
         // Until the bomb has the compiler, this has.
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(300);
         while policies.install(b"", NOW) != Err(InstallError::Busy) {
             assert!(Instant::now() < deadline, "it was never busy");
         }
@@ -184,14 +181,11 @@ fn the_compiler_runs_with_nothing_but_its_pipes() {
     let (_read_end, write_end) = std::io::pipe().unwrap();
     rustix::io::fcntl_setfd(&write_end, rustix::io::FdFlags::empty()).unwrap();
     let left_open = std::fs::read_link(format!("/proc/self/fd/{}", write_end.as_raw_fd())).unwrap();
-    let (policies, _state) = room(|settings| {
-        settings.compile.cpu_s = 13;
-        settings.compile.wall = Duration::from_secs(30);
-    });
+    let (policies, _state) = room(|settings| settings.compile.cpu_s = 13);
     let bomb = bomb(20_000);
     std::thread::scope(|scope| {
         let compiling = scope.spawn(|| policies.install(&bomb, NOW));
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(300);
         let process = loop {
             if let Some(process) = compiler_of_this_process() {
                 break process;

@@ -7,6 +7,7 @@ use crate::stack::FAULTS_TO_SUSPEND;
 use crate::stack::faults::EntryStats;
 use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::policy::{Hook, REASON_BYTES_MAX};
+use std::time::Instant;
 
 #[test]
 fn a_fault_message_that_quotes_the_guest_is_as_short_as_a_reason() {
@@ -112,12 +113,23 @@ fn i9_a_stack_whose_time_is_used_up_calls_no_further_policy() {
 
 #[test]
 fn i9_of_a_stack_whose_time_is_used_up_the_slowest_entry_is_blamed() {
-    let mut case = Case::new(['a', 'b', 'c', 'd'].map(|letter| (letter, Ok(None))));
-    case.stack.entries[3].on_fault = OnFault::Deny;
-    // However busy the machine is, the others are not the slowest.
-    let delays = [('a', 10), ('b', 900), ('c', 150)];
-    case.policies.delays = delays.map(|(letter, ms)| (letter, Duration::from_millis(ms))).into();
-    let StackAnswer::Faulted { policy, detail, .. } = case.admit() else { panic!("it has no answer of d") };
+    let since = Instant::now();
+    let (case, answer) = loop {
+        let mut case = Case::new(['a', 'b', 'c', 'd'].map(|letter| (letter, Ok(None))));
+        case.stack.entries[3].on_fault = OnFault::Deny;
+        let delays = [('a', 10), ('b', 900), ('c', 150)];
+        case.policies.delays = delays.map(|(letter, ms)| (letter, Duration::from_millis(ms))).into();
+        let began = Instant::now();
+        let answer = case.admit();
+        let took = began.elapsed();
+        let is_b_called = case.policies.calls.lock().len() > 1;
+        // Then b took longer than the others together; on a busy machine another one may be the slowest.
+        if is_b_called && took < Duration::from_millis(2 * 900) {
+            break (case, answer);
+        }
+        assert!(since.elapsed() < Duration::from_secs(300), "b is never the slowest: {took:?}");
+    };
+    let StackAnswer::Faulted { policy, detail, .. } = answer else { panic!("it has no answer of d") };
     assert_eq!(policy, "d@dddddddddddd", "it denies, and is not blamed");
     assert!(detail.contains("b@bbbbbbbbbbbb the most of it"), "{detail}");
     let failed = |index: usize| case.faults.record(index, &case.stack.entries[index]).failed();
@@ -177,9 +189,13 @@ fn a_trial_that_no_kubelet_waits_for_has_longer_time_limits() {
         let (policies, node, baseline) = (&case.policies, &case.node, &case.baseline);
         DryRun { stack: &stack, policies, node, now, baseline, rules, time_factor }.run()
     };
+    let letters = |calls: &[(char, u64)]| calls.iter().map(|(letter, _)| *letter).collect::<String>();
     assert_eq!(run_trial(1).unwrap_err().1.kind, FaultKind::Time);
-    assert_eq!(run_trial(10).unwrap().parts.len(), 2);
+    let calls = std::mem::take(&mut *case.policies.calls.lock());
+    // On a busy machine the first call alone may use up the time.
+    assert!(["a", "ab"].contains(&letters(&calls).as_str()), "{calls:?}");
+    assert_eq!(run_trial(300).unwrap().parts.len(), 2);
     let calls = case.policies.calls.lock();
-    assert_eq!(calls.iter().map(|(letter, _)| *letter).collect::<String>(), "ababc");
-    assert!(calls[2].1 > CALL_MS_MAX, "{calls:?}");
+    assert_eq!(letters(&calls), "abc");
+    assert!(calls[0].1 > CALL_MS_MAX, "{calls:?}");
 }

@@ -11,7 +11,7 @@ use nvml_wrapper::error::NvmlError;
 
 use crate::{Bench, PATIENCE};
 
-const WAIT_MS: u32 = 10_000;
+const WAIT_MS: u32 = 300_000;
 
 fn watch<'n>(bench: &'n Bench, gpus: &[u32]) -> EventSet<'n> {
     let mut set = bench.nvml.create_event_set().unwrap();

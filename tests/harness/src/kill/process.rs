@@ -17,9 +17,9 @@ pub const KILL_AT: &str = "BERTH_KILL_AT";
 /// Lines of its log that are kept for the case that something is wrong.
 const LOG_LINES: usize = 60;
 /// One call of its API.
-const CALL_LIMIT: Duration = Duration::from_secs(10);
+const CALL_LIMIT: Duration = Duration::from_secs(300);
 /// From a process's closed sockets to its end.
-const DEATH: Duration = Duration::from_secs(5);
+const DEATH: Duration = Duration::from_secs(300);
 
 /// How `berth serve` is started.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 /// The limit of every wait; far above what any test needs.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(crate) struct Fixture {
     pub(crate) kubelet: Kubelet,
@@ -30,7 +30,8 @@ impl Fixture {
 
     pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut options = Options::new(folder.path());
+        // A list that is late on a busy machine is no anomaly.
+        let mut options = Options { first_list_limit: TIMEOUT, ..Options::new(folder.path()) };
         change(&mut options);
         let kubelet = Kubelet::new(options);
         kubelet.start().await.unwrap();

@@ -51,7 +51,10 @@ const TOO_MUCH: &[&str] = &[
     // On a slow machine.
     "compilation was stopped: it took longer than",
 ];
-const DESCRIBES: &[&str] = &["`describe`: used up its 400000000 units of fuel (fuel)"];
+const DESCRIBES: &[&str] = &[
+    "`describe`: used up its 400000000 units of fuel (fuel)",
+    "`describe`: ran longer than 10000 ms (time)",
+];
 
 const fn text(name: &'static str, meets: Meets, errors: &'static [&'static str]) -> Case {
     Case { name, meets, errors, bytes: guest, bomb: false }

@@ -473,7 +473,7 @@ mod tests {
             if text == ":\n".repeat(8) {
                 break;
             }
-            // On a busy machine there may be a silence between two comments, too.
+            // On a busy machine the time between two comments may exceed the timeout, too, and the test repeats.
             assert!(since.elapsed() < patience, "{text:?}");
         }
     }

@@ -38,7 +38,7 @@ use tokio::sync::{oneshot, watch};
 const ANSWER_S_MAX: u64 = 8;
 /// Longest wait for a placement, milliseconds. The kubelet has no timeout and admits no other pod meanwhile.
 const PLACE_MS_MAX: u64 = 1_500;
-/// Longest wait for the policies' inbox to take what a scan showed.
+/// Longest wait until the policy thread's inbox has accepted the readings of a scan.
 const SIGNS_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Interval of attempts to submit to an inbox that is full.
 pub(crate) const BUSY_RETRY: Duration = Duration::from_millis(10);
@@ -323,9 +323,9 @@ impl KernelHandle {
         let end = Instant::now() + SIGNS_WAIT_MAX;
         for sign in signs {
             while let Err(error) = self.submit_reading(sign.clone()) {
-                // A reset and new ECC errors are what differs from the scan before: no later scan shows them.
+                // A scan finds a reset and new ECC errors by comparing with the scan before: no later scan finds them.
                 if !matches!(error, CommandError::Busy) || Instant::now() >= end {
-                    tracing::error!(%error, gpu = %sign.part, source = sign.source, "what a scan showed of a GPU was lost");
+                    tracing::error!(%error, gpu = %sign.part, source = sign.source, "a GPU reading of a scan was lost");
                     break;
                 }
                 std::thread::sleep(BUSY_RETRY);

@@ -78,7 +78,7 @@ pub fn after_denial(breaker: Option<&Breaker>, denial: &Denial, timing: &Timing,
         Denial::OfNamespaces(namespaces) => {
             let counted = &mut next.namespaces;
             if let Some(wider) = counted.iter_mut().find(|counted| counted.is_superset(namespaces)) {
-                // It is one of fewer namespaces, so that more of the following are of others.
+                // The denied pod is in one of these fewer namespaces, so that more later denials are of other ones.
                 wider.clone_from(namespaces);
             } else if counted.iter().all(|counted| counted.is_disjoint(namespaces)) {
                 // Otherwise the pod may be of a namespace that is counted already.
@@ -218,7 +218,7 @@ mod tests {
         // A policy that denies everyone's pods is like one that fails.
         let mut all = vec![of(&["a"]), of(&["b"]), of(&["c"])];
         assert_eq!(after(None, &all, 0).phase, Phase::Open { until_mono_ms: 10_002 });
-        // A first one that may be of any of them hides nothing.
+        // A first denial whose pod may be in any of the three namespaces does not hide the later ones.
         all.insert(0, of(&["a", "b", "c"]));
         assert_eq!(after(None, &all, 0).phase, Phase::Open { until_mono_ms: 10_003 });
     }

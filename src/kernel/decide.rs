@@ -167,7 +167,7 @@ fn mark_healthy(
     match health.state {
         HealthState::Healthy if health.judgements.is_empty() => Ok(Vec::new()),
         HealthState::Vanished => Err(Refusal::Vanished { gpu: gpu.clone() }),
-        // Of a healthy GPU a policy may have ignored an event, which would count again without the policy.
+        // A policy may have ignored an event of a healthy GPU, and the event would count once the policy is removed.
         HealthState::Healthy | HealthState::Degraded | HealthState::Unhealthy => {
             let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
             let health = health.marked_healthy(&format!("marked healthy by {by}{why}"), now);

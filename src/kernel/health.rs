@@ -110,8 +110,8 @@ impl Health {
         }
     }
 
-    /// The health before a scan that shows these signs of the GPU. They are judged after the scan, so one that made it bad
-    /// does not heal it meanwhile.
+    /// The health before a scan that found these signs of the GPU. The policies judge them only after the scan, so the quiet
+    /// time of a sign that made the GPU degraded or unhealthy starts again here: the scan would heal the GPU otherwise.
     #[must_use]
     pub fn with_signs<'s>(&self, mut signs: impl Iterator<Item = &'s Reading>, now: Now) -> Self {
         let lasting = signs.find_map(|sign| self.judgements.iter().find(|one| one.is_of_sign(sign)));
@@ -192,7 +192,7 @@ impl Health {
         if judgements == self.judgements {
             return self.clone();
         }
-        // One that is over is not kept: the wait of each that is kept starts again with the daemon.
+        // A judgement whose quiet time is over is not kept: a restart of the daemon would start its quiet time again.
         let kept = |one: Judgement| {
             let stays = one.severity == Severity::Ignore || one.is_valid(now);
             if stays { Some(one) } else { one.healed() }

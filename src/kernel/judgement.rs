@@ -101,7 +101,7 @@ impl Judgement {
         })
     }
 
-    /// Whether it is of a sign that this reading repeats, and the sign has an effect.
+    /// Whether the judgement is of the same sign, with the same source and code, and its severity is not `ignore`.
     pub(super) fn is_of_sign(&self, sign: &Reading) -> bool {
         let is_same = |reading: &Reading| {
             reading.is_sign() && (&reading.source, reading.code) == (&sign.source, sign.code)
@@ -127,8 +127,9 @@ fn is_overruled(reading: &Reading, by: &Decider) -> bool {
 }
 
 /// Adds a judgement. One of the same source, code and judge is merged with it: the higher severity and the longer quiet
-/// time are kept. Beyond [`JUDGEMENTS_MAX`] one is dropped. Kept longest is each judge's newest of an event that comes once
-/// and needs a reset, since one suffices to wait for it; then those that no time ends, the more severe, the newer.
+/// time are kept. Beyond [`JUDGEMENTS_MAX`] the least important judgement is dropped. The most important is each judge's
+/// newest of an event that comes once and needs a reset, since one such event is enough for the GPU to wait for a reset; then
+/// come judgements that no quiet time ends, then the more severe, then the newer.
 pub(super) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
     if let Some(index) = judgements.iter().position(|known| known.key() == judgement.key()) {
         let known = judgements.remove(index);

@@ -13,7 +13,7 @@ fn if_match(bench: &Bench, method: &str, path: &str, tag: &str) -> Answer {
 
 #[test]
 fn a_version_that_is_signed_while_its_deletion_waits_stays() {
-    // A deletion waits for 2 s, which a busy machine may let pass.
+    // A deletion waits for 2 s, and is then answered with 503. If that happens on a busy machine, the test repeats.
     until("the deletion is not given up", || {
         let (own, own_key) = key("release", 1);
         let bench = Bench::trusting(1, vec![own_key]);

@@ -230,7 +230,7 @@ fn a_stream_ends_after_its_token_was_removed_despite_many_refused_requests() {
 #[test]
 fn too_many_streams_get_a_retry_after() {
     let deadline = Instant::now() + PATIENCE;
-    // Repeated if a busy machine released the slot late.
+    // The test repeats if a busy machine released the slot late.
     loop {
         let mut bench = Bench::new(1);
         let (other, _file) = other_token(&mut bench);
@@ -260,7 +260,7 @@ fn too_many_streams_get_a_retry_after() {
         if dropped.elapsed() < Duration::from_secs(10) {
             return;
         }
-        assert!(Instant::now() < deadline, "it was the stream's own word");
+        assert!(Instant::now() < deadline, "the slot was free only when the stream sent its next comment");
     }
 }
 
@@ -287,9 +287,9 @@ fn a_stopping_daemon_reports_that_to_its_clients() {
         bench.api.take().unwrap().stop();
         let took = begun.elapsed();
         let end = std::iter::from_fn(|| stream.next()).find(|frame| frame.event == "end");
-        // A stop leaves no time for a thread that stands still, and cuts its streams.
+        // If the stream's thread stands still, the stop closes the stream without an `end`, and the test repeats.
         let Some(end) = end.filter(|_| took < Duration::from_secs(1)) else {
-            assert!(Instant::now() < deadline, "a stream holds the stop up, or ends without a word");
+            assert!(Instant::now() < deadline, "a stream delays the stop, or ends without an `end`");
             continue;
         };
         assert!(end.words().contains("stops"), "{end:?}");

@@ -18,7 +18,7 @@ const SMALL_CROWD: usize = 100;
 /// The longest that a good client may wait for an answer that takes a millisecond: the head of a silent
 /// connection has 5 s, so that a client that had to wait for one to end would wait for longer than this.
 const GOOD_WAIT: Duration = Duration::from_secs(3);
-/// An idle connection is closed after 30 s, so that a client that had to wait for that would wait for longer.
+/// An idle connection is closed after 30 s, so that a client that had to wait for its end would wait for longer than this.
 const IDLE_WAIT: Duration = Duration::from_secs(25);
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -40,8 +40,8 @@ fn crowd(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     (0..count).map(connect).collect()
 }
 
-/// Whether the work of a good client is done in time. Tests repeat it with another crowd until it is: on a
-/// busy machine it may be late at times, but not always.
+/// Whether the requests of a good client are answered in time. Tests repeat them beside another crowd until they are: on a
+/// busy machine some attempts may be late, but not all.
 fn is_quick(work: impl FnOnce()) -> bool {
     let began = Instant::now();
     work();

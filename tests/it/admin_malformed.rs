@@ -7,8 +7,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Longest that a connection may go on after what it should not have sent: a head has 5 s. Without that
-/// deadline the connection would end as an idle one, after 35 s.
+/// Longest time that a connection may stay open after a malformed request: a head has 5 s. Without that
+/// deadline the server would close the connection as an idle one, after 35 s.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Largest answer to a value of 60 KB, bytes: words of 4 KiB, and what is around them.
@@ -171,7 +171,8 @@ fn ambiguous_body_lengths_are_refused() {
         assert!(all.len() <= 1, "{ambiguous}\n{text}");
         assert_eq!(bench.get("/api/v1/gpus/GPU-0").expect(200)["drain"]["state"], "active", "{ambiguous}");
     }
-    // One that is clear: the request behind it is one, and is answered in turn, at times too late for `sent`.
+    // With a clear length the bytes after the body are a second request, which is answered after the first. On a busy
+    // machine its response may come too late for `sent`, and the test repeats.
     for clear in [put("Content-Length: 2\r\n", "{}"), put(chunked, "2\r\n{}\r\n0\r\n\r\n")] {
         until("both are answered", || answers(&sent(&bench, clear.as_bytes())) == [200, 200]);
     }

@@ -180,7 +180,7 @@ fn a_gigabyte_is_refused_before_it_is_read_whether_declared_or_not() {
     };
     for path in ["/api/v1/policies", "/api/v1/stack"] {
         let declared = head(path, "Content-Length: 1073741824");
-        until("an answer that waits for no body", || {
+        until("an answer before the body", || {
             let began = Instant::now();
             let mut stream = TcpStream::connect(bench.address()).unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -192,7 +192,7 @@ fn a_gigabyte_is_refused_before_it_is_read_whether_declared_or_not() {
             began.elapsed() < Duration::from_secs(5)
         });
 
-        until("an end of a body that is not read", || {
+        until("a connection that is closed while a body is sent", || {
             let mut stream = TcpStream::connect(bench.address()).unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
             stream.write_all(head(path, "Transfer-Encoding: chunked").as_bytes()).unwrap();
@@ -267,8 +267,8 @@ fn a_port_in_use_and_a_bad_token_file_are_reported_with_advice() {
 
 #[test]
 fn a_stop_finishes_requests_and_frees_the_port_within_a_second() {
-    // A busy machine may make a stop slow, or let it cut the upload: all of it is repeated then.
-    until("a stop in time", || {
+    // On a busy machine a stop may be slow, or close the connection of the upload. The whole test repeats then.
+    until("a stop within a second", || {
         let mut bench = Bench::new(1);
         // Held, so that no other process takes it when it is free.
         let port = Port::held();

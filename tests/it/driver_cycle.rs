@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A deadline that slow calls exceed, as does any call on a busy machine: only for tests of slow calls.
+/// A deadline that slow calls exceed. On a busy machine any call may, so that only tests of slow calls have it.
 const DEADLINE: Duration = Duration::from_millis(500);
 
 struct Bench {
@@ -288,7 +288,7 @@ async fn a_released_driver_is_closed_and_nothing_is_granted_until_it_is_used_aga
     assert_eq!(refused["status"], 409, "{refused}");
     assert!(refused["detail"].as_str().unwrap().contains("holds a GPU"), "{refused}");
     rig.allocatable(&[(WHOLE, 2)]).await;
-    // Forced: closed, with the allocation kept. A busy machine may not close the driver in time.
+    // A forced release closes NVML and keeps the allocation. On a busy machine NVML may not close in time.
     let forced = |order: &Value| {
         until_some("a release", || Some(release(&serving, order)).filter(|done| done["status"] != 409))
     };

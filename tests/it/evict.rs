@@ -46,7 +46,7 @@ impl Scene {
         Self::of(SETTINGS).await
     }
 
-    /// With these settings.
+    /// A scene whose daemon has these settings.
     async fn of(settings: &str) -> Self {
         let server = ApiServer::start();
         let house = House::of(settings).await;
@@ -263,7 +263,7 @@ async fn the_command_line_shows_the_remaining_holders_and_their_blockers() {
             assert!(said.read_line(&mut err).unwrap() > 0, "it ended without {words:?}: {err}");
         }
     };
-    // No pod leaves before it is shown.
+    // Pods end only from here on, once the command line has shown both.
     until_says("2 allocations left, 0 processes, until");
     let _kubelet = scene.kubelet_follows();
     until_says(&format!(

@@ -161,7 +161,7 @@ fn no_event_of_a_flood_is_lost() {
     watch.stop();
 }
 
-/// What a scan finds out by comparing with the scan before, such as a reset, no later scan finds again.
+/// A scan finds a reset by comparing with the scan before, so no later scan finds it again.
 #[test]
 fn nothing_that_a_scan_shows_is_lost() {
     let bench = Bench::new(1);

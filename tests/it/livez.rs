@@ -16,10 +16,10 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(300);
 
-/// Nothing exceeds these limits while a test runs.
+/// Limits that nothing exceeds during a test.
 const LONG: LivenessLimits =
     LivenessLimits { keeper: SOON, policies: SOON, scan: SOON, front: SOON, stream: SOON, pod_list: SOON };
-/// A test waits until this limit is exceeded.
+/// A limit that is exceeded on purpose.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// The error of `/livez`, the same on both listeners.
@@ -54,7 +54,7 @@ fn a_store_that_hangs_does_not_fail_livez() {
         assert_eq!(cordon(bench.address(), &bench.token), 503);
     }
     std::thread::sleep(Duration::from_secs(4));
-    // The thread that took over may be late once; a heartbeat of the one that hangs would never come.
+    // The thread that took over may be late for a moment. The heartbeat of the thread that hangs would never come.
     alive_again(&bench);
     drop(held);
     until_some("the store works again", || (cordon(bench.address(), &bench.token) == 200).then_some(()));

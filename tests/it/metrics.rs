@@ -428,7 +428,7 @@ fn no_client_and_no_pod_adds_labels() {
 fn a_scrape_waits_neither_for_the_ledger_nor_for_policies() {
     let bench = Bench::new(1);
     let heartbeat = &bench.kernel.counters().keeper.heartbeat;
-    // The store has 2 s, which a busy machine may let pass before the scrape is over.
+    // An append has a deadline of 2 s. If it passes on a busy machine before the scrape ends, the test repeats.
     until("a scrape while the ledger waits for its store", || {
         until("the store works", || bench.delete("/api/v1/gpus/GPU-0/cordon").status == 200);
         let held = bench.store_held.lock().unwrap();

@@ -10,10 +10,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long the calls on one GPU may take in tests of hanging calls. On a busy machine others exceed it, too.
+/// How long the calls on one GPU may take in tests of hanging calls. On a busy machine calls that do not hang exceed it, too.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Nothing that must happen takes longer.
+/// The longest time that a test waits for an expected result.
 const LOOK_MAX: Duration = Duration::from_secs(300);
 
 struct Bench {

@@ -400,7 +400,7 @@ mod tests {
         };
         assert_eq!(call, "nvmlDeviceGetName");
         assert!(running >= allowed);
-        // Fails at once, instead of waiting for its own time.
+        // The second call fails at once instead of waiting for its own timeout.
         let again = Instant::now();
         assert!(matches!(fence.run(Lane::Gpu(3), LONG, |_| ()), Err(Stuck::Hung { is_new: false, .. })));
         assert!(again.elapsed() < LONG / 2);

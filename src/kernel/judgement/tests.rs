@@ -320,7 +320,7 @@ fn a_policy_is_not_to_blame_for_an_error_that_berth_would_judge_unhealthy_too() 
     assert_eq!(node.unhealthy_by_policy(), None);
     node.node.pass(300);
     assert!(node.unhealthy_by_policy().is_some(), "without the policy its quiet time would be over");
-    // The policy ignores another error, after which the GPU would wait for a reset without it.
+    // The policy ignores another error. Without the policy the GPU would wait for a reset after it.
     node.read(XID, 48, Some((&bad(), Severity::Ignore, None)));
     assert_eq!(node.unhealthy_by_policy(), None);
 }
@@ -345,8 +345,8 @@ fn an_event_that_needs_a_reset_is_not_forgotten_after_others() {
 }
 
 #[test]
-fn events_that_need_a_reset_do_not_push_out_what_else_makes_a_gpu_bad() {
-    // A dying GPU reports many of them; one is enough to wait for a reset.
+fn events_that_need_a_reset_do_not_displace_other_judgements() {
+    // A failing GPU reports many such events; one of them is enough for it to wait for a reset.
     let resets = [48, 64, 95, 140, 171];
     let mut node = Judged::under(&[bad()]);
     for code in resets {
@@ -373,7 +373,7 @@ fn events_that_need_a_reset_do_not_push_out_what_else_makes_a_gpu_bad() {
 }
 
 #[test]
-fn an_operators_word_counts_for_a_healthy_gpu_too() {
+fn marking_a_healthy_gpu_healthy_removes_the_events_that_a_policy_ignored() {
     let mut node = Judged::under(&[bad()]);
     node.read(XID, 48, Some((&bad(), Severity::Unhealthy, Some(60))));
     node.node.pass(60);
@@ -406,7 +406,7 @@ fn a_judgement_that_is_over_is_not_valid_again_after_a_restart() {
 }
 
 #[test]
-fn a_sign_that_lasts_does_not_heal_between_two_scans_that_are_far_apart() {
+fn a_gpu_with_a_lasting_sign_does_not_heal_between_scans_that_are_far_apart() {
     let mut node = Judged::under(&[]);
     let sign = Reading { part: part(GPU), source: RECOVERY.into(), code: 1, detail: "reset it".into() };
     let scan = |node: &mut Judged, signs: &[&Reading]| {
@@ -425,7 +425,7 @@ fn a_sign_that_lasts_does_not_heal_between_two_scans_that_are_far_apart() {
     node.node.pass(600);
     scan(&mut node, &[]);
     assert_eq!(node.state(), HealthState::Healthy);
-    // Not one that counts no more.
+    // A sign that a policy ignores does not keep the GPU unhealthy.
     let mut node = Judged::under(&[bad()]);
     node.read(RECOVERY, 1, Some((&bad(), Severity::Ignore, None)));
     node.read(XID, 79, None);

@@ -45,7 +45,7 @@ const SETTLE_EVERY: u64 = 25;
 const SOON: Duration = Duration::from_secs(300);
 /// How often the other program begins to fill a small disk, or gives it back.
 const FILLER_PERCENT: u64 = 40;
-/// Most rounds without a grant.
+/// Largest number of rounds without a granted allocation.
 const IDLE_ROUNDS_MAX: u64 = 1000;
 /// How often a process is checked.
 const LOOK: Duration = Duration::from_millis(1);
@@ -69,7 +69,7 @@ struct Node<'a> {
     starts_on_full_disk: u64,
 }
 
-/// Runs so many rounds in this empty folder, or more until something was granted. `progress` is called after each.
+/// Runs so many rounds in this empty folder, and further ones until an allocation has been granted. `progress` is called after each.
 ///
 /// # Errors
 /// If the daemon or the stand-in kubelet cannot be run.
@@ -97,7 +97,7 @@ pub async fn run(
     let _mounted = program.small_disk.map(|disk| disk.mount(folder)).transpose()?;
     // The first start makes the state folder and compiles the policies: unhurried.
     drop(node.start(None).await?.context("the first start")?);
-    // A busy machine may need more rounds than that for a grant before the kill.
+    // On a busy machine each kill may come before the first grant.
     let is_idle = |node: &Node| node.load.memory.granted == 0 && node.tally.rounds < IDLE_ROUNDS_MAX;
     while node.tally.rounds < rounds || is_idle(&node) {
         node.round().await.with_context(|| format!("round {} of seed {seed}", node.tally.rounds + 1))?;

@@ -63,7 +63,7 @@ async fn each_list_replaces_the_previous_one() {
 
 #[tokio::test]
 async fn the_end_of_a_stream_makes_all_devices_unhealthy_and_later_removes_the_resource() {
-    // The one does not end within the test, however busy the machine is; the end of the other one is awaited.
+    // The first grace period is longer than the test, so the resource stays. The test waits for the end of the second.
     for (grace_s, is_removed) in [(3600, false), (1, true)] {
         let grace = Duration::from_secs(grace_s);
         let fixture = Fixture::with(|o| o.endpoint_grace = grace).await;

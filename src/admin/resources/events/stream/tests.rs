@@ -19,7 +19,7 @@ const QUICK: StreamTimes = StreamTimes {
     admission_check: Duration::from_secs(3600),
     life: Duration::from_secs(3600),
 };
-/// No comment is due while a test waits for something else, however busy the machine is.
+/// The interval of comments is longer than any test, so that none is sent while a test waits for an event.
 const SILENT: StreamTimes = StreamTimes { keep_alive: Duration::from_secs(3600), ..QUICK };
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -182,7 +182,7 @@ async fn a_stream_ends_at_its_greatest_age() {
         }
         let last = chunks.pop().unwrap();
         assert!(kinds(&last) == ["end"] && last.contains("reconnect"), "{last}");
-        // A thread that stands still for a whole short life sends no comment in it.
+        // If the thread stands still for the stream's whole life, no comment is sent, and the test doubles the life.
         if chunks.len() > 1 {
             break;
         }

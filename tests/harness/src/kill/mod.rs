@@ -46,7 +46,7 @@ const SOON: Duration = Duration::from_secs(300);
 /// How often the other program begins to fill a small disk, or gives it back.
 const FILLER_PERCENT: u64 = 40;
 /// Largest number of rounds without a granted allocation.
-const IDLE_ROUNDS_MAX: u64 = 1000;
+const IDLE_ROUNDS_MAX: u64 = 200;
 /// How often a process is checked.
 const LOOK: Duration = Duration::from_millis(1);
 /// The load's longest time in one round, milliseconds. A named step that did not come by then does not come.
@@ -97,7 +97,6 @@ pub async fn run(
     let _mounted = program.small_disk.map(|disk| disk.mount(folder)).transpose()?;
     // The first start makes the state folder and compiles the policies: unhurried.
     drop(node.start(None).await?.context("the first start")?);
-    // On a busy machine each kill may come before the first grant.
     let is_idle = |node: &Node| node.load.memory.granted == 0 && node.tally.rounds < IDLE_ROUNDS_MAX;
     while node.tally.rounds < rounds || is_idle(&node) {
         node.round().await.with_context(|| format!("round {} of seed {seed}", node.tally.rounds + 1))?;
@@ -157,7 +156,11 @@ impl Node<'_> {
         self.check(&list, &serving);
         let (died, dead) = watch::channel(false);
         let load_ms = 1 + self.load.rng.below(LOAD_MS);
-        let longest = Duration::from_millis(if named.is_some() { LOAD_MS } else { load_ms });
+        let mut longest = Duration::from_millis(if named.is_some() { LOAD_MS } else { load_ms });
+        if self.load.memory.granted == 0 {
+            // On a busy machine each kill may come before the first grant: the load goes on for longer from round to round.
+            longest *= 1 + u32::try_from(self.tally.rounds).unwrap_or(u32::MAX - 1);
+        }
         let kubelet = self.kubelet.clone();
         let death = async {
             let ended = die(&mut serving, &kubelet, longest).await;

@@ -45,7 +45,8 @@ const FLOODS: &[&str] = &[
      | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 | \\0 \
      | \\0 (time)",
 ];
-const REALLOC: &[&str] = &["used up its 400000000 units of fuel (fuel)", "ran longer than 500 ms (time)"];
+/// Called when it is activated, with ten times the time of a hook.
+const REALLOC: &[&str] = &["used up its 400000000 units of fuel (fuel)", "ran longer than 5000 ms (time)"];
 const TOO_MUCH: &[&str] = &[
     "compilation was stopped: it needed more than 768 MiB",
     // On a slow machine.

@@ -28,8 +28,8 @@ pub struct Breaker {
     pub phase: Phase,
     /// Denials since the window began, except those of known namespaces.
     pub denials: u32,
-    /// The namespaces whose pods policies may have denied since the window began. No two sets share a namespace, so that each
-    /// is of another one.
+    /// The namespaces whose pods policies may have denied since the window began: one set for each denial that is counted.
+    /// No two sets share a namespace, so that their number is that of different namespaces with a denial.
     pub namespaces: Vec<BTreeSet<String>>,
     /// When the window began, monotonic milliseconds.
     pub window_mono_ms: u64,

@@ -147,6 +147,27 @@ mod tests {
         assert_eq!(cache.read(b"module"), None);
     }
 
+    /// In containers many commands have the same process id, and may share a home.
+    #[test]
+    fn commands_of_one_process_id_never_write_into_each_others_drafts() {
+        let state = tempfile::tempdir().unwrap();
+        let cache = open(state.path()).unwrap();
+        let reply = |module: u8| vec![module; 100_000];
+        std::thread::scope(|scope| {
+            for module in 0..4 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        // A draft that another one deletes to make room is not kept.
+                        let _ = cache.write(&[module], &reply(module));
+                        assert!(cache.read(&[module]).is_none_or(|found| found == reply(module)), "{module}");
+                    }
+                });
+            }
+        });
+        assert!((0..4).any(|module| cache.read(&[module]).is_some()));
+    }
+
     #[test]
     fn only_the_newest_replies_are_kept() {
         let state = tempfile::tempdir().unwrap();

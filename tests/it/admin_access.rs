@@ -1,7 +1,7 @@
 //! Access to the admin API: named tokens and their rights, the Unix socket, rate limits and slow clients.
 
 use crate::admin_bench::{Answer, Bench};
-use crate::wait::until;
+use crate::wait::{SOON, until};
 use berth_admin::Server;
 use berth_http::{AdminAccess, NamedToken, RateLimits, Right, TokenSource};
 use berth_http::{AdminError, Settings};
@@ -11,8 +11,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-const PATIENCE: Duration = Duration::from_secs(300);
 
 fn sha256(text: &str) -> [u8; 32] {
     use sha2::Digest;
@@ -124,7 +122,7 @@ pub(crate) fn until_burst_refused(address: SocketAddr, head: &str) {
     let requests = format!("{head}\r\n").repeat(300) + head + "Connection: close\r\n\r\n";
     until("a request is refused for its rate", || {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
         let _ = stream.write_all(requests.as_bytes());
         let mut answers = Vec::new();
         let _ = stream.read_to_end(&mut answers);
@@ -134,7 +132,7 @@ pub(crate) fn until_burst_refused(address: SocketAddr, head: &str) {
 }
 
 fn until_refused(ask: impl Fn() -> Answer) -> Answer {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + SOON;
     loop {
         let answer = ask();
         if answer.status == 429 {
@@ -147,7 +145,7 @@ fn until_refused(ask: impl Fn() -> Answer) -> Answer {
 /// One request over a Unix socket, without a token.
 fn over_socket(path: &Path, request: &str) -> String {
     let mut stream = UnixStream::connect(path).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -219,7 +217,7 @@ fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
     until("a slow head ends its connection in time", || {
         let began = Instant::now();
         let mut slow = TcpStream::connect(bench.address()).unwrap();
-        slow.set_read_timeout(Some(PATIENCE)).unwrap();
+        slow.set_read_timeout(Some(SOON)).unwrap();
         let mut drip = slow.try_clone().unwrap();
         let dripping = std::thread::spawn(move || {
             let slow = "x".repeat(400);
@@ -244,7 +242,7 @@ fn slow_heads_and_heads_that_are_too_large_end_their_connection() {
         [("x-a", "b".repeat(200_000)), ("authorization", format!("Bearer {}", "x".repeat(200_000)))]
     {
         let mut stream = TcpStream::connect(bench.address()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
         let _ = stream.write_all(
             format!("GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\n{name}: {value}\r\n\r\n").as_bytes(),
         );

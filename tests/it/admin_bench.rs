@@ -3,6 +3,7 @@
 use crate::admin_fakes::{MemoryPolicies, SwitchStore, digest_of};
 use crate::kubelet_fakes::RealClock;
 use crate::port::Port;
+use crate::wait::SOON;
 use berth_admin::{NodeFacts, Server, Step};
 use berth_core::counters::RegistrationState;
 use berth_core::keeper::Keeper;
@@ -299,7 +300,7 @@ pub(crate) fn agent(tls: ureq::tls::TlsConfig) -> ureq::Agent {
         .http_status_as_error(false)
         .proxy(None)
         .max_redirects(0)
-        .timeout_global(Some(Duration::from_secs(300)))
+        .timeout_global(Some(SOON))
         .allow_non_standard_methods(true)
         .tls_config(tls)
         .build()

@@ -3,6 +3,7 @@
 use crate::admin_access::until_burst_refused;
 use crate::admin_bench::Bench;
 use crate::admin_fakes::module;
+use crate::wait::SOON;
 use berth_http::Settings;
 use berth_http::{AdminAccess, NamedToken, Right, TokenSource};
 use serde_json::Value;
@@ -13,8 +14,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// One frame of a stream.
 #[derive(Clone, Debug)]
@@ -43,7 +42,7 @@ impl Stream {
 
     fn open_as(bench: &Bench, token: &str, query: &str, headers: &str) -> Self {
         let mut stream = TcpStream::connect(bench.address()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
         write!(
             stream,
             "GET /api/v1/events{query} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\
@@ -62,7 +61,7 @@ impl Stream {
     fn next(&mut self) -> Option<Frame> {
         let (mut id, mut event, mut data) = (String::new(), String::new(), String::new());
         // The comments that say that a stream lives are no answer.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SOON;
         loop {
             assert!(Instant::now() < deadline, "nothing came");
             let mut line = String::new();
@@ -148,7 +147,7 @@ fn a_reconnected_client_gets_the_missed_events() {
     bench.delete("/api/v1/gpus/GPU-0/cordon").expect(200);
     // Each change is an event of its own only if the ring is read between them.
     let seen = |kind: &str| kinds(&bench, "?since=0&follow=false").iter().any(|f| f.event == kind);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + SOON;
     while !seen("gpuUncordoned") {
         assert!(Instant::now() < deadline, "there is no event of the change");
     }
@@ -229,7 +228,7 @@ fn a_stream_ends_after_its_token_was_removed_despite_many_refused_requests() {
 
 #[test]
 fn too_many_streams_get_a_retry_after() {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + SOON;
     // The test repeats if a busy machine released the slot late.
     loop {
         let mut bench = Bench::new(1);
@@ -278,7 +277,7 @@ fn head_returns_only_the_headers_and_uses_no_stream() {
 
 #[test]
 fn a_stopping_daemon_reports_that_to_its_clients() {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + SOON;
     loop {
         let mut bench = Bench::new(1);
         let mut stream = Stream::open(&bench, "", "");

@@ -2,7 +2,7 @@
 //! `just flood-admin` does the same, heavier, with the release build.
 
 use crate::admin_bench::{Bench, ask};
-use crate::wait::{until, until_some};
+use crate::wait::{SOON, until, until_some};
 use berth_http::Settings;
 use berth_http::{AdminAccess, RateLimits};
 use std::io::{ErrorKind, Read, Write};
@@ -20,8 +20,6 @@ const SMALL_CROWD: usize = 100;
 const GOOD_WAIT: Duration = Duration::from_secs(3);
 /// An idle connection is closed after 30 s, so that a client that had to wait for its end would wait for longer than this.
 const IDLE_WAIT: Duration = Duration::from_secs(25);
-const PATIENCE: Duration = Duration::from_secs(300);
-
 /// Both ends of each connection are in this process.
 pub(crate) fn allow_descriptors() {
     let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -75,7 +73,7 @@ fn many_silent_or_half_sent_requests_block_no_other_client() {
     for head in heads {
         until("a new client and the page are served beside the crowd", || {
             let mut known = TcpStream::connect(bench.address()).unwrap();
-            known.set_read_timeout(Some(PATIENCE)).unwrap();
+            known.set_read_timeout(Some(SOON)).unwrap();
             assert_eq!(status(&mut known, &node(&bench)).unwrap(), "HTTP/1.1 200 OK");
             let crowd = crowd(bench.address(), CROWD, head);
             let is_served = is_quick(|| {
@@ -102,7 +100,7 @@ fn idle_connections_are_closed_for_new_ones() {
     let bench = Bench::new(1);
     let served = |request: &str| {
         let mut stream = TcpStream::connect(bench.address()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
         assert_eq!(status(&mut stream, request).unwrap(), "HTTP/1.1 200 OK");
         stream
     };
@@ -156,7 +154,7 @@ fn root_is_served_over_the_socket_under_any_load() {
     bench.start_again(Settings { access, ..bench.settings() });
     let connect = |path: &Path| {
         let stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
         stream
     };
     let request = "GET /api/v1/node HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -227,7 +225,7 @@ fn requests_of_a_client_that_reads_no_responses_are_not_read() {
         let (mut read, mut piece) = (0, vec![0; 1 << 20]);
         stream.set_nonblocking(true).unwrap();
         let many = &many[sent % request.len()..];
-        let (end, mut more) = (Instant::now() + PATIENCE, 0);
+        let (end, mut more) = (Instant::now() + SOON, 0);
         while more < many.len() && Instant::now() < end {
             match stream.read(&mut piece) {
                 Ok(n) => read += n,
@@ -252,7 +250,7 @@ fn ten_thousand_pipelined_requests_have_ten_thousand_responses() {
         ..bench.settings()
     });
     let stream = TcpStream::connect(bench.address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
     let request = "HEAD /api/v1/node HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer TOKEN\r\n\r\n"
         .replace("TOKEN", &bench.token);
     let mut writes = stream.try_clone().unwrap();

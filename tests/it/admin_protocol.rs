@@ -3,14 +3,12 @@
 use crate::admin_bench::{Bench, ask};
 use crate::admin_fakes::module;
 use crate::port::Port;
-use crate::wait::until;
+use crate::wait::{SOON, until};
 use berth_admin::Server;
 use berth_http::{AdminError, Settings};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Every route under the token, with its methods.
 const GUARDED: &[(&str, &str)] = &[
@@ -40,7 +38,7 @@ const GUARDED: &[(&str, &str)] = &[
 
 fn raw(bench: &Bench, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(bench.address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
     stream.write_all(request).unwrap();
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
@@ -183,7 +181,7 @@ fn a_gigabyte_is_refused_before_it_is_read_whether_declared_or_not() {
         until("an answer before the body", || {
             let began = Instant::now();
             let mut stream = TcpStream::connect(bench.address()).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(SOON)).unwrap();
             stream.write_all(declared.as_bytes()).unwrap();
             let mut answer = [0; 4096];
             let n = stream.read(&mut answer).unwrap();
@@ -194,7 +192,7 @@ fn a_gigabyte_is_refused_before_it_is_read_whether_declared_or_not() {
 
         until("a connection that is closed while a body is sent", || {
             let mut stream = TcpStream::connect(bench.address()).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(SOON)).unwrap();
             stream.write_all(head(path, "Transfer-Encoding: chunked").as_bytes()).unwrap();
             let (answer, took) = flood(stream);
             assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");

@@ -2,6 +2,7 @@
 
 use crate::admin_bench::{Bench, GPU, SHARED};
 use crate::admin_fakes::module;
+use crate::wait::SOON;
 use berth_admin::{Registration, Step};
 use berth_core::counters::{LivenessLimits, RegistrationState};
 use berth_kernel::names::Resource;
@@ -388,7 +389,7 @@ fn a_failed_store_is_reported_and_nothing_changes() {
     assert!(says.contains("No space left"), "{says}");
     bench.store_fails.store(false, Ordering::SeqCst);
     // The store is read back at most every half second.
-    let until = std::time::Instant::now() + Duration::from_secs(300);
+    let until = std::time::Instant::now() + SOON;
     while bench.json("PUT", "/api/v1/gpus/GPU-0/cordon", "{}").status != 200 {
         assert!(std::time::Instant::now() < until, "the store did not come back");
     }

@@ -1,6 +1,7 @@
 //! TLS of the admin listener: which clients are accepted, and what a renewed certificate changes.
 
 use crate::admin_bench::{Answer, Bench, agent, ask_by};
+use crate::wait::SOON;
 use berth_admin::Server;
 use berth_http::{AdminAccess, Right, TlsFiles};
 use berth_http::{AdminError, Settings};
@@ -14,8 +15,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
-
-const SOON: Duration = Duration::from_secs(300);
 
 /// A certificate authority of a test.
 pub(crate) struct Ca {

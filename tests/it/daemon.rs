@@ -2,6 +2,7 @@
 //! kubelet.
 
 use crate::client::agent;
+pub(crate) use crate::wait::SOON;
 use kubelet_standin::{Kubelet, PodSpec};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +13,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-pub(crate) const SOON: Duration = Duration::from_secs(300);
 pub(crate) const WHOLE: &str = "nvidia.com/gpu";
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
 

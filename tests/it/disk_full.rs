@@ -2,6 +2,7 @@
 //! is lost or invented, and the daemon recovers by itself.
 
 use crate::store_contract::allocation;
+use crate::wait::SOON;
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::Write;
 use berth_store::SledStore;
@@ -15,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-const SOON: Duration = Duration::from_secs(300);
 const SHARED: &str = "nvidia.com/gpu.shared";
 const CONFIGURATION: &str = "
 gpus: sim:2xt4

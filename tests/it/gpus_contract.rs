@@ -1,5 +1,6 @@
 //! The contract of the port `Gpus`: one set of checks, run on simulated GPUs and on NVML over the fake library.
 
+use crate::wait::SOON;
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_gpus::sim::{Machine, SimGpus, SimKind, SimProcess};
 use berth_kernel::gpu::{Inventory, Load, Part, Path, RECOVERED, RECOVERY, Reading};
@@ -10,9 +11,6 @@ use fake_nvml::{Installed, Process, RecoveryAction, State};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-/// Nothing that must happen takes longer.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What a process does on a GPU.
 #[derive(Clone, Copy, PartialEq)]
@@ -106,7 +104,7 @@ impl OverNvml {
             library: Some(installed.library().to_owned()),
             // No sysfs: this machine's own PCI slots are not those of the GPUs shown.
             sysfs: folder.path().to_owned(),
-            deadline: PATIENCE,
+            deadline: SOON,
             ..NvmlOptions::default()
         };
         Self { gpus: NvmlGpus::open(options).expect("it opens"), installed, _folder: folder }
@@ -186,7 +184,7 @@ fn gpu_id(inventory: &Inventory, index: u32) -> PartId {
 /// The next reading from this source, others being passed over.
 fn next_of(rig: &dyn Rig, source: &str) -> Reading {
     let began = Instant::now();
-    while began.elapsed() < PATIENCE {
+    while began.elapsed() < SOON {
         let reading = rig.gpus().next_reading(Duration::from_millis(200));
         if let Ok(Some(reading)) = reading
             && reading.source == source
@@ -213,7 +211,7 @@ fn reads_the_load_of_each_gpu_that_answers(rig: &dyn Rig) {
     let began = Instant::now();
     let loads = loop {
         let loads = rig.gpus().scan().expect("a scan").loads;
-        if complete(&loads) || began.elapsed() > PATIENCE {
+        if complete(&loads) || began.elapsed() > SOON {
             break loads;
         }
     };
@@ -324,7 +322,7 @@ fn a_wait_without_events_takes_its_time(rig: &dyn Rig) {
         let (began, wait) = (Instant::now(), Duration::from_millis(wait_ms));
         assert_eq!(rig.gpus().next_reading(wait).expect("events work"), None);
         assert!(began.elapsed() >= wait);
-        assert!(began.elapsed() < PATIENCE);
+        assert!(began.elapsed() < SOON);
     }
 }
 

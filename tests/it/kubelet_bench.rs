@@ -2,6 +2,7 @@
 //! kubelet.
 
 use crate::kubelet_fakes::{MapStore, ScriptedPolicies, SkipClock, scripted_version};
+pub(crate) use crate::wait::SOON;
 use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_core::{ActivateError, Core, KernelHandle};
@@ -26,8 +27,6 @@ use tempfile::TempDir;
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 pub(crate) const SHARED: &str = "nvidia.com/gpu.shared";
-/// Far above what anything here needs, far below a test's patience.
-pub(crate) const SOON: Duration = Duration::from_secs(300);
 /// Memory of every simulated GPU.
 pub(crate) const MEMORY_MIB: u64 = 81_920;
 

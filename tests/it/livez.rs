@@ -3,7 +3,7 @@
 
 use crate::admin_bench::{Bench, GPU, ask};
 use crate::admin_fakes::module;
-use crate::wait::{until, until_some};
+use crate::wait::{SOON, until, until_some};
 use berth_core::counters::{LivenessLimits, RegistrationState};
 use berth_core::{GpuWatch, InventoryScanner};
 use berth_kernel::gpu::{Inventory, Reading};
@@ -13,8 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(300);
 
 /// Limits that nothing exceeds during a test.
 const LONG: LivenessLimits =

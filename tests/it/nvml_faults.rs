@@ -1,5 +1,6 @@
 //! NVML that hangs, fails or is missing: GPUs become unhealthy, and every request is answered.
 
+use crate::wait::SOON;
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
 use berth_kernel::gpu::{Inventory, Load, Part, ROWS, ROWS_FAILED, ROWS_PENDING, Reading};
 use berth_kernel::ports::Gpus;
@@ -13,9 +14,6 @@ use tempfile::TempDir;
 /// How long the calls on one GPU may take in tests of hanging calls. On a busy machine calls that do not hang exceed it, too.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// The longest time that a test waits for an expected result.
-const LOOK_MAX: Duration = Duration::from_secs(300);
-
 struct Bench {
     gpus: NvmlGpus,
     installed: Installed,
@@ -24,7 +22,7 @@ struct Bench {
 
 impl Bench {
     fn new(state: &State) -> Self {
-        Self::with_deadline(state, LOOK_MAX)
+        Self::with_deadline(state, SOON)
     }
 
     fn with_deadline(state: &State, deadline: Duration) -> Self {
@@ -43,7 +41,7 @@ impl Bench {
         let began = Instant::now();
         loop {
             let scan = self.gpus.scan();
-            assert!(began.elapsed() < LOOK_MAX, "a look took {:?}", began.elapsed());
+            assert!(began.elapsed() < SOON, "a look took {:?}", began.elapsed());
             match scan {
                 Ok(inventory) => return inventory,
                 // On a busy machine the first count of the GPUs may exceed a short deadline.
@@ -59,13 +57,13 @@ impl Bench {
             if so(&inventory) {
                 return inventory;
             }
-            assert!(began.elapsed() < LOOK_MAX, "never {what}: {inventory:?}");
+            assert!(began.elapsed() < SOON, "never {what}: {inventory:?}");
         }
     }
 
     fn next(&self) -> Reading {
         let began = Instant::now();
-        while began.elapsed() < LOOK_MAX {
+        while began.elapsed() < SOON {
             let reading = self.gpus.next_reading(Duration::from_millis(100));
             if let Ok(Some(reading)) = reading {
                 return reading;
@@ -86,7 +84,7 @@ fn options(library: &Path, sysfs: &Path) -> NvmlOptions {
     NvmlOptions {
         library: Some(library.to_owned()),
         sysfs: sysfs.to_owned(),
-        deadline: LOOK_MAX,
+        deadline: SOON,
         // The first call that exceeds the deadline counts as hung.
         hung_after: Duration::ZERO,
         ..NvmlOptions::default()
@@ -115,7 +113,7 @@ fn a_call_that_hangs_on_one_gpu_costs_that_gpu_its_health() {
     assert_eq!(during.parts, before.parts);
     assert_eq!(during.usage.len(), 3, "the others are read");
     // It is known to hang now, and is not waited for again. A busy machine may need several attempts.
-    let end = Instant::now() + LOOK_MAX;
+    let end = Instant::now() + SOON;
     loop {
         let began = Instant::now();
         let is_one = (0..10).all(|_| bench.look().scan_errors.len() == 1);
@@ -151,7 +149,7 @@ fn a_hanging_driver_leaves_all_gpus_listed_with_an_error() {
 #[test]
 fn hanging_gpus_cost_two_deadlines_in_total() {
     let bench = Bench::with_deadline(&State::h100(16), DEADLINE);
-    let end = Instant::now() + LOOK_MAX;
+    let end = Instant::now() + SOON;
     loop {
         bench.look_until("all are read", |inventory| inventory.usage.len() == 16);
         bench.change(|state| state.faults.push(Fault::hang("nvmlDeviceGetMigMode")));
@@ -341,7 +339,7 @@ fn a_gpu_that_is_attached_later_is_found_by_opening_nvml_again() {
     // A scan that follows another at once may find a GPU still in use by its thread, and leaves out its load.
     let again = bench.look_until("scanned with its loads", |inventory| inventory.loads.len() == 2);
     assert_eq!(without_loads(&again), first, "NVML counts when it is opened");
-    let end = Instant::now() + LOOK_MAX;
+    let end = Instant::now() + SOON;
     let both = loop {
         attach("0000:1f:00.0");
         attach("0000:2b:00.0");
@@ -518,7 +516,7 @@ fn the_loss_of_one_gpu_does_not_stop_events_of_the_others() {
                 assert_eq!((reading.source.as_str(), &reading.part), ("xid", &parts[2].id));
                 break;
             }
-            _ => assert!(began.elapsed() < LOOK_MAX, "no event after the loss"),
+            _ => assert!(began.elapsed() < SOON, "no event after the loss"),
         }
     }
 }
@@ -528,7 +526,7 @@ fn a_gpu_that_hangs_while_it_is_registered_for_events_does_not_delay_the_others(
     let mut state = State::h100(3);
     let hanging = state.gpus[1].uuid.clone();
     state.faults.push(Fault::hang("nvmlDeviceRegisterEvents").of_gpu(hanging.as_str()));
-    let end = Instant::now() + LOOK_MAX;
+    let end = Instant::now() + SOON;
     loop {
         let bench = Bench::with_deadline(&state, DEADLINE);
         let parts = bench.look().parts;
@@ -560,13 +558,13 @@ fn without_events_health_is_polled_and_that_is_reported() {
                 assert!(error.what.contains("health is polled"), "{error}");
                 break;
             }
-            Ok(_) => assert!(began.elapsed() < LOOK_MAX),
+            Ok(_) => assert!(began.elapsed() < SOON),
         }
     }
     bench.change(|state| state.faults.clear());
     let began = Instant::now();
     while bench.gpus.next_reading(Duration::from_millis(20)).is_err() {
-        assert!(began.elapsed() < LOOK_MAX, "events never work again");
+        assert!(began.elapsed() < SOON, "events never work again");
     }
     bench.xid(0, 79);
     assert_eq!(bench.next().code, 79);
@@ -791,7 +789,7 @@ fn a_load_that_is_slow_to_read_leaves_out_the_loads_after_it_and_no_facts() {
         // A GPU that is being registered for events at that moment has no load, and a busy machine may be too
         // slow for the facts.
         let is_read = inventory.usage.len() == 3 && inventory.loads.keys().eq([&inventory.parts[0].id]);
-        if is_read || began.elapsed() > LOOK_MAX {
+        if is_read || began.elapsed() > SOON {
             break (bench, inventory);
         }
         bench.change(|state| state.faults.clear());

@@ -2,6 +2,7 @@
 // Clippy does not see that helpers of tests are tests, too.
 #![allow(clippy::unwrap_used)]
 
+use crate::wait::SOON;
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
@@ -149,7 +150,7 @@ fn a_second_upload_waits_and_then_gets_a_retry_after() {
             }
         });
         // Until the bomb has the compiler, this has.
-        let deadline = Instant::now() + Duration::from_secs(300);
+        let deadline = Instant::now() + SOON;
         while policies.install(b"", NOW) != Err(InstallError::Busy) {
             assert!(Instant::now() < deadline, "it was never busy");
         }
@@ -185,7 +186,7 @@ fn the_compiler_runs_with_nothing_but_its_pipes() {
     let bomb = bomb(20_000);
     std::thread::scope(|scope| {
         let compiling = scope.spawn(|| policies.install(&bomb, NOW));
-        let deadline = Instant::now() + Duration::from_secs(300);
+        let deadline = Instant::now() + SOON;
         let process = loop {
             if let Some(process) = compiler_of_this_process() {
                 break process;

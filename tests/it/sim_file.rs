@@ -1,5 +1,6 @@
 //! `sim:FILE`: simulated GPUs that follow a file.
 
+use crate::wait::SOON;
 use berth_gpus::sim::SimGpus;
 use berth_kernel::gpu::Reading;
 use berth_kernel::ports::Gpus;
@@ -8,8 +9,6 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-const PATIENCE: Duration = Duration::from_secs(300);
 
 fn file(text: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -30,7 +29,7 @@ fn replace(path: &Path, text: &str) {
 }
 
 fn next(gpus: &SimGpus) -> Reading {
-    let reading = gpus.next_reading(PATIENCE).expect("events work");
+    let reading = gpus.next_reading(SOON).expect("events work");
     reading.expect("a reading")
 }
 
@@ -66,7 +65,7 @@ fn a_new_event_in_the_file_ends_a_wait_and_an_old_one_does_not() {
         replace(&path, &format!("{old}  - {{seq: 8, gpu: 1, xid: 79}}\n"));
         let (reading, took) = waiting.join().expect("it waits");
         assert_eq!((reading.source.as_str(), reading.code), ("xid", 79));
-        assert!(took < PATIENCE);
+        assert!(took < SOON);
     });
     assert_eq!(gpus.next_reading(Duration::ZERO).expect("events work"), None);
 }

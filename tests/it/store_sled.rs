@@ -4,6 +4,7 @@
 use crate::store_contract::{
     Folder, allocation, an_append_that_failed_is_settled_by_load, identity, meta, written,
 };
+use crate::wait::SOON;
 use berth_kernel::ports::{Store, StoreError};
 use berth_kernel::record::{Record, Write};
 use berth_store::SledStore;
@@ -394,7 +395,7 @@ fn other_files_than_regular_ones_are_reported_at_once() {
             let (answer, answered) = std::sync::mpsc::channel();
             let path = store.path.clone();
             std::thread::spawn(move || answer.send(SledStore::open(&path).map(drop)));
-            let error = answered.recv_timeout(Duration::from_secs(300)).expect("it hangs").unwrap_err();
+            let error = answered.recv_timeout(SOON).expect("it hangs").unwrap_err();
             let said = error.to_string();
             assert!(said.contains(what) && said.contains(name), "{name} is {what}: {said}");
             put_back(&store.path, &good);

@@ -19,7 +19,7 @@ pub(crate) use dry_run::{Findings, SkippedChecks, check_source, dry_run};
 pub(crate) use exit_signals::exit_on_signals;
 pub use serve::{serve, serve_with};
 pub(crate) use setup::{open_gpus, process_visibility};
-use strategy::StrategyTask;
+use strategy::{StrategySettings, StrategyTask};
 
 use crate::config::Config;
 use admin_api::StartingApi;
@@ -43,7 +43,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -102,7 +101,7 @@ pub struct Daemon {
     finding: JoinSet<anyhow::Result<(InventoryScanner, Inventory)>>,
     gpus: Option<GpuWatch>,
     /// To the task that decides how GPUs are passed to containers.
-    strategy: Option<watch::Sender<Config>>,
+    strategy: Option<StrategySettings>,
     cluster: Option<berth_cluster::Running>,
     /// The ledger as of the last process, until the changes since then are published.
     previous: Option<Snapshot>,
@@ -241,10 +240,10 @@ impl Daemon {
                 .context("cannot start the GPU threads")?,
         );
         let is_simulated = self.options.gpus.is_some();
-        let configs = watch::Sender::new(self.config.clone());
         let (progress, kernel) = (Arc::clone(&self.progress), self.kernel().clone());
-        let mut strategy = StrategyTask::new(configs.subscribe(), is_simulated, progress, kernel);
-        self.strategy = Some(configs);
+        let (mut strategy, strategy_settings) =
+            StrategyTask::new(self.config.clone(), is_simulated, progress, kernel);
+        self.strategy = Some(strategy_settings);
         let settings = berth_kubelet::Settings {
             waits: self.options.waits.clone(),
             device_plugins: self.config.device_plugins_dir.clone(),

@@ -7,7 +7,7 @@ use crate::admin_versions::{key, signature};
 use crate::daemon::{SHARED, SOON, WHOLE};
 use crate::gated_daemon::{Api, Gated};
 use crate::port::Port;
-use crate::wait::until;
+use crate::wait::{until, until_some};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_kernel::ports::PolicyFiles as _;
@@ -192,8 +192,10 @@ async fn a_node_without_its_policies_starts_reports_that_and_loads_them_later() 
     admitted(&node, "meanwhile", SHARED).await;
     let by = || api.get("/allocations")["items"][0]["decision"]["by"].to_string();
     assert!(by().contains("baseline"), "{}", by());
-    let (ready, says) = api.ready();
-    let says = says.unwrap();
+    let (ready, says) = until_some("the message about the policy", || {
+        let (ready, says) = api.ready();
+        Some((ready, says?))
+    });
     assert!(ready && says.contains("policy memory@") && says.contains("out of order"), "{says}");
     let record = || api.get("/stack")["entries"][0]["record"].clone();
     assert!(record()["faults"]["byKind"]["missing"].as_u64() > Some(0), "{}", record());
@@ -219,7 +221,7 @@ async fn a_node_stops_trying_when_another_stack_is_activated() {
     // By itself it would find out after the test.
     node.stack_again = 2 * SOON;
     let (daemon, api) = node.up().await;
-    assert!(api.ready().1.is_some());
+    until("the message about the policy", || api.ready().1.is_some());
     api.put(&json!([{ "policy": "exclusive" }]), None).expect(200);
     until("the end of it", || api.ready() == (true, None));
     // Whatever went on in that moment is over, and the word that it is was the last of it.
@@ -237,7 +239,9 @@ async fn an_untrusted_policy_is_not_called_and_the_other_entries_are() {
     let trusted = json!([{ "name": "own", "key": BASE64.encode(trusted.key) }]);
     node.settings = format!("{}\ntrustedKeys: {trusted}\n", node.settings);
     let (daemon, api) = node.up().await;
-    assert!(api.ready().1.unwrap().contains("policy memory@"));
+    until("the message about the policy", || {
+        api.ready().1.is_some_and(|says| says.contains("policy memory@"))
+    });
     node.set("fail", false);
     until("the policy that may be called", || api.ready() == (true, None));
     until("an answer", || answered(&api, 1) > 0);
@@ -285,7 +289,7 @@ async fn a_lost_policy_is_called_as_soon_as_it_is_uploaded_again() {
     // By itself it would try again after the test.
     node.stack_again = 2 * SOON;
     let (daemon, api) = node.up().await;
-    let says = api.ready().1.unwrap();
+    let says = until_some("the message about the policy", || api.ready().1);
     assert!(says.contains("upload it again (`berth policy push FILE`)"), "{says}");
     api.push(&lost).expect(200);
     until("the policy", || api.ready() == (true, None));
@@ -313,7 +317,7 @@ async fn a_signature_that_cannot_be_checked_now_is_not_a_missing_one() {
     fs::rename(&socket, &file).unwrap();
 
     let (daemon, api) = node.up().await;
-    let says = api.ready().1.unwrap();
+    let says = until_some("the message about the policy", || api.ready().1);
     assert!(says.contains("cannot read the policy"), "{says}");
     fs::rename(&aside, &file).unwrap();
     until("the policy", || api.ready() == (true, None));

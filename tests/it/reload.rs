@@ -195,6 +195,10 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_applied() {
     serving.signal("-HUP");
     // The held device keeps its resource until it is free; both resources are registered meanwhile.
     house.kubelet.wait_allocatable(RENAMED, 1, SOON).await.unwrap();
+    // The first pod of the new resource is granted a device by the new file, too.
+    let other = house.start("renamed", RENAMED, 1).await.unwrap();
+    let visible = house.kubelet.view(&other, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
+    assert!(["0", "1"].contains(&visible.as_str()), "by its index: {visible}");
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
     let line = serving.line(|line| line.contains("need a restart of the daemon"));
     assert!(line.contains("WARN") && line.contains("gpus: sim:2xt4 -> sim:1xt4"), "{line}");
@@ -211,9 +215,6 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_applied() {
     let expected = ["adminListen overridden", "containerEdits.deviceIdStrategy applied", "resource applied"];
     assert_eq!(keys("changed"), expected);
     assert_eq!(serving.call("GET", "/gpus", &Value::Null)["items"].as_array().unwrap().len(), 2);
-    let other = house.start("renamed", RENAMED, 1).await.unwrap();
-    let visible = house.kubelet.view(&other, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
-    assert!(["0", "1"].contains(&visible.as_str()), "by its index: {visible}");
     house.kubelet.delete(&pod);
     house.kubelet.wait_allocatable(RENAMED, 2, SOON).await.unwrap();
     house.kubelet.wait_allocatable(WHOLE, 0, SOON).await.unwrap();
@@ -289,10 +290,13 @@ async fn a_wrong_stack_behind_a_stack_of_the_api_is_shown_and_the_rest_is_applie
     serving.signal("-HUP");
     let file_stack = || serving.call("GET", "/stack", &Value::Null)["fileStack"].clone();
     until("the error of the file's stack", || file_stack()["error"].to_string().contains("timeslize"));
+    let applied = json!({ "key": "containerEdits.deviceIdStrategy", "to": "index", "effect": "applied" });
+    // The configuration is shown as in use after all of it is applied, of which the stack is the first.
+    until("the rest of the file to be in use", || {
+        configuration(&serving)["changed"].as_array().unwrap().contains(&applied)
+    });
     let state = configuration(&serving);
     assert!(state["error"].is_null(), "the file is in use: {state}");
-    let applied = json!({ "key": "containerEdits.deviceIdStrategy", "to": "index", "effect": "applied" });
-    assert!(state["changed"].as_array().unwrap().contains(&applied), "{state}");
     let pod = house.start("share", SHARED, 1).await.unwrap();
     let visible = house.kubelet.view(&pod, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
     assert!(["0", "1"].contains(&visible.as_str()), "by its index: {visible}");

@@ -79,15 +79,20 @@ impl PolicyLoader {
     /// Retries until the active stack is callable, first after `wait`, and after each upload, which may bring lost files
     /// back. Ends when another stack is active, since activation
     /// made that one callable.
-    pub(super) async fn retry_until_callable(
-        mut self,
+    pub(super) fn retry_until_callable(
+        self,
         progress: Arc<Progress>,
         cause: NotCallable,
-        mut wait: Duration,
-    ) {
-        self.is_first_pass = false;
+        wait: Duration,
+    ) -> impl Future<Output = ()> {
         let NotCallable { revision, reason, .. } = cause;
+        // Before the daemon is up, so that it never seems to call policies that it cannot.
         progress.update(|facts| facts.uncallable = Some(reason));
+        self.retry(progress, revision, wait)
+    }
+
+    async fn retry(mut self, progress: Arc<Progress>, revision: u64, mut wait: Duration) {
+        self.is_first_pass = false;
         let mut snapshots = self.policies.kernel().watch();
         let mut uploads = self.policies.watch_uploads();
         loop {

@@ -137,9 +137,6 @@ impl Daemon {
         if let Some(kubelet) = &self.kubelet {
             kubelet.set_timing(config.rounds.clone());
         }
-        if let Some(strategy) = &self.strategy {
-            strategy.send_replace(config.clone());
-        }
         if let Some(gpus) = self.gpus.as_ref().filter(|_| config.poll != self.config.poll) {
             gpus.set_interval(config.poll);
         }
@@ -204,6 +201,7 @@ impl Daemon {
         active: &Snapshot,
     ) -> Result<(), NotApplied> {
         if self.is_core_unchanged(config, file_stack, active) {
+            self.set_edits(config).await;
             return Ok(());
         }
         if let Some(error) = file_stack.error.as_ref().filter(|_| !active.stack.from_api) {
@@ -224,16 +222,21 @@ impl Daemon {
             self.wasm.set_offers(config.rules.overcommit_percent, resource, mig);
         };
         show(config);
-        let reconfigured = self.policies().reconfigure(new).await;
-        reconfigured.map(drop).map_err(|error| {
-            show(&self.config);
-            match error {
-                ActivateError::Command(CommandError::Refused(Refusal::StackMoved { .. })) => {
-                    NotApplied::Moved
-                }
-                error => NotApplied::Wrong(of_key(config, "stack", &error.to_string())),
-            }
+        // A device of a resource that is offered from now on is granted with that resource's edits.
+        self.set_edits(config).await;
+        let Err(error) = self.policies().reconfigure(new).await else { return Ok(()) };
+        show(&self.config);
+        self.set_edits(&self.config).await;
+        Err(match error {
+            ActivateError::Command(CommandError::Refused(Refusal::StackMoved { .. })) => NotApplied::Moved,
+            error => NotApplied::Wrong(of_key(config, "stack", &error.to_string())),
         })
+    }
+
+    async fn set_edits(&self, config: &Config) {
+        if let Some(strategy) = &self.strategy {
+            strategy.set(config).await;
+        }
     }
 
     /// Shows the configuration of the start.

@@ -30,11 +30,41 @@ const VERSIONS_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Interval of reads of these versions, which change with an upgrade of the node; and after a failed read.
 const VERSIONS_INTERVAL: Duration = Duration::from_secs(600);
 const VERSIONS_RETRY: Duration = Duration::from_secs(60);
+/// Longest wait until grants follow other settings: the check of the node that runs may wait for a disk.
+const TAKEN_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// The way to the task.
+pub(super) struct StrategySettings {
+    newest: watch::Sender<Numbered>,
+    /// The number of the settings that grants follow.
+    taken: watch::Receiver<u64>,
+}
+
+/// A configuration, numbered as it was read.
+#[derive(Clone)]
+struct Numbered {
+    number: u64,
+    config: Config,
+}
+
+impl StrategySettings {
+    /// Returns once grants follow these settings, or after 5 s: then they follow when the task's present check has ended.
+    pub(super) async fn set(&self, config: &Config) {
+        let number = self.newest.borrow().number + 1;
+        self.newest.send_replace(Numbered { number, config: config.clone() });
+        let mut taken = self.taken.clone();
+        if timeout(TAKEN_WAIT_MAX, taken.wait_for(|taken| *taken >= number)).await.is_err() {
+            tracing::warn!(
+                "grants follow the new containerEdits once the check of the node that runs has ended; it takes over 5 s"
+            );
+        }
+    }
+}
 
 /// The task, before it starts.
 pub(super) struct StrategyTask {
-    /// The newest configuration, if it was read again.
-    configs: watch::Receiver<Config>,
+    newest: watch::Receiver<Numbered>,
+    taken: watch::Sender<u64>,
     is_simulated: bool,
     finder: Arc<Mutex<StrategyFinder>>,
     is_auto: bool,
@@ -50,17 +80,21 @@ pub(super) struct StrategyTask {
 }
 
 impl StrategyTask {
-    /// Follows `configs`. `is_simulated`: the GPUs are not real, whatever the configuration says.
+    /// Starts with this configuration. `is_simulated`: the GPUs are not real, whatever the configuration says.
     pub(super) fn new(
-        mut configs: watch::Receiver<Config>,
+        config: Config,
         is_simulated: bool,
         progress: Arc<Progress>,
         kernel: KernelHandle,
-    ) -> Self {
-        let config = configs.borrow_and_update().clone();
+    ) -> (Self, StrategySettings) {
+        let newest = watch::Sender::new(Numbered { number: 0, config: config.clone() });
+        let taken = watch::Sender::new(0);
+        let settings = StrategySettings { newest, taken: taken.subscribe() };
         let finder = StrategyFinder::new(&config, Path::new("/"), is_simulated);
         let needs_versions = finder.needs_versions() && config.api_server != ApiServer::Off;
-        Self {
+        let task = Self {
+            newest: settings.newest.subscribe(),
+            taken,
             is_simulated,
             finder: Arc::new(Mutex::new(finder)),
             is_auto: config.auto_strategy,
@@ -70,11 +104,11 @@ impl StrategyTask {
             versions: NodeVersions::default(),
             versions_due: Instant::now(),
             cluster: berth_cluster::Settings::new(config.api_server, config.node_name),
-            configs,
             needs_versions,
             progress,
             kernel,
-        }
+        };
+        (task, settings)
     }
 
     /// What a grant changes in its container, at present.
@@ -126,12 +160,12 @@ impl StrategyTask {
                 }
                 sleep_until(not_before.max(Instant::now() + GATHER)).await;
             };
-            let mut configs = self.configs.clone();
+            let mut newest = self.newest.clone();
             tokio::select! {
                 _ = timeout_at(next_beat(interval), parts_changed) => {}
                 // A draft of the specification that cannot be written, as on a full disk, is a change by the check itself.
                 () = files_changed => files_again = Instant::now() + LOOK_INTERVAL,
-                Ok(()) = configs.changed() => self.reconfigure(),
+                Ok(()) = newest.changed() => self.reconfigure(),
             }
         }
     }
@@ -145,7 +179,7 @@ impl StrategyTask {
 
     /// Takes the settings of the newest configuration.
     fn reconfigure(&mut self) {
-        let config = self.configs.borrow_and_update().clone();
+        let Numbered { number, config } = self.newest.borrow_and_update().clone();
         *self.finder.lock() = StrategyFinder::new(&config, Path::new("/"), self.is_simulated);
         self.is_auto = config.auto_strategy;
         self.configured = config.edits;
@@ -153,6 +187,7 @@ impl StrategyTask {
         if let Some((last, _)) = self.last.take() {
             self.current.send_replace(last.edits(&self.configured));
         }
+        self.taken.send_replace(number);
     }
 
     async fn read_versions(&mut self) {

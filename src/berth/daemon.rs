@@ -77,7 +77,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            compiler: "/proc/self/exe".into(),
+            compiler: berth_wasm::default_compiler(),
             waits: berth_kubelet::Waits::default(),
             stack_again: STACK_RETRY_INTERVAL,
             gpus: None,

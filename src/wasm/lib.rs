@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 pub use compile::CompileLimits;
 pub use compile_child::compiler_process;
-pub use settings::{Scratch, Settings};
+pub use settings::{Scratch, Settings, default_compiler};
 pub use shipped::is_shipped_name;
 
 use artifacts::{Artifacts, digest};

@@ -32,13 +32,25 @@ impl Settings {
     pub fn new(state_dir: PathBuf) -> Self {
         Self {
             state_dir,
-            compiler: PathBuf::from("/proc/self/exe"),
+            compiler: default_compiler(),
             compile: CompileLimits::default(),
             compile_cache: None,
             memory_overcommit_percent: 100,
             resource: Resource::nvidia_gpu(),
             mig: MigStrategy::default(),
         }
+    }
+}
+
+/// This program, whose `main` calls [`super::compiler_process`] first. A debug build can be given another one by the variable
+/// `BERTH_TEST_COMPILER`: tests that start hundreds of daemons need few policies compiled.
+#[must_use]
+pub fn default_compiler() -> PathBuf {
+    let own = PathBuf::from("/proc/self/exe");
+    if cfg!(debug_assertions) {
+        std::env::var_os("BERTH_TEST_COMPILER").map_or(own, PathBuf::from)
+    } else {
+        own
     }
 }
 

@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use berth::scenario::PolicyTester;
 
+use crate::kept_compiler::{self, kept_compiler};
 use crate::policies_guests::{guest, module};
 
 fn root() -> &'static Path {
@@ -17,7 +18,7 @@ fn root() -> &'static Path {
 fn berth(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
     // Nothing is kept from one test to the next, nor for the user who runs them.
-    command.env("XDG_CACHE_HOME", folder.join("cache"));
+    command.env("XDG_CACHE_HOME", folder.join("cache")).env(kept_compiler::VARIABLE, kept_compiler());
     command.current_dir(folder).args(arguments).output().unwrap()
 }
 
@@ -26,7 +27,7 @@ fn combined_output(output: &Output) -> String {
 }
 
 fn bench() -> PolicyTester {
-    PolicyTester::with_compiler(env!("CARGO_BIN_EXE_berth").into()).unwrap()
+    PolicyTester::with_compiler(kept_compiler().to_owned()).unwrap()
 }
 
 /// Scenario files by shipped policy: they lie with its sources.

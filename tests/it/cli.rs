@@ -2,6 +2,7 @@
 
 use crate::admin_bench::Bench;
 use crate::admin_fakes::module;
+use crate::kept_compiler::{self, kept_compiler};
 use crate::port::Port;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -22,7 +23,7 @@ pub(crate) fn berth(args: &[&str]) -> Command {
     for name in cleared {
         command.env_remove(name);
     }
-    command.args(args).stdin(Stdio::null());
+    command.env(kept_compiler::VARIABLE, kept_compiler()).args(args).stdin(Stdio::null());
     command
 }
 

@@ -2,6 +2,7 @@
 //! kubelet.
 
 use crate::client::agent;
+use crate::kept_compiler::{self, kept_compiler};
 pub(crate) use crate::wait::SOON;
 use kubelet_standin::{Kubelet, PodSpec};
 use serde_json::{Value, json};
@@ -225,7 +226,11 @@ impl Drop for Serving {
 
 pub(crate) fn berth() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_berth"));
-    command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
+    command
+        .env_remove("RUST_LOG")
+        .env(kept_compiler::VARIABLE, kept_compiler())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     command
 }
 

@@ -3,6 +3,7 @@
 use crate::admin_bench::{Answer, ask_by};
 use crate::client::agent;
 use crate::daemon::{BRISK, SOON};
+use crate::kept_compiler::kept_compiler;
 use crate::wait::until;
 use berth::config::{Config, FileConfig, ServeArgs};
 use berth::daemon::{Daemon, Options};
@@ -11,8 +12,8 @@ use serde_json::Value;
 use std::fmt::Debug;
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -20,9 +21,6 @@ use tokio::task::JoinHandle;
 /// Longest wait for an answer, as long as `berth` waits for one that may have a policy compiled: how fast the
 /// machine is must not decide a test.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// What a build compiled is kept for a day: no run takes longer.
-const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-
 /// A node whose daemon comes and goes.
 pub(crate) struct Gated {
     pub(crate) folder: TempDir,
@@ -48,8 +46,7 @@ impl Gated {
         // A link, and no copy: one that was written just now may still be open in another test's child.
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../..", "/tests/it/gated-compiler.sh");
         symlink(script, gate.join("compiler")).unwrap();
-        symlink(env!("CARGO_BIN_EXE_berth"), gate.join("berth")).unwrap();
-        symlink(kept(), gate.join("kept")).unwrap();
+        symlink(kept_compiler(), gate.join("kept")).unwrap();
         let settings = format!("{BRISK}\ngpus: sim:2xt4\n{settings}");
         Self { folder, kubelet, settings, stack_again: Duration::from_millis(100) }
     }
@@ -139,25 +136,6 @@ impl Gated {
         let compiled = self.files(digest).into_iter().filter(|name| name.ends_with(".cwasm"));
         compiled.for_each(|name| fs::remove_file(self.policies().join(name)).unwrap());
     }
-}
-
-/// What the compiler of this build made of modules, for all tests of this and later runs: compiling again each
-/// time would take a busy machine longer than a waiting test is given. What a build of some time
-/// ago made is of no use to anybody.
-fn kept() -> PathBuf {
-    let compiler = fs::metadata(env!("CARGO_BIN_EXE_berth")).unwrap();
-    let build = format!("compiled-{}-{}-{}", compiler.len(), compiler.mtime(), compiler.mtime_nsec());
-    let all = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let kept = all.join(&build);
-    if fs::create_dir(&kept).is_ok() {
-        let names = fs::read_dir(all).unwrap().map(|entry| entry.unwrap());
-        let others = names.filter(|other| other.file_name().to_string_lossy().starts_with("compiled-"));
-        let age = |other: &fs::DirEntry| other.metadata().ok()?.modified().ok()?.elapsed().ok();
-        let old = others.filter(|other| age(other).is_some_and(|age| age > KEPT));
-        // Another run may be at the same.
-        old.for_each(|old| drop(fs::remove_dir_all(old.path())));
-    }
-    kept
 }
 
 impl Drop for Gated {

@@ -60,6 +60,7 @@ mod gpu_health;
 mod gpus_contract;
 mod history;
 mod hostile;
+mod kept_compiler;
 mod kubectl_plugin;
 mod kubelet_allocation;
 mod kubelet_bench;

@@ -143,23 +143,24 @@ fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
     let times = (12 << 20) / size + 1;
     let crowd = (24 << 20) / size + 8;
     let crowd: Vec<_> = (0..crowd).map(|_| begin(&bench, &"reader".repeat(40), list, times)).collect();
-    let mut refused = None;
-    until("a refusal", || {
-        let answer = get("reader", list);
-        let is_refused = answer.status != 200;
-        refused = Some(answer);
-        is_refused
-    });
-    let refused = refused.unwrap();
-    let said = refused.problem(503, "answers-unread");
-    assert!(said.contains("other connections") && said.contains("limit"), "{said}");
-    assert_eq!(refused.headers["retry-after"], "5");
     // It is not made again, else what they have already would be answered with nothing.
     let known = |name: &str| {
         let headers = [("accept-encoding", "identity"), ("if-none-match", tag.as_str())];
         ask_as(address, name, "GET", list, &headers, b"").status
     };
-    assert_eq!((known("reader"), known("other")), (503, 304));
+    let mut refused = None;
+    // As long as the system's buffers take in responses of the crowd, there is room again at times.
+    until("a refusal, and another one before anything is read", || {
+        let answer = get("reader", list);
+        let is_refused = answer.status != 200;
+        refused = Some(answer);
+        is_refused && known("reader") == 503
+    });
+    let refused = refused.unwrap();
+    let said = refused.problem(503, "answers-unread");
+    assert!(said.contains("other connections") && said.contains("limit"), "{said}");
+    assert_eq!(refused.headers["retry-after"], "5");
+    assert_eq!(known("other"), 304);
     // What is small is answered, and so are others, and changes.
     for small in ["/api/v1/gpus", "/api/v1/gpus/GPU-0", "/api/v1/allocations"] {
         get("reader", small).expect(200);

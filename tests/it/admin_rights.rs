@@ -53,7 +53,10 @@ fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
         });
         assert!(!opens(), "{emptied:?}");
         std::fs::write(folder.join("clients.crt"), &clients.pem).unwrap();
-        node.until("the CA is back", opens);
+        // Else the next error could be taken for one that is shown already.
+        node.until("the CA is back", || {
+            opens() && trouble(&node).is_some_and(|w| !w.contains("no client certificate is accepted"))
+        });
     }
     // One that cannot be read for a moment, as while a mount is renewed, takes nothing away.
     std::fs::remove_file(folder.join("clients.crt")).unwrap();

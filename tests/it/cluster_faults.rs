@@ -152,12 +152,13 @@ async fn a_lasting_error_is_logged_once() {
         until_some("it is tried again", || (server.world.unread() >= before + 3).then_some(()));
         server.world.read_fault(Read::Pods, None);
         watching(&serving);
-        let log = serving.log();
-        let said = log.lines().filter(|line| {
+        let is_about_it = |line: &str| {
             line.contains("refused by the test")
                 || line.contains("kube_runtime")
                 || line.contains("kube_client")
-        });
-        assert_eq!(said.count(), 1, "{code}: {log}");
+        };
+        serving.line(is_about_it);
+        let log = serving.log();
+        assert_eq!(log.lines().filter(|line| is_about_it(line)).count(), 1, "{code}: {log}");
     }
 }

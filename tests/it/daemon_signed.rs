@@ -65,8 +65,7 @@ async fn changed_keys_apply_to_stored_policies() {
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     assert_eq!(signed_by(&serving, &signed), "ours");
     assert_eq!(signed_by(&serving, &digest), Value::Null);
-    let log = serving.log();
-    let line = log.lines().find(|l| l.contains("no trusted key signed it")).unwrap();
+    let line = serving.line(|l| l.contains("no trusted key signed it"));
     assert!(line.contains(&digest[..12]) && line.contains("the active stack runs without it"), "{line}");
     house.start("a", WHOLE, 1).await.unwrap();
     let stack = serving.call("GET", "/stack", &Value::Null);

@@ -64,7 +64,8 @@ async fn an_unreadable_checkpoint_is_waited_for_before_the_first_registration() 
     let mended = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":0}"#;
     std::fs::write(&checkpoint, mended).unwrap();
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
-    assert!(readiness(&serving).0);
+    // The kubelet counts the devices before the daemon records that it is registered.
+    until("it is ready", || readiness(&serving).0);
     assert_eq!(house.kubelet.anomalies(), []);
 }
 
@@ -104,6 +105,7 @@ async fn skip_adoption_registers_despite_an_unreadable_checkpoint() {
     house.kubelet.wait_allocatable(WHOLE, 2, SOON).await.unwrap();
     // The kubelet counts the devices before the daemon records that it is registered.
     until("it is ready", || readiness(&serving).0);
+    serving.line(|line| line.contains("--skip-adoption"));
     assert!(line_of(&serving.log(), "--skip-adoption").contains("not adopted"));
     house.start("a", WHOLE, 1).await.unwrap();
 }
@@ -269,10 +271,11 @@ async fn a_rival_for_the_same_resource_is_named_in_the_log_and_by_the_api() {
     }
     let line = line_of(&serving.log(), "another device plugin");
     assert!(line.contains("ERROR") && line.contains(WHOLE), "{line}");
-    let node = serving.call("GET", "/node", &Value::Null).to_string();
-    assert!(node.contains(contested), "{node}");
-    let (is_ready, said) = readiness(&serving);
-    assert!(!is_ready && said.to_string().contains(contested), "{said}");
+    until("the API says so", || {
+        let node = serving.call("GET", "/node", &Value::Null).to_string();
+        let (is_ready, said) = readiness(&serving);
+        node.contains(contested) && !is_ready && said.to_string().contains(contested)
+    });
 }
 
 /// `berth serve` on this state folder, under a shell that prepares itself first.

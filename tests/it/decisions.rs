@@ -134,6 +134,7 @@ async fn a_replay_shows_the_answers_of_another_policy() {
         house.start(name, SHARED, 1).await.unwrap();
     }
     until(&serving, "/decisions?outcome=granted", |list| items(list).len() == 2);
+    until(&serving, "/decisions?hook=place", |list| items(list).len() == 2);
 
     let same = json!({"policy": "timeslice", "parameters": {"replicas": 2}});
     let report = serving.call("POST", "/replays?hook=place", &same);
@@ -246,6 +247,6 @@ async fn an_unusable_journal_removes_no_gpu() {
     let serving = house.serve();
     house.kubelet.wait_allocatable(WHOLE, 1, SOON).await.unwrap();
     house.start("a", WHOLE, 1).await.unwrap();
-    assert!(serving.log().contains("decisions are not recorded"), "{}", serving.log());
+    serving.line(|line| line.contains("decisions are not recorded"));
     assert_eq!(get(&serving, "/decisions")["type"], "/problems/no-journal");
 }

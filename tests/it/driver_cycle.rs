@@ -315,6 +315,7 @@ async fn a_released_driver_is_closed_and_nothing_is_granted_until_it_is_used_aga
     assert_eq!(done["by"], "admin", "{done}");
     until("its end", || serving.call("GET", "/node", &Value::Null)["driverRelease"].is_null());
     rig.allocatable(&[(WHOLE, 2)]).await;
+    until("used again", || held() == 1);
     // A call that hangs: the driver stays in use.
     rig.nvml.change(|state| state.faults.push(Fault::hang("nvmlShutdown"))).unwrap();
     let hung = release(&serving, &json!({"force": true}));

@@ -188,7 +188,8 @@ async fn a_drain_with_evict_from_the_order_to_drained() {
     }
     scene.others_are_left_alone();
     // Its pods have events with the reason, and the node has events of its GPU.
-    until_some("the events", || (scene.server.world.notes("GPUDrained").len() == 1).then_some(()));
+    let count = |reason: &str| scene.server.world.notes(reason).len();
+    until_some("the events", || (count("GPUDrained") == 1 && count("GPUDrain") >= 2).then_some(()));
     let notes = scene.server.world.notes("GPUDrain");
     assert!(notes.len() == 2 && notes.iter().all(|note| note.contains(&scene.gpu)), "{notes:?}");
     assert!(scene.server.world.notes("GPUDraining")[0].contains("by admin (fan); its pods are evicted"));

@@ -10,6 +10,7 @@ use berth_kernel::allocation::Allocation;
 use berth_kernel::command::{NewStack, Rules};
 use berth_kernel::gpu::{Inventory, Links, Part, Reading};
 use berth_kernel::health::XidRules;
+use berth_kernel::ledger::Ledger;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::pci::PciBusId;
@@ -22,7 +23,7 @@ use kubelet_standin::{Kubelet, Options};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
@@ -243,10 +244,21 @@ impl Node {
     }
 
     /// Waits until the ledger says so.
-    pub(crate) async fn wait(&self, what: &str, holds: impl Fn(&berth_kernel::ledger::Ledger) -> bool) {
+    pub(crate) async fn wait(&self, what: &str, holds: impl Fn(&Ledger) -> bool) {
         let mut snapshots = self.kernel.watch();
         let waited = tokio::time::timeout(SOON, snapshots.wait_for(|s| holds(s))).await;
         assert!(waited.is_ok(), "waited {SOON:?} for {what}; live: {:#?}", self.live());
+    }
+
+    /// Takes rounds, with this much time before each, until `holds` is true. One round may be too early: it waits for a
+    /// file of the kubelet, but not long.
+    pub(crate) async fn rounds_until(&self, what: &str, skip_ms: u64, holds: impl Fn(&Ledger) -> bool) {
+        let end = Instant::now() + SOON;
+        while !holds(&self.kernel.snapshot()) {
+            assert!(Instant::now() < end, "no round within {SOON:?} led to {what}; live: {:#?}", self.live());
+            self.clock.skip(skip_ms);
+            self.round().await;
+        }
     }
 
     /// Live allocations, oldest first.

@@ -140,11 +140,7 @@ async fn a_kubelet_without_its_api_server_shows_only_static_pods_and_ends_no_all
     node.round().await;
     assert_eq!(node.live().len(), 2);
     let gone = |l: &Ledger| l.live.values().all(|a| a.holder.pod_uid.as_deref() == Some(&of_file));
-    for _ in 0..3 {
-        node.clock.skip(HOUR_MS);
-        node.round().await;
-    }
-    node.wait("the end by rounds", gone).await;
+    node.rounds_until("the end of the pod", HOUR_MS, gone).await;
     node.assert_harmless();
 }
 

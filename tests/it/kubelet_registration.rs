@@ -1,7 +1,7 @@
 //! Registration, its traps, and the device list.
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, resource};
-use berth_kubelet::{Registration, Waits};
+use berth_kubelet::{ReconcileTiming, Registration, Waits};
 use kubelet_standin::{HEALTHY, Kubelet, PodSpec, Rpc, Sources, TinyPlugin, UNHEALTHY};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;
@@ -540,9 +540,11 @@ async fn a_slow_registration_is_waited_for() {
 /// Report: https://github.com/Project-HAMi/HAMi/issues/2289
 #[tokio::test]
 async fn unhealthy_and_cordoned_gpus_are_listed_as_such() {
-    let node = Recipe::default().node().await;
+    // Only the rounds that a test orders: each resends the list.
+    let rounds =
+        ReconcileTiming { full_pass_interval: Duration::from_secs(3600), ..Recipe::default().rounds };
+    let node = Recipe { rounds, ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
-    // The first round, which resends the list, is over; the next one is a minute away.
     node.round().await;
     let sent = node.kubelet.calls(Rpc::ListMessage, GPU).count;
     node.look(&[]).await;

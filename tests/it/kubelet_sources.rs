@@ -6,6 +6,7 @@ use crate::daemon::{House, SHARED, SOON, Serving, WHOLE};
 use crate::kubelet_bench::{GPU, Node, Recipe};
 use crate::wait::until;
 use berth_kernel::allocation::{Allocation, EndReason};
+use berth_kernel::ledger::Ledger;
 use berth_kubelet::checkpoint::{self, CheckpointError};
 use kubelet_standin::{CheckpointMode, PodSpec, Sources};
 use serde_json::Value;
@@ -290,15 +291,13 @@ async fn missing_evidence_is_reported_with_its_age_cause_and_number_of_allocatio
         node.round().await;
         assert_eq!(node.kernel.snapshot().stuck, None, "it may come in time");
         let noticed_ms = node.kernel.now().wall_ms;
-        node.clock.skip(HOUR_MS);
-        node.round().await;
+        let of_cause = |l: &Ledger| l.stuck.as_ref().is_some_and(|stuck| stuck.cause.contains(cause));
+        node.rounds_until(cause, HOUR_MS, of_cause).await;
         let stuck = node.kernel.snapshot().stuck.clone().unwrap();
-        assert!(stuck.cause.contains(cause), "{}", stuck.cause);
         assert_eq!(stuck.allocations, 1);
         assert!(stuck.since_wall_ms <= noticed_ms, "since it was first noticed");
         node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
-        node.round().await;
-        assert_eq!(node.kernel.snapshot().stuck, None);
+        node.rounds_until("the end of the report", 0, |l| l.stuck.is_none()).await;
         node.kubelet.delete(&uid);
         node.wait("the end after all", |l| l.live.is_empty()).await;
     }

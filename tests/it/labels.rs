@@ -210,7 +210,7 @@ async fn a_file_for_nfd_follows_the_node_and_is_removed_for_another_writer() {
         check(&serving)
             .filter(|check| check["detail"].as_str().is_some_and(|why| why.contains("gfd.timestamp")))
     });
-    assert!(serving.log().contains("gfd.timestamp"), "{}", serving.log());
+    serving.line(|line| line.contains("gfd.timestamp"));
     assert_eq!(noted(&serving).as_deref(), Some("1"));
     std::fs::remove_file(features.path().join("gfd")).unwrap();
     house.start("b", SHARED, 1).await.unwrap();

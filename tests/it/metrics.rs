@@ -318,6 +318,7 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
     let deadline = json!({"reason": "fans", "deadlineSeconds": 3600});
     serving.call("PUT", &format!("/gpus/{held}/drain"), &deadline);
     let journal = |scrape: &Scrape| scrape.sum("berth_journal_kept", &[]) > 0.0;
+    let shared = format!("resource=\"{SHARED}\"");
     let end = Instant::now() + SOON;
     let after = loop {
         let scrape = of_daemon(&serving);
@@ -325,7 +326,11 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
         let rounds = scrape.sum("berth_reconcile_passes_total", &[]) > 0.0;
         let drains = scrape.sum("berth_gpu_drain_holders", &[]) > 0.0;
         let sick = scrape.sum("berth_gpu_health_changes_total", &["state=\"unhealthy\""]) > 0.0;
-        if journal(&scrape) && looked && rounds && drains && sick {
+        // The XID is counted a moment after it was given to the policies, whose judgement may be quicker.
+        let reported = scrape.sum("berth_gpu_xids_total", &["code=\"79\""]) > 0.0;
+        // The state is set by another task than the one that sends the list.
+        let registered = scrape.sum("berth_kubelet_registration", &[&shared, "state=\"registered\""]) > 0.0;
+        if journal(&scrape) && looked && rounds && drains && sick && reported && registered {
             break scrape;
         }
         assert!(Instant::now() < end, "{:?}", scrape.values);
@@ -369,7 +374,6 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
     assert_eq!(grew("berth_grpc_calls_total", &["method=\"Allocate\"", "code=\"OK\""]), 1.0);
     assert_eq!(after.sum("berth_allocations", &[&format!("uuid=\"{held}\"")]), 1.0);
     // Before its stack could be called the node offered whole GPUs, which may still be on their way out.
-    let shared = format!("resource=\"{SHARED}\"");
     assert_eq!(after.sum("berth_devices", &[&shared, "state=\"held\""]), 1.0);
     assert_eq!(after.sum("berth_devices", &[&shared]), 6.0);
     assert_eq!(after.sum("berth_gpu_drain", &["state=\"draining\""]), 1.0);

@@ -114,11 +114,15 @@ impl Health {
     /// time of a sign that made the GPU degraded or unhealthy starts again here: the scan would heal the GPU otherwise.
     #[must_use]
     pub fn with_signs<'s>(&self, mut signs: impl Iterator<Item = &'s Reading>, now: Now) -> Self {
-        let lasting = signs.find_map(|sign| self.judgements.iter().find(|one| one.is_of_sign(sign)));
-        match lasting {
-            Some(one) if now.mono_ms >= self.again_mono_ms => self.clone().with_quiet_time(one.quiet_ms, now),
-            _ => self.clone(),
+        let mut before = self.clone();
+        if now.mono_ms < self.again_mono_ms {
+            return before;
         }
+        let lasting = signs.find_map(|sign| self.judgements.iter().position(|one| one.is_of_sign(sign)));
+        let Some(one) = lasting.and_then(|index| before.judgements.get_mut(index)) else { return before };
+        one.at_mono_ms = now.mono_ms;
+        let quiet_ms = one.quiet_ms;
+        before.with_quiet_time(quiet_ms, now)
     }
 
     /// The health after one scan of the GPU; `error` is why it cannot be used, or why it was not found.
@@ -173,6 +177,12 @@ impl Health {
                 true => Self { quiet_ms: Some(0), until_reset: false, ..before },
                 false => before,
             };
+        }
+        if answer.severity == Severity::Ignore {
+            // What is ignored now, as by a stack that came later, does not count again with each scan that shows the sign.
+            before
+                .judgements
+                .retain(|judgement| judgement.quiet_ms.is_none() || !judgement.is_of_sign(reading));
         }
         let waits_already = self.quiet_ms.is_none();
         let after = before.after_triage(answer, now);

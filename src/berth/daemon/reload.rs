@@ -134,6 +134,9 @@ impl Daemon {
         if let Some(error) = &file_stack.error {
             tracing::error!("the stack of the configuration cannot be used: {error}");
         }
+        if let Some(strategy) = &self.strategy {
+            strategy.set(&config).await;
+        }
         if let Some(kubelet) = &self.kubelet {
             kubelet.set_timing(config.rounds.clone());
         }
@@ -201,7 +204,6 @@ impl Daemon {
         active: &Snapshot,
     ) -> Result<(), NotApplied> {
         if self.is_core_unchanged(config, file_stack, active) {
-            self.set_edits(config).await;
             return Ok(());
         }
         if let Some(error) = file_stack.error.as_ref().filter(|_| !active.stack.from_api) {
@@ -222,21 +224,12 @@ impl Daemon {
             self.wasm.set_offers(config.rules.overcommit_percent, resource, mig);
         };
         show(config);
-        // A device of a resource that is offered from now on is granted with that resource's edits.
-        self.set_edits(config).await;
         let Err(error) = self.policies().reconfigure(new).await else { return Ok(()) };
         show(&self.config);
-        self.set_edits(&self.config).await;
         Err(match error {
             ActivateError::Command(CommandError::Refused(Refusal::StackMoved { .. })) => NotApplied::Moved,
             error => NotApplied::Wrong(of_key(config, "stack", &error.to_string())),
         })
-    }
-
-    async fn set_edits(&self, config: &Config) {
-        if let Some(strategy) = &self.strategy {
-            strategy.set(config).await;
-        }
     }
 
     /// Shows the configuration of the start.

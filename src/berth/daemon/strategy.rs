@@ -31,7 +31,7 @@ const VERSIONS_WAIT_MAX: Duration = Duration::from_secs(5);
 const VERSIONS_INTERVAL: Duration = Duration::from_secs(600);
 const VERSIONS_RETRY: Duration = Duration::from_secs(60);
 /// Longest wait until grants follow other settings: the check of the node that runs may wait for a disk.
-const TAKEN_WAIT_MAX: Duration = Duration::from_secs(5);
+const TAKEN_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The way to the task.
 pub(super) struct StrategySettings {
@@ -48,14 +48,15 @@ struct Numbered {
 }
 
 impl StrategySettings {
-    /// Returns once grants follow these settings, or after 5 s: then they follow when the task's present check has ended.
+    /// Returns once grants follow these settings, or after 10 s: then they follow when the task's present check has ended.
     pub(super) async fn set(&self, config: &Config) {
         let number = self.newest.borrow().number + 1;
         self.newest.send_replace(Numbered { number, config: config.clone() });
         let mut taken = self.taken.clone();
         if timeout(TAKEN_WAIT_MAX, taken.wait_for(|taken| *taken >= number)).await.is_err() {
             tracing::warn!(
-                "grants follow the new containerEdits once the check of the node that runs has ended; it takes over 5 s"
+                "the check of the node takes over 10 s: grants follow the containerEdits of the new configuration once it has \
+                 ended"
             );
         }
     }
@@ -71,6 +72,8 @@ pub(super) struct StrategyTask {
     configured: Edits,
     current: watch::Sender<Arc<Edits>>,
     last: Option<(Strategy, DeviceAccess)>,
+    /// Whether the next check is published although it finds what the last one found.
+    is_changed: bool,
     versions: NodeVersions,
     versions_due: Instant,
     cluster: berth_cluster::Settings,
@@ -101,6 +104,7 @@ impl StrategyTask {
             configured: config.edits.clone(),
             current: watch::Sender::new(Arc::new(config.edits.clone())),
             last: None,
+            is_changed: false,
             versions: NodeVersions::default(),
             versions_due: Instant::now(),
             cluster: berth_cluster::Settings::new(config.api_server, config.node_name),
@@ -184,9 +188,11 @@ impl StrategyTask {
         self.is_auto = config.auto_strategy;
         self.configured = config.edits;
         // At once, with the last decision: the look that follows may take a while.
-        if let Some((last, _)) = self.last.take() {
-            self.current.send_replace(last.edits(&self.configured));
-        }
+        self.current.send_replace(match &self.last {
+            Some((last, _)) => last.edits(&self.configured),
+            None => Arc::new(self.configured.clone()),
+        });
+        self.is_changed = true;
         self.taken.send_replace(number);
     }
 
@@ -215,7 +221,9 @@ impl StrategyTask {
             tracing::error!("the check of the container runtime and its CDI specifications panicked");
             return;
         };
-        if self.last.as_ref().is_some_and(|(last, reported)| (last, reported) == (&found, &device_access)) {
+        let is_known =
+            self.last.as_ref().is_some_and(|(last, reported)| (last, reported) == (&found, &device_access));
+        if is_known && !self.is_changed {
             return;
         }
         self.log(&found);
@@ -231,7 +239,7 @@ impl StrategyTask {
             differs
         });
         match self.kernel.set_device_access(device_access.clone()).await {
-            Ok(_) => self.last = Some((found, device_access)),
+            Ok(_) => (self.last, self.is_changed) = (Some((found, device_access)), false),
             // Tried again with the next check.
             Err(error) => {
                 tracing::warn!("cannot record whether devices can be passed to containers: {error}");

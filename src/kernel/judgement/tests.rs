@@ -425,13 +425,18 @@ fn a_gpu_with_a_lasting_sign_does_not_heal_between_scans_that_are_far_apart() {
     node.node.pass(600);
     scan(&mut node, &[]);
     assert_eq!(node.state(), HealthState::Healthy);
-    // A sign that a policy ignores does not keep the GPU unhealthy.
-    let mut node = Judged::under(&[bad()]);
-    node.read(RECOVERY, 1, Some((&bad(), Severity::Ignore, None)));
-    node.read(XID, 79, None);
-    node.node.pass(300);
-    scan(&mut node, &[&sign]);
-    assert_eq!(node.state(), HealthState::Healthy);
+    // A sign that a policy ignores does not keep the GPU unhealthy, also if it counted before, as before the first activation.
+    for counted_before in [false, true] {
+        let mut node = Judged::under(&[bad()]);
+        if counted_before {
+            node.read(RECOVERY, 1, None);
+        }
+        node.read(RECOVERY, 1, Some((&bad(), Severity::Ignore, None)));
+        node.read(XID, 79, None);
+        node.node.pass(300);
+        scan(&mut node, &[&sign]);
+        assert_eq!(node.state(), HealthState::Healthy, "counted before: {counted_before}");
+    }
 }
 
 #[test]

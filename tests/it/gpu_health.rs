@@ -97,6 +97,14 @@ async fn an_xid_makes_every_share_of_its_gpu_unhealthy_and_an_applications_xid_n
     until("the action", || health(&serving, &state.gpus[0].uuid).to_string().contains("recovery action 1"));
     action(RecoveryAction::None);
     rig.allocatable(&[(SHARED, 6)]).await;
+    // An event that changes the GPU's health is recorded, however soon after an equal one.
+    xid(95);
+    rig.allocatable(&[(SHARED, 3)]).await;
+    until("both decisions", || {
+        let decisions = serving.call("GET", "/decisions?hook=triage&limit=200", &Value::Null);
+        let items = decisions["items"].as_array().unwrap();
+        items.iter().filter(|decision| decision["reading"]["code"] == 95).count() == 2
+    });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

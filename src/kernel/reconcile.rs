@@ -136,7 +136,10 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         }
         if evidence.in_checkpoint || (evidence.listed && allocation.holder.pod.is_some()) {
             seen_any = true;
-            sighting.missed_mono_ms = None;
+            // A pod that was granted the devices again is listed, and does not hold the older grant.
+            if !evidence.reissued {
+                sighting.missed_mono_ms = None;
+            }
         }
         sighting.named = evidence.is_shown || (sighting.named && !evidence.can_be_shown);
         if evidence.has_entry {

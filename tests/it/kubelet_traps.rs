@@ -8,7 +8,7 @@ use berth_kernel::refusal::Refusal;
 use berth_kernel::time::Timing;
 use berth_kubelet::ReconcileTiming;
 use kubelet_standin::{HEALTHY, Kubelet, Phase, PodSpec, Rpc, UNHEALTHY};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Far longer than any wait of the bench's timing.
 const HOUR_MS: u64 = 3_600_000;
@@ -35,15 +35,6 @@ async fn run(node: &Node, name: &str, count: usize) -> String {
     node.kubelet.admit(spec).await.unwrap();
     node.kubelet.run(&uid).await.unwrap();
     uid
-}
-
-/// Takes rounds until the ledger says so.
-async fn rounds_until(node: &Node, what: &str, holds: impl Fn(&berth_kernel::ledger::Ledger) -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !holds(&node.kernel.snapshot()) {
-        assert!(Instant::now() < deadline, "took rounds in vain for {what}: {:#?}", node.live());
-        node.round().await;
-    }
 }
 
 #[tokio::test]
@@ -133,6 +124,7 @@ async fn a_pod_that_a_kubelet_without_state_admits_again_is_granted_the_same_dev
     let uid = spec.uid.clone();
     node.kubelet.admit(spec).await.unwrap();
     let first = node.live()[0].id;
+    node.wait("its holder", |l| l.live[&first].holder.pod.is_some()).await;
     node.kubelet.stop().await;
     std::fs::remove_file(node.kubelet.checkpoint_path()).unwrap();
     node.kubelet.start().await.unwrap();
@@ -158,7 +150,7 @@ async fn i7_a_new_pod_is_granted_devices_whose_release_was_missed() {
     let node = Recipe { gpus: 1, rounds: rounds_by_hand(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 1).await;
     let old = run(&node, "old", 1).await;
-    rounds_until(&node, "the first holder", |l| l.live.values().all(|a| a.holder.pod_uid.is_some())).await;
+    node.rounds_until("the first holder", 0, |l| l.live.values().all(|a| a.holder.pod_uid.is_some())).await;
     let first = node.live()[0].id;
     node.kubelet.delete(&old);
     let new = run(&node, "new", 1).await;
@@ -168,11 +160,11 @@ async fn i7_a_new_pod_is_granted_devices_whose_release_was_missed() {
     let newest = live.last().unwrap();
     assert!(live[0].id == first && live[0].overlapped && !newest.overlapped, "{live:#?}");
     assert_eq!(view.envs["BERTH_ALLOCATION_ID_NVIDIA_COM_GPU"], newest.id.to_string());
-    rounds_until(&node, "the older one's end", |l| l.live.len() == 1).await;
+    node.rounds_until("the older one's end", 0, |l| l.live.len() == 1).await;
     let snapshot = node.kernel.snapshot();
     let ended = snapshot.ended.back().unwrap();
     assert_eq!((ended.id, ended.ended.reason), (first, EndReason::Superseded));
-    rounds_until(&node, "the new holder", |l| {
+    node.rounds_until("the new holder", 0, |l| {
         l.live.values().all(|a| a.id != first && a.holder.pod_uid.as_deref() == Some(&new))
     })
     .await;
@@ -188,20 +180,21 @@ async fn a_force_deleted_pods_allocation_ends_after_two_separate_passes() {
     let node = Recipe { timing, rounds: rounds_by_hand(), ..Recipe::default() }.node().await;
     node.allocatable(GPU, 4).await;
     let uid = run(&node, "p", 1).await;
-    rounds_until(&node, "the holder", |l| {
+    node.rounds_until("the holder", 0, |l| {
         l.live.values().all(|a| a.holder.pod.is_some() && a.holder.pod_uid.is_some())
     })
     .await;
     // Its containers run on, and neither source shows it any more.
     node.kubelet.force_delete(&uid);
     node.clock.skip(HOUR_MS);
-    rounds_until(&node, "the first miss", |l| l.sightings.values().all(|s| s.missed_mono_ms.is_some())).await;
+    node.rounds_until("the first miss", 0, |l| l.sightings.values().all(|s| s.missed_mono_ms.is_some()))
+        .await;
     for _ in 0..3 {
         node.round().await;
         assert_eq!(node.live().len(), 1, "rounds that follow on each other are one");
     }
     node.clock.skip(HOUR_MS);
-    rounds_until(&node, "the end", |l| l.live.is_empty()).await;
+    node.rounds_until("the end", 0, |l| l.live.is_empty()).await;
     let ended = node.kernel.snapshot().ended.back().unwrap().ended.clone();
     assert_eq!(ended.reason, EndReason::Released);
     node.assert_harmless();

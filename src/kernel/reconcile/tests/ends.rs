@@ -85,13 +85,24 @@ fn an_older_allocation_under_another_pod_is_superseded_at_once() {
 }
 
 #[test]
-fn a_repeated_allocate_supersedes_a_lost_reply_after_two_passes() {
-    let mut ledger = node();
-    grant(&mut ledger, 1, &[0], 0);
-    grant(&mut ledger, 2, &[0], 10);
-    let shown = |when| view(when, vec![entry("u", "c", &[0], Some(2))], vec![hold("p", "c", &[0])]);
-    assert!(reconcile(&mut ledger, &shown(31_000), 31_000).ended.is_empty());
-    assert_eq!(reconcile(&mut ledger, &shown(36_000), 36_000).ended, [(id(1), EndReason::Superseded)]);
+fn a_repeated_allocate_supersedes_an_older_one_after_two_passes_whether_or_not_its_pod_was_known() {
+    for is_known in [false, true] {
+        let mut ledger = node();
+        grant(&mut ledger, 1, &[0], 0);
+        let shown =
+            |when, number| view(when, vec![entry("u", "c", &[0], Some(number))], vec![hold("p", "c", &[0])]);
+        if is_known {
+            reconcile(&mut ledger, &shown(5, 1), 5);
+            assert_eq!(ledger.live[&id(1)].holder.pod.as_deref(), Some("p"));
+        }
+        grant(&mut ledger, 2, &[0], 10);
+        assert!(reconcile(&mut ledger, &shown(31_000, 2), 31_000).ended.is_empty());
+        // The passes between show the pod, too.
+        let quick = ReconcileView { fresh: false, ..shown(33_000, 2) };
+        assert!(reconcile(&mut ledger, &quick, 33_000).ended.is_empty());
+        let ended = reconcile(&mut ledger, &shown(36_000, 2), 36_000).ended;
+        assert_eq!(ended, [(id(1), EndReason::Superseded)], "known: {is_known}");
+    }
 }
 
 #[test]

@@ -179,7 +179,7 @@ impl Health {
             };
         }
         if answer.severity == Severity::Ignore {
-            // What is ignored now, as by a stack that came later, does not count again with each scan that shows the sign.
+            // A sign that a later stack ignores must not start the quiet time again with each scan that shows it.
             before
                 .judgements
                 .retain(|judgement| judgement.quiet_ms.is_none() || !judgement.is_of_sign(reading));

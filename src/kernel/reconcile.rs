@@ -136,7 +136,7 @@ pub fn plan(ledger: &Ledger, view: &ReconcileView, timing: &Timing, now: Now) ->
         }
         if evidence.in_checkpoint || (evidence.listed && allocation.holder.pod.is_some()) {
             seen_any = true;
-            // A pod that was granted the devices again is listed, and does not hold the older grant.
+            // A pod that was granted its devices again is listed, but it no longer holds the older allocation.
             if !evidence.reissued {
                 sighting.missed_mono_ms = None;
             }

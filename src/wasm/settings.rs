@@ -42,8 +42,9 @@ impl Settings {
     }
 }
 
-/// This program, whose `main` calls [`super::compiler_process`] first. A debug build can be given another one by the variable
-/// `BERTH_TEST_COMPILER`: tests that start hundreds of daemons need few policies compiled.
+/// This program, whose `main` calls [`super::compiler_process`] first. In a debug build, the environment variable
+/// `BERTH_TEST_COMPILER` can name another program: tests start hundreds of daemons, and with a program that keeps the
+/// compiler's replies each policy is compiled only once.
 #[must_use]
 pub fn default_compiler() -> PathBuf {
     let own = PathBuf::from("/proc/self/exe");

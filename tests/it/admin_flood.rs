@@ -109,7 +109,7 @@ fn idle_connections_are_closed_for_new_ones() {
         let began = Instant::now();
         let crowd: Vec<_> = (0..CROWD).map(|_| served(request)).collect();
         bench.get("/api/v1/node").expect(200);
-        // It ends a moment after it has lost its slot.
+        // The connection is closed shortly after its slot was given to another one.
         until("the oldest is closed", || !open(&crowd[0]) || began.elapsed() >= IDLE_WAIT);
         if began.elapsed() >= IDLE_WAIT {
             return None;

@@ -143,13 +143,13 @@ fn a_client_that_reads_no_lists_is_refused_further_ones_and_blocks_no_other() {
     let times = (12 << 20) / size + 1;
     let crowd = (24 << 20) / size + 8;
     let crowd: Vec<_> = (0..crowd).map(|_| begin(&bench, &"reader".repeat(40), list, times)).collect();
-    // It is not made again, else what they have already would be answered with nothing.
+    // A refused client is not answered with 304 either, since the list is not made for it.
     let known = |name: &str| {
         let headers = [("accept-encoding", "identity"), ("if-none-match", tag.as_str())];
         ask_as(address, name, "GET", list, &headers, b"").status
     };
     let mut refused = None;
-    // As long as the system's buffers take in responses of the crowd, there is room again at times.
+    // While the system's socket buffers still accept responses to the crowd, a request may succeed again.
     until("a refusal, and another one before anything is read", || {
         let answer = get("reader", list);
         let is_refused = answer.status != 200;

@@ -53,7 +53,7 @@ fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
         });
         assert!(!opens(), "{emptied:?}");
         std::fs::write(folder.join("clients.crt"), &clients.pem).unwrap();
-        // Else the next error could be taken for one that is shown already.
+        // Otherwise the next iteration could take the error that is still shown for its own.
         node.until("the CA is back", || {
             opens() && trouble(&node).is_some_and(|w| !w.contains("no client certificate is accepted"))
         });

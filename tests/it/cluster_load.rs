@@ -101,7 +101,7 @@ async fn a_label_that_is_followed_costs_one_request_for_each_watch_of_the_node()
     let world = &watched.server.world;
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
     soon("the condition is written", condition).await;
-    // Else the label could be read before the first watch.
+    // Otherwise the label could be read before the first watch.
     soon("the node is watched", || (!world.came(NODE_WATCH).is_empty()).then_some(())).await;
     world.label(LABEL, "first", "kubectl");
     soon("the label is seen", || (seen.borrow().as_deref() == Some("first")).then_some(())).await;
@@ -123,7 +123,7 @@ async fn a_lost_watch_of_the_node_resumes_and_reads_the_label_only_if_needed() {
     let (label, seen) = followed();
     let watched = Watched::start(|settings| Settings { followed: Some(label), ..settings }).await;
     let world = &watched.server.world;
-    // Before it is written the whole node is read, which counts as a read here.
+    // The whole node is read before the condition is written, and this test counts that read, too.
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
     soon("the condition is written", condition).await;
     soon("the node is watched", || (!world.came(NODE_WATCH).is_empty()).then_some(())).await;
@@ -161,7 +161,7 @@ async fn without_the_right_to_watch_the_node_its_label_is_read_with_each_attempt
     soon("the label is seen", || (seen.borrow().as_deref() == Some("first")).then_some(())).await;
     // Five failures are waited for shortly.
     soon("six tries", || (world.came(NODE_WATCH).len() >= 6).then_some(())).await;
-    // Before it is written the whole node is read.
+    // The whole node is read before the condition is written, and that read must not be counted below.
     let condition = || world.requests().keys().any(|what| what.starts_with("PATCH ")).then_some(());
     soon("the condition is written", condition).await;
     let reads = world.came(NODE_READ).len();

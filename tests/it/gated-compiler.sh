@@ -1,6 +1,6 @@
 #!/bin/sh
-# Stands before the compiler `kept` beside this script: waits while there is a file `hold`, fails while there is a file
-# `fail`, and writes to the file `log` when each compilation began and ended.
+# Runs the compiler that the link `kept` beside this script names. It waits first while there is a file `hold`, fails
+# while there is a file `fail`, and writes a line to the file `log` when a compilation begins and when it ends.
 here=${0%/*}
 echo began >>"$here/log"
 while [ -e "$here/hold" ]; do sleep 0.01; done

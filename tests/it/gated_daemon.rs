@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 /// Longest wait for an answer, as long as `berth` waits for one that may have a policy compiled: how fast the
 /// machine is must not decide a test.
 const PATIENCE: Duration = Duration::from_secs(600);
+
 /// A node whose daemon comes and goes.
 pub(crate) struct Gated {
     pub(crate) folder: TempDir,

@@ -399,7 +399,7 @@ async fn what_needs_a_reset_stays_out_until_the_driver_shows_one_or_an_operator_
         let health = health(&serving, gpu);
         assert_eq!((&health["state"], &health["heals"]), (&"unhealthy".into(), &false.into()), "{health}");
     }
-    // Health is shown before it is in the store; an order, even one that changes nothing, is answered after that.
+    // The API shows health before the store has it. An order is answered after that, even if it changes nothing.
     serving.call("DELETE", &format!("/gpus/{}/cordon", state.gpus[0].uuid), &Value::Null);
     // Its quiet time of a second does not end it, nor does a restart.
     serving.child.kill().unwrap();

@@ -129,7 +129,7 @@ async fn a_flood_of_equal_xids_is_logged_and_recorded_once() {
     };
     until("the last event", || recorded().contains(&95.into()));
     assert_eq!(recorded(), [95, 31]);
-    // The log comes through a pipe.
+    // The log arrives through a pipe, so its lines may come later than the decisions.
     let logged = || serving.log().matches("a GPU reading was triaged").count();
     until("both lines", || logged() >= 2);
     assert_eq!(logged(), 2, "{}", serving.log());
@@ -204,7 +204,7 @@ async fn a_sign_of_a_gpu_lasts_as_long_as_it_is_reported_and_across_restarts() {
     let before = health(&serving, &uuid);
     assert!(before["reason"].as_str().unwrap().contains("recovery action 4"), "{before}");
 
-    // Health is shown before it is in the store; an order, even one that changes nothing, is answered after that.
+    // The API shows health before the store has it. An order is answered after that, even if it changes nothing.
     serving.call("DELETE", &format!("/gpus/{uuid}/cordon"), &Value::Null);
     serving.child.kill().unwrap();
     serving.child.wait().unwrap();

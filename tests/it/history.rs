@@ -189,7 +189,7 @@ fn a_refused_request_is_an_event_and_a_flood_of_them_leaves_the_others() {
     let refused = |past: &Value| {
         items(past).iter().filter(|event| event["kind"] == "requestRefused").cloned().collect::<Vec<_>>()
     };
-    // They become events while others are still refused.
+    // The first refusals become events while later requests are still being refused.
     until("the refusals", || refused(&bench.get(path).expect(200)).len() >= 20);
     let past = bench.get(path).expect(200);
     let all = refused(&past);

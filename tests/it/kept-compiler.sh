@@ -1,6 +1,6 @@
 #!/bin/sh
-# A compiler of policies that compiles a module once: the folder `kept` beside this script keeps what the real one, `berth`
-# beside this script, replied to a module and its limits.
+# A compiler of policies that compiles each module once for the same limits. The real compiler is `berth` beside this
+# script, and its replies are stored in the folder `kept` beside this script.
 here=${0%/*}
 module=$(mktemp "$here/module.XXXXXX")
 trap 'rm -f "$module" "$module.code" "$module.reply"' EXIT
@@ -8,7 +8,8 @@ cat >"$module"
 digest=$(echo "$@" | cat - "$module" | sha256sum)
 reply="$here/kept/${digest%% *}"
 if [ ! -e "$reply" ]; then
-    # Through a pipe, since the compiler may not write files. Renamed once it is complete, since other tests read it.
+    # The reply comes through a pipe, since the compiler may not write files, and is renamed once it is complete, since
+    # other tests read it.
     { "$here/berth" "$@" <"$module"; echo $? >"$module.code"; } | cat >"$module.reply"
     read -r code <"$module.code"
     if [ "$code" -ne 0 ]; then

@@ -1,5 +1,5 @@
-//! A compiler of policies that remembers: hundreds of tests start a daemon with one of a few policies, and a compilation
-//! takes longer than everything else that most of them do.
+//! A compiler of policies that stores its replies: hundreds of tests start a daemon with one of a few policies, and a
+//! compilation takes longer than everything else that most of these tests do.
 
 use std::fs;
 use std::io;
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// The variable by which a debug build of `berth` is given its compiler.
+/// The environment variable that names the compiler which a debug build of `berth` uses.
 pub(crate) const VARIABLE: &str = "BERTH_TEST_COMPILER";
-/// The replies to a build are kept for a day: no run takes longer.
+/// The compiler's replies are kept for a day, since no run of the tests takes longer.
 const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The program. What it keeps is of this build of `berth`, and for this and later runs.
+/// The program. It stores replies of this build of `berth` only, for this and later runs of the tests.
 pub(crate) fn kept_compiler() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -23,8 +23,8 @@ pub(crate) fn kept_compiler() -> &'static Path {
         let own = all.join(build);
         fs::create_dir_all(own.join("kept")).unwrap();
         let program = own.join("compiler");
-        // Links, and no copies: a file that was written just now may still be open in another test's child, and cannot be
-        // run then.
+        // Links are used instead of copies: a file that was just written may still be open in a child process of
+        // another test, and then it cannot be run.
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../..", "/tests/it/kept-compiler.sh");
         for (original, link) in [(script, &program), (env!("CARGO_BIN_EXE_berth"), &own.join("berth"))] {
             match symlink(original, link) {
@@ -32,17 +32,17 @@ pub(crate) fn kept_compiler() -> &'static Path {
                 linked => linked.unwrap(),
             }
         }
-        delete_old(all);
+        delete_old(all, &own);
         program
     })
 }
 
-/// Deletes what builds of earlier days left. Another run may do the same.
-fn delete_old(all: &Path) {
+/// Deletes the folders of builds that last changed over a day ago. Another run may do the same at the same time.
+fn delete_old(all: &Path, own: &Path) {
     for other in fs::read_dir(all).unwrap().flatten() {
         let age = || other.metadata().ok()?.modified().ok()?.elapsed().ok();
-        if other.file_name().to_string_lossy().starts_with("compiled-") && age().is_some_and(|age| age > KEPT)
-        {
+        let is_other = other.path() != own && other.file_name().to_string_lossy().starts_with("compiled-");
+        if is_other && age().is_some_and(|age| age > KEPT) {
             let _ = fs::remove_dir_all(other.path());
         }
     }

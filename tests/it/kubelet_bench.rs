@@ -250,8 +250,8 @@ impl Node {
         assert!(waited.is_ok(), "waited {SOON:?} for {what}; live: {:#?}", self.live());
     }
 
-    /// Takes rounds, with this much time before each, until `holds` is true. One round may be too early: it waits for a
-    /// file of the kubelet, but not long.
+    /// Runs rounds until `holds` is true, and moves the clock on by `skip_ms` before each. One round may not be enough,
+    /// since it waits only briefly for a file of the kubelet.
     pub(crate) async fn rounds_until(&self, what: &str, skip_ms: u64, holds: impl Fn(&Ledger) -> bool) {
         let end = Instant::now() + SOON;
         while !holds(&self.kernel.snapshot()) {

@@ -268,7 +268,7 @@ async fn a_pass_makes_the_kubelet_write_its_checkpoint_again() {
     assert!(text.contains(&uid));
     let lists = node.kubelet.calls(Rpc::List, "").count;
     node.round().await;
-    // The pass waits for it, but not long.
+    // The pass waits only briefly for the new checkpoint.
     node.kubelet.wait_for("a new checkpoint", SOON, |_| written(&node) != before).await.unwrap();
     assert!(node.kubelet.calls(Rpc::List, "").count > lists);
     node.assert_harmless();

@@ -540,7 +540,7 @@ async fn a_slow_registration_is_waited_for() {
 /// Report: https://github.com/Project-HAMi/HAMi/issues/2289
 #[tokio::test]
 async fn unhealthy_and_cordoned_gpus_are_listed_as_such() {
-    // Only the rounds that a test orders: each resends the list.
+    // Only the test starts rounds, since each round resends the list.
     let rounds =
         ReconcileTiming { full_pass_interval: Duration::from_secs(3600), ..Recipe::default().rounds };
     let node = Recipe { rounds, ..Recipe::default() }.node().await;

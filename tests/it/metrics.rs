@@ -326,7 +326,7 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
         let rounds = scrape.sum("berth_reconcile_passes_total", &[]) > 0.0;
         let drains = scrape.sum("berth_gpu_drain_holders", &[]) > 0.0;
         let sick = scrape.sum("berth_gpu_health_changes_total", &["state=\"unhealthy\""]) > 0.0;
-        // The XID is counted a moment after it was given to the policies, whose judgement may be quicker.
+        // The XID is counted shortly after it was passed to the policies, and their judgement may come before that.
         let reported = scrape.sum("berth_gpu_xids_total", &["code=\"79\""]) > 0.0;
         // The state is set by another task than the one that sends the list.
         let registered = scrape.sum("berth_kubelet_registration", &[&shared, "state=\"registered\""]) > 0.0;

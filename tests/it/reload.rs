@@ -211,7 +211,7 @@ async fn what_needs_a_restart_is_named_and_the_rest_is_applied() {
     let expected = ["adminListen overridden", "containerEdits.deviceIdStrategy applied", "resource applied"];
     assert_eq!(keys("changed"), expected);
     assert_eq!(serving.call("GET", "/gpus", &Value::Null)["items"].as_array().unwrap().len(), 2);
-    // "Applied" holds for the next grant.
+    // A key that is shown as applied has its effect from the next grant on.
     let other = house.start("renamed", RENAMED, 1).await.unwrap();
     let visible = house.kubelet.view(&other, "main").unwrap().envs["NVIDIA_VISIBLE_DEVICES"].clone();
     assert!(["0", "1"].contains(&visible.as_str()), "by its index: {visible}");
@@ -291,7 +291,7 @@ async fn a_wrong_stack_behind_a_stack_of_the_api_is_shown_and_the_rest_is_applie
     let file_stack = || serving.call("GET", "/stack", &Value::Null)["fileStack"].clone();
     until("the error of the file's stack", || file_stack()["error"].to_string().contains("timeslize"));
     let applied = json!({ "key": "containerEdits.deviceIdStrategy", "to": "index", "effect": "applied" });
-    // The configuration is shown as in use after all of it is applied, of which the stack is the first.
+    // The stack is applied first, and the configuration is shown as in use after all of it is applied.
     until("the rest of the file to be in use", || {
         configuration(&serving)["changed"].as_array().unwrap().contains(&applied)
     });

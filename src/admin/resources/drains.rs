@@ -284,8 +284,8 @@ pub(crate) async fn stop(
 /// Mark a GPU healthy
 ///
 /// For a GPU that is unhealthy or degraded until an operator marks it healthy, or before its quiet time is over. It
-/// stays healthy until the next bad reading. Of a healthy GPU, only events that a policy ignored are forgotten; one that
-/// does not respond cannot be marked.
+/// stays healthy until the next bad reading. For a healthy GPU, only the events that a policy ignored are forgotten. A
+/// GPU that does not respond cannot be marked.
 #[utoipa::path(put, path = "/api/v1/gpus/{uuid}/health", tag = "gpus", operation_id = "markGpuHealthy",
     params(("uuid" = String, Path, description = "UUID of the GPU; an index is answered with 404 and a hint with its UUID", example = "GPU-8a56a4bc-e184-a047-2620-be19fdf913d5")),
     request_body(content = MarkHealthy, description = "Why"),

@@ -76,9 +76,9 @@ impl PolicyLoader {
         self.run(pass).await.context("loading the policies")?
     }
 
-    /// Retries until the active stack is callable, first after `wait`, and after each upload, which may bring lost files
-    /// back. Ends when another stack is active, since activation
-    /// made that one callable.
+    /// Records at once why the active stack is not callable. The future retries until it is callable, first after
+    /// `wait`, and after each upload, which may bring lost files back. It ends when another stack is active, since
+    /// activation made that one callable.
     pub(super) fn retry_until_callable(
         self,
         progress: Arc<Progress>,
@@ -86,7 +86,7 @@ impl PolicyLoader {
         wait: Duration,
     ) -> impl Future<Output = ()> {
         let NotCallable { revision, reason, .. } = cause;
-        // Before the daemon is up, so that it never seems to call policies that it cannot.
+        // The cause is recorded before the daemon is up, so that readiness never hides that policies are not callable.
         progress.update(|facts| facts.uncallable = Some(reason));
         self.retry(progress, revision, wait)
     }

@@ -30,17 +30,17 @@ const VERSIONS_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Interval of reads of these versions, which change with an upgrade of the node; and after a failed read.
 const VERSIONS_INTERVAL: Duration = Duration::from_secs(600);
 const VERSIONS_RETRY: Duration = Duration::from_secs(60);
-/// Longest wait until grants follow other settings: the check of the node that runs may wait for a disk.
+/// Longest wait until grants follow other settings: the task first ends its present check, which may wait for a disk.
 const TAKEN_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The way to the task.
+/// Gives the task new settings and waits until grants follow them.
 pub(super) struct StrategySettings {
     newest: watch::Sender<Numbered>,
     /// The number of the settings that grants follow.
     taken: watch::Receiver<u64>,
 }
 
-/// A configuration, numbered as it was read.
+/// A configuration with its number, which grows by one with each configuration that is set.
 #[derive(Clone)]
 struct Numbered {
     number: u64,
@@ -48,7 +48,8 @@ struct Numbered {
 }
 
 impl StrategySettings {
-    /// Returns once grants follow these settings, or after 10 s: then they follow when the task's present check has ended.
+    /// Returns once grants follow these settings, or after 10 s. In the second case, grants follow them once the task's
+    /// present check has ended.
     pub(super) async fn set(&self, config: &Config) {
         let number = self.newest.borrow().number + 1;
         self.newest.send_replace(Numbered { number, config: config.clone() });
@@ -72,7 +73,7 @@ pub(super) struct StrategyTask {
     configured: Edits,
     current: watch::Sender<Arc<Edits>>,
     last: Option<(Strategy, DeviceAccess)>,
-    /// Whether the next check is published although it finds what the last one found.
+    /// Whether the next check is published even if it finds what the last one found, since the settings changed.
     is_changed: bool,
     versions: NodeVersions,
     versions_due: Instant,

@@ -425,7 +425,8 @@ fn a_gpu_with_a_lasting_sign_does_not_heal_between_scans_that_are_far_apart() {
     node.node.pass(600);
     scan(&mut node, &[]);
     assert_eq!(node.state(), HealthState::Healthy);
-    // A sign that a policy ignores does not keep the GPU unhealthy, also if it counted before, as before the first activation.
+    // A sign that a policy ignores does not keep the GPU unhealthy, even if it counted before, for example before the
+    // first activation.
     for counted_before in [false, true] {
         let mut node = Judged::under(&[bad()]);
         if counted_before {

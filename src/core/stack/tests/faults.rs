@@ -168,7 +168,7 @@ fn i9_the_slowest_entry_is_suspended_after_evaluations_in_a_row_that_used_up_the
 #[test]
 fn i9_an_entry_that_uses_up_the_time_in_five_evaluations_in_a_row_is_suspended() {
     let mut case = Case::new(['a', 'b'].map(|letter| (letter, Ok(None))));
-    // Longer than the stack's limit, so that no machine is too slow for a to be the slowest.
+    // The delay is longer than the stack's limit, so that `a` is the slowest entry however slow the machine is.
     let slow = BTreeMap::from([('a', Duration::from_millis(1_100))]);
     let evaluate = |case: &mut Case, delays: &BTreeMap<char, Duration>| {
         case.policies.delays.clone_from(delays);
@@ -177,7 +177,7 @@ fn i9_an_entry_that_uses_up_the_time_in_five_evaluations_in_a_row_is_suspended()
         (case.faults.is_suspended(0, &case.stack.entries[0]), began.elapsed())
     };
     assert!(!evaluate(&mut case, &slow).0);
-    // One within the time, which a busy machine may need more than one attempt for, ends the row.
+    // An evaluation within the time ends the row. A busy machine may need more than one attempt for it.
     let within = |case: &mut Case| evaluate(case, &BTreeMap::new()).1 < Duration::from_millis(500);
     assert!((0..FAULTS_TO_SUSPEND - 1).any(|_| within(&mut case)), "no evaluation within the time");
     for n in 1..=FAULTS_TO_SUSPEND {

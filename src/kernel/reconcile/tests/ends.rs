@@ -97,7 +97,7 @@ fn a_repeated_allocate_supersedes_an_older_one_after_two_passes_whether_or_not_i
         }
         grant(&mut ledger, 2, &[0], 10);
         assert!(reconcile(&mut ledger, &shown(31_000, 2), 31_000).ended.is_empty());
-        // The passes between show the pod, too.
+        // A pass between the two that count also shows the pod.
         let quick = ReconcileView { fresh: false, ..shown(33_000, 2) };
         assert!(reconcile(&mut ledger, &quick, 33_000).ended.is_empty());
         let ended = reconcile(&mut ledger, &shown(36_000, 2), 36_000).ended;

@@ -49,7 +49,7 @@ const FLOODS: &[&str] = &[
 const REALLOC: &[&str] = &["used up its 400000000 units of fuel (fuel)", "ran longer than 5000 ms (time)"];
 const TOO_MUCH: &[&str] = &[
     "compilation was stopped: it needed more than 768 MiB",
-    // On a slow machine.
+    // A slow machine reaches a time limit first.
     "compilation was stopped: it took longer than 180 s of processor time",
     "compilation was stopped: it took longer than 300 s",
 ];

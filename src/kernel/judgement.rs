@@ -128,8 +128,8 @@ fn is_overruled(reading: &Reading, by: &Decider) -> bool {
 
 /// Adds a judgement. One of the same source, code and judge is merged with it: the higher severity and the longer quiet
 /// time are kept. Beyond [`JUDGEMENTS_MAX`] the least important judgement is dropped. The most important is each judge's
-/// newest judgement of an event that comes once and needs a reset, since one such event is enough for the GPU to wait for a reset; then
-/// come judgements that no quiet time ends, then the more severe, then the newer.
+/// newest judgement of an event that comes once and needs a reset, since one such event is enough for the GPU to wait
+/// for a reset; then come judgements that no quiet time ends, then the more severe, then the newer.
 pub(super) fn add(judgements: &mut Vec<Judgement>, mut judgement: Judgement) {
     if let Some(index) = judgements.iter().position(|known| known.key() == judgement.key()) {
         let known = judgements.remove(index);

@@ -24,7 +24,7 @@ fn a_certificate_without_an_entry_has_the_right_of_others_may_and_none_by_defaul
     }
 }
 
-fn trouble(node: &Node) -> Option<String> {
+fn check_failure(node: &Node) -> Option<String> {
     let value = node.ask(&node.ca.agent(None), "GET", NODE, true).unwrap().expect(200);
     let checks = value["checks"].as_array().unwrap().clone();
     checks.into_iter().find(|c| c["name"] == "tls").unwrap()["detail"].as_str().map(str::to_owned)
@@ -43,24 +43,24 @@ fn an_emptied_ca_file_refuses_all_clients_even_with_a_broken_key_pair() {
     // The key pair is broken, and the previous one stays in effect; the CA is still checked.
     std::fs::write(folder.join("server.key"), "").unwrap();
     node.until("the broken pair is reported", || {
-        trouble(&node).is_some_and(|w| w.contains("no private key"))
+        check_failure(&node).is_some_and(|w| w.contains("no private key"))
     });
     assert!(opens());
     for emptied in ["", "# none\n", "no PEM"] {
         std::fs::write(folder.join("clients.crt"), emptied).unwrap();
         node.until("the CA is missing", || {
-            trouble(&node).is_some_and(|w| w.contains("no client certificate is accepted"))
+            check_failure(&node).is_some_and(|w| w.contains("no client certificate is accepted"))
         });
         assert!(!opens(), "{emptied:?}");
         std::fs::write(folder.join("clients.crt"), &clients.pem).unwrap();
         // Otherwise the next iteration could take the error that is still shown for its own.
         node.until("the CA is back", || {
-            opens() && trouble(&node).is_some_and(|w| !w.contains("no client certificate is accepted"))
+            opens() && check_failure(&node).is_some_and(|w| !w.contains("no client certificate is accepted"))
         });
     }
     // One that cannot be read for a moment, as while a mount is renewed, takes nothing away.
     std::fs::remove_file(folder.join("clients.crt")).unwrap();
-    node.until("it is reported", || trouble(&node).is_some_and(|w| w.contains("cannot be read")));
+    node.until("it is reported", || check_failure(&node).is_some_and(|w| w.contains("cannot be read")));
     assert!(opens());
 }
 

@@ -56,8 +56,7 @@ impl StrategySettings {
         let mut taken = self.taken.clone();
         if timeout(TAKEN_WAIT_MAX, taken.wait_for(|taken| *taken >= number)).await.is_err() {
             tracing::warn!(
-                "the check of the node takes over 10 s: grants follow the containerEdits of the new configuration once it has \
-                 ended"
+                "the check of the node takes over 10 s: grants follow the new containerEdits once it has ended"
             );
         }
     }

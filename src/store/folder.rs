@@ -4,23 +4,24 @@
 //! <path>.made        marks that a store was created; if it is missing, the daemon does not start
 //! <path>/            0700
 //!   lock             locked while the store is open
-//!   data/            sled's log, its configuration, and the counter; created by one rename
+//!   data/            sled's log, its configuration, its snapshot, and the counter; created by one rename
 //!   data.new/        an unfinished store; removed at the next start
 //!   data.check/      a scratch folder, if memory has no room for one
 //! ```
 //!
 //! The copy: sled repairs a store when it opens it, by truncating what it cannot read; a store that it cannot
 //! read completely must stay unchanged, so that other tools can recover it. The copy is in memory, since a
-//! full disk has no room for it, or next to the store if memory does not suffice. A store that is
-//! unchanged since a clean stop needs no copy ([`super::counter`]).
+//! full disk has no room for it, or next to the store if memory does not suffice. A store of one segment that is
+//! unchanged since a clean stop needs no copy ([`super::counter`], [`super::snapshot`]).
 //!
 //! The room: a full disk must not prevent a start. When sled opens a store it fills the newest segment of its log with
 //! zeros and writes a snapshot of its page table. The log always has the blocks of its newest segment and of
-//! [`ROOM_BYTES`] after it ([`Folder::ensure_room`]), which no other program can take. The snapshot only shortens the next
-//! opening, so sled gets a scratch folder in memory with links to the store's files, and the snapshot is removed with it.
+//! [`ROOM_BYTES`] after it ([`Folder::ensure_room`]), which no other program can take. sled gets a scratch folder in memory
+//! with links to the store's files, where it writes the snapshot; that of the copy is kept ([`super::snapshot`]).
 
 use super::errors::ErrorFactory;
 use super::handle::SEGMENT_BYTES;
+use super::snapshot::{NEXT, is_of_snapshots, newest_snapshot};
 use berth_files::{self, Links};
 use berth_kernel::ports::StoreError;
 use rustix::fs::FallocateFlags;
@@ -36,8 +37,6 @@ use std::time::{Duration, Instant};
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
 /// Interval of attempts to lock.
 const RELEASE_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Prefix of sled's snapshots. Earlier releases left them in `data/`; this one does not read them.
-const SNAPSHOT_PREFIX: &str = "snap.";
 /// sled's files in `data/`; `blobs` is a folder, and empty.
 const SLED_FILES: [&str; 3] = ["db", "conf", "blobs"];
 /// Most bytes of a store's files: about ten times those of the longest history.
@@ -57,7 +56,7 @@ const OPENING_BYTES: u64 = 4 * 1024 * 1024;
 /// they are on, and a further segment that it may begin.
 const ROOM_BYTES: u64 = 2 * SEGMENT_BYTES as u64;
 /// The unit of `st_blocks`.
-const BLOCK_BYTES: u64 = 512;
+pub(super) const BLOCK_BYTES: u64 = 512;
 
 /// A temporary folder that sled opens, removed when dropped.
 #[derive(Debug)]
@@ -200,7 +199,7 @@ impl Folder {
         for entry in fs::read_dir(self.data()).map_err(|e| io(&e))? {
             let entry = entry.map_err(|e| io(&e))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if !matches!(&*name, "db" | "conf" | "counter") {
+            if !matches!(&*name, "db" | "conf" | "counter" | NEXT) && !is_of_snapshots(&entry.file_name()) {
                 continue;
             }
             let metadata = entry.metadata().map_err(|e| io(&e))?;
@@ -215,22 +214,6 @@ impl Folder {
                 .damaged(format!("its files have {bytes} bytes, more than the limit of {limit} MiB")));
         }
         Ok(())
-    }
-
-    /// Removes the snapshots of earlier releases, which this one does not update.
-    pub(super) fn remove_snapshots(&self) {
-        let remove = || -> io::Result<()> {
-            for entry in fs::read_dir(self.data())? {
-                let path = entry?.path();
-                if is_snapshot(&path) {
-                    fs::remove_file(path)?;
-                }
-            }
-            Ok(())
-        };
-        if let Err(error) = remove() {
-            tracing::debug!(%error, "cannot remove the snapshots of an earlier release");
-        }
     }
 
     /// Opens sled's log for syncing. It must exist and be writable.
@@ -249,20 +232,22 @@ impl Folder {
         lock_within(&log, RELEASE_WAIT).map_err(|e| self.errors.io("locking it", &e))
     }
 
-    /// A copy of sled's files, without its snapshots.
+    /// A copy of sled's files.
     pub(super) fn copy(&self) -> Result<Scratch, StoreError> {
         remove(&self.path.join(ON_DISK)).map_err(|e| self.errors.io("copying it to check it", &e))?;
         let needed = self.bytes().unwrap_or(u64::MAX).saturating_add(OPENING_BYTES);
         self.scratch(needed, |to| copy_files(&self.data(), to))
     }
 
-    /// Links to sled's files: sled changes these files, and its snapshot is in memory.
+    /// Links to sled's files: sled changes these files, and writes its snapshot in memory.
     pub(super) fn links(&self) -> Result<Scratch, StoreError> {
         self.scratch(OPENING_BYTES, |to| {
             let data = fs::canonicalize(self.data())?;
             // A copy may lack empty folders, and sled does not create a folder behind a symbolic link.
             DirBuilder::new().recursive(true).create(data.join("blobs"))?;
-            SLED_FILES.iter().try_for_each(|name| symlink(data.join(name), to.join(name)))
+            let link = |path: &Path| symlink(path, to.join(path.file_name().unwrap_or_default()));
+            SLED_FILES.iter().try_for_each(|name| link(&data.join(name)))?;
+            newest_snapshot(&data)?.map_or(Ok(()), |snapshot| link(&snapshot))
         })
     }
 
@@ -385,11 +370,6 @@ fn create_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-fn is_snapshot(path: &Path) -> bool {
-    let name = path.file_name().map(OsStr::to_string_lossy);
-    name.is_some_and(|name| name.starts_with(SNAPSHOT_PREFIX))
-}
-
 /// Whether an error shows that the disk, or the quota on it, is full.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
@@ -408,17 +388,15 @@ pub(super) fn unless_missing(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Copies recursively, without snapshots; sled has one subfolder, `blobs`, which is empty in this store.
+/// Copies sled's files. A file that is missing is missing in the copy, too: sled reports it, or does without it.
 fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
+    let snapshot = newest_snapshot(from)?;
+    for source in SLED_FILES.iter().map(|name| from.join(name)).chain(snapshot) {
+        let target = to.join(source.file_name().unwrap_or_default());
+        if source.is_dir() {
             fs::create_dir(&target)?;
-            copy_files(&source, &target)?;
-        } else if kind.is_file() && !is_snapshot(&source) {
-            fs::copy(&source, &target)?;
+        } else {
+            unless_missing(fs::copy(&source, &target).map(drop))?;
         }
     }
     Ok(())

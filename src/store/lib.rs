@@ -15,6 +15,7 @@ mod handle;
 pub mod journal;
 mod memory;
 mod sled;
+mod snapshot;
 mod transfer;
 
 pub use codec::RECORD_BYTES_MAX;

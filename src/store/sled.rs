@@ -7,8 +7,10 @@
 //!   ([`Folder::check_copy`], [`Contents`]). If both have the same check record, they have the same
 //!   contents. The store itself is then opened but not read: sled keeps in memory what it has read, and
 //!   exceeds its cache limit (it evicts by 256 shards and on every 64th access). If the files are unchanged since a
-//!   clean stop, no acknowledged append can be missing, and the store itself is read; if it is damaged, its files
-//!   are put back as they were ([`Folder::or_restore`]).
+//!   clean stop, no acknowledged append can be missing, and the store itself is read, if its log has one segment in use;
+//!   if it is damaged, its files are put back as they were ([`Folder::or_restore`]).
+//! - Opening overwrites segments with zeros, after which sled cannot read the log without a snapshot. So the snapshot of the
+//!   copy is made durable before the store itself is opened ([`Folder::keep_snapshot`]).
 //! - Opening writes up to a segment of zeros, after the data that was read, and a snapshot. The log has room for the zeros
 //!   ([`Folder::ensure_room`]), and the snapshot is in memory ([`Folder::links`]). sled may shorten its log while it opens it
 //!   and then needs room again: if there is none, the daemon starts with the records of the copy.
@@ -353,7 +355,12 @@ impl OpenStore {
                 (is_small.then_some(db), contents, records)
             }
             None => {
-                let (_, contents, records) = read(folder.copy()?.path())?;
+                let copy = folder.copy()?;
+                let (db, contents, records) = read(copy.path())?;
+                drop(db);
+                if let Err(error) = folder.keep_snapshot(copy.path(), &log) {
+                    return Err(NotOpened { error, records: Some(records) });
+                }
                 (None, contents, records)
             }
         };
@@ -384,7 +391,6 @@ impl OpenStore {
         {
             return Err(NotOpened { error: errors.io("opening it", &error), records: Some(records) });
         }
-        folder.remove_snapshots();
         // sled may have shortened its log. Without room the first append fails, with the cause.
         let _ = folder.ensure_room(&open.log);
         open.records = Some(records);

@@ -12,7 +12,7 @@ use disk_faults::{Fault, Faults};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -279,8 +279,8 @@ fn incomplete_files_of_a_killed_process_are_deleted() {
     let records = filled(&store.path, 5, "x");
     fs::create_dir(store.path.join("data.check")).unwrap();
     fs::write(store.path.join("data.check/db"), b"half").unwrap();
-    // Snapshots of an earlier release, of which it had not finished one.
-    let snapshots = ["data/snap.7FFFFFFFFFFFFFFF.generating", "data/snap.0000000000000100"];
+    // Snapshots of earlier, of which one was not finished.
+    let snapshots = ["data/snap.7FFFFFFFFFFFFFFF.generating", "data/snap.0000000000000000"];
     for snapshot in snapshots {
         fs::write(store.path.join(snapshot), b"half").unwrap();
     }
@@ -372,6 +372,67 @@ fn a_copy_is_made_after_a_kill_and_not_after_a_clean_stop() {
     assert!(open.load().unwrap() == records);
     drop(open);
     assert!(!copied().0, "it was closed again");
+}
+
+/// sled overwrites segments of which no page is in use while it opens its log, and then reads the rest only by its snapshot.
+#[test]
+fn a_store_of_several_segments_opens_again_and_again() {
+    let store = fresh();
+    let mut open = SledStore::open(&store.path).unwrap();
+    let id = identity(&open.load().unwrap());
+    let mut log_bytes = 0;
+    for append in 1..=700 {
+        let text = append.to_string().repeat(4_000);
+        let writes = [Write::Put(meta(id, append)), Write::Put(allocation(0, &text))];
+        open.append(&writes).unwrap();
+        if append % 50 != 0 {
+            continue;
+        }
+        let records = open.load().unwrap();
+        let as_killed = files(&store.path);
+        log_bytes = log_bytes.max(fs::metadata(store.path.join("data/db")).unwrap().len());
+        drop(open);
+        if append % 100 == 0 {
+            put_back(&store.path, &as_killed);
+        }
+        for opened in 0..3 {
+            let again = SledStore::open(&store.path);
+            let mut again =
+                again.unwrap_or_else(|e| panic!("append {append}, opened {opened} times since: {e}"));
+            assert!(again.load().unwrap() == records, "append {append}, opened {opened} times since");
+        }
+        open = SledStore::open(&store.path).unwrap();
+        open.load().unwrap();
+    }
+    assert!(log_bytes > 2 << 20, "the log had at most {log_bytes} bytes: one segment");
+}
+
+/// The room for sled's snapshot is in a file that no other program can take, and becomes the next snapshot.
+#[test]
+fn a_snapshot_is_replaced_by_the_next_one() {
+    let store = fresh();
+    filled(&store.path, 60, "x");
+    let data = store.path.join("data");
+    let names = || {
+        let names = fs::read_dir(&data).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.contains("snap")).collect::<std::collections::BTreeSet<_>>()
+    };
+    let mut snapshots = Vec::new();
+    for append in 0..3 {
+        let mut open = SledStore::open(&store.path).unwrap();
+        let room = fs::metadata(data.join("next-snapshot")).unwrap().blocks() * 512;
+        assert!(room >= 64 << 10, "{room}");
+        open.append(&[Write::Put(allocation(append, "y"))]).unwrap();
+        let as_killed = files(&store.path);
+        drop(open);
+        put_back(&store.path, &as_killed);
+        drop(SledStore::open(&store.path).unwrap());
+        let mut found = names();
+        assert!(found.remove("next-snapshot"), "{found:?}");
+        assert_eq!(found.len(), 1, "{found:?}");
+        snapshots.extend(found);
+    }
+    assert!(snapshots.is_sorted_by(|earlier, later| earlier < later), "{snapshots:?}");
 }
 
 /// What stands in a file's place: made by the system's own tools.

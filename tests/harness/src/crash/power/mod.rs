@@ -111,6 +111,13 @@ fn held(image: &Path, goes_on: bool) -> Result<State, StoreError> {
     let path = image.join("store");
     let mut store = SledStore::open(&path)?;
     let held = state(store.load()?);
+    drop(store);
+    // sled changes its log while it opens it.
+    let mut store = SledStore::open(&path)?;
+    if state(store.load()?) != held {
+        let what = "opened again, it holds something else".into();
+        return Err(StoreError::Damaged { path: path.display().to_string(), what });
+    }
     if goes_on {
         let append = history::cordon(0, "after the cut");
         store.append(std::slice::from_ref(&append))?;

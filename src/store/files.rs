@@ -2,7 +2,6 @@
 
 use super::counter::{Counter, Digest};
 use super::folder::{Folder, sync_folder, unless_missing};
-use super::handle::SEGMENT_BYTES;
 use berth_kernel::ports::StoreError;
 use sha2::{Digest as _, Sha256};
 use std::fs::{self, File, OpenOptions};
@@ -13,8 +12,6 @@ use std::path::{Path, PathBuf};
 const COUNTER: &str = "counter";
 /// Largest size of the files that are kept in memory while the store is opened. Of larger ones, a copy is opened first.
 const FILES_KEPT_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// Bytes of the header of a segment of sled's log: a checksum and two positions.
-const SEGMENT_HEADER_BYTES: usize = 20;
 /// Bytes of one read of a file.
 const BUFFER_BYTES: usize = 64 * 1024;
 
@@ -92,15 +89,6 @@ impl Files {
         sha.finalize().into()
     }
 
-    /// Segments of this log that do not begin with zeros.
-    fn segments_in_use(&self, log: &Path) -> usize {
-        let bytes = self.0.iter().find(|(path, _)| path == log).map_or(&[][..], |(_, bytes)| &bytes.head);
-        bytes
-            .chunks(SEGMENT_BYTES)
-            .filter(|segment| segment.iter().take(SEGMENT_HEADER_BYTES).any(|b| *b != 0))
-            .count()
-    }
-
     /// Makes the folder's files equal to these again. Writes only what differs.
     fn restore(&self, data: &Path) -> io::Result<()> {
         for (path, bytes) in &self.0 {
@@ -117,13 +105,11 @@ impl Files {
 }
 
 impl Folder {
-    /// The files, if they are unchanged since a clean stop after `count` appends, not too large to be kept in memory, and of a
-    /// log with one segment in use: of several, sled may overwrite some while it opens the log ([`super::snapshot`]).
+    /// The files, if they are unchanged since a clean stop after `count` appends, and not too large to be kept in memory.
     pub(super) fn files_of_clean_stop(&self, counter: &Counter, count: u64) -> Option<Files> {
         let expected = counter.clean_stop_digest()?;
         let files = Files::read(&self.data(), FILES_KEPT_BYTES_MAX).ok()??;
-        let is_unchanged = files.digest(&self.data(), count) == expected;
-        (is_unchanged && files.segments_in_use(&self.log()) <= 1).then_some(files)
+        (files.digest(&self.data(), count) == expected).then_some(files)
     }
 
     /// The digest of the current files; `None` if they are too large to be kept in memory.

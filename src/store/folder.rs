@@ -11,17 +11,18 @@
 //!
 //! The copy: sled repairs a store when it opens it, by truncating what it cannot read; a store that it cannot
 //! read completely must stay unchanged, so that other tools can recover it. The copy is in memory, since a
-//! full disk has no room for it, or next to the store if memory does not suffice. A store of one segment that is
-//! unchanged since a clean stop needs no copy ([`super::counter`], [`super::snapshot`]).
+//! full disk has no room for it, or next to the store if memory does not suffice. A store that is unchanged since a clean stop
+//! needs no copy if its log has one segment in use ([`super::counter`], [`super::snapshot`]).
 //!
 //! The room: a full disk must not prevent a start. When sled opens a store it fills the newest segment of its log with
 //! zeros and writes a snapshot of its page table. The log always has the blocks of its newest segment and of
 //! [`ROOM_BYTES`] after it ([`Folder::ensure_room`]), which no other program can take. sled gets a scratch folder in memory
-//! with links to the store's files, where it writes the snapshot; that of the copy is kept ([`super::snapshot`]).
+//! with links to the store's files, where it writes the snapshot; if the store needs one, that of the copy is kept, in blocks
+//! that are allocated as well ([`super::snapshot`]).
 
 use super::errors::ErrorFactory;
 use super::handle::SEGMENT_BYTES;
-use super::snapshot::{NEXT, is_of_snapshots, newest_snapshot};
+use super::snapshot::{NEXT, is_snapshot, newest_snapshot};
 use berth_files::{self, Links};
 use berth_kernel::ports::StoreError;
 use rustix::fs::FallocateFlags;
@@ -199,7 +200,7 @@ impl Folder {
         for entry in fs::read_dir(self.data()).map_err(|e| io(&e))? {
             let entry = entry.map_err(|e| io(&e))?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if !matches!(&*name, "db" | "conf" | "counter" | NEXT) && !is_of_snapshots(&entry.file_name()) {
+            if !matches!(&*name, "db" | "conf" | "counter" | NEXT) && !is_snapshot(&entry.file_name()) {
                 continue;
             }
             let metadata = entry.metadata().map_err(|e| io(&e))?;
@@ -278,8 +279,8 @@ impl Folder {
     }
 
     /// Makes sure that the log has blocks for what sled writes next: its newest segment, which an opening fills, and
-    /// [`ROOM_BYTES`]. They are inside the log's own file, so that no other program can take them. File systems without such a
-    /// call are left to fail in the write itself.
+    /// [`ROOM_BYTES`]; and so for the snapshot whenever the log gets more. They are inside the store's own files, so that no
+    /// other program can take them. File systems without such a call are left to fail in the write itself.
     ///
     /// # Errors
     /// If the disk is full: nothing was written.
@@ -291,6 +292,8 @@ impl Folder {
             if file.blocks() * BLOCK_BYTES >= wanted {
                 return Ok(());
             }
+            // Before the log has blocks: only while it needs some is this asked.
+            self.ensure_room_of_snapshot()?;
             Ok(rustix::fs::fallocate(log, FallocateFlags::KEEP_SIZE, 0, wanted)?)
         })();
         match ensured {
@@ -395,6 +398,10 @@ fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
         let target = to.join(source.file_name().unwrap_or_default());
         if source.is_dir() {
             fs::create_dir(&target)?;
+            for entry in fs::read_dir(&source)? {
+                let name = entry?.file_name();
+                fs::copy(source.join(&name), target.join(&name))?;
+            }
         } else {
             unless_missing(fs::copy(&source, &target).map(drop))?;
         }

@@ -9,11 +9,11 @@
 //!   exceeds its cache limit (it evicts by 256 shards and on every 64th access). If the files are unchanged since a
 //!   clean stop, no acknowledged append can be missing, and the store itself is read, if its log has one segment in use;
 //!   if it is damaged, its files are put back as they were ([`Folder::or_restore`]).
-//! - Opening overwrites segments with zeros, after which sled cannot read the log without a snapshot. So the snapshot of the
-//!   copy is made durable before the store itself is opened ([`Folder::keep_snapshot`]).
-//! - Opening writes up to a segment of zeros, after the data that was read, and a snapshot. The log has room for the zeros
-//!   ([`Folder::ensure_room`]), and the snapshot is in memory ([`Folder::links`]). sled may shorten its log while it opens it
-//!   and then needs room again: if there is none, the daemon starts with the records of the copy.
+//! - Opening overwrites segments that are no longer in use with zeros, after which sled may not read the log without a
+//!   snapshot. So the snapshot of the copy is made durable before the store itself is opened ([`Folder::keep_snapshot`]).
+//! - Opening fills the newest segment with zeros after the data that was read, and writes a snapshot. The log has room for the
+//!   zeros ([`Folder::ensure_room`]), and that snapshot is in memory ([`Folder::links`]). sled may shorten its log while it
+//!   opens it and then needs room again: if there is none, the daemon starts with the records of the copy.
 //! - After an I/O error sled fails every call until it is opened again, and it may panic. So an append to a full disk is
 //!   refused before sled writes; any error of sled closes it, under `catch_unwind`, and [`Store::load`] opens it again.
 //! - If a write fails in one of sled's threads, `flush()` may block forever: `exit_reservation` records
@@ -337,7 +337,8 @@ impl OpenStore {
             let db = open_sled(data, errors)?;
             read_complete(&db, count, errors).map(|(contents, records)| (db, contents, records))
         };
-        let original = folder.files_of_clean_stop(&counter, count);
+        let needs_snapshot = folder.segments_in_use(&log)? > 1;
+        let original = if needs_snapshot { None } else { folder.files_of_clean_stop(&counter, count) };
         let opened_once = match &original {
             Some(files) => match folder.or_restore(files, || read(folder.links()?.path())) {
                 Ok(opened) => Some(opened),
@@ -356,9 +357,8 @@ impl OpenStore {
             }
             None => {
                 let copy = folder.copy()?;
-                let (db, contents, records) = read(copy.path())?;
-                drop(db);
-                if let Err(error) = folder.keep_snapshot(copy.path(), &log) {
+                let (_, contents, records) = read(copy.path())?;
+                if needs_snapshot && let Err(error) = folder.keep_snapshot(copy.path(), &log) {
                     return Err(NotOpened { error, records: Some(records) });
                 }
                 (None, contents, records)
@@ -400,9 +400,9 @@ impl OpenStore {
     /// Makes durable what may not be, unless the files are those of a clean stop, which synced them; sled itself syncs what it
     /// writes to its log when it opens it.
     fn sync_opened(&self) -> std::io::Result<()> {
+        self.log.sync_data()?;
         self.counter.set(self.contents.check().writes)?;
-        self.counter.sync()?;
-        self.log.sync_data()
+        self.counter.sync()
     }
 
     /// Whether the paths still name the open files.
@@ -456,7 +456,7 @@ impl SledStore {
         // A store that failed may be incomplete.
         let Some(open) = self.open.take() else { return Ok(()) };
         let count = open.contents.check().writes;
-        if !open.is_in_place(&self.folder)? {
+        if !open.is_in_place(&self.folder)? || self.folder.segments_in_use(&open.log)? > 1 {
             return Ok(());
         }
         drop(open);

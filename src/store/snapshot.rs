@@ -1,21 +1,22 @@
-//! sled's snapshot: the table of its pages as of the last opening, a file in `data/`.
+//! sled's snapshot: the table of its pages as of the last opening that checked a copy, a file in `data/`.
 //!
 //! sled cannot always read its log without one. While it opens a log, it overwrites each segment of which no page is in use
 //! with zeros. The header of the newest segment may name a position in such a segment as the last one that was durable, and
-//! the next opening then takes all that follows for lost, unless a snapshot names a later position. So a snapshot must be
-//! durable before sled opens the log itself; it is taken from the copy that sled opened before.
+//! the next opening then takes all that follows for lost, unless a snapshot names a later position. So if several segments are
+//! in use, a snapshot must be durable before sled opens the log itself; it is taken from the copy that sled opened before.
 //!
-//! A full disk must not prevent that: a second file has blocks for the next snapshot, which replaces it by a rename, and the
-//! replaced snapshot becomes the second file.
+//! A full disk must not prevent that: a second file has blocks for the next snapshot. It is renamed to the name of the new
+//! snapshot, and the replaced snapshot then takes its place.
 
 use super::folder::{BLOCK_BYTES, Folder, sync_folder};
+use super::handle::SEGMENT_BYTES;
 use berth_files::{self, Links};
 use berth_kernel::ports::StoreError;
 use rustix::fs::FallocateFlags;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Prefix of the names of sled's snapshots; the position in the log follows, as 16 hexadecimal digits.
@@ -24,20 +25,18 @@ const PREFIX: &str = "snap.";
 const POSITION_DIGITS: usize = 16;
 /// The file that becomes the next snapshot. sled takes every name with its own prefix for a snapshot.
 pub(super) const NEXT: &str = "next-snapshot";
-/// Bytes of blocks that the next snapshot has at least: pages of a few thousand records.
-const ROOM_BYTES: u64 = 64 * 1024;
+/// Bytes of blocks that the next snapshot has: at least those for the pages of a few thousand records, and at most those for
+/// the longest history.
+const ROOM_BYTES: std::ops::RangeInclusive<u64> = 64 * 1024..=1024 * 1024;
+/// Bytes of the header of a segment of sled's log: a checksum and two positions.
+const SEGMENT_HEADER_BYTES: usize = 20;
 
-/// Whether sled reads a file of this name as a snapshot. A name that goes on is that of one which sled had not finished.
-fn is_snapshot(name: &OsStr) -> bool {
+/// Whether sled reads a file of this name as a snapshot.
+pub(super) fn is_snapshot(name: &OsStr) -> bool {
     let position = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
     position.is_some_and(|digits| {
         digits.len() == POSITION_DIGITS && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
     })
-}
-
-/// Whether a file of this name is a snapshot, or one that sled had not finished.
-pub(super) fn is_of_snapshots(name: &OsStr) -> bool {
-    name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
 }
 
 /// The snapshot that sled reads in this folder: the one of the latest position.
@@ -52,58 +51,91 @@ fn names(folder: &Path) -> io::Result<impl Iterator<Item = OsString>> {
 }
 
 impl Folder {
+    /// Segments of this log that do not begin with zeros. If there are several, sled may overwrite all but the newest while it
+    /// opens the log.
+    pub(super) fn segments_in_use(&self, log: &File) -> Result<usize, StoreError> {
+        let count = || -> io::Result<usize> {
+            let (mut count, mut at) = (0, 0);
+            while at < log.metadata()?.len() {
+                let mut header = [0; SEGMENT_HEADER_BYTES];
+                let read = log.read_at(&mut header, at)?;
+                count += usize::from(header[..read].iter().any(|byte| *byte != 0));
+                at += SEGMENT_BYTES as u64;
+            }
+            Ok(count)
+        };
+        count().map_err(|e| self.errors.io("reading its file data/db", &e))
+    }
+
     /// Makes the snapshot of a copy that sled has opened the store's own, durably, with the log that it belongs to.
     ///
     /// # Errors
     /// If it cannot be written: then sled must not open the log itself.
     pub(super) fn keep_snapshot(&self, copy: &Path, log: &File) -> Result<(), StoreError> {
-        self.replace_snapshot(copy, log).map_err(|e| self.errors.io("writing the snapshot of its log", &e))
+        let kept = self.replace_snapshot(copy, log);
+        kept.map_err(|e| self.errors.io("writing the snapshot of its log", &e))?;
+        if let Err(error) = self.reuse_snapshots() {
+            tracing::debug!(%error, "cannot make room of the older snapshots of the store's log");
+        }
+        Ok(())
     }
 
     fn replace_snapshot(&self, copy: &Path, log: &File) -> io::Result<()> {
-        let data = self.data();
-        let next = data.join(NEXT);
-        if let Some(taken) = newest_snapshot(copy)? {
-            let kept = data.join(taken.file_name().unwrap_or_default());
-            if !fs::exists(&kept)? {
-                // The copy may be of bytes that a killed daemon left in the page cache.
-                log.sync_data()?;
-                let bytes = fs::read(&taken)?;
-                let mut file = open_next(&next)?;
-                file.write_all(&bytes)?;
-                // Only if it is shorter: this gives the blocks after its end back.
-                if file.metadata()?.len() > bytes.len() as u64 {
-                    file.set_len(bytes.len() as u64)?;
-                }
-                file.sync_all()?;
-                fs::rename(&next, &kept)?;
-                sync_folder(&data)?;
+        let (data, next) = (self.data(), self.next_snapshot());
+        let Some(taken) = newest_snapshot(copy)? else { return Ok(()) };
+        let kept = data.join(taken.file_name().unwrap_or_default());
+        // The copy may be of bytes that a killed daemon left in the page cache, and so may the snapshot's name be.
+        log.sync_data()?;
+        if !fs::exists(&kept)? {
+            let bytes = fs::read(&taken)?;
+            let mut file = open_next(&next)?;
+            file.write_all(&bytes)?;
+            if file.metadata()?.len() > bytes.len() as u64 {
+                // This gives all blocks after the end back.
+                file.set_len(bytes.len() as u64)?;
+                let _ = allocate(&file, bytes.len() as u64);
             }
-            let newest = kept.file_name();
-            for name in names(&data)?.filter(|name| is_of_snapshots(name) && Some(name.as_os_str()) != newest)
-            {
-                fs::rename(data.join(name), &next)?;
+            file.sync_all()?;
+            fs::rename(&next, &kept)?;
+        }
+        sync_folder(&data)
+    }
+
+    /// Makes the replaced snapshot the next one, for its blocks.
+    fn reuse_snapshots(&self) -> io::Result<()> {
+        let data = self.data();
+        let newest = newest_snapshot(&data)?;
+        for name in names(&data)?.filter(|name| is_snapshot(name)) {
+            let path = data.join(name);
+            if Some(&path) != newest.as_ref() {
+                fs::rename(&path, self.next_snapshot())?;
             }
         }
-        ensure_room(&next);
-        Ok(())
+        self.ensure_room_of_snapshot()
+    }
+
+    /// Makes sure that the next snapshot has blocks, which no other program can take.
+    ///
+    /// # Errors
+    /// Of kind `StorageFull` if the disk is full.
+    pub(super) fn ensure_room_of_snapshot(&self) -> io::Result<()> {
+        let newest = newest_snapshot(&self.data())?;
+        let bytes = newest.map_or(Ok(0), |newest| fs::metadata(newest).map(|file| file.len()))?;
+        allocate(&open_next(&self.next_snapshot())?, bytes * 2)
+    }
+
+    fn next_snapshot(&self) -> PathBuf {
+        self.data().join(NEXT)
     }
 }
 
-/// Makes sure that the next snapshot has blocks, so that no other program can take them. Without them it is written if the disk
-/// has room then.
-fn ensure_room(next: &Path) {
-    let ensured = open_next(next).and_then(|file| {
-        let metadata = file.metadata()?;
-        let wanted = ROOM_BYTES.max(metadata.len() * 2);
-        if metadata.blocks() * BLOCK_BYTES >= wanted {
-            return Ok(());
-        }
-        Ok(rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, wanted)?)
-    });
-    if let Err(error) = ensured {
-        tracing::debug!(%error, "cannot make room for the next snapshot of the store's log");
+/// Allocates blocks for so many bytes, within [`ROOM_BYTES`].
+fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    let wanted = bytes.clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end());
+    if file.metadata()?.blocks() * BLOCK_BYTES >= wanted {
+        return Ok(());
     }
+    Ok(rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, wanted)?)
 }
 
 /// Opens the file that becomes the next snapshot, and keeps its blocks.

@@ -279,13 +279,9 @@ fn incomplete_files_of_a_killed_process_are_deleted() {
     let records = filled(&store.path, 5, "x");
     fs::create_dir(store.path.join("data.check")).unwrap();
     fs::write(store.path.join("data.check/db"), b"half").unwrap();
-    // Snapshots of earlier, of which one was not finished.
-    let snapshots = ["data/snap.7FFFFFFFFFFFFFFF.generating", "data/snap.0000000000000000"];
-    for snapshot in snapshots {
-        fs::write(store.path.join(snapshot), b"half").unwrap();
-    }
+    // A snapshot that an earlier release had not finished.
+    fs::write(store.path.join("data/snap.7FFFFFFFFFFFFFFF.generating"), b"half").unwrap();
     assert_eq!(SledStore::open(&store.path).unwrap().load().unwrap(), records);
-    assert!(snapshots.iter().all(|snapshot| !store.path.join(snapshot).exists()));
     let left: Vec<_> = fs::read_dir(&store.path).unwrap().map(|e| e.unwrap().file_name()).collect();
     let kept = ["data", "lock"];
     assert!(left.iter().all(|name| kept.iter().any(|kept| name == kept)), "{left:?}");
@@ -374,65 +370,67 @@ fn a_copy_is_made_after_a_kill_and_not_after_a_clean_stop() {
     assert!(!copied().0, "it was closed again");
 }
 
+/// Records that end up in the second segment of the log: each append changes the same record of 16 KB.
+fn grow_beyond_a_segment(store: &mut SledStore, appends: std::ops::Range<u64>) {
+    let id = identity(&store.load().unwrap());
+    for append in appends {
+        let text = append.to_string().repeat(4_000);
+        store.append(&[Write::Put(meta(id, append)), Write::Put(allocation(0, &text))]).unwrap();
+    }
+}
+
 /// sled overwrites segments of which no page is in use while it opens its log, and then reads the rest only by its snapshot.
 #[test]
 fn a_store_of_several_segments_opens_again_and_again() {
     let store = fresh();
     let mut open = SledStore::open(&store.path).unwrap();
-    let id = identity(&open.load().unwrap());
     let mut log_bytes = 0;
-    for append in 1..=700 {
-        let text = append.to_string().repeat(4_000);
-        let writes = [Write::Put(meta(id, append)), Write::Put(allocation(0, &text))];
-        open.append(&writes).unwrap();
-        if append % 50 != 0 {
-            continue;
-        }
+    for round in 0..14 {
+        grow_beyond_a_segment(&mut open, round * 50 + 100..round * 50 + 150);
         let records = open.load().unwrap();
-        let as_killed = files(&store.path);
         log_bytes = log_bytes.max(fs::metadata(store.path.join("data/db")).unwrap().len());
-        drop(open);
-        if append % 100 == 0 {
-            put_back(&store.path, &as_killed);
-        }
-        for opened in 0..3 {
+        for opened in 0..4 {
+            let as_killed = files(&store.path);
+            drop(open);
+            // A clean stop and a kill in turn, first the one and first the other.
+            if (round + opened) % 2 == 0 {
+                put_back(&store.path, &as_killed);
+            }
             let again = SledStore::open(&store.path);
-            let mut again =
-                again.unwrap_or_else(|e| panic!("append {append}, opened {opened} times since: {e}"));
-            assert!(again.load().unwrap() == records, "append {append}, opened {opened} times since");
+            open = again.unwrap_or_else(|e| panic!("round {round}, opened {opened} times since: {e}"));
+            assert!(open.load().unwrap() == records, "round {round}, opened {opened} times since");
         }
-        open = SledStore::open(&store.path).unwrap();
-        open.load().unwrap();
     }
     assert!(log_bytes > 2 << 20, "the log had at most {log_bytes} bytes: one segment");
 }
 
-/// The room for sled's snapshot is in a file that no other program can take, and becomes the next snapshot.
+/// The blocks for sled's next snapshot are in a file, so that no other program can take them.
 #[test]
-fn a_snapshot_is_replaced_by_the_next_one() {
+fn a_snapshot_is_replaced_by_the_next_one_in_blocks_that_it_has_already() {
     let store = fresh();
-    filled(&store.path, 60, "x");
     let data = store.path.join("data");
-    let names = || {
+    let blocks = |name: &str| fs::metadata(data.join(name)).unwrap().blocks() * 512;
+    let snapshots = || {
         let names = fs::read_dir(&data).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.contains("snap")).collect::<std::collections::BTreeSet<_>>()
+        names.filter(|name| name.starts_with("snap.")).collect::<Vec<_>>()
     };
-    let mut snapshots = Vec::new();
-    for append in 0..3 {
-        let mut open = SledStore::open(&store.path).unwrap();
-        let room = fs::metadata(data.join("next-snapshot")).unwrap().blocks() * 512;
-        assert!(room >= 64 << 10, "{room}");
-        open.append(&[Write::Put(allocation(append, "y"))]).unwrap();
-        let as_killed = files(&store.path);
+    let mut open = SledStore::open(&store.path).unwrap();
+    assert!(blocks("next-snapshot") >= 64 << 10 && blocks("db") >= 4 << 20);
+    assert!(snapshots().is_empty(), "one segment needs none");
+    grow_beyond_a_segment(&mut open, 100..350);
+    let mut kept = Vec::new();
+    for append in 350..353 {
+        let inode = fs::metadata(data.join("next-snapshot")).unwrap().ino();
+        grow_beyond_a_segment(&mut open, append..append + 1);
         drop(open);
-        put_back(&store.path, &as_killed);
-        drop(SledStore::open(&store.path).unwrap());
-        let mut found = names();
-        assert!(found.remove("next-snapshot"), "{found:?}");
+        open = SledStore::open(&store.path).unwrap();
+        let found = snapshots();
         assert_eq!(found.len(), 1, "{found:?}");
-        snapshots.extend(found);
+        assert_eq!(fs::metadata(data.join(&found[0])).unwrap().ino(), inode);
+        assert!(blocks("next-snapshot") >= 64 << 10);
+        kept.extend(found);
     }
-    assert!(snapshots.is_sorted_by(|earlier, later| earlier < later), "{snapshots:?}");
+    assert!(kept.is_sorted_by(|earlier, later| earlier < later), "{kept:?}");
 }
 
 /// What stands in a file's place: made by the system's own tools.
@@ -450,7 +448,7 @@ fn other_files_than_regular_ones_are_reported_at_once() {
     let store = fresh();
     filled(&store.path, 60, "x");
     let good = files(&store.path);
-    for name in ["lock", "data/db", "data/conf", "data/counter"] {
+    for name in ["lock", "data/db", "data/conf", "data/counter", "data/next-snapshot"] {
         for what in ["a FIFO", "a symbolic link", "a folder"] {
             stand_in(what, &store.path.join(name));
             let (answer, answered) = std::sync::mpsc::channel();

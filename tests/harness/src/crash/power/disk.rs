@@ -126,16 +126,12 @@ impl Disk {
     }
 
     /// One of the disks that a power cut now may leave. All of it counts as synced: it was read from
-    /// a disk.
+    /// a disk. If nothing is lost, only the process was killed, and a later cut may lose what it left unsynced.
     pub(crate) fn cut(&self, loss: Loss, rng: &mut Rng) -> Self {
-        let files = self.files.iter().map(|(id, content)| {
-            let synced = content.cut(loss, rng);
-            (*id, Content { synced, since: Vec::new() })
-        });
-        let files = files.collect();
+        let files = self.files.iter().map(|(id, content)| (*id, content.cut(loss, rng))).collect();
         let folders = self.folders.iter().map(|(id, names)| {
             let kept = match loss {
-                Loss::Nothing => names.since.len(),
+                Loss::Nothing => return (*id, names.clone()),
                 Loss::Everything => 0,
                 Loss::Any | Loss::Latest => upto(names.since.len(), rng),
             };
@@ -201,14 +197,15 @@ impl Content {
         bytes
     }
 
-    fn cut(&self, loss: Loss, rng: &mut Rng) -> Vec<u8> {
-        match loss {
-            Loss::Nothing => self.after(self.since.len()),
+    fn cut(&self, loss: Loss, rng: &mut Rng) -> Self {
+        let synced = match loss {
+            Loss::Nothing => return self.clone(),
             Loss::Everything => self.synced.clone(),
             Loss::Latest => self.after(upto(self.since.len(), rng)),
             Loss::Any if self.since.is_empty() => self.synced.clone(),
             Loss::Any => self.scattered(rng),
-        }
+        };
+        Self { synced, since: Vec::new() }
     }
 
     /// Each sector, and the length, as after any of the changes.

@@ -34,19 +34,20 @@ pub(crate) struct History {
     pub(crate) begin: Disk,
     /// Every step.
     pub(crate) ops: Vec<Op>,
-    /// What it held before, if it was there.
-    before: Option<State>,
+    /// What it may hold before it was opened; nothing if it need not be there.
+    before: Vec<State>,
     /// What it holds after each append; first, after it was opened.
     states: Vec<State>,
 }
 
 impl History {
     /// Makes one, in `folder/live`, on an empty disk or what a cut left.
-    pub(crate) fn record(folder: &Path, begin: Option<(Disk, State)>, rng: &mut Rng) -> anyhow::Result<Self> {
-        let (begin, before) = match begin {
-            Some((disk, held)) => (disk, Some(held)),
-            None => (Disk::new(), None),
-        };
+    pub(crate) fn record(
+        folder: &Path,
+        begin: Option<(Disk, Vec<State>)>,
+        rng: &mut Rng,
+    ) -> anyhow::Result<Self> {
+        let (begin, before) = begin.unwrap_or_else(|| (Disk::new(), Vec::new()));
         let live = folder.join("live");
         fs::create_dir(&live)?;
         let known = begin.write(&live)?;
@@ -80,16 +81,22 @@ impl History {
         Ok(())
     }
 
+    /// What a store that held this after the process was killed may hold after a later power cut: an append that was not
+    /// acknowledged may be lost until the store has been opened again.
+    pub(crate) fn after_kill(&self, held: State, acknowledged: Option<usize>) -> Vec<State> {
+        acknowledged.map_or_else(|| self.before.clone(), |n| vec![self.states[n].clone(), held])
+    }
+
     /// Whether a store may hold this after a cut, when so many appends were acknowledged; `None`
     /// before it was open for the first time.
     pub(crate) fn judge(&self, held: &State, acknowledged: Option<usize>) -> Result<(), Wrong> {
         let Some(acknowledged) = acknowledged else {
-            return match &self.before {
-                Some(before) if held == before => Ok(()),
-                Some(_) => Err(Wrong::Lost("opening it changed what it holds".into())),
+            return match self.before.as_slice() {
                 // Its id is drawn at random each time that it is created.
-                None if held.len() == 1 => Ok(()),
-                None => Err(Wrong::Mismatch(format!("a new store holds {held:?}"))),
+                [] if held.len() == 1 => Ok(()),
+                [] => Err(Wrong::Mismatch(format!("a new store holds {held:?}"))),
+                before if before.contains(held) => Ok(()),
+                _ => Err(Wrong::Lost("opening it changed what it holds".into())),
             };
         };
         let (now, next) = (&self.states[acknowledged], self.states.get(acknowledged + 1));

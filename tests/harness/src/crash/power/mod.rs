@@ -38,7 +38,7 @@ pub(crate) fn run(rounds: u64, seed: u64, progress: impl Fn(&Tally)) -> anyhow::
     let memory = Path::new("/dev/shm");
     let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     let folder = tempfile::Builder::new().prefix("berth-power-").tempdir_in(parent)?;
-    let mut begin: Option<(Disk, State)> = None;
+    let mut begin = None;
     while tally.rounds < rounds {
         let history =
             History::record(folder.path(), begin.take(), &mut rng).context("recording a history")?;
@@ -56,7 +56,7 @@ fn cut_power(
     rng: &mut Rng,
     tally: &mut Tally,
     progress: &impl Fn(&Tally),
-) -> anyhow::Result<Option<(Disk, State)>> {
+) -> anyhow::Result<Option<(Disk, Vec<State>)>> {
     let steps = history.ops.len() as u64;
     let mut points: Vec<u64> = (0..cuts).map(|_| rng.below(steps + 1)).collect();
     points.sort_unstable();
@@ -75,7 +75,13 @@ fn cut_power(
         let left = disk.cut(loss, rng);
         let goes_on = rng.chance(GOES_ON_PERCENT);
         match look(&left, folder, history, acknowledged, goes_on)? {
-            Ok(state) if rng.chance(CONTINUES_PERCENT) => next = Some((left, state)),
+            Ok(held) if rng.chance(CONTINUES_PERCENT) => {
+                let may_hold = match loss {
+                    Loss::Nothing => history.after_kill(held, acknowledged),
+                    _ => vec![held],
+                };
+                next = Some((left, may_hold));
+            }
             Ok(_) => {}
             Err(wrong) => {
                 eprintln!("cut {} after step {point} of {steps}, {loss:?}: {wrong}", tally.rounds + 1);

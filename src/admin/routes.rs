@@ -9,7 +9,7 @@ use actix_web::web::{self, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
 use berth_http::CompressedFile;
 use berth_http::gate::api;
-use berth_http::route::{no_route, read, resource};
+use berth_http::route::{no_health_route, no_route, read, resource};
 use std::sync::LazyLock;
 
 /// The routes of the admin listener.
@@ -99,15 +99,20 @@ pub(crate) fn admin(config: &mut ServiceConfig) {
         config.service(resource(index, "GET, HEAD").route(read().to(pages::problems)));
     }
     config.service(resource("/problems/{word}", "GET, HEAD").route(read().to(pages::problem)));
-    health(config);
+    checks(config);
+    config.default_service(web::to(no_route));
 }
 
 /// The routes of the health listener.
 pub(crate) fn health(config: &mut ServiceConfig) {
+    checks(config);
+    config.default_service(web::to(no_health_route));
+}
+
+fn checks(config: &mut ServiceConfig) {
     config.service(resource("/livez", "GET, HEAD").route(read().to(health::livez)));
     config.service(resource("/readyz", "GET, HEAD").route(read().to(health::readyz)));
     config.service(resource("/metrics", "GET, HEAD").route(read().to(health::metrics)));
-    config.default_service(web::to(no_route));
 }
 
 /// The API's description: half a megabyte of repetitive text.

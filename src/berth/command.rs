@@ -72,7 +72,10 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
         Command::Token { command: TokenCommand::Rotate } => {
             let path = client.token_file();
             berth_http::rotate_token(&path)?;
-            out.done(&format!("{} has a new token; the old one is no longer valid", path.display()))?;
+            out.done(&format!(
+                "{} has a new token; a daemon that reads this file accepts no other one now",
+                path.display()
+            ))?;
         }
         Command::Token { command: TokenCommand::Show } => {
             out.text(&format!("{}\n", berth_cli::client::read_token(client)?))?;

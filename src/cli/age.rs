@@ -33,16 +33,23 @@ fn short_duration(duration: Duration) -> String {
 }
 
 /// Parses a time of a query: `10m` is the time 10 minutes ago; `today`, `yesterday` and a date are their beginning (UTC).
-/// Any other text is left to the API, which parses times.
+/// A time is left to the API, which parses it.
 ///
 /// # Errors
-/// If the time would be before 1970.
+/// If it is none of these, or before 1970.
 pub(crate) fn parse_time_or_duration(text: &str) -> Result<String, String> {
     let now = SystemTime::now();
     if let Some(day) = beginning_of_day(text, now) {
         return Ok(humantime::format_rfc3339_millis(day).to_string());
     }
-    let Ok(duration) = humantime::parse_duration(text) else { return Ok(text.to_owned()) };
+    let Ok(duration) = humantime::parse_duration(text) else {
+        return match humantime::parse_rfc3339_weak(text.trim_end_matches('Z')) {
+            Ok(_) => Ok(text.to_owned()),
+            Err(_) => {
+                Err("give a duration such as 30m, `today`, or a time such as 2026-02-03T04:05:06Z".into())
+            }
+        };
+    };
     let at = now.checked_sub(duration).filter(|at| *at >= SystemTime::UNIX_EPOCH);
     at.map(|at| humantime::format_rfc3339_millis(at).to_string()).ok_or_else(|| "it is too long ago".into())
 }
@@ -90,15 +97,17 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_so_long_ago_and_other_texts_stay() {
+    fn a_duration_is_so_long_ago_and_times_stay() {
         let before = SystemTime::now() - Duration::from_secs(600);
         let at = humantime::parse_rfc3339(&parse_time_or_duration("10m").unwrap()).unwrap();
         let off = at.duration_since(before).unwrap_or_else(|early| early.duration());
         assert!(off < Duration::from_secs(5), "{off:?}");
-        for text in ["2026-02-03T04:05:06Z", "2026-02-03T04:05:06+02:00", "someday"] {
+        for text in ["2026-02-03T04:05:06Z", "2026-02-03 04:05:06"] {
             assert_eq!(parse_time_or_duration(text).as_deref(), Ok(text));
         }
-        assert!(parse_time_or_duration("1000years").is_err());
+        for text in ["1000years", "10", "someday", "2026-02-03T04:05:06+02:00"] {
+            assert!(parse_time_or_duration(text).is_err(), "{text}");
+        }
     }
 
     #[test]

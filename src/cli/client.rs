@@ -332,8 +332,8 @@ pub fn read_token(args: &ClientArgs) -> anyhow::Result<String> {
     let path = args.token_file();
     let text = berth_files::read_text(&path, TOKEN_BYTES_MAX).with_context(|| {
         format!(
-            "cannot read the token file {}: run as root on the node, or give a copy with --token-file or \
-             BERTH_TOKEN_FILE (the daemon creates the file when it first starts)",
+            "cannot read the token file {}, which the daemon creates when it first starts: run as root on the node, or name \
+             another file or a copy with --token-file or BERTH_TOKEN_FILE",
             path.display()
         )
     })?;

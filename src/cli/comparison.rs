@@ -117,7 +117,8 @@ pub(crate) fn run(command: &TrialCommand, client: &Client, out: &mut Out) -> any
         TrialCommand::Shadow { command: ShadowCommand::Stop { shadow } } => {
             let id = shadow_id(shadow, client)?;
             let ended: Shadow = client.delete(&format!("/shadows/{id}"), None)?;
-            out.answer(&ended, |shadow| show(shadow, &GpuIndices::fetch(client)))
+            let stopped = |shadow: &Shadow| format!("shadow {} is stopped\n", shadow.id);
+            out.answer(&ended, |shadow| stopped(shadow) + &show(shadow, &GpuIndices::fetch(client)))
         }
     }
 }

@@ -46,7 +46,7 @@ pub struct DrainArgs {
         requires_if("delete", "evict")
     )]
     pub at_deadline: AtDeadline,
-    /// Show progress until the GPUs are drained, or their deadline; alone, it follows drains in progress
+    /// Show progress until the GPUs are drained, or their deadline; without other options a drain in progress is left as it is
     #[arg(long)]
     pub wait: bool,
     /// Wait this long, whatever the deadline; 0s: without a limit

@@ -108,9 +108,7 @@ pub(crate) fn run(args: &EventsArgs, client: &Client, out: &mut Out) -> anyhow::
 /// Parses the time of which past events are printed.
 fn past(text: &str) -> Result<Duration, String> {
     let at = parse_time_or_duration(text)?;
-    let Ok(at) = humantime::parse_rfc3339(&at) else {
-        return Err("give a duration such as 30m, `today`, or a time such as 2026-02-03T04:05:06Z".into());
-    };
+    let at = humantime::parse_rfc3339_weak(at.trim_end_matches('Z')).map_err(|error| error.to_string())?;
     let last = SystemTime::now().duration_since(at).unwrap_or_default();
     // The API takes whole seconds.
     let last = Duration::from_secs(last.as_secs());

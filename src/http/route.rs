@@ -35,11 +35,21 @@ pub async fn no_route(request: HttpRequest) -> HttpResponse {
     nothing_at(request.path()).response()
 }
 
+/// Answers a path without a route on the health listener, which has only three.
+pub async fn no_health_route(request: HttpRequest) -> HttpResponse {
+    let hint = "this address answers /livez, /readyz and /metrics; the admin API has another one";
+    without_route(request.path()).hint(hint).response()
+}
+
 /// The problem of a path without a route.
 #[must_use]
 pub fn nothing_at(path: &str) -> Failure {
+    without_route(path).hint("/swagger-ui/ shows all routes")
+}
+
+fn without_route(path: &str) -> Failure {
     let path: String = path.chars().take(200).collect();
-    Failure::new(Kind::NoRoute, format!("there is no route {path}")).hint("/swagger-ui/ shows all routes")
+    Failure::new(Kind::NoRoute, format!("there is no route {path}"))
 }
 
 /// Checks that a browser that sends its certificate does so for a page of this API. Other programs send neither

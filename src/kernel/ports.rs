@@ -184,6 +184,11 @@ pub enum StoreError {
     },
 }
 
+/// The state folder of a store, for commands that name it.
+fn state_dir(store: &str) -> &str {
+    store.strip_suffix("/store").unwrap_or(store)
+}
+
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -197,11 +202,13 @@ impl fmt::Display for StoreError {
             ),
             Self::Gone { path, made } => write!(
                 f,
-                "the store at {path} is missing, although {made} shows that one was created here; its cordons, stack and allocations are lost with it. Put it back, restore an export (`berth state import FILE`), or start with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
+                "the store at {path} is missing, although {made} shows that one was created here; its cordons, stack and allocations are lost with it. Put it back, restore an export (`berth state import FILE --state-dir {dir}`), or start with an empty store (`berth state init --state-dir {dir}`), which adopts running pods from the kubelet's checkpoint",
+                dir = state_dir(path),
             ),
             Self::Damaged { path, what } => write!(
                 f,
-                "the store at {path} is damaged ({what}) and was left unchanged: move the folder away, then restore an export (`berth state import FILE`), or start with an empty store (`berth state init`), which adopts running pods from the kubelet's checkpoint"
+                "the store at {path} is damaged ({what}) and was left unchanged: move the folder away, then restore an export (`berth state import FILE --state-dir {dir}`), or start with an empty store (`berth state init --state-dir {dir}`), which adopts running pods from the kubelet's checkpoint",
+                dir = state_dir(path),
             ),
             Self::TooLarge { bytes, limit } => write!(
                 f,

@@ -45,7 +45,7 @@ const FILES_BYTES_MAX: u64 = 1 << 30;
 /// The text of the marker file next to the folder.
 const MARKER_TEXT: &[u8] =
     b"berth created a store here. If it is missing, berth does not start: put it back, or run\n\
-`berth state import FILE`; `berth state init` creates an empty one.\n";
+`berth state import FILE`; `berth state init` creates an empty one. Both take --state-dir, the folder of this file.\n";
 
 /// The scratch folder next to the store.
 const ON_DISK: &str = "data.check";
@@ -317,7 +317,7 @@ impl Folder {
 
 /// The file that shows that a store was created at `path`: the marker, or a decision file, which a daemon
 /// writes only after it opened its store. Stores of earlier versions have no marker.
-fn find_creation_evidence(path: &Path) -> io::Result<Option<PathBuf>> {
+pub(super) fn find_creation_evidence(path: &Path) -> io::Result<Option<PathBuf>> {
     let marker = marker_path(path);
     match fs::symlink_metadata(&marker) {
         Err(e) if e.kind() == ErrorKind::NotFound => {}

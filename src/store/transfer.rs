@@ -43,7 +43,9 @@ pub enum TransferError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The state folder has no store.
-    #[error("{path} holds no store; name the state folder of a stopped daemon, or a copy of it")]
+    #[error(
+        "{path} holds no store: name the state folder of a stopped daemon, or a copy of it, with --state-dir"
+    )]
     NoStore {
         /// The state folder.
         path: String,
@@ -187,10 +189,21 @@ fn write_records(path: &Path, records: &[Record]) -> Result<(), StoreError> {
 
 fn read_store(state_dir: &Path) -> Result<(u64, Vec<Record>), TransferError> {
     let store = state_dir.join("store");
-    if !store.join("data").is_dir() {
-        return Err(TransferError::NoStore { path: state_dir.display().to_string() });
+    let data = store.join("data");
+    match fs::metadata(&data) {
+        Ok(data) if data.is_dir() => Ok(SledStore::read(&store)?),
+        Err(source) if source.kind() == io::ErrorKind::PermissionDenied => Err(TransferError::Io {
+            doing: format!("reading {} (run as the owner of the folder)", data.display()),
+            source,
+        }),
+        _ => match folder::find_creation_evidence(&store) {
+            Ok(Some(evidence)) => {
+                let (path, made) = (store.display().to_string(), evidence.display().to_string());
+                Err(StoreError::Gone { path, made }.into())
+            }
+            _ => Err(TransferError::NoStore { path: state_dir.display().to_string() }),
+        },
     }
-    Ok(SledStore::read(&store)?)
 }
 
 fn parse(lines: &mut dyn BufRead) -> Result<Vec<Record>, TransferError> {

@@ -238,9 +238,12 @@ fn append_and_die(folder: &Path) {
                 eprintln!("acknowledged {next}");
             }
             Err(error) => {
-                assert!(matches!(error, StoreError::Full { .. }) || failed > 0, "{error}");
+                assert!(matches!(error, StoreError::Full { .. }), "{error}");
                 failed += 1;
-                let _ = store.load();
+                // It was refused before sled wrote anything, so the store need not be read in between.
+                if failed % 2 == 0 {
+                    let _ = store.load();
+                }
             }
         }
     }

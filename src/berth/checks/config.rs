@@ -1,10 +1,12 @@
 //! `berth config check`: reads a file as the daemon would and reports all errors, without starting anything.
 
+use crate::args::Cli;
 use crate::config::{BadSetting, Config, ConfigError, GpuSource, ServeArgs, Source, read_text_or_input};
 use crate::daemon::{Findings, SkippedChecks, dry_run};
-use berth_cli::output::{Out, facts};
+use berth_cli::output::{Out, facts, report};
 use berth_files::yaml::Problem;
 use berth_http::{Right, TokenSource, check_files};
+use clap::CommandFactory;
 use serde::Serialize;
 use std::path::Path;
 
@@ -46,6 +48,14 @@ impl From<&Problem> for FileError {
     }
 }
 
+/// The environment variables of `berth serve` that are set. They are not applied: the daemon's environment is another one.
+fn set_variables() -> Vec<String> {
+    let berth = Cli::command();
+    let flags = berth.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments);
+    let names = flags.filter_map(|flag| flag.get_env()).filter(|name| std::env::var_os(name).is_some());
+    names.map(|name| name.to_string_lossy().into_owned()).collect()
+}
+
 /// The resulting settings, with defaults.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -68,6 +78,10 @@ struct Settings {
 }
 
 pub(crate) fn run(file: &Path, skipped: SkippedChecks, out: &mut Out) -> anyhow::Result<()> {
+    let set = set_variables();
+    if !set.is_empty() {
+        report(&format!("only the file is checked; `berth serve` also applies {}, set here", set.join(", ")));
+    }
     let is_input = file == Path::new("-");
     let file = if is_input { Path::new("standard input") } else { file };
     let name = file.display().to_string();

@@ -35,7 +35,11 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> anyho
     let api_server = connect_api_server(&config);
     let versions =
         api_server.as_ref().ok().and_then(Option::as_ref).map(NodeVersions::of).unwrap_or_default();
-    let mut lines = check_all(&config, Path::new("/"), scan, &versions);
+    let file = args.config.as_ref().map(|file| file.display().to_string());
+    let configuration =
+        file.unwrap_or_else(|| "the defaults; `--config FILE` checks with those of a file".into());
+    let mut lines = vec![Line::ok("configuration", configuration)];
+    lines.extend(check_all(&config, Path::new("/"), scan, &versions));
     lines.push(processes(daemon::process_visibility(&config)));
     // Without GPUs the stack is not checked; the line of the GPUs has the reason.
     let has_gpus = lines.iter().all(|line| line.check != "GPUs" || line.level != Level::Fail);
@@ -133,7 +137,7 @@ fn gpus(scanned: &anyhow::Result<FoundGpus>) -> Line {
             let text = error.to_string();
             let (what, fix) = text.rsplit_once(": ").unwrap_or((
                 &text,
-                "make nvidia-smi work on the node; or try berth without a GPU with `berth serve --gpus sim:8xh100`",
+                "make nvidia-smi work on the node; or try berth without a GPU with `berth serve --gpus sim:8xh100 --kubelet-dir /tmp/k --state-dir /tmp/s`",
             ));
             Line::fail("GPUs", what, fix)
         }

@@ -190,7 +190,7 @@ fn none_opened(tried: &[PathBuf], error: NvmlError) -> GpusError {
         // Without the loader's error, which only repeats that there is no such file.
         return GpusError {
             what: format!(
-                "there is no {NAME} here: install the NVIDIA driver; in a container, use the NVIDIA runtime, or mount the driver and name its folder with --nvidia-driver-root; or try berth without a GPU with `berth serve --gpus sim:8xh100`"
+                "there is no {NAME} here: install the NVIDIA driver; in a container, use the NVIDIA runtime, or mount the driver and name its folder with --nvidia-driver-root; or try berth without a GPU with `berth serve --gpus sim:8xh100 --kubelet-dir /tmp/k --state-dir /tmp/s`"
             ),
             source: None,
         };

@@ -206,7 +206,8 @@ impl NvmlGpus {
 
 /// Why no GPU is offered on WSL2, with the remedy.
 pub const WSL2: &str = "the GPUs of WSL2 are not supported, since they have no device nodes that containers could be given \
-     (/dev/dxg instead of /dev/nvidia0): run Berth on a Linux host; or try it without a GPU with --gpus sim:8xh100";
+     (/dev/dxg instead of /dev/nvidia0): run Berth on a Linux host; or try it without a GPU with \
+     `berth serve --gpus sim:8xh100 --kubelet-dir /tmp/k --state-dir /tmp/s`";
 
 /// Whether this is WSL2: it has the device `dxg` (`/dev/dxg`) and no kernel driver of NVIDIA, whose version would be in
 /// `driver_version`.

@@ -274,7 +274,9 @@ fn what_the_check_advises_is_taken_by_it() {
     if without_driver.code != 0 {
         let advised = without_driver.err.contains("on a machine without GPUs, use --without-gpus");
         assert!(advised, "{}", without_driver.err);
-        let rest = without_driver.err.replace("`berth serve --gpus sim:8xh100`", "");
+        let mut commands = without_driver.err.split('`').skip(1).step_by(2);
+        assert!(commands.any(|command| command.starts_with("berth serve --gpus sim:8xh100 --kubelet-dir ")));
+        let rest: String = without_driver.err.split('`').step_by(2).collect();
         assert!(!rest.contains("--gpus "), "a flag that the check does not have: {rest}");
     }
     let followed = checked("gpus: nvml\n", &["--without-gpus", "--without-files"]);

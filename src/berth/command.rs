@@ -73,7 +73,7 @@ fn dispatch(cli: &Cli, out: &mut Out) -> anyhow::Result<bool> {
             let path = client.token_file();
             berth_http::rotate_token(&path)?;
             out.done(&format!(
-                "{} has a new token; a daemon that reads this file accepts no other one now",
+                "{} has a new token; a daemon that reads this file no longer accepts the old one",
                 path.display()
             ))?;
         }

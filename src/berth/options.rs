@@ -9,8 +9,9 @@ use clap::{Args, Command, CommandFactory};
 const CONNECTION: &str = "\
 Every command that talks to a running daemon takes these flags, before or after its
 name. A flag that shows an environment variable can be set in it instead; `export
-BERTH_SERVER=... BERTH_TOKEN_FILE=...` is enough for a session. Not in the shell of
-`berth serve`, which would take that token file for its own.
+BERTH_SERVER=... BERTH_TOKEN_FILE=...` is enough for a session. Do not set
+BERTH_TOKEN_FILE in the shell of `berth serve`, which would use that file as its own
+token file.
 
 ";
 

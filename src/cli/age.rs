@@ -33,7 +33,7 @@ fn short_duration(duration: Duration) -> String {
 }
 
 /// Parses a time of a query: `10m` is the time 10 minutes ago; `today`, `yesterday` and a date are their beginning (UTC).
-/// A time is left to the API, which parses it.
+/// A time is returned unchanged.
 ///
 /// # Errors
 /// If it is none of these, or before 1970.
@@ -46,7 +46,7 @@ pub(crate) fn parse_time_or_duration(text: &str) -> Result<String, String> {
         return match humantime::parse_rfc3339_weak(text.trim_end_matches('Z')) {
             Ok(_) => Ok(text.to_owned()),
             Err(_) => {
-                Err("give a duration such as 30m, `today`, or a time such as 2026-02-03T04:05:06Z".into())
+                Err("give a duration such as 30m, `today`, `yesterday`, a date, or a time such as 2026-02-03T04:05:06Z".into())
             }
         };
     };
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_so_long_ago_and_times_stay() {
+    fn a_duration_becomes_a_time_in_the_past_and_a_time_stays_unchanged() {
         let before = SystemTime::now() - Duration::from_secs(600);
         let at = humantime::parse_rfc3339(&parse_time_or_duration("10m").unwrap()).unwrap();
         let off = at.duration_since(before).unwrap_or_else(|early| early.duration());

@@ -46,7 +46,7 @@ pub struct DrainArgs {
         requires_if("delete", "evict")
     )]
     pub at_deadline: AtDeadline,
-    /// Show progress until the GPUs are drained, or their deadline; without other options a drain in progress is left as it is
+    /// Show progress until the GPUs are drained, or their deadline; alone or with --timeout it does not change a drain in progress
     #[arg(long)]
     pub wait: bool,
     /// Wait this long, whatever the deadline; 0s: without a limit

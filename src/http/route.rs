@@ -35,9 +35,9 @@ pub async fn no_route(request: HttpRequest) -> HttpResponse {
     nothing_at(request.path()).response()
 }
 
-/// Answers a path without a route on the health listener, which has only three.
+/// Answers a path without a route on the health listener, which has only three routes.
 pub async fn no_health_route(request: HttpRequest) -> HttpResponse {
-    let hint = "this address answers /livez, /readyz and /metrics; the admin API has another one";
+    let hint = "this address serves only /livez, /readyz and /metrics; the admin API has another address";
     without_route(request.path()).hint(hint).response()
 }
 

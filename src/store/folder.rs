@@ -4,7 +4,7 @@
 //! <path>.made        marks that a store was created; if it is missing, the daemon does not start
 //! <path>/            0700
 //!   lock             locked while the store is open
-//!   data/            sled's log, its configuration, its snapshot, and the counter; created by one rename
+//!   data/            sled's log, configuration and snapshot, next-snapshot, and the counter; created by one rename
 //!   data.new/        an unfinished store; removed at the next start
 //!   data.check/      a scratch folder, if memory has no room for one
 //! ```
@@ -17,8 +17,8 @@
 //! The room: a full disk must not prevent a start. When sled opens a store it fills the newest segment of its log with
 //! zeros and writes a snapshot of its page table. The log always has the blocks of its newest segment and of
 //! [`ROOM_BYTES`] after it ([`Folder::ensure_room`]), which no other program can take. sled gets a scratch folder in memory
-//! with links to the store's files, where it writes the snapshot; if the store needs one, that of the copy is kept, in blocks
-//! that are allocated as well ([`super::snapshot`]).
+//! with links to the store's files, and writes its snapshot there. If the store needs a snapshot, the one of the copy is kept,
+//! in blocks that were allocated before ([`super::snapshot`]).
 
 use super::errors::ErrorFactory;
 use super::handle::SEGMENT_BYTES;
@@ -45,7 +45,7 @@ const FILES_BYTES_MAX: u64 = 1 << 30;
 /// The text of the marker file next to the folder.
 const MARKER_TEXT: &[u8] =
     b"berth created a store here. If it is missing, berth does not start: put it back, or run\n\
-`berth state import FILE`; `berth state init` creates an empty one. Both take --state-dir, the folder of this file.\n";
+`berth state import FILE`; `berth state init` creates an empty one. Give both the folder of this file as --state-dir.\n";
 
 /// The scratch folder next to the store.
 const ON_DISK: &str = "data.check";
@@ -279,8 +279,8 @@ impl Folder {
     }
 
     /// Makes sure that the log has blocks for what sled writes next: its newest segment, which an opening fills, and
-    /// [`ROOM_BYTES`]; and so for the snapshot whenever the log gets more. They are inside the store's own files, so that no
-    /// other program can take them. File systems without such a call are left to fail in the write itself.
+    /// [`ROOM_BYTES`]. Whenever it allocates blocks for the log, it also allocates those of the next snapshot. All are inside
+    /// the store's own files, so that no other program can take them. File systems without such a call are left to fail in the write itself.
     ///
     /// # Errors
     /// If the disk is full: nothing was written.
@@ -292,7 +292,7 @@ impl Folder {
             if file.blocks() * BLOCK_BYTES >= wanted {
                 return Ok(());
             }
-            // Before the log has blocks: only while it needs some is this asked.
+            // The snapshot gets its blocks first: once the log has its own, this function returns before this line.
             self.ensure_room_of_snapshot()?;
             Ok(rustix::fs::fallocate(log, FallocateFlags::KEEP_SIZE, 0, wanted)?)
         })();
@@ -383,7 +383,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     unless_missing(fs::remove_dir_all(path))
 }
 
-/// The result of a removal; a file that does not exist is no error.
+/// The result of an operation on a file or folder; one that does not exist is no error.
 pub(super) fn unless_missing(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),

@@ -4,13 +4,13 @@
 //! - `flush()` is `sync_file_range`: after it, neither the drive's cache nor the length of a grown file
 //!   is durable. So each append ends with `fdatasync` on the log, through a separate descriptor.
 //! - Opening repairs a store, which may truncate it. So a copy is opened first and read completely
-//!   ([`Folder::check_copy`], [`Contents`]). If both have the same check record, they have the same
+//!   ([`Folder::copy`], [`Contents`]). If both have the same check record, they have the same
 //!   contents. The store itself is then opened but not read: sled keeps in memory what it has read, and
 //!   exceeds its cache limit (it evicts by 256 shards and on every 64th access). If the files are unchanged since a
 //!   clean stop, no acknowledged append can be missing, and the store itself is read, if its log has one segment in use;
 //!   if it is damaged, its files are put back as they were ([`Folder::or_restore`]).
-//! - Opening overwrites segments that are no longer in use with zeros, after which sled may not read the log without a
-//!   snapshot. So the snapshot of the copy is made durable before the store itself is opened ([`Folder::keep_snapshot`]).
+//! - While sled opens its log, it overwrites segments without pages with zeros, and may then be unable to read the log
+//!   without a snapshot. So the snapshot of the copy is made durable before the store itself is opened ([`Folder::keep_snapshot`]).
 //! - Opening fills the newest segment with zeros after the data that was read, and writes a snapshot. The log has room for the
 //!   zeros ([`Folder::ensure_room`]), and that snapshot is in memory ([`Folder::links`]). sled may shorten its log while it
 //!   opens it and then needs room again: if there is none, the daemon starts with the records of the copy.

@@ -23,15 +23,15 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "snap.";
 /// Length of a position in a snapshot's name.
 const POSITION_DIGITS: usize = 16;
-/// The file that becomes the next snapshot. sled takes every name with its own prefix for a snapshot.
+/// The file that becomes the next snapshot. Its name lacks sled's prefix, since sled reads every file with it as a snapshot.
 pub(super) const NEXT: &str = "next-snapshot";
-/// Bytes of blocks that the next snapshot has: at least those for the pages of a few thousand records, and at most those for
-/// the longest history.
+/// Bytes of blocks of the next snapshot: at least enough for the pages of a few thousand records, at most for those of the
+/// longest history.
 const ROOM_BYTES: std::ops::RangeInclusive<u64> = 64 * 1024..=1024 * 1024;
 /// Bytes of the header of a segment of sled's log: a checksum and two positions.
 const SEGMENT_HEADER_BYTES: usize = 20;
 
-/// Whether sled reads a file of this name as a snapshot.
+/// Whether this is the name of a finished snapshot; sled adds `.generating` to the name of an unfinished one.
 pub(super) fn is_snapshot(name: &OsStr) -> bool {
     let position = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
     position.is_some_and(|digits| {
@@ -51,8 +51,8 @@ fn names(folder: &Path) -> io::Result<impl Iterator<Item = OsString>> {
 }
 
 impl Folder {
-    /// Segments of this log that do not begin with zeros. If there are several, sled may overwrite all but the newest while it
-    /// opens the log.
+    /// The number of segments of this log that do not begin with zeros. sled zeroes a segment of which no page is in use only
+    /// when it opens the log, so the number may include such segments. If it is above one, an opening may zero some of them.
     pub(super) fn segments_in_use(&self, log: &File) -> Result<usize, StoreError> {
         let count = || -> io::Result<usize> {
             let (mut count, mut at) = (0, 0);
@@ -75,7 +75,7 @@ impl Folder {
         let kept = self.replace_snapshot(copy, log);
         kept.map_err(|e| self.errors.io("writing the snapshot of its log", &e))?;
         if let Err(error) = self.reuse_snapshots() {
-            tracing::debug!(%error, "cannot make room of the older snapshots of the store's log");
+            tracing::debug!(%error, "cannot reuse the blocks of older snapshots of the store's log");
         }
         Ok(())
     }
@@ -84,24 +84,25 @@ impl Folder {
         let (data, next) = (self.data(), self.next_snapshot());
         let Some(taken) = newest_snapshot(copy)? else { return Ok(()) };
         let kept = data.join(taken.file_name().unwrap_or_default());
-        // The copy may be of bytes that a killed daemon left in the page cache, and so may the snapshot's name be.
+        // A killed daemon may have left bytes of the log in the page cache only, and the copy may include them.
         log.sync_data()?;
         if !fs::exists(&kept)? {
             let bytes = fs::read(&taken)?;
             let mut file = open_next(&next)?;
             file.write_all(&bytes)?;
             if file.metadata()?.len() > bytes.len() as u64 {
-                // This gives all blocks after the end back.
+                // `set_len` frees all blocks after the new end.
                 file.set_len(bytes.len() as u64)?;
                 let _ = allocate(&file, bytes.len() as u64);
             }
             file.sync_all()?;
             fs::rename(&next, &kept)?;
         }
+        // A killed start may have renamed the snapshot without syncing the folder.
         sync_folder(&data)
     }
 
-    /// Makes the replaced snapshot the next one, for its blocks.
+    /// Renames a replaced snapshot to the file of the next one, so that its blocks stay allocated.
     fn reuse_snapshots(&self) -> io::Result<()> {
         let data = self.data();
         let newest = newest_snapshot(&data)?;
@@ -129,7 +130,7 @@ impl Folder {
     }
 }
 
-/// Allocates blocks for so many bytes, within [`ROOM_BYTES`].
+/// Allocates blocks for this number of bytes, within [`ROOM_BYTES`].
 fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     let wanted = bytes.clamp(*ROOM_BYTES.start(), *ROOM_BYTES.end());
     if file.metadata()?.blocks() * BLOCK_BYTES >= wanted {

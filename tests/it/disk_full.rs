@@ -223,8 +223,8 @@ fn this_test() -> Command {
     command
 }
 
-/// Appends until the disk is full, and then more, as the keeper does, which reads the store after each failure; then kills
-/// itself. Prints what it found and what was acknowledged.
+/// Appends until the disk is full, and then more, and reads the store after every second failure (the keeper does so after
+/// each); then kills itself. Prints what it found and what was acknowledged.
 fn append_and_die(folder: &Path) {
     let mut store = SledStore::open(&folder.join("state/store")).expect("it opens");
     let records = store.load().expect("it was read");
@@ -240,7 +240,7 @@ fn append_and_die(folder: &Path) {
             Err(error) => {
                 assert!(matches!(error, StoreError::Full { .. }), "{error}");
                 failed += 1;
-                // It was refused before sled wrote anything, so the store need not be read in between.
+                // sled wrote nothing for the refused append, so further appends need no load.
                 if failed % 2 == 0 {
                     let _ = store.load();
                 }

@@ -370,7 +370,7 @@ fn a_copy_is_made_after_a_kill_and_not_after_a_clean_stop() {
     assert!(!copied().0, "it was closed again");
 }
 
-/// Records that end up in the second segment of the log: each append changes the same record of 16 KB.
+/// Appends that each change the same record of 12 KB, so that about 170 of them fill a segment of the log.
 fn grow_beyond_a_segment(store: &mut SledStore, appends: std::ops::Range<u64>) {
     let id = identity(&store.load().unwrap());
     for append in appends {
@@ -379,7 +379,8 @@ fn grow_beyond_a_segment(store: &mut SledStore, appends: std::ops::Range<u64>) {
     }
 }
 
-/// sled overwrites segments of which no page is in use while it opens its log, and then reads the rest only by its snapshot.
+/// While sled opens its log, it overwrites segments of which no page is in use, and may then need its snapshot to read the
+/// rest.
 #[test]
 fn a_store_of_several_segments_opens_again_and_again() {
     let store = fresh();
@@ -392,7 +393,7 @@ fn a_store_of_several_segments_opens_again_and_again() {
         for opened in 0..4 {
             let as_killed = files(&store.path);
             drop(open);
-            // A clean stop and a kill in turn, first the one and first the other.
+            // Kills and clean stops alternate; even rounds begin with a kill.
             if (round + opened) % 2 == 0 {
                 put_back(&store.path, &as_killed);
             }
@@ -404,9 +405,9 @@ fn a_store_of_several_segments_opens_again_and_again() {
     assert!(log_bytes > 2 << 20, "the log had at most {log_bytes} bytes: one segment");
 }
 
-/// The blocks for sled's next snapshot are in a file, so that no other program can take them.
+/// The blocks of sled's next snapshot are allocated in advance, so that no other program can take them.
 #[test]
-fn a_snapshot_is_replaced_by_the_next_one_in_blocks_that_it_has_already() {
+fn the_next_snapshot_is_written_into_blocks_that_were_allocated_before() {
     let store = fresh();
     let data = store.path.join("data");
     let blocks = |name: &str| fs::metadata(data.join(name)).unwrap().blocks() * 512;
@@ -416,7 +417,7 @@ fn a_snapshot_is_replaced_by_the_next_one_in_blocks_that_it_has_already() {
     };
     let mut open = SledStore::open(&store.path).unwrap();
     assert!(blocks("next-snapshot") >= 64 << 10 && blocks("db") >= 4 << 20);
-    assert!(snapshots().is_empty(), "one segment needs none");
+    assert!(snapshots().is_empty(), "a log of one segment needs no snapshot");
     grow_beyond_a_segment(&mut open, 100..350);
     let mut kept = Vec::new();
     for append in 350..353 {

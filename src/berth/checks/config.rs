@@ -48,7 +48,8 @@ impl From<&Problem> for FileError {
     }
 }
 
-/// The environment variables of `berth serve` that are set. They are not applied: the daemon's environment is another one.
+/// The environment variables of `berth serve` that are set. They are not applied, since the daemon has an environment of its
+/// own.
 fn set_variables() -> Vec<String> {
     let berth = Cli::command();
     let flags = berth.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments);
@@ -80,7 +81,10 @@ struct Settings {
 pub(crate) fn run(file: &Path, skipped: SkippedChecks, out: &mut Out) -> anyhow::Result<()> {
     let set = set_variables();
     if !set.is_empty() {
-        report(&format!("only the file is checked; `berth serve` also applies {}, set here", set.join(", ")));
+        let set = set.join(", ");
+        report(&format!(
+            "only the file is checked; `berth serve` would also apply these variables, which are set here: {set}"
+        ));
     }
     let is_input = file == Path::new("-");
     let file = if is_input { Path::new("standard input") } else { file };

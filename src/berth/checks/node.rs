@@ -35,9 +35,9 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> anyho
     let api_server = connect_api_server(&config);
     let versions =
         api_server.as_ref().ok().and_then(Option::as_ref).map(NodeVersions::of).unwrap_or_default();
-    let file = args.config.as_ref().map(|file| file.display().to_string());
+    let file = args.config_file().map(|file| file.display().to_string());
     let configuration =
-        file.unwrap_or_else(|| "the defaults; `--config FILE` checks with those of a file".into());
+        file.unwrap_or_else(|| "no --config FILE: flags, environment variables and defaults".into());
     let mut lines = vec![Line::ok("configuration", configuration)];
     lines.extend(check_all(&config, Path::new("/"), scan, &versions));
     lines.push(processes(daemon::process_visibility(&config)));

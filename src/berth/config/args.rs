@@ -52,7 +52,7 @@ pub struct ServeArgs {
     /// Path of libnvidia-ml.so.1, if the dynamic loader does not find it
     #[arg(long, env = "BERTH_NVML_LIBRARY", hide_env = true, hide_short_help = true, value_name = "FILE")]
     pub nvml_library: Option<PathBuf>,
-    /// Whether to use the API server [default: auto, with --kubeconfig or the service account of a pod]
+    /// Whether to use the API server [default: auto: with --kubeconfig or a pod's service account]
     #[arg(long, env = "BERTH_API_SERVER", hide_env = true, value_enum)]
     pub api_server: Option<ApiServerMode>,
     /// Kubeconfig for the API server, outside a pod; one that runs a program (exec) is refused

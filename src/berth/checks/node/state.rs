@@ -74,7 +74,7 @@ fn exposed(path: &Path, mode_bits: u32) -> Option<Line> {
 /// A failure if the store existed and is missing now.
 fn lost_store(path: &Path) -> Option<Line> {
     (path.join("store.made").exists() && !path.join("store/data").exists()).then(|| {
-        let detail = format!("the store in {} is missing, although one was created existing", path.display());
+        let detail = format!("the store in {} is missing, although one was created there", path.display());
         let dir = path.display();
         let fix = format!(
             "restore store/data, or run `berth state import FILE --state-dir {dir}`; `berth state init --state-dir {dir}` \
@@ -152,7 +152,7 @@ pub(super) fn running(config: &Config) -> Vec<Line> {
             "kubelet",
             "registration",
             "the kubelet has every resource of the running daemon",
-            "see the lines of the kubelet's folders; `berth node show` has the state of each resource",
+            "see the kubelet folder and kubelet socket above; `berth node show` has the state of each resource",
         ),
         (
             "evidence",

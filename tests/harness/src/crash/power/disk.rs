@@ -125,8 +125,9 @@ impl Disk {
         self.folders.entry(folder).or_default().since.push(naming);
     }
 
-    /// One of the disks that a power cut now may leave. All of it counts as synced: it was read from
-    /// a disk. If nothing is lost, only the process was killed, and a later cut may lose what it left unsynced.
+    /// One of the disks that a power cut now may leave. What it leaves counts as synced, since it was read from a disk.
+    /// [`Loss::Nothing`] is a killed process instead of a power cut: what was not synced stays so, and a later cut may lose
+    /// it.
     pub(crate) fn cut(&self, loss: Loss, rng: &mut Rng) -> Self {
         let files = self.files.iter().map(|(id, content)| (*id, content.cut(loss, rng))).collect();
         let folders = self.folders.iter().map(|(id, names)| {

@@ -34,7 +34,7 @@ pub(crate) struct History {
     pub(crate) begin: Disk,
     /// Every step.
     pub(crate) ops: Vec<Op>,
-    /// What it may hold before it was opened; nothing if it need not be there.
+    /// What it may hold when it is opened; empty if it need not exist.
     before: Vec<State>,
     /// What it holds after each append; first, after it was opened.
     states: Vec<State>,
@@ -96,7 +96,7 @@ impl History {
                 [] if held.len() == 1 => Ok(()),
                 [] => Err(Wrong::Mismatch(format!("a new store holds {held:?}"))),
                 before if before.contains(held) => Ok(()),
-                _ => Err(Wrong::Lost("opening it changed what it holds".into())),
+                _ => Err(Wrong::Lost("it holds nothing that it may hold before it is opened".into())),
             };
         };
         let (now, next) = (&self.states[acknowledged], self.states.get(acknowledged + 1));

@@ -118,10 +118,10 @@ fn held(image: &Path, goes_on: bool) -> Result<State, StoreError> {
     let mut store = SledStore::open(&path)?;
     let held = state(store.load()?);
     drop(store);
-    // sled changes its log while it opens it.
+    // sled changes its log when it opens it, so the store is opened a second time.
     let mut store = SledStore::open(&path)?;
     if state(store.load()?) != held {
-        let what = "opened again, it holds something else".into();
+        let what = "it holds something else when it is opened again".into();
         return Err(StoreError::Damaged { path: path.display().to_string(), what });
     }
     if goes_on {

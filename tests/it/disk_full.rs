@@ -12,6 +12,7 @@ use harness::kill::process::Serving;
 use harness::kill::{Filler, Program, SmallDisk};
 use kubelet_standin::{Kubelet, PodSpec};
 use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -290,7 +291,7 @@ fn failed_appends_on_a_full_disk_give_no_room_away() {
         let found = number("found ").unwrap_or_else(|| panic!("{}", errors()));
         // An append that was not acknowledged may be there.
         assert!((acknowledged..=acknowledged + 1).contains(&found), "{acknowledged} but {}", errors());
-        assert!(!output.status.success(), "{}", errors());
+        assert_eq!(output.status.signal(), Some(9), "{}", errors());
         acknowledged = number("acknowledged ").unwrap_or(found);
     }
 }

@@ -171,6 +171,7 @@ async fn a_wrong_file_is_refused_as_a_whole_with_all_its_errors() {
     let checks = serving.call("GET", "/node", &Value::Null)["checks"].clone();
     let check = checks.as_array().unwrap().iter().find(|check| check["name"] == "configuration").unwrap();
     assert!(check["ok"] == true && check["detail"].as_str().unwrap().contains("is refused"), "{check}");
+    assert!(metrics(&serving).contains("berth_configuration_refused 1\n"));
     let share = house.start("share", SHARED, 1).await.unwrap();
     house.kubelet.delete(&share);
     // The next good file, without a signal.

@@ -152,6 +152,9 @@ fn a_lost_store_is_restored_by_import_or_replaced_by_init() {
     assert!(refused(berth(&["init"], dir.path())).contains("holds a store already"));
     fs::remove_dir_all(dir.path().join("store/data")).unwrap();
     assert!(SledStore::open(&dir.path().join("store")).is_err());
+    let lost = refused(berth(&["verify"], dir.path()));
+    let remedy = format!("`berth state init --state-dir {}`", dir.path().display());
+    assert!(lost.contains("one was created here") && lost.contains(&remedy), "{lost}");
     let output = import(dir.path(), &text);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(SledStore::open(&dir.path().join("store")).unwrap().load().unwrap(), held);

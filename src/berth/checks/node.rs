@@ -35,7 +35,8 @@ pub(crate) fn run(args: &ServeArgs, client: &ClientArgs, out: &mut Out) -> anyho
     let api_server = connect_api_server(&config);
     let versions =
         api_server.as_ref().ok().and_then(Option::as_ref).map(NodeVersions::of).unwrap_or_default();
-    let file = args.config_file().map(|file| file.display().to_string());
+    let chosen = config.chosen.as_ref().and_then(|chosen| chosen.name.clone());
+    let file = chosen.or_else(|| args.config_file().map(|file| file.display().to_string()));
     let configuration =
         file.unwrap_or_else(|| "no --config FILE: flags, environment variables and defaults".into());
     let mut lines = vec![Line::ok("configuration", configuration)];

@@ -1,6 +1,7 @@
 //! The log of a daemon without an API server: changes of GPUs, and the effects of signals.
 
 use crate::daemon::{House, SOON, Serving};
+use crate::files;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -43,11 +44,7 @@ async fn a_rotated_token_is_logged_once() {
 async fn transitions_of_gpus_are_logged_without_an_api_server() {
     let house = House::new("").await;
     let machine = house.folder.path().join("machine.yaml");
-    let write = |text: &str| {
-        let new = machine.with_extension("new");
-        std::fs::write(&new, text).unwrap();
-        std::fs::rename(&new, &machine).unwrap();
-    };
+    let write = |text: &str| files::replace(&machine, text);
     write("model: t4\ncount: 3\n");
     let gpus = format!("sim:{}", machine.display());
     let serving = house.serve_with(&["--gpus", &gpus, "--api-server", "off"]);

@@ -53,6 +53,7 @@ mod driver_cycle;
 mod evict;
 mod evict_faults;
 mod exit_codes;
+mod files;
 mod fuzz_corpus;
 mod gated_daemon;
 mod gpu_first_scan;

@@ -3,6 +3,7 @@
 use crate::admin_bench::{Bench, ask};
 use crate::admin_fakes::module;
 use crate::daemon::{House, SHARED, SOON, Serving};
+use crate::files;
 use crate::wait::until;
 use berth_core::metrics::table::{Family, GROUPS, Kind, page};
 use serde_json::json;
@@ -297,12 +298,13 @@ fn the_page_of_metrics_is_the_table_and_names_follow_the_rules() {
 /// Everything that a node does: grants, refusals, an XID, a cordon, a drain, requests that mean nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
-    let machine = tempfile::NamedTempFile::new().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine.json");
     let mut simulated = json!({"model": "h100", "count": 3});
-    std::fs::write(machine.path(), simulated.to_string()).unwrap();
+    files::replace(&machine, simulated.to_string());
     let house = House::new(&format!(
         "gpus: \"sim:{}\"\nstack: [{{ policy: timeslice, parameters: {{ replicas: 2 }} }}, {{ policy: quota }}]",
-        machine.path().display()
+        machine.display()
     ))
     .await;
     let serving = house.serve();
@@ -310,7 +312,7 @@ async fn every_family_of_the_table_is_exported_and_counters_do_not_decrease() {
     let before = of_daemon(&serving);
     house.start("a", SHARED, 1).await.unwrap();
     simulated["events"] = json!([{"seq": 1, "gpu": 2, "xid": 79}]);
-    std::fs::write(machine.path(), simulated.to_string()).unwrap();
+    files::replace(&machine, simulated.to_string());
     let gpus = serving.call("GET", "/gpus", &serde_json::Value::Null)["items"].as_array().unwrap().clone();
     let holds =
         |gpu: &&serde_json::Value| gpu["resources"].as_array().unwrap().iter().any(|of| of["held"] == 1);

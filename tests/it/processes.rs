@@ -2,6 +2,7 @@
 //! that names their containers. Read over REST and by the command line.
 
 use crate::daemon::{House, SHARED, SOON, Serving, berth};
+use crate::files;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -56,10 +57,8 @@ impl Machine {
 
     /// What runs on the first GPU, as a list in YAML.
     pub(crate) fn runs(&self, running: &str) {
-        let beside = self.0.path().join("machine.new");
         let text = format!("model: t4\ncount: 2\ngpus: [{{ index: 0, running: [{running}] }}]\n");
-        fs::write(&beside, text).unwrap();
-        fs::rename(beside, self.0.path().join("machine.yaml")).unwrap();
+        files::replace(&self.0.path().join("machine.yaml"), text);
     }
 
     fn process(&self, pid: u32) -> PathBuf {
@@ -80,9 +79,7 @@ impl Machine {
         let folder = self.process(pid);
         let stat = format!("{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n");
         fs::write(folder.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
-        let beside = folder.join("stat.new");
-        fs::write(&beside, stat).unwrap();
-        fs::rename(beside, folder.join("stat")).unwrap();
+        files::replace(&folder.join("stat"), stat);
     }
 }
 

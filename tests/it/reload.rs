@@ -1,11 +1,12 @@
 //! A changed configuration file is applied by the running daemon, or refused as a whole.
 
 use crate::daemon::{BRISK, House, SHARED, SOON, Serving, WHOLE};
+use crate::files::replace;
 use crate::wait::until;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tempfile::TempDir;
 
 const RENAMED: &str = "example.com/gpu";
@@ -66,13 +67,6 @@ fn overridden(serving: &Serving) -> (Value, Value) {
 fn metrics(serving: &Serving) -> String {
     let url = serving.base.replace("/api/v1", "/metrics");
     ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
-}
-
-/// Replaces the file by a rename, as editors do.
-fn replace(file: &Path, text: &str) {
-    let new = file.with_extension("new");
-    fs::write(&new, text).unwrap();
-    fs::rename(new, file).unwrap();
 }
 
 /// An edited ConfigMap has no effect before the pods are restarted.
@@ -175,7 +169,7 @@ async fn a_wrong_file_is_refused_as_a_whole_with_all_its_errors() {
     let share = house.start("share", SHARED, 1).await.unwrap();
     house.kubelet.delete(&share);
     // The next good file, without a signal.
-    replace(&file, &shares(4));
+    replace(&file, shares(4));
     house.kubelet.wait_allocatable(SHARED, 8, SOON).await.unwrap();
     until("no error", || configuration(&serving)["error"].is_null());
     assert_eq!(house.kubelet.anomalies(), []);
@@ -230,7 +224,7 @@ async fn a_stack_of_the_api_stays_and_the_files_is_the_next_after_a_reset() {
     let stack = json!({ "entries": [{ "policy": "timeslice", "parameters": { "replicas": 3 } }] });
     serving.call("PUT", "/stack", &stack);
     house.kubelet.wait_allocatable(SHARED, 6, SOON).await.unwrap();
-    replace(&house.folder.path().join("config.yaml"), &shares(5));
+    replace(&house.folder.path().join("config.yaml"), shares(5));
     serving.signal("-HUP");
     let line = serving.line(|line| line.contains("have no effect"));
     assert!(line.contains("berth policy reset") && line.contains("replicas: 2 -> 5"), "{line}");
@@ -257,13 +251,13 @@ async fn a_reset_and_a_signal_at_one_moment_leave_the_newest_file_active() {
     let file = house.folder.path().join("config.yaml");
     let file_policy =
         || serving.call("GET", "/stack", &Value::Null)["fileStack"]["entries"][0]["policy"].clone();
-    replace(&file, &of("spread"));
+    replace(&file, of("spread"));
     serving.signal("-HUP");
     until("the second file", || file_policy() == "spread");
     // The reset first compiles the policy of the second file; meanwhile the third one is read.
     std::thread::scope(|scope| {
         let reset = scope.spawn(|| serving.call("DELETE", "/stack/override", &Value::Null));
-        replace(&file, &of("exclusive"));
+        replace(&file, of("exclusive"));
         serving.signal("-HUP");
         until("the third file", || file_policy() == "exclusive");
         reset.join().unwrap();
@@ -304,7 +298,7 @@ async fn a_wrong_stack_behind_a_stack_of_the_api_is_shown_and_the_rest_is_applie
     // There is nothing to go back to; with the next good file there is.
     let refused = serving.call("DELETE", "/stack/override", &Value::Null);
     assert!(refused["detail"].as_str().unwrap().contains("timeslize"), "{refused}");
-    replace(&file, &shares(5));
+    replace(&file, shares(5));
     serving.signal("-HUP");
     until("no error", || file_stack()["error"].is_null());
     house.kubelet.delete(&pod);

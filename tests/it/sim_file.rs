@@ -1,5 +1,6 @@
 //! `sim:FILE`: simulated GPUs that follow a file.
 
+use crate::files::replace;
 use crate::wait::SOON;
 use berth_gpus::sim::SimGpus;
 use berth_kernel::gpu::Reading;
@@ -19,13 +20,6 @@ fn file(text: &str) -> (TempDir, PathBuf) {
 
 fn open(path: &Path) -> SimGpus {
     SimGpus::open(path.to_str().expect("UTF-8")).expect("it opens")
-}
-
-/// Puts a new version in place at once, as a careful writer does.
-fn replace(path: &Path, text: &str) {
-    let beside = path.with_extension("new");
-    fs::write(&beside, text).expect("a file");
-    fs::rename(beside, path).expect("a rename");
 }
 
 fn next(gpus: &SimGpus) -> Reading {
@@ -62,7 +56,7 @@ fn a_new_event_in_the_file_ends_a_wait_and_an_old_one_does_not() {
             let began = Instant::now();
             (next(&gpus), began.elapsed())
         });
-        replace(&path, &format!("{old}  - {{seq: 8, gpu: 1, xid: 79}}\n"));
+        replace(&path, format!("{old}  - {{seq: 8, gpu: 1, xid: 79}}\n"));
         let (reading, took) = waiting.join().expect("it waits");
         assert_eq!((reading.source.as_str(), reading.code), ("xid", 79));
         assert!(took < SOON);

@@ -68,12 +68,14 @@ impl IntoFailure for Refusal {
                 .action(Action::new(Operation::EndAllocation, &[("id", &by.to_string())])),
             Refusal::Denied { .. } | Refusal::Faulted { .. } => problem(Kind::Denied),
             Refusal::Moved => problem(Kind::Changed).retry_after(BUSY_RETRY_S),
-            Refusal::StackMoved { .. } => problem(Kind::Changed)
+            Refusal::StackChanged { .. } => problem(Kind::Changed)
                 .hint("read the active stack before you repeat the change")
                 .action(Operation::GetStack),
             Refusal::MarksChanged { gpu } => problem(Kind::Changed)
                 .hint("read the drain state before you repeat the request")
                 .action(Action::new(Operation::GetGpu, &[("uuid", gpu.as_str())])),
+            Refusal::PolicyChanged { .. } => problem(Kind::Changed)
+                .hint("read the policy before you repeat the request"),
             Refusal::Untrusted { .. } => problem(Kind::Untrusted).hint(UNSIGNED_HINT),
             Refusal::LedgerFull { .. } | Refusal::TooManyVersions { .. } => problem(Kind::Limit),
             Refusal::TooManyMarks { gpu } => problem(Kind::Limit)
@@ -168,8 +170,6 @@ impl IntoFailure for DeleteError {
     fn into_failure(self) -> Failure {
         match self {
             DeleteError::AtWork => Failure::new(Kind::Busy, &self).retry_after(COMPILE_RETRY_S),
-            DeleteError::Changed => Failure::new(Kind::Changed, "the policy was changed after it was read")
-                .hint("read it again before you repeat the request"),
             DeleteError::Command(error) => error.into_failure(),
         }
     }

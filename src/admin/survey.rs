@@ -6,6 +6,7 @@ use berth_core::keeper::Snapshot;
 use berth_kernel::attribution::Attributions;
 use berth_kernel::capacity::{self, why_not_free};
 use berth_kernel::gpu_holders::{GpuHolders, gpu_holders};
+use berth_kernel::listing::listing;
 use berth_kernel::names::{DeviceKey, PartId, Resource};
 use berth_kernel::part_state::PartState;
 use parking_lot::Mutex;
@@ -44,7 +45,7 @@ impl Surveys {
         if let Some(survey) = last.filter(|survey| Arc::ptr_eq(&survey.ledger, &ledger)) {
             return survey;
         }
-        let survey = Arc::new(Survey::of(kernel, ledger));
+        let survey = Arc::new(Survey::of(ledger));
         let old = self.0.lock().replace(Arc::clone(&survey));
         // Outside the lock, too: this may free a whole snapshot.
         drop(old);
@@ -53,10 +54,10 @@ impl Surveys {
 }
 
 impl Survey {
-    fn of(kernel: &KernelHandle, ledger: Snapshot) -> Self {
+    fn of(ledger: Snapshot) -> Self {
         let mut healthy = HashSet::new();
         for resource in ledger.resources() {
-            let listed = kernel.listing(&ledger, &resource).into_iter().filter(|l| l.healthy);
+            let listed = listing(&ledger, &resource).into_iter().filter(|l| l.healthy);
             healthy.extend(listed.map(|l| DeviceKey { resource: resource.clone(), id: l.id }));
         }
         let mut bypasses = BTreeMap::new();
@@ -72,7 +73,7 @@ impl Survey {
         }
         let uses = by_gpu.into_iter().map(|(gpu, counts)| (gpu.clone(), counts.into_values().collect()));
         let (uses, of_node) = (uses.collect(), all.into_values().collect());
-        let not_free = not_free(&ledger, &healthy, kernel.rules().overcommit_percent);
+        let not_free = not_free(&ledger, &healthy);
         let holders = gpu_holders(&ledger);
         Self { healthy, bypasses, uses, of_node, not_free, holders, ledger }
     }
@@ -92,16 +93,12 @@ fn count<'s>(part: &'s PartState, healthy: &HashSet<DeviceKey>, counts: &mut Cou
 }
 
 /// The devices of each resource that are neither held nor free, by state, GPU and reason.
-fn not_free(
-    ledger: &Snapshot,
-    healthy: &HashSet<DeviceKey>,
-    overcommit_percent: u32,
-) -> BTreeMap<String, Vec<NotFree>> {
+fn not_free(ledger: &Snapshot, healthy: &HashSet<DeviceKey>) -> BTreeMap<String, Vec<NotFree>> {
     let mut counts: BTreeMap<&Resource, BTreeMap<(u32, capacity::NotFree), u32>> = BTreeMap::new();
     for part in ledger.parts.values() {
         for ((resource, share), device) in &part.devices {
             if !device.held() && !healthy.contains(&part.key(resource, *share)) {
-                let why = why_not_free(ledger, part, resource, device, overcommit_percent);
+                let why = why_not_free(ledger, part, resource, device);
                 let key = (why.gpu.as_ref().map_or(u32::MAX, |_| part.part.gpu_index), why);
                 *counts.entry(resource).or_default().entry(key).or_default() += 1;
             }

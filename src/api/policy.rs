@@ -118,7 +118,7 @@ impl Policy {
             hooks: version.hooks.iter().copied().map(Hook::from).collect(),
             bytes: version.bytes,
             shipped: version.shipped,
-            active: ledger.stack.entries.iter().any(|e| e.digest == version.digest),
+            active: ledger.stack.has(&version.digest),
             since: rfc3339(version.since_wall_ms),
             by: non_empty(&version.origin.by),
             why: non_empty(&version.origin.why),

@@ -381,7 +381,7 @@ impl Daemon {
             match self.policies().activate(new_stack(entries.clone()), Some(active.revision)).await {
                 Ok(_) => return Ok(()),
                 // The API, which runs already, was given another stack meanwhile.
-                Err(ActivateError::Command(CommandError::Refused(Refusal::StackMoved { .. }))) => {}
+                Err(ActivateError::Command(CommandError::Refused(Refusal::StackChanged { .. }))) => {}
                 // A starting node is busy and its disks are slow, so a timeout does not mean that the stack is bad.
                 Err(error) if error.is_passing() => {
                     retry.wait(&format!("{error}; {RETRIED}")).await;

@@ -7,6 +7,7 @@ use super::settings::Settings;
 use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
 use berth_core::spans;
+use berth_kernel::command::Command;
 use berth_kernel::evict::{due_requests, is_being_evicted};
 use berth_kernel::eviction::{EvictionMethod, EvictionOutcome, EvictionRequest};
 use berth_kernel::ledger::Ledger;
@@ -89,7 +90,8 @@ async fn carry_out(
         },
     );
     log_outcome(&kernel.snapshot(), ask, &outcome);
-    if let Err(error) = kernel.record_eviction(ask.clone(), outcome).await {
+    let command = Command::RecordEviction { ask: ask.clone(), outcome };
+    if let Err(error) = kernel.execute(command).await {
         tracing::warn!(%error, "the result of an eviction could not be recorded; it is tried again");
         // Without the outcome the next plan is the same.
         sleep(PLAN_INTERVAL).await;

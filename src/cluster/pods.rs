@@ -6,6 +6,7 @@ use super::settings::{ApiServerStatus, Settings};
 use super::wait::{self, Backoff};
 use berth_core::KernelHandle;
 use berth_core::keeper::CommandError;
+use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{PODS_MAX, Pod, PodsSource, PodsView, Stage};
@@ -187,7 +188,7 @@ async fn send_view(
     if known.has_too_many() {
         report_error(link, &Error::TooMany(known.view.pods.len()));
     }
-    while let Err(error) = kernel.pods(view.clone()).await {
+    while let Err(error) = kernel.execute(Command::Pods(view.clone())).await {
         if error == CommandError::Stopping {
             return;
         }

@@ -4,11 +4,12 @@ use crate::keeper::{Applied, CommandError, CommandResult, Snapshot};
 use crate::stack::Baseline;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::change::Change;
-use berth_kernel::command::{Attempt, NewStack, Rules};
+use berth_kernel::command::{Attempt, NewStack};
 use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, Placement};
 use berth_kernel::ports::InstallError;
+use berth_kernel::rules::Rules;
 use berth_kernel::stack::{Stack, StackEntry};
 use tokio::sync::oneshot;
 

@@ -11,10 +11,9 @@ pub use disk::DISK_WAIT;
 pub use inbox::{Handle, KUBELET_INBOX, OTHER_INBOX, Running, spawn};
 
 use crate::counters::Counters;
-use crate::shared::Shared;
 use crate::spans;
 use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::{Command, Rules};
+use berth_kernel::command::Command;
 use berth_kernel::decide::{Verdict, decide};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
@@ -22,6 +21,7 @@ use berth_kernel::ports::{Clock, Store, StoreError};
 use berth_kernel::record::{HealthRecord, Record, Write, health_records, health_writes, writes};
 use berth_kernel::refusal::Refusal;
 use berth_kernel::restore::{carry_over, restore};
+use berth_kernel::rules::Rules;
 use berth_kernel::steps::{Step, pass};
 use berth_kernel::tick::next_tick;
 use disk::{Disk, DiskError};
@@ -93,7 +93,6 @@ pub type CommandResult = Result<Applied, CommandError>;
 pub struct Keeper {
     ledger: Snapshot,
     disk: Arc<Disk>,
-    rules: Shared<Rules>,
     clock: Arc<dyn Clock>,
     publisher: Arc<watch::Sender<Snapshot>>,
     /// The GPUs' health as the store holds it.
@@ -119,7 +118,7 @@ impl Keeper {
     pub fn open(mut store: Box<dyn Store>, rules: Rules, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
         let records = store.load()?;
         let persisted_health = health_of(&records);
-        let ledger = Arc::new(restore(records, clock.now()));
+        let ledger = Arc::new(restore(records, clock.now()).with_rules(&Arc::new(rules)));
         let (publisher, _) = watch::channel(Arc::clone(&ledger));
         let counters = Arc::<Counters>::default();
         let disk = Arc::new(Disk::new(store, DISK_WAIT));
@@ -127,7 +126,6 @@ impl Keeper {
         Ok(Self {
             ledger,
             disk,
-            rules: Shared::new(rules),
             clock,
             publisher: Arc::new(publisher),
             persisted_health,
@@ -145,7 +143,6 @@ impl Keeper {
         Self {
             ledger: self.snapshot(),
             disk: Arc::clone(&self.disk),
-            rules: self.rules.clone(),
             clock: Arc::clone(&self.clock),
             publisher: Arc::clone(&self.publisher),
             persisted_health: BTreeMap::new(),
@@ -171,11 +168,6 @@ impl Keeper {
         Arc::clone(&self.ledger)
     }
 
-    /// The rules, which may be replaced between two turns.
-    pub(crate) fn rules(&self) -> Shared<Rules> {
-        self.rules.clone()
-    }
-
     /// Error of the store, if it failed: until it is read again, memory and disk may differ.
     #[must_use]
     pub fn store_error(&self) -> Option<String> {
@@ -189,26 +181,33 @@ impl Keeper {
     /// If the command is refused, or the store fails.
     pub fn turn(&mut self, command: &Command) -> CommandResult {
         let now = self.clock.now();
-        let rules = self.rules.get();
-        if matches!(command, Command::RecordScan(_) | Command::ApplyTriage(_)) {
-            self.publish_derived(&decide(&self.ledger, &rules, command, now).entry);
+        let mut verdict = decide(&self.ledger, command, now);
+        let command_itself = command.unconditional();
+        // Without an append nothing can delay the publication of the whole entry.
+        let may_wait = verdict.entry.is_durable() || self.reopen_at.is_some();
+        if may_wait && matches!(command_itself, Command::RecordScan(_) | Command::ApplyTriage(_)) {
+            self.publish_derived(&verdict.entry);
         }
         if self.reopen_at.is_some_and(|at| now.mono_ms >= at) {
             self.reopen();
+            // The store may hold other records than this ledger did.
+            verdict = decide(&self.ledger, command, now);
         }
         if self.is_replaced {
             return Err(CommandError::Stopping);
         }
-        let Verdict { entry, refusal } = decide(&self.ledger, &rules, command, now);
+        let Verdict { entry, refusal } = verdict;
         let entry = Arc::new(entry);
         if !entry.changes.is_empty() {
             self.commit(&entry)?;
         }
         // An Allocate does not wait for health records, which only the history needs.
-        if !matches!(command, Command::Allocate { .. }) {
+        if !matches!(command_itself, Command::Allocate { .. }) {
+            // The append can take long.
+            self.wake_readers();
             let written = self.write_health();
             // An operator's command is durable before it is answered.
-            if matches!(command, Command::MarkHealthy { .. }) {
+            if matches!(command_itself, Command::MarkHealthy { .. }) {
                 written?;
             }
         }
@@ -377,7 +376,7 @@ impl Keeper {
             return Some(Duration::ZERO);
         }
         let now = self.clock.now();
-        let due = next_tick(&self.ledger, &self.rules.get(), now)?;
+        let due = next_tick(&self.ledger, now)?;
         Some(Duration::from_millis(due.saturating_sub(now.mono_ms)))
     }
 

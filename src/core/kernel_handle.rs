@@ -10,21 +10,15 @@ use crate::shared::Shared;
 use crate::stack::evaluate::outcome;
 use crate::stack::policy_stats::PolicyStats;
 use crate::stack::{Baseline, CallCounters, EntryStats, OfferNotes, PolicyStatuses};
-use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth_kernel::command::{Attempt, Command, StackAnswer};
 use berth_kernel::decider::Decider;
 use berth_kernel::decision::{NewDecision, Outcome, OwnedQuestion};
-use berth_kernel::device_access::DeviceAccess;
-use berth_kernel::drain::{Author, Marks, Order, Owners};
-use berth_kernel::eviction::{EvictionOutcome, EvictionRequest};
 use berth_kernel::gpu::{Inventory, Reading, XID};
 use berth_kernel::health::baseline_triage;
-use berth_kernel::listing::{ListedDevice, listing};
-use berth_kernel::names::{AllocationId, DeviceId, Digest, PartId, Resource};
+use berth_kernel::names::{DeviceId, Resource};
 use berth_kernel::placement;
-use berth_kernel::pods::PodsView;
-use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, PolicyVersion, TriageAnswer};
+use berth_kernel::policy::{AdmitRequest, Hook, PlaceRequest, Placement, TriageAnswer};
 use berth_kernel::ports::Clock;
-use berth_kernel::reconcile::ReconcileView;
 use berth_kernel::refusal::Refusal;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
@@ -51,7 +45,6 @@ pub struct KernelHandle {
     pub(crate) other_jobs: Sender<(tracing::Span, OtherJob)>,
     pub(crate) recorder: Recorder,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) rules: Shared<Rules>,
     pub(crate) baseline: Shared<Baseline>,
     pub(crate) policy_stats: PolicyStats,
     pub(crate) gpu_history: Arc<GpuHistory>,
@@ -75,12 +68,6 @@ impl KernelHandle {
     #[must_use]
     pub fn now(&self) -> Now {
         self.clock.now()
-    }
-
-    /// The rules in force.
-    #[must_use]
-    pub fn rules(&self) -> Arc<Rules> {
-        self.rules.get()
     }
 
     /// The load of the GPUs and its past.
@@ -111,12 +98,6 @@ impl KernelHandle {
     #[must_use]
     pub fn store_error(&self) -> Option<String> {
         self.keeper.store_trouble()
-    }
-
-    /// The devices of one resource as the kubelet is sent them (I3).
-    #[must_use]
-    pub fn listing(&self, snapshot: &Snapshot, resource: &Resource) -> Vec<ListedDevice> {
-        listing(snapshot, resource, self.rules().overcommit_percent)
     }
 
     /// Call statistics of the stack entry at this index since its activation.
@@ -156,11 +137,10 @@ impl KernelHandle {
         let command = Command::Allocate {
             request: request.clone(),
             answer: StackAnswer::NotCalled,
-            generation: node.generation,
-            is_retry: false,
+            evaluated: Some(node.generation),
             attempt,
         };
-        let granted = match self.command(command).await {
+        let granted = match self.execute(command).await {
             // The policy thread decides, and records what it decided.
             Err(error @ CommandError::Refused(Refusal::Moved)) => return Err(error),
             result => result.and_then(|applied| Granted::of(applied).ok_or(CommandError::Stopping)),
@@ -193,119 +173,13 @@ impl KernelHandle {
         }
         let node = self.snapshot();
         // The journal records the request as policies see it.
-        let request = placement::without_ungrantable(&node, &request, self.rules().overcommit_percent);
+        let request = placement::without_ungrantable(&node, &request);
         let placement = placement::baseline(&node, &request);
         if !calls_policies {
             let outcome = Outcome::Placed(placement.clone(), Decider::Baseline);
             self.record(node, self.now(), OwnedQuestion::Place(request), outcome);
         }
         (placement, Decider::Baseline)
-    }
-
-    /// Submits the observations of a reconcile pass.
-    ///
-    /// # Errors
-    /// If they could not be recorded.
-    pub async fn observe(&self, view: ReconcileView) -> Result<Applied, CommandError> {
-        self.command(Command::Reconcile(view)).await
-    }
-
-    /// Submits a source's view of all pods of this node.
-    ///
-    /// # Errors
-    /// If it could not be recorded.
-    pub async fn pods(&self, view: PodsView) -> Result<Applied, CommandError> {
-        self.command(Command::Pods(view)).await
-    }
-
-    /// Records whether devices can be passed to containers.
-    ///
-    /// # Errors
-    /// If it could not be recorded.
-    pub async fn set_device_access(&self, device_access: DeviceAccess) -> Result<Applied, CommandError> {
-        self.command(Command::SetDeviceAccess(device_access)).await
-    }
-
-    /// Cordons a GPU.
-    ///
-    /// # Errors
-    /// If there is no such GPU or it could not be recorded.
-    pub async fn cordon(&self, gpu: PartId, by: String, why: String) -> Result<Applied, CommandError> {
-        self.command(Command::Cordon { gpu, author: Author::api(by, why) }).await
-    }
-
-    /// Drains a GPU.
-    ///
-    /// # Errors
-    /// If there is no such GPU or it could not be recorded.
-    pub async fn drain(
-        &self,
-        gpu: PartId,
-        by: String,
-        why: String,
-        order: Order,
-    ) -> Result<Applied, CommandError> {
-        self.command(Command::Drain { gpu, author: Author::api(by, why), order }).await
-    }
-
-    /// Submits the outcome of an eviction request for a pod on a GPU that is drained.
-    ///
-    /// # Errors
-    /// If it could not be recorded.
-    pub async fn record_eviction(
-        &self,
-        ask: EvictionRequest,
-        outcome: EvictionOutcome,
-    ) -> Result<Applied, CommandError> {
-        self.command(Command::RecordEviction { ask, outcome }).await
-    }
-
-    /// Changes the marks of a GPU; with a condition, only if the GPU still has these marks.
-    ///
-    /// # Errors
-    /// [`Refusal::MarksChanged`] if it has others, and those of the command.
-    pub async fn change_marks(
-        &self,
-        command: Command,
-        condition: Option<(PartId, Marks)>,
-    ) -> Result<Applied, CommandError> {
-        let command = match condition {
-            Some((gpu, marks)) => Command::IfMarks { gpu, marks, then: Box::new(command) },
-            None => command,
-        };
-        self.command(command).await
-    }
-
-    /// Removes the marks of these owners; the GPU is granted again once it has none.
-    ///
-    /// # Errors
-    /// If there is no such GPU or it could not be recorded.
-    pub async fn uncordon(&self, gpu: PartId, owners: Owners) -> Result<Applied, CommandError> {
-        self.command(Command::Uncordon { gpu, owners }).await
-    }
-
-    /// Marks a GPU healthy on an operator's order, until the next bad reading.
-    ///
-    /// # Errors
-    /// If there is no such GPU, it is not present, or the order could not be recorded.
-    pub async fn mark_healthy(&self, gpu: PartId, by: String, why: String) -> Result<Applied, CommandError> {
-        self.command(Command::MarkHealthy { gpu, by, why }).await
-    }
-
-    /// Forgets a GPU that vanished.
-    ///
-    /// # Errors
-    /// If the GPU is present, held, or vanished only just now.
-    pub async fn forget(&self, gpu: PartId) -> Result<Applied, CommandError> {
-        self.command(Command::Forget { gpu }).await
-    }
-
-    /// Ends an allocation on an operator's order; with `force` even while a source shows its pod running.
-    ///
-    /// # Errors
-    /// If there is no such live allocation, a source shows its pod running, or it could not be recorded.
-    pub async fn end(&self, id: AllocationId, force: bool) -> Result<Applied, CommandError> {
-        self.command(Command::End { id, force }).await
     }
 
     /// Submits a scan of the GPUs, from a thread that may block.
@@ -359,24 +233,21 @@ impl KernelHandle {
         within(answer).await?
     }
 
-    /// Records a policy version, from a thread that may block: at start.
+    /// Submits a command, and waits for its outcome. For a command that needs no answer of a policy: the policy thread submits
+    /// the others, after it has evaluated the stack.
     ///
     /// # Errors
-    /// If it could not be recorded.
-    pub fn record_policy(&self, version: PolicyVersion) -> Result<Applied, CommandError> {
-        self.keeper.execute(Command::StorePolicy(version))
-    }
-
-    /// Removes the record of a policy version, from a thread that may block: at start.
-    ///
-    /// # Errors
-    /// If the version is in use, or the removal could not be recorded.
-    pub fn forget_policy(&self, digest: Digest) -> Result<Applied, CommandError> {
-        self.keeper.execute(Command::DeletePolicy { digest })
-    }
-
-    pub(crate) async fn command(&self, command: Command) -> Result<Applied, CommandError> {
+    /// If the command is refused, or fails. Nothing has changed then, except possibly after [`CommandError::Late`].
+    pub async fn execute(&self, command: Command) -> Result<Applied, CommandError> {
         within(self.keeper.submit(command)?).await?
+    }
+
+    /// As [`Self::execute`], from a thread that may block.
+    ///
+    /// # Errors
+    /// As for [`Self::execute`].
+    pub fn execute_blocking(&self, command: Command) -> Result<Applied, CommandError> {
+        self.keeper.execute(command)
     }
 
     /// Counters and heartbeats since the daemon started, for metrics and liveness.

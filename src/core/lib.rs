@@ -83,7 +83,6 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
     journal: Option<Arc<dyn Journal>>,
 ) -> std::io::Result<RunningCore> {
     let (nudge, nudges) = bounded(1);
-    let rules = keeper.rules();
     let running = keeper::spawn(keeper, nudge)?;
     let (kubelet_jobs, kubelet) = bounded(KUBELET_JOBS);
     let (other_jobs, other) = bounded(OTHER_JOBS);
@@ -97,7 +96,7 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
         recording.recorder.clone(),
         Arc::clone(&runtime),
         Arc::clone(&clock),
-        Configured { baseline: baseline.clone(), rules: rules.clone(), file_stack: file_stack.clone() },
+        Configured { baseline: baseline.clone(), file_stack: file_stack.clone() },
         policy_stats.clone(),
     );
     let inboxes = Inboxes { kubelet, other, nudge: nudges };
@@ -108,7 +107,6 @@ pub fn start<P: PolicyFiles + PolicyRuntime + 'static>(
         other_jobs,
         recorder: recording.recorder,
         clock,
-        rules,
         baseline: baseline.clone(),
         policy_stats,
         gpu_history: Arc::default(),

@@ -7,7 +7,7 @@ mod upload;
 
 pub use chunks::ModuleChunks;
 pub use prepare::Prepared;
-pub use upload::{DeleteError, DeletePrecondition, Upload, UploadError, Uploaded};
+pub use upload::{DeleteError, Upload, UploadError, Uploaded};
 
 use crate::jobs::{ActivateError, FileStack, OtherJob, Reconfiguration};
 use crate::keeper::{CommandError, Snapshot};
@@ -17,12 +17,12 @@ use crate::priority::at_low_priority;
 use crate::shared::Shared;
 use crate::spans;
 use crate::stack::{Baseline, DryRun, Offers, TIME_FACTOR};
-use berth_kernel::command::{Command, NewStack};
+use berth_kernel::command::{Activation, Command, NewStack};
 use berth_kernel::decide::{Verdict, decide};
 use berth_kernel::judgement::TriagedReading;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::ports::{PolicyFiles, PolicyRuntime};
-use berth_kernel::refusal::Refusal;
+use berth_kernel::revision::Revision;
 use berth_kernel::trust_check::check_trust;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,8 +63,6 @@ pub struct PolicyService {
     files: Arc<dyn PolicyFiles>,
     /// Uploads hold it shared, deletions exclusively, or a deletion could remove the files of a concurrent upload.
     files_lock: Arc<RwLock<()>>,
-    /// Held while an upload is recorded.
-    recording: Arc<Mutex<()>>,
     /// Held while policies are prepared.
     preparing: Arc<Mutex<()>>,
     /// Held while a stack is tried.
@@ -82,21 +80,9 @@ impl PolicyService {
         file_stack: Shared<FileStack>,
         shadows: Arc<Shadows>,
     ) -> Self {
-        let (files_lock, recording, preparing, trying) = Default::default();
+        let (files_lock, preparing, trying) = Default::default();
         let uploads = Arc::new(watch::Sender::new(()));
-        Self {
-            kernel,
-            runtime,
-            baseline,
-            shadows,
-            file_stack,
-            files,
-            files_lock,
-            recording,
-            preparing,
-            trying,
-            uploads,
-        }
+        Self { kernel, runtime, baseline, shadows, file_stack, files, files_lock, preparing, trying, uploads }
     }
 
     /// The kernel's handle.
@@ -127,6 +113,12 @@ impl PolicyService {
     #[must_use]
     pub fn file_stack(&self) -> Arc<FileStack> {
         self.file_stack.get()
+    }
+
+    /// The answers if all policies pass.
+    #[must_use]
+    pub fn baseline(&self) -> Arc<Baseline> {
+        self.baseline.get()
     }
 
     /// Sets the stack of the configuration file at the start; afterwards [`Self::reconfigure`] does.
@@ -172,8 +164,9 @@ impl PolicyService {
         tried: Tried,
     ) -> Result<Preview, ActivateError> {
         let Tried { node, offers, triage } = tried;
-        let command = Command::Activate { stack, expected, offers: offers.parts, triage };
-        let Verdict { entry, refusal } = decide(&node, &self.kernel.rules(), &command, self.kernel.now());
+        let activation = Activation { stack, offers: offers.parts, triage };
+        let command = Command::Activate(activation).expecting(expected.map(Revision::Stack));
+        let Verdict { entry, refusal } = decide(&node, &command, self.kernel.now());
         if let Some(refusal) = refusal {
             return Err(ActivateError::Command(CommandError::Refused(refusal)));
         }
@@ -191,12 +184,11 @@ impl PolicyService {
         let node = self.kernel.snapshot();
         let refused = |refusal| ActivateError::Command(CommandError::Refused(refusal));
         // An early check, before anything is compiled. The keeper checks again when it activates the stack.
-        let revision = node.stack.revision;
-        if expected.is_some_and(|expected| expected != revision) {
-            return Err(refused(Refusal::StackMoved { revision }));
+        if let Some(revision) = expected {
+            Revision::Stack(revision).check(&node).map_err(refused)?;
         }
         // Untrusted policies are never called.
-        check_trust(&node, &stack.entries, &self.kernel.rules().trusted_keys).map_err(refused)?;
+        check_trust(&node, &stack.entries, &node.rules.trusted_keys).map_err(refused)?;
         let prepared = self.prepare(stack.entries.iter().map(|entry| &entry.digest)).await;
         prepared.map_err(ActivateError::Unprepared)
     }
@@ -213,7 +205,7 @@ impl PolicyService {
     /// first.
     ///
     /// # Errors
-    /// As for [`Self::activate`], and [`Refusal::StackMoved`] if another stack is active than the caller read; nothing has
+    /// As for [`Self::activate`], and [`Refusal::StackChanged`] if another stack is active than the caller read; nothing has
     /// changed then.
     pub async fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
         let entries = new.stack.iter().flat_map(|stack| &stack.entries);
@@ -249,7 +241,6 @@ impl PolicyService {
                 node: &node,
                 now: service.kernel.now(),
                 baseline: &service.baseline.get(),
-                rules: &service.kernel.rules(),
                 time_factor: TIME_FACTOR,
             };
             let offers = dry_run.run().map_err(ActivateError::from)?;

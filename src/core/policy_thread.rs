@@ -13,7 +13,7 @@ use crate::stack::evaluate::outcome;
 use crate::stack::fault_log::FaultLog;
 use crate::stack::policy_stats::PolicyStats;
 use crate::stack::{Baseline, DryRun, Evaluation, FAULTS_TO_SUSPEND, Faults, OfferNotes, Offers};
-use berth_kernel::command::{Attempt, Command, NewStack, Rules};
+use berth_kernel::command::{Activation, Attempt, Command, NewOffers, NewStack};
 use berth_kernel::decider::Decider;
 use berth_kernel::decision::{CallOutcome, CallRecord, NewDecision, Outcome, OwnedQuestion};
 use berth_kernel::gpu::Reading;
@@ -25,6 +25,7 @@ use berth_kernel::placement;
 use berth_kernel::policy::{AdmitRequest, Hook};
 use berth_kernel::ports::{Clock, PolicyRuntime};
 use berth_kernel::refusal::Refusal;
+use berth_kernel::revision::Revision;
 use berth_kernel::stack::Stack;
 use berth_kernel::time::Now;
 use crossbeam_channel::{Receiver, after, never, select_biased};
@@ -56,7 +57,6 @@ pub(crate) struct Worker {
     policies: Arc<dyn PolicyRuntime>,
     clock: Arc<dyn Clock>,
     baseline: Shared<Baseline>,
-    rules: Shared<Rules>,
     /// Only this thread replaces it once the daemon runs, so that no activation of it is of an earlier version.
     file_stack: Shared<FileStack>,
     policy_stats: PolicyStats,
@@ -72,7 +72,6 @@ pub(crate) struct Worker {
 /// What the configuration sets; a [`Reconfiguration`] replaces it.
 pub(crate) struct Configured {
     pub baseline: Shared<Baseline>,
-    pub rules: Shared<Rules>,
     pub file_stack: Shared<FileStack>,
 }
 
@@ -93,7 +92,7 @@ impl Worker {
         configured: Configured,
         policy_stats: PolicyStats,
     ) -> Self {
-        let Configured { baseline, rules, file_stack } = configured;
+        let Configured { baseline, file_stack } = configured;
         let (last_offers, fault_log, last_signs, event_log) = Default::default();
         Self {
             keeper,
@@ -101,7 +100,6 @@ impl Worker {
             policies,
             clock,
             baseline,
-            rules,
             file_stack,
             policy_stats,
             last_offers,
@@ -179,8 +177,7 @@ impl Worker {
             KubeletJob::Place { request, reply } => {
                 let node = self.keeper.snapshot();
                 // The journal records the request as policies see it.
-                let request =
-                    placement::without_ungrantable(&node, &request, self.rules.get().overcommit_percent);
+                let request = placement::without_ungrantable(&node, &request);
                 let ((placement, by), evaluated) =
                     self.evaluate(&node, Hook::Place, |evaluation| evaluation.place(&request));
                 let _ = reply.send((placement.clone(), by.clone()));
@@ -220,17 +217,27 @@ impl Worker {
         false
     }
 
-    /// Evaluates the active stack. Works on a copy of the statistics, which only this thread writes, so that readers do not
-    /// wait for a policy call.
+    /// Evaluates the active stack, with the baseline in force.
     fn evaluate<T>(
         &self,
         node: &Snapshot,
         hook: Hook,
         evaluate: impl FnOnce(Evaluation<'_>) -> T,
     ) -> (T, Evaluated) {
+        self.evaluate_with(&self.baseline.get(), node, hook, evaluate)
+    }
+
+    /// Evaluates the active stack. Works on a copy of the statistics, which only this thread writes, so that readers do not
+    /// wait for a policy call.
+    fn evaluate_with<T>(
+        &self,
+        baseline: &Baseline,
+        node: &Snapshot,
+        hook: Hook,
+        evaluate: impl FnOnce(Evaluation<'_>) -> T,
+    ) -> (T, Evaluated) {
         let mut faults = self.policy_stats.faults();
         let mut evaluated = Evaluated { now: self.clock.now(), calls: Vec::new() };
-        let baseline = self.baseline.get();
         let span = spans::stack(hook.as_str());
         let _inside = span.enter();
         let answer = evaluate(Evaluation {
@@ -239,8 +246,7 @@ impl Worker {
             node,
             now: evaluated.now,
             faults: &mut faults,
-            baseline: &baseline,
-            overcommit_percent: self.rules.get().overcommit_percent,
+            baseline,
             calls: &mut evaluated.calls,
             time_factor: 1,
         });
@@ -269,8 +275,7 @@ impl Worker {
             let command = Command::Allocate {
                 request: request.clone(),
                 answer,
-                generation: node.generation,
-                is_retry: again,
+                evaluated: (!again).then_some(node.generation),
                 attempt,
             };
             let granted = match self.keeper.execute(command) {
@@ -345,16 +350,22 @@ impl Worker {
     }
 
     fn reoffer(&self) -> Result<(Applied, Option<u32>), CommandError> {
-        let node = self.keeper.snapshot();
-        let (Offers { parts, again_after_s, notes, .. }, evaluated) =
-            self.evaluate(&node, Hook::Offer, |evaluation| evaluation.offers());
+        let Offers { parts, again_after_s, notes, .. } =
+            self.evaluate_offers(&self.keeper.snapshot(), &self.baseline.get());
         self.set_notes(notes);
-        self.policy_stats.record_outcome(Hook::Offer, "offered");
-        self.record_offers(&node, evaluated, &parts);
         let applied = self.keeper.execute(Command::Offer(parts)).inspect_err(|error| {
             tracing::warn!(%error, "the new offers could not be recorded; the previous ones stay in effect");
         })?;
         Ok((applied, again_after_s))
+    }
+
+    /// Evaluates the active stack's offers on this node, and records the evaluation.
+    fn evaluate_offers(&self, node: &Snapshot, baseline: &Baseline) -> Offers {
+        let (offers, evaluated) =
+            self.evaluate_with(baseline, node, Hook::Offer, |evaluation| evaluation.offers());
+        self.policy_stats.record_outcome(Hook::Offer, "offered");
+        self.record_offers(node, evaluated, &offers.parts);
+        offers
     }
 
     /// Records offers unless the baseline alone made them. Offers are evaluated at every change of the node, and most
@@ -382,22 +393,30 @@ impl Worker {
         });
     }
 
-    /// Evaluates a new stack's offers on the live node, and activates the stack only if none of its policies fails. A stack
-    /// of the configuration file must be the one that the file has now.
+    /// Activates a stack, if none of its policies fails on the live node. A stack of the configuration file must be the one
+    /// that the file has now.
     fn activate(&self, stack: NewStack, expected: Option<u64>) -> Result<Snapshot, ActivateError> {
         if !stack.from_api && stack.entries != self.file_stack.get().entries {
             return Err(ActivateError::FileChanged);
         }
-        let node = self.keeper.snapshot();
-        let dry_run = DryRun {
-            stack: &stack,
-            policies: &*self.policies,
-            node: &node,
-            now: self.clock.now(),
-            baseline: &self.baseline.get(),
-            rules: &self.rules.get(),
-            time_factor: 1,
-        };
+        let (activation, notes) =
+            self.evaluate_stack(stack, &self.keeper.snapshot(), &self.baseline.get())?;
+        let command = Command::Activate(activation).expecting(expected.map(Revision::Stack));
+        let applied = self.keeper.execute(command).map_err(ActivateError::Command)?;
+        self.set_notes(notes);
+        self.restart_stats(&applied.snapshot.stack);
+        Ok(applied.snapshot)
+    }
+
+    /// Evaluates a new stack's offers on this node, and its triage of the readings that are judged again.
+    fn evaluate_stack(
+        &self,
+        stack: NewStack,
+        node: &Snapshot,
+        baseline: &Baseline,
+    ) -> Result<(Activation, OfferNotes), ActivateError> {
+        let (policies, now) = (&*self.policies, self.clock.now());
+        let dry_run = DryRun { stack: &stack, policies, node, now, baseline, time_factor: 1 };
         let offers = dry_run.offers().map_err(ActivateError::from)?;
         let triage = dry_run.judge_again();
         for TriagedReading { reading, answer, by } in &triage {
@@ -408,44 +427,57 @@ impl Worker {
                  same parameters"
             );
         }
-        let command = Command::Activate { stack, expected, offers: offers.parts, triage };
-        let applied = self.keeper.execute(command).map_err(ActivateError::Command)?;
-        self.set_notes(offers.notes);
-        self.policy_stats.faults.lock().reset();
-        self.policy_stats.publish(&applied.snapshot.stack);
-        Ok(applied.snapshot)
+        Ok((Activation { stack, offers: offers.parts, triage }, offers.notes))
     }
 
-    /// Applies new settings, by the same commands to the keeper as a start with them. If the new offers cannot be recorded,
-    /// the old settings stay.
+    /// The statistics begin again with a stack that was activated.
+    fn restart_stats(&self, stack: &Stack) {
+        self.policy_stats.faults.lock().reset();
+        self.policy_stats.publish(stack);
+    }
+
+    /// Applies new settings: the stack is evaluated under them, and the keeper gets the rules and the offers in one command. If
+    /// that fails, the old settings stay, except after [`CommandError::Late`]: then the keeper has applied the command, and only
+    /// the disk is late.
     fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
         let Reconfiguration { rules, baseline, file_stack, stack, revision } = new;
-        let active = self.keeper.snapshot().stack.revision;
-        if active != revision {
-            let moved = Refusal::StackMoved { revision: active };
-            return Err(ActivateError::Command(CommandError::Refused(moved)));
-        }
-        let (old_rules, old_baseline) = (self.rules.replace(rules), self.baseline.replace(baseline));
-        let old_file_stack = self.file_stack.replace(file_stack);
-        let result = match stack {
-            Some(stack) => self.activate(stack, Some(revision)),
-            None => self.reoffer().map(|(applied, _)| applied.snapshot).map_err(ActivateError::Command),
+        let (node, expected) = (self.keeper.snapshot(), Revision::Stack(revision));
+        // No policy is called for a stack that is no longer active.
+        expected.check(&node).map_err(|refusal| ActivateError::Command(refusal.into()))?;
+        let rules = Arc::new(rules);
+        let ruled = Arc::new(node.with_rules(&rules));
+        let is_activation = stack.is_some();
+        let (offers, notes) = match stack {
+            Some(stack) => {
+                let (activation, notes) = self.evaluate_stack(stack, &ruled, &baseline)?;
+                (NewOffers::OfStack(activation), notes)
+            }
+            None => {
+                let Offers { parts, notes, .. } = self.evaluate_offers(&ruled, &baseline);
+                (NewOffers::OfActiveStack(parts), notes)
+            }
         };
-        if result.is_err() {
-            self.rules.replace(old_rules);
+        // First the baseline, so that no new resource is granted without what its containers need.
+        let old_baseline = self.baseline.replace(baseline);
+        let command = Command::SetRules { rules, offers }.expecting(Some(expected));
+        let result = self.keeper.execute(command);
+        if !matches!(result, Ok(_) | Err(CommandError::Late(_))) {
             self.baseline.replace(old_baseline);
-            self.file_stack.replace(old_file_stack);
+            return result.map(|applied| applied.snapshot).map_err(ActivateError::Command);
         }
-        result
+        self.file_stack.replace(file_stack);
+        self.set_notes(notes);
+        if is_activation {
+            self.restart_stats(&self.keeper.snapshot().stack);
+        }
+        result.map(|applied| applied.snapshot).map_err(ActivateError::Command)
     }
 
     fn unsuspend(&self, index: usize, revision: u64) -> Result<bool, CommandError> {
         let node: Snapshot = self.keeper.snapshot();
-        let stack_changed = || CommandError::Refused(Refusal::StackMoved { revision: node.stack.revision });
-        if node.stack.revision != revision {
-            return Err(stack_changed());
-        }
-        let entry = node.stack.entries.get(index).ok_or_else(stack_changed)?;
+        Revision::Stack(revision).check(&node)?;
+        let no_entry = || Refusal::StackChanged { revision: node.stack.revision };
+        let entry = node.stack.entries.get(index).ok_or_else(no_entry)?;
         let was_suspended = self.policy_stats.faults.lock().unsuspend(index, entry);
         if was_suspended {
             tracing::info!(policy = entry.label(), index, "the suspension of a policy ended");

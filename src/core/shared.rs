@@ -1,4 +1,4 @@
-//! A value that is replaced as a whole while other threads read it, such as rules that a changed configuration sets.
+//! A value that is replaced as a whole while other threads read it, such as settings that a changed configuration sets.
 
 use parking_lot::RwLock;
 use std::sync::Arc;

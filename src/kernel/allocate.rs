@@ -3,7 +3,7 @@
 use super::allocation::{Allocation, Decision, EndReason, Holder, LIVE_ALLOCATIONS_MAX};
 use super::breaker::{self, Denial};
 use super::change::{Change, Entry};
-use super::command::{Attempt, Rules, StackAnswer};
+use super::command::{Attempt, StackAnswer};
 use super::decide::Verdict;
 use super::decider::Decider;
 use super::health::HealthState;
@@ -19,20 +19,19 @@ use super::time::Now;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Decides one Allocate. `current`: whether a denial or a fault is final, because the ledger has not changed
-/// since the stack answered, or this is the second try.
+/// Decides one Allocate. `answer_is_final`: whether a denial or a fault counts, because the ledger has not changed since the
+/// stack answered, or this is the second try.
 #[must_use]
 pub fn allocate(
     ledger: &Ledger,
-    rules: &Rules,
     request: &AdmitRequest,
     answer: &StackAnswer,
-    current: bool,
+    answer_is_final: bool,
     attempt: Attempt,
     now: Now,
 ) -> Verdict {
-    let outcome = check_invariants(ledger, rules, request, attempt)
-        .and_then(|()| check_answer(ledger, answer, current));
+    let outcome = check_grantable_request(ledger, request, attempt)
+        .and_then(|()| check_answer(ledger, answer, answer_is_final));
     let mut changes = Vec::new();
     let refusal = match outcome {
         Ok((by, terms)) => {
@@ -44,14 +43,14 @@ pub fn allocate(
                 changes.extend(reset_breaker(ledger, &request.resource));
             } else {
                 // They are of the same resource, so that they reset its breaker, too.
-                changes.extend(end_changes(ledger, rules, &ends));
+                changes.extend(end_changes(ledger, &ends));
             }
             None
         }
         Err(refusal) => {
             if let Some(denial) = denial_of(ledger, request, &refusal, attempt) {
                 let known = ledger.breakers.get(&request.resource);
-                let next = breaker::after_denial(known, &denial, &rules.timing, now);
+                let next = breaker::after_denial(known, &denial, &ledger.rules.timing, now);
                 changes
                     .push(Change::BreakerChanged { resource: request.resource.clone(), breaker: Some(next) });
             }
@@ -91,14 +90,14 @@ fn denial_of(ledger: &Ledger, request: &AdmitRequest, refusal: &Refusal, attempt
 fn check_answer(
     ledger: &Ledger,
     answer: &StackAnswer,
-    current: bool,
+    answer_is_final: bool,
 ) -> Result<(Vec<Decider>, Terms), Refusal> {
     match answer.clone() {
         // Another stack was activated meanwhile.
         StackAnswer::NotCalled if ledger.calls_policies(Hook::Admit) => Err(Refusal::Moved),
         StackAnswer::NotCalled => Ok((vec![Decider::Baseline], Terms::default())),
         StackAnswer::Allow { by, terms } => Ok((by, terms)),
-        StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } if !current => Err(Refusal::Moved),
+        StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } if !answer_is_final => Err(Refusal::Moved),
         StackAnswer::Deny { policy, reason } => Err(Refusal::Denied { policy, reason }),
         StackAnswer::Faulted { policy, kind, detail } => Err(Refusal::Faulted { policy, kind, detail }),
     }
@@ -124,12 +123,7 @@ fn new_allocation(
 }
 
 /// Checks invariants I2 and I4, and that only listed devices are granted.
-fn check_invariants(
-    ledger: &Ledger,
-    rules: &Rules,
-    request: &AdmitRequest,
-    attempt: Attempt,
-) -> Result<(), Refusal> {
+fn check_grantable_request(ledger: &Ledger, request: &AdmitRequest, attempt: Attempt) -> Result<(), Refusal> {
     if ledger.live.len() >= LIVE_ALLOCATIONS_MAX {
         return Err(Refusal::LedgerFull { limit: LIVE_ALLOCATIONS_MAX });
     }
@@ -162,7 +156,7 @@ fn check_invariants(
             return Err(Refusal::DoesNotFit { part, counter: "whole GPU", wanted: 1, left: 0 });
         }
     }
-    wanted.into_values().try_for_each(|(part, sum, id)| check_fits(ledger, rules, part, sum, id))
+    wanted.into_values().try_for_each(|(part, sum, id)| check_fits(ledger, part, sum, id))
 }
 
 /// Whether the device's newest holder is an init container. The kubelet requests its devices again for the next
@@ -196,14 +190,8 @@ fn check_grantable(ledger: &Ledger, part: &PartState) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_fits(
-    ledger: &Ledger,
-    rules: &Rules,
-    part: &PartState,
-    sum: Taken,
-    id: &DeviceId,
-) -> Result<(), Refusal> {
-    let Some(excess) = sum.excess(part.memory_to_grant_mib(rules.overcommit_percent)) else {
+fn check_fits(ledger: &Ledger, part: &PartState, sum: Taken, id: &DeviceId) -> Result<(), Refusal> {
+    let Some(excess) = sum.excess(ledger.memory_to_grant_mib(part)) else {
         return Ok(());
     };
     let before = part.taken();

@@ -32,13 +32,7 @@ pub struct NotFree {
 
 /// Why a device of this part, which is not held and which [`super::listing::listing`] shows Unhealthy, cannot be granted.
 #[must_use]
-pub fn why_not_free(
-    ledger: &Ledger,
-    part: &PartState,
-    resource: &Resource,
-    device: &Device,
-    overcommit_percent: u32,
-) -> NotFree {
+pub fn why_not_free(ledger: &Ledger, part: &PartState, resource: &Resource, device: &Device) -> NotFree {
     use NotFreeState::{Cordoned, Unhealthy, Withdrawn};
     let name = describe::gpu(ledger, &part.part.id);
     let of_gpu = |state, why: &str| NotFree {
@@ -72,7 +66,7 @@ pub fn why_not_free(
     if !ledger.device_access.is_named(part) {
         return of_gpu(Withdrawn, "no CDI specification names it yet");
     }
-    let memory_mib = part.memory_to_grant_mib(overcommit_percent);
+    let memory_mib = ledger.memory_to_grant_mib(part);
     let has_room = ledger.taken(part).plus(device.consumes).excess(memory_mib).is_none();
     let holding = resources_held(ledger, part);
     if !has_room && !holding.is_empty() {
@@ -114,8 +108,7 @@ mod tests {
     use super::*;
     use crate::breaker::Breaker;
     use crate::change::{Change, Entry};
-    use crate::command::{Command, Rules};
-    use crate::decide::decide;
+    use crate::command::Command;
     use crate::drain::Author;
     use crate::health::{Health, HealthState};
     use crate::offer::Consumes;
@@ -137,7 +130,7 @@ mod tests {
     fn why(node: &Node) -> (NotFreeState, String) {
         let state = node.ledger.part(&part("GPU-0")).unwrap();
         let device = state.device(&shared(), Some(1)).unwrap();
-        let why = why_not_free(&node.ledger, state, &shared(), device, 100);
+        let why = why_not_free(&node.ledger, state, &shared(), device);
         assert_eq!(why.gpu.is_some(), why.reason.starts_with("GPU 0: "), "{why:?}");
         (why.state, why.reason)
     }
@@ -154,8 +147,7 @@ mod tests {
         assert_eq!(state, NotFreeState::Withdrawn);
         assert_eq!(reason, "GPU 0: too little is left of it: it is held as nvidia.com/gpu.shared");
         let cordon = Command::Cordon { gpu: part("GPU-0"), author: Author::api("ann".into(), "fan".into()) };
-        let entry = decide(&node.ledger, &Rules::default(), &cordon, node.now).entry;
-        node.ledger.apply(&entry);
+        node.decide(&cordon).unwrap();
         assert_eq!(why(&node), (NotFreeState::Cordoned, "GPU 0: cordoned by ann (fan)".into()));
         let health = Health {
             state: HealthState::Unhealthy,

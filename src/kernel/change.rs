@@ -14,6 +14,7 @@ use super::part_state::Device;
 use super::pods::PodsView;
 use super::policy::PolicyVersion;
 use super::process::ProcessTable;
+use super::rules::Rules;
 use super::sighting::Sighting;
 use super::stack::Stack;
 use super::stuck::Stuck;
@@ -145,12 +146,16 @@ pub enum Change {
     },
     /// Whether devices can be passed to containers changed.
     DeviceAccessChanged(Arc<DeviceAccess>),
-    /// A policy version was stored or recompiled.
-    PolicyStored(PolicyVersion),
+    /// A policy version was recorded that was not known.
+    PolicyAdded(PolicyVersion),
+    /// The record of a known policy version changed.
+    PolicyUpdated(PolicyVersion),
     /// A policy version was deleted.
     PolicyDeleted(Digest),
     /// A stack was activated.
     StackActivated(Stack),
+    /// The configuration set other rules.
+    RulesChanged(Arc<Rules>),
 }
 
 impl Change {
@@ -171,7 +176,8 @@ impl Change {
             | Self::Ended { .. }
             | Self::Pruned(_)
             | Self::KubeletSeen(_)
-            | Self::PolicyStored(_)
+            | Self::PolicyAdded(_)
+            | Self::PolicyUpdated(_)
             | Self::PolicyDeleted(_)
             | Self::StackActivated(_) => true,
             Self::PartGone(_)
@@ -186,6 +192,7 @@ impl Change {
             | Self::PodsSeen(_)
             | Self::EvictionsUpdated(_)
             | Self::DeviceAccessChanged(_)
+            | Self::RulesChanged(_)
             | Self::BreakerChanged { .. } => false,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::decider::Decider;
 use super::device_access::DeviceAccess;
-use super::drain::{Author, Marks, Order, Owners};
+use super::drain::{Author, Order, Owners};
 use super::eviction::{EvictionOutcome, EvictionRequest};
 use super::gpu::Inventory;
 use super::judgement::TriagedReading;
@@ -11,7 +11,10 @@ use super::offer::PartOffer;
 use super::pods::PodsView;
 use super::policy::{AdmitRequest, PolicyVersion, Terms};
 use super::reconcile::ReconcileView;
+use super::revision::Revision;
+use super::rules::Rules;
 use super::stack::{Stack, StackEntry};
+use std::sync::Arc;
 
 /// One request to the keeper, the ledger's only writer.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,10 +25,9 @@ pub enum Command {
         request: AdmitRequest,
         /// The stack's answer.
         answer: StackAnswer,
-        /// The generation of the snapshot that the stack evaluated.
-        generation: u64,
-        /// Whether this is the second try after [`super::refusal::Refusal::Moved`].
-        is_retry: bool,
+        /// The generation of the snapshot that the stack evaluated; `None` on the second try, after
+        /// [`super::refusal::Refusal::Moved`], whose answer counts even if the ledger has changed again.
+        evaluated: Option<u64>,
         /// Whether a reconcile pass may still clear a refusal.
         attempt: Attempt,
     },
@@ -79,15 +81,11 @@ pub enum Command {
         /// The owners whose marks are removed.
         owners: Owners,
     },
-    /// A change of a GPU's marks under the condition that they are still those that the caller has read. What happens to
-    /// them by themselves, such as a drain that is given up at its deadline, is decided by the same thread, so that nothing
-    /// comes between the check and the change.
-    IfMarks {
-        /// The GPU.
-        gpu: PartId,
-        /// Its marks as the caller has read them.
-        marks: Marks,
-        /// The change.
+    /// A command under the condition that what its caller has read is still so; refused otherwise.
+    If {
+        /// What the caller has read.
+        expected: Revision,
+        /// The command.
         then: Box<Command>,
     },
     /// An operator marks a GPU healthy, until the next bad reading.
@@ -112,8 +110,9 @@ pub enum Command {
         /// Whether it ends even while its pod runs.
         force: bool,
     },
-    /// Store a new or recompiled policy version.
-    StorePolicy(PolicyVersion),
+    /// A policy module was uploaded and compiled. The record of a version that is known stays, with the new artifact and, as a
+    /// rule, the new signature.
+    RecordUpload(PolicyVersion),
     /// A stored version was compiled on this machine.
     RecordArtifact {
         /// The version.
@@ -121,51 +120,75 @@ pub enum Command {
         /// sha256 of the artifact.
         artifact: Digest,
     },
+    /// A stored version was made callable at a start: its artifact, and the trusted key that made its signature.
+    RecordLoaded(PolicyVersion),
+    /// The versions that are built into this release of the daemon.
+    RecordShipped(Vec<PolicyVersion>),
     /// Delete a policy version. Refused while it is in the active stack.
     DeletePolicy {
         /// The version.
         digest: Digest,
     },
-    /// Activate a stack whose policies have already computed its offers and whose offers are checked.
-    Activate {
-        /// The stack; the kernel sets its revision.
-        stack: NewStack,
-        /// Refuse unless the active stack is at this revision.
-        expected: Option<u64>,
-        /// Its offers on this node.
-        offers: Vec<(PartOffer, Decider)>,
-        /// Its triage of [`super::judgement::to_judge_again`].
-        triage: Vec<TriagedReading>,
+    /// Activate a stack.
+    Activate(Activation),
+    /// The configuration changed: new rules, with the offers that follow from them, in one turn. No reader sees the rules
+    /// with the offers of the former ones.
+    SetRules {
+        /// The rules.
+        rules: Arc<Rules>,
+        /// The offers, which were evaluated by these rules.
+        offers: NewOffers,
     },
     /// Time passed: devices are delisted, breakers change phase, deadlines expire.
     Tick,
 }
 
 impl Command {
+    /// This command under a condition; without one, as it is.
+    #[must_use]
+    pub fn expecting(self, expected: Option<Revision>) -> Self {
+        match expected {
+            Some(expected) => Self::If { expected, then: Box::new(self) },
+            None => self,
+        }
+    }
+
+    /// The command itself, without its conditions.
+    #[must_use]
+    pub fn unconditional(&self) -> &Self {
+        match self {
+            Self::If { then, .. } => then.unconditional(),
+            command => command,
+        }
+    }
+
     /// Its name in traces.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Allocate { .. } => "allocate",
-            Self::RecordScan(_) => "look",
-            Self::ApplyTriage(_) => "triaged",
+            Self::RecordScan(_) => "recordScan",
+            Self::ApplyTriage(_) => "applyTriage",
             Self::Offer(_) => "offer",
-            Self::Reconcile(_) => "observe",
+            Self::Reconcile(_) => "reconcile",
             Self::Pods(_) => "pods",
-            Self::SetDeviceAccess(_) => "deviceAccess",
+            Self::SetDeviceAccess(_) => "setDeviceAccess",
             Self::Cordon { .. } => "cordon",
             Self::Drain { .. } => "drain",
             Self::StopDrain { .. } => "stopDrain",
-            Self::RecordEviction { .. } => "asked",
+            Self::RecordEviction { .. } => "recordEviction",
             Self::Uncordon { .. } => "uncordon",
-            Self::IfMarks { then, .. } => then.as_str(),
-            Self::MarkHealthy { .. } => "heal",
+            Self::If { then, .. } => then.as_str(),
+            Self::MarkHealthy { .. } => "markHealthy",
             Self::Forget { .. } => "forget",
             Self::End { .. } => "end",
-            Self::StorePolicy(_) => "keepPolicy",
-            Self::RecordArtifact { .. } => "compiled",
+            Self::RecordUpload(_) => "recordUpload",
+            Self::RecordArtifact { .. } => "recordArtifact",
+            Self::RecordLoaded(_) => "recordLoaded",
+            Self::RecordShipped(_) => "recordShipped",
             Self::DeletePolicy { .. } => "deletePolicy",
-            Self::Activate { .. } => "activate",
+            Self::Activate(_) => "activate",
+            Self::SetRules { .. } => "setRules",
             Self::Tick => "tick",
         }
     }
@@ -181,6 +204,26 @@ pub enum Attempt {
         /// When the request came, monotonic milliseconds: an older reconcile pass proves nothing about it.
         asked_mono_ms: u64,
     },
+}
+
+/// A stack whose policies have computed its offers on this node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Activation {
+    /// The stack; the kernel sets its revision.
+    pub stack: NewStack,
+    /// Its offers.
+    pub offers: Vec<(PartOffer, Decider)>,
+    /// Its triage of [`super::judgement::to_judge_again`].
+    pub triage: Vec<TriagedReading>,
+}
+
+/// The offers that follow from new rules.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NewOffers {
+    /// Those of the active stack.
+    OfActiveStack(Vec<(PartOffer, Decider)>),
+    /// Those of another stack, which is activated.
+    OfStack(Activation),
 }
 
 /// A stack to activate.
@@ -233,28 +276,4 @@ pub enum StackAnswer {
         /// The error message.
         detail: String,
     },
-}
-
-/// Settings of the rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rules {
-    /// Timeouts and intervals.
-    pub timing: super::time::Timing,
-    /// How much of each part's memory may be granted, percent.
-    pub overcommit_percent: u32,
-    /// Limits of the history of ended allocations.
-    pub history: super::history::HistoryLimit,
-    /// Keys that policies may be signed with; if empty, a policy needs no signature.
-    pub trusted_keys: Vec<super::trust::TrustedKey>,
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        Self {
-            timing: super::time::Timing::default(),
-            overcommit_percent: 100,
-            history: super::history::HistoryLimit::default(),
-            trusted_keys: Vec::new(),
-        }
-    }
 }

@@ -2,23 +2,23 @@
 
 use super::allocation::EndReason;
 use super::change::{Change, Entry};
-use super::command::{Command, NewStack, Rules};
+use super::command::{Activation, Command, NewOffers};
 use super::decider::Decider;
 use super::device_access::DeviceAccess;
 use super::drain::{Marks, TooManyMarks};
 use super::health::HealthState;
 use super::judgement::judge_again;
 use super::ledger::Ledger;
-use super::names::{AllocationId, Digest, PartId};
+use super::names::{AllocationId, PartId};
 use super::offer::{PartOffer, RESOURCES_MAX};
 use super::offering::{check_offer, reoffer};
 use super::pods::PodsView;
-use super::policy::{PolicyVersion, VERSIONS_MAX};
 use super::reconcile::reset_breaker;
 use super::refusal::Refusal;
+use super::rules::Rules;
 use super::time::Now;
 use super::trust_check::check_trust;
-use super::{allocate, evict, reconcile, running, scan, tick};
+use super::{allocate, evict, policy_versions, reconcile, running, scan, tick};
 use std::sync::Arc;
 
 /// The decision on a command.
@@ -33,21 +33,23 @@ pub struct Verdict {
 
 /// Decides one command. Equal inputs give equal verdicts.
 #[must_use]
-pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Verdict {
+pub fn decide(ledger: &Ledger, command: &Command, now: Now) -> Verdict {
     let decided = match command {
-        Command::Allocate { request, answer, generation, is_retry, attempt } => {
-            let current = *generation == ledger.generation || *is_retry;
-            return allocate::allocate(ledger, rules, request, answer, current, *attempt, now);
+        Command::Allocate { request, answer, evaluated, attempt } => {
+            let answer_is_final = evaluated.is_none_or(|generation| generation == ledger.generation);
+            return allocate::allocate(ledger, request, answer, answer_is_final, *attempt, now);
         }
-        Command::RecordScan(inventory) => Ok(scan::look(ledger, inventory, rules, now)),
-        Command::ApplyTriage(triaged) => Ok(scan::triaged(ledger, triaged, now)),
-        Command::Offer(offers) => apply_offers(ledger, offers, rules, now),
-        Command::Reconcile(view) => Ok(reconcile::observe(ledger, view, rules, now)),
+        Command::If { expected, then } => match expected.check(ledger) {
+            Ok(()) => return decide(ledger, then, now),
+            Err(refusal) => Err(refusal),
+        },
+        Command::RecordScan(inventory) => Ok(scan::changes(ledger, inventory, now)),
+        Command::ApplyTriage(triaged) => Ok(scan::apply_triage(ledger, triaged, now)),
+        Command::Offer(offers) => apply_offers(ledger, offers, now),
+        Command::Reconcile(view) => Ok(reconcile::changes(ledger, view, now)),
         Command::Pods(view) => Ok(update_pods(ledger, view)),
         Command::SetDeviceAccess(device_access) => Ok(set_device_access(ledger, device_access)),
-        Command::RecordEviction { ask, outcome } => {
-            Ok(evict::record_outcome(ledger, ask, outcome, rules.timing.evict_again_ms, now))
-        }
+        Command::RecordEviction { ask, outcome } => Ok(evict::record_outcome(ledger, ask, outcome, now)),
         Command::Cordon { gpu, author } => change_marks(ledger, gpu, |marks| marks.with_cordon(author, now)),
         Command::Drain { gpu, author, order } => {
             change_marks(ledger, gpu, |marks| marks.with_drain(author, *order, now))
@@ -56,35 +58,19 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
             change_marks(ledger, gpu, |marks| Ok(marks.without_drains(owners)))
         }
         Command::Uncordon { gpu, owners } => change_marks(ledger, gpu, |marks| Ok(marks.without(owners))),
-        Command::IfMarks { gpu, marks, then } => match ledger.gpus.get(gpu) {
-            Some(known) if known.marks == *marks => return decide(ledger, rules, then, now),
-            Some(_) => Err(Refusal::MarksChanged { gpu: gpu.clone() }),
-            None => Err(Refusal::UnknownGpu { gpu: gpu.clone() }),
-        },
         Command::MarkHealthy { gpu, by, why } => mark_healthy(ledger, gpu, by, why, now),
-        Command::Forget { gpu } => forget(ledger, gpu, rules, now),
-        Command::End { id, force } => end(ledger, rules, *id, *force, now),
-        Command::StorePolicy(version) => {
-            // The few versions that ship with the daemon are always stored.
-            let has_room = version.shipped || ledger.policies.len() < VERSIONS_MAX;
-            if !has_room && !ledger.policies.contains_key(&version.digest) {
-                Err(Refusal::TooManyVersions { limit: VERSIONS_MAX })
-            } else {
-                Ok(vec![Change::PolicyStored(version.clone())])
-            }
+        Command::Forget { gpu } => forget(ledger, gpu, now),
+        Command::End { id, force } => end(ledger, *id, *force, now),
+        Command::RecordUpload(version) => policy_versions::record_upload(ledger, version),
+        Command::RecordArtifact { digest, artifact } => {
+            policy_versions::record_artifact(ledger, digest, artifact)
         }
-        Command::RecordArtifact { digest, artifact } => record_artifact(ledger, digest, artifact),
-        Command::DeletePolicy { digest } => delete_policy(ledger, digest),
-        Command::Activate { stack, expected, offers, triage } => {
-            activate(ledger, stack, *expected, offers, rules, now).map(|mut changes| {
-                let revision = ledger.stack.revision + 1;
-                changes.extend(judge_again(ledger, &stack.entries, triage, revision, now));
-                // The denials were those of the former stack, or of its offers.
-                changes.extend(ledger.breakers.keys().filter_map(|resource| reset_breaker(ledger, resource)));
-                changes
-            })
-        }
-        Command::Tick => Ok(tick::changes(ledger, rules, now)),
+        Command::RecordLoaded(version) => Ok(policy_versions::record_loaded(ledger, version)),
+        Command::RecordShipped(versions) => Ok(policy_versions::record_shipped(ledger, versions)),
+        Command::DeletePolicy { digest } => policy_versions::delete(ledger, digest),
+        Command::Activate(activation) => activate(ledger, activation, now),
+        Command::SetRules { rules, offers } => set_rules(ledger, rules, offers, now),
+        Command::Tick => Ok(tick::changes(ledger, now)),
     };
     match decided {
         Ok(changes) => Verdict { entry: Entry { at: now, changes }, refusal: None },
@@ -92,12 +78,7 @@ pub fn decide(ledger: &Ledger, rules: &Rules, command: &Command, now: Now) -> Ve
     }
 }
 
-fn apply_offers(
-    ledger: &Ledger,
-    offers: &[(PartOffer, Decider)],
-    rules: &Rules,
-    now: Now,
-) -> Result<Vec<Change>, Refusal> {
+fn apply_offers(ledger: &Ledger, offers: &[(PartOffer, Decider)], now: Now) -> Result<Vec<Change>, Refusal> {
     let mut changes = Vec::new();
     let mut resources = ledger.resources();
     for (offer, by) in offers {
@@ -105,7 +86,7 @@ fn apply_offers(
         let Some(part) = ledger.part(&offer.part) else {
             continue;
         };
-        check_offer(part, offer, None, rules.overcommit_percent)?;
+        check_offer(part, offer, None, ledger.rules.overcommit_percent)?;
         resources.extend(offer.lines.iter().map(|l| l.resource.clone()));
         if resources.len() > RESOURCES_MAX {
             let why = format!("the node would list more than {RESOURCES_MAX} resources");
@@ -131,11 +112,6 @@ fn set_device_access(ledger: &Ledger, device_access: &DeviceAccess) -> Vec<Chang
 
 fn find_gpu<'l>(ledger: &'l Ledger, gpu: &PartId) -> Result<&'l super::ledger::GpuState, Refusal> {
     ledger.gpus.get(gpu).map(AsRef::as_ref).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() })
-}
-
-fn find_policy<'l>(ledger: &'l Ledger, digest: &Digest) -> Result<&'l PolicyVersion, Refusal> {
-    let found = ledger.policies.get(digest).map(AsRef::as_ref);
-    found.ok_or_else(|| Refusal::UnknownPolicy { digest: digest.clone() })
 }
 
 /// The change of a GPU's marks; none if they stay the same.
@@ -176,7 +152,7 @@ fn mark_healthy(
     }
 }
 
-fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<Change>, Refusal> {
+fn forget(ledger: &Ledger, gpu: &PartId, now: Now) -> Result<Vec<Change>, Refusal> {
     let state = find_gpu(ledger, gpu)?;
     let parts = || ledger.parts_of(gpu);
     if state.health.state != HealthState::Vanished || parts().any(|p| p.present) {
@@ -186,68 +162,164 @@ fn forget(ledger: &Ledger, gpu: &PartId, rules: &Rules, now: Now) -> Result<Vec<
         return Err(Refusal::StillHeld { gpu: gpu.clone(), by: by.id });
     }
     // Its ids leave the list with it, so they must have been Unhealthy and unheld for the full period (I10).
-    let settled = |since_ms| now.passed(since_ms, rules.timing.retire_ms);
+    let retire_ms = ledger.rules.timing.retire_ms;
+    let settled = |since_ms| now.passed(since_ms, retire_ms);
     if parts().any(|p| !settled(p.present_changed_mono_ms) || !settled(p.idle_since_mono_ms)) {
-        return Err(Refusal::TooSoon { gpu: gpu.clone(), wait_ms: rules.timing.retire_ms });
+        return Err(Refusal::TooSoon { gpu: gpu.clone(), wait_ms: retire_ms });
     }
     Ok(vec![Change::GpuForgotten(gpu.clone())])
 }
 
-fn end(
-    ledger: &Ledger,
-    rules: &Rules,
-    id: AllocationId,
-    force: bool,
-    now: Now,
-) -> Result<Vec<Change>, Refusal> {
+fn end(ledger: &Ledger, id: AllocationId, force: bool, now: Now) -> Result<Vec<Change>, Refusal> {
     let Some(allocation) = ledger.live.get(&id) else {
         return Err(match ledger.ended.get(id) {
             Some(past) => Refusal::AlreadyEnded { id, reason: past.end().reason },
             None => Refusal::UnknownAllocation { id },
         });
     };
-    let running_sources = running::running_sources(ledger, &rules.timing, allocation, now);
+    let running_sources = running::running_sources(ledger, allocation, now);
     if !force && !running_sources.is_empty() {
         let holder = Box::new(allocation.holder.clone());
         return Err(Refusal::StillRunning { id, holder, running_sources });
     }
-    Ok(reconcile::end_changes(ledger, rules, &[(id, EndReason::Operator)]))
+    Ok(reconcile::end_changes(ledger, &[(id, EndReason::Operator)]))
 }
 
-/// Changes only the artifact: the version's signature may have changed meanwhile, or the version may be gone.
-fn record_artifact(ledger: &Ledger, digest: &Digest, artifact: &Digest) -> Result<Vec<Change>, Refusal> {
-    let known = find_policy(ledger, digest)?;
-    let same = known.artifact == *artifact;
-    let version = PolicyVersion { artifact: artifact.clone(), ..known.clone() };
-    Ok(if same { Vec::new() } else { vec![Change::PolicyStored(version)] })
-}
-
-fn delete_policy(ledger: &Ledger, digest: &Digest) -> Result<Vec<Change>, Refusal> {
-    let version = find_policy(ledger, digest)?;
-    if ledger.stack.entries.iter().any(|e| e.digest == *digest) {
-        return Err(Refusal::PolicyInUse { digest: digest.clone() });
+fn activate(ledger: &Ledger, activation: &Activation, now: Now) -> Result<Vec<Change>, Refusal> {
+    let Activation { stack, offers, triage } = activation;
+    for entry in &stack.entries {
+        policy_versions::find(ledger, &entry.digest)?;
     }
-    if version.shipped {
-        return Err(Refusal::PolicyShipped { digest: digest.clone() });
-    }
-    Ok(vec![Change::PolicyDeleted(digest.clone())])
+    check_trust(ledger, &stack.entries, &ledger.rules.trusted_keys)?;
+    let revision = ledger.stack.revision + 1;
+    let mut changes = vec![Change::StackActivated(stack.clone().into_stack(revision, now.wall_ms))];
+    changes.extend(apply_offers(ledger, offers, now)?);
+    changes.extend(judge_again(ledger, &stack.entries, triage, revision, now));
+    // The denials were those of the former stack, or of its offers.
+    changes.extend(ledger.breakers.keys().filter_map(|resource| reset_breaker(ledger, resource)));
+    Ok(changes)
 }
 
-fn activate(
+/// The offers are checked by the new rules.
+fn set_rules(
     ledger: &Ledger,
-    stack: &NewStack,
-    expected: Option<u64>,
-    offers: &[(PartOffer, Decider)],
-    rules: &Rules,
+    rules: &Arc<Rules>,
+    offers: &NewOffers,
     now: Now,
 ) -> Result<Vec<Change>, Refusal> {
-    let revision = ledger.stack.revision;
-    if expected.is_some_and(|e| e != revision) {
-        return Err(Refusal::StackMoved { revision });
+    let ruled = ledger.with_rules(rules);
+    let of_offers = match offers {
+        NewOffers::OfActiveStack(offers) => apply_offers(&ruled, offers, now)?,
+        NewOffers::OfStack(activation) => activate(&ruled, activation, now)?,
+    };
+    let mut changes = Vec::new();
+    if ledger.rules != *rules {
+        changes.push(Change::RulesChanged(Arc::clone(rules)));
     }
-    stack.entries.iter().try_for_each(|entry| find_policy(ledger, &entry.digest).map(drop))?;
-    check_trust(ledger, &stack.entries, &rules.trusted_keys)?;
-    let mut changes = vec![Change::StackActivated(stack.clone().into_stack(revision + 1, now.wall_ms))];
-    changes.extend(apply_offers(ledger, offers, rules, now)?);
+    changes.extend(of_offers);
     Ok(changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::NewStack;
+    use crate::names::Digest;
+    use crate::offer::{Consumes, OfferLine};
+    use crate::policy::PolicyVersion;
+    use crate::revision::Revision;
+    use crate::stack::{OnFault, Permissions, StackEntry};
+    use crate::test_node::{Node, part, shared};
+    use crate::trust::{Origin, TrustedKey};
+
+    fn rules(overcommit_percent: u32) -> Arc<Rules> {
+        Arc::new(Rules { overcommit_percent, ..Rules::default() })
+    }
+
+    /// Two shares of GPU-0, each of twice its memory.
+    fn offers() -> Vec<(PartOffer, Decider)> {
+        let consumes = Consumes::Slice { memory_mib: 2 * 81_920, compute_percent: 0 };
+        let line = OfferLine { resource: shared(), count: 2, consumes };
+        vec![(PartOffer { part: part("GPU-0"), lines: vec![line] }, "test".into())]
+    }
+
+    fn activation(offers: Vec<(PartOffer, Decider)>) -> Activation {
+        let stack = NewStack { from_api: true, by: "ann".into(), why: String::new(), entries: Vec::new() };
+        Activation { stack, offers, triage: Vec::new() }
+    }
+
+    #[test]
+    fn rules_are_changed_with_the_offers_that_follow_from_them_or_not_at_all() {
+        let mut node = Node::new();
+        let (of_active, of_stack) =
+            (NewOffers::OfActiveStack(offers()), NewOffers::OfStack(activation(offers())));
+        for (overcommit_percent, offers, fits) in [
+            (150, &of_active, false),
+            (200, &of_active, true),
+            (100, &of_active, false),
+            (150, &of_stack, false),
+            (200, &of_stack, true),
+        ] {
+            let (before, offers) = (node.ledger.clone(), offers.clone());
+            let decided = node.decide(&Command::SetRules { rules: rules(overcommit_percent), offers });
+            assert_eq!(decided.is_ok(), fits, "{decided:?}");
+            if let Err(refusal) = decided {
+                assert!(matches!(refusal, Refusal::BadOffer { .. }), "{refusal}");
+                assert_eq!(node.ledger, before);
+            }
+        }
+        assert_eq!(node.ledger.rules, rules(200));
+        assert_eq!(node.ledger.part(&part("GPU-0")).unwrap().devices.len(), 2);
+        assert_eq!(node.ledger.stack.revision, 1, "the last one activated its stack");
+    }
+
+    #[test]
+    fn a_stack_must_be_trusted_by_the_keys_that_come_with_it() {
+        let mut node = Node::new();
+        let digest = Digest::parse(&"a".repeat(64)).unwrap();
+        let version = PolicyVersion {
+            name: "own".into(),
+            version: "1.0.0".into(),
+            summary: String::new(),
+            hooks: Vec::new(),
+            parameters_schema: "{}".into(),
+            digest: digest.clone(),
+            artifact: digest.clone(),
+            bytes: 1,
+            shipped: false,
+            since_wall_ms: 0,
+            origin: Origin::default(),
+        };
+        node.decide(&Command::RecordUpload(version)).unwrap();
+        let entry = StackEntry {
+            name: "own".into(),
+            digest,
+            parameters: "{}".into(),
+            permissions: Permissions::default(),
+            on_fault: OnFault::Skip,
+        };
+        let key = TrustedKey { name: "ops".into(), key: [1; 32] };
+        let mut activation = activation(Vec::new());
+        activation.stack.entries = vec![entry.clone()];
+        for (trusted_keys, is_trusted) in [(vec![key], false), (Vec::new(), true)] {
+            let rules = Arc::new(Rules { trusted_keys, ..Rules::default() });
+            let offers = NewOffers::OfStack(activation.clone());
+            let decided = node.decide(&Command::SetRules { rules, offers });
+            let untrusted = Refusal::Untrusted { policies: vec![entry.label()] };
+            assert_eq!(decided.map(drop), if is_trusted { Ok(()) } else { Err(untrusted) });
+        }
+    }
+
+    #[test]
+    fn rules_that_were_tried_beside_another_stack_are_refused() {
+        let mut node = Node::new();
+        let revision = node.ledger.stack.revision;
+        node.decide(&Command::Activate(activation(Vec::new()))).unwrap();
+        for offers in [NewOffers::OfActiveStack(offers()), NewOffers::OfStack(activation(Vec::new()))] {
+            let command = Command::SetRules { rules: rules(200), offers };
+            let decided = node.decide(&command.expecting(Some(Revision::Stack(revision))));
+            assert_eq!(decided, Err(Refusal::StackChanged { revision: revision + 1 }));
+        }
+        assert_eq!((&node.ledger.rules, node.ledger.stack.revision), (&rules(100), revision + 1));
+    }
 }

@@ -66,7 +66,6 @@ pub(super) fn after_scan(
     ledger: &Ledger,
     gpu: &PartId,
     found: impl FnOnce() -> Occupancy,
-    timing: &Timing,
     now: Now,
 ) -> Option<Change> {
     let state = ledger.gpus.get(gpu)?;
@@ -79,7 +78,7 @@ pub(super) fn after_scan(
         Occupancy::Empty => true,
         Occupancy::Unknown => false,
     };
-    if state.empty.is_some_and(|empty| empty.is_long_enough(seen_empty, timing, now)) {
+    if state.empty.is_some_and(|empty| empty.is_long_enough(seen_empty, &ledger.rules.timing, now)) {
         let marks = state.marks.after_drained(now);
         return Some(Change::MarksChanged { gpu: gpu.clone(), marks });
     }

@@ -160,7 +160,6 @@ pub fn record_outcome(
     ledger: &Ledger,
     ask: &EvictionRequest,
     outcome: &EvictionOutcome,
-    again_ms: u64,
     now: Now,
 ) -> Vec<Change> {
     let uid = &ask.pod.uid;
@@ -173,7 +172,7 @@ pub fn record_outcome(
         EvictionOutcome::Failed(message) => EvictionOutcome::Failed(sanitized(message)),
     };
     let since_wall_ms = ledger.evictions.get(uid).map_or(now.wall_ms, |a| a.since_wall_ms);
-    let again_mono_ms = now.mono_ms.saturating_add(again_ms);
+    let again_mono_ms = now.mono_ms.saturating_add(ledger.rules.timing.evict_again_ms);
     let newest = EvictionRecord { request: ask.clone(), outcome, since_wall_ms, again_mono_ms };
     let mut evictions = BTreeMap::clone(&ledger.evictions);
     evictions.insert(uid.clone(), newest);

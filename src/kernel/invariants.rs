@@ -6,7 +6,7 @@ use super::allocate::RECORDS_PER_DEVICE;
 use super::allocation::{Allocation, EndReason};
 use super::breaker::Phase;
 use super::change::{Change, Entry};
-use super::command::{Command, Rules};
+use super::command::Command;
 use super::health::HealthState;
 use super::histories::held::Held;
 use super::history::HistoryLimit;
@@ -44,7 +44,7 @@ pub(super) fn i2_grants_never_exceed_a_part(ledger: &Ledger) {
 pub(super) fn i3_a_healthy_device_is_held_or_grantable(ledger: &Ledger) {
     for resource in ledger.resources() {
         let is_withdrawn = ledger.breakers.get(&resource).is_some_and(|b| b.phase != Phase::Closed);
-        let list = listing(ledger, &resource, 100);
+        let list = listing(ledger, &resource);
         let free = |l: &&ListedDevice| l.healthy && !ledger.device(&resource, &l.id).unwrap().held();
         for part in ledger.parts.values() {
             let listed = list.iter().filter(|l| l.id.part == part.part.id);
@@ -246,9 +246,9 @@ pub(super) fn i10_an_id_is_delisted_only_after_its_wait(
     before: &Ledger,
     after: &Ledger,
     entry: &Entry,
-    rules: &Rules,
     now: Now,
 ) {
+    let timing = &before.rules.timing;
     let forgotten = |p: &super::part_state::PartState| {
         entry.changes.iter().any(|c| matches!(c, Change::GpuForgotten(g) if g == p.part.gpu()))
     };
@@ -262,19 +262,16 @@ pub(super) fn i10_an_id_is_delisted_only_after_its_wait(
             assert!(!device.held(), "I10: {id} {share:?} left while held");
             if part_forgotten(id) {
                 assert!(
-                    !part.present && now.mono_ms >= part.present_changed_mono_ms + rules.timing.retire_ms,
+                    !part.present && now.mono_ms >= part.present_changed_mono_ms + timing.retire_ms,
                     "I10: {id}"
                 );
             } else if !forgotten(part) {
                 let DeviceState::Retiring { since_mono_ms } = device.state else {
                     panic!("I10: {id} {share:?} left while offered")
                 };
+                assert!(now.mono_ms >= since_mono_ms + timing.retire_ms, "I10: {id} {share:?} left too soon");
                 assert!(
-                    now.mono_ms >= since_mono_ms + rules.timing.retire_ms,
-                    "I10: {id} {share:?} left too soon"
-                );
-                assert!(
-                    device.last_allocate_mono_ms.is_none_or(|n| now.mono_ms >= n + rules.timing.named_ms),
+                    device.last_allocate_mono_ms.is_none_or(|n| now.mono_ms >= n + timing.named_ms),
                     "I10: just named"
                 );
             }

@@ -18,6 +18,7 @@ use super::part_state::{Device, DeviceState, PartState, Taken};
 use super::pods::{Fate, PodsView};
 use super::policy::{Hook, PolicyVersion};
 use super::process::ProcessTable;
+use super::rules::Rules;
 use super::sighting::Sighting;
 use super::stack::{PastStacks, Stack, StackEntry, keep_past};
 use super::stuck::Stuck;
@@ -55,6 +56,8 @@ impl GpuState {
 pub struct Ledger {
     /// Grows by one with each applied entry (I11).
     pub generation: u64,
+    /// The settings of the rules.
+    pub rules: Arc<Rules>,
     /// Identifies the store in allocation ids.
     pub store: u32,
     /// The number of the next allocation.
@@ -105,6 +108,12 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// This ledger under other rules, such as those of a changed configuration that is tried.
+    #[must_use]
+    pub fn with_rules(&self, rules: &Arc<Rules>) -> Self {
+        Self { rules: Arc::clone(rules), ..self.clone() }
+    }
+
     /// The part with this id.
     #[must_use]
     pub fn part(&self, id: &PartId) -> Option<&PartState> {
@@ -223,6 +232,12 @@ impl Ledger {
         gpu.into_iter().chain(instances.map(Arc::as_ref))
     }
 
+    /// How much of a part's memory may be granted, MiB.
+    #[must_use]
+    pub fn memory_to_grant_mib(&self, part: &PartState) -> u64 {
+        part.memory_to_grant_mib(self.rules.overcommit_percent)
+    }
+
     /// What held devices take of a part: its own devices, and all of it while a part on the same hardware is held (I2).
     #[must_use]
     pub fn taken(&self, part: &PartState) -> Taken {
@@ -306,6 +321,7 @@ impl Ledger {
             }
             Change::StuckChanged(stuck) => self.stuck.clone_from(stuck),
             Change::PodsSeen(view) => self.pods = Some(Arc::clone(view)),
+            Change::RulesChanged(rules) => self.rules = Arc::clone(rules),
             Change::DeviceAccessChanged(device_access) => self.device_access = Arc::clone(device_access),
             Change::EvictionsUpdated(evictions) => self.evictions = Arc::clone(evictions),
             Change::KubeletSeen(created_wall_ms) => self.kubelet_seen_wall_ms = Some(*created_wall_ms),
@@ -316,7 +332,7 @@ impl Ledger {
                     None => breakers.remove(resource),
                 };
             }
-            Change::PolicyStored(version) => {
+            Change::PolicyAdded(version) | Change::PolicyUpdated(version) => {
                 Arc::make_mut(&mut self.policies).insert(version.digest.clone(), Arc::new(version.clone()));
             }
             Change::PolicyDeleted(digest) => drop(Arc::make_mut(&mut self.policies).remove(digest)),

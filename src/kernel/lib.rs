@@ -9,8 +9,8 @@
 //! - [`gpu_holders`], [`capacity`]: who holds each GPU, and why devices are not free
 //! - [`part_state`], [`ledger`], [`history`]: the state; [`change`], [`record`], [`restore`]: how it
 //!   changes, is stored and is read back
-//! - [`command`], [`decide`], [`refusal`]: commands and their outcomes; the longer rules are in
-//!   [`allocate`], [`offering`], [`scan`], [`reconcile`] and [`tick`]
+//! - [`command`], [`revision`], [`decide`], [`refusal`]: commands, their conditions and their outcomes; the longer rules are
+//!   in [`allocate`], [`offering`], [`scan`], [`reconcile`], [`tick`] and `policy_versions`, their settings in [`rules`]
 //! - [`decision`], [`compare`], [`describe`]: policy decisions, their comparison with another policy's
 //!   answers, and both as text
 //! - [`evict`]: pods to evict from a drained GPU; [`running`]: sources that show a pod running
@@ -56,6 +56,7 @@ pub mod pod_candidates;
 pub mod pods;
 pub mod policy;
 pub mod policy_call;
+mod policy_versions;
 pub mod ports;
 pub mod process;
 pub mod process_scan;
@@ -64,6 +65,8 @@ pub mod record;
 pub mod refusal;
 pub mod reserved_environment;
 pub mod restore;
+pub mod revision;
+pub mod rules;
 pub mod running;
 pub mod scan;
 pub mod sighting;

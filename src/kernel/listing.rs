@@ -23,7 +23,7 @@ pub struct ListedDevice {
 /// grants and the free devices before it. So the kubelet's allocatable count minus its assigned
 /// devices is what can be granted.
 #[must_use]
-pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<ListedDevice> {
+pub fn listing(ledger: &Ledger, resource: &Resource) -> Vec<ListedDevice> {
     let mut list = Vec::new();
     let mut free_left = match ledger.breakers.get(resource).map(|b| b.phase) {
         None | Some(Phase::Closed) => usize::MAX,
@@ -41,7 +41,7 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
         // ledger records its release.
         let works = ledger.is_usable(part) && !ledger.gpu_of(part).is_some_and(|g| g.marks.evicts());
         let may_grant = ledger.may_grant(part);
-        let memory_mib = part.memory_to_grant_mib(overcommit_percent);
+        let memory_mib = ledger.memory_to_grant_mib(part);
         let of_resource = (resource.clone(), None)..=(resource.clone(), Some(u32::MAX));
         for ((_, share), device) in part.devices.range(of_resource) {
             let with_device = taken.plus(device.consumes);
@@ -62,8 +62,8 @@ pub fn listing(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) ->
 
 /// Devices that a kubelet counts as free: listed Healthy, and held by no allocation.
 #[must_use]
-pub fn free_devices(ledger: &Ledger, resource: &Resource, overcommit_percent: u32) -> Vec<DeviceId> {
+pub fn free_devices(ledger: &Ledger, resource: &Resource) -> Vec<DeviceId> {
     let is_held = |id: &DeviceId| !ledger.holders_of(resource, id).is_empty();
-    let listed = listing(ledger, resource, overcommit_percent).into_iter();
+    let listed = listing(ledger, resource).into_iter();
     listed.filter(|device| device.healthy && !is_held(&device.id)).map(|device| device.id).collect()
 }

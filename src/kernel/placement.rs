@@ -61,7 +61,7 @@ pub fn baseline(ledger: &Ledger, request: &PlaceRequest) -> Placement {
 /// would fail permanently. Devices on parts that grant nothing are removed first, then those that the
 /// ledger has as taken, since a reconcile pass before the refusal may still free these.
 #[must_use]
-pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest, overcommit_percent: u32) -> PlaceRequest {
+pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest) -> PlaceRequest {
     let find = |id: &DeviceId| {
         let part = ledger.part(&id.part)?;
         Some((part, part.device(&request.resource, id.share)?))
@@ -76,7 +76,7 @@ pub fn without_ungrantable(ledger: &Ledger, request: &PlaceRequest, overcommit_p
         find(id).is_some_and(|(part, device)| {
             let Some(taken) = taken.get(&id.part) else { return false };
             let with_device = taken.plus(device.consumes);
-            !device.held() && with_device.excess(part.memory_to_grant_mib(overcommit_percent)).is_none()
+            !device.held() && with_device.excess(ledger.memory_to_grant_mib(part)).is_none()
         })
     };
     let retain = |from: &PlaceRequest, is_good: &dyn Fn(&DeviceId) -> bool| {

@@ -10,7 +10,6 @@ mod sources;
 
 use super::allocation::{Allocation, Decision, EndReason, Holder};
 use super::change::{Change, Entry};
-use super::command::Rules;
 use super::decider::Decider;
 use super::ledger::Ledger;
 use super::names::{AllocationId, DeviceId, Resource};
@@ -331,9 +330,9 @@ fn unknown_holdings(ledger: &Ledger, view: &ReconcileView) -> Vec<CheckpointEntr
 
 /// The changes of one reconcile pass.
 #[must_use]
-pub fn observe(ledger: &Ledger, view: &ReconcileView, rules: &Rules, now: Now) -> Vec<Change> {
-    let plan = plan(ledger, view, &rules.timing, now);
-    let stuck = find_stuck(ledger, view, &plan, &rules.timing, now);
+pub fn changes(ledger: &Ledger, view: &ReconcileView, now: Now) -> Vec<Change> {
+    let plan = plan(ledger, view, &ledger.rules.timing, now);
+    let stuck = find_stuck(ledger, view, &plan, &ledger.rules.timing, now);
     let mut changes: Vec<Change> =
         plan.learned.into_iter().map(|(id, holder)| Change::HolderLearned { id, holder }).collect();
     changes.extend(plan.settled.into_iter().map(Change::OverlapResolved));
@@ -346,19 +345,19 @@ pub fn observe(ledger: &Ledger, view: &ReconcileView, rules: &Rules, now: Now) -
     if plan.sightings != *ledger.sightings || plan.hold != ledger.hold {
         changes.push(Change::SightingsUpdated { sightings: Arc::new(plan.sightings), hold: plan.hold });
     }
-    changes.extend(end_changes(ledger, rules, &plan.ended));
+    changes.extend(end_changes(ledger, &plan.ended));
     adopt(ledger, &plan.adopted, now, &mut changes);
     changes
 }
 
 /// Ends and their consequences: a release resets its resource's breaker, and old records are pruned.
 #[must_use]
-pub fn end_changes(ledger: &Ledger, rules: &Rules, ends: &[(AllocationId, EndReason)]) -> Vec<Change> {
+pub fn end_changes(ledger: &Ledger, ends: &[(AllocationId, EndReason)]) -> Vec<Change> {
     let ending = || ends.iter().filter_map(|(id, _)| ledger.live.get(id)).map(Arc::as_ref);
     let resources: BTreeSet<&Resource> = ending().map(|a| &a.resource).collect();
     let ended = ends.iter().map(|(id, reason)| Change::Ended { id: *id, reason: *reason });
     let reset = resources.into_iter().filter_map(|resource| reset_breaker(ledger, resource));
-    let pruned = ledger.ended.to_prune(rules.history, ending()).into_iter().map(Change::Pruned);
+    let pruned = ledger.ended.to_prune(ledger.rules.history, ending()).into_iter().map(Change::Pruned);
     ended.chain(reset).chain(pruned).collect()
 }
 

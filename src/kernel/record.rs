@@ -231,7 +231,9 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
             add(RecordKey::Allocation(*id));
         }
         Change::KubeletSeen(_) => add(RecordKey::Meta),
-        Change::PolicyStored(version) => add(RecordKey::Policy(version.digest.clone())),
+        Change::PolicyAdded(version) | Change::PolicyUpdated(version) => {
+            add(RecordKey::Policy(version.digest.clone()));
+        }
         Change::PolicyDeleted(digest) => add(RecordKey::Policy(digest.clone())),
         Change::StackActivated(_) => {
             add(RecordKey::Stack);
@@ -260,6 +262,7 @@ fn add_keys(change: &Change, before: &Ledger, next: &Ledger, keys: &mut BTreeSet
         | Change::PodsSeen(_)
         | Change::EvictionsUpdated(_)
         | Change::DeviceAccessChanged(_)
+        | Change::RulesChanged(_)
         | Change::BreakerChanged { .. } => {}
     }
 }

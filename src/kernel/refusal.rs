@@ -58,9 +58,11 @@ pub enum Refusal {
     /// A source shows the allocation's pod running.
     StillRunning { id: AllocationId, holder: Box<Holder>, running_sources: Vec<RunningSource> },
     /// The stack was changed since the caller read it.
-    StackMoved { revision: u64 },
+    StackChanged { revision: u64 },
     /// The marks of the GPU were changed since the caller read them.
     MarksChanged { gpu: PartId },
+    /// The policy version has been signed, uploaded or activated since the caller read it.
+    PolicyChanged { digest: Digest },
     /// The policy version is in the active stack.
     PolicyInUse { digest: Digest },
     /// The policy version is used by the shadow with this number.
@@ -120,8 +122,9 @@ impl Refusal {
             Self::UnknownAllocation { .. } => "unknownAllocation",
             Self::AlreadyEnded { .. } => "alreadyEnded",
             Self::StillRunning { .. } => "stillRunning",
-            Self::StackMoved { .. } => "stackMoved",
+            Self::StackChanged { .. } => "stackChanged",
             Self::MarksChanged { .. } => "marksChanged",
+            Self::PolicyChanged { .. } => "policyChanged",
             Self::PolicyInUse { .. } => "policyInUse",
             Self::PolicyShadows { .. } => "policyShadows",
             Self::UnknownPolicy { .. } => "unknownPolicy",
@@ -197,7 +200,7 @@ impl fmt::Display for Refusal {
                 let shown: Vec<_> = running_sources.iter().map(ToString::to_string).collect();
                 write!(f, "allocation {id} is still in use by {}: {}", pod(holder), shown.join("; "))
             }
-            Self::StackMoved { revision } => {
+            Self::StackChanged { revision } => {
                 write!(f, "the stack is now at revision {revision}: read it again and retry")
             }
             Self::MarksChanged { gpu } => {
@@ -205,6 +208,9 @@ impl fmt::Display for Refusal {
                     f,
                     "the drain state of GPU {gpu} was changed since it was read: read it again and retry"
                 )
+            }
+            Self::PolicyChanged { digest } => {
+                write!(f, "policy {} has changed since it was read: read it again and retry", digest.short())
             }
             Self::PolicyInUse { digest } => {
                 write!(f, "policy {} is in the active stack: activate another stack first", digest.short())

@@ -112,6 +112,7 @@ fn restore_part(ledger: &mut Ledger, record: PartRecord, now: Now) {
 #[must_use]
 pub fn carry_over(mut restored: Ledger, old: &Ledger) -> Ledger {
     restored.generation = old.generation + 1;
+    restored.rules = Arc::clone(&old.rules);
     restored.links = Arc::clone(&old.links);
     restored.usage = Arc::clone(&old.usage);
     restored.scan_errors = Arc::clone(&old.scan_errors);

@@ -5,7 +5,7 @@ use super::allocation::Allocation;
 use super::attribution::{Attribution, attribute_process};
 use super::ledger::Ledger;
 use super::pods::{Fate, PodsSource};
-use super::time::{Now, Timing};
+use super::time::Now;
 use std::fmt;
 
 /// Most process ids in one message; further ones are counted.
@@ -63,12 +63,7 @@ impl fmt::Display for RunningSource {
 /// without force. A source that cannot be read counts as it was last read; `--force` is for sources that stay
 /// unreadable.
 #[must_use]
-pub fn running_sources(
-    ledger: &Ledger,
-    timing: &Timing,
-    allocation: &Allocation,
-    now: Now,
-) -> Vec<RunningSource> {
+pub fn running_sources(ledger: &Ledger, allocation: &Allocation, now: Now) -> Vec<RunningSource> {
     let mut found = Vec::new();
     let sighting = ledger.sightings.get(&allocation.id);
     let since_ms = sighting.map_or(now.mono_ms, |s| s.since_mono_ms);
@@ -79,7 +74,7 @@ pub fn running_sources(
         if shown.is_none() {
             found.push(RunningSource::NotRead);
         }
-        if !now.passed(since_ms, timing.reply_settle_ms) {
+        if !now.passed(since_ms, ledger.rules.timing.reply_settle_ms) {
             found.push(RunningSource::JustGranted { age_ms: now.mono_ms.saturating_sub(since_ms) });
         }
         let shown = shown.unwrap_or_default();
@@ -126,8 +121,7 @@ mod tests {
         node.grant("GPU-0", Some(1), "pod-b", "main");
         node.pass(60);
         let found = |node: &Node| {
-            let mut found =
-                running_sources(&node.ledger, &Timing::default(), &node.ledger.live[&id], node.now);
+            let mut found = running_sources(&node.ledger, &node.ledger.live[&id], node.now);
             found.retain(|source| *source != RunningSource::NotRead);
             found
         };

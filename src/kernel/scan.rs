@@ -1,7 +1,6 @@
 //! The changes that follow from an inventory scan or from a triaged reading.
 
 use super::change::Change;
-use super::command::Rules;
 use super::drain_progress;
 use super::drain_progress::Occupancy;
 use super::gpu::{Inventory, PARTS_MAX, Part, ScanError};
@@ -17,9 +16,10 @@ use std::sync::Arc;
 
 /// The changes of an inventory scan: parts found, changed and gone, and the health of their GPUs.
 #[must_use]
-pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> Vec<Change> {
+pub fn changes(ledger: &Ledger, inventory: &Inventory, now: Now) -> Vec<Change> {
+    let timing = &ledger.rules.timing;
     let mut changes = Vec::new();
-    let processes = ProcessTable::after_scan(ledger, inventory, rules.timing.bypass_ms, now);
+    let processes = ProcessTable::after_scan(ledger, inventory, timing.bypass_ms, now);
     let parts = inventory.parts.iter().take(PARTS_MAX).map(|part| with_known_facts(ledger, inventory, part));
     let parts: Vec<Cow<'_, Part>> = parts.collect();
     let seen: BTreeSet<_> = parts.iter().map(|p| &p.id).collect();
@@ -40,12 +40,12 @@ pub fn look(ledger: &Ledger, inventory: &Inventory, rules: &Rules, now: Now) -> 
         let error = inventory.scan_errors.get(gpu).or(missing.as_ref());
         let signs = inventory.signs.iter();
         let signs = signs.filter(|sign| parts.iter().any(|part| part.id == sign.part && part.gpu() == gpu));
-        let new = old.with_signs(signs, now).after_scan(is_present, error, rules.timing.quiet_ms, now);
+        let new = old.with_signs(signs, now).after_scan(is_present, error, timing.quiet_ms, now);
         if new != old {
             changes.push(Change::HealthChanged { gpu: gpu.clone(), health: new });
         }
         let found = || found_on(ledger, inventory, &processes, gpu, is_present);
-        changes.extend(drain_progress::after_scan(ledger, gpu, found, &rules.timing, now));
+        changes.extend(drain_progress::after_scan(ledger, gpu, found, now));
     }
     if *ledger.links != inventory.links
         || *ledger.usage != inventory.usage
@@ -124,7 +124,7 @@ fn found_on(
 
 /// The changes of a triaged reading; none for a part that is not known.
 #[must_use]
-pub fn triaged(ledger: &Ledger, triaged: &TriagedReading, now: Now) -> Vec<Change> {
+pub fn apply_triage(ledger: &Ledger, triaged: &TriagedReading, now: Now) -> Vec<Change> {
     let Some(part) = ledger.part(&triaged.reading.part) else {
         return Vec::new();
     };

@@ -91,6 +91,14 @@ pub struct StackEntry {
     pub on_fault: OnFault,
 }
 
+impl Stack {
+    /// Whether one of its entries has this policy version.
+    #[must_use]
+    pub fn has(&self, digest: &Digest) -> bool {
+        self.entries.iter().any(|entry| entry.digest == *digest)
+    }
+}
+
 impl StackEntry {
     /// `name@` and the first twelve digits of the digest.
     #[must_use]

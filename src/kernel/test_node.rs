@@ -3,13 +3,14 @@
 
 use berth_kernel::allocation::{Allocation, Decision, EndReason, Holder};
 use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::Rules;
+use berth_kernel::command::Command;
+use berth_kernel::decide::{Verdict, decide};
 use berth_kernel::gpu::{Inventory, Mig, Part};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::part_state::{Device, PartState};
 use berth_kernel::process::{Owner, PodProcess, Process, ProcessIdentity, ProcessVisibility, Uses};
-use berth_kernel::scan::look;
+use berth_kernel::refusal::Refusal;
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
@@ -71,8 +72,16 @@ impl Node {
             let on = processes.iter().filter(|(on, _)| *on == gpu).map(|(_, process)| process.clone());
             inventory.processes.insert(part(gpu), on.collect());
         }
-        let changes = look(&self.ledger, &inventory, &Rules::default(), self.now);
-        self.ledger.apply(&Entry { at: self.now, changes });
+        self.decide(&Command::RecordScan(inventory)).unwrap();
+    }
+
+    /// Decides a command, and applies its changes as the keeper does.
+    pub(crate) fn decide(&mut self, command: &Command) -> Result<Entry, Refusal> {
+        let Verdict { entry, refusal } = decide(&self.ledger, command, self.now);
+        if !entry.changes.is_empty() {
+            self.ledger.apply(&entry);
+        }
+        refusal.map_or(Ok(entry), Err)
     }
 
     /// Grants one device without an offer, as adoption does.

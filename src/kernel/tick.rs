@@ -1,7 +1,6 @@
 //! What the passing of time changes in the ledger, and when it changes something next.
 
 use super::change::Change;
-use super::command::Rules;
 use super::drain_progress::{next_drain_update, update_drains};
 use super::ledger::Ledger;
 use super::offering::delisting_due;
@@ -10,8 +9,8 @@ use super::time::{Now, Timing};
 use super::{breaker, evict};
 
 /// The changes that are due at `now`.
-pub(super) fn changes(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
-    let timing = &rules.timing;
+pub(super) fn changes(ledger: &Ledger, now: Now) -> Vec<Change> {
+    let timing = &ledger.rules.timing;
     let is_due = |due: Option<u64>| due.is_some_and(|due| now.mono_ms >= due);
     let mut changes = Vec::new();
     for (resource, state) in ledger.breakers.iter() {
@@ -28,7 +27,7 @@ pub(super) fn changes(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
     changes.extend(update_drains(ledger, now));
     changes.extend(evict::prune_evictions(ledger));
     // Each end prunes as many as it adds; more are left to prune after the limit was lowered.
-    changes.extend(ledger.ended.to_prune(rules.history, None).into_iter().map(Change::Pruned));
+    changes.extend(ledger.ended.to_prune(ledger.rules.history, None).into_iter().map(Change::Pruned));
     changes
 }
 
@@ -37,10 +36,10 @@ pub(super) fn changes(ledger: &Ledger, rules: &Rules, now: Now) -> Vec<Change> {
 ///
 /// [`Command::Tick`]: super::command::Command::Tick
 #[must_use]
-pub fn next_tick(ledger: &Ledger, rules: &Rules, now: Now) -> Option<u64> {
-    let timing = &rules.timing;
-    let is_due_now =
-        evict::prune_evictions(ledger).is_some() || !ledger.ended.to_prune(rules.history, None).is_empty();
+pub fn next_tick(ledger: &Ledger, now: Now) -> Option<u64> {
+    let timing = &ledger.rules.timing;
+    let is_due_now = evict::prune_evictions(ledger).is_some()
+        || !ledger.ended.to_prune(ledger.rules.history, None).is_empty();
     let breakers = ledger.breakers.values().map(|state| breaker::next_change(state, timing));
     let present = ledger.parts.values().filter(|part| part.present);
     let devices = present.flat_map(|part| part.devices.values());

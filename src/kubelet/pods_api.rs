@@ -15,6 +15,7 @@ use super::wire::v1alpha1::pods_client::PodsClient;
 use super::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
 use berth_core::keeper::{CommandError, Snapshot};
 use berth_core::{KernelHandle, next_beat};
+use berth_kernel::command::Command;
 use berth_kernel::pod_candidates::{ImmediateViewLimiter, is_newly_waiting, requests_listed_resource};
 use berth_kernel::pods::{DELETED_MAX, PODS_MAX, Pod, PodsSource, PodsView, Stage};
 use std::collections::BTreeMap;
@@ -294,7 +295,7 @@ impl PodWatcher {
                 (self.cache.overflow_view(), true)
             }
         };
-        while let Err(error) = self.kernel.pods(view.clone()).await {
+        while let Err(error) = self.kernel.execute(Command::Pods(view.clone())).await {
             if error == CommandError::Stopping {
                 return Err(error);
             }

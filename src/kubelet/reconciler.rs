@@ -13,6 +13,7 @@ use super::settings::{ReconcileTiming, Settings};
 use berth_core::keeper::{Applied, CommandError};
 use berth_core::spans;
 use berth_core::{KernelHandle, Shared, next_beat};
+use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Resource;
 use berth_kernel::reconcile::{KubeletAge, PodList, ReconcileView};
@@ -258,7 +259,7 @@ impl Reconciler {
         let ledger = self.kernel.snapshot();
         let interval = self.timing.get().full_pass_interval;
         // Two passes at least this far apart end an allocation.
-        let min_gap = Duration::from_millis(self.kernel.rules().timing.rounds_apart_ms);
+        let min_gap = Duration::from_millis(ledger.rules.timing.rounds_apart_ms);
         disputes.update(&ledger, view.list.as_ref());
         let since = self.last_pass.lock().await.map_or(Duration::MAX, |at| at.elapsed());
         // A full pass at the next `List` would come later than the interval allows.
@@ -326,7 +327,7 @@ impl Reconciler {
     /// Sends a view to the core, with the error of a source that cannot be read.
     async fn observe(&self, mut view: ReconcileView) -> Result<Applied, CommandError> {
         view.source_error = self.errors().first().cloned();
-        self.kernel.observe(view).await
+        self.kernel.execute(Command::Reconcile(view)).await
     }
 
     async fn list_pods(&self, resources: &BTreeSet<Resource>) -> Option<PodList> {

@@ -87,7 +87,8 @@ fn advice(refusal: &Refusal) -> (Code, String) {
         | Refusal::UnknownAllocation { .. }
         | Refusal::AlreadyEnded { .. }
         | Refusal::StillRunning { .. }
-        | Refusal::StackMoved { .. }
+        | Refusal::StackChanged { .. }
+        | Refusal::PolicyChanged { .. }
         | Refusal::MarksChanged { .. }
         | Refusal::PolicyInUse { .. }
         | Refusal::PolicyShadows { .. }

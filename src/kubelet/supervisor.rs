@@ -9,6 +9,7 @@ use super::reconciler::Reconciler;
 use super::settings::Settings;
 use berth_core::KernelHandle;
 use berth_core::keeper::Snapshot;
+use berth_kernel::listing::listing;
 use berth_kernel::names::Resource;
 use berth_kernel::offer::RESOURCES_MAX;
 use parking_lot::Mutex;
@@ -99,7 +100,7 @@ impl Supervisor {
     }
 
     fn publish(&self, device_list: &DeviceList, ledger: &Snapshot, resource: &Resource) {
-        device_list.publish(self.kernel.listing(ledger, resource));
+        device_list.publish(listing(ledger, resource));
     }
 
     fn start_plugin(

@@ -101,10 +101,9 @@ impl WasmPolicies {
         })
     }
 
-    /// Changes what policies are shown of the configuration: the percent of a part's memory that may be granted, and how
-    /// whole GPUs and MIG instances are offered without policies.
-    pub fn set_offers(&self, memory_overcommit_percent: u32, resource: Resource, mig: MigStrategy) {
-        self.views.set_offers(memory_overcommit_percent, resource, mig);
+    /// Changes what policies are shown of the configuration: how whole GPUs and MIG instances are offered without policies.
+    pub fn set_offers(&self, resource: Resource, mig: MigStrategy) {
+        self.views.set_offers(resource, mig);
     }
 
     /// Restores every shipped policy, for tests and benchmarks that call all of them.

@@ -18,8 +18,6 @@ pub struct Settings {
     pub compile: CompileLimits,
     /// A folder in which compiled modules are kept for other processes of this user; `None` in a daemon.
     pub compile_cache: Option<PathBuf>,
-    /// Memory of a part that may be granted, percent of its size.
-    pub memory_overcommit_percent: u32,
     /// The resource of whole GPUs without policies.
     pub resource: Resource,
     /// How MIG instances are offered without policies.
@@ -35,7 +33,6 @@ impl Settings {
             compiler: default_compiler(),
             compile: CompileLimits::default(),
             compile_cache: None,
-            memory_overcommit_percent: 100,
             resource: Resource::nvidia_gpu(),
             mig: MigStrategy::default(),
         }

@@ -79,7 +79,7 @@ impl View {
             let resource = baseline.resource(&state.part.id);
             part.attributes.extend(resource.map(|resource| attribute(BASELINE_RESOURCE, resource)));
             view.context.node.parts.push(part);
-            view.add_devices(ledger, index, state, settings.memory_overcommit_percent);
+            view.add_devices(ledger, index, state);
         }
         view.add_links(ledger);
         view.add_allocations(ledger, now, other);
@@ -163,15 +163,9 @@ impl View {
         }
     }
 
-    fn add_devices(
-        &mut self,
-        ledger: &Ledger,
-        index: u32,
-        state: &PartState,
-        memory_overcommit_percent: u32,
-    ) {
+    fn add_devices(&mut self, ledger: &Ledger, index: u32, state: &PartState) {
         let may_grant = ledger.may_grant(state);
-        let memory_mib = state.memory_to_grant_mib(memory_overcommit_percent);
+        let memory_mib = ledger.memory_to_grant_mib(state);
         let taken = ledger.taken(state);
         // The devices are sorted by resource, so that each resource is looked up once.
         let mut last: Option<(&Resource, u32, bool)> = None;
@@ -373,10 +367,10 @@ impl ViewCache {
     }
 
     /// Changes what views show besides the snapshot.
-    pub(super) fn set_offers(&self, memory_overcommit_percent: u32, resource: Resource, mig: MigStrategy) {
+    pub(super) fn set_offers(&self, resource: Resource, mig: MigStrategy) {
         let mut settings = self.settings.write();
         settings.0 += 1;
-        settings.1 = Settings { memory_overcommit_percent, resource, mig, ..settings.1.clone() };
+        settings.1 = Settings { resource, mig, ..settings.1.clone() };
         self.views.lock().clear();
     }
 

@@ -12,7 +12,7 @@ use berth_core::{Core, KernelHandle};
 use berth_http::AdminAccess;
 use berth_http::{Running, Settings};
 use berth_kernel::allocation::Allocation;
-use berth_kernel::command::Rules;
+use berth_kernel::command::Command;
 use berth_kernel::gpu::{Inventory, Link, Part, Path, Usage};
 use berth_kernel::health::XidRules;
 use berth_kernel::mig::MigStrategy;
@@ -20,6 +20,7 @@ use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
 use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{AdmitRequest, Hook, PolicyVersion};
 use berth_kernel::reconcile::{CheckpointEntry, ListedHolding, PodList, ReconcileView};
+use berth_kernel::rules::Rules;
 use berth_kernel::time::Timing;
 use berth_kernel::trust::TrustedKey;
 use serde_json::Value;
@@ -192,7 +193,7 @@ impl Bench {
 
     /// Ends an allocation, whatever shows its pod.
     pub(crate) fn end(&self, id: AllocationId) {
-        self.runtime.block_on(self.kernel.end(id, true)).unwrap();
+        self.runtime.block_on(self.kernel.execute(Command::End { id, force: true })).unwrap();
     }
 
     /// A round in which the kubelet's `List` and checkpoint show these pods (namespace, name) holding these, each in a
@@ -225,25 +226,23 @@ impl Bench {
             checkpoint: Some(noted.collect()),
             ..ReconcileView::default()
         };
-        self.runtime.block_on(self.kernel.observe(view)).unwrap();
+        self.runtime.block_on(self.kernel.execute(Command::Reconcile(view))).unwrap();
     }
 
     /// Makes a policy known as if it had come with the daemon.
     pub(crate) fn ship(&self, module: &[u8], name: &str, since_wall_ms: u64) -> PolicyVersion {
-        let version = PolicyVersion {
-            name: name.into(),
-            version: "1.0.0".into(),
-            summary: "Comes with the daemon.".into(),
-            hooks: vec![Hook::Offer],
-            parameters_schema: "{}".into(),
-            digest: digest_of(module),
-            artifact: digest_of(module),
-            bytes: 1,
-            shipped: true,
-            since_wall_ms,
-            origin: berth_kernel::trust::Origin::default(),
-        };
-        self.kernel.record_policy(version.clone()).unwrap();
+        let version = PolicyVersion { shipped: true, ..version_of(module, name, since_wall_ms) };
+        let known = self.kernel.snapshot();
+        let others = known.policies.values().filter(|known| known.shipped).map(|known| (**known).clone());
+        let all = others.chain([version.clone()]).collect();
+        self.kernel.execute_blocking(Command::RecordShipped(all)).unwrap();
+        version
+    }
+
+    /// Records a version that was uploaded before the node trusted any key.
+    pub(crate) fn know(&self, module: &[u8], name: &str) -> PolicyVersion {
+        let version = version_of(module, name, 1);
+        self.kernel.execute_blocking(Command::RecordUpload(version.clone())).unwrap();
         version
     }
 
@@ -375,5 +374,21 @@ fn part(index: u32) -> Part {
         mig_enabled: false,
         mig: None,
         attributes: BTreeMap::from([("compute.capability".into(), "9.0".into())]),
+    }
+}
+
+fn version_of(module: &[u8], name: &str, since_wall_ms: u64) -> PolicyVersion {
+    PolicyVersion {
+        name: name.into(),
+        version: "1.0.0".into(),
+        summary: "A policy of a test.".into(),
+        hooks: vec![Hook::Offer],
+        parameters_schema: "{}".into(),
+        digest: digest_of(module),
+        artifact: digest_of(module),
+        bytes: 1,
+        shipped: false,
+        since_wall_ms,
+        origin: berth_kernel::trust::Origin::default(),
     }
 }

@@ -18,9 +18,7 @@ fn a_version_that_is_signed_while_its_deletion_waits_stays() {
         let (own, own_key) = key("release", 1);
         let bench = Bench::trusting(1, vec![own_key]);
         let module = module("a", "");
-        let mut version = bench.ship(&module, "a", 1);
-        version.shipped = false;
-        bench.kernel.record_policy(version.clone()).unwrap();
+        let version = bench.know(&module, "a");
         let path = format!("/api/v1/policies/{}", version.digest);
         let tag = bench.get(&path).headers["etag"].clone();
         let signed = signature(&own, &module);

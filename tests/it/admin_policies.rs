@@ -3,8 +3,10 @@
 use crate::admin_bench::{Bench, GPU, SHARED, ask, baseline};
 use crate::admin_fakes::module;
 use crate::wait::until;
+use berth_core::stack::Baseline;
 use berth_core::{FileStack, Reconfiguration};
-use berth_kernel::command::{NewStack, Rules};
+use berth_kernel::command::NewStack;
+use berth_kernel::rules::Rules;
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use serde_json::{Value, json};
 use std::sync::atomic::Ordering;
@@ -171,7 +173,7 @@ fn of_file(bench: &Bench, module: &[u8], name: &str, shares: u32) -> FileStack {
 fn change_file(bench: &Bench, file_stack: FileStack) {
     let active = bench.kernel.snapshot();
     let new = Reconfiguration {
-        rules: Rules::clone(&bench.kernel.rules()),
+        rules: Rules::clone(&bench.kernel.snapshot().rules),
         baseline: baseline(),
         file_stack,
         stack: None,
@@ -214,6 +216,45 @@ fn start_with_file(bench: &Bench, file: FileStack) {
 }
 
 #[test]
+fn a_configuration_that_cannot_be_applied_changes_nothing() {
+    let bench = Bench::new(1);
+    let file = of_file(&bench, b"file", "of-the-file", 5);
+    start_with_file(&bench, file.clone());
+    let (policies, before) = (&bench.core.policies, bench.kernel.snapshot());
+    let rules = Rules { overcommit_percent: 200, ..Rules::clone(&before.rules) };
+    let quiet_ms = baseline().quiet_ms + 1;
+    let new = |parameters: &Value, revision| {
+        let mut file_stack = file.clone();
+        file_stack.entries[0].parameters = parameters.to_string();
+        let entries = file_stack.entries.clone();
+        let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
+        let baseline = Baseline { quiet_ms, ..baseline() };
+        Reconfiguration { rules: rules.clone(), baseline, file_stack, stack: Some(stack), revision }
+    };
+    let reconfigure = |new| bench.runtime.block_on(policies.reconfigure(new));
+    let (fails, works) = (json!({"fail": true}), json!({"shares": 3}));
+    let revision = before.stack.revision;
+    for (why, new, store_fails) in [
+        ("its policy fails", new(&fails, revision), false),
+        ("another stack is active", new(&works, revision + 1), false),
+        ("it cannot be recorded", new(&works, revision), true),
+    ] {
+        bench.store_fails.store(store_fails, Ordering::SeqCst);
+        assert!(reconfigure(new).is_err(), "{why}");
+        bench.store_fails.store(false, Ordering::SeqCst);
+        let after = bench.kernel.snapshot();
+        assert_eq!((&after.rules, &after.stack), (&before.rules, &before.stack), "{why}");
+        assert_eq!(policies.file_stack().entries, file.entries, "{why}");
+        assert_eq!(policies.baseline().quiet_ms, baseline().quiet_ms, "{why}");
+    }
+    until("the store works again", || reconfigure(new(&works, revision)).is_ok());
+    let after = bench.kernel.snapshot();
+    assert_eq!((&*after.rules, after.stack.revision), (&rules, revision + 1));
+    assert_eq!(policies.file_stack().entries, after.stack.entries);
+    assert_eq!(policies.baseline().quiet_ms, quiet_ms);
+}
+
+#[test]
 fn a_rollback_needs_an_activation_before_the_active_stack() {
     let bench = Bench::new(1);
     start_with_file(&bench, of_file(&bench, b"file", "of-the-file", 5));
@@ -239,7 +280,7 @@ fn a_rollback_to_the_stack_of_the_file_gives_the_file_its_place_back() {
     let active = bench.kernel.snapshot().stack.revision;
     let stack = NewStack { from_api: false, by: "config".into(), why: String::new(), entries };
     let new = Reconfiguration {
-        rules: Rules::clone(&bench.kernel.rules()),
+        rules: Rules::clone(&bench.kernel.snapshot().rules),
         baseline: baseline(),
         file_stack: next,
         stack: Some(stack),

@@ -186,9 +186,7 @@ fn an_unsigned_version_is_not_activated_until_it_is_signed() {
     let bench = Bench::trusting(1, vec![own_key]);
     let share = module("share", "1");
     // As a node has it that got its keys later.
-    let mut version = bench.ship(&share, "share", 1);
-    version.shipped = false;
-    bench.kernel.record_policy(version.clone()).unwrap();
+    let version = bench.know(&share, "share");
     let body = json!({ "entries": shares(2) }).to_string();
     let says = bench.json("PUT", "/api/v1/stack", &body).problem(403, "untrusted");
     assert!(says.contains(&version.label()), "{says}");

@@ -267,9 +267,7 @@ fn an_allocation_of_a_running_pod_ends_only_by_force_with_a_warning() {
 #[test]
 fn a_long_list_shows_how_to_see_the_next_items() {
     let bench = Bench::new(1);
-    let grant_and_end =
-        || drop(bench.runtime.block_on(bench.kernel.end(bench.allocate(0).id, true)).unwrap());
-    (0..4).for_each(|_| grant_and_end());
+    (0..4).for_each(|_| bench.end(bench.allocate(0).id));
     let list = |args: &[&str]| bench.done(&[&["allocation", "list", "--state", "ended"], args].concat());
     let rows = |text: &str| text.lines().filter(|line| line.contains("operator")).count();
     let first = list(&["--limit", "3"]);
@@ -282,7 +280,7 @@ fn a_long_list_shows_how_to_see_the_next_items() {
     assert!(!rest.contains("--after"), "{rest}");
     assert_eq!(rows(&list(&["--limit", "5000"])), 4);
     // Lists of more than one page are read in several requests.
-    (4..1003).for_each(|_| grant_and_end());
+    (4..1003).for_each(|_| bench.end(bench.allocate(0).id));
     assert_eq!(rows(&list(&["--limit", "1002"])), 1002);
     let all: Value = serde_json::from_str(&list(&["--limit", "5000", "-o", "json"])).unwrap();
     assert_eq!((all["items"].as_array().unwrap().len(), all.get("next")), (1003, None));

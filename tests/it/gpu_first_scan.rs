@@ -5,13 +5,12 @@ use crate::daemon::{SOON, Serving, WHOLE, berth, ended};
 use crate::mig::Rig;
 use crate::wait::until;
 use berth_gpus::nvml::{NvmlGpus, NvmlOptions};
-use berth_kernel::change::Entry;
-use berth_kernel::command::Rules;
+use berth_kernel::command::Command;
+use berth_kernel::decide::decide;
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use berth_kernel::ports::Gpus;
-use berth_kernel::scan::look;
 use berth_kernel::time::Now;
 use fake_nvml::{Code, Fabric, FabricState, Fault, Installed, RecoveryAction, State};
 use serde_json::Value;
@@ -48,8 +47,8 @@ impl Bench {
 
 fn ledger_of(inventory: &Inventory) -> Ledger {
     let (mut ledger, at) = (Ledger::default(), Now { wall_ms: 1, mono_ms: 1 });
-    let changes = look(&ledger, inventory, &Rules::default(), at);
-    ledger.apply(&Entry { at, changes });
+    let scan = Command::RecordScan(inventory.clone());
+    ledger.apply(&decide(&ledger, &scan, at).entry);
     ledger
 }
 

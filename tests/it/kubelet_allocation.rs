@@ -1,6 +1,6 @@
 //! Allocate and GetPreferredAllocation: grants, refusals, responses, malformed requests.
 
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu};
 use berth_kernel::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::allocation::EndReason;
 use berth_kubelet::{DeviceListStrategy, Edits};
@@ -182,7 +182,7 @@ async fn a_cordoned_gpu_whose_pod_just_left_is_not_preferred() {
     let uid = first.uid.clone();
     node.kubelet.admit(first).await.unwrap();
     let held = node.live()[0].devices[0].part.clone();
-    node.kernel.cordon(held.clone(), "ada".into(), String::new()).await.unwrap();
+    node.kernel.execute(cordon(held.clone(), "")).await.unwrap();
     // The kubelet counts its device as free at once; Berth learns of it in the next pass.
     node.kubelet.delete(&uid);
     for name in ["a", "b", "c"] {
@@ -198,8 +198,7 @@ async fn refusals_reach_the_pod_with_name_and_advice() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
-    let cordon = node.kernel.cordon(gpu(1), "ada".into(), "fan noise".into()).await;
-    cordon.unwrap();
+    node.kernel.execute(cordon(gpu(1), "fan noise")).await.unwrap();
     let status = client.allocate(allocate(&["GPU-1"])).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
     for part in ["GPU-1", GPU, "ada", "fan noise", "berth gpu uncordon GPU-1"] {
@@ -406,7 +405,7 @@ async fn containers_of_one_call_are_granted_together_or_not_at_all() {
     let node = Recipe::default().node().await;
     node.allocatable(GPU, 4).await;
     let mut client = dial_whole(&node).await;
-    node.kernel.cordon(gpu(3), "ada".into(), String::new()).await.unwrap();
+    node.kernel.execute(cordon(gpu(3), "")).await.unwrap();
     for (second, code) in [("GPU-9", Code::InvalidArgument), ("GPU-3", Code::FailedPrecondition)] {
         let status = client.allocate(together(&[&["GPU-0"], &[second]])).await.unwrap_err();
         assert_eq!(status.code(), code);

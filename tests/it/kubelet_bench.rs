@@ -7,7 +7,8 @@ use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_core::{ActivateError, Core, KernelHandle};
 use berth_kernel::allocation::Allocation;
-use berth_kernel::command::{NewStack, Rules};
+use berth_kernel::command::{Command, NewStack};
+use berth_kernel::drain::Author;
 use berth_kernel::gpu::{Inventory, Links, Part, Reading};
 use berth_kernel::health::XidRules;
 use berth_kernel::ledger::Ledger;
@@ -15,6 +16,7 @@ use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{PartId, Resource};
 use berth_kernel::pci::PciBusId;
 use berth_kernel::ports::Clock;
+use berth_kernel::rules::Rules;
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Timing;
 use berth_kubelet::{Edits, ReconcileTiming};
@@ -89,6 +91,11 @@ pub(crate) fn resource(name: &str) -> Resource {
 
 pub(crate) fn gpu(n: u32) -> PartId {
     PartId::parse(&format!("GPU-{n}")).unwrap()
+}
+
+/// An operator's order to cordon a GPU for this reason.
+pub(crate) fn cordon(gpu: PartId, why: &str) -> Command {
+    Command::Cordon { gpu, author: Author::api("ada".into(), why.into()) }
 }
 
 impl Recipe {
@@ -224,7 +231,10 @@ impl Node {
         let version = scripted_version();
         let kernel = self.kernel.clone();
         let kept = version.clone();
-        tokio::task::spawn_blocking(move || kernel.record_policy(kept)).await.unwrap().unwrap();
+        tokio::task::spawn_blocking(move || kernel.execute_blocking(Command::RecordUpload(kept)))
+            .await
+            .unwrap()
+            .unwrap();
         let entry = StackEntry {
             name: version.name,
             digest: version.digest,

@@ -2,6 +2,7 @@
 
 use crate::kubelet_bench::{GPU, Node, Recipe, SOON};
 use berth_kernel::allocation::EndReason;
+use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::pods::{PODS_MAX, PodsSource, PodsView, Stage};
 use berth_kernel::time::Timing;
@@ -233,7 +234,7 @@ async fn the_api_servers_view_takes_precedence_until_it_is_disconnected() {
         deleted: VecDeque::new(),
         finished: std::collections::VecDeque::new(),
     };
-    node.kernel.pods(of_api(true)).await.unwrap();
+    node.kernel.execute(Command::Pods(of_api(true))).await.unwrap();
     let source = |l: &Ledger| view(l).map(|v| v.source);
     assert_eq!(source(&node.kernel.snapshot()), Some(PodsSource::ApiServer));
     let spec = pod("p").container("main", &[(GPU, 1)]);
@@ -242,7 +243,7 @@ async fn the_api_servers_view_takes_precedence_until_it_is_disconnected() {
     node.kubelet.run(&uid).await.unwrap();
     tokio::time::sleep(LONG_ENOUGH / 2).await;
     assert_eq!(source(&node.kernel.snapshot()), Some(PodsSource::ApiServer), "it is not shouted down");
-    node.kernel.pods(of_api(false)).await.unwrap();
+    node.kernel.execute(Command::Pods(of_api(false))).await.unwrap();
     node.wait("the kubelet's view", |l| shown(l) && view(l).is_some_and(|v| v.pods.contains_key(&uid))).await;
     node.assert_harmless();
 }

@@ -6,6 +6,7 @@ use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
 use berth_admin::{NodeFacts, Server, Step};
 use berth_core::ActivateError;
 use berth_http::{Running, Settings};
+use berth_kernel::command::Command;
 use berth_kernel::gpu::Reading;
 use berth_kernel::health::HealthState;
 use berth_kernel::names::Resource;
@@ -220,7 +221,7 @@ async fn denials_of_the_pods_of_one_namespace_withdraw_nothing() {
         deleted: VecDeque::new(),
         finished: VecDeque::new(),
     };
-    node.kernel.pods(view).await.unwrap();
+    node.kernel.execute(Command::Pods(view)).await.unwrap();
     denied_three_times(&node).await;
     denied_three_times(&node).await;
     assert_eq!(api.breaker(), None);

@@ -1,7 +1,8 @@
 //! Reconcile passes: what ends an allocation, and above all what does not.
 
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu};
 use berth_kernel::allocation::EndReason;
+use berth_kernel::command::Command;
 use berth_kernel::drain::Owners;
 use berth_kubelet::{AdoptError, ReconcileTiming};
 use kubelet_standin::{CheckpointMode, PodSpec, Rpc, Sources, TinyPlugin};
@@ -72,9 +73,9 @@ async fn while_nothing_is_allocated_list_is_called_rarely() {
     wait_until_called("nothing is allocated", false).await;
     // Without a new checkpoint, as on a full disk, only the ledger changes.
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Frozen);
-    node.kernel.cordon(gpu(0), "ada".into(), String::new()).await.unwrap();
+    node.kernel.execute(cordon(gpu(0), "")).await.unwrap();
     wait_until_called("a GPU is cordoned", true).await;
-    node.kernel.uncordon(gpu(0), Owners::All).await.unwrap();
+    node.kernel.execute(Command::Uncordon { gpu: gpu(0), owners: Owners::All }).await.unwrap();
     wait_until_called("it is no longer cordoned", false).await;
     node.kubelet.set_faults(|f| f.checkpoint = CheckpointMode::Normal);
     let spec = pod("p").container("main", &[(GPU, 1)]);

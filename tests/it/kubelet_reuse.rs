@@ -2,9 +2,10 @@
 //! grants nothing new, an id that two pods get.
 
 use crate::kubelet_allocation::{allocate, dial_whole, refused};
-use crate::kubelet_bench::{GPU, Node, Recipe, SOON};
+use crate::kubelet_bench::{GPU, Node, Recipe, SOON, cordon};
+use berth_kernel::command::Command;
 use berth_kernel::contested::contested;
-use berth_kernel::drain::Order;
+use berth_kernel::drain::{Author, Order};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
 use berth_kubelet::{ReconcileTiming, Waits};
@@ -43,7 +44,7 @@ async fn the_next_pod_of_a_stateful_set_does_not_keep_the_gpu_of_the_last_one() 
     for restart_kubelet in [false, true] {
         let node = node_of(2).await;
         let (first, gpu) = run(&node, pod("web-0")).await;
-        node.kernel.cordon(gpu.clone(), "ada".into(), String::new()).await.unwrap();
+        node.kernel.execute(cordon(gpu.clone(), "")).await.unwrap();
         node.kubelet.delete(&first);
         // The cordoned GPU is free for the kubelet, and Berth refuses it until the kubelet chooses the other one.
         let mut next = None;
@@ -86,7 +87,10 @@ async fn short_pods_one_after_another_get_nothing_of_a_gpu_that_drains() {
     let node = node_of(1).await;
     let (first, gpu) = run(&node, pod("short-0")).await;
     let order = Order::default();
-    node.kernel.drain(gpu.clone(), "ada".into(), String::new(), order).await.unwrap();
+    node.kernel
+        .execute(Command::Drain { gpu: gpu.clone(), author: Author::api("ada".into(), String::new()), order })
+        .await
+        .unwrap();
     node.kubelet.finish(&first);
     // The kubelet knows of the end before Berth does, and gives the device to the next pod at once.
     for n in 1..=10 {
@@ -110,7 +114,7 @@ async fn a_pod_with_an_init_container_is_admitted_although_its_gpu_is_cordoned_m
     let uid = init.uid.clone();
     node.kubelet.admit(init).await.unwrap();
     let gpu = node.live()[0].devices[0].part.clone();
-    node.kernel.cordon(gpu, "ada".into(), String::new()).await.unwrap();
+    node.kernel.execute(cordon(gpu, "")).await.unwrap();
     let mut client = dial_whole(&node).await;
     client.allocate(allocate(&["GPU-0"])).await.expect("the pod's next container uses the device again");
     // The pod ends, and the device belongs to no init container any more.

@@ -1,9 +1,10 @@
 //! Traps of the kubelet: GPUs that vanish, pods that are admitted again, unreported releases, a pod resources API
 //! that refuses.
 
-use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, gpu};
+use crate::kubelet_bench::{GPU, Node, Recipe, SHARED, SOON, cordon, gpu};
 use berth_core::keeper::CommandError;
 use berth_kernel::allocation::EndReason;
+use berth_kernel::command::Command;
 use berth_kernel::refusal::Refusal;
 use berth_kernel::time::Timing;
 use berth_kubelet::ReconcileTiming;
@@ -79,9 +80,9 @@ async fn the_ids_of_a_vanished_gpu_leave_the_list_only_by_forget() {
     node.kubelet.wait_capacity(SHARED, 2, SOON).await.unwrap();
     assert_eq!(node.kubelet.capacity(GPU), Some(4));
     assert_eq!(node.kubelet.listed(GPU)["GPU-3"], UNHEALTHY);
-    node.kernel.forget(gpu(3)).await.unwrap();
+    node.kernel.execute(Command::Forget { gpu: gpu(3) }).await.unwrap();
     node.kubelet.wait_capacity(GPU, 3, SOON).await.unwrap();
-    let refused = node.kernel.forget(gpu(2)).await.unwrap_err();
+    let refused = node.kernel.execute(Command::Forget { gpu: gpu(2) }).await.unwrap_err();
     assert!(matches!(refused, CommandError::Refused(Refusal::StillThere { .. })), "{refused}");
     node.assert_harmless();
 }
@@ -98,7 +99,7 @@ async fn a_pending_pod_is_admitted_again_after_a_kubelet_restart() {
     let before = node.live();
     let held = node.kubelet.held(&uid, "main", GPU);
     // A cordon takes nothing from who holds it: an Unhealthy device would fail the pod.
-    node.kernel.cordon(before[0].devices[0].part.clone(), "ada".into(), String::new()).await.unwrap();
+    node.kernel.execute(cordon(before[0].devices[0].part.clone(), "")).await.unwrap();
     node.kubelet.restart().await.unwrap();
     node.allocatable(GPU, 4).await;
     let answers = node.kubelet.readmit().await;

@@ -457,7 +457,7 @@ fn a_disconnected_upload_leaves_no_partial_policy() {
     bench.runtime.block_on(async {
         tokio::select! {
             biased;
-            done = bench.core.policies.delete_policy(digest.clone(), Box::new(|_| true)) => panic!("{done:?}"),
+            done = bench.core.policies.delete_policy(digest.clone(), None) => panic!("{done:?}"),
             () = std::future::ready(()) => {}
         }
     });

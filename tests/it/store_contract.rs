@@ -335,7 +335,7 @@ fn history(store: u32) -> Vec<Entry> {
         // The same devices again: the older one becomes overlapped.
         vec![grant(2, &[0, 1])],
         vec![Change::Ended { id: id(1), reason: EndReason::Released }],
-        vec![Change::PolicyStored(policy()), Change::StackActivated(stack(1, 3))],
+        vec![Change::PolicyAdded(policy()), Change::StackActivated(stack(1, 3))],
         vec![Change::StackActivated(stack(2, 1))],
         vec![grant(3, &[3])],
         vec![Change::Ended { id: id(3), reason: EndReason::NeverStarted }, Change::Pruned(id(1))],

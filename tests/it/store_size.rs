@@ -3,7 +3,7 @@
 use crate::kubelet_fakes::SkipClock;
 use berth_core::keeper::Keeper;
 use berth_kernel::change::Change;
-use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth_kernel::command::{Attempt, Command, StackAnswer};
 use berth_kernel::gpu::{Inventory, Part};
 use berth_kernel::history::{HISTORY_ALLOCATIONS_MAX, HISTORY_BYTES_MAX, HistoryLimit, PRUNED_AT_ONCE};
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
@@ -11,6 +11,7 @@ use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::pci::PciBusId;
 use berth_kernel::policy::{AdmitRequest, Terms};
 use berth_kernel::ports::Store as _;
+use berth_kernel::rules::Rules;
 use berth_store::SledStore;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -103,8 +104,7 @@ impl House {
         let changes = self.turn(&Command::Allocate {
             request: AdmitRequest { resource: resource(), devices: vec![device] },
             answer: StackAnswer::Allow { by: vec!["mixed@0123456789ab".into()], terms },
-            generation: 0,
-            is_retry: true,
+            evaluated: None,
             attempt: Attempt::Last { asked_mono_ms: 0 },
         });
         changes.iter().find_map(|c| if let Change::Granted(a) = c { Some(a.id) } else { None }).unwrap()

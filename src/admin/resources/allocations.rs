@@ -8,6 +8,7 @@ use actix_web::{HttpRequest, HttpResponse};
 use berth_api::{Allocation, AllocationList, Kind};
 use berth_http::{Caller, Failure, HandlerResult, etag, query};
 use berth_kernel::attribution::Attributions;
+use berth_kernel::command::Command;
 use berth_kernel::history::EndedAllocation;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, Resource};
@@ -254,7 +255,7 @@ pub(crate) async fn end(
         // For the log only; the command that ends it checks again.
         shown_running = running_sources(&state, &state.kernel.snapshot(), id);
     }
-    let applied = state.kernel.end(id, ending.force).await.or_failure()?;
+    let applied = state.kernel.execute(Command::End { id, force: ending.force }).await.or_failure()?;
     if shown_running.is_empty() {
         tracing::info!(allocation = %id, by, force, "an allocation was ended");
     } else {
@@ -267,7 +268,7 @@ pub(crate) async fn end(
 fn running_sources(state: &State, ledger: &Ledger, id: AllocationId) -> String {
     let Some(allocation) = ledger.live.get(&id) else { return String::new() };
     let now = state.kernel.now();
-    let sources = running::running_sources(ledger, &state.kernel.rules().timing, allocation, now);
+    let sources = running::running_sources(ledger, allocation, now);
     sources.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 

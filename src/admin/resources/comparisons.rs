@@ -69,7 +69,7 @@ pub(crate) async fn replay(
     let ledger = state.kernel.snapshot();
     let query = decisions::Query::of(query.hook.clone(), query.since.clone(), query.cursor.clone());
     let filter = decisions::filter(&ledger, &query)?;
-    let candidate = candidate(&state, &ledger, body::json(&request, payload).await?)?;
+    let candidate = candidate(&ledger, body::json(&request, payload).await?)?;
     let label = candidate.policy.clone();
     let report = state.lab.replay(candidate, filter, limit).await.or_failure()?;
     Ok(HttpResponse::Ok().json(replay_body(&label, &report)))
@@ -106,7 +106,7 @@ pub(crate) async fn add(
     payload: Payload,
 ) -> HandlerResult {
     let wanted = body::json(&request, payload).await?;
-    let candidate = candidate(&state, &state.kernel.snapshot(), wanted)?;
+    let candidate = candidate(&state.kernel.snapshot(), wanted)?;
     let shadow = state.lab.add_shadow(candidate).await.or_failure()?;
     tracing::info!(
         policy = shadow.candidate.policy,
@@ -148,17 +148,11 @@ fn unknown(id: u64) -> Failure {
 }
 
 /// The version that a request names, with its parameters.
-pub(crate) fn candidate(
-    state: &State,
-    ledger: &Ledger,
-    wanted: Candidate,
-) -> Result<berth_core::lab::Candidate, Failure> {
+pub(crate) fn candidate(ledger: &Ledger, wanted: Candidate) -> Result<berth_core::lab::Candidate, Failure> {
     let version = resolve_version(ledger, &wanted.policy, wanted.digest.as_deref()).map_err(|rule| {
         Failure::new(Kind::Invalid, rule).hint("list the policies").action(Operation::ListPolicies)
     })?;
-    let rules = state.kernel.rules();
-    let keys = &rules.trusted_keys;
-    if !may_activate(&version, keys) {
+    if !may_activate(&version, &ledger.rules.trusted_keys) {
         return Err(Refusal::Untrusted { policies: vec![version.label()] }.into_failure());
     }
     let parameters = Value::Object(wanted.parameters).to_string();

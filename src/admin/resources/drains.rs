@@ -14,6 +14,7 @@ use berth_kernel::evict::{EvictionStatus, holders_if};
 use berth_kernel::eviction::EvictionOutcome;
 use berth_kernel::names::PartId;
 use berth_kernel::refusal::Refusal;
+use berth_kernel::revision::Revision;
 use serde::Deserialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -49,13 +50,13 @@ pub(crate) async fn cordon(
     let gpu = gpu_id(&state, &path)?;
     let Cordon { reason } = body::json_or_default(&request, payload).await?;
     caller.check_reason(&reason)?;
-    let condition = condition(&state, &request, &gpu)?;
+    let expected = if_match(&state, &request, &gpu)?;
     let command = Command::Cordon { gpu: gpu.clone(), author: Author::api(caller.name(), reason.clone()) };
-    let applied = state.kernel.change_marks(command, condition).await.or_failure()?;
+    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), reason, "a GPU was cordoned");
     }
-    turned(&state, &gpu)
+    respond(&state, &gpu)
 }
 
 /// Uncordon a GPU
@@ -81,13 +82,13 @@ pub(crate) async fn uncordon(
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let owners = query.owners(&caller)?;
-    let condition = condition(&state, &request, &gpu)?;
+    let expected = if_match(&state, &request, &gpu)?;
     let command = Command::Uncordon { gpu: gpu.clone(), owners };
-    let applied = state.kernel.change_marks(command, condition).await.or_failure()?;
+    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), "marks of a GPU were removed");
     }
-    turned(&state, &gpu)
+    respond(&state, &gpu)
 }
 
 /// Whose mark a request removes.
@@ -155,7 +156,7 @@ pub(crate) async fn start(
     if evict && (state.facts)().api_server.is_none() {
         return Err(no_api_server());
     }
-    let condition = condition(&state, &request, &gpu)?;
+    let expected = if_match(&state, &request, &gpu)?;
     let now = state.kernel.now().wall_ms;
     let order = drain::Order {
         evict,
@@ -165,11 +166,11 @@ pub(crate) async fn start(
     };
     let author = Author::api(caller.name(), reason.clone());
     let command = Command::Drain { gpu: gpu.clone(), author, order };
-    let applied = state.kernel.change_marks(command, condition).await.or_failure()?;
+    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), reason, evict, "a GPU is being drained");
     }
-    turned(&state, &gpu)
+    respond(&state, &gpu)
 }
 
 fn no_api_server() -> Failure {
@@ -272,13 +273,13 @@ pub(crate) async fn stop(
 ) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
     let owners = query.owners(&caller)?;
-    let condition = condition(&state, &request, &gpu)?;
+    let expected = if_match(&state, &request, &gpu)?;
     let command = Command::StopDrain { gpu: gpu.clone(), owners };
-    let applied = state.kernel.change_marks(command, condition).await.or_failure()?;
+    let applied = state.kernel.execute(command.expecting(expected)).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), "a drain was cancelled");
     }
-    turned(&state, &gpu)
+    respond(&state, &gpu)
 }
 
 /// Mark a GPU healthy
@@ -311,19 +312,22 @@ pub(crate) async fn mark_healthy(
         ));
     }
     caller.check_reason(&reason)?;
-    let applied = state.kernel.mark_healthy(gpu.clone(), caller.name(), reason.clone()).await.or_failure()?;
+    let command = Command::MarkHealthy { gpu: gpu.clone(), by: caller.name(), why: reason.clone() };
+    let applied = state.kernel.execute(command).await.or_failure()?;
     if !applied.entry.changes.is_empty() {
         tracing::info!(%gpu, by = caller.name(), reason, "a GPU was marked healthy");
     }
     Ok(HttpResponse::Ok().json(shown(&state, &gpu)?))
 }
 
-/// The marks that the request's `If-Match` names, which the command checks again in its turn; `None` without a condition.
-fn condition(state: &State, request: &HttpRequest, gpu: &PartId) -> Result<Option<(PartId, Marks)>, Failure> {
+/// The marks that the request's `If-Match` names, which the keeper checks again in the turn of the command; `None` without a
+/// condition.
+fn if_match(state: &State, request: &HttpRequest, gpu: &PartId) -> Result<Option<Revision>, Failure> {
     let ledger = state.kernel.snapshot();
     let known = ledger.gpus.get(gpu).ok_or_else(|| Refusal::UnknownGpu { gpu: gpu.clone() }).or_failure()?;
     etag::check(request, &tag(&known.marks))?;
-    Ok((!etag::if_match(request)?.is_any()).then(|| (gpu.clone(), known.marks.clone())))
+    let read = || Revision::Marks { gpu: gpu.clone(), marks: known.marks.clone() };
+    Ok((!etag::if_match(request)?.is_any()).then(read))
 }
 
 fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
@@ -332,8 +336,9 @@ fn drain_tag(state: &State, gpu: &PartId) -> Result<String, Failure> {
     Ok(tag(&known.marks))
 }
 
-/// The GPU after its drain state has changed.
-fn turned(state: &State, gpu: &PartId) -> HandlerResult {
+/// Responds with the GPU, after its drain state has changed. The tag is read first: if the GPU changes again in between, a
+/// request with this tag is refused, although the body shows that change.
+fn respond(state: &State, gpu: &PartId) -> HandlerResult {
     let tag = drain_tag(state, gpu)?;
     Ok(HttpResponse::Ok().insert_header((ETAG, tag)).json(shown(state, gpu)?))
 }

@@ -11,6 +11,7 @@ use berth_api::{
     TopHolder, non_empty, rfc3339,
 };
 use berth_http::{Caller, Failure, HandlerResult, etag};
+use berth_kernel::command::Command;
 use berth_kernel::drain::{self, Order};
 use berth_kernel::evict::{EvictionStatus, GpuHolder, holders};
 use berth_kernel::gpu::{self, Load};
@@ -89,7 +90,7 @@ pub(crate) async fn show(state: Data<State>, request: HttpRequest, path: Path<St
     ))]
 pub(crate) async fn forget(caller: Caller, state: Data<State>, path: Path<String>) -> HandlerResult {
     let gpu = gpu_id(&state, &path)?;
-    state.kernel.forget(gpu.clone()).await.or_failure()?;
+    state.kernel.execute(Command::Forget { gpu: gpu.clone() }).await.or_failure()?;
     tracing::info!(%gpu, by = caller.name(), "a vanished GPU was removed from the list");
     Ok(HttpResponse::NoContent().finish())
 }

@@ -10,13 +10,14 @@ use actix_web::{HttpRequest, HttpResponse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_api::{Kind, Policy, PolicyDetail, PolicyList, Word};
-use berth_core::policies::{DeleteError, Upload, Uploaded};
+use berth_core::policies::{Upload, Uploaded};
 use berth_http::{Caller, Failure, HandlerResult, IDENTITY, Weight, body, etag, query};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::{PolicyVersion, VERSIONS_MAX};
 use berth_kernel::ports::InstallError;
 use berth_kernel::refusal::Refusal;
+use berth_kernel::revision::Revision;
 use berth_kernel::trust::Signature;
 use futures_util::stream;
 use serde::Deserialize;
@@ -91,7 +92,7 @@ pub(crate) async fn list(state: Data<State>, request: HttpRequest, filter: Query
         versions
             .into_iter()
             .filter(|version: &&PolicyVersion| {
-                let active = || ledger.stack.entries.iter().any(|entry| entry.digest == version.digest);
+                let active = || ledger.stack.has(&version.digest);
                 filter.name.as_ref().is_none_or(|name| *name == version.name)
                     && filter.shipped.is_none_or(|shipped| shipped == version.shipped)
                     && filter.active.is_none_or(|wanted| wanted == active())
@@ -230,20 +231,26 @@ pub(crate) async fn delete(
     request: HttpRequest,
 ) -> HandlerResult {
     let digest = digest(&path)?;
-    let condition = etag::if_match(&request)?;
-    let of = digest.clone();
-    let still = move |ledger: &Ledger| {
-        let now = ledger.policies.get(&of).map(|version| etag::of(&PolicyDetail::of(ledger, version)));
-        // A missing version has its own error.
-        now.is_none_or(|tag| tag.is_ok_and(|tag| condition.names(&tag)))
-    };
-    // Checked before waiting for others, and again once no other request can change it.
-    if !still(&state.kernel.snapshot()) {
-        return Err(DeleteError::Changed.into_failure());
-    }
-    state.policies.delete_policy(digest.clone(), Box::new(still)).await.or_failure()?;
+    let expected = if_match(&request, &state.kernel.snapshot(), &path)?;
+    state.policies.delete_policy(digest.clone(), expected).await.or_failure()?;
     tracing::info!(policy = digest.short(), by = caller.name(), "a policy was deleted");
     Ok(HttpResponse::NoContent().finish())
+}
+
+/// The version that the request's `If-Match` names, which the keeper checks again in the turn of the command; `None` without a
+/// condition.
+fn if_match(request: &HttpRequest, ledger: &Ledger, path: &str) -> Result<Option<Revision>, Failure> {
+    let condition = etag::if_match(request)?;
+    if condition.is_any() {
+        return Ok(None);
+    }
+    let known = version(ledger, path)?;
+    if condition.names(&etag::of(&PolicyDetail::of(ledger, known))?) {
+        let is_active = ledger.stack.has(&known.digest);
+        Ok(Some(Revision::Policy { version: Box::new(known.clone()), is_active }))
+    } else {
+        Err(Refusal::PolicyChanged { digest: known.digest.clone() }.into_failure())
+    }
 }
 
 fn digest(text: &str) -> Result<Digest, Failure> {

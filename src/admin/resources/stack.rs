@@ -147,7 +147,7 @@ async fn preview(state: &State, stack: command::NewStack, expected: Option<u64>)
         source: StackSource::of(&after.stack),
         entries: after.stack.entries.iter().map(|e| StackEntry::of(&after, e, None)).collect(),
         offers: trials::offers(&node, &after),
-        resources: trials::resources(&node, &after, state.kernel.rules().overcommit_percent),
+        resources: trials::resources(&node, &after),
         warnings,
     };
     Ok(answer(state, &node, Some(preview)))
@@ -160,7 +160,7 @@ fn if_match(request: &HttpRequest, ledger: &Ledger) -> Result<Option<u64>, Failu
     match condition.names(&format!("\"{revision}\"")) {
         _ if condition.is_any() => Ok(None),
         true => Ok(Some(revision)),
-        false => Err(Refusal::StackMoved { revision }.into_failure()),
+        false => Err(Refusal::StackChanged { revision }.into_failure()),
     }
 }
 

@@ -134,7 +134,7 @@ pub fn resolve_version(
             let mut all: Vec<_> = named().collect();
             all.sort_unstable_by_key(|v| std::cmp::Reverse(age(v)));
             let marked = |(place, version): (usize, &&Arc<PolicyVersion>)| {
-                let active = ledger.stack.entries.iter().any(|entry| entry.digest == version.digest);
+                let active = ledger.stack.has(&version.digest);
                 let marks = [(place == 0).then_some("newest"), active.then_some("active")];
                 let marks: Vec<_> = marks.into_iter().flatten().collect();
                 let marks = if marks.is_empty() { String::new() } else { format!(" ({})", marks.join(", ")) };

@@ -70,7 +70,7 @@ pub(crate) async fn add(state: Data<State>, request: HttpRequest, payload: Paylo
         None => {
             permissions.as_ref().map_or(Ok(()), check_permissions).map_err(invalid)?;
             Proposed::Policy {
-                candidate: candidate(&state, &ledger, Candidate { policy, digest, parameters })?,
+                candidate: candidate(&ledger, Candidate { policy, digest, parameters })?,
                 permissions: permissions.map(Into::into),
                 on_fault: on_fault.map(Into::into),
                 alone,
@@ -79,8 +79,7 @@ pub(crate) async fn add(state: Data<State>, request: HttpRequest, payload: Paylo
     };
     let trial = berth_core::lab::Proposal { proposed, request: request.clone() };
     let report = state.lab.try_policy(trial).await.or_failure()?;
-    let overcommit_percent = state.kernel.rules().overcommit_percent;
-    let mut trial = shown(&report, request.as_ref(), overcommit_percent);
+    let mut trial = shown(&report, request.as_ref());
     trial.warnings.extend(pod_rules::warnings(&state, &report.node, &report.stack.entries));
     Ok(HttpResponse::Ok().json(trial))
 }
@@ -149,7 +148,7 @@ fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
     Ok(())
 }
 
-fn shown(report: &TrialReport, request: Option<&DeviceRequest>, overcommit_percent: u32) -> Trial {
+fn shown(report: &TrialReport, request: Option<&DeviceRequest>) -> Trial {
     let label = |place: usize| report.stack.entries.get(place).map(|entry| entry.label()).unwrap_or_default();
     Trial {
         policy: label(report.index),
@@ -159,7 +158,7 @@ fn shown(report: &TrialReport, request: Option<&DeviceRequest>, overcommit_perce
         refused: report.refused.clone(),
         warnings: report.warnings.clone(),
         offers: offers(&report.node, &report.after),
-        resources: resources(&report.node, &report.after, overcommit_percent),
+        resources: resources(&report.node, &report.after),
         request: report
             .outcome
             .as_ref()
@@ -191,7 +190,7 @@ pub(crate) fn offers(present: &Ledger, after: &Ledger) -> Vec<TrialOffer> {
 }
 
 /// The devices of each resource after a change of the stack, beside the present ones.
-pub(crate) fn resources(present: &Ledger, after: &Ledger, overcommit_percent: u32) -> Vec<TrialResource> {
+pub(crate) fn resources(present: &Ledger, after: &Ledger) -> Vec<TrialResource> {
     let offered = |ledger: &Ledger| {
         let mut counts = BTreeMap::<Resource, usize>::new();
         for part in ledger.parts.values().filter(|part| part.present) {
@@ -209,9 +208,9 @@ pub(crate) fn resources(present: &Ledger, after: &Ledger, overcommit_percent: u3
     let resource = |name: &Resource| TrialResource {
         resource: name.to_string(),
         devices: of(&then, name),
-        free: free_devices(after, name, overcommit_percent).len(),
+        free: free_devices(after, name).len(),
         devices_now: of(&now, name),
-        free_now: free_devices(present, name, overcommit_percent).len(),
+        free_now: free_devices(present, name).len(),
     };
     names.into_iter().map(resource).collect()
 }

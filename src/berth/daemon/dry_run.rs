@@ -10,12 +10,12 @@ use berth_core::stack::{DryRun, TIME_FACTOR};
 use berth_files::yaml::Problems;
 use berth_gpus::sim::SimGpus;
 use berth_http::check_files;
-use berth_kernel::change::{Change, Entry};
+use berth_kernel::command::Command;
+use berth_kernel::decide::decide;
 use berth_kernel::gpu::Inventory;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::policy::{Fault, FaultKind, Hook};
 use berth_kernel::ports::{Clock, Gpus, PolicyFiles as _, PolicyRuntime};
-use berth_kernel::scan::look;
 use berth_kernel::stack::StackEntry;
 use berth_kernel::time::Now;
 use berth_kernel::trust_check::check_trust;
@@ -80,8 +80,8 @@ pub(crate) fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result
     )?;
     let policies = WasmPolicies::new(setup::policies(config, scratch.path().to_owned()))?;
     let clock = SystemClock::default();
-    let mut node = Ledger::default();
-    apply(&mut node, policies.shipped(clock.now()).into_iter().map(Change::PolicyStored).collect(), &clock);
+    let mut node = Ledger::default().with_rules(&Arc::new(config.rules.clone()));
+    submit(&mut node, &Command::RecordShipped(policies.shipped(clock.now())), &clock);
     let mut entries = entries(config, skipped, &node, &mut findings);
     for (_, entry) in &entries {
         if let Some(version) = node.policies.get(&entry.digest) {
@@ -91,8 +91,7 @@ pub(crate) fn dry_run(config: &Config, skipped: SkippedChecks) -> anyhow::Result
     // First without GPUs: policies read parameters before any GPU, so these faults occur on every node.
     for is_certain in [true, false] {
         if !is_certain {
-            let changes = look(&node, &inventory, &config.rules, clock.now());
-            apply(&mut node, changes, &clock);
+            submit(&mut node, &Command::RecordScan(inventory.clone()), &clock);
         }
         let (failures, warnings) =
             run_trials(config, &policies, &mut entries, &Arc::new(node.clone()), clock.now(), 1);
@@ -154,7 +153,8 @@ pub(super) fn test_stack(
         }
     }
     let mut entries = entries.into_iter().enumerate().collect();
-    let (failures, _) = run_trials(config, &policies, &mut entries, node, now, TIME_FACTOR);
+    let node = Arc::new(node.with_rules(&Arc::new(config.rules.clone())));
+    let (failures, _) = run_trials(config, &policies, &mut entries, &node, now, TIME_FACTOR);
     let problems = failures.into_iter().map(|(at, policy, fault)| {
         let what = format!("policy {policy} fails on this node: {fault}");
         config.locate(bad_entry(at, &fault, what))
@@ -244,15 +244,7 @@ fn run_trials(
     let (mut failures, mut warnings) = (Vec::new(), Vec::new());
     while !entries.is_empty() {
         let stack = new_stack(entries.iter().map(|(_, entry)| entry.clone()).collect());
-        let dry_run = DryRun {
-            stack: &stack,
-            policies,
-            node,
-            now,
-            baseline: &baseline(config),
-            rules: &config.rules,
-            time_factor,
-        };
+        let dry_run = DryRun { stack: &stack, policies, node, now, baseline: &baseline(config), time_factor };
         let (policy, fault) = match dry_run.run() {
             Err(fault) => fault,
             Ok(offers) => {
@@ -267,8 +259,9 @@ fn run_trials(
     (failures, warnings)
 }
 
-fn apply(node: &mut Ledger, changes: Vec<Change>, clock: &SystemClock) {
-    node.apply(&Entry { at: clock.now(), changes });
+/// Decides a command, and applies its changes.
+fn submit(node: &mut Ledger, command: &Command, clock: &SystemClock) {
+    node.apply(&decide(node, command, clock.now()).entry);
 }
 
 /// Whether the state folder has uploaded policies. Their names are only in the store, which the daemon locks.

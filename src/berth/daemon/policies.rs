@@ -8,6 +8,7 @@ use berth_admin::{NoVersion, resolve_version};
 use berth_core::PolicyService;
 use berth_core::policies::signatures;
 use berth_files::yaml::Problems;
+use berth_kernel::command::Command;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::PolicyVersion;
@@ -148,23 +149,7 @@ impl PolicyLoader {
     fn record_shipped(&self) -> anyhow::Result<()> {
         let kernel = self.policies.kernel();
         let shipped = self.policies.files().shipped(kernel.now());
-        let newest = kernel.snapshot();
-        for version in &shipped {
-            match newest.policies.get(&version.digest) {
-                None => drop(kernel.record_policy(version.clone())?),
-                // It was uploaded, or an earlier release without it recorded it.
-                Some(known) if !known.shipped => {
-                    kernel.record_policy(PolicyVersion { shipped: true, ..PolicyVersion::clone(known) })?;
-                }
-                Some(_) => {}
-            }
-        }
-        // Policies of other releases become like uploaded ones: a name selects the version of this release.
-        let now_shipped = |digest: &Digest| shipped.iter().any(|v| v.digest == *digest);
-        for old in newest.policies.values().filter(|k| k.shipped && !now_shipped(&k.digest)) {
-            let origin = Origin { once_shipped: true, ..old.origin.clone() };
-            kernel.record_policy(PolicyVersion { shipped: false, origin, ..PolicyVersion::clone(old) })?;
-        }
+        kernel.execute_blocking(Command::RecordShipped(shipped))?;
         Ok(())
     }
 
@@ -178,9 +163,12 @@ impl PolicyLoader {
         for digest in digests {
             let node = self.policies.kernel().snapshot();
             let Some(version) = node.policies.get(digest) else { continue };
-            let active = node.stack.entries.iter().any(|e| e.digest == *digest);
+            let active = node.stack.has(digest);
             match self.restore(version, active) {
-                Restored::Known(known) => self.record(version, &known)?,
+                Restored::Known(known) if *known == **version => {}
+                Restored::Known(known) => {
+                    self.policies.kernel().execute_blocking(Command::RecordLoaded(*known))?;
+                }
                 Restored::NotCallable { reason, is_temporary } => {
                     // The last reason is kept. One temporary failure is enough for an early retry.
                     let is_temporary = is_temporary || not_callable.is_some_and(|before| before.is_temporary);
@@ -191,27 +179,12 @@ impl PolicyLoader {
                         policy = version.label(),
                         "removed a policy of an earlier release that was never called"
                     );
-                    self.policies.kernel().forget_policy(digest.clone())?;
+                    let digest = digest.clone();
+                    self.policies.kernel().execute_blocking(Command::DeletePolicy { digest })?;
                 }
             }
         }
         Ok(not_callable)
-    }
-
-    /// Records the result of loading `old`. An upload may have changed its signature meanwhile.
-    fn record(&self, old: &PolicyVersion, loaded: &PolicyVersion) -> anyhow::Result<()> {
-        let node = self.policies.kernel().snapshot();
-        let Some(newest) = node.policies.get(&old.digest) else { return Ok(()) };
-        let mut origin = newest.origin.clone();
-        if origin.signature == old.origin.signature {
-            origin.signed_by.clone_from(&loaded.origin.signed_by);
-        }
-        let recorded =
-            PolicyVersion { artifact: loaded.artifact.clone(), origin, ..PolicyVersion::clone(newest) };
-        if recorded != **newest {
-            self.policies.kernel().record_policy(recorded)?;
-        }
-        Ok(())
     }
 
     fn restore(&self, version: &PolicyVersion, active: bool) -> Restored {

@@ -191,12 +191,12 @@ impl Daemon {
         let is_stack_unchanged = active.stack.from_api || active.stack.entries == file_stack.entries;
         is_stack_unchanged
             && *self.policies().file_stack() == *file_stack
-            && config.rules == self.config.rules
-            && baseline(config) == baseline(&self.config)
+            && config.rules == *active.rules
+            && baseline(config) == *self.policies().baseline()
     }
 
     /// Tries the file's stack beside the one that is active, and replaces the rules, the baseline and the stack. The keeper
-    /// gets the same commands as from a start with these settings, so held devices stay listed until they are free (I10).
+    /// gets the rules and the offers in one command, and held devices stay listed until they are free (I10).
     async fn apply_to_core(
         &self,
         config: &Config,
@@ -221,13 +221,13 @@ impl Daemon {
         };
         let show = |config: &Config| {
             let (resource, mig) = (config.resource.clone(), config.mig_strategy);
-            self.wasm.set_offers(config.rules.overcommit_percent, resource, mig);
+            self.wasm.set_offers(resource, mig);
         };
         show(config);
         let Err(error) = self.policies().reconfigure(new).await else { return Ok(()) };
         show(&self.config);
         Err(match error {
-            ActivateError::Command(CommandError::Refused(Refusal::StackMoved { .. })) => NotApplied::Moved,
+            ActivateError::Command(CommandError::Refused(Refusal::StackChanged { .. })) => NotApplied::Moved,
             error => NotApplied::Wrong(of_key(config, "stack", &error.to_string())),
         })
     }

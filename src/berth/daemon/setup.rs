@@ -34,7 +34,6 @@ pub(super) fn baseline(config: &Config) -> Baseline {
 /// The settings of the policy runtime, with the policies of this state folder.
 pub(super) fn policies(config: &Config, folder: PathBuf) -> berth_wasm::Settings {
     berth_wasm::Settings {
-        memory_overcommit_percent: config.rules.overcommit_percent,
         resource: config.resource.clone(),
         mig: config.mig_strategy,
         ..berth_wasm::Settings::new(folder)

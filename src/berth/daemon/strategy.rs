@@ -7,6 +7,7 @@ use crate::strategy::{Access, NodeVersions, Strategy, StrategyFinder};
 use berth_cluster::ApiServer;
 use berth_core::{KernelHandle, next_beat};
 use berth_files::FolderEvents;
+use berth_kernel::command::Command;
 use berth_kernel::device_access::{DeviceAccess, NamedPart};
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::PartId;
@@ -238,7 +239,7 @@ impl StrategyTask {
             }
             differs
         });
-        match self.kernel.set_device_access(device_access.clone()).await {
+        match self.kernel.execute(Command::SetDeviceAccess(device_access.clone())).await {
             Ok(_) => (self.last, self.is_changed) = (Some((found, device_access)), false),
             // Tried again with the next check.
             Err(error) => {

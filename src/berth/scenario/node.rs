@@ -6,7 +6,7 @@ use berth_api::HealthState;
 use berth_core::keeper::{Applied, Keeper, Snapshot};
 use berth_core::stack::{Baseline, CallRecorder, DryRun, Evaluation, Faults, Offers};
 use berth_gpus::sim::{Machine, SimGpu, SimGpus, SimGroup};
-use berth_kernel::command::{Command, NewStack, Rules};
+use berth_kernel::command::{Activation, Command, NewStack};
 use berth_kernel::decide::decide;
 use berth_kernel::decider::Decider;
 use berth_kernel::drain::{Author, Owners};
@@ -19,6 +19,7 @@ use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::{DeviceId, PartId, Resource};
 use berth_kernel::policy::{PolicyVersion, Severity, TriageAnswer};
 use berth_kernel::ports::{Clock, Gpus as _};
+use berth_kernel::rules::Rules;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
 use berth_store::MemoryDisk;
@@ -53,7 +54,6 @@ pub(super) struct Node<'p> {
     pub(super) clock: Arc<StepClock>,
     keeper: Keeper,
     gpus: SimGpus,
-    rules: Rules,
     baseline: Baseline,
     faults: Faults,
     /// Faults since the last [`Node::take_faults`], each with its policy's label.
@@ -87,14 +87,12 @@ impl<'p> Node<'p> {
         };
         let store = MemoryDisk::new(STORE).open().map_err(|error| error.to_string())?;
         let as_clock = Arc::clone(&clock);
-        let keeper =
-            Keeper::open(Box::new(store), rules.clone(), as_clock).map_err(|error| error.to_string())?;
+        let keeper = Keeper::open(Box::new(store), rules, as_clock).map_err(|error| error.to_string())?;
         let mut node = Self {
             policies,
             clock,
             keeper,
             gpus,
-            rules,
             baseline,
             faults: Faults::default(),
             new_faults: Vec::new(),
@@ -102,7 +100,7 @@ impl<'p> Node<'p> {
             next_offer_mono_ms: None,
         };
         for version in versions {
-            node.turn(&Command::StorePolicy(version.clone()))?;
+            node.turn(&Command::RecordUpload(version.clone()))?;
         }
         node.scan()?;
         Ok(node)
@@ -122,16 +120,13 @@ impl<'p> Node<'p> {
         }
         let snapshot = self.snapshot();
         let mut node = Ledger::clone(&snapshot);
-        node.apply(
-            &decide(&snapshot, &self.rules, &Command::Offer(offers.parts.clone()), self.clock.now()).entry,
-        );
+        node.apply(&decide(&snapshot, &Command::Offer(offers.parts.clone()), self.clock.now()).entry);
         let dry_run = DryRun {
             stack: &stack,
             policies: self.policies,
             node: &snapshot,
             now: self.clock.now(),
             baseline: &self.baseline,
-            rules: &self.rules,
             time_factor: 1,
         };
         if let Err((policy, fault)) = dry_run.try_parameters(&Arc::new(node)) {
@@ -141,7 +136,7 @@ impl<'p> Node<'p> {
         // A step shows its own calls only.
         drop(self.policies.take());
         self.schedule_offers(&offers);
-        let command = Command::Activate { stack, expected: None, offers: offers.parts, triage };
+        let command = Command::Activate(Activation { stack, offers: offers.parts, triage });
         self.turn(&command)?;
         self.faults.reset();
         Ok(Vec::new())
@@ -177,7 +172,6 @@ impl<'p> Node<'p> {
             now: self.clock.now(),
             faults: &mut self.faults,
             baseline: &self.baseline,
-            overcommit_percent: self.rules.overcommit_percent,
             calls: &mut Vec::new(),
             time_factor: 1,
         });
@@ -259,7 +253,7 @@ impl<'p> Node<'p> {
 
     /// Free devices: listed as healthy, and not held.
     pub(super) fn free(&self, resource: &Resource) -> Vec<DeviceId> {
-        free_devices(&self.snapshot(), resource, self.rules.overcommit_percent)
+        free_devices(&self.snapshot(), resource)
     }
 
     /// Offered devices that are not held, whether or not they may be granted: a kubelet with an outdated list may name them.

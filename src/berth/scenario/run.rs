@@ -245,11 +245,11 @@ impl Run<'_, '_> {
     fn admit(&mut self, resource: &Resource, mut devices: Vec<DeviceId>) -> Result<Allocation, String> {
         devices.sort();
         let request = AdmitRequest { resource: resource.clone(), devices };
-        let seen = self.node.snapshot().generation;
+        let evaluated = Some(self.node.snapshot().generation);
         let answer = self.node.evaluate(|evaluation| evaluation.admit(&request));
         // The reconcile passes of a scenario only name holders, so none counts as newer than the request.
         let attempt = Attempt::Last { asked_mono_ms: u64::MAX };
-        let command = Command::Allocate { request, answer, generation: seen, is_retry: false, attempt };
+        let command = Command::Allocate { request, answer, evaluated, attempt };
         let applied = self.node.turn(&command)?;
         let granted = applied.entry.changes.iter().find_map(|change| match change {
             Change::Granted(allocation) => Some(allocation.clone()),

@@ -1,7 +1,7 @@
 use super::*;
 use berth_kernel::allocation::{Allocation, Decision, Holder};
 use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::{Command, Rules};
+use berth_kernel::command::Command;
 use berth_kernel::decide::decide;
 use berth_kernel::decider::Decider;
 use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
@@ -77,7 +77,7 @@ impl Node {
     /// Applies a command, and returns its events.
     pub(crate) fn apply(&mut self, command: &Command) -> Vec<PendingEvent> {
         let before = self.ledger.clone();
-        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        let verdict = decide(&self.ledger, command, self.now);
         self.ledger.apply(&verdict.entry);
         let mut notices = events_between(before, &self.ledger);
         notices.extend(self.bypasses.events(&self.ledger, self.bypass_events_max));

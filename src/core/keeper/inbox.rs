@@ -77,7 +77,8 @@ impl Handle {
     /// # Errors
     /// [`CommandError::Busy`] if the inbox is full, [`CommandError::Stopping`] if the keeper has ended.
     pub fn submit(&self, command: Command) -> Result<oneshot::Receiver<CommandResult>, CommandError> {
-        let inbox = if matches!(command, Command::Allocate { .. }) { &self.kubelet } else { &self.other };
+        let is_allocate = matches!(command.unconditional(), Command::Allocate { .. });
+        let inbox = if is_allocate { &self.kubelet } else { &self.other };
         let (reply, answer) = oneshot::channel();
         match inbox.try_send(Request { command, reply, span: spans::current() }) {
             Ok(()) => Ok(answer),
@@ -201,7 +202,7 @@ pub(super) fn run(mut keeper: Keeper, inboxes: &Inboxes) {
 }
 
 fn handle_request(keeper: &mut Keeper, request: Request) {
-    if matches!(request.command, Command::Allocate { .. }) && request.reply.is_closed() {
+    if matches!(request.command.unconditional(), Command::Allocate { .. }) && request.reply.is_closed() {
         return;
     }
     let Request { command, reply, span } = request;

@@ -116,8 +116,7 @@ fn allocate(i: u32) -> Command {
     Command::Allocate {
         request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(&gpu(i))] },
         answer: StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
-        generation: 0,
-        is_retry: true,
+        evaluated: None,
         attempt: Attempt::Last { asked_mono_ms: 0 },
     }
 }

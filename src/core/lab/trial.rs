@@ -11,7 +11,7 @@ use crate::priority::at_low_priority;
 use crate::spans;
 use crate::stack::evaluate::outcome;
 use crate::stack::{Baseline, CallRecorder, DryRun, Evaluation, Faults, TIME_FACTOR};
-use berth_kernel::command::{Attempt, Command, NewStack, Rules};
+use berth_kernel::command::{Activation, Attempt, Command, NewStack};
 use berth_kernel::decide::{Verdict, decide};
 use berth_kernel::decision::{CallOutcome, CallRecord, Outcome};
 use berth_kernel::ledger::Ledger;
@@ -252,7 +252,6 @@ impl TriedStack {
 /// A trial in progress.
 struct RunningTrial<'p> {
     policies: &'p PolicyService,
-    rules: Arc<Rules>,
     baseline: Arc<Baseline>,
     now: Now,
     stack: Stack,
@@ -281,9 +280,8 @@ impl<'p> RunningTrial<'p> {
             outcome: None,
             calls: Vec::new(),
         };
-        let rules = policies.kernel.rules();
         let (baseline, now) = (policies.baseline.get(), policies.kernel.now());
-        Ok(Self { policies, rules, baseline, now, stack, faults: tried.faults, report })
+        Ok(Self { policies, baseline, now, stack, faults: tried.faults, report })
     }
 
     fn run(mut self, request: Option<&DeviceRequest>) -> TrialReport {
@@ -307,9 +305,8 @@ impl<'p> RunningTrial<'p> {
             entries: self.stack.entries.clone(),
         };
         let triage = self.dry_run(&stack, &node).judge_again();
-        let command =
-            Command::Activate { stack: stack.clone(), expected: None, offers: offers.parts, triage };
-        let Verdict { entry, refusal } = decide(&node, &self.rules, &command, self.now);
+        let command = Command::Activate(Activation { stack: stack.clone(), offers: offers.parts, triage });
+        let Verdict { entry, refusal } = decide(&node, &command, self.now);
         let mut after = Ledger::clone(&node);
         after.apply(&entry);
         let after = Arc::new(after);
@@ -333,7 +330,6 @@ impl<'p> RunningTrial<'p> {
             node,
             now: self.now,
             baseline: &self.baseline,
-            rules: &self.rules,
             time_factor: TIME_FACTOR,
         }
     }
@@ -347,7 +343,7 @@ impl<'p> RunningTrial<'p> {
         let node = Arc::new(node);
         let candidates = pod_candidates::candidates(&node, &requested.resource, requested.count);
         let candidates = candidates.iter().map(|c| format!("{}/{}", c.pod.namespace, c.pod.name)).collect();
-        let available = free_devices(&node, &requested.resource, self.rules.overcommit_percent);
+        let available = free_devices(&node, &requested.resource);
         if available.len() < requested.count {
             let reason =
                 format!("{} of {} are free, not {}", available.len(), requested.resource, requested.count);
@@ -360,7 +356,7 @@ impl<'p> RunningTrial<'p> {
             required: Vec::new(),
             size: requested.count,
         };
-        let request = placement::without_ungrantable(&node, &request, self.rules.overcommit_percent);
+        let request = placement::without_ungrantable(&node, &request);
         let (placement, by) = self.evaluate(Hook::Place, &node, |evaluation| evaluation.place(&request));
         let mut devices = placement.devices;
         let index = |id: &DeviceId| node.part(&id.part).map(|part| part.part.gpu_index);
@@ -372,10 +368,10 @@ impl<'p> RunningTrial<'p> {
             Some(denial) => denial,
             None => self.evaluate(Hook::Admit, &node, |evaluation| evaluation.admit(&request)),
         };
-        let (stack_answer, generation) = (answer.clone(), node.generation);
+        let stack_answer = answer.clone();
         let attempt = Attempt::Last { asked_mono_ms: self.now.mono_ms };
-        let command = Command::Allocate { request, answer, generation, is_retry: true, attempt };
-        let refusal = decide(&node, &self.rules, &command, self.now).refusal;
+        let command = Command::Allocate { request, answer, evaluated: None, attempt };
+        let refusal = decide(&node, &command, self.now).refusal;
         let outcome = outcome(stack_answer, refusal.map_or(Ok(None), |refusal| Err(refusal.to_string())));
         RequestOutcome { candidates, devices, placed: Some((by.to_string(), placement.reason)), outcome }
     }
@@ -395,7 +391,6 @@ impl<'p> RunningTrial<'p> {
             now: self.now,
             faults: &mut self.faults,
             baseline: &self.baseline,
-            overcommit_percent: self.rules.overcommit_percent,
             calls: &mut calls,
             time_factor: TIME_FACTOR,
         });

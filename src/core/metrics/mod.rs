@@ -20,6 +20,7 @@ mod scrape;
 pub mod table;
 
 use crate::{Core, KernelHandle, Lab};
+use berth_kernel::listing::listing;
 use families::Families;
 pub use gpus::GPUS_SHOWN_MAX;
 use prometheus_client::collector::Collector;
@@ -55,11 +56,8 @@ impl Metrics {
     pub fn text(&self, about: CheckResults) -> Result<String, fmt::Error> {
         let ledger = self.kernel.snapshot();
         let counters = Arc::clone(self.kernel.counters());
-        let listed: BTreeMap<_, _> = ledger
-            .resources()
-            .into_iter()
-            .map(|name| (name.clone(), self.kernel.listing(&ledger, &name)))
-            .collect();
+        let listed: BTreeMap<_, _> =
+            ledger.resources().into_iter().map(|name| (name.clone(), listing(&ledger, &name))).collect();
         let resources = counters.keeper.grants().into_keys().chain(counters.keeper.ends().into_keys());
         let counted = resources.map(|(resource, _)| resource).chain(listed.keys().map(ToString::to_string));
         let scrape = Scrape {

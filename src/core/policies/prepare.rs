@@ -62,7 +62,8 @@ impl PolicyService {
                 let restored = runtime.load(&version).map_err(|error| failed(&label, error))?;
                 if restored.artifact != version.artifact {
                     let (digest, artifact) = (restored.digest, restored.artifact);
-                    if let Err(error) = kernel.keeper.execute(Command::RecordArtifact { digest, artifact }) {
+                    if let Err(error) = kernel.execute_blocking(Command::RecordArtifact { digest, artifact })
+                    {
                         tracing::warn!(
                             policy = label,
                             %error,

@@ -5,12 +5,13 @@ use super::{ModuleChunks, PolicyService};
 use crate::keeper::{Applied, CommandError};
 use crate::priority::at_low_priority;
 use crate::spans;
+use berth_kernel::change::Change;
 use berth_kernel::command::Command;
-use berth_kernel::ledger::Ledger;
 use berth_kernel::names::Digest;
 use berth_kernel::policy::PolicyVersion;
 use berth_kernel::ports::InstallError;
 use berth_kernel::refusal::Refusal;
+use berth_kernel::revision::Revision;
 use berth_kernel::trust::{Origin, Signature};
 use std::future::Future;
 use std::sync::Arc;
@@ -40,16 +41,10 @@ pub enum DeleteError {
     /// Another task uses policies' files, perhaps those of this one.
     #[error("policies are in use by an upload, a compilation or a trial; try again in a few seconds")]
     AtWork,
-    /// The precondition does not hold: the policy has changed since the client read it.
-    #[error("the policy has changed since it was read; read it again")]
-    Changed,
     /// The deletion was refused, or could not be recorded.
     #[error("{0}")]
     Command(CommandError),
 }
-
-/// Condition of a deletion, checked while no upload is in progress.
-pub type DeletePrecondition = Box<dyn FnOnce(&Ledger) -> bool + Send>;
 
 /// A policy to upload.
 #[derive(Clone, Debug, Default)]
@@ -73,6 +68,14 @@ pub struct Uploaded {
     pub is_new: bool,
 }
 
+impl Uploaded {
+    fn of(applied: &Applied, digest: &Digest) -> Option<Self> {
+        let is_new = applied.entry.changes.iter().any(|change| matches!(change, Change::PolicyAdded(_)));
+        let version = PolicyVersion::clone(applied.snapshot.policies.get(digest)?);
+        Some(Self { version, is_new })
+    }
+}
+
 impl PolicyService {
     /// Uploads a policy module: checks its signature if keys are trusted, compiles, describes, stores and records it.
     ///
@@ -91,7 +94,8 @@ impl PolicyService {
 
     async fn install(&self, upload: Upload) -> Result<Uploaded, UploadError> {
         let guard = self.files_lock.read().await;
-        let (files, now, rules) = (Arc::clone(&self.files), self.kernel.now(), self.kernel.rules());
+        let (files, now) = (Arc::clone(&self.files), self.kernel.now());
+        let rules = Arc::clone(&self.kernel.snapshot().rules);
         let Upload { module, signature, by, why } = upload;
         let install = move || {
             // An untrusted module is never compiled.
@@ -107,31 +111,19 @@ impl PolicyService {
         let installed = tokio::task::spawn_blocking(spans::in_current_span(at_low_priority(install))).await;
         let (version, signed_by) = installed.unwrap_or(Err(UploadError::Command(CommandError::Stopping)))?;
         let origin = Origin { by, why, signature, signed_by, once_shipped: false };
-        // Held until the version is recorded, so that the next upload of the same bytes finds it.
-        let recording = self.recording.lock().await;
-        let known = self.kernel.snapshot().policies.get(&version.digest).cloned();
-        let is_new = known.is_none();
-        let version = match known {
-            None => PolicyVersion { origin, ..version },
-            Some(known) => {
-                let merged = merge_upload(&known, version, origin);
-                if merged == *known {
-                    return Ok(Uploaded { version: merged, is_new });
-                }
-                merged
+        let digest = version.digest.clone();
+        let command = Command::RecordUpload(PolicyVersion { origin, ..version });
+        match self.kernel.execute(command).await {
+            Ok(applied) => {
+                Uploaded::of(&applied, &digest).ok_or(UploadError::Command(CommandError::Stopping))
             }
-        };
-        let recorded = self.kernel.command(Command::StorePolicy(version.clone())).await;
-        drop(recording);
-        match recorded {
-            Ok(_) => Ok(Uploaded { version, is_new }),
             Err(error) => {
                 // After `Late` the version may still be recorded, and then needs its files.
                 let not_recorded = !matches!(error, CommandError::Late(_));
                 drop(guard);
                 let _guard = self.files_lock.write().await;
-                if not_recorded && !self.kernel.snapshot().policies.contains_key(&version.digest) {
-                    self.files.remove(&version.digest);
+                if not_recorded && !self.kernel.snapshot().policies.contains_key(&digest) {
+                    self.files.remove(&digest);
                 }
                 Err(UploadError::Command(error))
             }
@@ -148,34 +140,30 @@ impl PolicyService {
         chunks.unwrap_or(Err(InstallError::Stopping))
     }
 
-    /// Deletes a policy version, if the precondition holds while no upload is in progress: an upload could otherwise
-    /// sign the version between the client's check and the deletion.
+    /// Deletes a policy version; with a condition, only if what the client has read is still so.
     ///
     /// # Errors
-    /// If the version is in use, a shadow, shipped or unknown, or the precondition does not hold.
+    /// If the version is in use, a shadow, shipped or unknown, or the condition does not hold.
     pub async fn delete_policy(
         &self,
         digest: Digest,
-        precondition: DeletePrecondition,
+        expected: Option<Revision>,
     ) -> Result<Applied, DeleteError> {
         let service = self.clone();
-        let result = run_to_completion(async move { service.delete(digest, precondition).await }).await;
+        let result = run_to_completion(async move { service.delete(digest, expected).await }).await;
         result.unwrap_or(Err(DeleteError::Command(CommandError::Stopping)))
     }
 
-    async fn delete(&self, digest: Digest, precondition: DeletePrecondition) -> Result<Applied, DeleteError> {
+    async fn delete(&self, digest: Digest, expected: Option<Revision>) -> Result<Applied, DeleteError> {
         // Uploads and activations hold the lock while they compile.
         let guard = tokio::time::timeout(DELETE_WAIT, self.files_lock.write()).await;
         let _guard = guard.map_err(|_| DeleteError::AtWork)?;
-        if !precondition(&self.kernel.snapshot()) {
-            return Err(DeleteError::Changed);
-        }
         if let Some(shadow) = self.shadows.all().iter().find(|shadow| shadow.candidate.digest == digest) {
             let refusal = Refusal::PolicyShadows { digest, shadow: shadow.id };
             return Err(DeleteError::Command(CommandError::Refused(refusal)));
         }
-        let command = Command::DeletePolicy { digest: digest.clone() };
-        let applied = self.kernel.command(command).await.map_err(DeleteError::Command)?;
+        let command = Command::DeletePolicy { digest: digest.clone() }.expecting(expected);
+        let applied = self.kernel.execute(command).await.map_err(DeleteError::Command)?;
         self.files.remove(&digest);
         Ok(applied)
     }
@@ -185,17 +173,4 @@ impl PolicyService {
 /// without a record. `None` if the daemon stops.
 async fn run_to_completion<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Option<T> {
     tokio::spawn(work.instrument(spans::current())).await.ok()
-}
-
-/// The record of a version that is uploaded again: the first record, with the new artifact, and the new signature unless only
-/// the old one is verified.
-fn merge_upload(known: &PolicyVersion, version: PolicyVersion, origin: Origin) -> PolicyVersion {
-    let mut merged = PolicyVersion { artifact: version.artifact, ..known.clone() };
-    // Of two unverified signatures the newer one is kept.
-    let replaces = origin.signed_by.is_some() || merged.origin.signed_by.is_none();
-    if replaces && origin.signature.is_some() {
-        merged.origin.signature = origin.signature;
-        merged.origin.signed_by = origin.signed_by;
-    }
-    merged
 }

@@ -5,7 +5,7 @@ use super::evaluate::Evaluation;
 use super::faults::Faults;
 use super::offers::Offers;
 use crate::jobs::ActivateError;
-use berth_kernel::command::{Command, NewStack, Rules};
+use berth_kernel::command::{Command, NewStack};
 use berth_kernel::decide::decide;
 use berth_kernel::decision::{CallOutcome, CallRecord};
 use berth_kernel::gpu::Reading;
@@ -44,8 +44,6 @@ pub struct DryRun<'a> {
     pub now: Now,
     /// Answers if all policies pass.
     pub baseline: &'a Baseline,
-    /// The rules in force.
-    pub rules: &'a Rules,
     /// Factor of the wall time limits: 1 while the kubelet waits.
     pub time_factor: u32,
 }
@@ -60,7 +58,7 @@ impl DryRun<'_> {
         // The node with these offers, so that it has devices for the other hooks.
         let offer = Command::Offer(offers.parts.clone());
         let mut node = Ledger::clone(self.node);
-        node.apply(&decide(self.node, self.rules, &offer, self.now).entry);
+        node.apply(&decide(self.node, &offer, self.now).entry);
         self.try_parameters(&Arc::new(node))?;
         Ok(offers)
     }
@@ -138,7 +136,7 @@ impl DryRun<'_> {
     /// A device that could be granted now.
     fn free_device(&self, node: &Ledger) -> Option<(Resource, DeviceId)> {
         node.resources().into_iter().find_map(|resource| {
-            let free = free_devices(node, &resource, self.rules.overcommit_percent).into_iter().next()?;
+            let free = free_devices(node, &resource).into_iter().next()?;
             Some((resource, free))
         })
     }
@@ -157,7 +155,6 @@ impl DryRun<'_> {
             now: self.now,
             faults,
             baseline: self.baseline,
-            overcommit_percent: self.rules.overcommit_percent,
             calls,
             time_factor: self.time_factor,
         }

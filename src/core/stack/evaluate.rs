@@ -47,8 +47,6 @@ pub struct Evaluation<'a> {
     pub faults: &'a mut Faults,
     /// Answers if all policies pass.
     pub baseline: &'a Baseline,
-    /// Memory that may be granted, percent.
-    pub overcommit_percent: u32,
     /// Receives the calls, in order.
     pub calls: &'a mut Vec<CallRecord>,
     /// Factor of the wall time limits of calls and of the evaluation: 1 while the kubelet waits.
@@ -123,7 +121,7 @@ impl Evaluation<'_> {
 
     /// Chooses devices. The first answer counts; never fails, since an error would fail the pod.
     pub fn place(mut self, request: &PlaceRequest) -> (Placement, Decider) {
-        let request = &placement::without_ungrantable(self.node, request, self.overcommit_percent);
+        let request = &placement::without_ungrantable(self.node, request);
         let mut time = self.start(Hook::Place);
         for (index, entry) in self.stack.entries.iter().enumerate() {
             let result = self.call(index, entry, Question::Place(request), &mut time, |_, answer| {
@@ -293,7 +291,7 @@ impl Evaluation<'_> {
                 *sum = sum.plus(device.consumes);
             }
         }
-        let grantable = |part: &PartState| part.memory_to_grant_mib(self.overcommit_percent);
+        let grantable = |part: &PartState| self.node.memory_to_grant_mib(part);
         let memory = requested
             .iter()
             .map(|(id, sum)| self.node.part(id).map_or(0, grantable).max(sum.memory_mib))

@@ -168,6 +168,7 @@ impl Evaluation<'_> {
         if !offer.lines.is_empty() && !mig::may_offer(self.baseline.mig, &part.part) {
             return Err(format!("{} is in MIG mode: offer its instances", offer.part));
         }
-        check_offer(part, offer, Some(&entry.permissions), self.overcommit_percent).map_err(|r| r.to_string())
+        let overcommit_percent = self.node.rules.overcommit_percent;
+        check_offer(part, offer, Some(&entry.permissions), overcommit_percent).map_err(|r| r.to_string())
     }
 }

@@ -151,7 +151,6 @@ impl Case {
             now: Now::default(),
             faults: &mut self.faults,
             baseline: &self.baseline,
-            overcommit_percent: 100,
             calls: &mut self.calls,
             time_factor: 1,
         }

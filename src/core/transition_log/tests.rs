@@ -1,7 +1,7 @@
 use super::*;
 use berth_kernel::allocation::{Allocation, Decision, Holder};
 use berth_kernel::change::{Change, Entry};
-use berth_kernel::command::{Command, Rules};
+use berth_kernel::command::Command;
 use berth_kernel::decide::decide;
 use berth_kernel::drain::Order;
 use berth_kernel::gpu::{Inventory, Part};
@@ -41,7 +41,7 @@ impl Node {
     }
 
     fn apply(&mut self, command: &Command) {
-        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        let verdict = decide(&self.ledger, command, self.now);
         self.ledger.apply(&verdict.entry);
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::allocation::{EndReason, Holder};
 use crate::change::{Change, Entry};
-use crate::command::{Attempt, Command, Rules, StackAnswer};
+use crate::command::{Attempt, Command, StackAnswer};
 use crate::decide::decide;
 use crate::device_access::{DeviceAccess, NamedPart};
 use crate::gpu::{Inventory, Part};
@@ -70,7 +70,7 @@ impl Node {
     fn turn(&mut self, command: &Command) -> Entry {
         self.now.mono_ms += STEP_MS;
         self.now.wall_ms += STEP_MS;
-        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        let verdict = decide(&self.ledger, command, self.now);
         assert_eq!(verdict.refusal, None);
         if !verdict.entry.changes.is_empty() {
             self.ledger.apply(&verdict.entry);
@@ -86,15 +86,14 @@ impl Node {
         Command::Allocate {
             request: AdmitRequest { resource: resource(), devices: devices.to_vec() },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
-            generation: self.ledger.generation,
-            is_retry: true,
+            evaluated: None,
             attempt: Attempt::Last { asked_mono_ms: 0 },
         }
     }
 
     /// Decides without applying.
     fn try_grant(&self, devices: &[DeviceId]) -> Verdict {
-        decide(&self.ledger, &Rules::default(), &self.allocate(devices), self.now)
+        decide(&self.ledger, &self.allocate(devices), self.now)
     }
 
     fn grant(&mut self, devices: &[DeviceId]) -> AllocationId {
@@ -274,7 +273,7 @@ fn a_record_of_a_running_pod_ends_once_the_pod_has_a_newer_one_of_the_device() {
 fn a_part_is_granted_once_a_cdi_specification_names_it_as_it_is() {
     let mut node = Node::new(2, 1);
     let healthy = |node: &Node| -> Vec<DeviceId> {
-        let list = listing(&node.ledger, &resource(), 100).into_iter();
+        let list = listing(&node.ledger, &resource()).into_iter();
         list.filter(|device| device.healthy).map(|device| device.id).collect()
     };
     // A check of the specification that names these GPUs.
@@ -305,7 +304,7 @@ fn a_part_is_granted_once_a_cdi_specification_names_it_as_it_is() {
     // What is held stays Healthy without a name, and is not granted a second time.
     check(&mut node, &[1]);
     assert_eq!(healthy(&node), [share(0, 0), share(1, 0)]);
-    node.now.mono_ms += Rules::default().timing.named_ms;
+    node.now.mono_ms += node.ledger.rules.timing.named_ms;
     assert_eq!(node.try_grant(&[share(0, 0)]).refusal, Some(Refusal::NoCdiName { part: part(0) }));
 }
 

@@ -1,7 +1,7 @@
 //! Simulation of a controller that creates the next pod as soon as one is refused.
 
 use super::super::change::{Change, Entry};
-use super::super::command::{Attempt, Command, NewStack, Rules, StackAnswer};
+use super::super::command::{Activation, Attempt, Command, NewStack, StackAnswer};
 use super::super::decide::decide;
 use super::super::gpu::{Inventory, Part};
 use super::super::ledger::Ledger;
@@ -26,7 +26,6 @@ const TEN_MINUTES: u64 = 600_000;
 /// A node of whole GPUs, a scheduler that sees its changes late, and the refused pods.
 struct Storm {
     ledger: Ledger,
-    rules: Rules,
     now: Now,
     /// Updates on their way to the scheduler: arrival time, and how many devices are allocatable.
     pending_updates: VecDeque<(u64, usize)>,
@@ -62,10 +61,9 @@ fn part(i: usize) -> Part {
 }
 
 impl Storm {
-    fn new(rules: Rules) -> Self {
+    fn new() -> Self {
         let mut storm = Self {
             ledger: Ledger::default(),
-            rules,
             now: Now::default(),
             pending_updates: VecDeque::new(),
             allocatable: GPUS,
@@ -98,7 +96,7 @@ impl Storm {
 
     /// Returns whether the command was accepted.
     fn submit(&mut self, command: &Command) -> bool {
-        let verdict = decide(&self.ledger, &self.rules, command, self.now);
+        let verdict = decide(&self.ledger, command, self.now);
         if !verdict.entry.changes.is_empty() {
             self.ledger.apply(&verdict.entry);
         }
@@ -106,7 +104,7 @@ impl Storm {
     }
 
     fn healthy_devices(&self) -> Vec<DeviceId> {
-        let listed = listing(&self.ledger, &resource(), 100).into_iter();
+        let listed = listing(&self.ledger, &resource()).into_iter();
         listed.filter(|l| l.healthy).map(|l| l.id).collect()
     }
 
@@ -145,8 +143,7 @@ impl Storm {
             self.submit(&Command::Allocate {
                 request: AdmitRequest { resource: resource(), devices: vec![id] },
                 answer: answer.clone(),
-                generation: self.ledger.generation,
-                is_retry: true,
+                evaluated: None,
                 attempt: Attempt::Last { asked_mono_ms: 0 },
             })
         });
@@ -179,7 +176,7 @@ fn fail() -> StackAnswer {
 
 #[test]
 fn the_breaker_limits_a_storm_of_pods_of_one_namespace_that_a_failing_policy_refuses() {
-    let storm = Storm::new(Rules::default()).with_waiting_pods(&["a"]).run(&fail());
+    let storm = Storm::new().with_waiting_pods(&["a"]).run(&fail());
     let most = usize::try_from(LAG / INTERVAL).unwrap() + 8;
     assert!(storm.failures <= most, "{} failures", storm.failures);
     assert!(storm.failures > 3, "the breaker half-opens now and then: {}", storm.failures);
@@ -187,34 +184,34 @@ fn the_breaker_limits_a_storm_of_pods_of_one_namespace_that_a_failing_policy_ref
 
 #[test]
 fn a_policys_denials_of_one_namespace_withdraw_no_device() {
-    let storm = Storm::new(Rules::default()).with_waiting_pods(&["a"]).run(&deny());
+    let storm = Storm::new().with_waiting_pods(&["a"]).run(&deny());
     assert_eq!(storm.fewest_healthy, GPUS);
-    let storm = Storm::new(Rules::default()).with_waiting_pods(&["a", "b", "c"]).run(&deny());
+    let storm = Storm::new().with_waiting_pods(&["a", "b", "c"]).run(&deny());
     assert_eq!(storm.fewest_healthy, GPUS, "all of them may be of one namespace");
-    let storm = Storm::new(Rules::default()).with_waiting_pods(&[]).run(&deny());
+    let storm = Storm::new().with_waiting_pods(&[]).run(&deny());
     assert_eq!(storm.fewest_healthy, GPUS, "a pod that the source does not show yet");
 }
 
 #[test]
 fn denials_of_pods_that_no_source_shows_are_limited_by_short_pauses() {
-    let storm = Storm::new(Rules::default()).run(&deny());
+    let storm = Storm::new().run(&deny());
     assert_eq!(storm.fewest_healthy, 0);
-    let most = usize::try_from(TEN_MINUTES / storm.rules.timing.breaker_pause_ms).unwrap() + 20;
+    let most = usize::try_from(TEN_MINUTES / storm.ledger.rules.timing.breaker_pause_ms).unwrap() + 20;
     assert!(storm.failures <= most, "{} failures", storm.failures);
-    assert_eq!(storm.ledger.breakers[&resource()].pause_ms, storm.rules.timing.breaker_pause_ms);
+    assert_eq!(storm.ledger.breakers[&resource()].pause_ms, storm.ledger.rules.timing.breaker_pause_ms);
 }
 
 #[test]
 fn without_a_breaker_thousands_of_pods_fail() {
-    let mut rules = Rules::default();
-    rules.timing.breaker_window_ms = 0;
-    let storm = Storm::new(rules).run(&deny());
+    let mut storm = Storm::new();
+    Arc::make_mut(&mut storm.ledger.rules).timing.breaker_window_ms = 0;
+    let storm = storm.run(&deny());
     assert!(storm.failures > 3_000, "{} failures", storm.failures);
 }
 
 #[test]
 fn the_breaker_is_removed_once_the_policy_allows() {
-    let denied = Storm::new(Rules::default()).run(&fail());
+    let denied = Storm::new().run(&fail());
     assert!(denied.ledger.breakers.contains_key(&resource()));
     let allow = StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() };
     // Ten more minutes, as the longest pause is five.
@@ -227,9 +224,9 @@ fn the_breaker_is_removed_once_the_policy_allows() {
 
 #[test]
 fn another_stack_lists_the_devices_again() {
-    let mut denied = Storm::new(Rules::default()).run(&deny());
+    let mut denied = Storm::new().run(&deny());
     assert!(denied.healthy_devices().len() <= 1);
     let stack = NewStack { from_api: true, by: "ada".into(), why: String::new(), entries: Vec::new() };
-    denied.submit(&Command::Activate { stack, expected: None, offers: Vec::new(), triage: Vec::new() });
+    denied.submit(&Command::Activate(Activation { stack, offers: Vec::new(), triage: Vec::new() }));
     assert_eq!(denied.healthy_devices().len(), GPUS);
 }

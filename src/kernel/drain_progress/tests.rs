@@ -1,5 +1,5 @@
 use super::*;
-use crate::command::{Command, Rules};
+use crate::command::Command;
 use crate::decide::decide;
 use crate::drain::{
     AtDeadline, Author, Drain, MARKS_MAX, Mark, MarkKind, Order, Owner, Owners, TooManyMarks,
@@ -10,6 +10,7 @@ use crate::names::{DeviceId, Resource};
 use crate::offer::{Consumes, OfferLine, PartOffer};
 use crate::policy::{AdmitRequest, Terms};
 use crate::refusal::Refusal;
+use crate::revision::Revision;
 use crate::{command, listing};
 use std::collections::BTreeMap;
 
@@ -51,7 +52,7 @@ impl Node {
     }
 
     fn apply(&mut self, command: &Command) -> Result<(), Refusal> {
-        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        let verdict = decide(&self.ledger, command, self.now);
         if !verdict.entry.changes.is_empty() {
             self.ledger.apply(&verdict.entry);
         }
@@ -86,8 +87,7 @@ impl Node {
         self.apply(&Command::Allocate {
             request: AdmitRequest { resource: resource(), devices: vec![DeviceId::whole(&gpu())] },
             answer: command::StackAnswer::Allow { by: vec!["test".into()], terms: Terms::default() },
-            generation: self.ledger.generation,
-            is_retry: true,
+            evaluated: None,
             attempt: command::Attempt::Last { asked_mono_ms: 0 },
         })
     }
@@ -119,7 +119,7 @@ impl Node {
     }
 
     fn listed_healthy(&self) -> bool {
-        listing::listing(&self.ledger, &resource(), 100)[0].healthy
+        listing::listing(&self.ledger, &resource())[0].healthy
     }
 }
 
@@ -398,10 +398,9 @@ fn an_order_for_marks_that_a_deadline_changed_is_refused() {
     let deadline_wall_ms = Some(node.now.wall_ms + 1_000);
     node.drain(Order { deadline_wall_ms, at_deadline: AtDeadline::GiveUp, ..Order::default() });
     let marks = node.ledger.gpus[&gpu()].marks.clone();
-    let cordon = |marks| Command::IfMarks {
-        gpu: gpu(),
-        marks,
-        then: Box::new(Command::Cordon { gpu: gpu(), author: author("ada", "fan") }),
+    let cordon = |marks| {
+        let cordon = Command::Cordon { gpu: gpu(), author: author("ada", "fan") };
+        cordon.expecting(Some(Revision::Marks { gpu: gpu(), marks }))
     };
     node.apply(&cordon(marks.clone())).unwrap();
     // The deadline gives the drain up between the caller's reading and its order.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::allocation::{Decision, Holder};
 use crate::change::Entry;
-use crate::command::{Command, Rules};
+use crate::command::Command;
 use crate::decide::decide;
 use crate::drain::{AtDeadline, Author, Order, Owners};
 use crate::eviction::EvictionMethod;
@@ -88,7 +88,7 @@ impl Node {
     }
 
     fn submit(&mut self, command: &Command) {
-        let verdict = decide(&self.ledger, &Rules::default(), command, self.now);
+        let verdict = decide(&self.ledger, command, self.now);
         assert_eq!(verdict.refusal, None);
         self.ledger.apply(&verdict.entry);
     }
@@ -342,7 +342,7 @@ fn held_devices_are_listed_unhealthy_before_any_pod_can_be_evicted() {
     node.grant(Some("a"), "main", &["GPU-0", "MIG-1"]);
     node.show_pods(&[pod("a")]);
     let unhealthy = |node: &Node, part: &str| -> usize {
-        let listed = listing(&node.ledger, &resource(), 100).into_iter();
+        let listed = listing(&node.ledger, &resource()).into_iter();
         listed.filter(|l| l.id.part == id(part) && !l.healthy).count()
     };
     assert_eq!(unhealthy(&node, "GPU-0"), 0);

@@ -110,7 +110,7 @@ impl World {
             return;
         };
         let remembered = self.ledger.ended.iter().filter(|past| past.may_be_shown_again()).count();
-        if !allocation.decision.is_adoption() || remembered + 1 < self.rules.history.allocations {
+        if !allocation.decision.is_adoption() || remembered + 1 < self.ledger.rules.history.allocations {
             self.apply(&Command::End { id: *id, force: true }).unwrap();
         }
     }

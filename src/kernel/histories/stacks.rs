@@ -1,7 +1,7 @@
 //! Activations of stacks in a history.
 
 use super::world::World;
-use crate::command::{Command, NewStack};
+use crate::command::{Activation, Command, NewStack};
 use crate::decider::Decider;
 use crate::health::{XidRules, baseline_triage};
 use crate::judgement::{TriagedReading, to_judge_again};
@@ -31,7 +31,7 @@ impl World {
     pub(super) fn activate(&mut self, entries: usize) {
         let version = version();
         if !self.ledger.policies.contains_key(&version.digest) {
-            self.apply(&Command::StorePolicy(version.clone())).unwrap();
+            self.apply(&Command::RecordUpload(version.clone())).unwrap();
         }
         let entry = |i: usize| StackEntry {
             name: version.name.clone(),
@@ -53,7 +53,7 @@ impl World {
             TriagedReading { reading, answer, by: Decider::Baseline }
         });
         let triage = again.collect();
-        self.apply(&Command::Activate { stack, expected: None, offers: Vec::new(), triage }).unwrap();
+        self.apply(&Command::Activate(Activation { stack, offers: Vec::new(), triage })).unwrap();
         let past = &self.ledger.past_stacks;
         assert_eq!(
             past.last_key_value().unwrap().1,

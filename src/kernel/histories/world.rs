@@ -5,7 +5,7 @@ use super::held::Held;
 use super::op::Op;
 use super::sources::Sources;
 use crate::change::{Change, Entry};
-use crate::command::{Attempt, Command, Rules, StackAnswer};
+use crate::command::{Attempt, Command, StackAnswer};
 use crate::decide::{Verdict, decide};
 use crate::decider::Decider;
 use crate::device_access::{DeviceAccess, NamedPart};
@@ -29,6 +29,7 @@ use crate::reconcile::{KubeletAge, ListedHolding, PodList, ReconcileView};
 use crate::record::{Meta, Record, RecordKey, Write, health_records, health_writes, writes};
 use crate::refusal::Refusal;
 use crate::restore::restore;
+use crate::rules::Rules;
 use crate::stack::StackEntry;
 use crate::tick::next_tick;
 use crate::time::Now;
@@ -38,7 +39,6 @@ use std::sync::Arc;
 pub(super) struct World {
     pub(super) ledger: Ledger,
     pub(super) disk: BTreeMap<RecordKey, Record>,
-    pub(super) rules: Rules,
     pub(super) now: Now,
     /// The containers of running pods that hold devices.
     pub(super) pods: Vec<Held>,
@@ -110,15 +110,13 @@ impl World {
         let now = Now { wall_ms: 1_000_000, mono_ms: 1_000_000 };
         let meta = Record::Meta(Meta { store: 7, next_number: 1, kubelet_seen_wall_ms: None });
         let disk: BTreeMap<_, _> = [(meta.key(), meta)].into();
-        let ledger = restore(disk.values().cloned().collect(), now);
+        let history = HistoryLimit { allocations: history, ..HistoryLimit::default() };
+        let rules = Arc::new(Rules { history, ..Rules::default() });
+        let ledger = restore(disk.values().cloned().collect(), now).with_rules(&rules);
         let kubelet = KubeletAge { created_wall_ms: 5, created_mono_ms: 5 };
         let mut world = Self {
             ledger,
             disk,
-            rules: Rules {
-                history: HistoryLimit { allocations: history, ..HistoryLimit::default() },
-                ..Rules::default()
-            },
             now,
             pods: vec![],
             without_gpu: vec![],
@@ -136,8 +134,8 @@ impl World {
 
     /// Decides and applies one command as the keeper does, and checks all invariants.
     pub(super) fn apply(&mut self, command: &Command) -> Result<Entry, Refusal> {
-        let verdict = decide(&self.ledger, &self.rules, command, self.now);
-        assert_eq!(verdict, decide(&self.ledger, &self.rules, command, self.now), "same input, same answer");
+        let verdict = decide(&self.ledger, command, self.now);
+        assert_eq!(verdict, decide(&self.ledger, command, self.now), "same input, same answer");
         let Verdict { entry, refusal } = verdict;
         let before = self.ledger.clone();
         if !entry.changes.is_empty() {
@@ -165,11 +163,11 @@ impl World {
             }
             i11_generation_grows_by_one(&before, &self.ledger);
         }
-        pruning_loses_nothing_that_lives(&before, &self.ledger, &entry, self.rules.history);
+        pruning_loses_nothing_that_lives(&before, &self.ledger, &entry, self.ledger.rules.history);
         self.check_no_ended_allocation_returns(&before, &entry);
         i4_nothing_new_on_a_gpu_that_grants_nothing(&before, &entry, &self.pods);
         i6_a_grant_ends_only_allocations_that_newer_ones_replace(&before, &self.ledger, command, &entry);
-        i10_an_id_is_delisted_only_after_its_wait(&before, &self.ledger, &entry, &self.rules, self.now);
+        i10_an_id_is_delisted_only_after_its_wait(&before, &self.ledger, &entry, self.now);
         self.check_state();
         refusal.map_or(Ok(entry), Err)
     }
@@ -213,8 +211,7 @@ impl World {
         let command = Command::Allocate {
             request: AdmitRequest { resource: resource.clone(), devices },
             answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
-            generation: self.ledger.generation,
-            is_retry: false,
+            evaluated: Some(self.ledger.generation),
             attempt,
         };
         let entry = self.apply(&command)?;
@@ -262,7 +259,7 @@ impl World {
                     KubeletAge { created_wall_ms: self.now.wall_ms, created_mono_ms: self.now.mono_ms };
             }
             Op::Wait { ms } => {
-                let due = next_tick(&self.ledger, &self.rules, self.now);
+                let due = next_tick(&self.ledger, self.now);
                 self.now.mono_ms += ms;
                 self.now.wall_ms += ms;
                 let entry = self.apply(&Command::Tick).unwrap();
@@ -324,7 +321,8 @@ impl World {
                 if let Some(part) = foreign {
                     self.grant_by_other_plugin(*part);
                 }
-                self.ledger = restore(self.disk.values().cloned().collect(), self.now);
+                self.ledger =
+                    restore(self.disk.values().cloned().collect(), self.now).with_rules(&self.ledger.rules);
                 self.step(&Op::Scan { mask: (1 << PARTS) - 1 });
                 self.adopt();
             }
@@ -380,16 +378,14 @@ impl World {
             false => StackAnswer::Deny { policy, reason: "no".into() },
         };
         let is_known = self.ledger.pods.as_ref().is_some_and(|view| view.current);
-        let before = listing(&self.ledger, resource, 100);
+        let before = listing(&self.ledger, resource);
         let healthy: Vec<_> = before.iter().filter(|listed| listed.healthy).collect();
         let Some(listed) = healthy.get(device % healthy.len().max(1)) else { return };
         let request = AdmitRequest { resource: resource.clone(), devices: vec![listed.id.clone()] };
-        let generation = self.ledger.generation;
-        let command =
-            Command::Allocate { request, answer, generation, is_retry: true, attempt: Attempt::First };
+        let command = Command::Allocate { request, answer, evaluated: None, attempt: Attempt::First };
         assert!(self.apply(&command).is_err());
         if is_known && !fails {
-            assert_eq!(listing(&self.ledger, resource, 100), before, "a denial of one namespace");
+            assert_eq!(listing(&self.ledger, resource), before, "a denial of one namespace");
         }
     }
 
@@ -397,7 +393,7 @@ impl World {
     fn start(&mut self, resource: &Resource, count: usize, pick: usize, init: bool) {
         let in_use: BTreeSet<DeviceId> =
             self.pods.iter().filter(|p| p.resource == *resource).flat_map(|p| p.devices.clone()).collect();
-        let mut free: Vec<DeviceId> = listing(&self.ledger, resource, 100)
+        let mut free: Vec<DeviceId> = listing(&self.ledger, resource)
             .into_iter()
             .filter(|l| l.healthy && !in_use.contains(&l.id))
             .map(|l| l.id)

@@ -1,6 +1,6 @@
 use super::*;
 use crate::change::Entry;
-use crate::command::{Command, NewStack, Rules};
+use crate::command::{Activation, Command, NewStack};
 use crate::decide::decide;
 use crate::gpu::{ECC, Inventory, Part, RECOVERED, RECOVERY, XID};
 use crate::health::{XidRules, baseline_triage};
@@ -36,14 +36,13 @@ fn bad() -> StackEntry {
 /// A node whose policies judge readings as a test says.
 struct Judged {
     node: Node,
-    rules: Rules,
 }
 
 impl Judged {
     fn under(entries: &[StackEntry]) -> Self {
-        let mut judged = Self { node: Node::new(), rules: Rules::default() };
+        let mut judged = Self { node: Node::new() };
         for letter in ['a', 'b'] {
-            judged.turn(&Command::StorePolicy(PolicyVersion {
+            judged.turn(&Command::RecordUpload(PolicyVersion {
                 name: "own".into(),
                 version: "1.0.0".into(),
                 summary: String::new(),
@@ -62,7 +61,7 @@ impl Judged {
     }
 
     fn turn(&mut self, command: &Command) {
-        let verdict = decide(&self.node.ledger, &self.rules, command, self.node.now);
+        let verdict = decide(&self.node.ledger, command, self.node.now);
         assert_eq!(verdict.refusal, None);
         self.node.ledger.apply(&verdict.entry);
     }
@@ -81,7 +80,7 @@ impl Judged {
         let stack =
             NewStack { from_api: true, by: "ada".into(), why: String::new(), entries: entries.to_vec() };
         let triage = again.into_iter().map(judge).collect();
-        self.turn(&Command::Activate { stack, expected: None, offers: Vec::new(), triage });
+        self.turn(&Command::Activate(Activation { stack, offers: Vec::new(), triage }));
     }
 
     fn read(&mut self, source: &str, code: u64, answer: Option<(&StackEntry, Severity, Option<u32>)>) {

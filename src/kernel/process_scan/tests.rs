@@ -1,7 +1,7 @@
 //! Processes that keep a GPU busy, and hidden processes.
 
 use super::*;
-use crate::command::{Command, Rules};
+use crate::command::Command;
 use crate::decide::decide;
 use crate::drain::{Author, Order};
 use crate::process::{Owner, UnknownReason, Uses};
@@ -90,7 +90,7 @@ fn processes_are_unsupported_if_no_gpu_lists_them() {
 fn drain_state_after(node: &mut Node, seconds: u64, processes: &[(&str, Process)]) -> String {
     let author = Author::api("ada".into(), String::new());
     let order = Command::Drain { gpu: part("GPU-0"), author, order: Order::default() };
-    let verdict = decide(&node.ledger, &Rules::default(), &order, node.now);
+    let verdict = decide(&node.ledger, &order, node.now);
     node.ledger.apply(&verdict.entry);
     for _ in 0..seconds / 5 {
         node.look(processes);

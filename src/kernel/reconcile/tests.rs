@@ -111,7 +111,7 @@ fn view(when: u64, checkpoint: Vec<CheckpointEntry>, held: Vec<ListedHolding>) -
 
 fn reconcile(ledger: &mut Ledger, view: &ReconcileView, when: u64) -> Plan {
     let plan = plan(ledger, view, &Timing::default(), at(when));
-    let changes = observe(ledger, view, &Rules::default(), at(when));
+    let changes = changes(ledger, view, at(when));
     ledger.apply(&Entry { at: at(when), changes });
     plan
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::allocation::{Decision, Holder};
 use crate::breaker::{Breaker, Phase};
 use crate::change::{Change, Entry};
-use crate::command::{Command, NewStack, Rules};
+use crate::command::{Activation, Command, NewStack};
 use crate::decide::decide;
 use crate::drain::{Author, Order, Owners};
 use crate::gpu::{Inventory, Part};
@@ -60,7 +60,7 @@ impl Node {
     }
 
     fn turn(&mut self, command: &Command) {
-        let entry = decide(&self.ledger, &Rules::default(), command, self.now).entry;
+        let entry = decide(&self.ledger, command, self.now).entry;
         self.ledger.apply(&entry);
     }
 
@@ -210,7 +210,7 @@ fn allocations_are_reported_even_if_they_end_before_the_next_step() {
 fn an_activation_is_reported_with_its_entries() {
     let mut node = Node::with_gpu();
     let stack = NewStack { from_api: true, by: "ada".into(), why: "test".into(), entries: Vec::new() };
-    node.turn(&Command::Activate { stack, offers: Vec::new(), triage: Vec::new(), expected: None });
+    node.turn(&Command::Activate(Activation { stack, offers: Vec::new(), triage: Vec::new() }));
     assert_eq!(node.text(), "stack 1 was activated by ada (test): the baseline alone");
 }
 

@@ -6,7 +6,7 @@ use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::AllocationId;
 use berth_kernel::pods::{Pod, PodContainer, PodsSource, PodsView, Stage};
 
-/// Settings without MIG and without overcommitment.
+/// Settings without MIG.
 fn settings() -> Settings {
     Settings::new("unused".into())
 }

@@ -5,7 +5,7 @@ use crate::stack::CALL_MS_MAX;
 use crate::stack::DryRun;
 use crate::stack::FAULTS_TO_SUSPEND;
 use crate::stack::faults::EntryStats;
-use berth_kernel::command::{NewStack, Rules};
+use berth_kernel::command::NewStack;
 use berth_kernel::policy::{Hook, REASON_BYTES_MAX};
 use std::time::Instant;
 
@@ -207,9 +207,9 @@ fn a_trial_that_no_kubelet_waits_for_has_longer_time_limits() {
     let entries = case.stack.entries.clone();
     let stack = NewStack { from_api: true, by: "admin".into(), why: String::new(), entries };
     let run_trial = |time_factor| {
-        let (now, rules) = (Now::default(), &Rules::default());
+        let now = Now::default();
         let (policies, node, baseline) = (&case.policies, &case.node, &case.baseline);
-        DryRun { stack: &stack, policies, node, now, baseline, rules, time_factor }.run()
+        DryRun { stack: &stack, policies, node, now, baseline, time_factor }.run()
     };
     let letters = |calls: &[(char, u64)]| calls.iter().map(|(letter, _)| *letter).collect::<String>();
     assert_eq!(run_trial(1).unwrap_err().1.kind, FaultKind::Time);

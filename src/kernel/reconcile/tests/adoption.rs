@@ -64,7 +64,7 @@ fn a_holding_with_an_absent_gpu_is_adopted() {
     let change = reoffer(ledger.part(&offer.part).unwrap(), &offer, &"test".into(), at(30)).unwrap().unwrap();
     ledger.apply(&Entry { at: at(30), changes: vec![change] });
     assert!(ledger.device(&resource(), &device(9)).unwrap().held());
-    let listed = listing(&ledger, &shared, 100);
+    let listed = listing(&ledger, &shared);
     assert!(listed.iter().all(|l| !l.healthy), "{listed:?}");
 }
 

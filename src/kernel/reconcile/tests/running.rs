@@ -2,7 +2,7 @@
 
 use super::pods::pods;
 use super::*;
-use crate::command::{Command, Rules};
+use crate::command::Command;
 use crate::decide::decide;
 use crate::pods::PodsView;
 use crate::refusal::Refusal;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// The sources because of which allocation 1 may not end at `when`.
 fn running_sources(ledger: &Ledger, when: u64) -> Vec<RunningSource> {
-    let end = |force| decide(ledger, &Rules::default(), &Command::End { id: id(1), force }, at(when));
+    let end = |force| decide(ledger, &Command::End { id: id(1), force }, at(when));
     assert_eq!(end(true).refusal, None, "force always ends it");
     match end(false).refusal {
         None => Vec::new(),
@@ -117,9 +117,8 @@ fn a_refused_end_names_the_pod_and_each_source_or_the_earlier_end() {
     let mut ledger = node();
     grant(&mut ledger, 1, &[0], 0);
     reconcile(&mut ledger, &held(40_000), 40_000);
-    let end = |ledger: &Ledger, number, force| {
-        decide(ledger, &Rules::default(), &Command::End { id: id(number), force }, at(41_000))
-    };
+    let end =
+        |ledger: &Ledger, number, force| decide(ledger, &Command::End { id: id(number), force }, at(41_000));
     let refused = end(&ledger, 1, false);
     assert!(refused.entry.changes.is_empty(), "nothing changes");
     let message = refused.refusal.unwrap().to_string();

@@ -7,13 +7,15 @@ use berth_core::keeper::Keeper;
 use berth_core::stack::Baseline;
 use berth_core::{Core, KernelHandle, PolicyService};
 use berth_gpus::sim::SimGpus;
-use berth_kernel::command::{NewStack, Rules};
+use berth_kernel::command::{Command, NewStack};
 use berth_kernel::gpu::Inventory;
 use berth_kernel::health::XidRules;
+use berth_kernel::listing::listing;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::names::Resource;
 use berth_kernel::policy::PolicyVersion;
 use berth_kernel::ports::{Clock, Gpus as _, Store};
+use berth_kernel::rules::Rules;
 use berth_kernel::stack::{OnFault, Permissions, StackEntry};
 use berth_kernel::time::Now;
 use berth_kubelet::{Edits, ReconcileTiming};
@@ -184,7 +186,7 @@ impl<'h> Node<'h> {
 
     /// The ids of the resource, sorted.
     pub(crate) fn ids(&self) -> Vec<String> {
-        let listed = self.kernel.listing(&self.kernel.snapshot(), &self.resource);
+        let listed = listing(&self.kernel.snapshot(), &self.resource);
         listed.into_iter().map(|listed| listed.id.to_string()).collect()
     }
 
@@ -192,7 +194,7 @@ impl<'h> Node<'h> {
     pub(crate) fn end_newest(&self) -> Result<()> {
         let snapshot = self.kernel.snapshot();
         let (id, _) = snapshot.live.last_key_value().context("nothing is allocated")?;
-        self.house.daemon.block_on(self.kernel.end(*id, true))?;
+        self.house.daemon.block_on(self.kernel.execute(Command::End { id: *id, force: true }))?;
         Ok(())
     }
 }
@@ -215,7 +217,7 @@ fn activate(house: &House, policies: &PolicyService, name: &str, parameters: &st
         permissions: Permissions::default(),
         on_fault: OnFault::Deny,
     };
-    policies.kernel().record_policy(version)?;
+    policies.kernel().execute_blocking(Command::RecordUpload(version))?;
     let stack = NewStack { from_api: true, by: "bench".into(), why: String::new(), entries: vec![entry] };
     house.daemon.block_on(policies.activate(stack, None))?;
     Ok(())

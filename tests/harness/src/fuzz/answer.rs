@@ -10,7 +10,7 @@ use super::node::{baseline, entry, node, part, resources};
 use crate::sim::simulation::{answers, state};
 use berth_core::stack::{Evaluation, Faults};
 use berth_kernel::allocation::Limits;
-use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth_kernel::command::{Attempt, Command, StackAnswer};
 use berth_kernel::decide::decide;
 use berth_kernel::drain::{Author, Owners};
 use berth_kernel::gpu::Reading;
@@ -25,6 +25,7 @@ use berth_kernel::policy::{
 };
 use berth_kernel::policy_call::Call;
 use berth_kernel::ports::{CallOutput, InstallError, PolicyRuntime};
+use berth_kernel::rules::Rules;
 use berth_kernel::stack::Stack;
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
@@ -36,9 +37,10 @@ const STEPS_MAX: usize = 24;
 /// Plays one input.
 pub fn run(data: &[u8]) {
     let bytes = &mut Bytes::new(data);
-    let mut ledger = Arc::new(node(bytes));
+    let ledger = node(bytes);
     let overcommit_percent = bytes.pick(&[100, 100, 150, 50]);
     let rules = Rules { overcommit_percent, ..Rules::default() };
+    let mut ledger = Arc::new(ledger.with_rules(&Arc::new(rules.clone())));
     let entries = ['a', 'b', 'c'][..1 + bytes.below(3)].iter().map(|letter| entry(bytes, *letter));
     let stack = Stack { entries: entries.collect(), ..Stack::default() };
     let mut faults = Faults::default();
@@ -86,7 +88,6 @@ impl Turn<'_> {
             now: self.now,
             faults: self.faults,
             baseline: &baseline(),
-            overcommit_percent: self.rules.overcommit_percent,
             calls: &mut Vec::new(),
             time_factor: 1,
         });
@@ -95,7 +96,7 @@ impl Turn<'_> {
     }
 
     fn turn(&mut self, command: &Command) -> bool {
-        let verdict = decide(self.ledger, self.rules, command, self.now);
+        let verdict = decide(self.ledger, command, self.now);
         Arc::make_mut(self.ledger).apply(&verdict.entry);
         verdict.refusal.is_none()
     }
@@ -125,12 +126,10 @@ impl Turn<'_> {
         }
         let next = self.ledger.next_number;
         let allowed = matches!(answer, StackAnswer::Allow { .. });
-        let seen = self.ledger.generation;
         let command = Command::Allocate {
             request: request.clone(),
             answer,
-            generation: seen,
-            is_retry: bytes.flag(),
+            evaluated: (!bytes.flag()).then_some(self.ledger.generation),
             attempt: if bytes.flag() { Attempt::First } else { Attempt::Last { asked_mono_ms: 0 } },
         };
         let granted = self.turn(&command);
@@ -174,7 +173,7 @@ impl Turn<'_> {
         let size = required.len().max(bytes.below(available.len() + 2));
         let request = PlaceRequest { resource, available, required, size };
         let (placement, by) = self.walk(bytes, |walk| walk.place(&request));
-        let shown = without_ungrantable(self.ledger, &request, self.rules.overcommit_percent);
+        let shown = without_ungrantable(self.ledger, &request);
         // The kubelet asks for no more than is available; who does gets what there is.
         if request.size <= shown.available.len() {
             hold(answers::place(&shown, &placement.devices));

@@ -9,7 +9,7 @@ use super::hold;
 use super::node::{baseline, entry, node, resources};
 use crate::sim::simulation::{answers, state};
 use berth_core::stack::{Evaluation, Faults};
-use berth_kernel::command::{Command, Rules};
+use berth_kernel::command::Command;
 use berth_kernel::decide::decide;
 use berth_kernel::gpu::Reading;
 use berth_kernel::ledger::Ledger;
@@ -17,6 +17,7 @@ use berth_kernel::names::{DeviceId, PartId};
 use berth_kernel::offer::{Consumes, OfferLine, PartOffer};
 use berth_kernel::policy::{AdmitRequest, PlaceRequest, PolicyVersion, REASON_BYTES_MAX};
 use berth_kernel::ports::PolicyRuntime;
+use berth_kernel::rules::Rules;
 use berth_kernel::stack::{Stack, StackEntry};
 use berth_kernel::time::Now;
 use std::fmt::Write as _;
@@ -29,7 +30,7 @@ const ANSWER_BYTES_MAX: usize = 0x4000 - 0x800;
 pub fn run(policies: &dyn PolicyRuntime, parrot: &PolicyVersion, data: &[u8]) {
     let Some((hook, memory)) = data.split_first() else { return };
     let memory = &memory[..memory.len().min(ANSWER_BYTES_MAX)];
-    let (mut ledger, rules, now) = (Arc::new(shared()), Rules::default(), Now::default());
+    let (mut ledger, now) = (Arc::new(shared()), Now::default());
     // All permissions, so that the rules behind them are met.
     let entry = StackEntry {
         name: parrot.name.clone(),
@@ -47,7 +48,6 @@ pub fn run(policies: &dyn PolicyRuntime, parrot: &PolicyVersion, data: &[u8]) {
         now,
         faults: &mut faults,
         baseline: &baseline,
-        overcommit_percent: 100,
         calls: &mut calls,
         time_factor: 1,
     };
@@ -58,9 +58,9 @@ pub fn run(policies: &dyn PolicyRuntime, parrot: &PolicyVersion, data: &[u8]) {
         0 => {
             let offers = walk.offers();
             hold(answers::offers(&ledger, &stack, 100, &offers));
-            let verdict = decide(&ledger, &rules, &Command::Offer(offers.parts), now);
+            let verdict = decide(&ledger, &Command::Offer(offers.parts), now);
             Arc::make_mut(&mut ledger).apply(&verdict.entry);
-            hold(state::check(&ledger, &rules, now));
+            hold(state::check(&ledger, &Rules::default(), now));
         }
         1 => {
             let request = PlaceRequest {
@@ -99,7 +99,7 @@ fn shared() -> Ledger {
         (PartOffer { part: part.clone(), lines }, "test".into())
     };
     let offers = ledger.parts.keys().map(offer).collect();
-    let verdict = decide(&ledger, &Rules::default(), &Command::Offer(offers), Now::default());
+    let verdict = decide(&ledger, &Command::Offer(offers), Now::default());
     ledger.apply(&verdict.entry);
     ledger
 }

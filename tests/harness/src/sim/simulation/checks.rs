@@ -8,7 +8,7 @@ use super::violation::Violation;
 use berth_kernel::allocate::RECORDS_PER_DEVICE;
 use berth_kernel::allocation::Allocation;
 use berth_kernel::breaker::Phase;
-use berth_kernel::command::{Command, Rules, StackAnswer};
+use berth_kernel::command::{Command, StackAnswer};
 use berth_kernel::judgement::to_judge_again;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::names::{AllocationId, DeviceId, PartId, Resource};
@@ -16,6 +16,7 @@ use berth_kernel::pod_candidates::candidates;
 use berth_kernel::policy::AdmitRequest;
 use berth_kernel::reconcile::{CheckpointEntry, ReconcileView};
 use berth_kernel::record::{RecordKey, records};
+use berth_kernel::rules::Rules;
 use berth_kernel::time::Now;
 use std::collections::BTreeMap;
 
@@ -132,7 +133,7 @@ impl Checks {
         if !heard.may_differ {
             self.note(judged(ledger));
         }
-        let left = self.marks.look(ledger, rules.overcommit_percent, &rules.timing, heard.true_ms);
+        let left = self.marks.look(ledger, &rules.timing, heard.true_ms);
         self.note(left);
         self.kept(ledger);
         if !heard.may_differ {

@@ -7,7 +7,7 @@ use super::policies::ScriptedPolicies;
 use super::violation::Violation;
 use berth_core::keeper::{CommandResult, Keeper, Snapshot};
 use berth_core::stack::{Baseline, Evaluation, Faults};
-use berth_kernel::command::{Command, Rules, StackAnswer};
+use berth_kernel::command::{Command, StackAnswer};
 use berth_kernel::decider::Decider;
 use berth_kernel::gpu::Reading;
 use berth_kernel::judgement::{TriagedReading, to_judge_again};
@@ -15,6 +15,7 @@ use berth_kernel::names::DeviceId;
 use berth_kernel::offer::PartOffer;
 use berth_kernel::policy::{AdmitRequest, PlaceRequest};
 use berth_kernel::ports::Clock;
+use berth_kernel::rules::Rules;
 use berth_kernel::stack::Stack;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -152,7 +153,6 @@ impl Daemon {
             now: around.hands.now(),
             faults: &mut self.faults,
             baseline: &around.baseline,
-            overcommit_percent: around.rules.overcommit_percent,
             calls: &mut Vec::new(),
             time_factor: 1,
         });

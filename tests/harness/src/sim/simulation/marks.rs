@@ -28,16 +28,10 @@ impl Marks {
     }
 
     /// Takes down what is listed now, and checks what left since the last time.
-    pub(crate) fn look(
-        &mut self,
-        ledger: &Ledger,
-        overcommit_percent: u32,
-        timing: &Timing,
-        true_ms: u64,
-    ) -> Result<(), Violation> {
+    pub(crate) fn look(&mut self, ledger: &Ledger, timing: &Timing, true_ms: u64) -> Result<(), Violation> {
         let mut still = BTreeMap::new();
         for resource in ledger.resources() {
-            for listed in listing(ledger, &resource, overcommit_percent) {
+            for listed in listing(ledger, &resource) {
                 let held = ledger.device(&resource, &listed.id).is_some_and(|d| d.held());
                 let key = (resource.clone(), listed.id);
                 // What was never seen before becomes known as unhealthy from now on.

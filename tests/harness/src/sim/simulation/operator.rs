@@ -5,10 +5,11 @@ use super::event::{Event, StackLine};
 use super::policies::{KINDS, digest, entry, version};
 use super::rng::Rng;
 use super::world::World;
-use berth_kernel::command::{Command, NewStack};
+use berth_kernel::command::{Activation, Command, NewStack};
 use berth_kernel::drain::{AtDeadline, Author, Order, Owners};
 use berth_kernel::names::PartId;
 use berth_kernel::ports::Clock;
+use berth_kernel::revision::Revision;
 
 impl World {
     /// Policies that are there from the start, and in most runs a stack of them.
@@ -67,7 +68,7 @@ impl World {
                 let Some(id) = live.keys().nth(*which as usize % live.len().max(1)).copied() else { return };
                 (Command::End { id, force: true }, Cause::Operator(id))
             }
-            Event::Upload { policy } => (Command::StorePolicy(version(*policy)), Cause::Nothing),
+            Event::Upload { policy } => (Command::RecordUpload(version(*policy)), Cause::Nothing),
             Event::Delete { policy } => (Command::DeletePolicy { digest: digest(*policy) }, Cause::Nothing),
             Event::Activate { policies, expected } => {
                 let entries = policies.iter().map(|line| entry(*line)).collect();
@@ -89,7 +90,8 @@ impl World {
         let trial = daemon.trial(&self.around, &tried);
         let triage = daemon.judge_again(&self.around, &tried);
         let (Some(Some(offers)), Some(triage)) = (self.take(trial), self.take(triage)) else { return };
-        let answered = self.turn(&Command::Activate { stack, expected, offers, triage }, Cause::Nothing);
+        let activation = Command::Activate(Activation { stack, offers, triage });
+        let answered = self.turn(&activation.expecting(expected.map(Revision::Stack)), Cause::Nothing);
         if let (Some(Ok(_)), Some(daemon)) = (answered, &mut self.daemon) {
             daemon.reset_faults();
         }

@@ -232,12 +232,10 @@ impl World {
                 StackAnswer::Allow { .. } => true,
                 StackAnswer::Deny { .. } | StackAnswer::Faulted { .. } => false,
             };
-            let seen = node.generation;
             let command = Command::Allocate {
                 request: request.clone(),
                 answer,
-                generation: seen,
-                is_retry: again,
+                evaluated: (!again).then_some(node.generation),
                 attempt,
             };
             let grantable = allowed && may_have_again(&before, request);

@@ -116,12 +116,9 @@ fn rest(world: &mut World) {
         world.step(&Event::GpuLook);
         world.step(&Event::Offer);
     }
-    let (ledger, overcommit) = (world.ledger(), world.around.rules.overcommit_percent);
+    let ledger = world.ledger();
     let free = |id: &PartId| {
-        ledger
-            .resources()
-            .iter()
-            .any(|r| listing(ledger, r, overcommit).iter().any(|l| l.id.part == *id && l.healthy))
+        ledger.resources().iter().any(|r| listing(ledger, r).iter().any(|l| l.id.part == *id && l.healthy))
     };
     // A machine always has a GPU outside of MIG mode, which `single` takes beside no instance.
     let alike = !world.machine.parts().iter().any(|p| p.mig_enabled);

@@ -2,7 +2,7 @@
 
 use super::violation::Violation;
 use berth_kernel::breaker::Phase;
-use berth_kernel::command::{Attempt, Command, Rules, StackAnswer};
+use berth_kernel::command::{Attempt, Command, StackAnswer};
 use berth_kernel::decide::decide;
 use berth_kernel::ledger::Ledger;
 use berth_kernel::listing::{ListedDevice, listing};
@@ -11,17 +11,22 @@ use berth_kernel::offer::Consumes;
 use berth_kernel::part_state::PartState;
 use berth_kernel::policy::{AdmitRequest, Terms};
 use berth_kernel::refusal::Refusal;
+use berth_kernel::rules::Rules;
 use berth_kernel::time::Now;
 use std::collections::BTreeSet;
 
 /// Checks a ledger alone.
 pub(crate) fn check(ledger: &Ledger, rules: &Rules, now: Now) -> Result<(), Violation> {
+    // No restart and no second reading of the store changes them.
+    if *ledger.rules != *rules {
+        return Err(Violation::new("rules", format!("{:?} instead of {rules:?}", ledger.rules)));
+    }
     for part in ledger.parts.values() {
         holders(ledger, part)?;
         counters(ledger, part, rules)?;
     }
     for resource in ledger.resources() {
-        listed(ledger, rules, &resource, now)?;
+        listed(ledger, &resource, now)?;
     }
     Ok(())
 }
@@ -90,8 +95,8 @@ fn counters(ledger: &Ledger, part: &PartState, rules: &Rules) -> Result<(), Viol
 
 /// I3: Healthy is what is held on a working GPU, and what could be granted all at once; and what
 /// could be granted beside that is Healthy too, lowest numbers first.
-fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Result<(), Violation> {
-    let list = listing(ledger, resource, rules.overcommit_percent);
+fn listed(ledger: &Ledger, resource: &Resource, now: Now) -> Result<(), Violation> {
+    let list = listing(ledger, resource);
     let is_withdrawn = ledger.breakers.get(resource).is_some_and(|b| b.phase != Phase::Closed);
     let bad = |l: &ListedDevice, why: &str| {
         let health = if l.healthy { "Healthy" } else { "Unhealthy" };
@@ -128,11 +133,7 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
                 }
                 taken = taken.plus(lower.consumes);
             }
-            if taken
-                .plus(device.consumes)
-                .excess(part.memory_to_grant_mib(rules.overcommit_percent))
-                .is_none()
-            {
+            if taken.plus(device.consumes).excess(ledger.memory_to_grant_mib(part)).is_none() {
                 return bad(l, "and could be had");
             }
         }
@@ -141,7 +142,7 @@ fn listed(ledger: &Ledger, rules: &Rules, resource: &Resource, now: Now) -> Resu
         return Ok(());
     }
     // One Allocate may request any devices that the kubelet considers free.
-    match decide(ledger, rules, &allow(resource, free.clone(), ledger), now).refusal {
+    match decide(ledger, &allow(resource, free.clone()), now).refusal {
         None | Some(Refusal::LedgerFull { .. }) => Ok(()),
         Some(refusal) => {
             Err(Violation::new("I3", format!("{free:?} of {resource} are listed free: {refusal}")))
@@ -153,12 +154,11 @@ fn held(ledger: &Ledger, resource: &Resource, id: &DeviceId) -> bool {
     ledger.device(resource, id).is_some_and(berth_kernel::part_state::Device::held)
 }
 
-fn allow(resource: &Resource, devices: Vec<DeviceId>, ledger: &Ledger) -> Command {
+fn allow(resource: &Resource, devices: Vec<DeviceId>) -> Command {
     Command::Allocate {
         request: AdmitRequest { resource: resource.clone(), devices },
         answer: StackAnswer::Allow { by: vec!["baseline".into()], terms: Terms::default() },
-        generation: ledger.generation,
-        is_retry: true,
+        evaluated: None,
         attempt: Attempt::Last { asked_mono_ms: 0 },
     }
 }

@@ -17,7 +17,7 @@ use super::views::{Views, has_sources};
 use super::violation::Violation;
 use berth_core::keeper::{Applied, CommandError, Snapshot};
 use berth_core::stack::Baseline;
-use berth_kernel::command::{Command, Rules};
+use berth_kernel::command::Command;
 use berth_kernel::gpu::{Inventory, Reading};
 use berth_kernel::health::XidRules;
 use berth_kernel::history::{HISTORY_ALLOCATIONS_MAX, HistoryLimit};
@@ -26,6 +26,7 @@ use berth_kernel::listing::listing;
 use berth_kernel::mig::MigStrategy;
 use berth_kernel::ports::Clock;
 use berth_kernel::reconcile::CheckpointEntry;
+use berth_kernel::rules::Rules;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -323,9 +324,8 @@ impl World {
         if self.daemon.is_none() || !self.kubelet.running {
             return;
         }
-        let overcommit = self.around.rules.overcommit_percent;
         let resources = self.last.resources().into_iter();
-        let lists = resources.map(|r| (r.clone(), listing(&self.last, &r, overcommit))).collect();
+        let lists = resources.map(|r| (r.clone(), listing(&self.last, &r))).collect();
         if lists != self.kubelet.lists {
             self.kubelet.lists = lists;
             self.kubelet.write();

@@ -51,7 +51,7 @@ impl Settings {
     }
 }
 
-/// The waits of reconcile passes (DESIGN section 5).
+/// The waits of reconcile passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReconcileTiming {
     /// The interval of `List` calls.
@@ -137,7 +137,7 @@ pub struct Waits {
     pub folder_check_interval: Duration,
     /// The folder is checked at this interval even without events, which some file systems lose.
     pub folder_recheck_interval: Duration,
-    /// The first wait after the Pods API failed or was absent; doubles up to `pods_again_max`.
+    /// The first wait after the Pods API failed or was absent; doubles up to `pods_retry_max`.
     pub pods_retry: Duration,
     /// The longest wait before the Pods API is tried again.
     pub pods_retry_max: Duration,

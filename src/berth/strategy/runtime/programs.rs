@@ -80,7 +80,7 @@ impl Program {
 /// Finds the programs, and asks each file once.
 #[derive(Default)]
 pub(in crate::strategy) struct Programs {
-    /// The version by device, inode and time of change of the program's file. `None`: it did not tell.
+    /// The version by device, inode and time of change of the program's file. `None` if it printed none.
     versions: BTreeMap<(u64, u64, i64, i64), Option<Version>>,
 }
 

@@ -61,7 +61,7 @@ enum Unit {
     Times,
 }
 
-/// What a row shall not exceed (issue 19).
+/// What a row must not exceed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Goal {
     None,

@@ -205,7 +205,7 @@ impl PolicyService {
     /// first.
     ///
     /// # Errors
-    /// As for [`Self::activate`], and [`Refusal::StackChanged`] if another stack is active than the caller read; nothing has
+    /// As for [`Self::activate`], and [`StackChanged`](berth_kernel::refusal::Refusal::StackChanged) if another stack is active than the caller read; nothing has
     /// changed then.
     pub async fn reconfigure(&self, new: Reconfiguration) -> Result<Snapshot, ActivateError> {
         let entries = new.stack.iter().flat_map(|stack| &stack.entries);
